@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.graph import graph
+from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.model import parameters
 from llmcli.config import LayerConfig, ModelConfig
+from llmcli.graph.ops import Mix, size
+from llmcli.graph.recurrence import LinearMap
 from llmcli.graph.routing import ExpertProject
-from llmcli.graph.spec import DTYPE_BYTES
+from llmcli.graph.spec import DTYPE_BYTES, TensorSpec
 from llmcli.graph.workspace import Reading
 from llmcli.parts.ple.part import layer_embedding_workspace
 from llmcli.parts.registry import part_of
-from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
+from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts, StateNeed
 
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`Session.prefill`)
 
@@ -118,6 +122,7 @@ def memory_need(
         weights=numbers.weight_bytes(config),
         cache=cache,
         cache_per_token=per_token,
+        states=state_need(config, numbers),
         # a sequence that ends leaves the batch: the caches of the others are copied
         copies=cache // batch * (batch - 1),
         activations=prefill_peak(
@@ -126,6 +131,48 @@ def memory_need(
         runtime=_CUBLAS if cuda else _runtime(config, numbers, context, native, chunk)
         + _tables(tokenizer),
     )
+
+
+def state_need(config: ModelConfig, numbers: Arithmetic) -> StateNeed | None:
+    """What recurrent mixers keep, and when that is less than a cache; None without any."""
+    model = graph(config)
+    mixing = {layer: model.mixing(layer) for layer in range(len(config.layers))}
+    mixed = {layer: node.op for layer, node in mixing.items()
+             if node is not None and isinstance(node.op, Mix) and node.op.state}  # fmt: skip
+    if not mixed:
+        return None
+    empty, one = (
+        _bytes_by_layer(numbers.states(config, batch=1, capacity=capacity)) for capacity in (0, 1)
+    )
+    grown = {layer: one[layer] - empty[layer] for layer in one}
+    attention = [grown[layer] for layer in grown if layer not in mixed and grown[layer]]
+    if attention:
+        each = sum(attention) / len(attention)
+    else:
+        held = DTYPE_BYTES[numbers.cache]
+        each = held * sum(_keys_and_values(model, layer, op) for layer, op in mixed.items())
+        each /= len(mixed)
+    fixed, per_token = sum(empty[layer] for layer in mixed), each * len(mixed)
+    return StateNeed(
+        layers=len(mixed), bytes=fixed, against="attention" if attention else "same_size",
+        against_per_token=per_token, smaller_from=int(fixed // per_token) + 1,
+    )  # fmt: skip
+
+
+def _bytes_by_layer(states: Iterable[TensorSpec]) -> Counter[int]:
+    found = Counter[int]()
+    for spec in states:
+        assert spec.layer is not None
+        found[spec.layer] += spec.bytes or 0
+    return found
+
+
+def _keys_and_values(model: Graph, layer: int, op: Mix) -> int:
+    """Numbers of a token's keys and values of a recurrence."""
+    of = model[op.pattern].op
+    names = (of.of.key, op.value) if isinstance(of, LinearMap) else (op.value,)
+    sizes = {**model.sizes(layer), "T": 1}
+    return sum(prod(size(axis, sizes) for axis in model[name].axes) for name in names)
 
 
 def _runtime(

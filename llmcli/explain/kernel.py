@@ -68,9 +68,9 @@ class Kernel:
             return self.rules[name].tensor(self)
         return self.kernel(name)
 
-    def every(self, name: str) -> Tensor:
-        """All its rows, whatever `positions` are: keys and values."""
-        return exact(self.emitted[name])
+    def every(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """All its rows, or those, whatever `positions` are: keys and values."""
+        return exact(self.emitted[name][..., rows, :])
 
     def read(self, name: str, weight: str) -> Tensor:
         """The input of a product as its kernel reads it, `[T, K]`; heads lie side by side."""

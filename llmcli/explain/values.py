@@ -120,9 +120,9 @@ class Values(Kernel):
                 self._known[earlier] = self._derive(earlier)
         return self._known[name] if name in self._known else self._derive(name)
 
-    def every(self, name: str) -> Tensor:
+    def every(self, name: str, rows: slice = slice(None)) -> Tensor:
         """The same: all positions are there."""
-        return self[name]
+        return self[name][..., rows, :]
 
     def _missing(self, name: str) -> list[str]:
         """What has to be derived for `name`, itself included, in execution order.

@@ -24,6 +24,7 @@ from llmcli.graph.ops import Convolve, Mix, Opaque
 from llmcli.measure.emitted import Emitted
 from llmcli.measure.layer_map import LayerMap
 from llmcli.measure.observe import Watch, shown_to
+from llmcli.measure.recurrence import End, walk
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.reports.checks import ViewCheck
@@ -50,9 +51,10 @@ class ChunkProof:
 
     Every chunk's embeddings have to be those of its tokens and positions, its queries and keys to
     be rotated by their own positions, and its attention to be what the formula makes of its queries
-    and of all keys and values that the cache holds by then. `whole`: everything else in a layer has
-    to follow from the formulas, too. A prompt of one chunk is not proven here: it is what the views
-    themselves prove.
+    and of all keys and values that the cache holds by then; a recurrence has to go on from the
+    state that the chunk before left, and to leave its own in the cache. `whole`: everything else
+    in a layer has to follow from the formulas, too. A prompt of one chunk is not proven here: it is
+    what the views themselves prove.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class ChunkProof:
         layers = range(len(model.config.layers) if chunks > 1 else 0)
         maps = {layer: LayerMap(model, layer) for layer in layers
                 if graph(model.config).mixing(layer) is not None}  # fmt: skip
-        # another map than of scores is not in the cache: its rows are not proven here
-        self._maps = {layer: of for layer, of in maps.items() if of.score is not None}
+        # maps of something else are not proven here: no cache has their rows
+        self._maps = {layer: of for layer, of in maps.items()
+                      if of.score is not None or of.signed}  # fmt: skip
+        self._ends: dict[int, End] = {}  # of recurrences, after the last chunk
         self._now: dict[str, Tensor] = {}
         self._layer: dict[str, Tensor] = {}  # some rows, and the end of the layer before
         self._positions: list[int] = []
@@ -88,10 +92,26 @@ class ChunkProof:
         of = self._maps[layer]
         if name != of.mixed:
             return
+        if of.signed:
+            self._walk(of)
+            self._now = {}
+            return
         held = of.held(self._state.tensors(), end)
         self._prove(end, self._now, [one for one in of.sources if one.endswith("_rot")])
         self._prove(end, self._now | held, [name])
         self._now = {}
+
+    def _walk(self, of: LayerMap) -> None:
+        """That a chunk's results, and the state in the cache, follow from the state before it."""
+        seen = {name: tensor[0] for name, tensor in self._now.items()}
+        walked = walk(of.recurrence(seen), before=self._ends.get(of.number), results=True)
+        self._ends[of.number] = walked.end
+        eps = torch.finfo(torch.promote_types(self._model.dtype, torch.float32)).eps
+        cached = self._state.tensors()[of.matrix.name][0]
+        self._found += [
+            walked.check_results(seen[of.mixed], eps, of.mixed),
+            walked.check(cached, of.matrix.name),
+        ]
 
     def _watch_all(self, first: int, name: str, tensor: Tensor) -> None:
         """Proves a layer when it is complete, but for what reads the tokens of other chunks.

@@ -96,7 +96,7 @@ class _Dump:
         self._written = Written(model)
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
-        self._caches: list[ViewCheck] = []
+        self._caches: dict[str, list[ViewCheck]] = {}  # of what is written, and of states
         self._proof: Proof | None = None  # of attention matrices, where there are any
         self._proven: set[int] = set()  # layers
         self._sound = True  # no number so far was NaN or infinite
@@ -205,7 +205,8 @@ class _Dump:
             deque(arrays, maxlen=0)
         self.done.append(summary(one, shape, statistics))
         if one.kind == "state" and self._written.state is not None:
-            self._caches.append(self._written.compare_cache(one, len(self.ids)))
+            found = self._written.compare_cache(one, len(self.ids))
+            self._caches.setdefault(found.name, []).append(found)
         elif self._check and one.kind == "activation":
             self._check_formula(one.name)
             self._check_matrix(one.name)
@@ -252,8 +253,7 @@ class _Dump:
             found.append(replace(worst(self._formulas), words=words))
         if self._proof is not None and self._sound:
             found += self._proof.checks()
-        if self._caches:
-            found.append(worst(self._caches))
+        found += map(worst, self._caches.values())
         if self._formulas and self._sound:
             prompt = self.ids[: self.prompt_tokens]
             found += chunk_checks(self.model, prompt, self._edges, self._progress)

@@ -72,7 +72,10 @@ def sources(config: ModelConfig, one: DumpPlan, *, check: bool) -> frozenset[str
         return frozenset()
     if one.kind == "state":
         state = model.states[one.name]
-        return frozenset((state.holds, model.after(state)))
+        if model.written(state.holds):
+            return frozenset((state.holds, model.after(state)))
+        reads = model[state.before].op.inputs  # of the map, and the values
+        return frozenset((*model.sources(reads[0]), *reads[1:], model.after(state)))
     own = {one.name} if model.written(one.name) else set(model.sources(one.name))
     mixing = model.mixing(layer_of(one.name) or 0)
     if check and one.name.endswith(MATRICES) and mixing is not None:

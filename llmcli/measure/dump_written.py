@@ -14,12 +14,16 @@ from torch import Tensor
 
 from llmcli.anatomy.graph import graph
 from llmcli.explain.kernel import mixer_of
-from llmcli.graph.ops import HeadShare
+from llmcli.graph.ops import HeadShare, size
 from llmcli.measure.cache import cache_check, filled, remembered
-from llmcli.measure.parts import AT_ONCE, parts, squares
+from llmcli.measure.layer_map import LayerMap
+from llmcli.measure.parts import AT_ONCE, in_rows, parts
+from llmcli.measure.recurrence import walk
 from llmcli.measure.statistics import Statistics
 from llmcli.model import Model
+from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.state import State
+from llmcli.ops.recurrence import Map
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.dump import DumpedTensor, DumpPlan
 
@@ -58,10 +62,18 @@ class Written:
         mixer = mixer_of(self._model, name)
         emitted = {one: self.kept[one] for one in self._graph.sources(name)}
         node = self._graph[name]
-        heads = self._graph.sizes(node.layer)["H"]
+        sizes = self._graph.sizes(node.layer)
+        heads = sizes["H"]
+        maps: dict[int, Map] = {}  # of the head whose rows are asked for, one after the other
 
         def rows(head: int, first: int, stop: int) -> Tensor:
-            return mixer.derive(name, emitted, first, stop, heads=slice(head, head + 1))[0, 0]
+            only = slice(head, head + 1)
+            if isinstance(mixer, Recurrent) and name.endswith(".pattern"):
+                if head not in maps:
+                    maps.clear()
+                    maps[head] = mixer.map(emitted, only)
+                return maps[head].rows(first, stop)[0, 0]
+            return mixer.derive(name, emitted, first, stop, heads=only)[0, 0]
 
         if isinstance(node.op, HeadShare):
             width = self._model.config.width
@@ -72,20 +84,32 @@ class Written:
                 for head in range(0, heads, most)
             )
             return (heads, tokens, width), chain.from_iterable(map(parts, whole))
-        return (heads, tokens, tokens), squares(rows, heads, tokens)
+        shape = (heads, tokens, size(node.axes[-1], {**sizes, "S": tokens}))
+        return shape, in_rows(rows, shape)
 
     def _cached(self, name: str, tokens: int) -> Tensor:
         """Keys or values of all tokens; as they were written where the run gave no cache back."""
         state = self._graph.states[name]
-        if self.state is None:
+        if self.state is not None:
+            return filled(state, self.state.tensors()[name][0], tokens)
+        if self._graph.written(state.holds):
             return remembered(self._graph, state, self.kept[state.holds][0])
-        return filled(state, self.state.tensors()[name][0], tokens)
+        emitted = {one: self.kept[one] for one in self._graph.sources(state.holds)}
+        mixer = mixer_of(self._model, state.holds)
+        return mixer.derive(state.holds, emitted, tokens - 1, tokens)[0, :, 0]
 
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
-        """Counts the numbers in the cache that are not those that were put there."""
-        state = self._graph.states[one.name]
-        theirs = remembered(self._graph, state, self.kept[state.holds][0])
-        return cache_check(theirs, self._cached(one.name, tokens), one.name)
+        """Counts the numbers in the cache that are not those that were put there.
+
+        Of the state of a recurrence, which no kernel gives out: that the tokens lead to it.
+        """
+        state, cached = self._graph.states[one.name], self._cached(one.name, tokens)
+        if self._graph.written(state.holds):
+            theirs = remembered(self._graph, state, self.kept[state.holds][0])
+            return cache_check(theirs, cached, one.name)
+        of = LayerMap(self._model, state.layer)
+        seen = {name: self.kept[name][0] for name in of.recurrence_reads}
+        return walk(of.recurrence(seen)).check(cached, one.name)
 
 
 def summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:

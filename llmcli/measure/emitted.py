@@ -22,8 +22,10 @@ class Emitted:
 
     def __init__(self, config: ModelConfig) -> None:
         self._graph = graph(config)
-        self._states = {state.holds: state.name for state in self._graph.states.values()}
-        self._kept: dict[str, list[Tensor]] = {name: [] for name in self._graph.states}
+        # the state of a recurrence is only shown: `ChunkProof` holds the cache against it
+        written = [one for one in self._graph.states.values() if self._graph.written(one.holds)]
+        self._states = {state.holds: state.name for state in written}
+        self._kept: dict[str, list[Tensor]] = {state.name: [] for state in written}
 
     def watch(self, first: int, name: str, x_1HTd: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`."""
@@ -34,6 +36,8 @@ class Emitted:
         """Counts the rows in the cache of that run that are not those given out."""
         wrong, where = 0, ""
         for name, cached in state.tensors().items():
+            if name not in self._kept:
+                continue
             of = self._graph.states[name]
             at = self._graph[of.holds].axes.index("T")
             emitted = torch.cat(self._kept[name], at)

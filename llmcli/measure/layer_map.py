@@ -5,7 +5,7 @@ Axes: H heads, K heads of values, t rows (queries), S keys, d size of a query an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,10 +17,16 @@ from llmcli.anatomy.graph import graph
 from llmcli.explain.formulas import formula_inputs
 from llmcli.explain.kernel import mixer_of
 from llmcli.graph.node import State
-from llmcli.graph.ops import Mix, Project, Softmax
+from llmcli.graph.ops import Convolve, Gate, Mix, Normalize, Project, Softmax
+from llmcli.graph.recurrence import Skip
+from llmcli.measure.cache import remembered
 from llmcli.model import Model
+from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.softmax_map import SoftmaxMap
+from llmcli.ops.recurrence import Inputs
 from llmcli.parts.registry import part_of
+
+MapRows = Callable[[slice], Tensor]  # the rows of the queries at these positions
 
 
 class LayerMap:
@@ -38,6 +44,7 @@ class LayerMap:
             raise KeyError(number)
         self.pattern, self.value, self.mixed = node.op.pattern, node.op.value, node.name
         self.window, self.group = node.op.window, node.op.group
+        self.signed = node.op.signed
         self.heads = self._graph.sizes(number)["H"]
         self.sources = self._graph.sources(self.pattern)
         self.score = self._graph.score(node.op)
@@ -50,6 +57,23 @@ class LayerMap:
         block = block_names(self._model.config.layers[self.number], f"blocks.{self.number}")
         return next(one for sub in block for one in sub.branches if one.part == part)
 
+    @cached_property
+    def note(self) -> str:
+        """What its map is where it is no softmax, in a sentence; empty where it is one."""
+        if not self.signed:
+            return ""
+        words = "the exact equivalent map: its weights are signed, and rows do not sum to 1"
+        seen = max((one.length for one in self._convolved), default=1)
+        if seen == 1:
+            return words
+        return f"{words}; values come after a convolution: column j mixes tokens j−{seen - 1} to j"
+
+    @cached_property
+    def _convolved(self) -> list[Convolve]:
+        """The convolutions of the mixer, which come before its map."""
+        nodes = (node for name, node in self._graph.nodes.items() if name.startswith(self.prefix))
+        return [node.op for node in nodes if isinstance(node.op, Convolve)]
+
     @property
     def sinks(self) -> bool:
         """Whether its heads have sinks of their own, so that their rows sum to less than 1."""
@@ -58,9 +82,11 @@ class LayerMap:
     @property
     def kind(self) -> str:
         """What such a layer is called: `full`, `window 512`, or what its mixer is."""
-        return (
-            part_of(self._branch.config.part).noun if self.score is None else kind_of(self.window)
-        )
+        if self.score is not None:
+            return kind_of(self.window)
+        part = self._branch.config.part
+        kind: str = part_of(part).facts(part)["kind"]
+        return kind
 
     @cached_property
     def checked(self) -> tuple[str, ...]:
@@ -102,6 +128,13 @@ class LayerMap:
             if "S" in one.axes and (one.holds.startswith(self.prefix) or one.holds in self.whole)
         )  # fmt: skip
 
+    @property
+    def kept_fixed(self) -> tuple[State, ...]:
+        """What a cache has of the mixer in a size that no token makes larger."""
+        every = self._graph.states.values()
+        return tuple(one for one in every
+                     if "S" not in one.axes and one.holds.startswith(self.prefix))  # fmt: skip
+
     def held(self, cache: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
         """What a `cache` has of the first `tokens`, by activations, and `whole` as follows from it.
 
@@ -124,17 +157,46 @@ class LayerMap:
 
     @property
     def whole(self) -> tuple[str, ...]:
-        """Those of which a row needs all tokens: keys and values; of another map all it reads."""
+        """Those of which a row needs all tokens: keys and values; of another map all it reads.
+
+        And what a convolution reads.
+        """
         keys = self.sources if self.score is None else (self.score.key,)
-        return tuple(dict.fromkeys((*keys, self.value)))
+        return tuple(dict.fromkeys((*keys, self.value, *(one.source for one in self._convolved))))
 
     @property
     def output(self) -> str | None:
-        """The matrix that the heads' results are multiplied with, if any."""
-        for node in self._graph.nodes.values():
-            if isinstance(node.op, Project) and node.op.source == self.mixed:
-                return node.op.weight
+        """The matrix that the heads' results are multiplied with, if any.
+
+        Before it they may go through what keeps their places: a norm, a gate, a skip.
+        """
+        return None if self._projection is None else self._projection.weight
+
+    @property
+    def projected(self) -> bool:
+        """Whether they enter that product as they are."""
+        return self._projection is not None and self._projection.source == self.mixed
+
+    @cached_property
+    def _projection(self) -> Project | None:
+        carried = {self.mixed}
+        for name, node in self._graph.nodes.items():
+            op = node.op
+            if isinstance(op, Project) and op.source in carried:
+                return op
+            if isinstance(op, Gate | Normalize | Skip) and not carried.isdisjoint(op.inputs):
+                carried.add(name)
         return None
+
+    def remembered(self, state: State, rows: Tensor) -> Tensor:
+        """What that state holds of all `rows` of its activation, which a kernel writes."""
+        return remembered(self._graph, state, rows)
+
+    @property
+    def matrix(self) -> State:
+        """What a cache has of the state of a recurrence. Raises ValueError without one."""
+        (found,) = (one for one in self.kept_fixed if not self._graph.written(one.holds))
+        return found
 
     def reads_whole(self, name: str) -> bool:
         """Whether a row of that activation needs keys or values of all tokens."""
@@ -170,6 +232,28 @@ class LayerMap:
         factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)
         return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
 
+    def map(self, seen: Mapping[str, Tensor], heads: Sequence[int]) -> MapRows:
+        """What gives the rows `[H, t, S]` of a `signed` map, best asked for in their order."""
+        one = self._recurrent.map(self._batched(seen), slice(heads[0], heads[-1] + 1))
+        return lambda queries: one.rows(queries.start, queries.stop)[0]
+
+    def recurrence(self, seen: Mapping[str, Tensor]) -> Inputs:
+        """What the recurrence reads whose map is `signed`; `seen` has all tokens' activations."""
+        return self._recurrent.read(self._batched(seen))
+
+    @property
+    def recurrence_reads(self) -> tuple[str, ...]:
+        """The activations that it is made of."""
+        return (*self.sources, self.value)
+
+    @property
+    def _recurrent(self) -> Recurrent:
+        mixer = mixer_of(self._model, self.mixed)
+        assert isinstance(mixer, Recurrent)
+        return mixer
+
+    def _batched(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: seen[name][None] for name in self.recurrence_reads}
 
     def weights(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor:
         """The rows of the map of those `heads`, of the scores that `rows` gives of them."""

@@ -31,9 +31,10 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
-def squares(rows: Rows, heads: int, tokens: int) -> Iterator[Tensor]:
-    """`[H, T, T]` of the rows that `rows` computes, some rows of one head at a time."""
-    most = max(1, AT_ONCE // tokens)
+def in_rows(rows: Rows, shape: tuple[int, int, int]) -> Iterator[Tensor]:
+    """`[H, T, S]`, that `shape`, of the rows that `rows` computes, some of one head at a time."""
+    heads, tokens, columns = shape
+    most = max(1, AT_ONCE // columns)
     for head in range(heads):
         for first in range(0, tokens, most):
             yield rows(head, first, min(first + most, tokens))

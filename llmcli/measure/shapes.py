@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 from llmcli.anatomy import Plan, TensorSpec, plan
 from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.counts import state_need
 from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.letters import Letters
@@ -278,4 +279,5 @@ def _growth(calls: Calls) -> CacheGrowth:
         per_layer=tuple(grown[kind.layers[0]] for kind in _kinds(calls.config)),
         prefill=sum(spec.bytes or 0 for spec in calls.states("prefill")),
         decode=sum(spec.bytes or 0 for spec in calls.states("decode")),
+        states=state_need(calls.config, calls.numbers),
     )

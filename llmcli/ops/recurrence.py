@@ -278,9 +278,11 @@ def _prepared(x: Inputs, chunk: int, maps: bool) -> Iterator[_Chunk]:
 def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
     """X of `(I + L) X = R`, L `[…, C, C]` below the diagonal, forward, some rows at a time.
 
-    The inverse of a block of these is `(I − L)(I + L²)(I + L⁴) …`, for L to the power of its size
-    is 0. PyTorch's solver takes matrices one by one, by one thread, and 1.4 times as long even then
-    (512 of 64 × 64 with 256 columns); it is for chunks that are no whole blocks.
+    A block of these is inverted by halves: of `[[A, 0], [C, B]]` it is
+    `[[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]`. Inverses are no larger than 1 where keys are alike and β is
+    near 1, but powers of L are: `(I − L)(I + L²)(I + L⁴) …` loses three digits there. PyTorch's
+    solver takes matrices one by one, by one thread, and 1.4 times as long even then (512 of 64 × 64
+    with 256 columns); it is for chunks that are no whole blocks.
     """
     size, step = lower.shape[-1], 16
     if size % step:
@@ -289,11 +291,10 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
         )
         return found
     blocks = lower.reshape(-1, size // step, step, size // step, step)
-    power = blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)
-    inverse = torch.eye(step, dtype=lower.dtype, device=lower.device) - power
-    for _ in range((step - 1).bit_length() - 1):
-        power = power @ power
-        inverse = inverse + inverse @ power
+    diagonal = blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+    inverse = torch.eye(step, dtype=lower.dtype, device=lower.device) - _halves(diagonal, 1)
+    for half in (2, 4, 8):
+        inverse = inverse - inverse @ _halves(diagonal, half) @ inverse
     lower, out = lower.reshape(-1, size, size), right.reshape(-1, *right.shape[-2:]).clone()
     for at in range(size // step):
         rows = slice(at * step, (at + 1) * step)
@@ -301,6 +302,13 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
             out[:, rows].baddbmm_(lower[:, rows, : rows.start], out[:, : rows.start], alpha=-1)
         out[:, rows] = inverse[:, at] @ out[:, rows]
     return out.view(right.shape)
+
+
+def _halves(lower: Tensor, half: int) -> Tensor:
+    """Of blocks of `2 · half` on the diagonal what is left and below: C of `[[A, 0], [C, B]]`."""
+    at = torch.arange(lower.shape[-1], device=lower.device)
+    below, left = at[:, None] // half, at // half
+    return lower * ((below % 2 == 1) & (left == below - 1))
 
 
 def _decays(log_BHNC: Tensor) -> tuple[Tensor, Tensor]:

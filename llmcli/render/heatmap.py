@@ -202,16 +202,21 @@ class ColourBar:
 def pooled(matrix: Matrix, most: int) -> Matrix:
     """The matrix in at most `most` columns: a cell is the largest of a square that is not masked.
 
-    The squares of one row may end early at its end; as the matrix's own did.
+    Where weights have signs it is the one that is furthest from 0. The squares of one row may end
+    early at its end; as the matrix's own did.
     """
     rows, columns = matrix.values.shape
     side = -(-columns // most)
     if side <= 1:
         return matrix
-    grown = np.full((-(-rows // side) * side, -(-columns // side) * side), -np.inf)
-    grown[:rows, :columns] = np.where(np.isnan(matrix.values), -np.inf, matrix.values)
-    values = grown.reshape(len(grown) // side, side, -1, side).max(axis=(1, 3))
+    grown = np.full((-(-rows // side) * side, -(-columns // side) * side), np.nan)
+    grown[:rows, :columns] = matrix.values
+    squares = grown.reshape(len(grown) // side, side, -1, side)
+    values = np.where(np.isnan(squares), -np.inf, squares).max(axis=(1, 3))
     values[np.isneginf(values)] = np.nan
+    if matrix.signed:
+        least = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
+        values = np.where(-least > values, least, values)
     return Matrix(
         layer=matrix.layer,
         head=matrix.head,
@@ -220,6 +225,7 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
         keys=matrix.keys,
         pool=matrix.pool * side,
         values=values.astype(np.float32),
+        signed=matrix.signed,
     )
 
 
@@ -229,7 +235,8 @@ def about(shown: Matrix, given: int | None) -> Iterator[str]:
     if given is not None and shown.queries[1] > given:
         yield f"+ written by the model, from {given} on"
     if shown.pool > 1:
-        yield f"1 cell = the largest of {shown.pool} × {shown.pool}"
+        largest = "largest of either sign" if shown.signed else "largest"
+        yield f"1 cell = the {largest} of {shown.pool} × {shown.pool}"
         yield "a part at a time: --query and --key"
 
 

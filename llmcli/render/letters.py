@@ -13,6 +13,7 @@ LETTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "d": ("width", ("d_model", "hidden_dim")),
     "h": ("heads", ("A", "n_heads")),
     "h_kv": ("heads of keys and values", ("n_kv_heads",)),
+    "h_k": ("heads of queries and keys", ()),
     "d/h": ("a head", ("d_k", "d_v", "head_dim")),
     "d_k": ("a head", ("d_v", "head_dim")),  # where h heads are not d wide
     "d_v": ("a value", ()),
@@ -47,6 +48,10 @@ AXES = {
     "dr": "of these rotated",
     "dc": "a token's latent of keys and values",
     "dq": "a token's latent of queries",
+    "dk": "a head's query and key",
+    "C": "channels of a convolution",
+    "G": "groups of heads that share queries and keys",
+    "N": "a group's query and key",
     "L": "tokens that a convolution sees",
     "W": "of them before the last",
     "Lp": "layers",

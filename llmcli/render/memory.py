@@ -11,7 +11,7 @@ from rich.text import Text
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line
-from llmcli.reports.info import DeviceFit
+from llmcli.reports.info import DeviceFit, MemoryNeed, StateNeed
 
 GOOD, BAD = "green", "red"
 _LABEL, _DEVICE = 9, 14  # columns of the table: the parts' names, and each device
@@ -29,7 +29,22 @@ def render_memory(fits: Sequence[DeviceFit]) -> list[RenderableType]:
     ]
     if not all(fit.device.usable for fit in fits):
         names.append("no CUDA: not in the PyTorch that is installed")
-    return [Text(heading, style=HEADING), MemoryTable(fits), Dotted(names, FAINT)]
+    states = [Dotted(state_words(need.states), FAINT)] if need.states is not None else []
+    return [Text(heading, style=HEADING), MemoryTable(fits), *states, Dotted(names, FAINT)]
+
+
+def state_words(states: StateNeed) -> list[str]:
+    """What recurrent mixers keep, and from where on that is less than keys and values."""
+    layers = f"{states.layers} layer{'s' * (states.layers > 1)}"
+    other = {
+        "attention": "of as many of its attention layers",
+        "same_size": "of softmax attention whose keys and values are as large as theirs",
+    }[states.against]
+    return [
+        f"states: {size(states.bytes)} of each sequence in {layers}",
+        "0 B a token",
+        f"less than keys and values {other} from {states.smaller_from:,} tokens on",
+    ]
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,7 @@ class MemoryTable:
         rows = [("format", [fit.need.formats["weight_format"] for fit in fits], "of the weights")]
         parts = [
             ("weights", [fit.need.weights for fit in fits], ""),
-            ("cache", [fit.need.cache for fit in fits], "keys and values of every token"),
+            ("cache", [fit.need.cache for fit in fits], _cached(fits[0].need)),
             ("  a token", [fit.need.cache_per_token for fit in fits], ""),
             ("copies", [fit.need.copies for fit in fits], "of the cache, when a sequence ends"),
             ("prompt", [fit.need.activations for fit in fits], "most tensors while it is read"),
@@ -74,6 +89,12 @@ class MemoryTable:
         lines.append([Text("longest"), *map(Text, longest), note])
         lines += _decoding(fits)
         return Rows(columns, lines)
+
+
+def _cached(need: MemoryNeed) -> str:
+    if need.states is None:
+        return "keys and values of every token"
+    return "states, and keys and values" if need.cache_per_token else "states"
 
 
 def _decoding(fits: Sequence[DeviceFit]) -> Iterator[list[Text]]:

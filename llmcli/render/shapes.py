@@ -13,6 +13,7 @@ from llmcli.render.checks import render_checks
 from llmcli.render.ladder import scaled
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.letters import axis_line
+from llmcli.render.memory import state_words
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line, quoted
 from llmcli.reports.numbers import counted, spans
@@ -232,6 +233,8 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
         ],
         FAINT,
     )
+    if growth.states is not None:
+        yield Dotted(state_words(growth.states), FAINT)
     windows = {kind.window for kind in report.kinds} - {None}
     if windows:
         keys = "/".join(str(window) for window in sorted(w for w in windows if w is not None))

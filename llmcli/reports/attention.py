@@ -59,9 +59,12 @@ class HeadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """One layer. `kind`: `full` or `window 512`; `kv_heads` heads of keys and values.
+    """One layer. `kind`: `full`, `window 512`, or its mixer; `kv_heads` heads of keys and values.
 
-    `sinks`: its heads have learned sinks, which take a part of every row.
+    `sinks`: its heads have learned sinks, which take a part of every row. `signed`: its map is that
+    of a recurrence, whose weights have signs: metrics are of |A[i,j]| / Σ_j |A[i,j]|. `note`: what
+    such a map is, in a sentence. `projected`: what it mixes enters W_O as it is; else a norm
+    or a gate stands between, which what is weighted by ‖v_j W_O‖ leaves out.
     """
 
     layer: int
@@ -69,6 +72,9 @@ class LayerReport:
     kv_heads: int
     heads: tuple[HeadReport, ...]
     sinks: bool = False
+    signed: bool = False
+    note: str = ""
+    projected: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +82,7 @@ class Matrix:
     """A part of one head's matrix: queries and keys `first` … `last`-1, NaN where masked.
 
     `values` is `[rows, columns]` float32. One cell is the largest of `pool` × `pool` cells, 1
-    where none had to be put together.
+    where none had to be put together; of a signed map the one that is furthest from 0.
     """
 
     layer: int
@@ -86,11 +92,15 @@ class Matrix:
     keys: tuple[int, int]
     pool: int
     values: np.ndarray
+    signed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A query that attends to a key. `rank_value` is what pairs are ranked by (`pairs_by`)."""
+    """A query that attends to a key. `rank_value` is what pairs are ranked by (`pairs_by`).
+
+    By the weight, or where weights have signs by its share |A[i,j]| / Σ_j |A[i,j]| of the row.
+    """
 
     layer: int
     head: int
@@ -133,6 +143,11 @@ class AttentionReport:
     def sinks(self) -> bool:
         """Whether heads have learned sinks: entropies and distances are of A[i,j] / Σ_j A[i,j]."""
         return any(layer.sinks for layer in self.layers)
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are maps with negative weights."""
+        return any(layer.signed for layer in self.layers)
 
     @property
     def ok(self) -> bool:

@@ -68,6 +68,23 @@ METRICS: tuple[Metric, ...] = (
         source="gpt-oss model card 2025",
     ),
     Metric(
+        name="negative",
+        words="the share of weights below 0",
+        formula="mean of Σ_{A[i,j] < 0} |A[i,j]| / Σ_j |A[i,j]|",
+    ),
+    Metric(
+        name="half_life",
+        words="after how many tokens half of what one wrote is forgotten",
+        formula="median over j of the least n with Σ_{m=1…n} g[j+m] ≤ −ln 2, g the log-decays",
+        high=None,
+    ),
+    Metric(
+        name="overwritten",
+        words="the share of writing that takes off what was stored",
+        formula="Σ_i β_i ‖k_iᵀS_i‖ / Σ_i β_i (‖v_i‖ + ‖k_iᵀS_i‖), S_i the decayed state before i",
+        source="after Yang et al. 2024, the delta rule",
+    ),
+    Metric(
         name="induction",
         words="attention to what followed the same token before",
         formula="mean over rows that see such a key of Σ_{j ≤ i, t_{j−1} = t_i} A[i,j]",
@@ -114,5 +131,8 @@ METRICS: tuple[Metric, ...] = (
 
 RANK = "effective_rank"
 LEARNED_SINK = "learned_sink"  # of models whose heads have one
+HALF_LIFE, OVERWRITTEN = "half_life", "overwritten"
+# of heads with a state, whose map is signed
+LINEAR = ("negative", HALF_LIFE, OVERWRITTEN)
 # all that one pass over the rows gives
 USUAL: tuple[str, ...] = tuple(metric.name for metric in METRICS if metric.name != RANK)

@@ -124,10 +124,29 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateNeed:
+    """What recurrent mixers keep of one sequence in a size that no token makes larger.
+
+    `bytes` of all `layers` together: states, and what convolutions remember. `against_per_token` is
+    what softmax attention would take for one token in as many layers: as much as the model's own
+    attention layers take each, on average (`against` is `attention`), or without any as many
+    numbers as the mixers' own keys and values have (`same_size`). `smaller_from`: the least number
+    of tokens whose keys and values would take more.
+    """
+
+    layers: int
+    bytes: int
+    against: Literal["attention", "same_size"]
+    against_per_token: float
+    smaller_from: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
     """Bytes that a run takes at one length of context.
 
     `formats`: of weights, activations, cache and products, by the names that documents have.
+    `states`: what of the `cache` of each sequence does not grow, None where all of it does.
     `copies`: of the caches of the others, which a batch makes when one of its sequences ends.
     `activations` is the peak of reading a prompt of that length, an estimate of the tensors alone.
     `runtime` is an estimate of what the libraries take once they compute, beyond PyTorch as it is
@@ -143,6 +162,7 @@ class MemoryNeed:
     copies: int
     activations: int
     runtime: int = 0
+    states: StateNeed | None = None
 
     @property
     def total(self) -> int:

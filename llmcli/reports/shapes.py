@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.info import StateNeed
 
 Kind = Literal["parameter", "activation", "state"]
 
@@ -92,13 +93,15 @@ class LayerKind:
 class CacheGrowth:
     """Bytes of keys and values that one more token takes, of all sequences together.
 
-    `per_layer` are those of the layers of one kind, in the order of `LayerKind`.
+    `per_layer` are those of the layers of one kind, in the order of `LayerKind`. `states`: what of
+    each sequence does not grow, None where all of it does.
     """
 
     per_token: int
     per_layer: tuple[int, ...]
     prefill: int
     decode: int
+    states: StateNeed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.cli.attention.options import HeadOptions, ViewOptions
 from llmcli.cli.looking import parse_numbers
 from llmcli.errors import UsageError
+from llmcli.graph.ops import Mix
 from llmcli.reports.head_metrics import METRICS
 from llmcli.reports.numbers import spans
 
@@ -82,6 +83,8 @@ class Asked:
         Raises UsageError for layers and heads that are not there, and for too many to draw.
         """
         chosen = _chosen(heads, config)
+        if heads.what == "scores":
+            _check_scores(chosen, config)
         if self.drawn and not self.saved:
             _check_drawn(chosen)
         if not any(chosen.values()):
@@ -117,6 +120,22 @@ def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...
         layer: tuple(head for head in range(count) if head in numbers)
         for layer, count in counts.items()
     }
+
+
+def _check_scores(chosen: Mapping[int, tuple[int, ...]], config: ModelConfig) -> None:
+    """Raises UsageError where a map is made of no scores."""
+    model = graph(config)
+    nodes = ((layer, model.mixing(layer)) for layer in range(len(config.layers)))
+    scored = [
+        layer for layer, node in nodes
+        if node is not None and isinstance(node.op, Mix) and model.score(node.op)
+    ]  # fmt: skip
+    if without := [layer for layer in chosen if layer not in scored]:
+        raise UsageError(
+            f"layer {without[0]} has no scores: no softmax makes its weights of any",
+            hint=f"layers that have: {spans(scored)}; others have `--what pattern`"
+            if scored else "use `--what pattern`",
+        )
 
 
 def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:

@@ -11,6 +11,7 @@ from llmcli.cli.attention.exports import Matrices, opened
 from llmcli.cli.attention.files import check_text_size
 from llmcli.cli.attention.options import FILES, HeadOptions, ViewOptions
 from llmcli.cli.attention.run import Run
+from llmcli.cli.attention.states import check_options, chosen, shown_states
 from llmcli.cli.files import kind_of_file, written
 from llmcli.cli.looking import NewTokensOptions, encode_look, require, room_for
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
@@ -41,9 +42,17 @@ Kinds of heads: previous-token, induction, duplicate, sink, local, broad. A
 head is written layer.head; those that share keys and values stand together.
 
 Metrics: entropy, normalized_entropy, effective_keys, max_weight,
-current_token, previous_token, sink, sink_rate, learned_sink, induction,
-duplicate, distance, distance_without_sink, locality_8, locality_64,
-effective_rank. Their formulas stand below what --map and --metrics show.
+current_token, previous_token, sink, sink_rate, learned_sink, negative,
+half_life, overwritten, induction, duplicate, distance, distance_without_sink,
+locality_8, locality_64, effective_rank. Their formulas stand below what --map
+and --metrics show.
+
+Gated DeltaNet and Mamba-2 layers have no softmax: their map is the exact
+matrix that is equivalent to the recurrence. Its weights have signs, and its
+rows do not sum to 1: metrics are of |A| / Σ|A|, colours go both ways from 0,
+no kind is told by entropy, and instead of row sums is proven that no later
+token counts. Column j is a value behind the convolution, a mix of tokens up
+to j. `--what state` shows what they remember.
 
 Examples:
 
@@ -52,6 +61,7 @@ Examples:
   llmcli attention -f page.txt --layer 3 --head 2 --query 40:80
   llmcli attention --synthetic 32 --map induction
   llmcli attention --top-pairs 20 --weighted
+  llmcli attention -f page.txt --what state
   llmcli attention "Once upon a time" --generate 8 -o heads.html
 """
 
@@ -75,6 +85,9 @@ def command(
     NaN in them goes unseen.
     """
     out = Output("attention", output)
+    if heads.what == "state":
+        _states(prompt, template, new, heads, view, model, out)
+        return
     asked = Asked.of(heads, view, json=out.json)
     kind = None if view.save is None else kind_of_file(view.save, FILES)
     given = _given(prompt, template, heads, out)
@@ -97,6 +110,29 @@ def command(
 
         calls = _calls(given, prompt, template, new, heads, model)
         out.show(render_attention(report, run.title, run.views(report, calls)))
+    require(report.checks, "`llmcli explain` finds the formula that does not hold")
+
+
+def _states(
+    prompt: PromptOptions,
+    template: TemplateOptions,
+    new: NewTokensOptions,
+    heads: HeadOptions,
+    view: ViewOptions,
+    model: ModelOptions,
+    out: Output,
+) -> None:
+    """`--what state`."""
+    check_options(heads, view)
+    given = _given(prompt, template, heads, out)
+
+    def check(config: ModelConfig) -> None:
+        chosen(heads, config)
+
+    text = given is not None and given.ids is None
+    loaded = load_model(model, out, text=text, check=check).model
+    ids = _ids(given, template, new, heads, model, loaded)
+    report = shown_states(loaded, ids, new.generate, heads, view, out)
     require(report.checks, "`llmcli explain` finds the formula that does not hold")
 
 
@@ -159,7 +195,7 @@ def _ids(
 
 def _looked(run: Run, kind: str | None, out: Output) -> tuple[AttentionReport, dict[str, Any]]:
     """The report and its JSON; the file is written where one is asked for."""
-    kept = Matrices(run.heads.what) if out.json and run.view.patterns else None
+    kept = Matrices(run.heads.matrices) if out.json and run.view.patterns else None
     if kept is not None:
         check_text_size(run.chosen, run.tokens, force=run.view.force)
     if kind is None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from llmcli.cli.attention.files import ARRAYS, Planned, array_name
+from llmcli.cli.attention.files import ARRAYS, Planned
 from llmcli.cli.files import whole_file
 from llmcli.cli.output import write_document, write_file
 from llmcli.reports.attention import AttentionReport, What
@@ -50,7 +50,7 @@ class _Arrays:
         self._writer = array_writer(planned.kind, file, planned.arrays(), about)
 
     def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        self._writer.write(array_name(layer, self._planned.what), values_HTS)
+        self._writer.write(self._planned.array_name(layer), values_HTS)
 
     def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
         self._writer.finish(self._planned.metadata(report.tokens, ok=report.ok))
@@ -112,7 +112,10 @@ class _Page:
         self._planned, self._page = planned, AttentionPage(planned.what)
 
     def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        self._page.add(layer, values_HTS, self._planned.windows[layer])
+        planned = self._planned
+        self._page.add(
+            layer, values_HTS, planned.windows[layer], signed=layer in planned.signed
+        )
 
     def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
         planned = self._planned

@@ -27,9 +27,10 @@ class Planned:
     """Matrices of `heads[layer]`, over `known` tokens (id, text) and up to `new` more.
 
     `dtype` is that of arrays; other files hold float32.
-    `windows[layer]`: how many keys a query sees at most, None for all. `title` is the model's
-    line, `name` the model. `drawn`: whether matrices are in the report; `metric` has the map that
-    is drawn else. `metrics`: how many each head has.
+    `windows[layer]`: how many keys a query sees at most, None for all; `signed`: the layers whose
+    weights have signs. `parts[layer]`: what its activations' names begin with. `title` is the
+    model's line, `name` the model. `drawn`: whether matrices are in the report; `metric` has the
+    map that is drawn else. `metrics`: how many each head has.
     """
 
     file: str
@@ -40,6 +41,8 @@ class Planned:
     dtype: Literal["float32", "float64"]
     heads: Mapping[int, tuple[int, ...]]
     windows: Mapping[int, int | None]
+    signed: frozenset[int]
+    parts: Mapping[int, str]
     known: Sequence[tuple[int, str]]
     new: int
     drawn: bool
@@ -59,9 +62,13 @@ class Planned:
 
         shape = (self.tokens, self.tokens)
         return [
-            ArrayPlan(array_name(layer, self.what), self.dtype, (len(heads), *shape))
+            ArrayPlan(self.array_name(layer), self.dtype, (len(heads), *shape))
             for layer, heads in self.heads.items()
         ]
+
+    def array_name(self, layer: int) -> str:
+        """`blocks.3.attn.pattern`."""
+        return f"{self.parts[layer]}.{self.what}"
 
     def metadata(self, tokens: Sequence[tuple[int, str]], *, ok: bool) -> dict[str, str]:
         """What stands beside arrays: JSON of the ids and the texts of all `tokens`."""
@@ -110,10 +117,16 @@ class Planned:
         return list(dict.fromkeys(self.heads.values()))
 
     def _arrays_of(self, heads: tuple[int, ...], tokens: int) -> str:
-        layers = [layer for layer, chosen in self.heads.items() if chosen == heads]
-        each = "" if len(layers) == 1 else " each"
-        name = f"blocks.{spans(layers)}.attn.{self.what}"
-        return f"{name} [{len(heads)} {tokens} {tokens}]{each}, {_counted('head', heads)}"
+        parts: dict[str, list[int]] = {}  # by what they are called in a block
+        for layer, chosen in self.heads.items():
+            if chosen == heads:
+                parts.setdefault(self.array_name(layer).split(".", 2)[2], []).append(layer)
+        counted = _counted("head", heads)
+        return "; ".join(
+            f"blocks.{spans(layers)}.{name} [{len(heads)} {tokens} {tokens}]"
+            f"{'' if len(layers) == 1 else ' each'}, {counted}"
+            for name, layers in parts.items()
+        )
 
     @property
     def _named(self) -> str:
@@ -130,11 +143,6 @@ class Planned:
 
 def _counted(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'s' if len(numbers) != 1 else ''} {spans(numbers)}"
-
-
-def array_name(layer: int, what: What) -> str:
-    """`blocks.3.attn.pattern`."""
-    return f"blocks.{layer}.attn.{what}"
 
 
 def text_size(heads: Mapping[int, tuple[int, ...]], tokens: int) -> int:

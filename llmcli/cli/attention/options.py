@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from llmcli.cli.looking import parse_span
 from llmcli.cli.params import Range
+
+if TYPE_CHECKING:
+    from llmcli.reports.attention import What
 
 HEADS, VIEW = "Heads", "View"
 FILES = ("safetensors", "npz", "json", "csv", "html", "png")
@@ -38,13 +41,14 @@ class HeadOptions:
         ),
     ] = None
     what: Annotated[
-        Literal["pattern", "scores"],
+        Literal["pattern", "scores", "state"],
         typer.Option(
             "--what",
-            metavar="pattern|scores",
+            metavar="pattern|scores|state",
             rich_help_panel=HEADS,
             help="What matrices hold: weights, or what softmax makes them of. Metrics and pairs "
-            "are always of the weights.",
+            "are always of the weights. `state`: norm and effective rank over time of what gated "
+            "DeltaNet and Mamba-2 layers keep in place of keys and values.",
         ),
     ] = "pattern"
     weighted: Annotated[
@@ -66,6 +70,11 @@ class HeadOptions:
         ),
         Range(2, 100_000),
     ] = None
+
+    @property
+    def matrices(self) -> What:
+        """What matrices hold: `state` is of none."""
+        return "scores" if self.what == "scores" else "pattern"
 
     @property
     def named(self) -> bool:

@@ -12,7 +12,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import UsageError
 from llmcli.reports.attention import AttentionReport
-from llmcli.reports.head_metrics import LEARNED_SINK, METRICS, MOST_RANKED, RANK, USUAL
+from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, USUAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +37,7 @@ class Run:
         view: ViewOptions,
         asked: Asked,
     ) -> None:
-        from llmcli.measure.attention.run import has_sinks
+        from llmcli.measure.attention.run import unknown_metrics
         from llmcli.render.attention.view import COLOURED_BY
         from llmcli.render.stats import model_line
 
@@ -48,8 +48,9 @@ class Run:
         names = {metric.name for metric in asked.table} | ({asked.map.name} if asked.map else set())
         self.metrics = tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *names})
         named = {*names} if len(asked.table) < len(METRICS) else set()
-        if LEARNED_SINK in named and not has_sinks(model.config):
-            raise UsageError(f"`{LEARNED_SINK}`: no head of this model has a learned sink")
+        for name, why in unknown_metrics(model.config).items():
+            if name in named:
+                raise UsageError(f"`{name}`: {why}")
         self.coloured_by = asked.map.name if asked.map else COLOURED_BY
         self.tokens = len(ids) + new
         self.spans = view.spans(self.tokens)
@@ -71,7 +72,7 @@ class Run:
                 self.ids,
                 layers=tuple(self.chosen),
                 heads=sorted({head for heads in self.chosen.values() for head in heads}),
-                what=self.heads.what,
+                what=self.heads.matrices,
                 metrics=self.metrics,
                 matrices=drawn,
                 pairs=self.view.top_pairs,
@@ -99,19 +100,23 @@ class Run:
     @property
     def scale(self) -> Kind:
         """How the values of matrices become colours."""
-        return self.view.scale or ("sqrt" if self.heads.what == "pattern" else "linear")
+        return self.view.scale or ("sqrt" if self.heads.matrices == "pattern" else "linear")
 
     def planned(self, kind: str) -> Planned:
         """The file that is asked for."""
+        from llmcli.measure.attention.run import of_recurrences, part_name
+
         return Planned(
             file=str(self.view.save),
             kind=kind,
             name=self.model.name,
             title=self.title,
-            what=self.heads.what,
+            what=self.heads.matrices,
             dtype="float64" if str(self.model.dtype) == "torch.float64" else "float32",
             heads=self.chosen,
             windows={at: self.model.config.layers[at].window for at in self.chosen},
+            signed=frozenset(of_recurrences(self.model.config)),
+            parts={at: part_name(self.model.config, at) for at in self.chosen},
             known=token_texts(self.model, self.ids),
             new=self.new,
             drawn=self.asked.drawn,

@@ -77,6 +77,7 @@ def _memory(model: ModelFacts) -> list[dict[str, Any]]:
             "weights_bytes": fit.need.weights,
             "cache_bytes": fit.need.cache,
             "cache_bytes_per_token": fit.need.cache_per_token,
+            "states": fit.need.states,
             "cache_copies_bytes": fit.need.copies,
             "prompt_bytes_estimate": fit.need.activations,
             "runtime_bytes_estimate": fit.need.runtime,

@@ -26,22 +26,24 @@ class Convolve(Rule[ops.Convolve]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Token by token."""
-        return self._summed(values, self._filter(values), values.every(self.op.source))
+        return self._summed(values)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Of the terms, and of the bias."""
-        rows = values.every(self.op.source).abs()
-        return self._summed(values, self._filter(values).abs(), rows, absolute=True)
+        return self._summed(values, absolute=True)
 
     def _filter(self, values: Numbers) -> Tensor:
         return exact(values.weight(self.op.weight))
 
-    def _summed(
-        self, values: Numbers, w_DL: Tensor, rows_TD: Tensor, *, absolute: bool = False
-    ) -> Tensor:
-        length = self.op.length
+    def _summed(self, values: Numbers, *, absolute: bool = False) -> Tensor:
+        length, w_DL = self.op.length, self._filter(values)
+        # of a long text no more than the tokens that these see
+        first = max(0, min(values.positions) - length + 1)
+        rows_TD = values.every(self.op.source, slice(first, max(values.positions) + 1))
+        if absolute:
+            rows_TD, w_DL = rows_TD.abs(), w_DL.abs()
         padded = F.pad(rows_TD, (0, 0, length - 1, 0))
-        seen = torch.stack([padded[at : at + length] for at in values.positions])
+        seen = torch.stack([padded[at - first : at - first + length] for at in values.positions])
         out_TD = (seen * w_DL.t()).sum(1)
         if self.op.bias is None:
             return out_TD

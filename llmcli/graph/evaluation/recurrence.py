@@ -171,8 +171,10 @@ class _Inputs:
         apart_HTS = apart_HTS.masked_fill(between_TS < 0, -math.inf)
         written_HS = self.beta_HS.abs() * self.k_HSd.norm(dim=-1)
         roundings_HTS = between_TS + 2 * CHUNK + torch.nan_to_num(apart_HTS.abs(), posinf=0.0)
-        found: Tensor = apart_HTS.exp() * written_HS[:, None] * roundings_HTS
-        return found
+        found_HTS = apart_HTS.exp() * written_HS[:, None] * roundings_HTS
+        # what has all but vanished is less than the least number, and not nothing
+        least = torch.finfo(torch.float64).tiny
+        return torch.where(between_TS < 0, 0.0, found_HTS.clamp_min(least))
 
 
 class LinearMap(Rule[ops.LinearMap]):

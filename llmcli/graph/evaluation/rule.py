@@ -64,8 +64,8 @@ class Numbers(Protocol):
         """The input of a formula."""
         ...
 
-    def every(self, name: str) -> Tensor:
-        """All rows of it, whatever `positions` are: keys and values."""
+    def every(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """All rows of it, or those, whatever `positions` are: keys and values."""
         ...
 
     def kernel(self, name: str) -> Tensor:

@@ -33,6 +33,7 @@ class Mixed:
     sharper_Hte: Tensor
     squares_Ht: Tensor
     wide_Ht: Tensor
+    signed: bool = False
 
 
 class Averages:
@@ -45,6 +46,8 @@ class Averages:
     - of z half an eps of Σ|g z|: rows of a head that looks at one key are all rounded alike
     - of A, whose roundings differ: `DEVIATIONS` of them. Rows of the same token may not differ
       (a repeated text), so that these add up, and only those of the `tokens_T` are independent.
+
+    Of a `signed` map A is in float32, and z alone is rounded: each number of a row by itself.
     """
 
     def __init__(self, eps: float, heads: int, tokens_T: Tensor) -> None:
@@ -61,9 +64,14 @@ class Averages:
         for at, g_Hte in enumerate((rows.mixed_Hte, rows.sharper_Hte)):
             size_Ht = g_Hte.norm(dim=-1)
             self._off_2H[at] += (g_Hte * apart_Hte).sum((1, 2)).to(self._off_2H)
-            rounded_Ht = (g_Hte * rows.mixed_Hte).abs().sum(-1) * (self._eps / 2)
+            parts_Hte = g_Hte * rows.mixed_Hte
+            if rows.signed:
+                rounded_Ht, spread_Ht = torch.zeros_like(size_Ht), parts_Hte.norm(dim=-1)
+            else:
+                rounded_Ht = parts_Hte.abs().sum(-1) * (self._eps / 2)
+                spread_Ht = size_Ht * rows.squares_Ht.sqrt()
             self._sure_2H[at] += (rounded_Ht + size_Ht * rows.wide_Ht).sum(1).to(self._off_2H)
-            spread_Ht = size_Ht * rows.squares_Ht.sqrt() * (DEVIATIONS * self._eps)
+            spread_Ht = spread_Ht * (DEVIATIONS * self._eps)
             self._spread_2HG[at].index_add_(1, at_t, spread_Ht.to(self._off_2H))
 
     def shares_H(self) -> Tensor:

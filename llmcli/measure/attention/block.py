@@ -5,7 +5,7 @@ Axes: H heads, t rows (queries), S keys of the block, N all tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -34,7 +34,8 @@ class Block:
     """Rows `first` … `first`+t-1, keys `low` … `low`+S-1; what lies outside of these is masked.
 
     `a_HtS` are weights, 0 where masked. `seen_t`: how many keys each row sees. `taken_Ht`: what the
-    heads' own sinks take of each row, None where there are none.
+    heads' own sinks take of each row, None where there are none. `negative_Ht`: of shares of signed
+    weights, how much of each row was negative.
     """
 
     a_HtS: Tensor
@@ -43,6 +44,19 @@ class Block:
     seen_t: Tensor
     tokens: Tokens
     taken_Ht: Tensor | None = None
+    negative_Ht: Tensor | None = None
+
+    def shares(self) -> Block:
+        """|A| / Σ_j |A| of signed weights, NaN in a row of zeros, which no metric counts."""
+        sizes_HtS = self.a_HtS.abs()
+        shares_HtS = sizes_HtS / sizes_HtS.sum(-1, keepdim=True)
+        negative_Ht = shares_HtS.where(self.a_HtS < 0, 0.0).sum(-1)
+        return replace(self, a_HtS=shares_HtS, negative_Ht=negative_Ht)
+
+    @cached_property
+    def after_tS(self) -> Tensor:
+        """Which keys come after the query."""
+        return self.keys_S > self.positions_t[:, None]
 
     @cached_property
     def positions_t(self) -> Tensor:

@@ -15,6 +15,8 @@ from torch import Tensor
 from llmcli.errors import NotFinite
 from llmcli.measure.attention.averages import Averages, Mixed
 from llmcli.measure.attention.block import Block
+from llmcli.measure.layer_map import LayerMap
+from llmcli.measure.recurrence import ROUNDINGS
 from llmcli.reports.checks import ViewCheck
 
 # How many roundings (eps) the sum of a row of up to 1024 keys may be off, and longer ones more by
@@ -37,17 +39,19 @@ class Worst:
         self.value = 0.0
         self.where = ""
 
-    def see(self, values_Ht: Tensor, layer: int, heads: Sequence[int], first: int) -> None:
-        """Numbers ≥ 0 of the rows from `first` on. Raises NotFinite for NaN and infinity."""
+    def see(self, values_Ht: Tensor, name: str, heads: Sequence[int], first: int) -> None:
+        """Numbers ≥ 0 of the rows of `name` from `first` on.
+
+        Raises NotFinite for NaN and infinity.
+        """
         most, at = values_Ht.flatten().max(0)
         head, row = divmod(int(at), values_Ht.shape[1])
-        where = f"blocks.{layer}.attn.pattern[{heads[head]},{first + row}]"
-        self._keep(float(most), where)
+        self._keep(float(most), f"{name}[{heads[head]},{first + row}]")
 
-    def see_heads(self, values_H: Tensor, layer: int, heads: Sequence[int]) -> None:
-        """Numbers ≥ 0 of whole heads. Raises NotFinite for NaN and infinity."""
+    def see_heads(self, values_H: Tensor, name: str, heads: Sequence[int]) -> None:
+        """Numbers ≥ 0 of whole heads of `name`. Raises NotFinite for NaN and infinity."""
         most, at = values_H.max(0)
-        self._keep(float(most), f"blocks.{layer}.attn.z[{heads[int(at)]}]")
+        self._keep(float(most), f"{name}[{heads[int(at)]}]")
 
     def _keep(self, most: float, where: str) -> None:
         if not math.isfinite(most):
@@ -68,8 +72,10 @@ class Proof:
         roundings = NARROW_ROUNDINGS if device.type == "cpu" else NARROW_ROUNDINGS_GPU
         self._narrow_off = roundings * self._eps if dtype.itemsize == 2 else 0.0
         self._longest, self._sinks = SUM_KEYS, False
+        self._softmax = self._signed = self._averaged = False  # what was seen
         self._sums = Worst()
         self._masks = Worst()
+        self._causal = Worst()
         self._values = Worst()
         self._averages = Worst()
 
@@ -79,23 +85,27 @@ class Proof:
         None where a number tells by itself that something is off, because it has 24 bits or more.
         """
         # weights and results are rounded to 16 bits, as `NARROW_ROUNDINGS` has it
-        return Averages(self._narrow_off, heads, tokens_T) if self._narrow_off else None
+        if not self._narrow_off:
+            return None
+        self._averaged = True
+        return Averages(self._narrow_off, heads, tokens_T)
 
-    def see(self, block: Block, scores_HtS: Tensor, layer: int, heads: Sequence[int]) -> None:
+    def see(self, block: Block, scores_HtS: Tensor, of: LayerMap, heads: Sequence[int]) -> None:
         """That the rows add up to 1, with what a sink takes, and which keys have a weight."""
+        self._softmax = True
         self._longest = max(self._longest, block.a_HtS.shape[2])
         off_Ht = block.a_HtS.sum(-1) - 1
         if block.taken_Ht is not None:
             self._sinks, off_Ht = True, off_Ht + block.taken_Ht
         off_Ht = off_Ht.abs()
-        self._sums.see(off_Ht, layer, heads, block.first)
-        self._masks.see(wrong_cells(block, scores_HtS), layer, heads, block.first)
+        self._sums.see(off_Ht, of.pattern, heads, block.first)
+        self._masks.see(wrong_cells(block, scores_HtS), of.pattern, heads, block.first)
 
     def compare(
         self,
         block: Block,
         scores_HtS: Tensor,
-        layer: int,
+        of: LayerMap,
         heads: Sequence[int],
         *,
         v_KSe: Tensor,
@@ -129,18 +139,84 @@ class Proof:
         allowed_Ht = wide_Ht + self._narrow_off * value_Ht
         apart_Ht = (mixed_Hte - z_Hte).abs().amax(-1)
         share_Ht = torch.where(apart_Ht == 0, 0.0, apart_Ht / allowed_Ht)
-        self._values.see(share_Ht, layer, heads, block.first)
+        self._values.see(share_Ht, of.pattern, heads, block.first)
         if averages is not None:
             rows = _mixed(block.a_HtS, scores_HtS, v_KSe, mixed_Hte, z_Hte, wide_Ht)
             averages[0].add(rows, averages[1])
 
-    def settle(self, averages: Averages, layer: int, heads: Sequence[int]) -> None:
+    def compare_signed(
+        self,
+        block: Block,
+        of: LayerMap,
+        heads: Sequence[int],
+        *,
+        v_KSe: Tensor,
+        z_Hte: Tensor,
+        sizes_Ht: Tensor,
+        averages: tuple[Averages, int] | None = None,
+    ) -> None:
+        """Of the map of a recurrence: that it looks at no later token, and that times the values it
+        is what the kernel computed as `z`.
+
+        Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits, and
+        both by what `sizes_Ht` of `measure.recurrence` says. `averages`: of 16 bits, as `compare`
+        has it; along the second direction lies a z whose state decays otherwise.
+        """
+        self._signed = True
+        leaks_Ht = ((block.a_HtS != 0) & block.after_tS).sum(-1)
+        self._causal.see(leaks_Ht, of.pattern, heads, block.first)
+        a_KgS = block.a_HtS.reshape(len(v_KSe), -1, block.a_HtS.shape[2])
+        mixed_Hte = (a_KgS @ v_KSe).reshape(*block.a_HtS.shape[:2], -1)
+        wide_Ht = ROUNDINGS * self._wide_eps * sizes_Ht
+        allowed_Hte = wide_Ht[..., None].expand_as(mixed_Hte)
+        if averages is not None:
+            allowed_Hte = allowed_Hte + self._narrow_off / 2 * mixed_Hte.abs()
+        apart_Hte = (mixed_Hte - z_Hte).abs()
+        share_Hte = torch.where(apart_Hte == 0, 0.0, apart_Hte / allowed_Hte)
+        self._values.see(share_Hte.amax(-1), of.pattern, heads, block.first)
+        if averages is not None:
+            ages_tS = (block.positions_t[:, None] - block.keys_S).to(a_KgS)
+            aged_KgS = (block.a_HtS * ages_tS).reshape(a_KgS.shape)
+            rows = Mixed(
+                mixed_Hte=mixed_Hte, z_Hte=z_Hte,
+                sharper_Hte=(aged_KgS @ v_KSe).reshape(mixed_Hte.shape),
+                squares_Ht=torch.zeros_like(sizes_Ht), wide_Ht=wide_Ht, signed=True,
+            )  # fmt: skip
+            averages[0].add(rows, averages[1])
+
+    def settle(self, averages: Averages, of: LayerMap, heads: Sequence[int]) -> None:
         """All rows of one call, of these heads, were compared."""
-        self._averages.see_heads(averages.shares_H(), layer, heads)
+        self._averages.see_heads(averages.shares_H(), of.mixed, heads)
 
     def checks(self) -> tuple[ViewCheck, ...]:
-        """Three, over all that was seen, and of 16 bits a fourth."""
-        found = (
+        """Of rows, masks and values, over all that was seen, and of 16 bits of their averages.
+
+        Of maps that are no distributions `causal` stands in place of the first two.
+        """
+        found: list[ViewCheck] = []
+        if self._softmax:
+            found += self._distributions()
+        if self._signed:
+            found.append(ViewCheck(
+                name="causal",
+                words="in the signed maps shown weights of tokens after the query are 0",
+                value=self._causal.value, tolerance=0.0, where=self._causal.where,
+            ))  # fmt: skip
+        found.append(ViewCheck(
+            name="values",
+            words="the pattern shown · values is the kernel's own z, but for roundings",
+            value=self._values.value, tolerance=1.0, where=self._values.where,
+        ))  # fmt: skip
+        if self._averaged:
+            found.append(ViewCheck(
+                name="averages",
+                words="no head's z is larger or sharper than that, on average over its rows",
+                value=self._averages.value, tolerance=1.0, where=self._averages.where,
+            ))  # fmt: skip
+        return tuple(found)
+
+    def _distributions(self) -> tuple[ViewCheck, ...]:
+        return (
             ViewCheck(
                 name="row_sums",
                 words="in the pattern shown the weights of every query"
@@ -157,24 +233,7 @@ class Proof:
                 tolerance=0.0,
                 where=self._masks.where,
             ),
-            ViewCheck(
-                name="values",
-                words="the pattern shown · values is the kernel's own z, but for roundings",
-                value=self._values.value,
-                tolerance=1.0,
-                where=self._values.where,
-            ),
         )
-        if not self._narrow_off:
-            return found
-        averages = ViewCheck(
-            name="averages",
-            words="no head's z is larger or sharper than that, on average over its rows",
-            value=self._averages.value,
-            tolerance=1.0,
-            where=self._averages.where,
-        )
-        return (*found, averages)
 
 
 def _mixed(

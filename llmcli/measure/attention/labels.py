@@ -47,8 +47,12 @@ def labels_of(metrics: Mapping[str, float], untold: Container[str] = ()) -> tupl
     )
 
 
-def untold_kinds(tokens: Tokens, count: int, window: int | None) -> dict[str, str]:
+def untold_kinds(
+    tokens: Tokens, count: int, window: int | None, *, signed: bool = False
+) -> dict[str, str]:
     """The kinds that `count` tokens cannot tell in a layer with that window, and why.
+
+    Of `signed` weights none is told by the entropy: they are no distribution.
 
     Either fewer than `FEWEST` rows count, or a head that looks at all the keys that it sees alike
     would be called so, too: at the first token of 4, the previous one of a window of 2.
@@ -64,6 +68,8 @@ def untold_kinds(tokens: Tokens, count: int, window: int | None) -> dict[str, st
         if number < FEWEST:
             rows_count = {0: "no row counts", 1: "only 1 row counts"}
             found[label.name] = rows_count.get(number, f"only {number} rows count")
+        elif label.name == EVEN and signed:
+            found[label.name] = "weights with signs are no distribution, whose entropy tells it"
         elif label.name != EVEN and even[label.metric] >= label.threshold:
             found[label.name] = f"equal weights would give {even[label.metric]:.2f}"
     return found

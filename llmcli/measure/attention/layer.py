@@ -22,20 +22,29 @@ from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.pooled import Pooled, Whole
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.layer_map import LayerMap, wide
+from llmcli.measure.recurrence import CHUNK, Walk, walk
 from llmcli.model import Model
 from llmcli.reports.attention import HeadReport, LayerReport, Matrix
-from llmcli.reports.head_metrics import RANK, USUAL
+from llmcli.reports.head_metrics import HALF_LIFE, OVERWRITTEN, RANK, USUAL
 
 _AT_ONCE = 1 << 22  # numbers of a matrix, 32 MiB of float64
 
 
 class Rows(NamedTuple):
-    """Some rows of the heads `at` of those looked at, with the values of all keys that they mix."""
+    """Some rows of the heads `at` of those looked at, with the values of all keys that they mix.
+
+    A signed map is made of no scores.
+    """
 
     at: slice
     block: Block
-    scores_HtS: Tensor
+    scores_HtS: Tensor | None
     v_KSe: Tensor
+
+    def masked(self, values_HtS: Tensor) -> Tensor:
+        """The `values` of all cells, -∞ where masked."""
+        hidden = self.block.after_tS if self.scores_HtS is None else self.scores_HtS == -math.inf
+        return values_HtS.masked_fill(hidden, -math.inf)
 
 
 def proven(
@@ -46,21 +55,30 @@ def proven(
     tokens: Tokens,
     seen: Mapping[str, Tensor],
     rows: int | None = None,
+    walked: Walk | None = None,
 ) -> Iterator[Rows]:
     """The rows of the queries from position `first` on, block by block.
 
     `heads` are the heads looked at, `seen` the activations `[H, T, d]` of all heads; all but
     queries and results have the rows of all tokens. `rows`: so many at a time (None: as memory has
-    it). Each block has gone through `proof`, against the kernel's own result, when it comes. Raises
+    it). Each block has gone through `proof`, against the kernel's own result, when it comes.
+    `walked`: through all tokens, where the map is signed (None: it is walked here). Raises
     NotFinite.
     """
-    v_KSe, z_HTe, number = seen[of.value], seen[of.mixed], of.number
+    v_KSe, z_HTe = seen[of.value], seen[of.mixed]
+    if of.signed and walked is None:
+        walked = walk(of.recurrence(seen))
     queries, keys_there = z_HTe.shape[1], v_KSe.shape[1]
     for at, kv in _shares(of, heads, queries, keys_there):
         ours = heads[at]
         v, z = wide(v_KSe[kv]), wide(z_HTe[ours])
         most = rows or _block_rows(of.window, len(ours), keys_there)
-        averages = proof.averages(len(ours), tokens.ids_N[first : first + queries])
+        if walked is not None and rows is None:
+            most = max(most - most % CHUNK, min(most, CHUNK))
+        map_rows = of.map(seen, ours) if of.signed else None
+        averages = None
+        if not (of.signed and z_HTe.dtype.itemsize > 2):  # else it is rounded as the model is
+            averages = proof.averages(len(ours), tokens.ids_N[first : first + queries])
         for begin in range(0, queries, most):
             z_Hte = z[:, begin : begin + most]
             position = first + begin
@@ -68,19 +86,30 @@ def proven(
             # only the keys that some row sees, and one more at both ends: a mask off by one shows
             low = 0 if of.window is None else max(0, position - of.window)
             keys = slice(low, last + 1)
+            if map_rows is not None and walked is not None:
+                a_HtS = map_rows(slice(position, last))[:, :, keys]
+                seen_t = torch.arange(position + 1, last + 1, device=a_HtS.device)
+                block = Block(a_HtS, position, low, seen_t, tokens)
+                proof.compare_signed(
+                    block, of, ours, v_KSe=v[:, keys], z_Hte=z_Hte,
+                    sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
+                    averages=None if averages is None else (averages, begin),
+                )  # fmt: skip
+                yield Rows(at, block, None, v)
+                continue
             scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys, first)
             seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
             seen_t = seen_t if of.window is None else seen_t.clamp_max(of.window)
             a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
             block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
-            proof.see(block, scores_HtS, number, ours)
+            proof.see(block, scores_HtS, of, ours)
             proof.compare(
-                block, scores_HtS, number, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte,
+                block, scores_HtS, of, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte,
                 averages=None if averages is None else (averages, begin),
             )  # fmt: skip
             yield Rows(at, block, scores_HtS, v)
         if averages is not None:
-            proof.settle(averages, number, ours)
+            proof.settle(averages, of, ours)
 
 
 def _block_rows(window: int | None, heads: int, keys: int) -> int:
@@ -136,9 +165,10 @@ class Layer:
         dtype = model.stream_dtype
         needed = {*wanted.metrics, *(label.metric for label in LABELS)}
         self._means = RowMeans(tuple(name for name in USUAL if name in needed), len(self.heads))
+        self._walked: Walk | None = None
         self._pooled = None
         if wanted.matrices is not None:
-            self._pooled = Pooled(wanted.matrices, len(self.heads), most)
+            self._pooled = Pooled(wanted.matrices, len(self.heads), most, signed=of.signed)
         self._ranked = Whole(len(self.heads), most, 0.0, dtype) if RANK in wanted.metrics else None
         masked = 0.0 if wanted.what == "pattern" else -math.inf
         self._exported = None
@@ -147,46 +177,62 @@ class Layer:
 
     def add(self, first: int, tokens: Tokens, seen: Mapping[str, Tensor]) -> None:
         """The rows of the queries from position `first` on; see `proven`."""
+        if self.of.signed:
+            self._walked = walk(self.of.recurrence(seen))
         shown = proven(
-            self._proof, self.of, self.heads, first, tokens, seen, self._wanted.block_rows
-        )
+            self._proof, self.of, self.heads, first, tokens, seen, self._wanted.block_rows,
+            self._walked,
+        )  # fmt: skip
         norms_HS, of = None, None
         for rows in shown:
             if self._weighs and of != rows.at:
                 of, norms_HS = rows.at, self._norms(rows.v_KSe, self.heads[rows.at])
             keys = slice(rows.block.low, rows.block.low + rows.block.a_HtS.shape[2])
-            self._keep(rows.block, rows.scores_HtS, rows.at)
+            self._keep(rows)
             self._summarize(rows.block, None if norms_HS is None else norms_HS[:, keys], rows.at)
             self._advance(rows.block.a_HtS[:, :, 0].numel())
+
+    @property
+    def walked(self) -> Walk | None:
+        """Where the last rows ended, of a recurrence."""
+        return self._walked
 
     @property
     def _weighs(self) -> bool:
         wanted = self._wanted
         return wanted.weighted or (wanted.pairs > 0 and wanted.pairs_by == "weighted")
 
-    def _keep(self, block: Block, scores_HtS: Tensor, at: slice) -> None:
-        pattern = self._wanted.what == "pattern"
+    def _keep(self, rows: Rows) -> None:
+        block, scores_HtS = rows.block, rows.scores_HtS
+        shown_HtS = block.a_HtS
+        if self._wanted.what == "scores":
+            assert scores_HtS is not None
+            shown_HtS = scores_HtS
         if self._exported is not None:
-            shown_HtS = block.a_HtS if pattern else scores_HtS
-            self._exported.add(shown_HtS, at, block.first, block.low)
+            self._exported.add(shown_HtS, rows.at, block.first, block.low)
         if self._pooled is not None:
-            masked_HtS = scores_HtS == -math.inf
-            shown_HtS = block.a_HtS.masked_fill(masked_HtS, -math.inf) if pattern else scores_HtS
-            self._pooled.add(shown_HtS, at, block.first, block.low)
+            self._pooled.add(rows.masked(shown_HtS), rows.at, block.first, block.low)
 
     def _summarize(self, block: Block, norms_HS: Tensor | None, at: slice) -> None:
-        """Metrics and pairs; with `norms_HS` of what is really moved, A[i,j] ‖v_j W_O‖."""
-        ranks_HtS, summed = block.a_HtS, block
+        """Metrics and pairs; with `norms_HS` of what is really moved, A[i,j] ‖v_j W_O‖.
+
+        Of a signed map metrics are of |A| / Σ_j |A|, by which pairs are ranked, too; its rank is
+        that of A itself.
+        """
+        summed = block.shares() if self.of.signed else block
+        ranks_HtS, ranked_HtS = summed.a_HtS, block.a_HtS
         if norms_HS is not None:
-            moved_HtS = block.a_HtS * norms_HS[:, None]
+            moved = replace(block, a_HtS=block.a_HtS * norms_HS[:, None])
             if self._wanted.pairs_by == "weighted":
-                ranks_HtS = moved_HtS
+                ranks_HtS = moved.a_HtS.abs()
             if self._wanted.weighted:
-                summed = replace(block, a_HtS=moved_HtS / moved_HtS.sum(-1, keepdim=True))
+                summed = moved.shares()
+                summed = summed if self.of.signed else replace(summed, negative_Ht=None)
+                ranked_HtS = summed.a_HtS.copysign(block.a_HtS)
         self._pairs.add(block, ranks_HtS, self.number, self.heads[at], self.of.group)
         self._means.add(summed, at)
         if self._ranked is not None:
-            self._ranked.add(summed.a_HtS.nan_to_num(0.0), at, block.first, block.low)
+            self._ranked.add(ranked_HtS.nan_to_num(0.0), at, block.first, block.low)
 
     def _norms(self, v_KSe: Tensor, heads: list[int]) -> Tensor:
         """‖v_j W_O‖ of every head's part of W_O and every key: `[H, S]`.
@@ -225,18 +271,29 @@ class Layer:
 
         Hands the whole matrices on where they are asked for, and forgets them.
         """
-        metrics = self._means.means()
+        metrics, counts = self._means.means(), self._means.rows()
         if self._ranked is not None:
-            ranks = effective_rank(self._ranked.values_HTS[:, :tokens, :tokens])
+            ranks = effective_rank(self._ranked.values_HTS[:, :tokens, :tokens]).tolist()
             metrics = [one | {RANK: rank} for one, rank in zip(metrics, ranks, strict=True)]
+        memory = dict.fromkeys((HALF_LIFE, OVERWRITTEN), [math.nan] * self.of.heads)
+        if (walked := self._walked) is not None:
+            memory = {HALF_LIFE: walked.half_lives(), OVERWRITTEN: walked.overwritten()}
+            counts |= dict.fromkeys(memory, tokens)
+        metrics = [
+            one | {name: values[head] for name, values in memory.items()}
+            for one, head in zip(metrics, self.heads, strict=True)
+        ]
         if self._exported is not None and self._wanted.on_matrix is not None:
             shown_HTS = self._exported.values_HTS[:, :tokens, :tokens]
             self._wanted.on_matrix(self.number, shown_HTS.numpy())
-        self._ranked = self._exported = None
+        self._ranked = self._exported = self._walked = None
         report = LayerReport(
             layer=self.number,
             kind=self.of.kind,
             sinks=self.of.sinks,
+            signed=self.of.signed,
+            note=self.of.note,
+            projected=self.of.projected,
             kv_heads=self.of.heads // self.of.group,
             heads=tuple(
                 HeadReport(
@@ -248,7 +305,7 @@ class Layer:
                 for head, found in zip(self.heads, metrics, strict=True)
             ),
         )
-        return report, self._matrices(tokens), self._means.rows()
+        return report, self._matrices(tokens), counts
 
     def _matrices(self, tokens: int) -> tuple[Matrix, ...]:
         if self._pooled is None:
@@ -265,6 +322,7 @@ class Layer:
                     keys=keys,
                     pool=self._pooled.pool,
                     values=values,
+                    signed=self.of.signed,
                 )
             )
         return tuple(found)

@@ -22,7 +22,7 @@ from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.cache import cache_check
 from llmcli.measure.chunks import Edges, chunk_checks
-from llmcli.measure.layer_map import LayerMap, kind_of
+from llmcli.measure.layer_map import LayerMap
 from llmcli.measure.observe import Observed, observe
 from llmcli.model import Model, dtype_name
 from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
@@ -74,8 +74,9 @@ class Look:
         self._reports: list[LayerReport] = []
         self._matrices: list[Matrix] = []
         self._rows: dict[str, int] = {}
-        self._untold: dict[int | None, dict[str, str]] = {}  # kinds, of layers with that window
+        self._untold: dict[str, dict[str, str]] = {}  # kinds of heads, by the kind of layer
         self._caches: list[ViewCheck] = []
+        self._states: list[ViewCheck] = []
         self._edges = Edges(model, len(ids), max(layers))
         self._done = 0
         counts = [len(wanted.heads_of(of.heads)) for of in self._maps.values()]
@@ -116,15 +117,15 @@ class Look:
     def _unlabelled(self) -> Iterator[tuple[str, str]]:
         """The kinds that are not told, with the reason in every kind of layer."""
         for label in LABELS:
-            reasons = {
-                kind_of(window): untold[label.name]
-                for window, untold in self._untold.items()
-                if label.name in untold
-            }
-            if reasons and len(self._untold) == 1:
-                yield label.name, next(iter(reasons.values()))
-            elif reasons:
-                yield label.name, "; ".join(f"{kind}: {why}" for kind, why in reasons.items())
+            kinds: dict[str, list[str]] = {}
+            for kind, untold in self._untold.items():
+                if label.name in untold:
+                    kinds.setdefault(untold[label.name], []).append(kind)
+            if [len(alike) for alike in kinds.values()] == [len(self._untold)]:
+                yield label.name, next(iter(kinds))
+            elif kinds:
+                reasons = (f"{', '.join(alike)}: {why}" for why, alike in kinds.items())
+                yield label.name, "; ".join(reasons)
 
     def __call__(self, first: int, name: str, tensor: Tensor) -> None:
         """An activation of the call whose tokens begin at position `first`."""
@@ -153,7 +154,7 @@ class Look:
         rows = {name: seen[name][0] for name in of.reads}
         if self.generate:
             # copies: a view would keep the whole product of the projection
-            kept = (*(of.reads if self._at_the_end else of.whole), *of.kept)
+            kept = {*(of.reads if self._at_the_end else ()), *of.whole, *of.kept}
             self._of_prompt[number] = {name: seen[name][0].clone() for name in kept}
             if self._at_the_end:
                 return
@@ -172,10 +173,10 @@ class Look:
 
     def _finish(self, layer: Layer, tokens: int) -> None:
         del self._open[layer.number]
-        window = layer.of.window
-        if window not in self._untold:
-            self._untold[window] = untold_kinds(self._tokens, tokens, window)
-        report, matrices, rows = layer.finish(tokens, self._untold[window])
+        of = layer.of
+        if of.kind not in self._untold:
+            self._untold[of.kind] = untold_kinds(self._tokens, tokens, of.window, signed=of.signed)
+        report, matrices, rows = layer.finish(tokens, self._untold[of.kind])
         self._reports.append(report)
         self._matrices += matrices
         for name, count in rows.items():
@@ -197,11 +198,22 @@ class Look:
             self._new_formulas(seen, of, new, with_cache)
             rows, first = {name: new[name][0] for name in of.reads}, seen.prompt_tokens
             if self._at_the_end:
-                rows = {name: torch.cat((prompt[name], rows[name]), 1) for name in of.reads}
+                rows = {name: torch.cat((prompt[name], rows[name]), -2) for name in of.reads}
                 first = 0
             layer = self._layer(of) if self._at_the_end else self._open[number]
             layer.add(first, self._tokens, rows | whole)
+            self._check_fixed(layer, caches, every)
             self._finish(layer, len(seen.ids))
+
+    def _check_fixed(self, layer: Layer, caches: Mapping[str, Tensor], every: Seen) -> None:
+        """What a cache has in a fixed size: the last rows of what it holds, and states."""
+        for state in layer.of.kept_fixed:
+            cached = caches[state.name][0]
+            if state.holds in every:
+                made = layer.of.remembered(state, every[state.holds])
+                self._caches.append(cache_check(made, cached, state.name))
+            elif layer.walked is not None:
+                self._states.append(layer.walked.check(cached, state.name))
 
     def _new_formulas(self, seen: Observed, of: LayerMap, new: Seen, with_cache: Seen) -> None:
         """What leads to the cache from the new tokens alone, what reads it with the cache."""
@@ -225,8 +237,8 @@ class Look:
         words = "norm, projections, rotation, scores and output follow from their formulas"
         words += some_rows(FORMULA_ROWS, tokens)
         checks = (*self._proof.checks(), replace(formulas, words=words))
-        if self._caches:
-            checks += (worst(self._caches),)
+        for one in (self._caches, self._states):
+            checks += (worst(one),) if one else ()
         return checks + chunk_checks(self.model, self._prompt, self._edges, self._progress)
 
     def _advance(self, rows: int) -> None:

@@ -36,6 +36,13 @@ def _taken(block: Block) -> Tensor:
     return block.taken_Ht
 
 
+def _negative(block: Block) -> Tensor:
+    if block.negative_Ht is None:
+        return torch.full_like(block.first_key_Ht, math.nan)
+    # a row of zeros has no shares
+    return block.negative_Ht + 0 * block.left_Ht
+
+
 def _beyond(keys: int, block: Block, values_Ht: Tensor) -> Tensor:
     """Only rows that see more keys than so many."""
     return values_Ht.masked_fill(block.seen_t <= keys, math.nan)
@@ -66,6 +73,7 @@ ROWS: Mapping[str, Callable[[Block], Tensor]] = {
     "sink": lambda block: _first_key(block).masked_fill(block.positions_t < 1, math.nan),
     "sink_rate": _first_key,
     "learned_sink": _taken,
+    "negative": _negative,
     "induction": _after_equal,
     "duplicate": _equal,
     "distance": _distance,
@@ -76,12 +84,15 @@ ROWS: Mapping[str, Callable[[Block], Tensor]] = {
 
 
 class RowMeans:
-    """The mean of every metric over the rows that count, head by head, as blocks come in."""
+    """The mean of every metric over the rows that count, head by head, as blocks come in.
+
+    Of those `names` that are of rows.
+    """
 
     def __init__(self, names: tuple[str, ...], heads: int) -> None:
-        self.names = names
-        self._sums = torch.zeros(len(names), heads, dtype=torch.float64)
-        self._counts = torch.zeros(len(names), heads, dtype=torch.int64)
+        self.names = tuple(name for name in names if name in ROWS)
+        self._sums = torch.zeros(len(self.names), heads, dtype=torch.float64)
+        self._counts = torch.zeros(len(self.names), heads, dtype=torch.int64)
 
     def add(self, block: Block, heads: slice) -> None:
         """The rows of `block`, whose heads stand at `heads` among ours."""
@@ -102,9 +113,13 @@ class RowMeans:
         return dict(zip(self.names, most, strict=True))
 
 
-def effective_rank(a_HTS: Tensor) -> list[float]:
-    """`exp` of the entropy of the normalized singular values of every head's matrix."""
-    sigma_Hk = torch.linalg.svdvals(a_HTS.cpu().double())
-    p_Hk = sigma_Hk / sigma_Hk.sum(-1, keepdim=True)
-    ranks: list[float] = torch.special.entr(p_Hk).sum(-1).exp().tolist()
-    return ranks
+def effective_rank(matrix: Tensor) -> Tensor:
+    """`exp` of the entropy of the normalized singular values of matrices `[…, d, e]`: `[…]`.
+
+    In float64; 0 of a matrix of zeros.
+    """
+    sigma_k = torch.linalg.svdvals(matrix.cpu().double())
+    total_1 = sigma_k.sum(-1, keepdim=True)
+    p_k = torch.where(total_1 > 0, sigma_k / total_1, 0.0)
+    rank: Tensor = torch.special.entr(p_k).sum(-1).exp()
+    return torch.where(total_1[..., 0] > 0, rank, 0.0)

@@ -38,7 +38,7 @@ class TopPairs:
         """Those of a block, ranked by `ranks_HtS`; `heads` are the numbers of its heads."""
         if not self.count:
             return
-        ranks_HtS = ranks_HtS.masked_fill(self._ignored(block), 0.0)
+        ranks_HtS = ranks_HtS.nan_to_num(0.0).masked_fill(self._ignored(block), 0.0)
         best, at = ranks_HtS.flatten().topk(min(self.count, ranks_HtS.numel()))
         kept = best > 0
         rows, keys = ranks_HtS.shape[1:]

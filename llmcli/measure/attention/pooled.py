@@ -19,10 +19,10 @@ from llmcli.measure.attention.wanted import Drawn
 class Pooled:
     """The part of every head's matrix that is drawn; one cell is the largest of `pool` × `pool`.
 
-    `tokens` is the most tokens that there will be.
+    `tokens` is the most tokens that there will be. `signed`: the largest whatever its sign is.
     """
 
-    def __init__(self, drawn: Drawn, heads: int, tokens: int) -> None:
+    def __init__(self, drawn: Drawn, heads: int, tokens: int, *, signed: bool = False) -> None:
         self.queries = _clipped(drawn.queries, tokens)
         self.keys = _clipped(drawn.keys, tokens)
         longest = max(last - first for first, last in (self.queries, self.keys))
@@ -30,7 +30,8 @@ class Pooled:
         rows, columns = (
             math.ceil((last - first) / self.pool) for first, last in (self.queries, self.keys)
         )
-        self._cells_HRC = torch.full((heads, rows, columns), -math.inf)
+        self._most_HRC = torch.full((heads, rows, columns), -math.inf)
+        self._least_HRC = -self._most_HRC if signed else None
 
     def add(self, values_HtS: Tensor, heads: slice, first: int, low: int) -> None:
         """A block, -∞ where masked: rows from `first`, keys from `low` on."""
@@ -45,17 +46,30 @@ class Pooled:
         left, right = _padding(keys, self.keys[0], self.pool)
         part_HtS = F.pad(part_HtS, (left, right, above, below), value=-math.inf)
         shape = (len(part_HtS), part_HtS.shape[1] // self.pool, self.pool, -1, self.pool)
-        pooled_HRC = part_HtS.reshape(shape).amax((2, 4)).to("cpu", torch.float32)
         top, begin = ((of.start - span[0]) // self.pool
                       for of, span in ((rows, self.queries), (keys, self.keys)))  # fmt: skip
-        into_HRC = self._cells_HRC[heads, top : top + shape[1], begin:][..., : pooled_HRC.shape[2]]
-        torch.maximum(into_HRC, pooled_HRC, out=into_HRC)
+
+        def there(cells_HRC: Tensor) -> Tensor:
+            columns = slice(begin, begin + part_HtS.shape[2] // self.pool)
+            return cells_HRC[heads, top : top + shape[1], columns]
+
+        pooled_HRC = part_HtS.reshape(shape).amax((2, 4)).to("cpu", torch.float32)
+        torch.maximum(there(self._most_HRC), pooled_HRC, out=there(self._most_HRC))
+        if self._least_HRC is not None:
+            part_HtS = part_HtS.masked_fill(part_HtS == -math.inf, math.inf)
+            pooled_HRC = part_HtS.reshape(shape).amin((2, 4)).to("cpu", torch.float32)
+            torch.minimum(there(self._least_HRC), pooled_HRC, out=there(self._least_HRC))
 
     def cells(self, head: int, tokens: int) -> tuple[tuple[int, int], tuple[int, int], np.ndarray]:
         """Queries, keys and the cells `[R, C]` of one head, NaN where masked, up to `tokens`."""
         spans = [(first, min(last, tokens)) for first, last in (self.queries, self.keys)]
         rows, columns = (math.ceil((last - first) / self.pool) for first, last in spans)
-        cells_RC = self._cells_HRC[head, : max(rows, 0), : max(columns, 0)]
+        part = (head, slice(max(rows, 0)), slice(max(columns, 0)))
+        cells_RC = self._most_HRC[part]
+        if self._least_HRC is not None:
+            least_RC = self._least_HRC[part]
+            # both are infinite where all is masked
+            cells_RC = torch.where(-least_RC > cells_RC, least_RC, cells_RC)
         values = torch.where(cells_RC == -math.inf, math.nan, cells_RC).numpy()
         return spans[0], spans[1], values
 

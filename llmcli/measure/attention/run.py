@@ -6,11 +6,20 @@ from collections.abc import Sequence
 
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
+from llmcli.graph.recurrence import LinearMap, Recurrence
 from llmcli.measure.attention.look import Look
 from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted, Within
 from llmcli.model import Model
 from llmcli.reports.attention import AttentionReport, PairsBy, What
-from llmcli.reports.head_metrics import LEARNED_SINK, METRICS, MOST_RANKED, RANK, USUAL
+from llmcli.reports.head_metrics import (
+    LEARNED_SINK,
+    LINEAR,
+    METRICS,
+    MOST_RANKED,
+    OVERWRITTEN,
+    RANK,
+    USUAL,
+)
 from llmcli.reports.progress import Progress
 
 
@@ -36,7 +45,8 @@ def measure_attention(
     """What the heads of `ids`, and of up to `generate` likeliest tokens after them, attend to.
 
     `layers` and `heads`: which of them (None: all; a head that a layer has not got is passed
-    over). `metrics` of `METRICS`, always of the pattern, `learned_sink` where heads have one;
+    over). `metrics` of `METRICS`, always of the pattern, `learned_sink` where heads have one,
+    those of `LINEAR` where they have a state;
     `weighted`: of A[i,j] ‖v_j W_O‖ / Σ_j.
     `what` the `matrices` and `on_matrix` hold: weights, or scores (-∞ where masked).
     `on_matrix(layer, [H, T, S])`: float32 (float64 where the model is) of the heads asked for,
@@ -48,8 +58,7 @@ def measure_attention(
     The forward pass runs once and is the usual one; nothing `[T, T]` is kept but for `on_matrix`,
     one layer at a time, and `effective_rank`. Raises OutOfMemory, and NotFinite for NaN.
     """
-    if not has_sinks(model.config):
-        metrics = [name for name in metrics if name != LEARNED_SINK]
+    metrics = [name for name in metrics if name not in unknown_metrics(model.config)]
     names, skipped = _possible(metrics, len(ids) + generate)
     wanted = Wanted(
         heads=None if heads is None else tuple(heads),
@@ -76,6 +85,37 @@ def has_sinks(config: ModelConfig) -> bool:
     """Whether there are heads with learned sinks."""
     mixers = (layer.attention for layer in config.layers)
     return any(mixer is not None and mixer.sinks for mixer in mixers)
+
+
+def unknown_metrics(config: ModelConfig) -> dict[str, str]:
+    """The metrics that no head of the model has, and why."""
+    found = {}
+    if not has_sinks(config):
+        found[LEARNED_SINK] = "no head of this model has a learned sink"
+    mixed = of_recurrences(config)
+    if not mixed:
+        found |= dict.fromkeys(LINEAR, "no head of this model has a state in place of a softmax")
+    elif all(recurrence.plain for recurrence in mixed.values()):
+        found[OVERWRITTEN] = "no head of this model takes anything off its state"
+    return found
+
+
+def of_recurrences(config: ModelConfig) -> dict[int, Recurrence]:
+    """The layers whose map is that of a recurrence."""
+    found, model = {}, graph(config)
+    for layer in range(len(config.layers)):
+        node = model.mixing(layer)
+        above = None if node is None else model[node.op.inputs[0]].op
+        if isinstance(above, LinearMap):
+            found[layer] = above.of
+    return found
+
+
+def part_name(config: ModelConfig, layer: int) -> str:
+    """What the names of the activations of a layer's map begin with: `blocks.3.attn`."""
+    node = graph(config).mixing(layer)
+    assert node is not None
+    return node.name.rpartition(".")[0]
 
 
 def _possible(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmcli.render.attention.view import layer_notes, matrix_scale
 from llmcli.render.palette import Kind, Scale
 from llmcli.render.png import (
     FOOT,
@@ -35,15 +36,14 @@ LARGEST = 1560  # pixels of a matrix from above to below
 def attention_png(report: AttentionReport, title: str, *, kind: Kind = "linear") -> bytes:
     """The report's matrices side by side, on one scale, as a PNG file.
 
-    A pattern's scale is always 0 to 1, so that heads can be compared; scores have the largest of
-    all in the picture. `title` names the model. Raises ValueError where there is no matrix.
+    A pattern's scale is always 0 to 1, so that heads can be compared; scores, and weights with
+    signs, have the largest of all in the picture. `title` names the model. Raises ValueError where
+    there is no matrix.
     """
     if not report.matrices:
         raise ValueError("no matrix to draw")
     scores = report.what == "scores"
-    scale = Scale(low=0.0, high=1.0, kind=kind)
-    if scores:
-        scale = Scale.around([matrix.values for matrix in report.matrices], kind)
+    scale = matrix_scale(report, kind)
     figure = _figure(report)
     right = figure.corner(figure.across - 1)[0] + figure.wide + 40
     sheet = Sheet(
@@ -162,6 +162,8 @@ def _caption(report: AttentionReport, kind: Kind) -> str:
     first = report.matrices[0]
     words = ["queries down, keys across", f"{kind} scale"]
     if first.pool > 1:
-        words.append(f"1 cell is the largest of {first.pool} x {first.pool}")
+        either = " of either sign" * first.signed
+        words.append(f"1 cell is the largest{either} of {first.pool} x {first.pool}")
     words.append(f"computed in {report.dtype}")
+    words += [note.replace("; ", ", ") for note in layer_notes(report)]
     return "; ".join(words)

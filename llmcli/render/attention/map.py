@@ -38,7 +38,7 @@ def head_map(
 def scale_of(report: AttentionReport, metric: Metric, kind: Kind = "linear") -> Scale:
     """The metric's own range; where it has no end, up to the largest value there is."""
     values = [head.metrics[metric.name] for head in _heads(report)]
-    most = max((value for value in values if not math.isnan(value)), default=metric.low)
+    most = max((value for value in values if math.isfinite(value)), default=metric.low)
     high = metric.high if metric.high is not None else max(most, metric.low)
     return Scale(low=metric.low, high=high if high > metric.low else metric.low + 1, kind=kind)
 
@@ -173,6 +173,8 @@ class MapKey:
 
 def short(value: float, share: bool) -> str:
     """At most four signs: `.07` and `1.0` of a share, `7.43`, `12.1`, `1234` of anything else."""
+    if math.isinf(value):
+        return "∞"
     if share:
         return f"{value:.2f}".lstrip("0") if abs(value) < 0.995 else f"{value:.1f}"
     size = abs(value)

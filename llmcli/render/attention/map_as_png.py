@@ -115,7 +115,7 @@ def _cell(
     """A head's colour, its value where a number has room, and the letters of its kinds."""
     value = head.metrics[metric]
     box = (at, (at[0] + cell - 2, at[1] + cell - 2))
-    if not math.isfinite(value):
+    if math.isnan(value):
         sheet.draw.rectangle(box, MASKED, GRID)
         sheet.draw.line((at[0], at[1] + cell - 2, at[0] + cell - 2, at[1]), HATCH, 2)
         return
@@ -123,7 +123,7 @@ def _cell(
     sheet.draw.rectangle(box, (int(colour[0]), int(colour[1]), int(colour[2])))
     fill = (255, 255, 255) if dark(colour) else INK
     letters = "".join(kind.letter for kind in labels if kind.name in head.labels)
-    words = number(value) if abs(value) < 0.995 else f"{value:.1f}"
+    words = number(value) if abs(value) < 0.995 else f"{value:.1f}" if value < math.inf else "inf"
     if cell >= 56:
         words = f"{value:.2f}".lstrip("0") if 0 <= value < 0.995 else words
         middle = at[1] + cell // 2 + (11 if letters else 0)

@@ -14,6 +14,8 @@ from llmcli.render.heatmap import span
 from llmcli.render.layout import GAP, Column, Dotted, Rows
 from llmcli.render.theme import FAINT, NUMBER, quoted
 from llmcli.reports.attention import AttentionReport, HeadReport, Metric, Pair
+from llmcli.reports.head_metrics import LINEAR, OVERWRITTEN
+from llmcli.reports.numbers import spans as numbered
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class MetricTable:
 
 def _value(head: HeadReport, metric: Metric) -> Text:
     value = head.metrics[metric.name]
+    if math.isinf(value):
+        return Text("∞", style=NUMBER)
     return Text("–") if math.isnan(value) else Text(f"{value:.4g}", style=NUMBER)
 
 
@@ -76,15 +80,26 @@ def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> Renderab
     notes = [Dotted(definition(report, metric, named=True), FAINT) for metric in metrics]
     if len(heads) == 1:
         table, notes = _column(report, heads[0], metrics), []
-    undefined = any(
-        math.isnan(head.metrics[metric.name])
-        for layer in report.layers
-        for head in layer.heads
-        for metric in metrics
-    )
-    words = "–: no row counts: such as of repeated tokens where none is repeated"
-    unknown = [Text(words, style=FAINT)] if undefined else []
+    unknown = [Text(words, style=FAINT) for words in unknown_values(report, metrics)]
     return Group(table, *notes, *unknown, *weighted_note(report))
+
+
+def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
+    """What the signs stand for that are no numbers, where there are any."""
+    values = [
+        (layer.signed, metric.name, head.metrics[metric.name])
+        for layer in report.layers for head in layer.heads for metric in metrics
+    ]  # fmt: skip
+    without = {  # whether it is none of this head's metrics
+        name in LINEAR and (not signed or name == OVERWRITTEN)
+        for signed, name, value in values if math.isnan(value)
+    }  # fmt: skip
+    if False in without:
+        yield "–: no row counts: such as of repeated tokens where none is repeated"
+    if True in without:
+        yield "–: only a head with a state has it; what is overwritten, one with the delta rule"
+    if any(math.isinf(value) for _, _, value in values):
+        yield "∞: at the end of these tokens, most of what was written is more than half there"
 
 
 def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]) -> Rows:
@@ -111,11 +126,16 @@ def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]
 
 def weighted_note(report: AttentionReport) -> list[RenderableType]:
     """What metrics are of, where it is not the weights."""
-    words = "metrics of A[i,j] ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]"
+    a = "|A[i,j]|" if report.signed else "A[i,j]"
+    words = f"metrics of {a} ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]"
+    if bare := [layer.layer for layer in report.layers if not layer.projected]:
+        words += f"; the norm or gate before W_O is left out in layers {numbered(bare)}"
     left = "entropies and distances of A[i,j] divided by its row's sum: a sink takes the rest"
+    signs = "metrics of weights with signs are of |A[i,j]|, divided by its row's sum"
     if report.weighted:
         return [Text(words, style=FAINT)]
-    return [Text(left, style=FAINT)] if report.sinks else []
+    notes = [left] * report.sinks + [signs] * report.signed
+    return [Text(note, style=FAINT) for note in notes]
 
 
 def definition(report: AttentionReport, metric: Metric, *, named: bool = False) -> list[str]:
@@ -144,7 +164,8 @@ def pair_table(
         Column("key", right=False, cut=True),
         Column("weight", first_to_go=1 if ranked else 0),
     ]
-    columns += [Column("× ‖v W_O‖")] if ranked else []
+    by_share = report.signed and report.pairs_by == "weight"
+    columns += [Column("of its row" if by_share else "× ‖v W_O‖")] if ranked else []
     rows = [_pair(pair, report, ranked) for pair in report.pairs]
     left = "" if everything else ": the first token and each token itself left out"
     if spans is not None:
@@ -152,6 +173,11 @@ def pair_table(
         queries, keys = (span((low, min(high, last))) for low, high in spans)
         left = f" of queries {queries} and keys {keys}{left}"
     by = "weight × ‖v W_O‖" if ranked else "weight"
+    bare = [layer.layer for layer in report.layers if not layer.projected]
+    if ranked and bare and not by_share:
+        by += f", without the norm or gate before W_O in layers {numbered(bare)}"
+    if by_share:
+        by = "weight, where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|"
     note = f"pairs of tokens{left}; ranked by {by}"
     if not rows:
         note = f"no pair of tokens{left}"

@@ -9,13 +9,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.render.attention.map import head_map, kinds_found, shares
-from llmcli.render.attention.tables import definition, token, weighted_note
+from llmcli.render.attention.tables import definition, token, unknown_values, weighted_note
 from llmcli.render.checks import render_checks
 from llmcli.render.heatmap import ColourBar, Heatmap, Panels
 from llmcli.render.layout import Dotted
 from llmcli.render.palette import Kind, Scale
 from llmcli.render.theme import FAINT, HEADING, one_line
-from llmcli.reports.attention import AttentionReport, Matrix, Metric
+from llmcli.reports.attention import AttentionReport, LayerReport, Matrix, Metric
+from llmcli.reports.numbers import spans
 
 ENDS = 8  # tokens of a long prompt that are shown at each end
 MOST_NEXT = 3  # heads that are proposed
@@ -33,6 +34,8 @@ def render_attention(
     for view in views:
         shown += [Text(), view]
     notes = [f"{name} was left out: {why}" for name, why in report.skipped]
+    if shown_notes := list(layer_notes(report)):
+        shown += [Text(), *(Text(note, style=FAINT) for note in shown_notes)]
     shown += [Text(note, style=FAINT) for note in notes]
     return Group(*shown, Text(), render_checks(report.checks))
 
@@ -46,6 +49,18 @@ def _prompt(report: AttentionReport) -> RenderableType:
     if count > report.prompt_tokens:
         words += f", from {report.prompt_tokens} on generated"
     return Dotted([words, *shown], FAINT)
+
+
+def layer_notes(report: AttentionReport) -> Iterator[str]:
+    """What maps are that are no softmax: a sentence for each kind of layer."""
+    alike: dict[str, list[LayerReport]] = {}
+    for layer in report.layers:
+        if layer.note:
+            alike.setdefault(layer.note, []).append(layer)
+    for note, layers in alike.items():
+        kinds = ", ".join(dict.fromkeys(layer.kind for layer in layers))
+        numbers = spans([layer.layer for layer in layers])
+        yield f"layer{'s' * (len(layers) > 1)} {numbers} ({kinds}): {note}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,8 @@ def metric_map(report: AttentionReport, metric: Metric, kind: Kind) -> Renderabl
     """The map of one metric with its values, and its definition."""
     about = Dotted(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
-    return Group(shown, about, *weighted_note(report))
+    unknown = [Text(words, style=FAINT) for words in unknown_values(report, [metric])]
+    return Group(shown, about, *unknown, *weighted_note(report))
 
 
 def _next(report: AttentionReport, calls: Calls) -> Iterator[str]:
@@ -109,13 +125,8 @@ def _clearest(report: AttentionReport, *, repeated: bool) -> Iterator[tuple[str,
 
 
 def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
-    """The matrices of the report, all on one scale: one with its tokens, several as panels.
-
-    Weights are 0 … 1 on every scale; scores are as far from zero as the largest of them.
-    """
-    signed = report.what == "scores"
-    values = [matrix.values for matrix in report.matrices]
-    scale = Scale.around(values, kind) if signed else Scale(low=0.0, high=1.0, kind=kind)
+    """The matrices of the report, all on one scale: one with its tokens, several as panels."""
+    scale = matrix_scale(report, kind)
     bar = Group(ColourBar(_words(report), scale), *_not_weighted(report))
     if len(report.matrices) == 1:
         matrix = report.matrices[0]
@@ -130,6 +141,16 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
     return Group(panels, bar)
 
 
+def matrix_scale(report: AttentionReport, kind: Kind) -> Scale:
+    """The scale of all matrices: weights are 0 … 1 on every one.
+
+    Scores, and weights with signs, are as far from zero as the largest of them.
+    """
+    if report.what == "scores" or any(matrix.signed for matrix in report.matrices):
+        return Scale.around([matrix.values for matrix in report.matrices], kind)
+    return Scale(low=0.0, high=1.0, kind=kind)
+
+
 def _not_weighted(report: AttentionReport) -> list[RenderableType]:
     """`--weighted` changes metrics and the order of pairs, not what a matrix holds."""
     held = "its scores" if report.what == "scores" else "A[i,j] itself"
@@ -140,6 +161,8 @@ def _not_weighted(report: AttentionReport) -> list[RenderableType]:
 def _words(report: AttentionReport) -> str:
     if report.what == "scores":
         return "scores: q·k as softmax takes them, in the same colours for every head"
+    if any(matrix.signed for matrix in report.matrices):
+        return "pattern: weights with their signs, around 0, in the same colours for every head"
     return "pattern: the weights of every query, 1 in all" + (", with its sink" * report.sinks)
 
 

@@ -6,7 +6,9 @@ function drawHeadWords() {
   const many = heads.filter((each) => each.kv_head === one.kv_head).map((each) => each.head);
   $("head").textContent = `Layer ${layer().layer}, head ${one.head}`;
   const shared = many.length > 1 ? `shared by heads ${many.join(", ")}` : "its own";
-  $("group").textContent = `${kind} attention; keys and values of head ${one.kv_head} of ${count}, ${shared}`;
+  const { note } = layer();
+  $("group").textContent = note ? `${kind}: ${note}.`
+    : `${kind} attention; keys and values of head ${one.kv_head} of ${count}, ${shared}`;
   $("kinds").replaceChildren(...one.labels.map((name) => make("span", "chip", name)));
   $("metrics").replaceChildren(...data.metrics.map((metric) => {
     const row = make("tr");
@@ -22,12 +24,12 @@ function drawHeadWords() {
 function drawScale() {
   const context = $("colours").getContext("2d");
   for (let x = 0; x < 256; x++) {
-    context.fillStyle = `rgb(${colour(x / 255, data.signed).join(",")})`;
+    context.fillStyle = `rgb(${colour(x / 255, around(state.layer)).join(",")})`;
     context.fillRect(x, 0, 1, 1);
   }
   const least = state.bend === "log" ? `< ${10 ** -data.decades}` : "0";
-  $("low").textContent = data.signed ? number(-data.most) : least;
-  $("high").textContent = data.signed ? number(data.most) : "1";
+  $("low").textContent = around(state.layer) ? number(-data.most) : least;
+  $("high").textContent = around(state.layer) ? number(data.most) : "1";
 }
 
 function drawChoices() {
@@ -94,7 +96,7 @@ function begin() {
   $("heading").textContent = data.heading;
   $("model").textContent = data.title;
   $("precision").textContent = data.precision;
-  const maps = [["patterns", data.signed ? "scores" : "patterns"],
+  const maps = [["patterns", data.what === "scores" ? "scores" : "patterns"],
     ...data.metrics.map((metric) => [metric.name, metric.words])];
   $("map").append(...maps.map(([name, words]) => {
     const option = make("option", "", words);

@@ -5,6 +5,17 @@ const decoded = new Map();
 
 const layer = () => data.layers[state.layer];
 const head = () => layer().heads[state.head];
+// "plain": weights from 0 to 1; "signed": weights around 0; "scores".
+const valued = (layerIndex) => data.layers[layerIndex].values;
+const around = (layerIndex) => valued(layerIndex) !== "plain";
+
+// The number that a step stands for.
+function valueOf(step, kind, { low, high }) {
+  if (kind === "scores") return low + ((high - low) * step) / 255;
+  if (kind === "plain") return (step / 255) ** 2;
+  const side = (step - 127) / 127;
+  return Math.sign(side) * side ** 2 * high;
+}
 
 // Where row i of a head begins: only what is visible is kept, row by row.
 function offset(i, window) {
@@ -17,30 +28,31 @@ function cells(layerIndex, headIndex) {
   const name = `${layerIndex} ${headIndex}`;
   if (!decoded.has(name)) {
     const { window, heads } = data.layers[layerIndex];
-    const { low, high } = heads[headIndex];
     const all = bytes($(`cells-${layerIndex}-${headIndex}`).textContent.trim());
     const value = Float32Array.from({ length: 256 }, (_, step) =>
-      data.signed ? low + ((high - low) * step) / 255 : (step / 255) ** 2);
+      valueOf(step, valued(layerIndex), heads[headIndex]));
     const first = (i) => (window ? Math.max(0, i - window + 1) : 0);
     const at = (i, j) => {
       if (j > i || j < first(i)) return null;
       return value[all[offset(i, window) + j - first(i)]];
     };
-    decoded.set(name, { at, first });
+    decoded.set(name, { at, first, layer: layerIndex });
   }
   return decoded.get(name);
 }
 
-// The place on the colour scale: a pattern's is 0 … 1 for all heads, scores have 0 in the middle.
-function fraction(value) {
-  if (!data.signed) return bent(value, state.bend);
+// The place on the colour scale: a pattern's is 0 … 1 for all heads, what has signs has 0 in the middle.
+function fraction(value, layerIndex) {
+  if (!around(layerIndex)) return bent(value, state.bend);
   return 0.5 + 0.5 * Math.sign(value) * bent(Math.abs(value) / data.most, state.bend);
 }
 
-// Colours of a part of a matrix, `width` × `height` pixels: each the largest of what it covers.
+// Colours of a part of a matrix, `width` × `height` pixels: each the largest of what it covers,
+// of weights with signs the one that is furthest from 0.
 function painted(matrix, part, width, height) {
   const image = new ImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
+  const rank = valued(matrix.layer) === "signed" ? Math.abs : (value) => value;
   for (let y = 0; y < height; y++) {
     const top = Math.floor(part.row + (y * part.size) / height);
     const bottom = Math.max(top + 1, Math.floor(part.row + ((y + 1) * part.size) / height));
@@ -51,11 +63,11 @@ function painted(matrix, part, width, height) {
       for (let i = top; i < bottom && i < T; i++) {
         for (let j = left; j < right && j <= i; j++) {
           const value = matrix.at(i, j);
-          if (value !== null && (most === null || value > most)) most = value;
+          if (value !== null && (most === null || rank(value) > rank(most))) most = value;
         }
       }
       if (most === null) continue;
-      const [red, green, blue] = colour(fraction(most), data.signed);
+      const [red, green, blue] = colour(fraction(most, matrix.layer), around(matrix.layer));
       pixels[y * width + x] = (255 << 24) | (blue << 16) | (green << 8) | red;
     }
   }

@@ -2,7 +2,11 @@
 
 // A number as it is kept here, with how far it may be off.
 function weight(value) {
-  if (data.signed) return `${number(value)} ± ${number((head().high - head().low) / 510)}`;
+  const [kind, { low, high }] = [valued(state.layer), head()];
+  if (kind === "scores") return `${number(value)} ± ${number((high - low) / 510)}`;
+  if (kind === "signed") {
+    return `${number(value)} ± ${number(Math.sqrt(Math.abs(value) * high) / 127 + 2e-5 * high)}`;
+  }
   return `${number(value)} ± ${number(Math.sqrt(value) / 255 + 4e-6)}`;
 }
 
@@ -16,9 +20,10 @@ function drawTokens() {
     span.classList.toggle("masked", value === null);
     span.classList.toggle("chosen", at === state.query);
     span.dataset.weight = value === null ? "" : String(value);
-    const share = value === null ? 0 : bent(Math.abs(value) / data.most, state.bend);
+    const most = around(state.layer) ? data.most : 1;
+    const share = value === null ? 0 : bent(Math.abs(value) / most, state.bend);
     span.style.background = value === null ? "" : tinted(value, share);
-    span.style.color = share > 0.6 ? (data.signed ? "#fff" : "#1d1d22") : "";
+    span.style.color = share > 0.6 ? (around(state.layer) ? "#fff" : "#1d1d22") : "";
   });
   const [box, chosen] = [$("tokens"), $("tokens").children[state.query]];
   const [above, below] = [chosen.offsetTop - box.offsetTop, box.clientHeight];
@@ -31,20 +36,21 @@ function drawTokens() {
 }
 
 function tinted(value, share) {
-  if (!data.signed) return `rgba(${css("--accent-rgb")}, ${share})`;
+  if (!around(state.layer)) return `rgba(${css("--accent-rgb")}, ${share})`;
   return `rgba(${css(value < 0 ? "--low-rgb" : "--high-rgb")}, ${share})`;
 }
 
 function drawTop(values, to) {
   $("top-words").textContent = to ? "Attends most to" : "Is attended to most by";
+  const rank = valued(state.layer) === "signed" ? Math.abs : (value) => value;
   const best = values.map((value, at) => ({ value, at })).filter((one) => one.value !== null)
-    .sort((one, other) => other.value - one.value).slice(0, 8);
+    .sort((one, other) => rank(other.value) - rank(one.value)).slice(0, 8);
   const most = Math.max(...best.map((one) => Math.abs(one.value)), 1e-9);
   $("top").replaceChildren(...best.map(({ value, at }) => {
     const row = make("tr");
     const track = make("td", "track");
     const bar = make("span");
-    bar.style.width = `${(100 * Math.abs(value)) / (data.signed ? most : 1)}%`;
+    bar.style.width = `${(100 * Math.abs(value)) / (around(state.layer) ? most : 1)}%`;
     bar.style.background = `rgb(${css(value < 0 ? "--low-rgb" : "--accent-rgb")})`;
     track.append(bar);
     row.append(make("td", "position", String(at)), make("td", "mono", label(data.tokens[at])),

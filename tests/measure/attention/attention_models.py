@@ -132,6 +132,7 @@ def naive(a: np.ndarray, ids, seen) -> dict[str, float]:
         "sink": mean(a[i, 0] for i in range(1, T) if sees(i, 0)),
         "sink_rate": mean(a[i, 0] for i in range(T) if sees(i, 0)),
         "learned_sink": mean(1 - x for x in sums) if sinks else math.nan,
+        "negative": math.nan,
         "induction": mean(a[i, matching(i, 1)].sum() for i in range(T) if matching(i, 1)),
         "duplicate": mean(a[i, matching(i, 0)].sum() for i in range(T) if matching(i, 0)),
         "distance": mean(sum(a[i, j] * (i - j) for j in range(T)) / sums[i] for i in range(T)),
@@ -146,5 +147,6 @@ def seen_keys(count: int, window) -> list[int]:
 
 
 def metrics_of(report, layer: int = 0) -> list[dict[str, float]]:
-    """Of every head; `learned_sink` is not in a report of heads that have none."""
-    return [{"learned_sink": math.nan} | head.metrics for head in report.layers[layer].heads]
+    """Of every head; what heads have not is not in a report."""
+    none = dict.fromkeys(("learned_sink", "negative"), math.nan)
+    return [none | head.metrics for head in report.layers[layer].heads]

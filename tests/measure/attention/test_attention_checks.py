@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import cycle
+from types import SimpleNamespace
 
 import decoder_faults
 import pytest
@@ -24,6 +25,8 @@ from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward as nn_attention
+
+OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  # of a LayerMap
 
 
 def checked(model, *, generate=0, count=40, rows=None):
@@ -212,7 +215,7 @@ def test_a_gpu_is_allowed_more_of_16_bits():
         block = Block(a, 0, 0, torch.arange(1, 4), Tokens(ids_of(3), torch.device("cpu")))
         v = torch.ones(1, 3, 2)
         proof.compare(
-            block, torch.zeros_like(a), 0, [0], v_KSe=v, norms=(v[..., 0] * 0,) * 2,
+            block, torch.zeros_like(a), OF, [0], v_KSe=v, norms=(v[..., 0] * 0,) * 2,
             z_Hte=v * 1.02,
         )  # fmt: skip
         found[device] = {check.name: check for check in proof.checks()}["values"].ok
@@ -353,7 +356,7 @@ def rows_of_a_block(a, scores=None):
     if scores is None:
         hidden = torch.ones(rows, keys, dtype=torch.bool).triu(1)
         scores = torch.zeros_like(a).masked_fill(hidden, -torch.inf)
-    proof.see(block, scores, 0, [0])
+    proof.see(block, scores, OF, [0])
     return {check.name: check for check in proof.checks()}
 
 

@@ -1,0 +1,446 @@
+"""Gated DeltaNet and Mamba-2 in every command: a family of the tests with weights in a file."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from json_schemas import errors
+from linear_family import DELTA, FAMILY, SSM, config, write
+from safetensors.torch import load_file
+
+import llmcli.nn.recurrent as nn
+from llmcli.families.family import families
+from llmcli.ops.recurrence import Map
+from llmcli.parts.delta import forward as delta
+from llmcli.parts.ssm import forward as ssm
+
+TEXT = "The old house stood at the end of the road, and the old"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(write(tmp_path_factory.mktemp("linear") / "m"))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    known = (*families(), FAMILY)
+    for module in ("families.family", "measure.info"):
+        monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
+
+
+@pytest.fixture
+def run(cli, path):
+    """A command's document, which ends well with every check green."""
+
+    def run(command, *argv):
+        result = cli(command, "-m", path, *argv, "--json", "--debug")
+        assert result.code == 0, result.err
+        document = result.json()
+        assert errors(document, command) == []
+        checks = document.get("checks", [])
+        assert all(one["ok"] for one in (checks.values() if isinstance(checks, dict) else checks))
+        return document
+
+    return run
+
+
+DTYPES = ["float64", "float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_view_is_green(run, dtype, tmp_path):
+    file = tmp_path / "all.npz"
+    of = (TEXT, "--dtype", dtype)
+    found = run("attention", *of, "--metrics", "all", "--generate", "3", "--top-pairs", "3")
+    narrow = ["averages"] if dtype == "bfloat16" else []
+    assert list(found["checks"]) == [
+        "row_sums", "masks", "causal", "values", *narrow, "formulas", "cache", "state"
+    ]  # fmt: skip
+    alone = run("attention", *of, "--layer", "0-1", "--weighted", "--top-pairs", "2")
+    assert list(alone["checks"]) == ["causal", "values", "formulas"]
+    run("attention", *of, "--what", "state", "--generate", "2")
+    run("lens", *of, "--mid", "--generate", "2")
+    run("dump", *of, "--name", "*", "-o", str(file), "--generate", "2")
+    with np.load(file) as arrays:
+        pattern, v = (
+            np.asarray(arrays[f"blocks.0.linattn.{leaf}"], "f8") for leaf in ("pattern", "v")
+        )
+        z = np.asarray(arrays["blocks.0.linattn.z"], "f8")
+        last = np.asarray(arrays["blocks.1.ssm.state"], "f8")[:, -1]
+        assert np.abs(last - arrays["cache.1.state"]).max() < 1e-4
+    if dtype != "bfloat16":
+        assert np.abs(pattern @ v - z).max() < 1e-5
+
+
+def test_a_long_text_is_read_in_chunks(run, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("the cat sat on 12 mats. " * 80)
+    found = run("attention", "-f", str(text), "--dtype", "float32")
+    assert {"chunks", "chunks_stream"} < set(found["checks"])
+    run("lens", "-f", str(text), "--dtype", "float32")
+
+
+def test_what_json_says_of_layers_and_heads(run):
+    found = run("attention", TEXT, "--dtype", "float64")
+    kinds = [(layer["kind"], layer["signed"], layer["projected"]) for layer in found["layers"]]
+    assert kinds == [
+        ("gated DeltaNet", True, False), ("Mamba-2", True, False), ("full", False, True)
+    ]  # fmt: skip
+    note = found["layers"][0]["note"]
+    assert "signed" in note
+    assert "column j mixes tokens j−3 to j" in note
+    assert found["layers"][2]["note"] == ""
+    (delta_head, *_), (ssm_head, *_), (softmax, *_) = (
+        layer["heads"] for layer in found["layers"]
+    )
+    assert 0 < delta_head["metrics"]["negative"] < 1
+    assert 0 < delta_head["metrics"]["overwritten"] < 0.5
+    assert ssm_head["metrics"]["overwritten"] is None
+    assert softmax["metrics"]["negative"] is softmax["metrics"]["half_life"] is None
+    assert "no distribution" in found["unlabelled"]["broad"]
+    assert not any("broad" in head["labels"] for head in found["layers"][0]["heads"])
+
+
+def test_metrics_are_of_shares(run):
+    """Every metric once more by its definition, of |A| / Σ|A|."""
+    found = run("attention", TEXT, "--dtype", "float64", "--patterns", "--metrics", "all",
+                "--top-pairs", "2", "--layer", "0-1")  # fmt: skip
+    for layer in found["layers"]:
+        for head in layer["heads"]:
+            a = np.asarray(head["pattern"], "f8")
+            share = np.abs(a) / np.abs(a).sum(-1, keepdims=True)
+            entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(-1)
+            metrics = head["metrics"]
+            assert metrics["entropy"] == pytest.approx(entropy.mean(), rel=1e-5)
+            assert metrics["max_weight"] == pytest.approx(share.max(-1).mean(), rel=1e-5)
+            assert metrics["previous_token"] == pytest.approx(np.diag(share, -1).mean(), rel=1e-5)
+            negative = np.where(a < 0, share, 0).sum(-1).mean()
+            assert metrics["negative"] == pytest.approx(negative, rel=1e-5)
+            sigma = np.linalg.svd(a, compute_uv=False)
+            p = sigma / sigma.sum()
+            rank = np.exp(-(p * np.log(np.where(p > 0, p, 1))).sum())
+            assert metrics["effective_rank"] == pytest.approx(rank, rel=1e-4)
+    best = found["pairs"][0]
+    a = np.asarray(found["layers"][best["layer"]]["heads"][best["head"]]["pattern"], "f8")
+    row = a[best["query"]]
+    assert best["weight"] == pytest.approx(row[best["key"]], rel=1e-5)
+    assert best["rank_value"] == pytest.approx(abs(row[best["key"]]) / np.abs(row).sum(), rel=1e-5)
+
+
+def test_numbers_do_not_depend_on_blocks(path):
+    from llmcli.loading import load
+    from llmcli.measure.attention import Drawn, measure_attention
+
+    model, ids = load(path, dtype="float64"), [(7 * i * i + 3 * i) % 2000 for i in range(150)]
+    drawn = Drawn(most=20)
+    whole, parts = (
+        measure_attention(model, ids, layers=[0, 1], matrices=drawn, pairs=5, block_rows=rows)
+        for rows in (None, 7)
+    )
+    assert parts.ok
+    assert whole.pairs == pytest.approx(parts.pairs) or [
+        (one.layer, one.head, one.query, one.key) for one in whole.pairs
+    ] == [(one.layer, one.head, one.query, one.key) for one in parts.pairs]
+    for one, other in zip(whole.layers, parts.layers, strict=True):
+        for mine, theirs in zip(one.heads, other.heads, strict=True):
+            assert mine.metrics == pytest.approx(theirs.metrics, nan_ok=True)
+    for one, other in zip(whole.matrices, parts.matrices, strict=True):
+        assert one.values == pytest.approx(other.values, nan_ok=True, rel=1e-6)
+        assert np.nanmin(one.values) < 0, "of either sign the largest"
+
+
+def test_text(cli, path):
+    said = cli("attention", "-m", path, TEXT, "--dtype", "float32")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert any(line.startswith("0 gated DeltaNet ") for line in lines)
+    words = "its weights are signed, and rows do not sum to 1; values come after a convolution"
+    kinds = "layers 0-1 (gated DeltaNet, Mamba-2)"
+    assert f"{kinds}: the exact equivalent map: {words}: column j mixes tokens j−3 to j" in lines
+    assert "metrics of weights with signs are of |A[i,j]|, divided by its row's sum" in said.out
+    one = cli("attention", "-m", path, TEXT, "--layer", "0", "--head", "1").out
+    assert "pattern: weights with their signs, around 0" in one
+    assert "not told: broad, weights with signs are no distribution" in one
+    lived = cli("attention", "-m", path, TEXT, "--map", "half-life").out
+    assert "after how many tokens half of what one wrote is forgotten" in lived
+    assert "∞: at the end of these tokens" in lived
+    assert "–: only a head with a state has it" in lived
+    table = cli("attention", "-m", path, TEXT, "--metrics", "overwritten,negative").out
+    assert "Σ_i β_i ‖k_iᵀS_i‖ / Σ_i β_i (‖v_i‖ + ‖k_iᵀS_i‖)" in table
+
+
+def test_files(cli, run, path, tmp_path):
+    def export(ending, *argv):
+        file = tmp_path / f"x.{ending}"
+        heads = ("--layer", "0-1", "--head", "0-2")
+        said = cli("attention", "-m", path, TEXT, *heads, *argv, "-o", str(file))
+        assert said.code == 0, said.err
+        return file
+
+    with np.load(export("npz")) as arrays:
+        assert set(arrays.files) > {"blocks.0.linattn.pattern", "blocks.1.ssm.pattern"}
+        pattern = arrays["blocks.0.linattn.pattern"]
+        assert pattern.shape == (3, 16, 16)
+        assert pattern.min() < 0
+        assert not np.triu(pattern, 1).any()
+    stored = load_file(export("safetensors"))
+    assert torch.equal(stored["blocks.0.linattn.pattern"], torch.tensor(pattern))
+    rows = list(csv.DictReader(io.StringIO(export("csv").read_text("utf-8"))))
+    assert float(rows[0]["value"]) == pytest.approx(float(pattern[0, 0, 0]), rel=1e-6)
+    assert any(float(row["value"]) < 0 for row in rows)
+    document = json.loads(export("json").read_text("utf-8"))
+    assert errors(document, "attention") == []
+    page = export("html").read_text("utf-8")
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert [layer["values"] for layer in data["layers"]] == ["signed", "signed"]
+    assert data["layers"][0]["heads"][0]["low"] == -data["layers"][0]["heads"][0]["high"]
+    assert export("png").read_bytes().startswith(b"\x89PNG")
+    assert export("png", "--map", "half_life").read_bytes().startswith(b"\x89PNG")
+
+
+def test_states(cli, run, path, tmp_path):
+    found = run("attention", TEXT, "--what", "state", "--dtype", "float32", "--head", "0,2")
+    assert [layer["kind"] for layer in found["layers"]] == ["gated DeltaNet", "Mamba-2"]
+    assert (found["layers"][0]["rows"], found["layers"][0]["columns"]) == (8, 6)
+    assert found["layers"][0]["bytes"] == 4 * 4 * 8 * 6
+    assert found["positions"] == list(range(16))
+    for layer in found["layers"]:
+        assert [head["head"] for head in layer["heads"]] == [0, 2]
+        for head in layer["heads"]:
+            assert head["effective_ranks"][0] == pytest.approx(1), "one token writes one direction"
+            assert len(head["norms"]) == len(head["effective_ranks"]) == 16
+            assert all(1 <= rank <= 6 for rank in head["effective_ranks"])
+    file = tmp_path / "dump.npz"
+    run("dump", TEXT, "--dtype", "float32", "--name", "blocks.0.linattn.state", "-o", str(file))
+    with np.load(file) as arrays:
+        states = arrays["blocks.0.linattn.state"]
+    norms = np.linalg.norm(states[2], axis=-1)
+    assert found["layers"][0]["heads"][1]["norms"] == pytest.approx(norms.tolist(), rel=1e-5)
+    table = tmp_path / "x.csv"
+    said = cli("attention", "-m", path, TEXT, "--what", "state", "-o", str(table))
+    assert said.code == 0
+    assert "a state of 8 × 6" in said.out
+    rows = list(csv.DictReader(io.StringIO(table.read_text("utf-8"))))
+    assert len(rows) == 2 * 4 * 16
+    assert rows[1]["token"] == "he"
+    long = run("attention", "--ids", ",".join(str(3 * i) for i in range(100)), "--what", "state")
+    assert len(long["positions"]) == 24
+    assert long["positions"][-1] == 99
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--what", "scores", "--layer", "0", "--head", "0"], "layer 0 has no scores: no softmax"),
+        (["--what", "state", "--layer", "2"], "layer 2 has no state: softmax attention keeps"),
+        (["--what", "state", "--map", "entropy"], "`--map` is about maps of tokens"),
+        (["--what", "state", "-o", "x.png"], "does not end in .json or .csv"),
+    ],
+)
+def test_what_makes_no_sense(cli, path, argv, error):
+    said = cli("attention", "-m", path, TEXT, *argv)
+    assert said.code == 2
+    assert error in said.err
+
+
+def test_softmax_alone_has_no_states(cli):
+    said = cli("attention", "-m", "tiny", TEXT, "--what", "state")
+    assert said.code == 2
+    assert "no layer of this model has a state" in said.err
+    said = cli("attention", "-m", "tiny", TEXT, "--map", "half_life")
+    assert said.code == 2
+    assert "no head of this model has a state in place of a softmax" in said.err
+
+
+def test_info_and_shapes_tell_what_is_kept(run, cli, path):
+    ring = 4 * (DELTA.channels + SSM.channels)
+    held = 4 * 2 * 4 * 8 * 6  # float32, of both layers
+    info = run("info", "--dtype", "float32")
+    states = info["memory"][0]["states"]
+    assert states == {
+        "layers": 2, "bytes": held + 4 * ring, "against": "attention",
+        "against_per_token": 2 * 4 * 2 * (2 * 8),
+        "smaller_from": (held + 4 * ring) // (2 * 4 * 2 * 16) + 1,
+    }  # fmt: skip
+    assert run("shapes", "--dtype", "float32")["cache"]["states"] == states
+    said = cli("info", "-m", path).out
+    assert "0 B a token" in said
+    assert "less than keys and values of as many of its attention layers from" in said
+
+
+def test_a_model_without_attention_is_compared_with_its_own_keys_and_values():
+    from llmcli.anatomy.arithmetic import Arithmetic
+    from llmcli.anatomy.counts import state_need
+
+    whole = config()
+    alone = replace(whole, layers=whole.layers[:1])
+    need = state_need(alone, Arithmetic.of("bfloat16"))
+    assert need.against == "same_size"
+    assert need.against_per_token == 2 * (2 * 8 + 4 * 6)
+    assert need.bytes == 4 * 4 * 8 * 6 + 2 * 4 * DELTA.channels
+    assert need.smaller_from == need.bytes // 80 + 1
+    assert state_need(replace(whole, layers=whole.layers[2:]), Arithmetic.of("float32")) is None
+
+
+def test_times(run):
+    timing = run("timing", TEXT, "-n", "2", "--unfused")
+    parts = [part["part"] for part in timing["phases"][1]["totals"]]
+    assert {"linear_in", "conv", "scan", "linear_out"} < set(parts)
+
+
+# faults
+
+
+def scans(monkeypatch, changed):
+    """Both kernels become `changed(kernel)`."""
+    for name in ("recur_chunks", "recur_steps"):
+        monkeypatch.setattr(nn, name, changed(getattr(nn, name)))
+
+
+def kernel(change):
+    """What the kernel reads is changed, whatever was emitted."""
+
+    def changed(scan):
+        return lambda x, state, *more: scan(change(x), state, *more)
+
+    return lambda monkeypatch: scans(monkeypatch, changed)
+
+
+def results(change):
+    def changed(scan):
+        return lambda *args: change(scan(*args))
+
+    return lambda monkeypatch: scans(monkeypatch, changed)
+
+
+def rows_of_the_map(change):
+    def plant(monkeypatch):
+        rows = Map.rows
+        monkeypatch.setattr(
+            Map, "rows", lambda self, first, stop: change(rows(self, first, stop), first)
+        )
+
+    return plant
+
+
+def heads_rolled(x):
+    return replace(x, v_BHTe=x.v_BHTe.roll(1, 1))
+
+
+def no_beta(x):
+    return replace(x, beta_BHT=torch.ones_like(x.beta_BHT))
+
+
+def decay(factor):
+    return lambda x: replace(x, log_decay_BHT=factor * x.log_decay_BHT)
+
+
+def state_is_lost(monkeypatch):
+    def changed(scan):
+        return lambda x, state, *more: scan(x, state.clone(), *more)
+
+    scans(monkeypatch, changed)
+
+
+def ring_is_lost(monkeypatch):
+    convolved = nn.Recurrent.convolved
+
+    def other(self, x, state, step):
+        out = convolved(self, x, state, step)
+        state["conv"].zero_()
+        return out
+
+    monkeypatch.setattr(nn.Recurrent, "convolved", other)
+
+
+def patched(module, name, change):
+    def plant(monkeypatch):
+        was = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: change(was, *args))
+
+    return plant
+
+
+def pairing(monkeypatch):
+    """A head reads the queries and keys of another one, in the kernel and in the map."""
+    of_heads = nn.Inputs.of_heads
+
+    def other(self, x):
+        return of_heads(self, x).roll(1, 1)
+
+    monkeypatch.setattr(nn.Inputs, "of_heads", other)
+
+
+COMMON = {
+    "decays off by 1 %": (kernel(decay(1.01)), {"values", "state"}),
+    "decays off by 0.1 %": (kernel(decay(1.001)), {"values"}),
+    "β is ignored": (kernel(no_beta), {"values", "state"}),
+    "values of another head": (kernel(heads_rolled), {"values", "state"}),
+    "results too large": (results(lambda z: 1.0001 * z), {"values"}),
+    "the map is shifted": (rows_of_the_map(lambda a, first: a.roll(1, -1)), {"causal", "values"}),
+    "the map is scaled": (rows_of_the_map(lambda a, first: 1.0001 * a), {"values"}),
+    "the map is that of another head": (
+        rows_of_the_map(lambda a, first: a.roll(1, 1)), {"values"}
+    ),
+    "the map's rows are late": (rows_of_the_map(lambda a, first: a.roll(1, 2)), {"values"}),
+    "heads are paired otherwise": (pairing, {"formulas"}),
+    "the state is lost": (state_is_lost, {"state"}),
+    "the convolution's last rows are lost": (ring_is_lost, {"cache"}),
+}  # fmt: skip
+DELTAS = COMMON | {
+    "nothing is taken off": (kernel(lambda x: replace(x, plain=True)), {"values", "state"}),
+    "k has another length": (
+        patched(delta, "l2_norm", lambda was, x, eps: 1.5 * was(x, eps)), {"formulas"}
+    ),
+    "decays without a bias": (
+        patched(delta, "softplus", lambda was, x: was(x - 0.1)), {"formulas"}
+    ),
+}  # fmt: skip
+SSMS = COMMON | {
+    "B and C change places": (
+        kernel(lambda x: replace(x, q_BKTd=x.k_BKTd, k_BKTd=x.q_BKTd)), {"values", "state"}
+    ),
+    "decays without a bias": (patched(ssm, "softplus", lambda was, x: was(x - 0.1)), {"formulas"}),
+    "something is taken off": (kernel(lambda x: replace(x, plain=False)), {"values", "state"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layer", "fault"), [("0", name) for name in DELTAS] + [("1", name) for name in SSMS]
+)
+def test_faults_are_seen(cli, path, monkeypatch, layer, fault):
+    plant, expected = (DELTAS if layer == "0" else SSMS)[fault]
+    plant(monkeypatch)
+    said = cli("attention", "-m", path, TEXT, "--layer", layer, "--generate", "3", "--json",
+               "--dtype", "float32")  # fmt: skip
+    assert said.code == 1
+    red = {name for name, check in said.json()["checks"].items() if not check["ok"]}
+    assert expected <= red
+
+
+@pytest.mark.parametrize("fault", ["decays off by 1 %", "β is ignored", "the state is lost"])
+def test_faults_of_states_are_seen(cli, path, monkeypatch, fault):
+    COMMON[fault][0](monkeypatch)
+    said = cli("attention", "-m", path, TEXT, "--what", "state", "--json", "--dtype", "float32")
+    assert said.code == 1
+    assert not said.json()["checks"]["state"]["ok"]
+
+
+@pytest.mark.parametrize("command", ["attention", "lens"])
+def test_chunks_go_on_where_the_last_one_ended(cli, path, monkeypatch, tmp_path, command):
+    scan = nn.recur_chunks
+
+    def other(x, state, *more):
+        return scan(x, state.zero_(), *more)
+
+    monkeypatch.setattr(nn, "recur_chunks", other)
+    text = tmp_path / "long.txt"
+    text.write_text("the cat sat on 12 mats. " * 80)
+    said = cli(command, "-m", path, "-f", str(text), "--json", "--dtype", "float32")
+    assert said.code == 1
+    assert not said.json()["checks"]["chunks"]["ok"]

@@ -1,0 +1,67 @@
+"""A family of a gated DeltaNet, Mamba-2 and softmax attention, a layer each, and a checkpoint."""
+
+import json
+import shutil
+from importlib.resources import files
+
+import torch
+from safetensors.torch import save_file
+
+from llmcli.anatomy import parameters
+from llmcli.config import ModelConfig, sequential
+from llmcli.families.family import Family
+from llmcli.families.rules import Rename
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.delta.config import DeltaConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.ssm.config import SsmConfig
+
+RMS = NormConfig(kind="rms", eps=1e-5)
+FFN = MlpConfig(hidden=48, activation="silu", gated=True)
+DELTA = DeltaConfig(heads=4, key_heads=2, key_dim=8, value_dim=6, length=4, norm=RMS)
+SSM = SsmConfig(heads=4, head_dim=6, groups=2, state=8, length=4, norm=RMS)
+SOFTMAX = AttentionConfig(
+    heads=4, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5,
+    rope=RopeConfig(theta=1000.0, dims=8),
+)  # fmt: skip
+
+
+def config(_=None):
+    mixers = (DELTA, SSM, SOFTMAX)
+    return ModelConfig(
+        family="linear", model_type="linear", vocab=2048, width=32, context=4096,
+        layers=tuple(sequential(mixer, FFN, norm=RMS) for mixer in mixers),
+        embedding=EmbeddingConfig(), final_norm=RMS, head=HeadConfig(tied=True), bos=0, eos=(0,),
+    )  # fmt: skip
+
+
+FAMILY = Family(
+    name="linear", words="a test", hf_types=("linear",), gguf_archs=(), from_hf=config,
+    from_gguf=config, rules_hf=lambda of: [Rename(s.name, s.name) for s in parameters(of)],
+    rules_gguf=lambda of: (),
+)  # fmt: skip
+
+
+def write(folder):
+    """A directory with random weights and a tokenizer."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "linear"}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(str(files("llmcli") / "assets" / "tiny" / name), folder)
+    generator = torch.Generator().manual_seed(2)
+    tensors = {}
+    for spec in parameters(config()):
+        shape = spec.stored_shape or spec.shape
+        drawn = torch.randn(shape, generator=generator)
+        last = spec.name.rpartition(".")[2]
+        if last in ("A_log", "dt_bias"):  # decays from e^-0.02 to e^-2 a token
+            drawn = drawn - 1
+        elif last == "w" and len(shape) == 1:
+            drawn = 1 + 0.2 * drawn
+        elif len(shape) > 1:
+            drawn = 1.5 * drawn / shape[-1] ** 0.5
+        tensors[spec.name] = drawn
+    save_file(tensors, folder / "model.safetensors")
+    return folder
