@@ -62,7 +62,8 @@ class Chained(Kernel):
     def __getitem__(self, name):
         return self.made[name]
 
-    every = __getitem__
+    def every(self, name, rows=slice(None)):
+        return self[name][..., rows, :]
 
 
 def wrong(model, nodes, *, chained):
