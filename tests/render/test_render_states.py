@@ -1,0 +1,78 @@
+"""States over time, and maps whose weights have signs, at every width."""
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from llmcli.render.attention.states import render_states, states_csv
+from llmcli.render.heatmap import pooled
+from llmcli.reports.attention import Matrix
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.states import HeadStates, LayerStates, StatesReport
+
+
+def report(heads=2, points=24):
+    norms = tuple(1.0 + at for at in range(points))
+    ranks = tuple(1 + at / 2 for at in range(points))
+    layer = LayerStates(
+        layer=3, kind="gated DeltaNet", rows=128, columns=64, bytes=1 << 20,
+        heads=tuple(HeadStates(head=h, norms=norms, effective_ranks=ranks) for h in range(heads)),
+    )  # fmt: skip
+    check = ViewCheck(name="state", words="it holds", value=0.1, tolerance=1.0)
+    return StatesReport(
+        dtype="float32", tokens=tuple((i, f" t{i},") for i in range(points)),
+        prompt_tokens=points - 1, positions=tuple(range(points)), layers=(layer,), checks=(check,),
+    )  # fmt: skip
+
+
+def lines_of(width, **options):
+    file = io.StringIO()
+    console = Console(file=file, width=width, no_color=True, highlight=False, markup=False)
+    console.print(render_states(report(**options), "a model"), crop=False)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_every_line_fits(width):
+    lines = lines_of(width)
+    assert max(map(cell_len, lines)) <= width
+    text = "\n".join(lines)
+    assert "layer 3 (gated DeltaNet)" in text
+    assert "24" in text, "the last norm"
+    assert "12.5" in text, "the last rank"
+
+
+def test_curves_rise_as_what_they_show():
+    (row,) = [line for line in lines_of(120) if re.match(r" *1 +▁", line)]
+    norm, rank = re.findall(r"[▁▂▃▄▅▆▇█]+", row)
+    assert norm == "".join(sorted(norm))
+    assert (norm[0], norm[-1]) == ("▁", "█")
+    assert set(rank) == {"▁", "▂"}, "of 64 that are possible"
+    assert len(norm) == 24
+
+
+def test_csv():
+    rows = list(csv.DictReader(io.StringIO(b"".join(states_csv(report())).decode())))
+    assert len(rows) == 2 * 24
+    assert rows[25] == {
+        "layer": "3", "head": "1", "position": "1", "token": " t1,", "norm": "2",
+        "effective_rank": "1.5",
+    }  # fmt: skip
+
+
+def test_a_cell_stands_for_the_largest_of_either_sign():
+    values = np.full((4, 4), np.nan, np.float32)
+    values[0, 0], values[1, :2], values[2, :3] = 0.1, (-0.5, 0.2), (0.3, -0.2, 0.0)
+    values[3] = (0.1, -0.4, -0.1, 0.0)
+    made = {"layer": 0, "head": 0, "kv_head": 0, "queries": (0, 4), "keys": (0, 4), "pool": 1}
+    found = pooled(Matrix(values=values, signed=True, **made), 2)
+    assert found.values == pytest.approx(
+        np.array([[-0.5, np.nan], [-0.4, -0.1]], np.float32), nan_ok=True
+    )
+    assert found.signed
+    assert pooled(Matrix(values=values, **made), 2).values[1, 0] == pytest.approx(0.3)
