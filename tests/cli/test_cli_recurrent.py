@@ -166,6 +166,9 @@ def test_text(cli, path):
     one = cli("attention", "-m", path, TEXT, "--layer", "0", "--head", "1").out
     assert "pattern: weights with their signs, around 0" in one
     assert "not told: broad, weights with signs are no distribution" in one
+    assert "overwritten ." in one
+    assert "half_life ∞" in one
+    assert "half_life" not in cli("attention", "-m", path, TEXT, "--layer", "2", "--head", "1").out
     lived = cli("attention", "-m", path, TEXT, "--map", "half-life").out
     assert "after how many tokens half of what one wrote is forgotten" in lived
     assert "∞: at the end of these tokens" in lived

@@ -13,6 +13,7 @@ from llmcli.render.attention.tables import weighted_note
 from llmcli.render.layout import Dotted
 from llmcli.render.theme import FAINT
 from llmcli.reports.attention import AttentionReport, HeadReport
+from llmcli.reports.head_metrics import LINEAR
 
 SPREAD = ("effective_keys", "max_weight", "distance")  # shown besides what kinds are told by
 
@@ -52,7 +53,9 @@ def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
 def _numbers(report: AttentionReport, head: HeadReport) -> Iterator[str]:
     names = [label.metric for label in report.labels]
     for metric in report.metrics:
-        if metric.name in (*names, *SPREAD):
+        if metric.name in LINEAR and math.isnan(head.metrics[metric.name]):
+            continue  # it has none
+        if metric.name in (*names, *SPREAD, *LINEAR):
             value = head.metrics[metric.name]
             shown = "undefined" if math.isnan(value) else short(value, metric.high == 1.0)
             yield f"{metric.name} {shown}"
