@@ -24,6 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.ops import compiled, compiled_recurrence
+from llmcli.ops.activations import softplus
+
 CHUNK = 64  # tokens: sums of log-decays over more of them lose digits in float32
 _AT_ONCE = 1 << 22  # numbers of what chunks are prepared with, at a time
 
@@ -85,8 +88,32 @@ class Inputs:
         )  # fmt: skip
 
 
+def steps_and_decays(
+    x_BTH: Tensor, bias_H: Tensor, rate_H: Tensor, least: float, most: float
+) -> tuple[Tensor, Tensor]:
+    """`dt = clip(softplus(x + bias), least, most)`, and its log-decay; x in at least float32."""
+    if compiled.takes(x_BTH):
+        return compiled_recurrence.decay(x_BTH, bias_H, rate_H, least, most)
+    dt_BTH = softplus(x_BTH + bias_H).clamp(least, most)
+    return dt_BTH, log_decays(dt_BTH, rate_H)
+
+
+def log_decays(dt_BTH: Tensor, rate_H: Tensor) -> Tensor:
+    """`−e^rate · dt`: the state is multiplied by e to that power."""
+    return -rate_H.exp() * dt_BTH
+
+
+def with_skip(z_BHTe: Tensor, x_BHTe: Tensor, factor_H: Tensor) -> Tensor:
+    """`z + f x`: what goes past the state is added, each head's times a number of its own."""
+    if z_BHTe.shape[2] == 1 and compiled.takes(z_BHTe) and compiled.takes(x_BHTe):
+        return compiled_recurrence.add_scaled(z_BHTe, x_BHTe, factor_H)
+    return z_BHTe + factor_H[:, None, None] * x_BHTe
+
+
 def recur_steps(x: Inputs, state_BHde: Tensor) -> Tensor:
     """`z` `[B, H, T, e]`, token by token; `state` becomes that after the last one."""
+    if compiled_recurrence.recurs(x, state_BHde):
+        return compiled_recurrence.recur(x, state_BHde)
     q_BHTd, k_BHTd = x.of_heads(x.q_BKTd), x.of_heads(x.k_BKTd)
     decay_BHT11 = x.log_decay_BHT.exp()[..., None, None]
     beta_BHT1 = x.beta_BHT.unsqueeze(-1)
