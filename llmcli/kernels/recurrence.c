@@ -39,13 +39,14 @@ INLINE void weigh_inputs(const int taps, const float *const *rows, const float *
 }
 
 INLINE void silu_row(const float *x, float *out, int64_t count) {
-    for (int64_t i = 0; i < count; i += VECTOR) {
-        const size_t bytes = 4 * (size_t)(count - i < VECTOR ? count - i : VECTOR);
-        vector part = {0};
-        memcpy(&part, x + i, bytes);
+    const int64_t whole = count / VECTOR * VECTOR;
+    for (int64_t i = 0; i < whole; i += VECTOR) {
+        vector part;
+        memcpy(&part, x + i, sizeof part);
         part = silu(part);
-        memcpy(out + i, &part, bytes);
+        memcpy(out + i, &part, sizeof part);
     }
+    for (int64_t i = whole; i < count; i++) out[i] = silu((vector){0} + x[i])[0];
 }
 
 /* One token of channels `first` to `first` + `count` - 1. */
