@@ -1,38 +1,28 @@
-/* Mixers whose state has one size: gated delta rule, Mamba-2, and the convolution before them.
- *
- * Of each of B sequences one token, or of one sequence B tokens that follow each other, `lanes`: their
- * states then are 0 apart, and an item takes them one after the other.
- */
+/* Mixers whose state has one size: gated delta rule, Mamba-2, and the convolution before them. */
 #include "program.h"
 #include "vectors.h"
-
-/* Tokens that share a state, whose distance from sequence to sequence is the argument before B. */
-INLINE int64_t lanes_of(const struct op *op, const int before) {
-    return op->arg[before] ? 1 : op->arg[before + 1];
-}
 
 /* ---- the convolution -------------------------------------------------------------------------- */
 
 /* CONVOLVE: of each channel the weighted sum of the last L inputs, and its SiLU. The input at position
- * p of a sequence, starts[b * starts_stride], is put into slot p % L of its ring; w has that of the
- * current one last. An item is `CHANNELS` channels of a sequence, or of all that share a ring.
- * 0 x [B, C], 1 x_stride, 2 ring [B, L, C], both bfloat16 (float32 with `wide`), 3 w [C, L],
- * 4 b or 0, 5 out [B, C], 6 SiLU of it [B, C] or 0, 7 distance of rings, 8 B, 9 C, 10 L, 11 wide,
- * 12 starts, 13 starts_stride */
-#define CHANNELS 512
+ * p of a sequence, whose first token here has starts[b * starts_stride], is put into slot p % L of its
+ * ring; w has that of the current one last. `lengths` are how many of the T tokens are no padding. An
+ * item are `CHANNELS` channels of a sequence.
+ * 0 x [B, T, C], 1 distance of sequences, 2 of tokens, 3 ring [B, L, C], both bfloat16 (float32 with
+ * `wide`), 4 w [C, L], 5 b or 0, 6 out [B, T, C], 7 SiLU of it [B, T, C] or 0, 8 B, 9 T, 10 C, 11 L,
+ * 12 wide, 13 starts, 14 starts_stride, 15 lengths [B] or 0 */
+#define CHANNELS 256
 #define MOST_TAPS 8 /* of a filter */
 
-INLINE int64_t parts_of(const struct op *op) { return (op->arg[9] + CHANNELS - 1) / CHANNELS; }
-static int64_t items_convolve(const struct op *op) {
-    return op->arg[8] / lanes_of(op, 7) * parts_of(op);
-}
+INLINE int64_t parts_of(const struct op *op) { return (op->arg[10] + CHANNELS - 1) / CHANNELS; }
+static int64_t items_convolve(const struct op *op) { return op->arg[8] * parts_of(op); }
 
 /* `rows`: inputs, the oldest first. */
-INLINE void weigh_inputs(const int taps, const float *const *rows, const float *w, const float *b,
-                         float *out, int64_t count) {
+INLINE void weigh_inputs(const int64_t taps, const float *const *rows, float (*w)[CHANNELS],
+                         const float *b, float *out, int64_t count) {
     for (int64_t c = 0; c < count; c++) {
-        float sum = w[c * taps] * rows[0][c];
-        for (int j = 1; j < taps; j++) sum += w[c * taps + j] * rows[j][c];
+        float sum = w[0][c] * rows[0][c];
+        for (int64_t j = 1; j < taps; j++) sum += w[j][c] * rows[j][c];
         out[c] = sum;
     }
     for (int64_t c = 0; b && c < count; c++) out[c] += b[c];
@@ -49,38 +39,48 @@ INLINE void silu_row(const float *x, float *out, int64_t count) {
     for (int64_t i = whole; i < count; i++) out[i] = silu((vector){0} + x[i])[0];
 }
 
-/* One token of channels `first` to `first` + `count` - 1. */
-INLINE void convolve_token(const struct op *op, int64_t b, int64_t first, int64_t count) {
-    const int64_t at = ((const int64_t *)address(op->arg[12]))[b * op->arg[13]];
-    const int64_t channels = op->arg[9], taps = op->arg[10], bytes = op->arg[11] ? 4 : 2;
+/* With a number of taps that the compiler knows, where that is usual. */
+INLINE void convolve_taps(const int64_t taps, const struct op *op, int64_t item) {
+    const int64_t b = item / parts_of(op), first = item % parts_of(op) * CHANNELS;
+    const int64_t tokens = op->arg[9], channels = op->arg[10];
+    const int64_t wide = op->arg[12], bytes = wide ? 4 : 2, left = channels - first;
+    const int64_t count = left < CHANNELS ? left : CHANNELS;
+    const int64_t start = ((const int64_t *)address(op->arg[13]))[b * op->arg[14]];
+    const int64_t *lengths = address(op->arg[15]), length = lengths ? lengths[b] : tokens;
     const char *x = (const char *)address(op->arg[0]) + (b * op->arg[1] + first) * bytes;
-    char *ring = (char *)address(op->arg[2]) + (b * op->arg[7] + first) * bytes;
-    const float *w = (const float *)address(op->arg[3]) + first * taps, *bias = address(op->arg[4]);
-    float *out = (float *)address(op->arg[5]) + b * channels + first, *act = address(op->arg[6]);
-    float wide[MOST_TAPS][CHANNELS];
-    const float *rows[MOST_TAPS];
-    memcpy(ring + at % taps * channels * bytes, x, (size_t)(count * bytes));
-    for (int64_t j = 0; j < taps; j++) {
-        const char *row = ring + (at + 1 + j) % taps * channels * bytes;
-        rows[j] = op->arg[11] ? (const float *)row : wide[j];
-        for (int64_t c = 0; !op->arg[11] && c < count; c++)
-            wide[j][c] = widened(((const uint16_t *)row)[c]);
-    }
+    char *ring = (char *)address(op->arg[3]) + (b * taps * channels + first) * bytes;
+    const float *w = (const float *)address(op->arg[4]) + first * taps, *bias = address(op->arg[5]);
+    float *out = (float *)address(op->arg[6]) + b * tokens * channels + first;
+    float *act = (float *)address(op->arg[7]);
+    float turned[MOST_TAPS][CHANNELS], widened_[MOST_TAPS][CHANNELS];
+    const float *rows[MOST_TAPS] = {0};
+    for (int64_t c = 0; c < count; c++)
+        for (int64_t j = 0; j < taps; j++) turned[j][c] = w[c * taps + j];
     bias = bias ? bias + first : NULL;
-    switch (taps) {
-        case 2: weigh_inputs(2, rows, w, bias, out, count); break;
-        case 3: weigh_inputs(3, rows, w, bias, out, count); break;
-        case 4: weigh_inputs(4, rows, w, bias, out, count); break;
-        default: weigh_inputs((int)taps, rows, w, bias, out, count);
+    act = act ? act + b * tokens * channels + first : NULL;
+    for (int64_t t = 1 - taps; t < tokens; t++, x += t > 0 ? op->arg[2] * bytes : 0) {
+        const char *row = t < 0 ? ring + (start + t + taps) % taps * channels * bytes : x;
+        float *own = widened_[(t + taps) % taps];
+        for (int64_t j = 0; j + 1 < taps; j++) rows[j] = rows[j + 1];
+        rows[taps - 1] = wide ? (const float *)row : own;
+        for (int64_t c = 0; !wide && c < count; c++) own[c] = widened(((const uint16_t *)row)[c]);
+        if (t < 0) continue;
+        weigh_inputs(taps, rows, turned, bias, out, count);
+        out += channels;
+        if (act) silu_row(out - channels, act, count), act += channels;
     }
-    if (act) silu_row(out, act + b * channels + first, count);
+    x = (const char *)address(op->arg[0]) + (b * op->arg[1] + first) * bytes;
+    for (int64_t t = length > taps ? length - taps : 0; t < length; t++)
+        memcpy(ring + (start + t) % taps * channels * bytes, x + t * op->arg[2] * bytes,
+               (size_t)(count * bytes));
 }
 
 INLINE void convolve(const struct op *op, int64_t item) {
-    const int64_t lanes = lanes_of(op, 7), b = item / parts_of(op);
-    const int64_t first = item % parts_of(op) * CHANNELS, left = op->arg[9] - first;
-    for (int64_t lane = 0; lane < lanes; lane++)
-        convolve_token(op, b + lane, first, left < CHANNELS ? left : CHANNELS);
+    switch (op->arg[11]) {
+        case 3: convolve_taps(3, op, item); break;
+        case 4: convolve_taps(4, op, item); break;
+        default: convolve_taps(op->arg[11], op, item);
+    }
 }
 EACH_LEVEL(convolve)
 const struct kernel kernel_convolve = {items_convolve, work_convolve, NULL};
@@ -136,38 +136,45 @@ const struct kernel kernel_decay = {items_decay, work_decay, NULL};
 
 /* ---- the recurrence ---------------------------------------------------------------------------- */
 
-/* RECUR: S <- e^g S, then S <- S + beta k (v - k^T S)^T, or with `plain` S + beta k v^T, and z = S^T q.
- * Head h reads the queries and keys of head h / (H / K), or h % K where they are `tiled`. An item is
- * a head of a sequence, or of all that share a state.
- * 0 q [B, K, d], 1 distance of sequences, 2 k [B, K, d], 3 of sequences, 4 v [B, H, e], 5 of sequences,
- * 6 state [B, H, d, e], 7 of sequences, 8 B, 9 H, 10 K, 11 d, 12 e, 13 beta [B, H], 14 g [B, H],
- * 15 z [B, H, e], 16 plain, 17 tiled */
-static int64_t items_recur(const struct op *op) { return op->arg[8] / lanes_of(op, 7) * op->arg[9]; }
+/* RECUR: token by token S <- e^g S, then S <- S + beta k (v - k^T S)^T, or with `plain` S + beta k v^T,
+ * and z = S^T q. Head h reads the queries and keys of head h / (H / K), or h % K where they are
+ * `tiled`. An item are `STRIP` columns of the state of a head: they lie in the cache from token to
+ * token, and its T tokens cost no more than products of chunks of them would.
+ * 0 q [B, T, K, d], 1 distance of sequences, 2 of tokens, 3 k [B, T, K, d], 4 of sequences, 5 of
+ * tokens, 6 v [B, T, H, e], 7 of sequences, 8 of tokens, 9 state [B, H, d, e], 10 B, 11 T, 12 H, 13 K,
+ * 14 d, 15 e, 16 beta [B, T, H], 17 g [B, T, H], 18 z [B, T, H, e], 19 plain, 20 tiled */
+#define STRIP 64
 
-static int fetch_recur(const struct op *op, int64_t piece) {
-    const int64_t states = op->arg[8] / lanes_of(op, 7) * op->arg[9];
-    return fetch_piece(address(op->arg[6]), 4 * states * op->arg[11] * op->arg[12], piece);
+INLINE int64_t strips_of(const struct op *op) { return (op->arg[15] + STRIP - 1) / STRIP; }
+static int64_t items_recur(const struct op *op) {
+    return op->arg[10] * op->arg[12] * strips_of(op);
 }
 
+static int fetch_recur(const struct op *op, int64_t piece) {
+    const int64_t states = op->arg[10] * op->arg[12];
+    return fetch_piece(address(op->arg[9]), 4 * states * op->arg[14] * op->arg[15], piece);
+}
+
+/* Of a head: distances of tokens, of beta and g the number of heads. */
 struct head {
-    const float *q, *k, *v;
-    float *state, *z, beta, decay;
-    int64_t rows, columns, plain;
+    const float *q, *k, *v, *beta, *logs;
+    float *state, *z;
+    int64_t rows, columns, tokens, heads, q_far, k_far, v_far;
 };
 
-INLINE struct head head_of(const struct op *op, int64_t item, int64_t lane) {
-    const int64_t heads = op->arg[9], keys = op->arg[10], d = op->arg[11], e = op->arg[12];
-    const int64_t h = item % heads, b = item / heads + lane, at = b * heads + h;
-    const int64_t key = op->arg[17] ? h % keys : h / (heads / keys);
+INLINE struct head head_of(const struct op *op, int64_t item) {
+    const int64_t heads = op->arg[12], keys = op->arg[13], d = op->arg[14], e = op->arg[15];
+    const int64_t h = item % heads, b = item / heads, at = b * op->arg[11] * heads + h;
+    const int64_t key = op->arg[20] ? h % keys : h / (heads / keys);
     return (struct head){
-        .q = (const float *)address(op->arg[0]) + b * op->arg[1] + key * d,
-        .k = (const float *)address(op->arg[2]) + b * op->arg[3] + key * d,
-        .v = (const float *)address(op->arg[4]) + b * op->arg[5] + h * e,
-        .state = (float *)address(op->arg[6]) + b * op->arg[7] + h * d * e,
-        .z = (float *)address(op->arg[15]) + at * e,
-        .beta = ((const float *)address(op->arg[13]))[at],
-        .decay = exponential(((const float *)address(op->arg[14]))[at]),
-        .rows = d, .columns = e, .plain = op->arg[16],
+        .q = (const float *)address(op->arg[0]) + b * op->arg[1] + key * d, .q_far = op->arg[2],
+        .k = (const float *)address(op->arg[3]) + b * op->arg[4] + key * d, .k_far = op->arg[5],
+        .v = (const float *)address(op->arg[6]) + b * op->arg[7] + h * e, .v_far = op->arg[8],
+        .state = (float *)address(op->arg[9]) + item * d * e,
+        .beta = (const float *)address(op->arg[16]) + at,
+        .logs = (const float *)address(op->arg[17]) + at,
+        .z = (float *)address(op->arg[18]) + at * e,
+        .rows = d, .columns = e, .tokens = op->arg[11], .heads = heads,
     };
 }
 

@@ -24,13 +24,10 @@ from llmcli.ops.recurrence import (
     Inputs,
     Map,
     log_decays,
-    recur_chunks,
-    recur_steps,
+    recur,
     states,
     steps_and_decays,
 )
-
-_FEW = 8  # tokens that single steps read sooner than a chunk is prepared
 
 
 class Recurrent(ABC):
@@ -69,12 +66,13 @@ class Recurrent(ABC):
     def activated(self, x_BTC: Tensor, state: FixedState, step: Step) -> Tensor:
         """`[B, T, C]` → `act` of the same shape, and the ring has seen these tokens."""
         ring_BLC, act_BTC = state["conv"], None
-        if self._reads_one(step) and compiled_recurrence.convolves(x_BTC, self.filter_CL, ring_BLC):
-            made_B1C, act_BTC = compiled_recurrence.convolve(
+        if compiled_recurrence.convolves(x_BTC, self.filter_CL, ring_BLC):
+            wide_BTC, act_BTC = compiled_recurrence.convolve(
                 x_BTC, self.filter_CL, self.bias_C, ring_BLC, step.starts_B,
                 silu=x_BTC.dtype == torch.float32,  # that of 16 bits is of what was rounded
+                lengths_B=self._lengths(step, x_BTC),
             )  # fmt: skip
-            made_BTC = made_B1C.to(x_BTC.dtype)
+            made_BTC = wide_BTC.to(x_BTC.dtype)
         else:
             made_BTC = self._convolved(x_BTC, ring_BLC, step)
         conv_BTC = step.emit(f"{self.name}.conv", made_BTC)
@@ -82,20 +80,20 @@ class Recurrent(ABC):
             act_BTC = activation("silu")(conv_BTC)
         return step.emit(f"{self.name}.act", act_BTC)
 
-    def _reads_one(self, step: Step) -> bool:
-        """Whether it is one token of each sequence, and no padding."""
-        return step.tokens == 1 and min(step.lengths) == 1
+    def _lengths(self, step: Step, x_BTC: Tensor) -> Tensor | None:
+        """How many of each sequence's tokens are no padding; None where there is none."""
+        if min(step.lengths) == step.tokens:
+            return None
+        return torch.tensor(step.lengths, device=x_BTC.device)
 
     def _convolved(self, x_BTC: Tensor, ring_BLC: Tensor, step: Step) -> Tensor:
         starts_B = step.starts_B.to(x_BTC.device).expand(len(x_BTC))
-        if self._reads_one(step):
+        lengths_B = self._lengths(step, x_BTC)
+        if step.tokens == 1 and lengths_B is None:
             at = ring_slots(starts_B, self.filter_CL.shape[1])
             return causal_conv_step(
                 x_BTC[:, 0], self.filter_CL, self.bias_C, ring_BkC=ring_BLC, at=at
             ).unsqueeze(1)
-        lengths_B = None
-        if min(step.lengths) < step.tokens:
-            lengths_B = torch.tensor(step.lengths, device=x_BTC.device)
         return causal_conv_chunk(
             x_BTC, self.filter_CL, self.bias_C, ring_BkC=ring_BLC, positions_B=starts_B,
             lengths_B=lengths_B,
@@ -120,8 +118,7 @@ class Recurrent(ABC):
             there_BT = torch.arange(step.tokens, device=lengths_B.device) < lengths_B[:, None]
             inputs = inputs.only(there_BT)
         state_BHde = state["state"].view(len(inputs.v_BHTe), *self.shape)
-        scan = recur_steps if step.tokens <= _FEW else recur_chunks
-        return scan(inputs, state_BHde)
+        return recur(inputs, state_BHde)
 
     def mixed(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
         """The same; where the map is edited, by products of its rows and the values.

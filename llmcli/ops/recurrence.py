@@ -4,6 +4,7 @@
     S ← e^g S;  S ← S + β k vᵀ;         z = Sᵀq        `plain`: Mamba-2 (arXiv 2405.21060), where
                                                        q, k, v, β are C, B, x, dt
 
+    by our kernel, or    recur(…)             a decode step and a prompt
     token by token       recur_steps(…)       the slow twin, and a decode step
     chunk after chunk    recur_chunks(…)      a prompt
     rows of the map      Map(…).rows(…)       z = map · v, of an empty state
@@ -27,6 +28,7 @@ from torch import Tensor
 from llmcli.ops import compiled, compiled_recurrence
 from llmcli.ops.activations import softplus
 
+_FEW = 8  # tokens that single steps read sooner than a chunk is prepared
 CHUNK = 64  # tokens: sums of log-decays over more of them lose digits in float32
 _AT_ONCE = 1 << 22  # numbers of what chunks are prepared with, at a time
 
@@ -110,10 +112,19 @@ def with_skip(z_BHTe: Tensor, x_BHTe: Tensor, factor_H: Tensor) -> Tensor:
     return z_BHTe + factor_H[:, None, None] * x_BHTe
 
 
-def recur_steps(x: Inputs, state_BHde: Tensor) -> Tensor:
-    """`z` `[B, H, T, e]`, token by token; `state` becomes that after the last one."""
+def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
+    """`z` `[B, H, T, e]` by what is fastest; `state` becomes that after the last token.
+
+    Our kernel takes tokens one after the other, and has the bits of single steps: with the state in
+    the processor's cache that costs fewer operations than chunks do.
+    """
     if compiled_recurrence.recurs(x, state_BHde):
         return compiled_recurrence.recur(x, state_BHde)
+    return (recur_steps if x.tokens <= _FEW else recur_chunks)(x, state_BHde)
+
+
+def recur_steps(x: Inputs, state_BHde: Tensor) -> Tensor:
+    """`z` `[B, H, T, e]`, token by token; `state` becomes that after the last one."""
     q_BHTd, k_BHTd = x.of_heads(x.q_BKTd), x.of_heads(x.k_BKTd)
     decay_BHT11 = x.log_decay_BHT.exp()[..., None, None]
     beta_BHT1 = x.beta_BHT.unsqueeze(-1)

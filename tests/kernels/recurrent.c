@@ -13,24 +13,25 @@ static void spoil(float *x, int64_t count) {
         if (!below(9)) x[i] = float_of(special[below(8)]);
 }
 
-/* Tokens of B sequences, or B of one, through the convolution. */
+/* Tokens of B sequences, or so many of one, through the convolution. */
 static uint64_t convolutions(const struct team *team, int64_t B, int64_t lanes) {
     const int64_t C = 1 + below(below(3) ? 90 : 1200), L = 1 + below(8), wide = below(2);
-    const int64_t far = C + below(5), at = below(1000);
+    const int64_t far = C + below(5), states = lanes ? 1 : B, T = lanes ? B : 1 + below(12);
+    B = states * T;
     float *w = drawn(C * L, 0), *b = below(2) ? drawn(C, 0) : NULL;
     float *out = room(B * C), *act = below(4) ? room(B * C) : NULL;
-    void *x = drawn(B * far, !wide), *ring = drawn((lanes ? 1 : B) * L * C, !wide);
-    int64_t *starts = malloc((size_t)B * sizeof *starts);
-    for (int64_t i = 0; i < B; i++) starts[i] = lanes ? at + i : below(1000);
+    void *x = drawn(B * far, !wide), *ring = drawn(states * L * C, !wide);
+    int64_t starts[3], lengths[3], padded = below(2);
+    for (int64_t i = 0; i < states; i++) starts[i] = below(1000), lengths[i] = below(T + 1);
     const struct op op = {
-        CONVOLVE, {to(x), far, to(ring), to(w), to(b), to(out), to(act), lanes ? 0 : L * C, B, C, L,
-                   wide, to(starts), 1},
+        CONVOLVE, {to(x), T * far, far, to(ring), to(w), to(b), to(out), to(act), states, T, C, L, wide,
+                   to(starts), 1, padded ? to(lengths) : 0},
     };
     struct counter counter;
     llmcli_run(&op, 1, &counter, team, NULL);
     uint64_t hash = hashed(hashed(1, out, B * C), act, act ? B * C : 0);
-    hash = hashed(hash, ring, (lanes ? 1 : B) * L * C / (wide ? 1 : 2));
-    free(w), free(b), free(out), free(act), free(x), free(ring), free(starts);
+    hash = hashed(hash, ring, states * L * C / (wide ? 1 : 2));
+    free(w), free(b), free(out), free(act), free(x), free(ring);
     return hash;
 }
 
@@ -38,7 +39,7 @@ static uint64_t convolutions(const struct team *team, int64_t B, int64_t lanes) 
 uint64_t recurrent(const struct team *team) {
     uint64_t hash = 14695981039346656037ull;
     for (int turn = 0; turn < 150; turn++) {
-        const int64_t B = 1 + below(3), lanes = below(3) == 0, states = lanes ? 1 : B;
+        const int64_t states = 1 + below(3), T = below(2) ? 1 : 1 + below(4), B = states * T;
         const int64_t K = 1 + below(3), H = K * (1 + below(4)), d = 1 + below(40);
         const int64_t e = 1 + below(turn % 5 ? 40 : 150), far = 2 * K * d + H * e + below(9);
         const int64_t values = H * e;
@@ -48,14 +49,14 @@ uint64_t recurrent(const struct team *team) {
         float *state = drawn(states * H * d * e, 0), *z = room(B * values), *more = room(B * values);
         float *w = drawn(H * e, 0), *normed = room(B * values);
         if (turn % 3 == 0) spoil(raw, B * (H + 1)), spoil(state, states * H * d * e);
-        hash ^= convolutions(team, B, lanes);
+        hash ^= convolutions(team, states, turn % 3 == 0);
         const struct op ops[6] = {
             {UNIT, {to(x), far, to(q), B, K, d, bits_of(1e-6f), bits_of(0.3f)}},
             {UNIT, {to(x + K * d), far, to(k), B, K, d, bits_of(1e-6f), bits_of(1.0f)}},
             {DECAY, {to(raw), H + 1, to(bias), to(rate), to(dt), to(log_decay), B, H, bits_of(0.01f),
                      bits_of(below(2) ? INFINITY : 0.7f)}},
-            {RECUR, {to(q), K * d, to(k), K * d, to(v), far, to(state), lanes ? 0 : H * d * e, B, H, K,
-                     d, e, to(beta), to(log_decay), to(z), below(2), below(2)}},
+            {RECUR, {to(q), T * K * d, K * d, to(k), T * K * d, K * d, to(v), T * far, far, to(state),
+                     states, T, H, K, d, e, to(beta), to(log_decay), to(z), below(2), below(2)}},
             {ADD_SCALED, {to(z), to(v), far, to(bias), to(more), B, H, e}},
             {NORMALIZE, {to(more), e, to(normed), B * H, e, to(w), 0, bits_of(1e-5f), 0, 0, B * H, 0, H}},
         };

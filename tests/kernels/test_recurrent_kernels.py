@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -89,6 +90,14 @@ def test_the_convolution_goes_on_from_any_position(library, use, threads, case, 
         assert none is None
         assert torch.equal(plain, out)
         assert torch.equal(activation("silu")(out), act)
+        for cuts in ((0, tokens), (0, 1, 3, tokens), (0, tokens - 1, tokens)):  # in any chunks
+            other, parts = torch.zeros_like(ring), []
+            for first, last in itertools.pairwise(cuts):
+                parts.append(torch.stack(compiled_recurrence.convolve(
+                    x[:, first:last], w, b, other, starts + first, silu=True
+                )))  # fmt: skip
+            assert torch.equal(torch.cat(parts, 2), found[-1])
+            assert torch.equal(other, ring)
         one = slice(batch - 1, batch)  # alone it has the same bits
         own = starts[one] if len(starts) > 1 else starts
         alone = stepped(x[one], w, b, torch.zeros_like(ring[one]), own)
@@ -111,6 +120,21 @@ def test_a_convolution_of_tokens_that_follow_each_other(library, use):
                  for one, lane in zip(first, lanes, strict=True)]  # fmt: skip
         assert torch.equal(torch.stack(found), expected)
         assert torch.equal(shared, ring)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_ring_never_sees_padding(library, use, dtype):
+    x, w, starts = drawn(3, 6, 300).to(dtype), drawn(300, 4, seed=1), torch.tensor([7, 0, 2])
+    for _ in levels(library, use):
+        ring = drawn(3, 4, 300, seed=3).to(dtype)
+        lengths, before = [0, 2, 6], ring.clone()
+        compiled_recurrence.convolve(
+            x, w, None, ring, starts, silu=True, lengths_B=torch.tensor(lengths)
+        )
+        for b, length in enumerate(lengths):
+            for t in range(length):
+                before[b, (starts[b] + t) % 4] = x[b, t]
+        assert torch.equal(ring, before)
 
 
 def test_a_number_that_is_none_stays_in_its_channel(library, use):
@@ -252,6 +276,9 @@ def test_the_recurrence(library, use, threads, case, plain, tiled):
         found.append((steps(x, state), state))
         near(found[-1][0], z, 16)
         near(state, after, 16)
+        state = before.clone()  # as have tokens that are taken together
+        assert torch.equal(compiled_recurrence.recur(x, state), found[-1][0])
+        assert torch.equal(state, found[-1][1])
         one = slice(batch - 1, batch)  # alone it has the same bits
         alone = Inputs(**{
             name: value[one] if isinstance(value, torch.Tensor) else value
