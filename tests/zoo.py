@@ -1642,10 +1642,9 @@ IN_BLOCKS = {
     ),
 }  # fmt: skip
 
-# Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, latents,
-# gates of attention, matrices that are dense.
+# Of these the ones in whose steps PyTorch has a share: learned positions, latents of another size,
+# matrices that are dense.
 COMPUTED = {
-    "gated attention",
-    "gpt2", "short convolutions", "latents of another size", "keys and gates that are dense",
+    "gpt2", "latents of another size", "keys and gates that are dense",
     "a head and embeddings that are dense",
 }  # fmt: skip

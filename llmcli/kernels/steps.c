@@ -211,13 +211,13 @@ INLINE void activate(const struct op *op, int64_t item) {
 EACH_LEVEL(activate)
 const struct kernel kernel_activate = {items_activate, work_activate, NULL};
 
-/* GATE: out = x * y, or with `clamps` x * (y within -limit and limit + offset). Rows of y are
- * `y_stride` apart, x and out contiguous. An item is a row.
- * 0 x, 1 y, 2 y_stride, 3 out, 4 rows, 5 columns, 6 clamps, 7 limit, 8 offset */
+/* GATE: out = x * y, or with `clamps` x * (y within -limit and limit + offset). Rows are `x_stride` and
+ * `y_stride` apart, those of out contiguous. An item is a row.
+ * 0 x, 1 y, 2 y_stride, 3 out, 4 rows, 5 columns, 6 clamps, 7 limit, 8 offset, 9 x_stride */
 static int64_t items_gate(const struct op *op) { return op->arg[4]; }
 
 INLINE void gate(const struct op *op, int64_t item) {
-    const float *x = (const float *)address(op->arg[0]) + item * op->arg[5];
+    const float *x = (const float *)address(op->arg[0]) + item * op->arg[9];
     const float *y = (const float *)address(op->arg[1]) + item * op->arg[2];
     float *out = (float *)address(op->arg[3]) + item * op->arg[5];
     if (op->arg[6]) {

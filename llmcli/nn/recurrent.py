@@ -65,39 +65,14 @@ class Recurrent(ABC):
 
     def activated(self, x_BTC: Tensor, state: FixedState, step: Step) -> Tensor:
         """`[B, T, C]` → `act` of the same shape, and the ring has seen these tokens."""
-        ring_BLC, act_BTC = state["conv"], None
-        if compiled_recurrence.convolves(x_BTC, self.filter_CL, ring_BLC):
-            wide_BTC, act_BTC = compiled_recurrence.convolve(
-                x_BTC, self.filter_CL, self.bias_C, ring_BLC, step.starts_B,
-                silu=x_BTC.dtype == torch.float32,  # that of 16 bits is of what was rounded
-                lengths_B=self._lengths(step, x_BTC),
-            )  # fmt: skip
-            made_BTC = wide_BTC.to(x_BTC.dtype)
-        else:
-            made_BTC = self._convolved(x_BTC, ring_BLC, step)
+        made_BTC, act_BTC = convolved(
+            x_BTC, self.filter_CL, self.bias_C, state["conv"], step,
+            silu=x_BTC.dtype == torch.float32,  # that of 16 bits is of what was rounded
+        )  # fmt: skip
         conv_BTC = step.emit(f"{self.name}.conv", made_BTC)
         if act_BTC is None or conv_BTC is not made_BTC:
             act_BTC = activation("silu")(conv_BTC)
         return step.emit(f"{self.name}.act", act_BTC)
-
-    def _lengths(self, step: Step, x_BTC: Tensor) -> Tensor | None:
-        """How many of each sequence's tokens are no padding; None where there is none."""
-        if min(step.lengths) == step.tokens:
-            return None
-        return torch.tensor(step.lengths, device=x_BTC.device)
-
-    def _convolved(self, x_BTC: Tensor, ring_BLC: Tensor, step: Step) -> Tensor:
-        starts_B = step.starts_B.to(x_BTC.device).expand(len(x_BTC))
-        lengths_B = self._lengths(step, x_BTC)
-        if step.tokens == 1 and lengths_B is None:
-            at = ring_slots(starts_B, self.filter_CL.shape[1])
-            return causal_conv_step(
-                x_BTC[:, 0], self.filter_CL, self.bias_C, ring_BkC=ring_BLC, at=at
-            ).unsqueeze(1)
-        return causal_conv_chunk(
-            x_BTC, self.filter_CL, self.bias_C, ring_BkC=ring_BLC, positions_B=starts_B,
-            lengths_B=lengths_B,
-        )  # fmt: skip
 
     def decays(
         self, x_BTH: Tensor, step: Step, *, least: float = 0.0, most: float = math.inf
@@ -174,6 +149,32 @@ class Recurrent(ABC):
         empty = inputs.k_BKTd.new_zeros(batch, count, *self.shape[1:])
         found = states(inputs, empty, range(first + 1, stop + 1))
         return torch.stack([one.flatten(2).clone() for one in found], 2)
+
+
+def convolved(
+    x_BTC: Tensor, filter_CL: Tensor, bias_C: Tensor | None, ring_BLC: Tensor, step: Step, *,
+    silu: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The convolution of the tokens, which the ring sees but for padding: `[B, T, C]` → the same.
+
+    And its SiLU, if that is wanted and our kernel computes both together.
+    """
+    lengths_B = None
+    if min(step.lengths) < step.tokens:
+        lengths_B = torch.tensor(step.lengths, device=x_BTC.device)
+    if compiled_recurrence.convolves(x_BTC, filter_CL, ring_BLC):
+        wide_BTC, act_BTC = compiled_recurrence.convolve(
+            x_BTC, filter_CL, bias_C, ring_BLC, step.starts_B, silu=silu, lengths_B=lengths_B
+        )
+        return wide_BTC.to(x_BTC.dtype), act_BTC
+    starts_B = step.starts_B.to(x_BTC.device).expand(len(x_BTC))
+    if step.tokens == 1 and lengths_B is None:
+        at = ring_slots(starts_B, filter_CL.shape[1])
+        one_BC = causal_conv_step(x_BTC[:, 0], filter_CL, bias_C, ring_BkC=ring_BLC, at=at)
+        return one_BC.unsqueeze(1), None
+    return causal_conv_chunk(
+        x_BTC, filter_CL, bias_C, ring_BkC=ring_BLC, positions_B=starts_B, lengths_B=lengths_B
+    ), None
 
 
 def own_state(state: LayerState | None, mixer: Recurrent, x_BTD: Tensor) -> FixedState:

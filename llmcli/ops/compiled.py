@@ -268,14 +268,14 @@ def activate(x: Tensor, name: str, limit: float | None = None) -> Tensor:
 
 def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
     """See `ops.elements.gate`."""
-    x, rows = x.contiguous(), _rows(y)
-    out = torch.empty_like(x)
+    first, second = _rows(x), _rows(y)
+    out = torch.empty(x.shape)
     op = (
-        program.GATE, x.data_ptr(), rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows),
-        x.shape[-1], clamp is not None, _bits(clamp.limit if clamp else 0.0),
-        _bits(clamp.offset if clamp else 0.0),
+        program.GATE, first.data_ptr(), second.data_ptr(), second.stride(0), out.data_ptr(),
+        len(first), x.shape[-1], clamp is not None, _bits(clamp.limit if clamp else 0.0),
+        _bits(clamp.offset if clamp else 0.0), first.stride(0),
     )  # fmt: skip
-    program.run(torch.get_num_threads(), op, reads=(x, rows), writes=(out,))
+    program.run(torch.get_num_threads(), op, reads=(first, second), writes=(out,))
     return out
 
 
