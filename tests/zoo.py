@@ -1588,6 +1588,15 @@ IN_BLOCKS = {
     "experts without gates, alone in their blocks": in_blocks(
         BLOCKS["experts without gates, alone in their blocks"], "Q8_0", "Q4_1", "Q5_0"
     ),
+    "gated deltanet": in_blocks(llama(
+        sequential(delta(key_dim=24, value_dim=16), GATED, norm=RMS), layer(),
+        sequential(delta(key_heads=4, length=2, value_dim=32, tiled=True), GATED, norm=RMS),
+    ), "Q8_0", "Q4_1", "Q5_0"),
+    "mamba-2": in_blocks(llama(
+        sequential(ssm(groups=1, head_dim=16, state=20), norm=RMS),
+        sequential(ssm(head_dim=16, bias=True, conv_bias=False), norm=RMS),
+        sequential(ssm(head_dim=24, least=0.4, most=0.9, length=3), GATED, norm=RMS), layer(),
+    ), "Q8_0", "Q4_1", "Q5_0"),
     "latent attention": in_blocks(llama(
         *(latent(heads=4, rank=32, query_rank=32, value_dim=8, rope=_WIDE_ROPE),) * 2,
         latent(heads=5, rank=64, query_rank=None, value_dim=32, bias=True, rope=_WIDE_ROPE),
@@ -1633,10 +1642,9 @@ IN_BLOCKS = {
     ),
 }  # fmt: skip
 
-# Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, latents,
-# gates of attention, matrices that are dense.
+# Of these the ones in whose steps PyTorch has a share: learned positions, latents of another size,
+# matrices that are dense.
 COMPUTED = {
-    "gated attention",
-    "gpt2", "short convolutions", "latents of another size", "keys and gates that are dense",
+    "gpt2", "latents of another size", "keys and gates that are dense",
     "a head and embeddings that are dense",
 }  # fmt: skip

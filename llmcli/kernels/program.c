@@ -18,6 +18,8 @@ static const struct kernel *const kernels[KINDS] = {
     [SUM_EXPERTS] = &kernel_sum_experts, [SCALE_ROWS] = &kernel_scale_rows,
     [MULTIPLY_EXPERTS_BFLOAT16] = &kernel_multiply_experts_bfloat16,
     [JOIN] = &kernel_join, [MULTIPLY_HEADS] = &kernel_multiply_heads,
+    [CONVOLVE] = &kernel_convolve, [UNIT] = &kernel_unit, [DECAY] = &kernel_decay,
+    [RECUR] = &kernel_recur, [ADD_SCALED] = &kernel_add_scaled,
 };
 
 struct program {

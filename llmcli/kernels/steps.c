@@ -5,9 +5,10 @@
 /* ---- norms ----------------------------------------------------------------------------------- */
 
 /* NORMALIZE: x / sqrt(mean x^2 + eps) * w, or with `centred` (x - mean x) / sqrt(var x + eps) * w + b.
- * An item is a row. Rows of a group are x_stride apart. The offset is added to w.
+ * An item is a row. Rows of a group are x_stride apart. The offset is added to w, a row for all or, one
+ * after the other, as many as there are.
  * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns, 5 w, 6 b or 0, 7 eps, 8 centred, 9 offset,
- * 10 rows of a group, 11 distance of groups */
+ * 10 rows of a group, 11 distance of groups, 12 rows of w */
 static int64_t items_normalize(const struct op *op) { return op->arg[3]; }
 
 INLINE void normalize(const struct op *op, int64_t item) {
@@ -15,7 +16,8 @@ INLINE void normalize(const struct op *op, int64_t item) {
     const float *x = (const float *)address(op->arg[0]) + item / op->arg[10] * op->arg[11]
                      + item % op->arg[10] * op->arg[1];
     float *out = (float *)address(op->arg[2]) + item * columns;
-    const float *w = address(op->arg[5]), *b = address(op->arg[6]);
+    const float *w = (const float *)address(op->arg[5]) + item % op->arg[12] * columns;
+    const float *b = address(op->arg[6]);
     const float offset = number(op->arg[9]);
     float lanes[LANES] = {0}, mean = 0.0f;
     if (op->arg[8]) {
@@ -154,7 +156,7 @@ EACH_LEVEL(soft_cap)
 const struct kernel kernel_soft_cap = {items_soft_cap, work_soft_cap, NULL};
 
 /* The numbers of `program.py`. */
-enum activation { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2 };
+enum activation { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, SIGMOID };
 
 INLINE vector activated(const int kind, vector x) {
     if (kind == RELU || kind == RELU2) {
@@ -166,9 +168,10 @@ INLINE vector activated(const int kind, vector x) {
         for (int j = 0; j < VECTOR; j++) y[j] = erff(y[j]);
         return 0.5f * x * (1.0f + y);
     }
-    vector y = kind == SILU         ? x
-               : kind == QUICK_GELU ? 1.702f * x
-                                    : 1.59576912f * (x + 0.044715f * x * x * x); /* 2 sqrt(2 / pi) */
+    if (kind == SILU) return silu(x);
+    if (kind == SIGMOID) return 1.0f / (1.0f + exponentials(-x));
+    vector y = kind == QUICK_GELU ? 1.702f * x
+                                  : 1.59576912f * (x + 0.044715f * x * x * x); /* 2 sqrt(2 / pi) */
     return x / (1.0f + exponentials(-y));
 }
 
@@ -192,6 +195,7 @@ INLINE void activate_row(const int kind, const float *x, float *out, int64_t cou
         case QUICK_GELU: call(QUICK_GELU); break;                                                  \
         case RELU: call(RELU); break;                                                              \
         case RELU2: call(RELU2); break;                                                            \
+        case SIGMOID: call(SIGMOID); break;                                                        \
     }
 
 /* ACTIVATE: out = f(min(x, limit)), rows of x `x_stride` apart. An item is a row.
@@ -207,13 +211,13 @@ INLINE void activate(const struct op *op, int64_t item) {
 EACH_LEVEL(activate)
 const struct kernel kernel_activate = {items_activate, work_activate, NULL};
 
-/* GATE: out = x * y, or with `clamps` x * (y within -limit and limit + offset). Rows of y are
- * `y_stride` apart, x and out contiguous. An item is a row.
- * 0 x, 1 y, 2 y_stride, 3 out, 4 rows, 5 columns, 6 clamps, 7 limit, 8 offset */
+/* GATE: out = x * y, or with `clamps` x * (y within -limit and limit + offset). Rows are `x_stride` and
+ * `y_stride` apart, those of out contiguous. An item is a row.
+ * 0 x, 1 y, 2 y_stride, 3 out, 4 rows, 5 columns, 6 clamps, 7 limit, 8 offset, 9 x_stride */
 static int64_t items_gate(const struct op *op) { return op->arg[4]; }
 
 INLINE void gate(const struct op *op, int64_t item) {
-    const float *x = (const float *)address(op->arg[0]) + item * op->arg[5];
+    const float *x = (const float *)address(op->arg[0]) + item * op->arg[9];
     const float *y = (const float *)address(op->arg[1]) + item * op->arg[2];
     float *out = (float *)address(op->arg[3]) + item * op->arg[5];
     if (op->arg[6]) {

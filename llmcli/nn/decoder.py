@@ -245,12 +245,18 @@ class Decoder:
         """The same for one token of each sequence, replayed; None where it has to be computed.
 
         Several tokens are those of one sequence: lanes. The first step of a state is not recorded:
-        it may be the only one. Nor is a state that cannot be rewound, since what could not be
-        recorded is computed again.
+        it may be the only one. What could not be recorded is computed again, where a state cannot
+        be rewound from a copy of it.
         """
-        if not self._replays or not state.rewinds or torch.compiler.is_compiling():
+        if not self._replays or torch.compiler.is_compiling():
             return None
         tokens = ids_BT.shape[1]
+        if tokens > 1 and not state.rewinds and 1 not in state.replays:
+            # the first token shows whether all are our kernels, which alone can write to what lanes
+            # share
+            first = self._replayed(ids_BT[:, :1], state, clock)
+            rest = None if first is None else self._replayed(ids_BT[:, 1:], state, clock)
+            return None if first is None or rest is None else torch.cat((first, rest), 1)
         if state.steps == 0 and tokens == 1:
             state.steps = 1
             return None
@@ -282,9 +288,12 @@ class Decoder:
         tables = [one for rope in self._ropes.values() for one in rope.upto(state.capacity)]
         weights = [one for weight in self._weights.values() for one in weight.memory()]
         caches = list(state.tensors().values())
+        before = None if state.rewinds else state.snapshot(slots=False)
         replay = Replay(run, ids, starts, weights=[*weights, *tables], caches=caches)
         if not replay.complete:
             self._replays = False
+            if before is not None:
+                state.restore(before)
             return None
         state.replays[tokens] = replay
         state.advance(new)

@@ -6,6 +6,7 @@ C channels, L tokens that the convolution sees, d size of a query and key, e of 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
@@ -15,11 +16,18 @@ from torch import Tensor
 from llmcli.errors import UsageError
 from llmcli.nn.state import FixedState, LayerState
 from llmcli.nn.step import Step
+from llmcli.ops import compiled_recurrence
+from llmcli.ops.activations import activation
 from llmcli.ops.conv import causal_conv_chunk, causal_conv_step, new_ring, ring_slots
 from llmcli.ops.norm import at_least_float32
-from llmcli.ops.recurrence import Inputs, Map, recur_chunks, recur_steps, states
-
-_FEW = 8  # tokens that single steps read sooner than a chunk is prepared
+from llmcli.ops.recurrence import (
+    Inputs,
+    Map,
+    log_decays,
+    recur,
+    states,
+    steps_and_decays,
+)
 
 
 class Recurrent(ABC):
@@ -32,6 +40,8 @@ class Recurrent(ABC):
     name: str
     filter_CL: Tensor
     bias_C: Tensor | None = None
+    A_log_H: Tensor
+    dt_bias_H: Tensor
     leaves: tuple[str, str, str, str, str]  # what queries, keys, values, β and log-decays are here
     plain: bool
     tiled: bool
@@ -53,21 +63,28 @@ class Recurrent(ABC):
             state=torch.zeros(batch, heads, rows * columns, device=device, dtype=wide),
         )
 
-    def convolved(self, x_BTC: Tensor, state: FixedState, step: Step) -> Tensor:
-        """`[B, T, C]` → the same, and the ring has seen these tokens."""
-        starts_B = step.starts_B.to(x_BTC.device).expand(len(x_BTC))
-        if step.tokens == 1 and min(step.lengths) == 1:
-            at = ring_slots(starts_B, self.filter_CL.shape[1])
-            return causal_conv_step(
-                x_BTC[:, 0], self.filter_CL, self.bias_C, ring_BkC=state["conv"], at=at
-            ).unsqueeze(1)
-        lengths_B = None
-        if min(step.lengths) < step.tokens:
-            lengths_B = torch.tensor(step.lengths, device=x_BTC.device)
-        return causal_conv_chunk(
-            x_BTC, self.filter_CL, self.bias_C, ring_BkC=state["conv"], positions_B=starts_B,
-            lengths_B=lengths_B,
+    def activated(self, x_BTC: Tensor, state: FixedState, step: Step) -> Tensor:
+        """`[B, T, C]` → `act` of the same shape, and the ring has seen these tokens."""
+        made_BTC, act_BTC = convolved(
+            x_BTC, self.filter_CL, self.bias_C, state["conv"], step,
+            silu=x_BTC.dtype == torch.float32,  # that of 16 bits is of what was rounded
         )  # fmt: skip
+        conv_BTC = step.emit(f"{self.name}.conv", made_BTC)
+        if act_BTC is None or conv_BTC is not made_BTC:
+            act_BTC = activation("silu")(conv_BTC)
+        return step.emit(f"{self.name}.act", act_BTC)
+
+    def decays(
+        self, x_BTH: Tensor, step: Step, *, least: float = 0.0, most: float = math.inf
+    ) -> tuple[Tensor, Tensor]:
+        """`dt` and `log_decay` of what projections give, in at least float32."""
+        made_BTH, log_BTH = steps_and_decays(
+            at_least_float32(x_BTH), self.dt_bias_H, self.A_log_H, least, most
+        )
+        dt_BTH = step.emit(f"{self.name}.dt", made_BTH)
+        if dt_BTH is not made_BTH:
+            log_BTH = log_decays(dt_BTH, self.A_log_H)
+        return dt_BTH, step.emit(f"{self.name}.log_decay", log_BTH)
 
     def scanned(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
         """`[B, H, T, e]` in at least float32; padding leaves the state as it is."""
@@ -76,8 +93,7 @@ class Recurrent(ABC):
             there_BT = torch.arange(step.tokens, device=lengths_B.device) < lengths_B[:, None]
             inputs = inputs.only(there_BT)
         state_BHde = state["state"].view(len(inputs.v_BHTe), *self.shape)
-        scan = recur_steps if step.tokens <= _FEW else recur_chunks
-        return scan(inputs, state_BHde)
+        return recur(inputs, state_BHde)
 
     def mixed(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
         """The same; where the map is edited, by products of its rows and the values.
@@ -135,6 +151,32 @@ class Recurrent(ABC):
         return torch.stack([one.flatten(2).clone() for one in found], 2)
 
 
+def convolved(
+    x_BTC: Tensor, filter_CL: Tensor, bias_C: Tensor | None, ring_BLC: Tensor, step: Step, *,
+    silu: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The convolution of the tokens, which the ring sees but for padding: `[B, T, C]` → the same.
+
+    And its SiLU, if that is wanted and our kernel computes both together.
+    """
+    lengths_B = None
+    if min(step.lengths) < step.tokens:
+        lengths_B = torch.tensor(step.lengths, device=x_BTC.device)
+    if compiled_recurrence.convolves(x_BTC, filter_CL, ring_BLC):
+        wide_BTC, act_BTC = compiled_recurrence.convolve(
+            x_BTC, filter_CL, bias_C, ring_BLC, step.starts_B, silu=silu, lengths_B=lengths_B
+        )
+        return wide_BTC.to(x_BTC.dtype), act_BTC
+    starts_B = step.starts_B.to(x_BTC.device).expand(len(x_BTC))
+    if step.tokens == 1 and lengths_B is None:
+        at = ring_slots(starts_B, filter_CL.shape[1])
+        one_BC = causal_conv_step(x_BTC[:, 0], filter_CL, bias_C, ring_BkC=ring_BLC, at=at)
+        return one_BC.unsqueeze(1), None
+    return causal_conv_chunk(
+        x_BTC, filter_CL, bias_C, ring_BkC=ring_BLC, positions_B=starts_B, lengths_B=lengths_B
+    ), None
+
+
 def own_state(state: LayerState | None, mixer: Recurrent, x_BTD: Tensor) -> FixedState:
     """The state of the mixer; an empty one where none is kept."""
     if state is None:
@@ -146,3 +188,8 @@ def own_state(state: LayerState | None, mixer: Recurrent, x_BTD: Tensor) -> Fixe
 def in_heads(x: Tensor, heads: int) -> Tensor:
     """`[B, T, H·e]` → `[B, H, T, e]`, a view."""
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def side_by_side(x_BHTe: Tensor) -> Tensor:
+    """`[B, H, T, e]` → `[B, T, H·e]`, a view of what `in_heads` gave."""
+    return x_BHTe.transpose(1, 2).flatten(2)

@@ -46,9 +46,9 @@ class LayerState(ABC):
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets sequence b's tokens from `lengths[b]` on; ValueError where it cannot."""
 
+    @abstractmethod
     def lanes(self, count: int) -> Self:
-        """Of one sequence: `count` in its memory. Raises ValueError where it has no slots."""
-        raise ValueError("tokens that share a recurrent state cannot be read side by side")
+        """Of one sequence: `count` in its memory."""
 
 
 class KVCache(LayerState):
@@ -150,6 +150,12 @@ class FixedState(LayerState):
             raise ValueError("a recurrent state cannot forget its last tokens: restore a snapshot")
         for one in self._tensors.values():
             one.zero_()
+
+    def lanes(self, count: int) -> Self:
+        """Views: our kernels take tokens that have the same memory one after the other."""
+        return type(self)(
+            **{name: one.expand(count, *one.shape[1:]) for name, one in self._tensors.items()}
+        )
 
 
 class Nothing(LayerState):

@@ -67,7 +67,7 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
     plain = functions[name]
 
     def act(x: Tensor) -> Tensor:
-        if name in compiled.ACTIVATIONS and compiled.takes(x):
+        if compiled.takes(x):
             return compiled.activate(x, name, limit)
         return plain(x if limit is None else x.clamp(max=limit))
 

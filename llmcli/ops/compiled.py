@@ -22,7 +22,7 @@ _MOST_GROUP = 128  # query heads that share keys and values (attention.c)
 _PASS = 4  # of these that share a pass over keys and values of one token (attention.c)
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in heads.c
 # `enum activation` in steps.c
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid")
 
 # As formats of `look_up`: row after row.
 IN_16_BITS = {torch.bfloat16: len(PACKED), torch.float16: len(PACKED) + 1}
@@ -55,7 +55,10 @@ def normalize(
     x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, centred: bool,
     offset: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """See `ops.norm.rms_norm`, and `layer_norm` where `centred`; x may have rows with gaps."""
+    """See `ops.norm.rms_norm`, and `layer_norm` where `centred`; x may have rows with gaps.
+
+    Weights may be those of several rows, `[n, D]`: the first of x has the first, and so on.
+    """
     columns = x.shape[-1]
     factors = _ones(columns) if w is None else w
     groups = _groups(x)
@@ -64,7 +67,7 @@ def normalize(
     op = (
         program.NORMALIZE, groups.data_ptr(), groups.stride(1), out.data_ptr(),
         x.numel() // columns, columns, factors.data_ptr(), address, _bits(eps), centred,
-        _bits(offset), groups.shape[1], groups.stride(0),
+        _bits(offset), groups.shape[1], groups.stride(0), factors.numel() // columns,
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(groups, w, b), writes=(out,))
     return out
@@ -265,14 +268,14 @@ def activate(x: Tensor, name: str, limit: float | None = None) -> Tensor:
 
 def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
     """See `ops.elements.gate`."""
-    x, rows = x.contiguous(), _rows(y)
-    out = torch.empty_like(x)
+    first, second = _rows(x), _rows(y)
+    out = torch.empty(x.shape)
     op = (
-        program.GATE, x.data_ptr(), rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows),
-        x.shape[-1], clamp is not None, _bits(clamp.limit if clamp else 0.0),
-        _bits(clamp.offset if clamp else 0.0),
+        program.GATE, first.data_ptr(), second.data_ptr(), second.stride(0), out.data_ptr(),
+        len(first), x.shape[-1], clamp is not None, _bits(clamp.limit if clamp else 0.0),
+        _bits(clamp.offset if clamp else 0.0), first.stride(0),
     )  # fmt: skip
-    program.run(torch.get_num_threads(), op, reads=(x, rows), writes=(out,))
+    program.run(torch.get_num_threads(), op, reads=(first, second), writes=(out,))
     return out
 
 

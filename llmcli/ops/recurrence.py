@@ -4,6 +4,7 @@
     S ← e^g S;  S ← S + β k vᵀ;         z = Sᵀq        `plain`: Mamba-2 (arXiv 2405.21060), where
                                                        q, k, v, β are C, B, x, dt
 
+    by our kernel, or    recur(…)             a decode step and a prompt
     token by token       recur_steps(…)       the slow twin, and a decode step
     chunk after chunk    recur_chunks(…)      a prompt
     rows of the map      Map(…).rows(…)       z = map · v, of an empty state
@@ -24,6 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.ops import compiled, compiled_recurrence
+from llmcli.ops.activations import softplus
+
+_FEW = 8  # tokens that single steps read sooner than a chunk is prepared
 CHUNK = 64  # tokens: sums of log-decays over more of them lose digits in float32
 _AT_ONCE = 1 << 22  # numbers of what chunks are prepared with, at a time
 
@@ -83,6 +88,39 @@ class Inputs:
             k_BKTd=self.of_heads(self.k_BKTd)[:, heads], v_BHTe=self.v_BHTe[:, heads],
             beta_BHT=self.beta_BHT[:, heads], log_decay_BHT=self.log_decay_BHT[:, heads],
         )  # fmt: skip
+
+
+def steps_and_decays(
+    x_BTH: Tensor, bias_H: Tensor, rate_H: Tensor, least: float, most: float
+) -> tuple[Tensor, Tensor]:
+    """`dt = clip(softplus(x + bias), least, most)`, and its log-decay; x in at least float32."""
+    if compiled.takes(x_BTH):
+        return compiled_recurrence.decay(x_BTH, bias_H, rate_H, least, most)
+    dt_BTH = softplus(x_BTH + bias_H).clamp(least, most)
+    return dt_BTH, log_decays(dt_BTH, rate_H)
+
+
+def log_decays(dt_BTH: Tensor, rate_H: Tensor) -> Tensor:
+    """`−e^rate · dt`: the state is multiplied by e to that power."""
+    return -rate_H.exp() * dt_BTH
+
+
+def with_skip(z_BHTe: Tensor, x_BHTe: Tensor, factor_H: Tensor) -> Tensor:
+    """`z + f x`: what goes past the state is added, each head's times a number of its own."""
+    if z_BHTe.shape[2] == 1 and compiled.takes(z_BHTe) and compiled.takes(x_BHTe):
+        return compiled_recurrence.add_scaled(z_BHTe, x_BHTe, factor_H)
+    return z_BHTe + factor_H[:, None, None] * x_BHTe
+
+
+def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
+    """`z` `[B, H, T, e]` by what is fastest; `state` becomes that after the last token.
+
+    Our kernel takes tokens one after the other, and has the bits of single steps: with the state in
+    the processor's cache that costs fewer operations than chunks do.
+    """
+    if compiled_recurrence.recurs(x, state_BHde):
+        return compiled_recurrence.recur(x, state_BHde)
+    return (recur_steps if x.tokens <= _FEW else recur_chunks)(x, state_BHde)
 
 
 def recur_steps(x: Inputs, state_BHde: Tensor) -> Tensor:

@@ -63,11 +63,12 @@ def test_arm_has_the_same_bits(built, ours, level):
 STEPS = [
     *EXTENSION["extra-compile-args"], "-Wall", "-Wextra", "-Werror",
     f"-I{ROOT / 'llmcli' / 'kernels'}",
-    *(str(Path(__file__).with_name(name)) for name in ("attend.c", "experts.c")), *SOURCES, "-lm",
+    *(str(Path(__file__).with_name(name)) for name in ("attend.c", "experts.c", "recurrent.c")),
+    *SOURCES, "-lm",
 ]  # fmt: skip
 
 
-def test_attention_and_experts_have_the_same_bits_everywhere(built):
+def test_attention_experts_and_recurrences_have_the_same_bits_everywhere(built):
     needs(COMPILER[0])
     flags = ["-g", *UNDEFINED, "-fno-sanitize-recover=all"]
     plain = built("attend", [*COMPILER, *STEPS])

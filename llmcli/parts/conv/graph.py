@@ -1,6 +1,6 @@
 """The gated short convolution: `B gate x`, then `in`, `conv`, `out`, and what is added.
 
-Letters: T tokens, D width, L tokens that the convolution sees, W = L - 1 that it remembers.
+Letters: T tokens, D width, L tokens that the convolution sees.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ENTER = {  # letters and words of the projections
 
 
 def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
-    """All `[B, T, D]`; the state holds the last L - 1 rows of `in`."""
+    """All `[B, T, D]`; the state holds the last L rows of `in`."""
     p = site.name
 
     def bias(leaf: str) -> str | None:
@@ -55,13 +55,13 @@ def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
         ),
     )  # fmt: skip
     state = State(
-        name=f"cache.{site.layer}.conv", axes=("W", "D"), holds=f"{p}.in", before=f"{p}.conv",
-        formula=f"the last {c.length - 1} rows of Y", words="what the convolution remembers",
-        layer=site.layer,
+        name=f"cache.{site.layer}.conv", axes=("L", "D"), holds=f"{p}.in", before=f"{p}.conv",
+        formula="the last L rows of Y, that of position p in row p mod L",
+        words="what the convolution remembers", layer=site.layer, ring=True,
     )  # fmt: skip
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=(state,),
-        sizes={"L": c.length, "W": c.length - 1},
+        sizes={"L": c.length},
         absent=(Absent(names=rf"{p.rpartition('.')[2]}\.b", why="it has no such bias"),),
     )  # fmt: skip
 

@@ -12,15 +12,15 @@ key, e of a value.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.recurrent import Recurrent, in_heads, own_state
+from llmcli.nn.recurrent import Recurrent, in_heads, own_state, side_by_side
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
-from llmcli.ops.activations import softplus
+from llmcli.ops.activations import activation
+from llmcli.ops.elements import gate
 from llmcli.ops.norm import at_least_float32, l2_norm
 from llmcli.ops.recurrence import Inputs
 from llmcli.parts.delta.config import DeltaConfig
@@ -58,13 +58,16 @@ class GatedDelta(Recurrent):
         gate_BHTe = step.emit(f"{p}.gate", in_heads(gate_BTV, self.config.heads))
         beta_BTH = step.emit(f"{p}.beta_in", beta_BTH)
         decay_BTH = step.emit(f"{p}.decay_in", decay_BTH)
-        conv_BTC = step.emit(f"{p}.conv", self.convolved(in_BTC, own, step))
-        inputs = self._inputs(step.emit(f"{p}.act", F.silu(conv_BTC)), beta_BTH, decay_BTH, step)
+        act_BTC = self.activated(in_BTC, own, step)
+        inputs = self._inputs(act_BTC, beta_BTH, decay_BTH, step)
         z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, own, step))
-        z_BHTe = step.emit(f"{p}.z_norm", self.norm(z_BHTe))
-        act_BHTe = step.emit(f"{p}.gate_act", F.silu(at_least_float32(gate_BHTe)))
-        out_BHTe = step.emit(f"{p}.out", (act_BHTe * z_BHTe).to(self.dtype))
-        return self.out.wide(out_BHTe.transpose(1, 2).flatten(2))
+        z_BHTe = self.norm(z_BHTe.transpose(1, 2)).transpose(1, 2)
+        z_BHTe = step.emit(f"{p}.z_norm", z_BHTe)
+        act_BTV = activation("silu")(at_least_float32(side_by_side(gate_BHTe)))
+        act_BHTe = step.emit(f"{p}.gate_act", in_heads(act_BTV, self.config.heads))
+        out_BTV = gate(side_by_side(act_BHTe), side_by_side(z_BHTe)).to(self.dtype)
+        out_BHTe = step.emit(f"{p}.out", in_heads(out_BTV, self.config.heads))
+        return self.out.wide(side_by_side(out_BHTe))
 
     def _inputs(
         self, act_BTC: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, step: Step
@@ -73,16 +76,15 @@ class GatedDelta(Recurrent):
         p, config = self.name, self.config
         keys, values = config.key_heads * config.key_dim, config.heads * config.value_dim
         q, k, v = act_BTC.split_with_sizes([keys, keys, values], -1)
-        q_BKTd, k_BKTd = (
-            l2_norm(at_least_float32(in_heads(one, config.key_heads)), config.eps) for one in (q, k)
+        q_BTKd, k_BTKd = (
+            at_least_float32(one).view(*one.shape[:2], config.key_heads, -1) for one in (q, k)
         )
-        q_BKTd = step.emit(f"{p}.q", q_BKTd * config.key_dim**-0.5)
-        k_BKTd = step.emit(f"{p}.k", k_BKTd)
+        q_BTKd = l2_norm(q_BTKd, config.eps, config.key_dim**-0.5)
+        q_BKTd = step.emit(f"{p}.q", q_BTKd.transpose(1, 2))
+        k_BKTd = step.emit(f"{p}.k", l2_norm(k_BTKd, config.eps).transpose(1, 2))
         v_BHTe = step.emit(f"{p}.v", in_heads(v, config.heads))
-        beta_BTH = step.emit(f"{p}.beta", at_least_float32(beta_BTH).sigmoid())
-        decay_BTH = at_least_float32(decay_BTH) + self.dt_bias_H
-        dt_BTH = step.emit(f"{p}.dt", softplus(decay_BTH))
-        log_BTH = step.emit(f"{p}.log_decay", -self.A_log_H.exp() * dt_BTH)
+        beta_BTH = step.emit(f"{p}.beta", activation("sigmoid")(at_least_float32(beta_BTH)))
+        _, log_BTH = self.decays(decay_BTH, step)
         return Inputs(
             q_BKTd=q_BKTd, k_BKTd=k_BKTd, v_BHTe=at_least_float32(v_BHTe), beta_BHT=beta_BTH.mT,
             log_decay_BHT=log_BTH.mT, tiled=config.tiled,

@@ -10,17 +10,17 @@ group, e values of a head, I of all heads.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.recurrent import Recurrent, in_heads, own_state
+from llmcli.nn.recurrent import Recurrent, in_heads, own_state, side_by_side
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
-from llmcli.ops.activations import softplus
+from llmcli.ops.activations import activation
+from llmcli.ops.elements import gate
 from llmcli.ops.norm import at_least_float32, rms_norm
-from llmcli.ops.recurrence import Inputs
+from llmcli.ops.recurrence import Inputs, with_skip
 from llmcli.parts.norm.forward import Norm
 from llmcli.parts.ssm.config import SsmConfig
 
@@ -59,16 +59,16 @@ class Ssm(Recurrent):
         gate_BHTe = step.emit(f"{p}.gate", in_heads(gate_BTI, self.config.heads))
         in_BTC = step.emit(f"{p}.in", in_BTC)
         dt_BTH = step.emit(f"{p}.dt_in", dt_BTH)
-        conv_BTC = step.emit(f"{p}.conv", self.convolved(in_BTC, own, step))
-        inputs = self._inputs(step.emit(f"{p}.act", F.silu(conv_BTC)), dt_BTH, step)
+        inputs = self._inputs(self.activated(in_BTC, own, step), dt_BTH, step)
         z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, own, step))
-        skip_BHTe = z_BHTe + self.D_H[:, None, None] * inputs.v_BHTe
-        skip_BHTe = step.emit(f"{p}.skip", skip_BHTe)
-        act_BHTe = step.emit(f"{p}.gate_act", F.silu(at_least_float32(gate_BHTe)))
-        gated_BHTe = step.emit(f"{p}.gated", act_BHTe * skip_BHTe)
-        out_BTI = self._normed(gated_BHTe.transpose(1, 2).flatten(2))
+        skip_BHTe = step.emit(f"{p}.skip", with_skip(z_BHTe, inputs.v_BHTe, self.D_H))
+        act_BTI = activation("silu")(at_least_float32(side_by_side(gate_BHTe)))
+        act_BHTe = step.emit(f"{p}.gate_act", in_heads(act_BTI, self.config.heads))
+        gated_BTI = gate(side_by_side(act_BHTe), side_by_side(skip_BHTe))
+        gated_BHTe = step.emit(f"{p}.gated", in_heads(gated_BTI, self.config.heads))
+        out_BTI = self._normed(side_by_side(gated_BHTe))
         out_BHTe = step.emit(f"{p}.out", in_heads(out_BTI, self.config.heads))
-        return self.out.wide(out_BHTe.transpose(1, 2).flatten(2))
+        return self.out.wide(side_by_side(out_BHTe))
 
     def _inputs(self, act_BTC: Tensor, dt_BTH: Tensor, step: Step) -> Inputs:
         """What the recurrence reads, in at least float32."""
@@ -78,9 +78,7 @@ class Ssm(Recurrent):
         x_BHTe = at_least_float32(step.emit(f"{p}.x", in_heads(x, config.heads)))
         b_BGTN = at_least_float32(step.emit(f"{p}.B", in_heads(b, config.groups)))
         c_BGTN = at_least_float32(step.emit(f"{p}.C", in_heads(c, config.groups)))
-        dt_BTH = softplus(at_least_float32(dt_BTH) + self.dt_bias_H)
-        dt_BTH = step.emit(f"{p}.dt", dt_BTH.clamp(config.least, config.most))
-        log_BTH = step.emit(f"{p}.log_decay", -self.A_log_H.exp() * dt_BTH)
+        dt_BTH, log_BTH = self.decays(dt_BTH, step, least=config.least, most=config.most)
         return Inputs(
             q_BKTd=c_BGTN, k_BKTd=b_BGTN, v_BHTe=x_BHTe, beta_BHT=dt_BTH.mT,
             log_decay_BHT=log_BTH.mT, plain=True,
@@ -92,5 +90,8 @@ class Ssm(Recurrent):
         if groups == 1:
             return self.norm(x_BTI)
         assert self.norm.w is not None
-        wide_BTGn = rms_norm(x_BTI.view(*x_BTI.shape[:2], groups, -1), None, self.norm.config.eps)
-        return (wide_BTGn.flatten(2) * at_least_float32(self.norm.w)).to(self.dtype)
+        out_BTGn = rms_norm(
+            x_BTI.view(*x_BTI.shape[:2], groups, -1), self.norm.w.view(groups, -1),
+            self.norm.config.eps, self.dtype, offset=self.norm.config.offset,
+        )  # fmt: skip
+        return out_BTGn.flatten(2)
