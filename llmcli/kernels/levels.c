@@ -14,7 +14,7 @@
 #endif
 
 /* The number that a change of what is exported, or of its arguments, counts up. */
-int llmcli_native_version(void) { return 23; }
+int llmcli_native_version(void) { return 24; }
 
 /* The levels that this processor and its operating system have: bit i for `enum level` i. */
 unsigned llmcli_native_levels(void) {

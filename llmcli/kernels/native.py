@@ -19,7 +19,7 @@ VARIABLE = "LLMCLI_KERNELS"
 LEVELS = ("portable", "avx2", "avx512", "vnni", "amx", "dotprod")  # `enum level` in common.h
 _KEPT: list[Any] = []  # memory whose address the library has
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")
-_VERSION = 23  # `llmcli_native_version` in levels.c
+_VERSION = 24  # `llmcli_native_version` in levels.c
 
 
 def check() -> None:
