@@ -1212,6 +1212,15 @@ def attending(model: ModelConfig) -> list[int]:
     ]  # fmt: skip
 
 
+def recurring(model: ModelConfig) -> list[int]:
+    """The layers whose map is that of a recurrence."""
+    kinds = (DeltaConfig, SsmConfig)
+    return [
+        i for i, layer in enumerate(model.layers)
+        if any(isinstance(part, kinds) for part in layer.parts)
+    ]  # fmt: skip
+
+
 def keeping_keys(model: ModelConfig) -> list[int]:
     """Those of them whose keys and values are kept, and can be edited."""
     return [i for i, layer in enumerate(model.layers) if layer.attention is not None]
@@ -1376,19 +1385,15 @@ BLOCKS = {
         sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),
         sequential(ShortConvConfig(length=4, bias=True), GATED, norm=RMS),
     ),
-    "recurrences, multiplied and normalized": llama(
-        block(branch(ssm(), multiplier=0.5)), layer(),
-        block(branch(delta(), RMS, RMS), branch(GATED, multiplier=2.0)),
-    ),
     "gated deltanet": llama(
         sequential(delta(), GATED, norm=RMS), layer(),
         sequential(delta(heads=3, key_heads=3, length=2, value_dim=4), GATED, norm=RMS),
-        sequential(delta(tiled=True, eps=0.3), GATED, norm=RMS),
+        block(branch(delta(tiled=True, eps=0.3), RMS, RMS), branch(GATED)),
     ),
     "mamba-2": llama(
         sequential(ssm(groups=1), norm=RMS),
         sequential(ssm(bias=True, conv_bias=False), norm=RMS), layer(),
-        sequential(ssm(least=0.4, most=0.9, length=3), GATED, norm=RMS),
+        block(branch(ssm(least=0.4, most=0.9, length=3), multiplier=0.5), branch(GATED)),
     ),
     "mamba-2 alone": llama(
         *(sequential(ssm(least=0.4, most=0.9), norm=RMS),) * 2, embedding=EmbeddingConfig(),

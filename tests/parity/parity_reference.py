@@ -113,7 +113,8 @@ def reference_hidden(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def reference_attentions(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, ...]:
-    """The attention pattern `[B, H, T, T]` of every layer."""
+    """The attention pattern `[B, H, T, T]` of every layer that attends."""
     with precision(model):
         fresh_rope(model)
-        return tuple(model(ids, use_cache=False, output_attentions=True).attentions)
+        out = model(ids, use_cache=False, output_attentions=True)
+        return tuple(getattr(out, "attentions", ()))

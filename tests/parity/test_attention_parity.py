@@ -11,7 +11,7 @@ from parity_models import prompt
 from parity_reference import reference_attentions
 from parity_smollm2 import transformers_from_gguf
 from parity_types import Models, References
-from zoo import ZOO, attending, variant
+from zoo import ZOO, attending, recurring, variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.loading import load_checkpoint
@@ -35,8 +35,10 @@ def test_every_layer_and_head(name: str, models: Models, references: References)
     theirs, wide = (
         reference_attentions(references(name, dtype), ids) for dtype in ("float32", "float64")
     )
-    assert list(found) == attending(variant(name).config())
-    for layer, pattern, exact in zip(found, theirs, wide, strict=True):
+    config = variant(name).config()
+    layers = attending(config)
+    assert list(found) == sorted(layers + recurring(config))
+    for layer, pattern, exact in zip(layers, theirs, wide, strict=True):
         assert found[layer].shape == pattern.shape[1:]
         moved = float((pattern - exact).abs().max())  # theirs, between float32 and float64
         assert np.abs(found[layer] - pattern[0].numpy()).max() < max(1e-5, 5 * moved)

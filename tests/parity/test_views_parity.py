@@ -17,10 +17,9 @@ import pytest
 import torch
 from parity_gguf import write_gguf
 from parity_models import build, prompt
-from parity_recorder import attending_layers
 from parity_reference import load_reference, reference_attentions, reference_hidden
 from transformers import PreTrainedModel
-from zoo import ZOO, variant
+from zoo import ZOO, attending, recurring, variant
 
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
@@ -104,8 +103,10 @@ def test_attention(name: str, new: int, made: Any, view: Any, tmp_path: Path) ->
     assert len(ids) > len(IDS) or new == 0
     ours = _arrays(file)
     theirs = reference_attentions(both.theirs, torch.tensor([ids]))
-    assert len(ours) == len(theirs) == len(said["layers"])
-    for layer, pattern in zip(attending_layers(both.theirs), theirs, strict=True):
+    assert len(ours) == len(said["layers"])
+    assert len(theirs) == sum(".attn." in name for name in ours)
+    layers = attending(translate(open_checkpoint(both.path))[0])
+    for layer, pattern in zip(layers, theirs, strict=True):
         found = ours[f"blocks.{layer}.attn.pattern"]
         assert found.shape == pattern.shape[1:]
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
@@ -125,7 +126,7 @@ def test_lens(name: str, made: Any, view: Any) -> None:
     said = view(both.path, "lens", *GIVEN, "--mid", "--top", "3")
     stream = reference_hidden(both.theirs, torch.tensor([IDS]))
     base = both.theirs.base_model
-    names = ("ln_f", "embedding_norm", "final_layer_norm", "norm")
+    names = ("ln_f", "embedding_norm", "final_layer_norm", "norm", "norm_f")
     norm = next(getattr(base, name) for name in names if hasattr(base, name))
     rows = {row["name"]: row["cells"] for row in said["rows"]}
     blocks = describe(open_checkpoint(both.path)).layers  # nothing between parts side by side
@@ -153,14 +154,17 @@ def test_lens(name: str, made: Any, view: Any) -> None:
 def test_dump_of_everything(name: str, made: Any, view: Any, tmp_path: Path) -> None:
     both, file = made(name), tmp_path / "all.npz"
     said = view(both.path, "dump", *GIVEN, "--name", "*", "-o", str(file))
-    assert set(said["checks"]) == {"formulas", "cache", "row_sums", "masks", "values"}
     config = translate(open_checkpoint(both.path))[0]
+    checks = {"formulas", "cache", "values"}
+    checks |= {"row_sums", "masks"} if attending(config) else set()
+    checks |= {"state", "causal"} if recurring(config) else set()
+    assert set(said["checks"]) == checks
     there = [name for name, one in known(config).items() if one.kind != "parameter"]
     ours = _arrays(file)
     assert [tensor["name"] for tensor in said["tensors"]] == list(ours) == there
     stream = reference_hidden(both.theirs, torch.tensor([IDS]))
     attentions = reference_attentions(both.theirs, torch.tensor([IDS]))
-    for layer, pattern in zip(attending_layers(both.theirs), attentions, strict=True):
+    for layer, pattern in zip(attending(config), attentions, strict=True):
         found = ours[f"blocks.{layer}.attn.pattern"]
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
     for layer, x in enumerate(stream[:-1]):

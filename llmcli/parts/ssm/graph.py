@@ -42,7 +42,8 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     def node(leaf: str, letter: str, axes: tuple[str, ...], op: Op, words: str,
              group: str = "scan", *, wide: bool = True, shown: bool = False) -> Node:  # fmt: skip
         return Node(name=f"{p}.{leaf}", letter=letter, axes=axes, op=op, words=words, group=group,
-                    layer=site.layer, wide=wide, shown=shown)  # fmt: skip
+                    layer=site.layer, wide=wide, shown=shown,
+                    shares=op.source if isinstance(op, Cut) else None)  # fmt: skip
 
     def enter(leaf: str, heads: int = 0) -> Node:
         letter, words, columns, makes = _ENTER[leaf]
