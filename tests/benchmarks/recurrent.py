@@ -1,14 +1,14 @@
 """Recurrent models of random weights: decode and prompts beside transformers, and the slow twin.
 
     python tests/benchmarks/recurrent.py [--models qwen mamba2] [--depths 0 8192] [--prompt 4096]
-        [--steps 48] [--runs 5] [--threads 2] [--folder FOLDER] [--json]
+        [--dtype auto] [--steps 16] [--runs 7] [--threads 2] [--folder FOLDER] [--json]
 
 Small models with the blocks of Qwen3.5-0.8B (six of gated DeltaNet, two of gated attention) and of
 Mamba2-130M (half of its blocks), which transformers writes into `--folder` once, in bfloat16. Both
-engines read them in one process, ours as llmcli does by default, transformers in bfloat16 with its
-own PyTorch code. Steps and prompts are made in turns, so that a slow spell of the machine meets
-both; a ratio is that of two neighbours, shown as the median with the lowest and highest. `twin`:
-the same prompt token by token, its recurrences by `recur_steps` and all else as ever.
+engines read them in one process, ours in `--dtype`, transformers in bfloat16 (with `float32` in
+that) with its own PyTorch code. Steps and prompts are made in turns, so that a slow spell of the
+machine meets both; a ratio is that of two neighbours, shown as the median with the lowest and
+highest. `twin`: the same prompt, its recurrences by `recur_steps` and all else as ever.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench_tools import ROOT, environment, spread, table
+from bench_tools import environment, spread, table
 
-sys.path.insert(0, str(ROOT))
-
-# ruff: noqa: E402
 from llmcli.checkpoints import open_model
 from llmcli.engine.session import Session
 from llmcli.loading import load_checkpoint
 from llmcli.nn import recurrent
+from llmcli.ops.recurrence import recur_steps
 
 DECODE_TARGET, PREFILL_TARGET, TWIN_TARGET = 1.4, 1.5, 10.0
 BLOCK = ["linear_attention"] * 3 + ["full_attention"]
@@ -66,8 +65,8 @@ def made(folder: Path, model: str) -> Path:
 class Ours:
     """A session of one sequence; it chooses the most likely token."""
 
-    def __init__(self, path: Path, capacity: int) -> None:
-        self.decoder = load_checkpoint(open_model(str(path))).decoder
+    def __init__(self, path: Path, capacity: int, dtype: str) -> None:
+        self.decoder = load_checkpoint(open_model(str(path)), dtype=dtype).decoder
         self.capacity = capacity
 
     def read(self, ids: Sequence[int]) -> None:
@@ -81,12 +80,13 @@ class Ours:
 class Theirs:
     """The model of transformers with the cache that it makes."""
 
-    def __init__(self, path: Path, capacity: int) -> None:
+    def __init__(self, path: Path, dtype: str) -> None:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.set_verbosity_error()
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+        own = torch.float32 if dtype == "float32" else torch.bfloat16
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=own).eval()
 
     def read(self, ids: Sequence[int]) -> None:
         self.cache: dict[str, Any] = {}
@@ -142,12 +142,12 @@ def prompt(length: int) -> list[int]:
 
 def by_twin(ours: Ours, ids: Sequence[int]) -> None:
     """The prompt with recurrences token by token."""
-    chunks = recurrent.recur_chunks
-    recurrent.recur_chunks = recurrent.recur_steps
+    usual = recurrent.recur
+    recurrent.recur = recur_steps
     try:
         ours.read(ids)
     finally:
-        recurrent.recur_chunks = chunks
+        recurrent.recur = usual
 
 
 def row(name: str, found: list[list[float]], each: float, target: float) -> tuple[str, ...]:
@@ -163,6 +163,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--depths", nargs="*", type=int, default=[0, 8192])
+    parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--runs", type=int, default=7)
@@ -175,17 +176,18 @@ def main() -> int:
     for model in args.models:
         path = made(args.folder, model)
         room = max(args.prompt, *args.depths) + (args.runs + 2) * args.steps + 8
-        ours, theirs = Ours(path, room), Theirs(path, room)
+        ours, theirs = Ours(path, room, args.dtype), Theirs(path, args.dtype)
         tests = []
         for depth in args.depths:
             found = decode(ours, theirs, depth, args.steps, args.runs)
             tests.append((f"decode after {depth}", found, 1, DECODE_TARGET))
         if args.prompt:
-            ids, few = prompt(args.prompt), max(args.runs // 3, 1)
-            found = in_turns(few, lambda: ours.read(ids), lambda: theirs.read(ids))
-            tests.append((f"prompt of {args.prompt}", found, args.prompt, PREFILL_TARGET))
-            found = in_turns(1, lambda: ours.read(ids), lambda: by_twin(ours, ids))
-            tests.append((f"prompt of {args.prompt} ÷ twin", found, args.prompt, TWIN_TARGET))
+            ids, few, name = prompt(args.prompt), max(args.runs // 3, 1), f"prompt of {args.prompt}"
+            usual, slow = partial(ours.read, ids), partial(by_twin, ours, ids)
+            found = in_turns(few, usual, partial(theirs.read, ids))
+            tests.append((name, found, args.prompt, PREFILL_TARGET))
+            found = in_turns(1, usual, slow)
+            tests.append((f"{name} beside the twin", found, args.prompt, TWIN_TARGET))
         for name, found, each, target in tests:
             rows.append((model, *row(name, found, each, target)))
             results.append({"model": model, "test": name, "seconds": found, "target": target})

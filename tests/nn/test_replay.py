@@ -191,3 +191,28 @@ def test_the_recorded_step_is_clocked_without_a_clock(model):
     assert clock.late == 1
     assert clock.names[0] == "step"
     assert clock.names[-1] == "logits"
+
+
+@pytest.mark.parametrize("name", ["gated deltanet", "mamba-2"])
+def test_what_a_kernel_computes_together_is_computed_anew_behind_an_edit(name):
+    """SiLU of an edited convolution, decays of edited steps; no bit changes where nothing does."""
+    config, formats = IN_BLOCKS[name]
+    found = random_model(config, formats=formats)
+    part = "linattn" if name == "gated deltanet" else "ssm"
+    leaves = ("conv", "act", "dt", "log_decay")
+    conv, act, dt, decay = (f"blocks.0.{part}.{leaf}" for leaf in leaves)
+
+    def seen(factor):
+        taken = {}
+        edits = [Edit(name=one, fn=lambda x: factor * x) for one in (conv, dt)]
+        decoded(session(found), 1, tap=taken.__setitem__, edits=edits)
+        return taken
+
+    plain, same, doubled = {}, seen(1), seen(2)
+    decoded(session(found), 1, tap=plain.__setitem__)
+    assert all(torch.equal(plain[one], same[one]) for one in (conv, act, dt, "logits"))
+    torch.testing.assert_close(same[decay], plain[decay], rtol=3e-7, atol=0)
+    assert torch.equal(doubled[conv], 2 * plain[conv])
+    torch.testing.assert_close(doubled[act], torch.nn.functional.silu(doubled[conv]))
+    assert torch.equal(doubled[dt][..., :1], 2 * plain[dt][..., :1])
+    torch.testing.assert_close(doubled[decay], 2 * same[decay])
