@@ -29,7 +29,8 @@ class Given:
     def __getitem__(self, name):
         return self.rows[name]
 
-    every = __getitem__
+    def every(self, name, tokens=slice(None)):
+        return self.rows[name][..., tokens, :]
 
     def weight(self, name):
         return self.weights[name]
