@@ -146,6 +146,7 @@ def _nemotron(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(2**20)
     writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)  # which llama.cpp asks for, too
     kinds = config.layer_types
     writer.add_head_count_kv(
         [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
