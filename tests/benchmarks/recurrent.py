@@ -8,7 +8,8 @@ Mamba2-130M (half of its blocks), which transformers writes into `--folder` once
 engines read them in one process, ours in `--dtype`, transformers in bfloat16 (with `float32` in
 that) with its own PyTorch code. Steps and prompts are made in turns, so that a slow spell of the
 machine meets both; a ratio is that of two neighbours, shown as the median with the lowest and
-highest. `twin`: the same prompt, its recurrences by `recur_steps` and all else as ever.
+highest. `twin`: the same prompt, its recurrences by `recur_steps` and all else as ever; and the
+recurrences alone.
 """
 
 from __future__ import annotations
@@ -150,6 +151,27 @@ def by_twin(ours: Ours, ids: Sequence[int]) -> None:
         recurrent.recur = usual
 
 
+def scans(ours: Ours, ids: Sequence[int]) -> list[list[float]]:
+    """Seconds of the recurrences alone, of all layers: as they run, and by the twin."""
+    usual, found = recurrent.recur, []
+    for scan in (usual, recur_steps):
+        spent = [0.0]
+
+        def timed(*args: Any, scan: Any = scan, spent: list[float] = spent) -> Any:
+            begin = time.perf_counter()
+            out = scan(*args)
+            spent[0] += time.perf_counter() - begin
+            return out
+
+        recurrent.recur = timed
+        try:
+            ours.read(ids)
+        finally:
+            recurrent.recur = usual
+        found.append(spent)
+    return found
+
+
 def row(name: str, found: list[list[float]], each: float, target: float) -> tuple[str, ...]:
     """Rates of both by their medians, and the ratio of neighbours."""
     ours, theirs = found
@@ -188,6 +210,8 @@ def main() -> int:
             tests.append((name, found, args.prompt, PREFILL_TARGET))
             found = in_turns(1, usual, slow)
             tests.append((f"{name} beside the twin", found, args.prompt, TWIN_TARGET))
+            found = scans(ours, ids)
+            tests.append(("its recurrences alone", found, args.prompt, TWIN_TARGET))
         for name, found, each, target in tests:
             rows.append((model, *row(name, found, each, target)))
             results.append({"model": model, "test": name, "seconds": found, "target": target})
