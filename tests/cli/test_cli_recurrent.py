@@ -16,7 +16,6 @@ import llmcli.nn.recurrent as nn
 from llmcli.families.family import families
 from llmcli.ops.recurrence import Map
 from llmcli.parts.delta import forward as delta
-from llmcli.parts.ssm import forward as ssm
 
 TEXT = "The old house stood at the end of the road, and the old"
 
@@ -300,25 +299,27 @@ def test_times(run):
 
 
 def scans(monkeypatch, changed):
-    """Both kernels become `changed(kernel)`."""
-    for name in ("recur_chunks", "recur_steps"):
-        monkeypatch.setattr(nn, name, changed(getattr(nn, name)))
+    """What scans tokens becomes `changed(scan)`, a function of inputs and the state."""
+    scanned = nn.Recurrent.scanned
+
+    def other(self, inputs, state, step):
+        own = changed(lambda x, held: scanned(self, x, held, step))
+        return own(inputs, state)
+
+    monkeypatch.setattr(nn.Recurrent, "scanned", other)
 
 
 def kernel(change):
     """What the kernel reads is changed, whatever was emitted."""
-
-    def changed(scan):
-        return lambda x, state, *more: scan(change(x), state, *more)
-
-    return lambda monkeypatch: scans(monkeypatch, changed)
+    return lambda monkeypatch: scans(
+        monkeypatch, lambda scan: lambda x, state: scan(change(x), state)
+    )
 
 
 def results(change):
-    def changed(scan):
-        return lambda *args: change(scan(*args))
-
-    return lambda monkeypatch: scans(monkeypatch, changed)
+    return lambda monkeypatch: scans(
+        monkeypatch, lambda scan: lambda x, state: change(scan(x, state))
+    )
 
 
 def rows_of_the_map(change):
@@ -344,21 +345,28 @@ def decay(factor):
 
 
 def state_is_lost(monkeypatch):
-    def changed(scan):
-        return lambda x, state, *more: scan(x, state.clone(), *more)
-
-    scans(monkeypatch, changed)
+    scans(monkeypatch, lambda scan: lambda x, state: scan(x, state.snapshot(0)))
 
 
 def ring_is_lost(monkeypatch):
-    convolved = nn.Recurrent.convolved
+    activated = nn.Recurrent.activated
 
     def other(self, x, state, step):
-        out = convolved(self, x, state, step)
+        out = activated(self, x, state, step)
         state["conv"].zero_()
         return out
 
-    monkeypatch.setattr(nn.Recurrent, "convolved", other)
+    monkeypatch.setattr(nn.Recurrent, "activated", other)
+
+
+def another_bias(monkeypatch):
+    """Step sizes are those of another bias."""
+    decays = nn.Recurrent.decays
+
+    def other(self, x, *args, **bounds):
+        return decays(self, x - 0.1, *args, **bounds)
+
+    monkeypatch.setattr(nn.Recurrent, "decays", other)
 
 
 def patched(module, name, change):
@@ -398,17 +406,15 @@ COMMON = {
 DELTAS = COMMON | {
     "nothing is taken off": (kernel(lambda x: replace(x, plain=True)), {"values", "state"}),
     "k has another length": (
-        patched(delta, "l2_norm", lambda was, x, eps: 1.5 * was(x, eps)), {"formulas"}
+        patched(delta, "l2_norm", lambda was, *args: 1.5 * was(*args)), {"formulas"}
     ),
-    "decays without a bias": (
-        patched(delta, "softplus", lambda was, x: was(x - 0.1)), {"formulas"}
-    ),
+    "decays of another bias": (another_bias, {"formulas"}),
 }  # fmt: skip
 SSMS = COMMON | {
     "B and C change places": (
         kernel(lambda x: replace(x, q_BKTd=x.k_BKTd, k_BKTd=x.q_BKTd)), {"values", "state"}
     ),
-    "decays without a bias": (patched(ssm, "softplus", lambda was, x: was(x - 0.1)), {"formulas"}),
+    "decays of another bias": (another_bias, {"formulas"}),
     "something is taken off": (kernel(lambda x: replace(x, plain=False)), {"values", "state"}),
 }  # fmt: skip
 
@@ -436,12 +442,11 @@ def test_faults_of_states_are_seen(cli, path, monkeypatch, fault):
 
 @pytest.mark.parametrize("command", ["attention", "lens"])
 def test_chunks_go_on_where_the_last_one_ended(cli, path, monkeypatch, tmp_path, command):
-    scan = nn.recur_chunks
+    def empty(state):
+        state["state"].zero_()
+        return state
 
-    def other(x, state, *more):
-        return scan(x, state.zero_(), *more)
-
-    monkeypatch.setattr(nn, "recur_chunks", other)
+    scans(monkeypatch, lambda scan: lambda x, state: scan(x, empty(state)))
     text = tmp_path / "long.txt"
     text.write_text("the cat sat on 12 mats. " * 80)
     said = cli(command, "-m", path, "-f", str(text), "--json", "--dtype", "float32")
