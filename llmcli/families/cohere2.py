@@ -79,7 +79,9 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """llama.cpp's names."""
-    return llama_rules.rules_gguf(config, norms=[("attn_norm", "ln1")], paired=True)
+    return llama_rules.rules_gguf(
+        config, norms=[("attn_norm", "ln1")], paired=True, everywhere=False
+    )
 
 
 FAMILIES = (

@@ -38,7 +38,8 @@ def rules_hf(
             Drop(f"{prefix}rotary_emb.inv_freq", computed),
         ]
         if paired:
-            rules += _unpaired(config, prefix + "layers.{layer}.self_attn.{symbol}_proj")
+            source = prefix + "layers.{layer}.self_attn.{symbol}_proj"
+            rules += _unpaired(config, source, everywhere=False)
         if not paired:
             rules += _queries(config, f"{h}.self_attn.q_proj")
         for symbol in "vo" if paired else "kvo":
@@ -49,12 +50,13 @@ def rules_hf(
 
 
 def rules_gguf(
-    config: ModelConfig, *, norms: Norms = NORMS_GGUF, paired: bool = False, fused_up: bool = False
-) -> tuple[Rule, ...]:
+    config: ModelConfig, *, norms: Norms = NORMS_GGUF, paired: bool = False,
+    everywhere: bool = True, fused_up: bool = False,
+) -> tuple[Rule, ...]:  # fmt: skip
     """llama.cpp's names, where rows of queries and keys lie as we rotate them (`qwen2`, `qwen3`).
 
-    `paired`: neighbouring rows are rotated together, as in architecture `llama`. `fused_up`: gate
-    and up are one tensor.
+    `paired`: neighbouring rows are rotated together, as in architecture `llama`; `everywhere`: also
+    layers that rotate nothing have them in that order. `fused_up`: gate and up are one tensor.
     """
     g, b = "blk.{layer}", "blocks.{layer}"
     offset = config.final_norm.offset
@@ -81,7 +83,7 @@ def rules_gguf(
         rules += _linear(f"{g}.ffn_gate", f"{b}.mlp", "gate")
         rules += _linear(f"{g}.ffn_up", f"{b}.mlp", "up")
     if paired:
-        rules += _unpaired(config, "blk.{layer}.attn_{symbol}")
+        rules += _unpaired(config, "blk.{layer}.attn_{symbol}", everywhere=everywhere)
     else:
         rules += _queries(config, f"{g}.attn_q") + _linear(f"{g}.attn_k", f"{b}.attn", "k")
     if not config.head.tied:
@@ -113,16 +115,17 @@ def _queries(config: ModelConfig, source: str) -> list[Rename]:
     ]
 
 
-def _unpaired(config: ModelConfig, source: str) -> list[Rename]:
+def _unpaired(config: ModelConfig, source: str, *, everywhere: bool) -> list[Rename]:
     """Queries and keys of a file in which neighbouring rows are rotated together.
 
-    Those of layers that rotate nothing lie in that order, too.
+    `everywhere`: those of layers that rotate nothing lie in that order, too.
     """
     rules = []
     for index, layer in enumerate(config.layers):
         if (mixer := layer.attention) is None:
             continue
-        dims = mixer.rope.dims if mixer.rope is not None else mixer.head_dim
+        dims = mixer.head_dim if everywhere else 0
+        dims = mixer.rope.dims if mixer.rope is not None else dims
         for symbol, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
             stored = source.format(layer=index, symbol=symbol)
             rules += _linear(stored, f"blocks.{index}.attn", symbol, UnpairRows(heads, dims))
