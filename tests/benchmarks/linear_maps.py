@@ -16,7 +16,7 @@ import json
 from bench_tools import environment, run_python, table
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-LIMIT = 2 << 30  # bytes above the model, at every length
+LIMIT = 3 << 30  # bytes above the model, at every length
 MIXERS = {
     "delta": "DeltaConfig(heads={heads}, key_heads={heads}, key_dim=128, value_dim=128, length=4, "
     "norm=norm)",
