@@ -198,7 +198,7 @@ _llmcli() {
         attention\ --generate) values=''; kind=words ;;
         attention\ --layer) values=''; kind=words ;;
         attention\ --head) values=''; kind=words ;;
-        attention\ --what) values='pattern scores'; kind=words ;;
+        attention\ --what) values='pattern scores state'; kind=words ;;
         attention\ --synthetic) values=''; kind=words ;;
         attention\ --query) values=''; kind=words ;;
         attention\ --key) values=''; kind=words ;;

@@ -295,7 +295,7 @@ complete -c llmcli -n '__fish_seen_subcommand_from attention' -l set -x -d 'A va
 complete -c llmcli -n '__fish_seen_subcommand_from attention' -l generate -x -d 'Let the model write up to N tokens (the likeliest ones), and look at them too'
 complete -c llmcli -n '__fish_seen_subcommand_from attention' -l layer -x -d 'Layers such as 0,3-5,-1'
 complete -c llmcli -n '__fish_seen_subcommand_from attention' -l head -x -d 'Heads of these layers, such as 2 or 0-3'
-complete -c llmcli -n '__fish_seen_subcommand_from attention' -l what -x -a 'pattern scores' -d 'What matrices hold'
+complete -c llmcli -n '__fish_seen_subcommand_from attention' -l what -x -a 'pattern scores state' -d 'What matrices hold'
 complete -c llmcli -n '__fish_seen_subcommand_from attention' -l weighted -d 'Metrics of A[i,j] ‖v_j W_O‖, what is really moved, and pairs ranked by it'
 complete -c llmcli -n '__fish_seen_subcommand_from attention' -l synthetic -x -d 'Instead of a text N random tokens, twice (32 is plenty)'
 complete -c llmcli -n '__fish_seen_subcommand_from attention' -l query -x -d 'Only these rows of the matrices, and pairs of these queries'

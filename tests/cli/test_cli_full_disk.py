@@ -10,6 +10,7 @@ import ast
 import contextlib
 import errno
 import io
+import json
 import os
 from contextlib import contextmanager
 from functools import partial
@@ -56,6 +57,7 @@ WRITES = {
     "cli.attention.exports:_Page.finish": NAMED,
     "cli.attention.exports:_Picture.finish": NAMED,
     "cli.attention.exports:opened": NAMED,
+    "cli.attention.states:shown_states": NAMED,
     "cli.chat.typed:history_path": "tests/cli/test_cli_chat.py::"
     "test_where_no_history_can_be_kept_it_is_not",
     "cli.chat.talk:Talk.save": NAMED,
@@ -100,6 +102,7 @@ def named():
         for ending in endings:
             text = "a" if command == "ladder" else "abcdefgh"  # one is enough for the slow loops
             yield [command, text, *extra.get(command, []), "-o", f"out.{ending}"]
+    yield ["attention", "abcdefgh", "--what", "state", "-o", "states.csv"]
     yield ["chat", "--prompt", "ab", "-n", "2", "--no-stdin", "--save", "out.json"]
     yield ["timing", "ab", "--pairs", "1", "-n", "1", "--threads", "1", "--trace", "out.json"]
 
@@ -109,8 +112,20 @@ def model(tmp_path_factory):
     return str(write_tiny(tmp_path_factory.mktemp("full") / "m", weights=True))
 
 
-def of(argv, model, mixture):
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    folder = write_tiny(tmp_path_factory.mktemp("recurrent") / "m")
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "mamba2", "vocab_size": 2048, "hidden_size": 32, "num_heads": 8,
+        "head_dim": 8, "n_groups": 1, "state_size": 8, "num_hidden_layers": 2,
+    }))  # fmt: skip
+    return str(folder)
+
+
+def of(argv, model, mixture, recurrent):
     """The options of the model that the command is about."""
+    if "state" in argv:
+        return "-m", recurrent, "--random-weights"
     return ("-m", mixture, "--random-weights") if argv[0] == "experts" else ("-m", model)
 
 
@@ -127,9 +142,9 @@ def alone(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("argv", [*named()], ids=lambda argv: f"{argv[0]}-{argv[-1]}")
-def test_a_file_that_a_command_writes(cli, model, mixture, argv):
+def test_a_file_that_a_command_writes(cli, model, mixture, recurrent, argv):
     out = Path(argv[-1])
-    run = partial(cli, *argv, *of(argv, model, mixture), "--dtype", "float32", "-q")
+    run = partial(cli, *argv, *of(argv, model, mixture, recurrent), "--dtype", "float32", "-q")
     old = b'{"schema": "llmcli.chat/1"}'  # chat replaces nothing else
     out.write_bytes(old)
     with largest_file(0):  # before the first byte
@@ -278,10 +293,10 @@ def full_stdout(monkeypatch):
     [*([*name.split(), *LINES[name]] for name in LINES), *MORE],
     ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""),
 )
-def test_what_a_command_says(capsys, model, mixture, monkeypatch, argv):
+def test_what_a_command_says(capsys, model, mixture, recurrent, monkeypatch, argv):
     monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: "bash")
     if argv[0] in LINES and "--help" not in argv and not " ".join(argv).startswith(NO_MODEL):
-        argv = [*argv, *of(argv, model, mixture)]
+        argv = [*argv, *of(argv, model, mixture, recurrent)]
     if argv[0] == "models":  # something to be removed
         file = CATALOG["smollm2"].file
         (file.parent / ".fetch-left").mkdir(parents=True)
