@@ -15,6 +15,8 @@ delta rule, in chunks  recurrence.recur_chunks        LinearMap, Mix       gated
 the same, a step       recurrence.recur_steps         StateAfter           gated DeltaNet, decoding
 state space            the same, `plain`              the same             Mamba-2
 map of a recurrence    recurrence.Map                 LinearMap            both, shown
+decay of a state       recurrence.log_decays          LogDecay             both
+past the state         recurrence.with_skip           Skip                 Mamba-2
 Q, K, V projections    linear.linear of q|k|v, split  Project              attention
 scaled scores          attention.scores               Score                attention, shown
 attention              attention.attend               Score, Softmax, Mix  all but Mamba-2

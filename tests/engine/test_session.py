@@ -168,7 +168,9 @@ def test_a_snapshot_has_no_empty_slots_and_does_not_fit_a_smaller_state(decoder)
     session = Session(decoder, 1, 9)
     session.prefill([PROMPTS[0]])
     saved = session.state.snapshot()
-    assert saved.nbytes == Session(decoder, 1, 5).state.nbytes < session.state.nbytes
+    assert saved.nbytes == Session(decoder, 1, 5).state.nbytes
+    slots = any("S" in state.axes for state in graph(decoder.config).states.values())
+    assert (saved.nbytes < session.state.nbytes) is slots
     with pytest.raises(ValueError, match="1 × 5 tokens does not fit a state of 1 × 4"):
         Session(decoder, 1, 4).state.restore(saved)
 

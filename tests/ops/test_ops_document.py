@@ -236,10 +236,12 @@ OPERATIONS = {
     "tanh", "tanh soft cap",
     "argmax", "temperature", "top-k, top-p", "sum, mean, max", "reduction as a tree", "add",
     "multiply", "packed weights", "scores of experts", "choice of experts", "weights of experts",
-    "products with experts", "sum of experts", "heads with own W",
+    "products with experts", "sum of experts", "heads with own W", "ReLU²",
+    "delta rule, in chunks", "the same, a step", "state space", "map of a recurrence",
+    "decay of a state", "past the state",
 }  # fmt: skip
-# a row of a table, a part of a product, numbers behind each other, no formula
-ELSEWHERE = {"LookUp", "HeadShare", "Join", "Opaque"}
+# a row of a table, a part of a product, numbers behind each other, some of a row, no formula
+ELSEWHERE = {"LookUp", "HeadShare", "Join", "Cut", "Opaque"}
 
 
 def test_the_table_of_operations_names_what_is_there():
