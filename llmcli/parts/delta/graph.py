@@ -165,7 +165,8 @@ def _parameters(c: DeltaConfig, site: Site) -> Iterator[Parameter]:
 
 def delta_facts(c: DeltaConfig) -> Mapping[str, Any]:
     """What `info` says of it."""
+    keys = () if c.key_heads == c.heads else (f"{c.key_heads} heads of queries and keys",)
     return {
-        "kind": "gated DeltaNet", "heads": c.heads, "kv_heads": c.key_heads, "head_dim": c.key_dim,
-        "value_dim": c.value_dim, "details": (f"convolution over {c.length} tokens",),
+        "kind": "gated DeltaNet", "heads": c.heads, "head_dim": c.key_dim,
+        "value_dim": c.value_dim, "details": (*keys, f"convolution over {c.length} tokens"),
     }  # fmt: skip
