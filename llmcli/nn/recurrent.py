@@ -31,7 +31,7 @@ from llmcli.ops.recurrence import (
 
 
 class Recurrent(ABC):
-    """A prompt is read in chunks, a token by a step.
+    """The recurrence of a prompt and of a step alike are what `ops.recurrence.recur` finds fastest.
 
     The state has the last L rows that enter the convolution in a ring (`ops.conv`), and for each
     head a matrix `[d, e]` in at least float32, its rows side by side.

@@ -73,17 +73,26 @@ def normalize(
     return out
 
 
+def evenly_spaced(x_BTNd: Tensor) -> tuple[Tensor, int]:
+    """The same numbers, each token's heads side by side, and the distance of tokens.
+
+    A copy where tokens of the whole batch have no one distance.
+    """
+    batch, tokens, _, size = x_BTNd.shape
+    sequence, token = x_BTNd.stride()[:2]
+    even = batch == 1 or tokens == 1 or sequence == tokens * token
+    if not even or x_BTNd.stride()[2:] != (size, 1):
+        x_BTNd = x_BTNd.contiguous()
+    return x_BTNd, x_BTNd.stride(1) if tokens > 1 else x_BTNd.stride(0)
+
+
 def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
     """See `ops.rope.rotate`, with the tables `[positions, R]` whole.
 
     Token t of sequence b is at position `starts[b]` + t; one number stands for all sequences.
     """
     batch, tokens, heads, size = x_BTNd.shape
-    sequence, token = x_BTNd.stride()[:2]
-    even = batch == 1 or tokens == 1 or sequence == tokens * token
-    if not even or x_BTNd.stride()[2:] != (size, 1):
-        x_BTNd = x_BTNd.contiguous()
-    far = x_BTNd.stride(1) if tokens > 1 else x_BTNd.stride(0)
+    x_BTNd, far = evenly_spaced(x_BTNd)
     out = torch.empty(x_BTNd.shape)
     op = (
         program.ROTATE, x_BTNd.data_ptr(), far, out.data_ptr(), batch, tokens, heads, size,

@@ -70,11 +70,7 @@ def convolve(
 def unit(x_BTNd: Tensor, eps: float, factor: float) -> Tensor:
     """See `ops.norm.l2_norm`, times a `factor`."""
     batch, tokens, rows, size = x_BTNd.shape
-    sequence, token = x_BTNd.stride()[:2]
-    even = batch == 1 or tokens == 1 or sequence == tokens * token
-    if not even or x_BTNd.stride()[2:] != (size, 1):
-        x_BTNd = x_BTNd.contiguous()
-    far = x_BTNd.stride(1) if tokens > 1 else x_BTNd.stride(0)
+    x_BTNd, far = compiled.evenly_spaced(x_BTNd)
     out = torch.empty(x_BTNd.shape)
     op = (
         program.UNIT, x_BTNd.data_ptr(), far, out.data_ptr(), batch * tokens, rows, size,

@@ -48,7 +48,7 @@ def check_options(heads: HeadOptions, view: ViewOptions) -> None:
 
 
 def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The layers and the heads that are asked for. Raises UsageError for those without a state."""
+    """The requested layers and heads. Raises UsageError for those without a state."""
     model = graph(config)
     nodes = {layer: model.mixing(layer) for layer in range(len(config.layers))}
     states = [
@@ -84,7 +84,7 @@ def shown_states(
     view: ViewOptions,
     out: Output,
 ) -> StatesReport:
-    """Measures the states, writes the file that is asked for, and shows them."""
+    """Measures the states, writes the requested file, and shows them."""
     from llmcli.measure.attention.states import measure_states
     from llmcli.render.attention.states import render_states, states_csv
     from llmcli.render.stats import model_line

@@ -1,6 +1,6 @@
 """Rules of recurrences, as their papers write them: token by token.
 
-Letters: T tokens asked for, S all tokens, H heads, d numbers of a key, e of a value.
+Letters: T requested tokens, S all tokens, H heads, d numbers of a key, e of a value.
 """
 
 from __future__ import annotations
