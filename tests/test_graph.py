@@ -12,9 +12,9 @@ from small_models import ids, random_decoder, random_model
 from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
 
 from llmcli.anatomy.graph import Graph
-from llmcli.explain.kernel import Kernel
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rules import RULES, rules
+from llmcli.observe.kernel import Kernel
 from llmcli.parts.attention.config import RopeConfig
 
 TOKENS = 11

@@ -12,17 +12,17 @@ from zoo import IN_BLOCKS
 
 from llmcli.anatomy.graph import Graph
 from llmcli.engine.session import Session
-from llmcli.explain.kernel import Kernel
-from llmcli.explain.local import worst_number
-from llmcli.explain.values import Values
 from llmcli.formats.packed import Packed
 from llmcli.graph.blocks import PACKED
 from llmcli.graph.evaluation.rule import concatenated, settled
 from llmcli.graph.evaluation.rules import rules
 from llmcli.graph.ops import Project
 from llmcli.kernels import native
-from llmcli.measure.cache import filled
 from llmcli.nn.step import Edit
+from llmcli.observe.cache import filled
+from llmcli.observe.kernel import Kernel
+from llmcli.observe.local import worst_number
+from llmcli.observe.values import Values
 from llmcli.ops.quant import dequantize
 
 pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels")

@@ -1,9 +1,11 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
-    ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← measure
-    ladder explain ← cli;
-    render sees only reports; in a command's folder a file is of cli, measure, reports or render
+    ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← observe
+    ← measure ladder ← cli ← commands;
+    ui sees only reports, and a command's view besides only its own report. In a command's folder
+    `measure`, `report` and `view` (a file or a folder) are what they say, all else is its shell.
+    Commands do not import each other: `cli.tree` names them, and what one shows of another's.
 """
 
 import ast
@@ -29,8 +31,11 @@ LAYERS = (
     {"nn"},
     {"engine"},
     {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "generation"},
-    {"measure", "ladder", "explain"},
-    {"cli", "commands", "__main__"},
+    {"observe"},
+    {"report"},
+    {"measure", "ladder"},
+    {"cli"},
+    {"shell", "__main__"},
 )
 LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other, in this direction only.
@@ -52,13 +57,11 @@ BESIDE = {
     ("loading", "filling"),
     ("loading", "weights"),
     ("generation", "model"),
-    ("ladder", "measure"),
-    ("measure", "explain"),
-    ("__main__", "cli"),
 }
+VIEWS = ("ui", "view", "render")  # `render`: what is left of it goes with the ladder
 TORCH_FREE = {
     *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("text", "kernels", "arithmetic", "ahead", "render", "cli", "commands", "__main__"),
+    *("text", "kernels", "arithmetic", "ahead", "ui", "report", "view", "cli", "shell", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
@@ -68,9 +71,13 @@ COMPUTES = (
 )
 AT_TOP = {
     "cli": {"typer"},
+    "shell": {"typer"},
+    "ui": {"rich", "numpy"},
+    "view": {"rich", "numpy"},
     "render": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
-    **{part: {"torch"} for part in (*COMPUTES, "ladder", "explain", "evaluation")},
+    **{part: {"torch"} for part in (*COMPUTES, "ladder", "evaluation")},
+    "observe": {"torch", "numpy"},
     "measure": {"torch", "numpy"},
 }
 # … and what may be imported inside a function, wherever that is.
@@ -90,8 +97,7 @@ def part_of(module):
     """`families` for `llmcli.families.rules`; the package itself is ``.
 
     By file name in `parts`: what it is lies below all, what computes it needs torch. So in a
-    command's folder: what is no option, measurement or report is a view.
-    `llmcli.graph.evaluation` is a part of its own, too.
+    command's folder, see above. `llmcli.graph.evaluation` is a part of its own, too.
     """
     if module.startswith("llmcli.graph.evaluation"):
         return "evaluation"
@@ -99,8 +105,14 @@ def part_of(module):
     if folder.startswith("llmcli.parts.") and file in ("config", "forward"):
         return {"config": "config", "forward": "nn"}[file]
     if folder.startswith("llmcli.commands."):
-        return {"command": "cli", "measure": "measure", "report": "reports"}.get(file, "render")
+        kind = module.split(".")[3:4]
+        return kind[0] if kind and kind[0] in ("measure", "report", "view") else "shell"
     return module.split(".")[1] if "." in module else ""
+
+
+def command_of(module):
+    """`bench` for what lies in the folder of that command, empty elsewhere."""
+    return module.split(".")[2] if module.startswith("llmcli.commands.") else ""
 
 
 def name_of(file):
@@ -141,12 +153,14 @@ def layer_faults(module, imported):
     me = part_of(module)
     for name in imported:
         other = part_of(name)
+        if command_of(name) and command_of(name) != command_of(module):
+            yield f"{module} imports {name}"
         if other in ("", me):
             continue
-        if me == "render" or (other == "render" and me != "cli"):
-            allowed = me == "render" and other == "reports"
-        elif other == "render":
-            allowed = True
+        if me in VIEWS:
+            allowed = other in ("reports", "ui") or (me == "view" and other == "report")
+        elif other in VIEWS:
+            allowed = me in ("cli", "shell")
         else:
             allowed = LAYER[other] < LAYER[me] or (me, other) in BESIDE
         if not allowed:
@@ -171,7 +185,8 @@ EDGES = {module: [name for name, at in found if at == "top"] for module, found i
 
 def test_modules_import_only_what_lies_below_them():
     modules = sorted(MODULES - {"llmcli"})
-    assert {part_of(module) for module in modules} <= {*LAYER, "render"}, "a part without a layer"
+    known = {*LAYER, *VIEWS, "commands"}
+    assert {part_of(module) for module in modules} <= known, "a part without a layer"
     assert not [f for m in modules for f in layer_faults(m, ours(m, "top", "inside", "types"))]
 
 
@@ -290,12 +305,14 @@ def test_a_call_with_a_state_is_found(source, count):
         ("llmcli.ops.x", "from llmcli.kernels import native", 0),
         ("llmcli.ops.x", "from llmcli.formats.weight import Weight", 1),
         ("llmcli.kernels.x", "from llmcli.ops import linear", 1),
-        ("llmcli.render.x", "from llmcli.errors import LlmcliError", 1),
-        ("llmcli.render.x", "from llmcli.reports import Report", 0),
-        ("llmcli.measure.x", "from llmcli.render import theme", 1),
-        ("llmcli.cli.x", "from llmcli.render import theme", 0),
-        ("llmcli.commands.x.view", "from llmcli.measure import observe", 1),
+        ("llmcli.ui.x", "from llmcli.errors import LlmcliError", 1),
+        ("llmcli.ui.x", "from llmcli.reports import Report", 0),
+        ("llmcli.observe.x", "from llmcli.ui import theme", 1),
+        ("llmcli.cli.x", "from llmcli.ui import theme", 0),
+        ("llmcli.commands.x.view", "from llmcli.observe import observe", 1),
         ("llmcli.commands.x.measure", "from llmcli.commands.x.report import Report", 0),
+        ("llmcli.commands.x.look", "from llmcli.commands.y.report import Report", 1),
+        ("llmcli.commands.x.view.y", "from llmcli.commands.y.view.x import view", 1),
         ("llmcli.commands.x.report", "from llmcli.commands.x.measure import measure", 1),
     ],
 )

@@ -19,15 +19,15 @@ from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.load.measure.run import measure_load
+from llmcli.commands.load.view.screen import render_load
+from llmcli.commands.shapes.measure.ran import run_checks
+from llmcli.commands.shapes.measure.tensors import Calls
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
 from llmcli.loading import load_checkpoint, load_shapes
-from llmcli.measure.load.run import measure_load
-from llmcli.measure.ran import run_checks
-from llmcli.measure.shapes import Calls
 from llmcli.model import Stages
 from llmcli.nn.parameters import Parameters
-from llmcli.render.load import render_load
 
 NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
 

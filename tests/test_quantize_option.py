@@ -8,13 +8,13 @@ from safetensors.torch import save_file
 from tiny_checkpoints import GPT2, LLAMA, llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.info.measure import measure_info
+from llmcli.commands.load.measure.run import measure_load
+from llmcli.commands.shapes.measure.ran import run_checks
 from llmcli.errors import UsageError
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
 from llmcli.loading import load_checkpoint, load_shapes
-from llmcli.measure.info import measure_info
-from llmcli.measure.load.run import measure_load
-from llmcli.measure.ran import run_checks
 from llmcli.model import Stages
 from llmcli.ops.quant import dequantize, quantize
 from llmcli.reports.info import Device

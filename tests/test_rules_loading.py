@@ -16,6 +16,10 @@ from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 from llmcli import filling
 from llmcli.anatomy import TensorSpec
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.info.measure import measure_info
+from llmcli.commands.load.measure.run import check_files, measure_load
+from llmcli.commands.shapes.measure.ran import sources_check
+from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import (
     AddConstant,
@@ -36,12 +40,8 @@ from llmcli.families.llama import LLAMA as FAMILY
 from llmcli.families.llama import from_hf
 from llmcli.formats.dense import Dense
 from llmcli.loading import load_checkpoint
-from llmcli.measure.info import measure_info
-from llmcli.measure.load.run import check_files, measure_load
-from llmcli.measure.memory import cpu
-from llmcli.measure.ran import sources_check
-from llmcli.measure.stored import stored_check, stored_tensors
 from llmcli.model import Stages
+from llmcli.observe.memory import cpu
 from llmcli.weights import check_fit, load_weights
 
 H, B = "model.layers.{layer}", "blocks.{layer}"

@@ -237,7 +237,7 @@ def tell(line: str) -> None:
 
     On a terminal its lines break between words, elsewhere it is one line.
     """
-    from llmcli.render.theme import one_line
+    from llmcli.ui.theme import one_line
 
     try:
         if sys.stderr is not None:
@@ -253,7 +253,7 @@ def tell(line: str) -> None:
 def _write_error(error: LlmcliError) -> None:
     import json
 
-    from llmcli.render.theme import encodable
+    from llmcli.ui.theme import encodable
 
     message, hint = encodable(error.message), error.hint and encodable(error.hint)
     body = {"code": error.code, "kind": error.kind, "message": message, "hint": hint}

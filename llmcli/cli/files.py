@@ -115,7 +115,7 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
     the cap (64 MiB for a page, 1 GiB for anything else) without `force`, and WriteFailed where
     the disk has no room for it, and as `check_target` does.
     """
-    from llmcli.render.stats import size
+    from llmcli.ui.stats import size
 
     check_target(path)
     cap = PAGE_CAP if path.lower().endswith(".html") else FILE_CAP
@@ -139,7 +139,7 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
 
 def written(path: str, holds: str) -> str:
     """What is said of a file once it is there: its size, and what it `holds`."""
-    from llmcli.render.stats import size
+    from llmcli.ui.stats import size
 
     target = _target(path)
     taken = f" ({size(target.stat().st_size)})" if target.is_file() else ""  # a pipe has no size

@@ -21,7 +21,7 @@ from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
 from llmcli.cli.running import kernels_of, load_model
 from llmcli.cli.template import ChatOptions
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.environment import environment
+from llmcli.observe.environment import environment
 from llmcli.reports.ladder import LadderReport, Variant
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _show(
     """Writes the report to the screen or as JSON, and to the file where one is named."""
     from llmcli.render.derivation import render_rung
     from llmcli.render.ladder import render_ladder
-    from llmcli.render.stats import model_line
+    from llmcli.ui.stats import model_line
 
     about = model.describe()
     machine = environment(kernels=kernels_of(about))

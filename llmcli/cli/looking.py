@@ -18,8 +18,34 @@ from llmcli.errors import CheckFailed, UsageError
 from llmcli.reports.checks import ViewCheck
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from llmcli.cli.output import Output
     from llmcli.generation.sampling import Sampling
     from llmcli.model import Model
+
+# what `/look` of `chat` can show, and the options that it takes there; the command's `look.py`
+IN_CHAT: dict[str, tuple[str, ...]] = {
+    "attention": ("layer", "head", "query", "key", "map", "metrics"),
+    "experts": ("layer", "position"),
+    "lens": ("layer", "position", "target"),
+    "timing": (),
+}
+Shown = tuple["RenderableType", Sequence[ViewCheck]]  # and what the view is checked by
+
+
+@dataclass(frozen=True, kw_only=True)
+class InChat:
+    """A conversation's tokens that are looked at: of them the last answer has `answer`.
+
+    `room`: the most tokens of the context.
+    """
+
+    model: Model
+    ids: Sequence[int]
+    answer: int
+    room: int
+    out: Output
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,3 +216,17 @@ class OutputOptions:
         bool,
         typer.Option("--debug", rich_help_panel=OUTPUT, help="Tracebacks with error messages."),
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialOptions:
+    """How special tokens that are written in the text are read."""
+
+    no_special: Annotated[
+        bool,
+        typer.Option(
+            "--no-special",
+            rich_help_panel=PROMPT,
+            help="Special tokens written in the text are plain text.",
+        ),
+    ] = False

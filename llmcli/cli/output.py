@@ -21,7 +21,7 @@ from llmcli.cli.options import OutputOptions
 from llmcli.cli.streams import STDOUT, begin_line, give_up
 from llmcli.cli.wrap import columns
 from llmcli.errors import WriteFailed
-from llmcli.render.theme import encodable
+from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

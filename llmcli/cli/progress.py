@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.cli.output import Output, make_console
 from llmcli.cli.streams import erase_line
-from llmcli.render.theme import one_line
+from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -83,7 +83,7 @@ class Progress:
         self._bar.update(task, completed=done, total=total)
         if due:
             if what.startswith("downloading ") and total and self._screen.width >= _WIDE:
-                from llmcli.render.stats import size
+                from llmcli.ui.stats import size
 
                 speed = next(t.speed for t in self._bar.tasks if t.id == task)
                 rate = f", {size(round(speed))}/s" if speed else ""

@@ -16,8 +16,8 @@ from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
-from llmcli.measure.memory import cpu, machine_devices
-from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
+from llmcli.observe.memory import cpu, machine_devices
+from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.reports.text import PhasePeak
 
 if TYPE_CHECKING:

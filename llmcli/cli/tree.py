@@ -12,13 +12,17 @@ from llmcli.cli.group import HELP_NAMES, Entry, Root
 from llmcli.cli.params import adopt
 
 ENTRIES = {
-    "generate": Entry("llmcli.cli.generate", "Write text with a model, token by token.", "Run"),
-    "chat": Entry("llmcli.cli.chat.command", "A conversation with a model, turn by turn.", "Run"),
+    "generate": Entry(
+        "llmcli.commands.generate.command", "Write text with a model, token by token.", "Run"
+    ),
+    "chat": Entry(
+        "llmcli.commands.chat.command", "A conversation with a model, turn by turn.", "Run"
+    ),
     "timing": Entry(
-        "llmcli.cli.timing.command", "Where the time goes: phases, layers, parts.", "Measure"
+        "llmcli.commands.timing.command", "Where the time goes: phases, layers, parts.", "Measure"
     ),
     "bench": Entry(
-        "llmcli.cli.bench.command",
+        "llmcli.commands.bench.command",
         "How fast a model runs, in llama-bench's tests, options and formats.",
         "Measure",
     ),
@@ -28,23 +32,25 @@ ENTRIES = {
         "Measure",
     ),
     "explain": Entry(
-        "llmcli.cli.explain", "One number derived step by step, equal to the kernel's.", "Measure"
+        "llmcli.commands.explain.command",
+        "One number derived step by step, equal to the kernel's.",
+        "Measure",
     ),
     "load": Entry(
-        "llmcli.cli.load.command",
+        "llmcli.commands.load.command",
         "What becomes of every tensor, and whether files are whole.",
         "Look",
     ),
     "info": Entry(
-        "llmcli.cli.info.command", "What a model is, and whether it fits this machine.", "Look"
+        "llmcli.commands.info.command", "What a model is, and whether it fits this machine.", "Look"
     ),
     "shapes": Entry(
-        "llmcli.cli.shapes.command",
+        "llmcli.commands.shapes.command",
         "Every tensor: letters, numbers, memory, formula, source.",
         "Look",
     ),
     "attention": Entry(
-        "llmcli.cli.attention.command",
+        "llmcli.commands.attention.command",
         "What each head attends to: heatmaps, metrics, pairs.",
         "Look",
     ),
@@ -54,32 +60,42 @@ ENTRIES = {
         "Look",
     ),
     "lens": Entry(
-        "llmcli.cli.lens.command", "Logit lens: the likeliest token after every layer.", "Look"
+        "llmcli.commands.lens.command", "Logit lens: the likeliest token after every layer.", "Look"
     ),
     "dump": Entry(
-        "llmcli.cli.dump", "Any activation by name: statistics, and all of it in a file.", "Look"
+        "llmcli.commands.dump.command",
+        "Any activation by name: statistics, and all of it in a file.",
+        "Look",
     ),
     "score": Entry(
-        "llmcli.cli.score", "Log-probability of every token, perplexity, bits per byte.", "Look"
+        "llmcli.commands.score.command",
+        "Log-probability of every token, perplexity, bits per byte.",
+        "Look",
     ),
     "tokens": Entry(
-        "llmcli.cli.tokens", "The tokens of a text: ids, pieces, byte offsets.", "Look"
+        "llmcli.commands.tokens.command", "The tokens of a text: ids, pieces, byte offsets.", "Look"
     ),
     "models": Entry(
-        "llmcli.cli.models.list", "The models on this machine and in the catalog.", "Manage"
+        "llmcli.commands.models.list", "The models on this machine and in the catalog.", "Manage"
     ),
-    "env": Entry("llmcli.cli.env", "This machine, and where each setting comes from.", "Manage"),
+    "env": Entry(
+        "llmcli.commands.env.command", "This machine, and where each setting comes from.", "Manage"
+    ),
 }
 
 NESTED = {
     "bench compare": Entry(
-        "llmcli.cli.bench.compare", "Two results of bench or llama-bench side by side.", "Measure"
+        "llmcli.commands.bench.compare",
+        "Two results of bench or llama-bench side by side.",
+        "Measure",
     ),
-    "models list": Entry("llmcli.cli.models.list", "What `models` shows.", "Manage"),
-    "models pull": Entry("llmcli.cli.models.pull", "Fetch models into the cache.", "Manage"),
-    "models rm": Entry("llmcli.cli.models.rm", "Remove models from the caches.", "Manage"),
-    "models path": Entry("llmcli.cli.models.path", "Where a model lies, for scripts.", "Manage"),
-    "models prune": Entry("llmcli.cli.models.prune", "Remove what nobody needs.", "Manage"),
+    "models list": Entry("llmcli.commands.models.list", "What `models` shows.", "Manage"),
+    "models pull": Entry("llmcli.commands.models.pull", "Fetch models into the cache.", "Manage"),
+    "models rm": Entry("llmcli.commands.models.rm", "Remove models from the caches.", "Manage"),
+    "models path": Entry(
+        "llmcli.commands.models.path", "Where a model lies, for scripts.", "Manage"
+    ),
+    "models prune": Entry("llmcli.commands.models.prune", "Remove what nobody needs.", "Manage"),
 }
 
 HELP = "Run language models in the terminal and see exactly what they compute."

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from llmcli.errors import UsageError
-from llmcli.render.theme import encodable, one_line
+from llmcli.ui.theme import encodable, one_line
 
 MOST_NESTED = 32  # lists and objects in each other
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from llmcli.render.ladder import power_below, scaled, times
-from llmcli.render.png import FOOT, GRID, HEAD, INK, MARGIN, QUIET, SMALL, Sheet, width
+from llmcli.render.ladder import power_below, times
 from llmcli.reports.ladder import LadderReport, RungReport
+from llmcli.ui.png import FOOT, GRID, HEAD, INK, MARGIN, QUIET, SMALL, Sheet, width
+from llmcli.ui.rates import scaled
 
 WIDTH, ROW, BAR = 1600, 64, 40
 NAMES, VALUES = 270, 300  # pixels left of the bars and right of them

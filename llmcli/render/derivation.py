@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from llmcli.render.ladder import change, heading, listed, moved, verdict
-from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
 from llmcli.reports.ladder import NEXT, LadderReport, RungReport, Shown
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, quoted
 
 CELL = 11  # columns of a number
 LABEL = 16  # … and of the token that a row belongs to, at most

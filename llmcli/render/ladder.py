@@ -11,11 +11,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.render.layout import Column, Dotted, Rows
-from llmcli.render.letters import letter_lines
-from llmcli.render.stats import duration
-from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
 from llmcli.reports.ladder import LadderReport, RungReport, Shown, Variant
+from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.letters import letter_lines
+from llmcli.ui.rates import scaled
+from llmcli.ui.stats import duration
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, quoted
 
 _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
 _COLUMNS = (
@@ -271,10 +272,3 @@ def _unit(value: float, unit: str) -> str:
     return f"{number} {prefix}{unit}"
 
 
-def scaled(value: float) -> str:
-    """`37`, `0.25`, `36.2 M`: three digits and a unit's prefix."""
-    scales = ((" P", 1e15), (" T", 1e12), (" G", 1e9), (" M", 1e6), (" k", 1e3))
-    for prefix, scale in scales:
-        if value >= scale * 0.9995:
-            return f"{value / scale:.3g}{prefix}"
-    return f"{value:.3g}"

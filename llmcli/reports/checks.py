@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -37,3 +37,9 @@ def checks_document(checks: Iterable[ViewCheck]) -> dict[str, dict[str, object]]
         }
         for check in checks
     }
+
+
+def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
+    """A check that nothing is wrong; the first of what is."""
+    where = wrong[0] if wrong else ""
+    return ViewCheck(name=name, words=words, value=float(len(wrong)), tolerance=0.0, where=where)

@@ -9,9 +9,9 @@ from anatomy_configs import GPT, QWEN, models
 from hypothesis import given, settings
 
 from llmcli.anatomy import parameters, plan, states
-from llmcli.explain.rules import rules
 from llmcli.graph.ops import visible_pairs
 from llmcli.graph.spec import Call
+from llmcli.observe.rules import rules
 
 
 def axes_and_shapes(specs):

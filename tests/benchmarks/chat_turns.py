@@ -28,7 +28,7 @@ from llmcli.checkpoints import open_model
 from llmcli.generation.conversation import Conversation
 from llmcli.generation.sampling import Sampling
 from llmcli.loading import load_checkpoint
-from llmcli.measure.peaks import resident_bytes
+from llmcli.observe.peaks import resident_bytes
 from llmcli.text.template_renderer import RENDERER
 
 words = "apple river stone winter candle market window garden letter engine".split()

@@ -28,7 +28,8 @@ import json, re, time
 import torch
 from llmcli.config import *
 from llmcli.loading import randomize
-from llmcli.measure.attention import USUAL, measure_attention
+from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.report.metrics import USUAL
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.delta.config import DeltaConfig

@@ -35,9 +35,9 @@ from llmcli.checkpoints import open_model
 from llmcli.generation import stream
 from llmcli.generation.sampling import Sampling
 from llmcli.loading import load_checkpoint
-from llmcli.measure.info import measure_info
-from llmcli.measure.memory import cpu
-from llmcli.measure.peaks import Peak, resident_bytes
+from llmcli.commands.info.measure import measure_info
+from llmcli.observe.memory import cpu
+from llmcli.observe.peaks import Peak, resident_bytes
 
 context, batch, new = {context}, {batch}, 8
 base = resident_bytes()

@@ -30,13 +30,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(ROOT))  # the working tree's llmcli
 
+from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp, open_llama_cpp
+from llmcli.commands.bench.report.results import Settings
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.generation.ties import NearTies
 from llmcli.loading import load
-from llmcli.measure.bench.peers.llama_cpp import LlamaCpp, open_llama_cpp
 from llmcli.model import Model
-from llmcli.reports.bench import Settings
 
 QUESTIONS = Path(__file__).with_name("questions.txt")
 LIMIT = 24  # tokens of an answer

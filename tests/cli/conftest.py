@@ -12,7 +12,7 @@ import pytest
 from cli_tiny import write_mixture, write_tiny
 
 from llmcli.cli.app import main
-from llmcli.measure.busy import Busy
+from llmcli.observe.busy import Busy
 from llmcli.reports.machine_load import MachineLoad
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from llmcli.cli.bench import settings
-from llmcli.cli.bench.lists import flags, numbers, pairs, words
-from llmcli.cli.bench.options import SubjectOptions, SweptOptions
-from llmcli.cli.bench.settings import model_names, planned
-from llmcli.cli.bench.unused import UnusedOptions, unused_names
+from llmcli.commands.bench import settings
+from llmcli.commands.bench.lists import flags, numbers, pairs, words
+from llmcli.commands.bench.options import SubjectOptions, SweptOptions
+from llmcli.commands.bench.settings import model_names, planned
+from llmcli.commands.bench.unused import UnusedOptions, unused_names
 from llmcli.errors import UsageError
 
 

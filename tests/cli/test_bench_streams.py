@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmcli.cli.bench.streams import Streams
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
+from llmcli.commands.bench.streams import Streams
 from llmcli.errors import WriteFailed
 
 ROW: Any = object()

@@ -6,10 +6,10 @@ import shlex
 
 import pytest
 
-from llmcli.cli.again import again
-from llmcli.cli.attention.options import HeadOptions, ViewOptions
 from llmcli.cli.looking import NewTokensOptions
 from llmcli.cli.options import ModelOptions, PromptOptions
+from llmcli.commands.attention.options import HeadOptions, ViewOptions
+from llmcli.commands.attention.replay_command import again
 
 
 @pytest.mark.parametrize(

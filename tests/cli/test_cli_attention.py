@@ -15,16 +15,16 @@ from PIL import Image
 from rich.cells import cell_len
 from safetensors.numpy import load_file
 
-import llmcli.cli.attention.command
-import llmcli.cli.attention.run
 import llmcli.cli.files
+import llmcli.commands.attention.command
+import llmcli.commands.attention.measure.run
+import llmcli.commands.attention.run
 import llmcli.loading
-import llmcli.measure.attention.run
 import llmcli.nn.decoder
 import llmcli.parts.attention.forward
-from llmcli.cli.attention.files import Planned
 from llmcli.cli.output import Screen
 from llmcli.cli.prompts import LOOKED_AT
+from llmcli.commands.attention.files import Planned
 
 TEXT = "abcabcab"
 
@@ -253,13 +253,13 @@ def test_an_end_before_the_span_is_told(attention, monkeypatch, tmp_path):
     written = attention(TEXT, "--generate", "6", "--json").json()["tokens"][8:]
     at = next(n for n in range(1, 6) if written[n] not in written[:n])
     eos = written[at]["id"]
-    load = llmcli.cli.attention.command.load_model
+    load = llmcli.commands.attention.command.load_model
 
     def ending(*argv, **options):
         loaded = load(*argv, **options)
         return replace(loaded, model=replace(loaded.model, eos_ids=frozenset({eos})))
 
-    monkeypatch.setattr(llmcli.cli.attention.command, "load_model", ending)
+    monkeypatch.setattr(llmcli.commands.attention.command, "load_model", ending)
     total = len(attention(TEXT, "--generate", "6", "--json").json()["tokens"])
     assert total < 14
     for ending_of_file in ("png", "html", "npz"):
@@ -319,7 +319,7 @@ def test_the_model_is_run_once(attention, monkeypatch):
 
 
 def test_the_help_names_every_metric(cli):
-    from llmcli.reports.head_metrics import METRICS
+    from llmcli.commands.attention.report.metrics import METRICS
 
     text = " ".join(cli("attention", "--help").out.split())
     listed = re.search(r"Metrics: (.*?)\. ", text)
@@ -422,7 +422,7 @@ def test_the_size_is_known_before_the_run(attention, monkeypatch, tmp_path, kind
 def test_a_file_that_gets_too_large_is_refused_before_the_run(attention, monkeypatch, tmp_path):
     monkeypatch.setattr(llmcli.cli.files, "FILE_CAP", 1000)
     monkeypatch.setattr(
-        llmcli.cli.attention.run.Run, "measured", lambda *_: pytest.fail("it was run")
+        llmcli.commands.attention.run.Run, "measured", lambda *_: pytest.fail("it was run")
     )
     file = str(tmp_path / "a.npz")
     result = attention(TEXT, "-o", file)
@@ -512,8 +512,8 @@ def test_what_makes_no_sense_is_refused_before_weights_are_read(
 
 
 def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(attention, monkeypatch):
-    monkeypatch.setattr(llmcli.cli.attention.run, "MOST_RANKED", 4)
-    monkeypatch.setattr(llmcli.measure.attention.run, "MOST_RANKED", 4)
+    monkeypatch.setattr(llmcli.commands.attention.run, "MOST_RANKED", 4)
+    monkeypatch.setattr(llmcli.commands.attention.measure.run, "MOST_RANKED", 4)
     result = attention(TEXT, "--map", "effective_rank")
     assert result.code == 2
     assert "up to 4 tokens, and there are 8" in result.err

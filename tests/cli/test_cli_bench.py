@@ -17,12 +17,12 @@ import pytest
 from cli_tiny import write_tiny
 
 import llmcli
-from llmcli.cli.bench import build
-from llmcli.cli.bench.streams import Status
 from llmcli.cli.output import Output
+from llmcli.commands.bench import build
+from llmcli.commands.bench.measure.ours import Ours
+from llmcli.commands.bench.report.fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
+from llmcli.commands.bench.streams import Status
 from llmcli.kernels import native
-from llmcli.measure.bench.ours import Ours
-from llmcli.reports.bench_fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
 
 NAMES = [field.name for field in FIELDS]
 # the published list, by hand: what other programs look for

@@ -100,7 +100,7 @@ def test_a_model_that_is_not_the_same_is_said(
     cli: Cli, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted fault: transformers' weights are changed after it has loaded them."""
-    from llmcli.measure.bench.peers import transformers as peer
+    from llmcli.commands.bench.measure.peers import transformers as peer
 
     good = peer.read_model
 
@@ -168,7 +168,7 @@ def test_a_peer_that_is_not_installed_is_a_usage_error(
     find = util.find_spec
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(
-        "llmcli.cli.bench.command.find_spec",
+        "llmcli.commands.bench.command.find_spec",
         lambda asked: None if asked == module else find(asked),
     )
     result = cli("bench", "-m", folder, "--against", name, *SHORT)

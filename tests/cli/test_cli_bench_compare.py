@@ -17,7 +17,7 @@ import pytest
 import test_schemas as schemas
 from json_schemas import errors
 
-from llmcli.cli.bench import compare
+from llmcli.commands.bench import compare
 from llmcli.errors import UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "llama_bench"
@@ -152,7 +152,7 @@ def test_a_file_beside_it_is_meant(cli: Cli) -> None:
 
 
 def test_an_endless_file_is_not_read_to_its_end(cli: Cli, monkeypatch: Any) -> None:
-    monkeypatch.setattr("llmcli.cli.bench.compare.MOST", 1 << 16)
+    monkeypatch.setattr("llmcli.commands.bench.compare.MOST", 1 << 16)
     result = cli("bench", "compare", BEFORE, "/dev/zero")
     assert (result.code, "too large" in result.err) == (2, True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny_checkpoints import LLAMA
 
-from llmcli.measure import ceilings
+from llmcli.observe import ceilings
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
 Cli = Callable[..., Any]

@@ -14,10 +14,10 @@ from chat_terminal import PROMPT, Terminal
 from cli_tiny import write_mixture, write_tiny
 from json_schemas import errors
 
-from llmcli.cli.chat import commands, look, loop, typed
-from llmcli.cli.chat.mentions import with_files
-from llmcli.cli.chat.talk import Talk
 from llmcli.cli.output import Output
+from llmcli.commands.chat import commands, look, loop, typed
+from llmcli.commands.chat.mentions import with_files
+from llmcli.commands.chat.talk import Talk
 from llmcli.commands.experts.command import ExpertsOptions
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, NotFinite, UsageError

@@ -18,7 +18,7 @@ from json_schemas import errors
 from scripted import speak
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.cli.chat import loop
+from llmcli.commands.chat import loop
 from llmcli.errors import NotFinite
 from llmcli.text import load_tokenizer
 

@@ -11,10 +11,10 @@ from chat_terminal import PROMPT, Terminal
 from cli_tiny import TEMPLATE, write_tiny
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.cli.chat.commands import COMMANDS, completions
-from llmcli.cli.chat.typed import EditedLines
 from llmcli.cli.exits import Signals
 from llmcli.cli.keys import KEYS
+from llmcli.commands.chat.commands import COMMANDS, completions
+from llmcli.commands.chat.typed import EditedLines
 from llmcli.text import load_tokenizer
 
 WORDS = " ".join(f"word{number}" for number in range(60))

@@ -8,11 +8,11 @@ import shutil
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.cli.again import again
 from llmcli.cli.messages import read_conversation
 from llmcli.cli.options import PromptOptions
 from llmcli.cli.prompts import read_prompt
 from llmcli.cli.template import TemplateOptions, template_variables
+from llmcli.commands.attention.replay_command import again
 from llmcli.errors import UsageError
 
 END, USER, ASSISTANT, SYSTEM = range(4)

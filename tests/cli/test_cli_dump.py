@@ -178,7 +178,9 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_begun(dump, tmp_path, 
 
 def test_a_file_has_about_the_size_that_was_said(dump, tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr("llmcli.cli.dump.check_size", lambda path, size, **_: said.append(size))
+    monkeypatch.setattr(
+        "llmcli.commands.dump.command.check_size", lambda path, size, **_: said.append(size)
+    )
     for ending in ("safetensors", "npz"):
         path = tmp_path / f"a.{ending}"
         dump("hello world", "--name", ALL, "-o", path, "--generate", "4")

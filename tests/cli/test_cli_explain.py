@@ -12,11 +12,11 @@ import pytest
 from cli_tiny import write_tiny
 from zoo import TYPES
 
-import llmcli.explain.derive
+import llmcli.commands.explain.measure.derive
 import llmcli.nn.decoder
 import llmcli.parts.attention.forward
 import llmcli.parts.norm.forward
-from llmcli.explain.names import names
+from llmcli.commands.explain.measure.names import names
 from llmcli.loading import load
 
 
@@ -324,7 +324,7 @@ def test_ctrl_c(explain, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llmcli.explain.derive, "explain", interrupted)
+    monkeypatch.setattr(llmcli.commands.explain.measure.derive, "explain", interrupted)
     result = explain("logits[0,0]", "hello")
     assert (result.code, result.out) == (130, "")
 

@@ -20,7 +20,7 @@ from llmcli.cli import files
 from llmcli.cli.files import check_size, kind_of_file, whole_file, written
 from llmcli.cli.output import dumps, json_pieces, write_document, write_file
 from llmcli.errors import UsageError, WriteFailed
-from llmcli.render.arrays import ArrayPlan, array_writer
+from llmcli.ui.arrays import ArrayPlan, array_writer
 
 ALLOWED = ("safetensors", "npz", "png")
 

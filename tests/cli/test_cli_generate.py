@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import CATALOG
-from llmcli.cli.batch import groups, read_batch
 from llmcli.cli.output import Screen
 from llmcli.cli.sampling import DEFAULTS, SamplingOptions, resolve
+from llmcli.commands.generate.batch import groups, read_batch
 from llmcli.errors import UsageError
 from llmcli.families import find
 from llmcli.kernels import native
-from llmcli.measure import peaks as marks
+from llmcli.observe import peaks as marks
 
 LONG = ("--ignore-eos", "-n", "12")
 EXACT = ("--dtype", "float32")  # what `auto` is depends on the processor
@@ -400,9 +400,9 @@ def on_a_terminal(cli, monkeypatch, tmp_path):
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
     # by its module: the package has a function of that name
     monkeypatch.setattr(sys.modules["llmcli.checkpoints.locate"], "DEFAULT_MODEL", "tiny")
-    monkeypatch.setattr("llmcli.measure.memory.nvidia_gpus", lambda environ: ())
-    monkeypatch.setattr("llmcli.measure.memory.free_memory", lambda: 6 << 30)
-    monkeypatch.setattr("llmcli.measure.memory.sys.platform", "linux")
+    monkeypatch.setattr("llmcli.observe.memory.nvidia_gpus", lambda environ: ())
+    monkeypatch.setattr("llmcli.observe.memory.free_memory", lambda: 6 << 30)
+    monkeypatch.setattr("llmcli.observe.memory.sys.platform", "linux")
     for name in ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -471,7 +471,7 @@ def test_a_cache_that_cannot_be_written_is_no_matter(on_a_terminal, tmp_path):
 def test_what_is_named_fits_the_memory_that_is_free(
     on_a_terminal, monkeypatch, level, free, named
 ):
-    monkeypatch.setattr("llmcli.measure.memory.free_memory", lambda: int(free * 2**30))
+    monkeypatch.setattr("llmcli.observe.memory.free_memory", lambda: int(free * 2**30))
     monkeypatch.setattr(native, "level", lambda: level)
     dtype = "float32" if level is None else "auto"
     said = re.search(r"`-m (\S+)`", on_a_terminal(dtype=dtype).err)

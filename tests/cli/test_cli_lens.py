@@ -13,9 +13,9 @@ import pytest
 import torch
 from cli_tiny import write_tiny
 
-import llmcli.measure.lens
-from llmcli.cli.lens.options import parse_target
+import llmcli.commands.lens.measure.run
 from llmcli.cli.prompts import LOOKED_AT
+from llmcli.commands.lens.options import parse_target
 from llmcli.errors import UsageError
 from llmcli.loading import load
 from llmcli.parts.norm.forward import Norm
@@ -116,14 +116,14 @@ def test_positions_and_layers(lens):
 def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch):
     monkeypatch.setattr("llmcli.cli.output.Screen.of", narrow)
     asked = []
-    plain = llmcli.measure.lens.measure_lens
+    plain = llmcli.commands.lens.measure.run.measure_lens
 
     def spied(*arguments, **options):
         report = plain(*arguments, **options)
         asked.append(report.positions)
         return report
 
-    monkeypatch.setattr(llmcli.measure.lens, "measure_lens", spied)
+    monkeypatch.setattr(llmcli.commands.lens.measure.run, "measure_lens", spied)
     out = lens("a text that is longer than the screen").out
     assert asked == [tuple(range(32, 37))]
     assert "positions 34 to 36 of 37 tokens" in out
@@ -326,7 +326,7 @@ def test_a_file_has_all_positions_whatever_the_screen(lens, tmp_path, monkeypatc
 
 def test_a_file_that_gets_too_large_is_refused_before_anything_runs(lens, tmp_path, monkeypatch):
     monkeypatch.setattr("llmcli.cli.files.FILE_CAP", 1000)
-    monkeypatch.setattr(llmcli.measure.lens, "measure_lens", pytest.fail)
+    monkeypatch.setattr(llmcli.commands.lens.measure.run, "measure_lens", pytest.fail)
     result = lens("hello", "-o", str(tmp_path / "out.csv"))
     assert result.code == 2
     assert "would take about 9.45 KiB, more than 1000 B" in result.err
@@ -348,7 +348,7 @@ def test_the_size_is_what_was_said_within_a_tenth(kind, argv, cli, tmp_path, mon
     monkeypatch.setattr("sys.stdin", None)
     said = []
     monkeypatch.setattr(
-        "llmcli.cli.lens.files.check_size", lambda file, size, **_: said.append(size)
+        "llmcli.commands.lens.files.check_size", lambda file, size, **_: said.append(size)
     )
     file = tmp_path / f"out.{kind}"
     assert cli("lens", "-m", "tiny", *argv, "-o", str(file)).code == 0

@@ -12,8 +12,8 @@ import pytest
 from cli_tiny import write_tiny
 from safetensors.numpy import load_file, save_file
 
-from llmcli.cli.load.command import _again
 from llmcli.cli.options import ModelOptions
+from llmcli.commands.load.command import _again
 
 
 @pytest.fixture(scope="module")

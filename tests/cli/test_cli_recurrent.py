@@ -28,7 +28,7 @@ def path(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     known = (*families(), FAMILY)
-    for module in ("families.family", "measure.info"):
+    for module in ("families.family", "commands.info.measure"):
         monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
 
 
@@ -132,8 +132,9 @@ def test_metrics_are_of_shares(run):
 
 
 def test_numbers_do_not_depend_on_blocks(path):
+    from llmcli.commands.attention.measure.run import measure_attention
+    from llmcli.commands.attention.measure.wanted import Drawn
     from llmcli.loading import load
-    from llmcli.measure.attention import Drawn, measure_attention
 
     model, ids = load(path, dtype="float64"), [(7 * i * i + 3 * i) % 2000 for i in range(150)]
     drawn = Drawn(most=20)

@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.shapes.measure import ran
 from llmcli.families import translate
 from llmcli.graph.spec import Call
-from llmcli.measure import ran
 
 
 @pytest.mark.parametrize(

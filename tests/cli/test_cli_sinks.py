@@ -71,7 +71,7 @@ def path(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     known = (*families(), FAMILY)
-    for module in ("families.family", "measure.info"):
+    for module in ("families.family", "commands.info.measure"):
         monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
 
 

@@ -19,11 +19,11 @@ from cli_tiny import write_tiny
 from safetensors.numpy import load_file, save_file
 
 import llmcli.cli.files
+import llmcli.commands.timing.measure.checks
+import llmcli.commands.timing.measure.phase
+import llmcli.commands.timing.measure.report
 import llmcli.loading
-import llmcli.measure.ceilings
-import llmcli.measure.timing.checks
-import llmcli.measure.timing.phase
-import llmcli.measure.timing.report
+import llmcli.observe.ceilings
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import step_bytes
 from llmcli.checkpoints import open_checkpoint
@@ -31,11 +31,11 @@ from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output, Screen
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt
-from llmcli.cli.timing.before import base_bytes, prompt_tokens
-from llmcli.cli.timing.options import TimingOptions
+from llmcli.commands.timing.before import base_bytes, prompt_tokens
+from llmcli.commands.timing.measure.run import Job
+from llmcli.commands.timing.options import TimingOptions
 from llmcli.errors import UsageError
 from llmcli.families import translate
-from llmcli.measure.timing.run import Job
 from llmcli.parts.mlp.forward import Mlp
 
 TEXT = "abcabcab"
@@ -52,8 +52,8 @@ def path(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def soon_measured(monkeypatch):
     """The ceilings in less time: how near to them a run comes is not what is looked at here."""
-    quick = partial(llmcli.measure.ceilings.measure_ceilings, seconds=0.05)
-    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
+    quick = partial(llmcli.observe.ceilings.measure_ceilings, seconds=0.05)
+    monkeypatch.setattr(llmcli.observe.ceilings, "measure_ceilings", quick)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_the_ceilings_are_measured_before_the_model_is_there(timing, monkeypatch
     """What that takes belongs to the base: no model is in memory, and no run waits for it."""
     done = []
     for module, name in (
-        (llmcli.measure.ceilings, "measure_ceilings"),
+        (llmcli.observe.ceilings, "measure_ceilings"),
         (llmcli.loading, "load_checkpoint"),
     ):
         plain = getattr(module, name)
@@ -446,8 +446,8 @@ def test_a_large_trace_is_asked_for(timing, tmp_path, monkeypatch):
 
 def test_a_check_that_does_not_hold_is_shown_and_exits_1(timing, monkeypatch):
     for allowed in ("_APART", "_APART_S"):
-        monkeypatch.setattr(llmcli.measure.timing.checks, allowed, -1.0)
-    monkeypatch.setattr(llmcli.measure.timing.checks, "_APART_S", -1.0)
+        monkeypatch.setattr(llmcli.commands.timing.measure.checks, allowed, -1.0)
+    monkeypatch.setattr(llmcli.commands.timing.measure.checks, "_APART_S", -1.0)
     result = timing(TEXT)
     assert result.code == 1
     assert "✗ not so: parts and gaps add up to the wall time" in result.out
@@ -458,9 +458,9 @@ def test_a_check_that_does_not_hold_is_shown_and_exits_1(timing, monkeypatch):
 
 def test_time_that_is_in_no_part_is_missed(timing, monkeypatch):
     """What the view adds up is what the clock saw: a clock that stops too early is found out."""
-    measured = llmcli.measure.timing.phase.over_layers
+    measured = llmcli.commands.timing.measure.phase.over_layers
     monkeypatch.setattr(
-        llmcli.measure.timing.phase,
+        llmcli.commands.timing.measure.phase,
         "over_layers",
         lambda *of: tuple(part for part in measured(*of) if part.part != "attention"),
     )

@@ -29,7 +29,7 @@ TEXT = "The old house stood at the end of the road, and the old"
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     known = (*families(), FAMILY)
-    for module in ("families.family", "measure.info"):
+    for module in ("families.family", "commands.info.measure"):
         monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
     for part in (MEAN, EXPERTS):
         monkeypatch.setitem(PARTS, part.config, part)

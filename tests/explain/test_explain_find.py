@@ -3,10 +3,10 @@
 import pytest
 from zoo import BLOCKS
 
+from llmcli.anatomy.indexed import parse
+from llmcli.commands.explain.measure.find import find
+from llmcli.commands.explain.measure.names import names
 from llmcli.errors import UsageError
-from llmcli.explain.find import find
-from llmcli.explain.names import names
-from llmcli.explain.parse import parse
 
 
 @pytest.mark.parametrize(

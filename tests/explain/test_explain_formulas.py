@@ -10,11 +10,11 @@ from explain_models import IDS, NAMES
 from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.errors import NotFinite
-from llmcli.explain import formulas
-from llmcli.explain.formulas import formula_checks, formula_inputs, worst
-from llmcli.explain.rules import rules
 from llmcli.formats.dense import Dense
 from llmcli.loading import load
+from llmcli.observe import formulas
+from llmcli.observe.formulas import formula_checks, formula_inputs, worst
+from llmcli.observe.rules import rules
 from llmcli.reports.checks import ViewCheck
 
 LONG = {

@@ -3,10 +3,10 @@
 import pytest
 from explain_models import TEXTS
 
+from llmcli.anatomy.indexed import Wanted, parse
+from llmcli.commands.explain.measure.find import find
+from llmcli.commands.explain.measure.index import place, shape_in_letters
 from llmcli.errors import UsageError
-from llmcli.explain.find import find
-from llmcli.explain.index import place, shape_in_letters
-from llmcli.explain.parse import Wanted, parse
 
 
 @pytest.mark.parametrize(

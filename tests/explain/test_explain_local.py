@@ -10,14 +10,14 @@ from blocks import ffn_of
 from explain_models import IDS, NAMES, TEXTS, explained
 from tiny_checkpoints import llama_tensors, write_llama
 
-from llmcli.explain import local
-from llmcli.explain.derive import explain
-from llmcli.explain.names import names
-from llmcli.explain.rules import rules
-from llmcli.explain.values import Values
+from llmcli.commands.explain.measure.derive import explain
+from llmcli.commands.explain.measure.names import names
 from llmcli.formats.dense import Dense
 from llmcli.kernels import native
 from llmcli.loading import load
+from llmcli.observe import local
+from llmcli.observe.rules import rules
+from llmcli.observe.values import Values
 
 
 def values_of(model):

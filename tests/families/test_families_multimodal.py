@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.info.measure import measure_info, supported_families
+from llmcli.commands.load.measure.run import check_files
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import families
 from llmcli.families.llama import LLAMA as FAMILY
 from llmcli.loading import load_checkpoint
-from llmcli.measure.info import measure_info, supported_families
-from llmcli.measure.load.run import check_files
-from llmcli.measure.memory import cpu
 from llmcli.model import Stages
+from llmcli.observe.memory import cpu
 
 TEXT = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
 WHOLE = {"model_type": "seeing", "text_config": TEXT, "vision_config": {"model_type": "eye"}}
@@ -36,7 +36,7 @@ def reader(monkeypatch):
     ours = replace(FAMILY, hf_multimodal=("seeing",))
     known = [ours if one is FAMILY else one for one in families()]
     monkeypatch.setattr("llmcli.families.family.families", lambda: tuple(known))
-    monkeypatch.setattr("llmcli.measure.info.families", lambda: tuple(known))
+    monkeypatch.setattr("llmcli.commands.info.measure.families", lambda: tuple(known))
 
 
 def named(style):

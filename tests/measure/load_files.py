@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.measure.load.run import check_files, measure_load
+from llmcli.commands.load.measure.run import check_files, measure_load
+from llmcli.commands.load.report import LoadReport
 from llmcli.model import Stages
-from llmcli.reports.load import LoadReport
 
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",

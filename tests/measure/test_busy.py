@@ -7,8 +7,8 @@ import time
 import children
 import pytest
 
-from llmcli.measure import busy
-from llmcli.measure.busy import Busy
+from llmcli.observe import busy
+from llmcli.observe.busy import Busy
 from llmcli.reports.machine_load import MachineLoad
 
 TICK = os.sysconf("SC_CLK_TCK")

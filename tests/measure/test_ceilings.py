@@ -10,12 +10,12 @@ import torch
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.kernels import native
-from llmcli.measure import ceilings as module
-from llmcli.measure import cpu_caches as caches_module
-from llmcli.measure import rates
-from llmcli.measure.ceilings import measure_ceilings
-from llmcli.measure.cpu_caches import cpu_caches
-from llmcli.measure.peaks import Peak, resident_bytes
+from llmcli.observe import ceilings as module
+from llmcli.observe import cpu_caches as caches_module
+from llmcli.observe import rates
+from llmcli.observe.ceilings import measure_ceilings
+from llmcli.observe.cpu_caches import cpu_caches
+from llmcli.observe.peaks import Peak, resident_bytes
 from llmcli.reports.ceilings import Ceilings, ReadRate
 
 CPU = torch.device("cpu")

@@ -9,20 +9,20 @@ import pytest
 import torch
 from tiny_checkpoints import gpt2_tensors, write_gpt2, write_llama
 
-import llmcli.measure.chunks as chunks
+import llmcli.observe.chunks as chunks
+from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.dump.measure.plan import plan_dump
+from llmcli.commands.dump.measure.run import measure_dump
+from llmcli.commands.lens.measure.run import Places, measure_lens
+from llmcli.commands.lens.measure.stream import Stream
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.kernels import native
 from llmcli.loading import load
-from llmcli.measure.attention import measure_attention
-from llmcli.measure.chunks import Edges, chunk_checks
-from llmcli.measure.dump import measure_dump
-from llmcli.measure.dump_plan import plan_dump
-from llmcli.measure.lens import Places, measure_lens
-from llmcli.measure.stream import Stream
 from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Step, Visible
+from llmcli.observe.chunks import Edges, chunk_checks
 from llmcli.ops import compiled
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward

@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
+import llmcli.commands.dump.measure.run as dump_module
 import llmcli.devices
-import llmcli.measure.dump as dump_module
-import llmcli.measure.parts as parts_module
+import llmcli.observe.parts as parts_module
 from llmcli.anatomy.names import known
+from llmcli.commands.dump.measure.plan import plan_dump
+from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.errors import OutOfMemory
 from llmcli.formats.dense import Dense
 from llmcli.loading import load
-from llmcli.measure.dump import measure_dump
-from llmcli.measure.dump_plan import plan_dump
-from llmcli.measure.statistics import Statistics
 from llmcli.model import dtype_name
 from llmcli.nn.step import Step
+from llmcli.observe.statistics import Statistics
 from llmcli.parts.attention import forward as nn_attention
 
 IDS = (5, 17, 3, 17, 42, 8, 30)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from llmcli.commands.generate.measure import Stopwatch
 from llmcli.kernels import native
-from llmcli.measure import environment as module
-from llmcli.measure.environment import environment, memory_bytes
-from llmcli.measure.stopwatch import Stopwatch
+from llmcli.observe import environment as module
+from llmcli.observe.environment import environment, memory_bytes
 
 
 def test_the_header_says_what_torch_says():
@@ -46,7 +46,7 @@ class Tick:
 
 def test_the_stopwatch_counts_only_what_the_engine_took(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("llmcli.measure.stopwatch.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("llmcli.commands.generate.measure.perf_counter", lambda: clock[0])
 
     def engine():
         for index, seconds in enumerate((2.0, 0.5, 0.5)):

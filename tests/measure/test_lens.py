@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 from zoo import BLOCKS, layer, llama
 
+import llmcli.commands.lens.measure.reader as lens_reader
+import llmcli.commands.lens.measure.run as lens_module
 import llmcli.devices
-import llmcli.measure.lens as lens_module
-import llmcli.measure.lens_reader as lens_reader
+from llmcli.commands.lens.measure.run import Places, measure_lens
+from llmcli.commands.lens.measure.unembedding import Agreement
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
 from llmcli.generation.sampling import Sampling
 from llmcli.loading import load
-from llmcli.measure.lens import Places, measure_lens
-from llmcli.measure.unembedding import Agreement
 from llmcli.model import Model
 from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder

@@ -11,9 +11,9 @@ from load_files import check, checked, claim, loaded, write_gguf, write_sharded
 from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.info.measure import measure_info
+from llmcli.commands.load.measure.claims import claims
 from llmcli.families import translate
-from llmcli.measure.info import measure_info
-from llmcli.measure.load.claims import claims
 from llmcli.text import load_tokenizer
 
 SIZE = sum(tensor.nbytes for tensor in llama_tensors().values())

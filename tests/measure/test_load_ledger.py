@@ -10,15 +10,15 @@ from load_files import check, checked, loaded, write_gguf, write_split
 from quantized_checkpoints import SCHEMES, write_quantized
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
-import llmcli.measure.load.run as run_module
+import llmcli.commands.load.measure.run as run_module
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.load.measure.fold import folded
+from llmcli.commands.load.measure.run import measure_load
+from llmcli.commands.load.report import LedgerLine
 from llmcli.families import translate
 from llmcli.kernels import native
-from llmcli.measure.load.fold import folded
-from llmcli.measure.load.run import measure_load
 from llmcli.model import Stages
-from llmcli.reports.load import LedgerLine
 
 
 @pytest.fixture(params=["llama", "gpt2", "gguf"])

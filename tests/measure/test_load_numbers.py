@@ -12,12 +12,12 @@ from load_files import checked, loaded, write_gguf
 from safetensors.torch import save_file
 from tiny_checkpoints import llama_tensors, write_llama
 
-import llmcli.measure.load.numbers as numbers_module
-import llmcli.measure.statistics as statistics_module
-from llmcli.measure.load.numbers import parameter_numbers
-from llmcli.measure.peaks import Peak
-from llmcli.measure.statistics import Statistics
-from llmcli.reports.load import Numbers, pooled
+import llmcli.commands.load.measure.numbers as numbers_module
+import llmcli.observe.statistics as statistics_module
+from llmcli.commands.load.measure.numbers import parameter_numbers
+from llmcli.commands.load.report import Numbers, pooled
+from llmcli.observe.peaks import Peak
+from llmcli.observe.statistics import Statistics
 
 NAN, INF = math.nan, math.inf
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -153,7 +153,7 @@ def test_a_transposed_parameter_is_not_copied_whole(monkeypatch):
     monkeypatch.setattr(
         Statistics, "add", lambda self, part: (seen.append(part.numel()), plain(self, part))
     )
-    monkeypatch.setattr("llmcli.measure.parts.AT_ONCE", 64)
+    monkeypatch.setattr("llmcli.observe.parts.AT_ONCE", 64)
     slot = torch.randn(16, 32).t()
     found = parameter_numbers(slot, turned=True)
     assert max(seen) <= 64

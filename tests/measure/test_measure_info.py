@@ -17,11 +17,11 @@ from zoo import TYPES, ZOO
 
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.checkpoints.catalog import CATALOG
+from llmcli.commands.info.measure import measure_info, supported_families
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import families, find
 from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
-from llmcli.measure.info import measure_info, supported_families
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.conv.config import ShortConvConfig

@@ -18,9 +18,9 @@ from llmcli.errors import UsageError
 from llmcli.families import plan, translate
 from llmcli.kernels import native
 from llmcli.loading import arithmetic_on
-from llmcli.measure import memory
-from llmcli.measure.info import chosen_arithmetic
-from llmcli.measure.memory import cpu, free_memory, machine_devices, nvidia_gpus
+from llmcli.observe import memory
+from llmcli.observe.fit import chosen_arithmetic
+from llmcli.observe.memory import cpu, free_memory, machine_devices, nvidia_gpus
 from llmcli.ops import processor
 from llmcli.reports.info import Device
 

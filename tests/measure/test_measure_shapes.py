@@ -17,21 +17,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcli.anatomy import fold, plan
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.config import ModelConfig, sequential
-from llmcli.families import translate
-from llmcli.graph.spec import Call
-from llmcli.loading import load
-from llmcli.measure import ran, shapes
-from llmcli.measure.names import name_rows
-from llmcli.measure.ran import run_checks, sources_check
-from llmcli.measure.shapes import (
+from llmcli.commands.shapes.measure import ran
+from llmcli.commands.shapes.measure import tensors as shapes
+from llmcli.commands.shapes.measure.names import name_rows
+from llmcli.commands.shapes.measure.ran import run_checks, sources_check
+from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
+from llmcli.commands.shapes.measure.tensors import (
     Asked,
     Calls,
     folded_check,
     model_shapes,
     symbols_check,
 )
-from llmcli.measure.stored import stored_check, stored_tensors
+from llmcli.config import ModelConfig, sequential
+from llmcli.families import translate
+from llmcli.graph.spec import Call
+from llmcli.loading import load
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.state import KVCache
@@ -413,7 +414,8 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
 
 
 def test_describing_imports_no_torch():
-    code = "import sys, llmcli.measure.shapes, llmcli.measure.names, llmcli.render.shapes\n"
+    of = "llmcli.commands.shapes"
+    code = f"import sys, {of}.measure.tensors, {of}.measure.names, {of}.view.screen\n"
     code += "sys.exit('torch' in sys.modules)"
     assert children.run([sys.executable, "-c", code], check=False).returncode == 0
     assert "torch" in vars(ran)

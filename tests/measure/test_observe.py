@@ -12,8 +12,8 @@ from llmcli import anatomy, devices
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.generation.sampling import Sampling
 from llmcli.graph.spec import Call
-from llmcli.measure.observe import observe
 from llmcli.model import Model
+from llmcli.observe.observe import observe
 
 GREEDY = Sampling(temperature=0.0)
 IDS = [(5 * i + 1) % VOCAB for i in range(9)]

@@ -8,10 +8,10 @@ from mmap import mmap
 import pytest
 import torch
 
-from llmcli.measure import peaks as module
-from llmcli.measure.environment import memory_bytes
-from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
-from llmcli.measure.stopwatch import Stopwatch
+from llmcli.commands.generate.measure import Stopwatch
+from llmcli.observe import peaks as module
+from llmcli.observe.environment import memory_bytes
+from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
 
 MIB, PAGE = 2**20, 4096
 resets = pytest.mark.skipif(not module._set_back(), reason="the mark cannot be set back here")

@@ -7,12 +7,12 @@ from tiny_checkpoints import write_llama
 
 from llmcli.anatomy.arithmetic import auto_dtype
 from llmcli.checkpoints import open_checkpoint
-from llmcli.explain.parameter import origin
+from llmcli.commands.info.measure import measure_info
+from llmcli.commands.shapes.measure.ran import sources_check
+from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
 from llmcli.families import translate
 from llmcli.loading import load_checkpoint
-from llmcli.measure.info import measure_info
-from llmcli.measure.ran import sources_check
-from llmcli.measure.stored import stored_check, stored_tensors
+from llmcli.observe.kernel import origin
 
 SCALE = "model.layers.1.mlp.up_proj.weight_scale_inv"
 FAULTS = {

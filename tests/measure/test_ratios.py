@@ -2,8 +2,8 @@
 
 import pytest
 
-from llmcli.measure.ratios import paired
-from llmcli.measure.timing.phase import overhead
+from llmcli.commands.timing.measure.phase import overhead
+from llmcli.observe.ratios import paired
 
 
 def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():

@@ -5,8 +5,8 @@ import gc
 import pytest
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.measure.quiet import quiet
-from llmcli.measure.roofline import least, least_seconds
+from llmcli.observe.quiet import quiet
+from llmcli.observe.roofline import least, least_seconds
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
 

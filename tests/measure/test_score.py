@@ -11,11 +11,11 @@ from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmcli.commands.score import measure as scoring
+from llmcli.commands.score.measure import compare, measure_score, windows
 from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.loading import randomize
-from llmcli.measure import score as scoring
-from llmcli.measure.score import compare, measure_score, windows
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig

@@ -11,11 +11,11 @@ from decoder_parameters import Times
 from small_models import ids
 
 from llmcli.anatomy.names import select
+from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.dump.measure.plan import plan_dump
+from llmcli.commands.dump.measure.run import measure_dump
+from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.kernels import native
-from llmcli.measure.attention import measure_attention
-from llmcli.measure.dump import measure_dump
-from llmcli.measure.dump_plan import plan_dump
-from llmcli.measure.lens import Places, measure_lens
 from llmcli.model import Model
 from llmcli.parts.attention import forward as nn_attention
 

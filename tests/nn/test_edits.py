@@ -9,10 +9,10 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.plan import plan
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
-from llmcli.explain.formulas import formula_checks
 from llmcli.graph.recurrence import Cut
 from llmcli.graph.spec import Call
 from llmcli.nn.step import Edit, Step
+from llmcli.observe.formulas import formula_checks
 from llmcli.parts.attention import forward as attention
 
 TOKENS = torch.tensor([[5, 17, 3, 17, 42, 8, 30]])

@@ -10,9 +10,9 @@ from zoo import MODELS, VOCAB
 
 from llmcli.generation import Sampling
 from llmcli.generation.picker import Picker
-from llmcli.measure.attention.averages import Averages, Mixed
-from llmcli.measure.statistics import Statistics
 from llmcli.nn.decoder import Decoder
+from llmcli.observe.attention.averages import Averages, Mixed
+from llmcli.observe.statistics import Statistics
 from llmcli.ops.quant.codes import mxfp4
 
 META = torch.device("meta")

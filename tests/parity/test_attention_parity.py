@@ -14,8 +14,8 @@ from parity_types import Models, References
 from zoo import ZOO, attending, recurring, variant
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.loading import load_checkpoint
-from llmcli.measure.attention import measure_attention
 
 TOKENS = 70
 TEXT = (

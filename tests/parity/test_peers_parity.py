@@ -18,12 +18,12 @@ from parity_types import Checkpoints
 from zoo import PACKED, ZOO, Variant, attending, packed, variant
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.bench.measure.peers.same import compare
+from llmcli.commands.bench.measure.peers.transformers import open_transformers
+from llmcli.commands.bench.report.results import Settings
 from llmcli.errors import UnsupportedModel, UsageError
 from llmcli.families.to_transformers import hub_config, hub_loads
 from llmcli.loading import Model, load_checkpoint
-from llmcli.measure.bench.peers import compare
-from llmcli.measure.bench.peers.transformers import open_transformers
-from llmcli.reports.bench import Settings
 
 SETTINGS = Settings(
     model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=7, n_threads=1, type_k="auto",

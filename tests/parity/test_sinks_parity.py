@@ -15,11 +15,11 @@ from parity_reference import fresh_rope, precision
 from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM
 
+from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.config import ModelConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.families.rope import rope_from_hf
 from llmcli.families.values import Values
-from llmcli.measure.attention import measure_attention
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig

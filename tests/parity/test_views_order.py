@@ -16,13 +16,13 @@ from parity_types import Checkpoints
 
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.dump.measure.plan import plan_dump
+from llmcli.commands.dump.measure.run import measure_dump
+from llmcli.commands.lens.measure.run import Places, measure_lens
+from llmcli.commands.shapes.measure.ran import run_checks
 from llmcli.generation.sampling import Sampling
 from llmcli.loading import Model, load_checkpoint
-from llmcli.measure.attention import measure_attention
-from llmcli.measure.dump import measure_dump
-from llmcli.measure.dump_plan import plan_dump
-from llmcli.measure.lens import Places, measure_lens
-from llmcli.measure.ran import run_checks
 from llmcli.model import dtype_name
 
 Numbers = Mapping[str, Any]

@@ -6,16 +6,16 @@ import math
 
 import numpy as np
 
-from llmcli.reports.attention import (
+from llmcli.commands.attention.report.heads import (
     AttentionReport,
     HeadReport,
     Label,
     LayerReport,
-    Matrix,
     Metric,
     Pair,
 )
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.matrix import Matrix
 
 METRICS = (
     Metric(

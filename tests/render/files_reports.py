@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
-from llmcli.reports.attention import (
+from llmcli.commands.attention.report.heads import (
     AttentionReport,
     HeadReport,
     Label,
     LayerReport,
-    Matrix,
     Metric,
 )
+from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
+from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.reports.checks import ViewCheck
-from llmcli.reports.lens import LensCell, LensReport, LensRow, LensToken
+from llmcli.reports.matrix import Matrix
 
 # what a token can be: ends of scripts, separators of lines, addresses, signs from the right, bytes
 EVIL = (

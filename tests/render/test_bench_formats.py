@@ -17,15 +17,15 @@ from typing import Any
 import peer_reader as peer
 import pytest
 
-from llmcli.measure.bench.read import read_results
-from llmcli.render.bench.as_csv import CsvWriter
-from llmcli.render.bench.as_json import JsonLinesWriter, JsonWriter
-from llmcli.render.bench.as_sql import SqlWriter
-from llmcli.render.bench.markdown import MarkdownWriter, Shown
-from llmcli.render.bench.writer import Writer
-from llmcli.reports.bench import BenchRow, Ran, Settings
-from llmcli.reports.bench import Test as Counts
-from llmcli.reports.bench_fields import Bencher
+from llmcli.commands.bench.measure.read import read_results
+from llmcli.commands.bench.report.fields import Bencher
+from llmcli.commands.bench.report.results import BenchRow, Ran, Settings
+from llmcli.commands.bench.report.results import Test as Counts
+from llmcli.commands.bench.view.as_csv import CsvWriter
+from llmcli.commands.bench.view.as_json import JsonLinesWriter, JsonWriter
+from llmcli.commands.bench.view.as_sql import SqlWriter
+from llmcli.commands.bench.view.markdown import MarkdownWriter, Shown
+from llmcli.commands.bench.view.writer import Writer
 
 BY = Bencher(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
 SETTINGS = Settings(

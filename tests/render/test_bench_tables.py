@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from llmcli.render.bench.as_csv import CsvWriter
-from llmcli.render.bench.markdown import MarkdownWriter, Shown
-from llmcli.render.bench.table import render_beside
-from llmcli.reports.bench import Against, BenchReport, BenchRow, Ran, Settings
-from llmcli.reports.bench import Test as Counts
-from llmcli.reports.bench_fields import Bencher, percentile
+from llmcli.commands.bench.report.fields import Bencher, percentile
+from llmcli.commands.bench.report.results import Against, BenchReport, BenchRow, Ran, Settings
+from llmcli.commands.bench.report.results import Test as Counts
+from llmcli.commands.bench.view.as_csv import CsvWriter
+from llmcli.commands.bench.view.markdown import MarkdownWriter, Shown
+from llmcli.commands.bench.view.table import render_beside
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmcli.render.letters import LETTERS, letter_line, letter_lines
+from llmcli.ui.letters import LETTERS, letter_line, letter_lines
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from llmcli.render import stats, theme, tokens
-from llmcli.render.environment import Settings, render_environment
 from llmcli.reports.environment import (
     ConfigurationProblem,
     ConfigurationReport,
@@ -30,6 +28,8 @@ from llmcli.reports.text import (
     TokenPiece,
     TokensReport,
 )
+from llmcli.ui import stats, theme, tokens
+from llmcli.ui.environment import Settings, render_environment
 
 
 def shown(renderable, width=80):

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load as load_safetensors
 from safetensors.torch import load as load_torch
 
-from llmcli.render.arrays import ArrayPlan, array_file_size, array_writer
+from llmcli.ui.arrays import ArrayPlan, array_file_size, array_writer
 
 METADATA = {"schema": "llmcli.attention/1", "tokens": '["é", "\\n", "😀"]'}
 ARRAYS = {
@@ -121,7 +121,7 @@ def test_parts_that_are_too_few_or_too_many_are_no_file(kind, rows):
 @pytest.mark.parametrize("copied", [16, 1 << 24])
 def test_what_was_planned_may_turn_out_otherwise(planned, copied, monkeypatch, tmp_path):
     """Fewer tokens are generated, and their texts are known at the end only."""
-    monkeypatch.setattr("llmcli.render.arrays._COPIED", copied)
+    monkeypatch.setattr("llmcli.ui.arrays._COPIED", copied)
     plan = [ArrayPlan("blocks.0.attn.pattern", "float32", (2, planned, planned))]
     longer = METADATA | {"generated": "x" * 9000}
     arrays = {f"blocks.{i}.attn.pattern": ARRAYS["blocks.0.attn.pattern"] + i for i in range(9)}
@@ -154,7 +154,7 @@ ABANDONED = """
 import sys
 import numpy as np
 from llmcli.cli.files import whole_file
-from llmcli.render.arrays import ArrayPlan, array_writer
+from llmcli.ui.arrays import ArrayPlan, array_writer
 
 def parts():
     yield np.zeros(1 << 16, np.float32)

@@ -22,12 +22,18 @@ from attention_reports import (
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.attention.head import head_kinds, head_numbers, is_single
-from llmcli.render.attention.map import Found, HeadMap, scale_of, short
-from llmcli.render.attention.tables import MetricTable, metric_table, pair_table
-from llmcli.render.attention.view import Calls, heatmaps, metric_map, overview, render_attention
-from llmcli.render.palette import rgb
-from llmcli.reports.attention import LayerReport
+from llmcli.commands.attention.report.heads import LayerReport
+from llmcli.commands.attention.view.head import head_kinds, head_numbers, is_single
+from llmcli.commands.attention.view.map import Found, HeadMap, scale_of, short
+from llmcli.commands.attention.view.screen import (
+    Calls,
+    heatmaps,
+    metric_map,
+    overview,
+    render_attention,
+)
+from llmcli.commands.attention.view.tables import MetricTable, metric_table, pair_table
+from llmcli.ui.palette import rgb
 
 CALLS = Calls(same="llmcli attention x", repeated="llmcli attention --synthetic 32")
 ENTROPY, KEYS, PREVIOUS, INDUCTION = METRICS

@@ -9,8 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.bench.comparison import change, render_comparison, words
-from llmcli.reports.comparison import (
+from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
     Difference,
@@ -18,6 +17,7 @@ from llmcli.reports.comparison import (
     Rate,
     Source,
 )
+from llmcli.commands.bench.view.comparison import change, render_comparison, words
 
 FAST = ComparedTest(
     test="pp512",

@@ -10,9 +10,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.dump import render_dump
+from llmcli.commands.dump.report import DumpedTensor, DumpReport
+from llmcli.commands.dump.view import render_dump
 from llmcli.reports.checks import ViewCheck
-from llmcli.reports.dump import DumpedTensor, DumpReport
 
 CHECK = ViewCheck(name="formulas", words="2 tensors follow", value=0.25, tolerance=1.0)
 

@@ -14,11 +14,11 @@ from files_reports import WRONG, experts_report
 from rich.cells import cell_len
 from test_render_lens import console, plain
 
-from llmcli.commands.experts.export import COLUMNS, experts_csv, experts_page
-from llmcli.commands.experts.picture import MOST, experts_png
-from llmcli.commands.experts.view import load_bars, render_experts
-from llmcli.render.cells import Ink
-from llmcli.render.layout import WIDEST
+from llmcli.commands.experts.view.export import COLUMNS, experts_csv, experts_page
+from llmcli.commands.experts.view.picture import MOST, experts_png
+from llmcli.commands.experts.view.screen import load_bars, render_experts
+from llmcli.ui.cells import Ink
+from llmcli.ui.layout import WIDEST
 
 TITLE = "tiny (float32)"
 

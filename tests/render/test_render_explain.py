@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.explain import number, render_explanation
+from llmcli.commands.explain.view import number, render_explanation
 from llmcli.reports.explanation import (
     Check,
     Coordinate,

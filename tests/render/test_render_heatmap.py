@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
 
-from llmcli.render.cells import Ink, fitted, painted
-from llmcli.render.checks import render_checks
-from llmcli.render.heatmap import ColourBar, Heatmap, Panels, pooled, ticks
-from llmcli.render.palette import DIVERGING, KINDS, VIRIDIS, Scale, rgb
 from llmcli.reports.checks import ViewCheck
+from llmcli.ui.cells import Ink, fitted, painted
+from llmcli.ui.checks import render_checks
+from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, pooled, ticks
+from llmcli.ui.palette import DIVERGING, KINDS, VIRIDIS, Scale, rgb
 
 SHARE = Scale(low=0.0, high=1.0)
 HARD = ("\n", "\x1b[31m", " [red]x[/]", " 中文", "שלום", "e\u0301", "\\xf0", "\u202e", "a" * 60, "")
@@ -174,7 +174,7 @@ def test_ascii_signs_are_ascii():
 @given(st.text(max_size=30), st.integers(1, 20), st.booleans())
 @settings(max_examples=300)
 def test_labels_take_exactly_their_columns(text, width, ascii):
-    from llmcli.render.theme import quoted
+    from llmcli.ui.theme import quoted
 
     label = fitted(quoted(text), width, Ink("shades", ascii))
     assert cell_len(label) == width

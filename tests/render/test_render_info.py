@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.info import render_families, render_info
+from llmcli.commands.info.view import render_families, render_info
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.info import (
     NO_FORMATS,

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from llmcli.render import chart
 from llmcli.render.chart import ladder_png
-from llmcli.render.ladder import bar_lengths, render_ladder, scaled
+from llmcli.render.ladder import bar_lengths, render_ladder
 from llmcli.reports.ladder import LadderReport, RungReport, Shown, Spread, Variant, Work
+from llmcli.ui.rates import scaled
 
 
 def spread(seconds):

@@ -11,12 +11,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.layout import WIDEST
-from llmcli.render.lens.as_csv import COLUMNS, lens_csv
-from llmcli.render.lens.grid import room
-from llmcli.render.lens.view import render_lens
+from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
+from llmcli.commands.lens.view.as_csv import COLUMNS, lens_csv
+from llmcli.commands.lens.view.grid import room
+from llmcli.commands.lens.view.screen import render_lens
 from llmcli.reports.checks import ViewCheck
-from llmcli.reports.lens import LensCell, LensReport, LensRow, LensToken
+from llmcli.ui.layout import WIDEST
 
 ROWS = ("blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post", "blocks.1.resid_post")
 # the third is not among the rows that are shown

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from llmcli.render.load import render_check, render_load
+from llmcli.commands.load.report import Claim, LedgerLine, LoadReport, Numbers, Shared, Stage
+from llmcli.commands.load.view.screen import render_check, render_load
 from llmcli.reports.checks import ViewCheck
-from llmcli.reports.load import Claim, LedgerLine, LoadReport, Numbers, Shared, Stage
 
 NUMBERS = Numbers(
     count=2000, mean=0.25, std=1.0, low=-2.0, high=3.0, zeros=1, nan=0, infinite=0, negative=0,

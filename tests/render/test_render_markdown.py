@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.markdown import DimmedStream, MarkdownStream
+from llmcli.ui.markdown import DimmedStream, MarkdownStream
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 

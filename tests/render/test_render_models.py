@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.models import render_models, render_pulled, render_removal
+from llmcli.commands.models.view import render_models, render_pulled, render_removal
 from llmcli.reports.models import (
     CacheUse,
     ModelsReport,

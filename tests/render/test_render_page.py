@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 
-from llmcli.commands.experts.export import experts_page
-from llmcli.render.page import AttentionPage, build, lens_page, lens_page_size, page_size
+from llmcli.commands.attention.view.page import AttentionPage, page_size
+from llmcli.commands.experts.view.export import experts_page
+from llmcli.commands.lens.view.page import lens_page, lens_page_size
+from llmcli.ui.page import build
 
 TITLE = "a model </title> · Q4_1"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -268,7 +270,7 @@ def test_the_canvas_has_the_colours_of_the_numbers(opened):
         lambda: attention_page(attention_report(), matrices), "theme=light&query=5", drive
     )
     first, masked, other = json.loads(page.kind("body")[0][1]["data-pixels"])
-    from llmcli.render.palette import VIRIDIS
+    from llmcli.ui.palette import VIRIDIS
 
     assert first[:3] == VIRIDIS[255].tolist()
     assert min(masked[:3]) > 215

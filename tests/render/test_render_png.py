@@ -9,12 +9,12 @@ import pytest
 from files_reports import EVIL, WRONG, attention_report, lens_report, matrix, patterns
 from PIL import Image
 
-from llmcli.render import png
-from llmcli.render.attention.as_png import attention_png
-from llmcli.render.attention.map_as_png import head_map_png
-from llmcli.render.lens.as_png import MOST, lens_png
-from llmcli.render.palette import DIVERGING, VIRIDIS, Scale, rgb
-from llmcli.render.png import INK, MASKED, RED, Sheet
+from llmcli.commands.attention.view.as_png import attention_png
+from llmcli.commands.attention.view.map_as_png import head_map_png
+from llmcli.commands.lens.view.as_png import MOST, lens_png
+from llmcli.ui import png
+from llmcli.ui.palette import DIVERGING, VIRIDIS, Scale, rgb
+from llmcli.ui.png import INK, MASKED, RED, Sheet
 
 TITLE = "SmolLM2-135M-Instruct · Q4_1 · 12 tokens"
 

@@ -8,12 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from llmcli.render.layout import Column, Rows
-from llmcli.render.letters import axis_line
-from llmcli.render.shape_names import render_names
-from llmcli.render.shapes import render_shapes, render_stored
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.shapes import (
+from llmcli.commands.shapes.report import (
     CacheGrowth,
     CallFlops,
     LayerKind,
@@ -24,6 +19,11 @@ from llmcli.reports.shapes import (
     ShapeTensor,
     Stored,
 )
+from llmcli.commands.shapes.view.names import render_names
+from llmcli.commands.shapes.view.screen import render_shapes, render_stored
+from llmcli.reports.checks import ViewCheck
+from llmcli.ui.layout import Column, Rows
+from llmcli.ui.letters import axis_line
 
 
 def shown(renderable, width=200):
@@ -316,7 +316,7 @@ def test_names():
     ],
 )
 def test_letters_with_their_sizes_and_other_names(letter, line):
-    assert axis_line(letter) == line
+    assert axis_line(letter.letter, letter.documents, letter.values) == line
 
 
 def test_rows_spill_only_where_they_are_told_to():

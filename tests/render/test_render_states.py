@@ -9,11 +9,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.attention.states import render_states, states_csv
-from llmcli.render.heatmap import pooled
-from llmcli.reports.attention import Matrix
+from llmcli.commands.attention.report.states import HeadStates, LayerStates, StatesReport
+from llmcli.commands.attention.view.states import render_states, states_csv
 from llmcli.reports.checks import ViewCheck
-from llmcli.reports.states import HeadStates, LayerStates, StatesReport
+from llmcli.reports.matrix import Matrix
+from llmcli.ui.heatmap import pooled
 
 
 def report(heads=2, points=24):

@@ -11,8 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from timing_reports import CEILINGS, IN_LAYERS, LAYERS, timing_report
 
-from llmcli.render.timing.layers import outliers, times_by_layer
-from llmcli.render.timing.numbers import (
+from llmcli.commands.timing.view.layers import outliers, times_by_layer
+from llmcli.commands.timing.view.screen import render_opening, render_timing
+from llmcli.reports.ceilings import ReadRate
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.environment import Environment
+from llmcli.ui.rates import (
     digits_for,
     milliseconds,
     percent,
@@ -21,10 +25,6 @@ from llmcli.render.timing.numbers import (
     speed,
     unit,
 )
-from llmcli.render.timing.view import render_opening, render_timing
-from llmcli.reports.ceilings import ReadRate
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.environment import Environment
 
 TITLE = "m (float32 on cpu)"
 COLUMNS = ["part", "ms a token", "share", "", "FLOPs", "bytes", "GB/s", "GFLOP/s",

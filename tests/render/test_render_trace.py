@@ -12,7 +12,13 @@ from dataclasses import replace
 import pytest
 from timing_reports import GAP_S, IN_LAYERS, LAYERS, SECONDS, timing_report
 
-from llmcli.render.trace import EVENT_BYTES, Event, trace_events, trace_pieces, trace_size
+from llmcli.commands.timing.view.trace import (
+    EVENT_BYTES,
+    Event,
+    trace_events,
+    trace_pieces,
+    trace_size,
+)
 
 TITLE = 'tiny "x" (float32 on cpu)'
 NANOSECOND = 0.001  # in microseconds

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.timing import (
+from llmcli.commands.timing.report import (
     Overhead,
     PartTime,
     PhaseTime,
@@ -15,6 +13,8 @@ from llmcli.reports.timing import (
     Stage,
     TimingReport,
 )
+from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.reports.checks import ViewCheck
 from llmcli.reports.work import PartWork
 
 LAYERS = 4

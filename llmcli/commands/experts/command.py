@@ -28,7 +28,7 @@ from llmcli.cli.template import TemplateOptions
 from llmcli.commands.experts.report import ExpertsReport
 from llmcli.errors import UsageError
 from llmcli.graph.routing import Choose
-from llmcli.measure.environment import environment
+from llmcli.observe.environment import environment
 from llmcli.reports.checks import checks_document
 from llmcli.reports.numbers import spans
 
@@ -144,8 +144,8 @@ def command(
     and the shared expert is what the layer adds, and loads count every choice once; or the command
     exits 1.
     """
-    from llmcli.commands.experts.view import render_experts
-    from llmcli.render.stats import model_line
+    from llmcli.commands.experts.view.screen import render_experts
+    from llmcli.ui.stats import model_line
 
     out = Output("experts", output)
     kind = "" if experts.save is None else kind_of_file(experts.save, FILES)
@@ -195,7 +195,7 @@ def _write(
     file: str, kind: str, report: ExpertsReport, title: str, document: dict[str, Any]
 ) -> None:
     """Writes `report` as a file of that kind; `title` names the model. Raises WriteFailed."""
-    from llmcli.commands.experts import export, picture
+    from llmcli.commands.experts.view import export, picture
 
     if kind == "json":
         write_document(file, document)

@@ -20,17 +20,17 @@ from llmcli import devices
 from llmcli.anatomy.graph import graph
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.engine.session import Session
-from llmcli.explain.formulas import formula_checks, formula_inputs, worst
-from llmcli.explain.kernel import Kernel, layer_of
-from llmcli.explain.rules import rules
 from llmcli.generation.sampling import Sampling
 from llmcli.graph.evaluation import routing as evaluation
 from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh
-from llmcli.measure.chunks import ChunkProof, read_in_chunks
-from llmcli.measure.emitted import Emitted
-from llmcli.measure.observe import continued
 from llmcli.model import Model, dtype_name
+from llmcli.observe.chunks import ChunkProof, read_in_chunks
+from llmcli.observe.emitted import Emitted
+from llmcli.observe.formulas import formula_checks, formula_inputs, worst
+from llmcli.observe.kernel import Kernel, layer_of
+from llmcli.observe.observe import continued
+from llmcli.observe.rules import rules
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
 

@@ -13,16 +13,16 @@ from attention_models import BASE, RMS, config_of, ids_of, model_of, small
 from blocks import norm_of
 from decoder_parameters import parameters_of
 
+from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.errors import NotFinite
-from llmcli.explain import formulas
 from llmcli.formats.dense import Dense
-from llmcli.measure.attention import measure_attention
-from llmcli.measure.attention.averages import Averages, Mixed
-from llmcli.measure.attention.block import Block, Tokens
-from llmcli.measure.attention.checks import Proof
 from llmcli.model import Model
 from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
+from llmcli.observe import formulas
+from llmcli.observe.attention.averages import Averages, Mixed
+from llmcli.observe.attention.block import Block, Tokens
+from llmcli.observe.attention.checks import Proof
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward as nn_attention
 

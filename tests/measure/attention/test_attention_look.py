@@ -26,9 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmcli import devices
+from llmcli.commands.attention.measure.pooled import Pooled
+from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.synthetic import synthetic
+from llmcli.commands.attention.measure.wanted import Drawn
 from llmcli.errors import OutOfMemory, UsageError
-from llmcli.measure.attention import Drawn, measure_attention, synthetic
-from llmcli.measure.attention.pooled import Pooled
 from llmcli.nn.decoder import Decoder
 
 
@@ -305,9 +307,9 @@ class Largest(TorchDispatchMode):
 
 def test_nothing_square_is_kept_for_metrics(monkeypatch):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
-    monkeypatch.setattr("llmcli.explain.formulas.CHEAP", 1)
-    for module in ("layer", "labels"):
-        monkeypatch.setattr(f"llmcli.measure.attention.{module}.CELLS", 8192)
+    monkeypatch.setattr("llmcli.observe.formulas.CHEAP", 1)
+    for module in ("observe.attention.rows", "commands.attention.measure.labels"):
+        monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 400
     with Largest() as seen:
         report = measure_attention(

@@ -22,10 +22,12 @@ from attention_models import (
 )
 from decoder_parameters import parameters_of
 
-from llmcli.measure.attention import LABELS, METRICS, USUAL, measure_attention, run
-from llmcli.measure.attention.block import Block, Tokens
-from llmcli.measure.attention.labels import labels_of
-from llmcli.measure.attention.metrics import RowMeans, effective_rank
+from llmcli.commands.attention.measure import run
+from llmcli.commands.attention.measure.labels import LABELS, labels_of
+from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank
+from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.report.metrics import METRICS, USUAL
+from llmcli.observe.attention.block import Block, Tokens
 from llmcli.parts.attention.config import AttentionConfig
 
 NEAR = {"float64": 1e-10, "float32": 1e-5}
@@ -52,8 +54,8 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     model, ids = small(kind), ids_of(75)
     expected = measure_attention(model, ids)
     sizes, make = [], Block.__init__
-    for module in ("layer", "labels"):
-        monkeypatch.setattr(f"llmcli.measure.attention.{module}.CELLS", cells)
+    for module in ("observe.attention.rows", "commands.attention.measure.labels"):
+        monkeypatch.setattr(f"llmcli.{module}.CELLS", cells)
     monkeypatch.setattr(
         Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
     )

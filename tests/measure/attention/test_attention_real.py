@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.synthetic import synthetic
 from llmcli.loading import Model, load_checkpoint
-from llmcli.measure.attention import measure_attention, synthetic
 
 pytestmark = pytest.mark.real
 

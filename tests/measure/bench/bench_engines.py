@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from llmcli.measure.bench import run
-from llmcli.reports.bench import Ran, Settings
+from llmcli.commands.bench.measure import run
+from llmcli.commands.bench.report.results import Ran, Settings
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
 

@@ -9,10 +9,10 @@ from statistics import fmean, stdev
 
 import pytest
 
-from llmcli.measure.bench.compare import compare_results
-from llmcli.measure.bench.noise import interval, pool
-from llmcli.measure.bench.student import two_sided
-from llmcli.reports.comparison import ComparisonReport, Rate, Result, Results
+from llmcli.commands.bench.measure.compare import compare_results
+from llmcli.commands.bench.measure.noise import interval, pool
+from llmcli.commands.bench.measure.student import two_sided
+from llmcli.commands.bench.report.comparison import ComparisonReport, Rate, Result, Results
 
 
 def rate(mean: float, std: float = 1.0, runs: int | None = 5) -> Rate:

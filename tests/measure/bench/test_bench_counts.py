@@ -8,9 +8,9 @@ from zoo import CONFIGS, llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import part_work, total_work
+from llmcli.commands.bench.measure import counts
+from llmcli.commands.bench.report.results import Test as Case
 from llmcli.graph.spec import Call
-from llmcli.measure.bench import counts
-from llmcli.reports.bench import Test as Case
 from llmcli.reports.ceilings import MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
 

@@ -9,15 +9,15 @@ from tiny_checkpoints import LLAMA, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.bench.measure import loader as loader_module
+from llmcli.commands.bench.measure.kernels import has_flash
+from llmcli.commands.bench.measure.loaded import ran_of
+from llmcli.commands.bench.measure.loader import Loader
+from llmcli.commands.bench.measure.ours import Ours
+from llmcli.commands.bench.measure.plan import all_tests
+from llmcli.commands.bench.measure.sweep import sweep
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
-from llmcli.measure.bench import loader as loader_module
-from llmcli.measure.bench.kernels import has_flash
-from llmcli.measure.bench.loaded import ran_of
-from llmcli.measure.bench.loader import Loader
-from llmcli.measure.bench.ours import Ours
-from llmcli.measure.bench.plan import all_tests
-from llmcli.measure.bench.sweep import sweep
 from llmcli.nn.decoder import Decoder
 
 IDS = [5, 17, 96, 0, 3, 44, 8, 12, 60]
@@ -178,7 +178,7 @@ def test_what_makes_no_difference_on_a_cpu_is_not(folder):
 
 
 def test_on_a_gpu_all_layers_are_there_or_none():
-    from llmcli.measure.bench.refused import refuse_for
+    from llmcli.commands.bench.measure.refused import refuse_for
 
     def ask(**asked):
         refuse_for(settings(**asked), cache_type="f16", gpu=True, layers=4, flash=True)

@@ -3,8 +3,8 @@
 import pytest
 from bench_engines import settings
 
-from llmcli.measure.bench import plan
-from llmcli.reports.bench import Test as Case
+from llmcli.commands.bench.measure import plan
+from llmcli.commands.bench.report.results import Test as Case
 
 
 def test_at_each_depth_prompts_then_generations_then_pairs():

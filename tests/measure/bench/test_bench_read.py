@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from llmcli.commands.bench.measure.read import read_results
+from llmcli.commands.bench.measure.row import SETTINGS
+from llmcli.commands.bench.report.comparison import Results
 from llmcli.errors import UsageError
-from llmcli.measure.bench.read import read_results
-from llmcli.measure.bench.row import SETTINGS
-from llmcli.reports.comparison import Results
 
 DATA = Path(__file__).parents[2] / "data" / "llama_bench"
 FORMATS = {"json": "JSON", "jsonl": "JSONL", "csv": "CSV", "sql": "SQL", "md": "Markdown"}

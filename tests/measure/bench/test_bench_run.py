@@ -5,10 +5,10 @@ import gc
 import pytest
 from bench_engines import FakeEngine, raises, settings, watch, words
 
+from llmcli.commands.bench.measure import plan
+from llmcli.commands.bench.measure.run import Bench, Run
+from llmcli.commands.bench.report.results import Test as Case
 from llmcli.errors import OutOfMemory, UsageError
-from llmcli.measure.bench import plan
-from llmcli.measure.bench.run import Bench, Run
-from llmcli.reports.bench import Test as Case
 
 
 def through(engine, test, *, repetitions=1, warmup=False, room=None, said=None, bench=None, **how):

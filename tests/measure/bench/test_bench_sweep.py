@@ -9,14 +9,14 @@ from bench_engines import CEILINGS, FakeEngine, raises, ran, settings, watch, wo
 from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.commands.bench.measure import counts
+from llmcli.commands.bench.measure import sweep as module
+from llmcli.commands.bench.measure.plan import all_tests
+from llmcli.commands.bench.measure.sweep import sweep
+from llmcli.commands.bench.report.results import Test as Case
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.measure import peaks
-from llmcli.measure.bench import counts
-from llmcli.measure.bench import sweep as module
-from llmcli.measure.bench.plan import all_tests
-from llmcli.measure.bench.sweep import sweep
-from llmcli.measure.held import Held
-from llmcli.reports.bench import Test as Case
+from llmcli.observe import peaks
+from llmcli.observe.held import Held
 from llmcli.reports.text import PhasePeak
 
 MIB = 2**20

@@ -14,14 +14,15 @@ from gguf_bytes import gguf, pair
 from tiny_checkpoints import write_gpt2, write_llama
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.bench.measure.engine import Counted
+from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp
+from llmcli.commands.bench.measure.peers.llama_words import cache_type
+from llmcli.commands.bench.measure.peers.open import PEERS, open_peer
+from llmcli.commands.bench.measure.peers.quiet import silent
+from llmcli.commands.bench.measure.peers.same import compare
+from llmcli.commands.bench.report.results import Settings
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
-from llmcli.measure.bench.engine import Counted
-from llmcli.measure.bench.peers import PEERS, compare, open_peer
-from llmcli.measure.bench.peers.llama_cpp import LlamaCpp
-from llmcli.measure.bench.peers.llama_words import cache_type
-from llmcli.measure.bench.peers.quiet import silent
-from llmcli.reports.bench import Settings
 
 SETTINGS = Settings(
     model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=16, n_threads=1, type_k="auto",

@@ -6,8 +6,8 @@ import pytest
 from timed_models import CEILINGS
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.measure.timing.bounds import Roof
-from llmcli.reports.timing import PartTime
+from llmcli.commands.timing.measure.bounds import Roof
+from llmcli.commands.timing.report import PartTime
 from llmcli.reports.work import PartWork
 
 MEMORY, L3, L2 = 200 << 20, 8 << 20, 1 << 19

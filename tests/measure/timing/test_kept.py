@@ -6,8 +6,8 @@ from statistics import median_low
 
 import pytest
 
-from llmcli.measure.timing.clock import Marks
-from llmcli.measure.timing.kept import MOST, Kept, Watched
+from llmcli.commands.timing.measure.clock import Marks
+from llmcli.commands.timing.measure.kept import MOST, Kept, Watched
 
 
 def run(wall_s):

@@ -7,10 +7,8 @@ from timed_models import small
 
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.plan import plan
-from llmcli.families import find
-from llmcli.graph.spec import Call
-from llmcli.measure.timing.clock import Marks
-from llmcli.measure.timing.parts import (
+from llmcli.commands.timing.measure.clock import Marks
+from llmcli.commands.timing.measure.parts import (
     expected_marks,
     in_order,
     over_layers,
@@ -18,7 +16,9 @@ from llmcli.measure.timing.parts import (
     pieces,
     spans,
 )
-from llmcli.measure.timing.workload import Workload
+from llmcli.commands.timing.measure.workload import Workload
+from llmcli.families import find
+from llmcli.graph.spec import Call
 from llmcli.reports.work import PartWork
 
 MODEL = graph(

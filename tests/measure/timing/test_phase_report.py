@@ -5,12 +5,12 @@ from small_models import ids
 from timed_models import PROMPT, red, small, timed
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.commands.timing.measure import run as timing_run
+from llmcli.commands.timing.measure import unfused
+from llmcli.commands.timing.measure.checks import memory_check, timing_checks
+from llmcli.commands.timing.measure.parts import Piece
+from llmcli.commands.timing.measure.phase import overhead, product_seconds
 from llmcli.engine.session import Session
-from llmcli.measure.timing import run as timing_run
-from llmcli.measure.timing import unfused
-from llmcli.measure.timing.checks import memory_check, timing_checks
-from llmcli.measure.timing.parts import Piece
-from llmcli.measure.timing.phase import overhead, product_seconds
 from llmcli.reports.work import PartWork
 
 MIB = 1 << 20

@@ -13,13 +13,14 @@ from zoo import CONFIGS
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
+from llmcli.commands.timing.measure import run as timing_run
+from llmcli.commands.timing.measure.clock import EventClock, HostClock
+from llmcli.commands.timing.measure.parts import in_order
+from llmcli.commands.timing.measure.report import measure_timing
+from llmcli.commands.timing.measure.workload import working_set
+from llmcli.commands.timing.report import Stage
 from llmcli.errors import NotFinite, OutOfMemory
-from llmcli.measure.timing import measure_timing, working_set
-from llmcli.measure.timing import run as timing_run
-from llmcli.measure.timing.clock import EventClock, HostClock
-from llmcli.measure.timing.parts import in_order
 from llmcli.nn.step import Step
-from llmcli.reports.timing import Stage
 
 DELAY_S = 0.005
 

@@ -3,8 +3,8 @@
 import pytest
 from timed_models import FakeDevice
 
-from llmcli.measure.timing import clock as clock_module
-from llmcli.measure.timing.clock import EventClock, HostClock
+from llmcli.commands.timing.measure import clock as clock_module
+from llmcli.commands.timing.measure.clock import EventClock, HostClock
 
 
 def test_the_hosts_clock_gives_each_mark_the_time_since_the_one_before(monkeypatch):

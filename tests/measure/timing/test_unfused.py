@@ -7,7 +7,7 @@ from small_models import ids
 from timed_models import red, small, timed
 from zoo import BLOCKS, CONFIGS
 
-from llmcli.measure.timing import unfused
+from llmcli.commands.timing.measure import unfused
 from llmcli.parts.conv.config import ShortConvConfig
 
 PIECES = {

@@ -4,7 +4,7 @@ import torch
 from small_models import ids, random_model
 from zoo import MODELS
 
-from llmcli.measure.timing import measure_timing
+from llmcli.commands.timing.measure.report import measure_timing
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())

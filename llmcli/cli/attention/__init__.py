@@ -1,1 +1,0 @@
-"""`llmcli attention`: what heads attend to."""

@@ -1,1 +1,0 @@
-"""`llmcli bench`: tests and formats of llama-bench, and more numbers."""

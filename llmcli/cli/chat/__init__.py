@@ -1,1 +1,0 @@
-"""`llmcli chat`: a conversation with a model."""

@@ -1,1 +1,0 @@
-"""`llmcli info`: what a model is, and whether it fits."""

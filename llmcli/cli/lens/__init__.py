@@ -1,1 +1,0 @@
-"""`llmcli lens`: what each layer would have said."""

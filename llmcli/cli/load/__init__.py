@@ -1,1 +1,0 @@
-"""`llmcli load`: what becomes of every tensor of a model."""

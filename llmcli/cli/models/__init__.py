@@ -1,1 +1,0 @@
-"""`llmcli models` and its five commands: what is on this machine, fetched and removed."""

@@ -1,1 +1,0 @@
-"""`llmcli shapes`: every tensor of a model."""

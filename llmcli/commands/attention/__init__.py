@@ -1,0 +1,1 @@
+"""`llmcli attention`: what each head attends to."""

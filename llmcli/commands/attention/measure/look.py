@@ -1,0 +1,253 @@
+"""The watcher of the pass: shows every layer what its attention was computed from.
+
+Axes: H heads, K key/value heads, T rows, S keys, d size of a query and key, e of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from llmcli.commands.attention.measure.labels import LABELS, untold_kinds
+from llmcli.commands.attention.measure.layer import Layer
+from llmcli.commands.attention.measure.pairs import TopPairs
+from llmcli.commands.attention.measure.wanted import Wanted
+from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
+from llmcli.commands.attention.report.metrics import METRICS
+from llmcli.generation.sampling import Sampling
+from llmcli.model import Model, dtype_name
+from llmcli.observe.attention.block import Tokens
+from llmcli.observe.attention.checks import Proof
+from llmcli.observe.cache import cache_check
+from llmcli.observe.chunks import Edges, chunk_checks
+from llmcli.observe.formulas import formula_checks, some_rows, worst
+from llmcli.observe.kernel import layer_of
+from llmcli.observe.layer_map import LayerMap
+from llmcli.observe.observe import Observed, observe
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.matrix import Matrix
+from llmcli.reports.progress import Progress
+
+# of a longer prompt so many rows of what is a product are held against the formulas of `explain`
+FORMULA_ROWS = 12
+
+Seen = dict[str, Tensor]
+
+
+class Look:
+    """Looks at the `layers` in one pass over `ids`, and those of `generate` tokens after them."""
+
+    def __init__(
+        self,
+        model: Model,
+        ids: Sequence[int],
+        layers: Sequence[int],
+        wanted: Wanted,
+        *,
+        generate: int,
+        progress: Progress | None,
+    ) -> None:
+        self.model, self.wanted, self.generate = model, wanted, generate
+        self._prompt, self._progress = list(ids), progress
+        self._maps = {number: LayerMap(model, number) for number in layers}
+        self._tokens = Tokens(self._prompt, model.device)
+        self._proof = Proof(model.dtype, model.device)
+        self._formulas: list[ViewCheck] = []
+        self._pairs = TopPairs(
+            wanted.pairs,
+            everything=wanted.everything,
+            bos=model.config.bos,
+            within=wanted.pairs_within,
+        )
+        # whole matrices exist of one layer at a time: with new tokens once all of these are known
+        self._at_the_end = generate > 0 and wanted.whole
+        self._now: Seen = {}
+        self._lent: Seen = {}  # of the call, what layers read of others: keys and values
+        self._lenders = {
+            name for of in self._maps.values() for name in of.inputs if layer_of(name) != of.number
+        }
+        self._of_prompt: dict[int, Seen] = {}
+        self._of_new: dict[int, list[Seen]] = {number: [] for number in self._maps}
+        self._open: dict[int, Layer] = {}
+        self._reports: list[LayerReport] = []
+        self._matrices: list[Matrix] = []
+        self._rows: dict[str, int] = {}
+        self._untold: dict[str, dict[str, str]] = {}  # kinds of heads, by the kind of layer
+        self._caches: list[ViewCheck] = []
+        self._states: list[ViewCheck] = []
+        self._edges = Edges(model, len(ids), max(layers))
+        self._done = 0
+        counts = [len(wanted.heads_of(of.heads)) for of in self._maps.values()]
+        self._total = (len(ids) + generate) * sum(counts)
+
+    def report(self, skipped: tuple[tuple[str, str], ...]) -> AttentionReport:
+        """Runs the pass. `skipped`: metrics that were left out, with the reason."""
+        model, wanted = self.model, self.wanted
+        seen = observe(
+            model,
+            self._prompt,
+            self,
+            generate=self.generate,
+            sampling=Sampling(temperature=0.0),
+            until=max(self._maps) if self.generate < 1 else None,
+            progress=self._progress,
+        )
+        if seen.state is not None:
+            self._after(seen, seen.state.tensors())
+        return AttentionReport(
+            what=wanted.what,
+            dtype=dtype_name(model.dtype),
+            tokens=tuple((id, model.token_text(id)) for id in seen.ids),
+            prompt_tokens=seen.prompt_tokens,
+            weighted=wanted.weighted,
+            metrics=tuple(metric for metric in METRICS if metric.name in wanted.metrics),
+            rows={name: self._rows[name] for name in wanted.metrics if name in self._rows},
+            labels=LABELS,
+            layers=tuple(self._reports),
+            matrices=tuple(self._matrices),
+            pairs=self._pairs.pairs(),
+            pairs_by=wanted.pairs_by,
+            checks=self._checks(len(seen.ids)),
+            skipped=skipped,
+            unlabelled=tuple(self._unlabelled()),
+        )
+
+    def _unlabelled(self) -> Iterator[tuple[str, str]]:
+        """The kinds that are not told, with the reason in every kind of layer."""
+        for label in LABELS:
+            kinds: dict[str, list[str]] = {}
+            for kind, untold in self._untold.items():
+                if label.name in untold:
+                    kinds.setdefault(untold[label.name], []).append(kind)
+            if [len(alike) for alike in kinds.values()] == [len(self._untold)]:
+                yield label.name, next(iter(kinds))
+            elif kinds:
+                reasons = (f"{', '.join(alike)}: {why}" for why, alike in kinds.items())
+                yield label.name, "; ".join(reasons)
+
+    def __call__(self, first: int, name: str, tensor: Tensor) -> None:
+        """An activation of the call whose tokens begin at position `first`."""
+        self._edges.watch(first, name, tensor)
+        number = layer_of(name)
+        if name in self._lenders:
+            self._lent[name] = tensor
+        if number not in self._maps:
+            return
+        of = self._maps[number]
+        if name in of.inputs:
+            self._now[name] = tensor
+        if name == of.adds:
+            lent = {one: self._lent[one] for one in of.inputs & self._lenders}
+            seen, self._now = lent | self._now, {}
+            if first:
+                self._of_new[number].append(seen)
+            else:
+                self._read_prompt(number, seen)
+
+    def _read_prompt(self, number: int, seen: Seen) -> None:
+        of = self._maps[number]
+        self._formulas.append(
+            formula_checks(self.model, self._prompt, seen, of.checked, rows=FORMULA_ROWS)
+        )
+        rows = {name: seen[name][0] for name in of.reads}
+        if self.generate:
+            # copies: a view would keep the whole product of the projection
+            kept = {*(of.reads if self._at_the_end else ()), *of.whole, *of.kept}
+            self._of_prompt[number] = {name: seen[name][0].clone() for name in kept}
+            if self._at_the_end:
+                return
+        layer = self._layer(of)
+        layer.add(0, self._tokens, rows)
+        if not self.generate:
+            self._finish(layer, len(self._prompt))
+
+    def _layer(self, of: LayerMap) -> Layer:
+        most = len(self._prompt) + self.generate
+        layer = self._open[of.number] = Layer(
+            self.model, of, self.wanted, most,
+            proof=self._proof, pairs=self._pairs, advance=self._advance,
+        )  # fmt: skip
+        return layer
+
+    def _finish(self, layer: Layer, tokens: int) -> None:
+        del self._open[layer.number]
+        of = layer.of
+        if of.kind not in self._untold:
+            self._untold[of.kind] = untold_kinds(self._tokens, tokens, of.window, signed=of.signed)
+        report, matrices, rows = layer.finish(tokens, self._untold[of.kind])
+        self._reports.append(report)
+        self._matrices += matrices
+        for name, count in rows.items():
+            self._rows[name] = max(count, self._rows.get(name, 0))
+
+    @torch.inference_mode()
+    def _after(self, seen: Observed, caches: Mapping[str, Tensor]) -> None:
+        """The rows of the new tokens, from the keys and values in the cache."""
+        self._tokens = Tokens(list(seen.ids), self.model.device)
+        for number, of in self._maps.items():
+            new, prompt = _joined(self._of_new.pop(number)), self._of_prompt.pop(number)
+            held = of.held(caches, len(seen.ids))
+            for state in of.states:
+                computed = torch.cat((prompt[state.holds], new[state.holds][0]), -2)
+                self._caches.append(cache_check(computed, held[state.holds][0], state.name))
+            every = {name: torch.cat((prompt[name], new[name][0]), -2) for name in of.whole}
+            whole = every | {name: tensor[0] for name, tensor in held.items()}
+            with_cache = new | {name: tensor[None] for name, tensor in whole.items()}
+            self._new_formulas(seen, of, new, with_cache)
+            rows, first = {name: new[name][0] for name in of.reads}, seen.prompt_tokens
+            if self._at_the_end:
+                rows = {name: torch.cat((prompt[name], rows[name]), -2) for name in of.reads}
+                first = 0
+            layer = self._layer(of) if self._at_the_end else self._open[number]
+            layer.add(first, self._tokens, rows | whole)
+            self._check_fixed(layer, caches, every)
+            self._finish(layer, len(seen.ids))
+
+    def _check_fixed(self, layer: Layer, caches: Mapping[str, Tensor], every: Seen) -> None:
+        """What a cache has in a fixed size: the last rows of what it holds, and states."""
+        for state in layer.of.kept_fixed:
+            cached = caches[state.name][0]
+            if state.holds in every:
+                made = layer.of.remembered(state, every[state.holds])
+                self._caches.append(cache_check(made, cached, state.name))
+            elif layer.walked is not None:
+                self._states.append(layer.walked.check(cached, state.name))
+
+    def _new_formulas(self, seen: Observed, of: LayerMap, new: Seen, with_cache: Seen) -> None:
+        """What leads to the cache from the new tokens alone, what reads it with the cache."""
+        written = [name for name in of.checked if name in new]
+        readers = [name for name in written if of.reads_whole(name)]
+        own = [name for name in written if name not in readers]
+        for tensors, names in ((new, own), (with_cache, readers)):
+            self._formulas.append(
+                formula_checks(
+                    self.model,
+                    seen.ids,
+                    tensors,
+                    names,
+                    rows=FORMULA_ROWS,
+                    prompt_tokens=seen.prompt_tokens,
+                )
+            )
+
+    def _checks(self, tokens: int) -> tuple[ViewCheck, ...]:
+        formulas = worst(self._formulas)
+        words = "norm, projections, rotation, scores and output follow from their formulas"
+        words += some_rows(FORMULA_ROWS, tokens)
+        checks = (*self._proof.checks(), replace(formulas, words=words))
+        for one in (self._caches, self._states):
+            checks += (worst(one),) if one else ()
+        return checks + chunk_checks(self.model, self._prompt, self._edges, self._progress)
+
+    def _advance(self, rows: int) -> None:
+        self._done += rows
+        if self._progress is not None:
+            self._progress("looking at the heads", self._done, self._total)
+
+
+def _joined(calls: Sequence[Seen]) -> Seen:
+    """The rows of several calls, one after the other."""
+    return {name: torch.cat([seen[name] for seen in calls], -2) for name in calls[0]}

@@ -1,0 +1,125 @@
+"""What a head's matrix is summed up by, row by row; a row that does not count is NaN.
+
+Axes: H heads, t rows. `A[i, j]` is the weight of key j for query i; logarithms are natural.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from llmcli.observe.attention.block import Block
+
+
+def _normalized(block: Block) -> Tensor:
+    most_t = block.seen_t.to(block.a_HtS.dtype).log()
+    return block.entropy_Ht / most_t.masked_fill(block.seen_t < 2, math.nan)
+
+
+def _without_sink(block: Block) -> Tensor:
+    mass_Ht, moment_Ht = block.beyond_first
+    # 0 / 0 where all of a row goes to key 0
+    return (moment_Ht / mass_Ht).masked_fill(block.positions_t < 1, math.nan)
+
+
+def _distance(block: Block) -> Tensor:
+    distance_Ht = block.beyond_first[1] + block.first_key_Ht * block.positions_t
+    return distance_Ht if block.taken_Ht is None else distance_Ht / block.left_Ht
+
+
+def _taken(block: Block) -> Tensor:
+    if block.taken_Ht is None:
+        return torch.full_like(block.first_key_Ht, math.nan)
+    return block.taken_Ht
+
+
+def _negative(block: Block) -> Tensor:
+    if block.negative_Ht is None:
+        return torch.full_like(block.first_key_Ht, math.nan)
+    # a row of zeros has no shares
+    return block.negative_Ht + 0 * block.left_Ht
+
+
+def _beyond(keys: int, block: Block, values_Ht: Tensor) -> Tensor:
+    """Only rows that see more keys than so many."""
+    return values_Ht.masked_fill(block.seen_t <= keys, math.nan)
+
+
+def _first_key(block: Block) -> Tensor:
+    """Only rows that see it: under a window the first ones."""
+    return block.first_key_Ht.masked_fill(block.seen_t <= block.positions_t, math.nan)
+
+
+def _after_equal(block: Block) -> Tensor:
+    """Only rows that see the key after the last earlier token that equals theirs."""
+    return block.equal_Ht(after=True).masked_fill(block.seen_t < block.gaps_t, math.nan)
+
+
+def _equal(block: Block) -> Tensor:
+    """Only rows that see an earlier token that equals theirs."""
+    return block.equal_Ht(after=False).masked_fill(block.seen_t <= block.gaps_t, math.nan)
+
+
+ROWS: Mapping[str, Callable[[Block], Tensor]] = {
+    "entropy": lambda block: block.entropy_Ht,
+    "normalized_entropy": _normalized,
+    "effective_keys": lambda block: block.entropy_Ht.exp(),
+    "max_weight": lambda block: block.a_HtS.amax(-1),
+    "current_token": lambda block: block.back_Ht(0),
+    "previous_token": lambda block: _beyond(1, block, block.back_Ht(1)),
+    "sink": lambda block: _first_key(block).masked_fill(block.positions_t < 1, math.nan),
+    "sink_rate": _first_key,
+    "learned_sink": _taken,
+    "negative": _negative,
+    "induction": _after_equal,
+    "duplicate": _equal,
+    "distance": _distance,
+    "distance_without_sink": _without_sink,
+    "locality_8": lambda block: _beyond(8, block, block.last_Ht(8)),
+    "locality_64": lambda block: _beyond(64, block, block.last_Ht(64)),
+}
+
+
+class RowMeans:
+    """The mean of every metric over the rows that count, head by head, as blocks come in.
+
+    Of those `names` that are of rows.
+    """
+
+    def __init__(self, names: tuple[str, ...], heads: int) -> None:
+        self.names = tuple(name for name in names if name in ROWS)
+        self._sums = torch.zeros(len(self.names), heads, dtype=torch.float64)
+        self._counts = torch.zeros(len(self.names), heads, dtype=torch.int64)
+
+    def add(self, block: Block, heads: slice) -> None:
+        """The rows of `block`, whose heads stand at `heads` among ours."""
+        if not self.names:
+            return
+        rows_MHt = torch.stack([ROWS[name](block) for name in self.names]).cpu().double()
+        self._sums[:, heads] += rows_MHt.nansum(-1)
+        self._counts[:, heads] += (~rows_MHt.isnan()).sum(-1)
+
+    def means(self) -> list[dict[str, float]]:
+        """For every head, by name; NaN where no row counted."""
+        means_HM = (self._sums / self._counts).t().tolist()
+        return [dict(zip(self.names, means_M, strict=True)) for means_M in means_HM]
+
+    def rows(self) -> dict[str, int]:
+        """How many rows counted, of the head that has most of them."""
+        most = [max(counts, default=0) for counts in self._counts.tolist()]
+        return dict(zip(self.names, most, strict=True))
+
+
+def effective_rank(matrix: Tensor) -> Tensor:
+    """`exp` of the entropy of the normalized singular values of matrices `[…, d, e]`: `[…]`.
+
+    In float64; 0 of a matrix of zeros.
+    """
+    sigma_k = torch.linalg.svdvals(matrix.cpu().double())
+    total_1 = sigma_k.sum(-1, keepdim=True)
+    p_k = torch.where(total_1 > 0, sigma_k / total_1, 0.0)
+    rank: Tensor = torch.special.entr(p_k).sum(-1).exp()
+    return torch.where(total_1[..., 0] > 0, rank, 0.0)

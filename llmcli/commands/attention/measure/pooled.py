@@ -1,0 +1,107 @@
+"""Parts of matrices, small enough to look at, and whole ones for those who ask.
+
+Axes: H heads, t rows, S keys, R rows and C columns of what is kept.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli import devices
+from llmcli.commands.attention.measure.wanted import Drawn
+
+
+class Pooled:
+    """The part of every head's matrix that is drawn; one cell is the largest of `pool` × `pool`.
+
+    `tokens` is the most tokens that there will be. `signed`: the largest whatever its sign is.
+    """
+
+    def __init__(self, drawn: Drawn, heads: int, tokens: int, *, signed: bool = False) -> None:
+        self.queries = _clipped(drawn.queries, tokens)
+        self.keys = _clipped(drawn.keys, tokens)
+        longest = max(last - first for first, last in (self.queries, self.keys))
+        self.pool = max(1, math.ceil(longest / drawn.most))
+        rows, columns = (
+            math.ceil((last - first) / self.pool) for first, last in (self.queries, self.keys)
+        )
+        self._most_HRC = torch.full((heads, rows, columns), -math.inf)
+        self._least_HRC = -self._most_HRC if signed else None
+
+    def add(self, values_HtS: Tensor, heads: slice, first: int, low: int) -> None:
+        """A block, -∞ where masked: rows from `first`, keys from `low` on."""
+        rows = slice(max(first, self.queries[0]), min(first + values_HtS.shape[1], self.queries[1]))
+        keys = slice(max(low, self.keys[0]), min(low + values_HtS.shape[2], self.keys[1]))
+        if rows.start >= rows.stop or keys.start >= keys.stop:
+            return
+        part_HtS = values_HtS[
+            :, rows.start - first : rows.stop - first, keys.start - low : keys.stop - low
+        ]
+        above, below = _padding(rows, self.queries[0], self.pool)
+        left, right = _padding(keys, self.keys[0], self.pool)
+        part_HtS = F.pad(part_HtS, (left, right, above, below), value=-math.inf)
+        shape = (len(part_HtS), part_HtS.shape[1] // self.pool, self.pool, -1, self.pool)
+        top, begin = ((of.start - span[0]) // self.pool
+                      for of, span in ((rows, self.queries), (keys, self.keys)))  # fmt: skip
+
+        def there(cells_HRC: Tensor) -> Tensor:
+            columns = slice(begin, begin + part_HtS.shape[2] // self.pool)
+            return cells_HRC[heads, top : top + shape[1], columns]
+
+        pooled_HRC = part_HtS.reshape(shape).amax((2, 4)).to("cpu", torch.float32)
+        torch.maximum(there(self._most_HRC), pooled_HRC, out=there(self._most_HRC))
+        if self._least_HRC is not None:
+            part_HtS = part_HtS.masked_fill(part_HtS == -math.inf, math.inf)
+            pooled_HRC = part_HtS.reshape(shape).amin((2, 4)).to("cpu", torch.float32)
+            torch.minimum(there(self._least_HRC), pooled_HRC, out=there(self._least_HRC))
+
+    def cells(self, head: int, tokens: int) -> tuple[tuple[int, int], tuple[int, int], np.ndarray]:
+        """Queries, keys and the cells `[R, C]` of one head, NaN where masked, up to `tokens`."""
+        spans = [(first, min(last, tokens)) for first, last in (self.queries, self.keys)]
+        rows, columns = (math.ceil((last - first) / self.pool) for first, last in spans)
+        part = (head, slice(max(rows, 0)), slice(max(columns, 0)))
+        cells_RC = self._most_HRC[part]
+        if self._least_HRC is not None:
+            least_RC = self._least_HRC[part]
+            # both are infinite where all is masked
+            cells_RC = torch.where(-least_RC > cells_RC, least_RC, cells_RC)
+        values = torch.where(cells_RC == -math.inf, math.nan, cells_RC).numpy()
+        return spans[0], spans[1], values
+
+
+class Whole:
+    """Every number of the matrices of `heads` heads over `tokens` tokens, `empty` where masked.
+
+    Raises OutOfMemory where they do not fit.
+    """
+
+    def __init__(self, heads: int, tokens: int, empty: float, dtype: torch.dtype) -> None:
+        cpu = torch.device("cpu")
+        devices.require_memory(
+            heads * tokens**2 * dtype.itemsize,
+            cpu,
+            f"whole matrices of {heads} heads and {tokens} tokens",
+            "choose fewer heads, or a shorter prompt",
+        )
+        self.values_HTS = torch.full((heads, tokens, tokens), empty, dtype=dtype)
+
+    def add(self, values_HtS: Tensor, heads: slice, first: int, low: int) -> None:
+        """A block: rows from `first`, keys from `low` on."""
+        rows, keys = values_HtS.shape[1:]
+        self.values_HTS[heads, first : first + rows, low : low + keys] = values_HtS.to("cpu")
+
+
+def _padding(part: slice, origin: int, pool: int) -> tuple[int, int]:
+    """What has to be added before and after, for cells of `pool` that begin at `origin`."""
+    before = (part.start - origin) % pool
+    return before, -(before + part.stop - part.start) % pool
+
+
+def _clipped(span: tuple[int, int] | None, tokens: int) -> tuple[int, int]:
+    first, last = span or (0, tokens)
+    return min(first, tokens), min(last, tokens)

@@ -1,0 +1,134 @@
+"""What the heads of a model attend to. Letters: H heads, T queries, S keys.
+
+One head's matrix is `A[i, j]`, the weight of key j for the query at position i, from 0;
+logarithms are natural.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.matrix import Matrix, What
+
+PairsBy = Literal["weight", "weighted"]  # "weighted": weight × ‖v W_O‖
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number a head: `formula` is its definition, its values lie in `low` … `high`.
+
+    `high` is None where it grows with the prompt. `source`: who defined it.
+    """
+
+    name: str
+    words: str
+    formula: str
+    source: str = ""
+    low: float = 0.0
+    high: float | None = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A kind of head: those whose `metric` is at least `threshold`, which `source` chose.
+
+    `letter` marks it in a map.
+    """
+
+    name: str
+    letter: str
+    metric: str
+    threshold: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadReport:
+    """One head. A metric for which no row counts is NaN; `labels` are the kinds that it is."""
+
+    head: int
+    kv_head: int
+    metrics: dict[str, float]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport:
+    """One layer. `kind`: `full`, `window 512`, or its mixer; `kv_heads` heads of keys and values.
+
+    `sinks`: its heads have learned sinks, which take a part of every row. `signed`: its map is that
+    of a recurrence, whose weights have signs: metrics are of |A[i,j]| / Σ_j |A[i,j]|. `note`: what
+    such a map is, in a sentence. `projected`: what it mixes enters W_O as it is; else a norm
+    or a gate stands between, which what is weighted by ‖v_j W_O‖ leaves out.
+    """
+
+    layer: int
+    kind: str
+    kv_heads: int
+    heads: tuple[HeadReport, ...]
+    sinks: bool = False
+    signed: bool = False
+    note: str = ""
+    projected: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A query that attends to a key. `rank_value` is what pairs are ranked by (`pairs_by`).
+
+    By the weight, or where weights have signs by its share |A[i,j]| / Σ_j |A[i,j]| of the row.
+    """
+
+    layer: int
+    head: int
+    kv_head: int
+    query: int
+    key: int
+    weight: float
+    rank_value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionReport:
+    """The heads that were asked for, in order.
+
+    `tokens` are (id, text), the first `prompt_tokens` of them given, the others generated.
+    `metrics` and `labels` define the names in `layers`. `weighted`: the metrics are of
+    A[i,j]·‖v_j W_O‖ / Σ_j instead of A. `rows`: how many rows each metric is the mean of (most, of
+    all heads). `pairs`, the largest first, are of all those layers and heads together.
+    `skipped`: metrics that were left out, with the reason. `unlabelled`: kinds that these tokens
+    cannot tell, with the reason; some only in layers of one kind, which the reason names.
+    """
+
+    what: What
+    dtype: str
+    tokens: tuple[tuple[int, str], ...]
+    prompt_tokens: int
+    weighted: bool
+    metrics: tuple[Metric, ...]
+    rows: dict[str, int]
+    labels: tuple[Label, ...]
+    layers: tuple[LayerReport, ...]
+    matrices: tuple[Matrix, ...]
+    pairs: tuple[Pair, ...]
+    pairs_by: PairsBy
+    checks: tuple[ViewCheck, ...]
+    skipped: tuple[tuple[str, str], ...] = ()
+    unlabelled: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sinks(self) -> bool:
+        """Whether heads have learned sinks: entropies and distances are of A[i,j] / Σ_j A[i,j]."""
+        return any(layer.sinks for layer in self.layers)
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are maps with negative weights."""
+        return any(layer.signed for layer in self.layers)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(check.ok for check in self.checks)

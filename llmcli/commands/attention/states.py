@@ -1,0 +1,126 @@
+"""`llmcli attention --what state`: what mixers with a state remember over time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llmcli.anatomy.graph import graph
+from llmcli.cli.files import kind_of_file, whole_file, written
+from llmcli.cli.looking import parse_numbers
+from llmcli.cli.output import Output, write_document
+from llmcli.cli.progress import Progress
+from llmcli.cli.running import kernels_of
+from llmcli.commands.attention.options import HeadOptions, ViewOptions
+from llmcli.errors import UsageError
+from llmcli.graph.ops import Mix
+from llmcli.observe.environment import environment
+from llmcli.reports.checks import checks_document
+from llmcli.reports.numbers import spans
+
+if TYPE_CHECKING:
+    from llmcli.commands.attention.report.states import StatesReport
+    from llmcli.config import ModelConfig
+    from llmcli.model import Model
+
+FILES = ("json", "csv")
+
+
+def check_options(heads: HeadOptions, view: ViewOptions) -> None:
+    """Raises UsageError for what is about maps."""
+    given = {
+        "--map": view.map, "--metrics": view.metrics, "--top-pairs": view.top_pairs,
+        "--all-pairs": view.all_pairs, "--query": view.query, "--key": view.key,
+        "--scale": view.scale, "--patterns": view.patterns, "--weighted": heads.weighted,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value:
+            raise UsageError(
+                f"`{option}` is about maps of tokens, and `--what state` shows states",
+                hint="leave one of them out",
+            )
+    if view.force and view.save is None:
+        raise UsageError(
+            "`--force` is about the size of a file, and none is written",
+            hint="add `-o FILE`, or leave it out",
+        )
+    if view.save is not None:
+        kind_of_file(view.save, FILES)
+
+
+def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The requested layers and heads. Raises UsageError for those without a state."""
+    model = graph(config)
+    nodes = {layer: model.mixing(layer) for layer in range(len(config.layers))}
+    states = [
+        layer for layer, node in nodes.items()
+        if node is not None and isinstance(node.op, Mix) and node.op.state
+    ]  # fmt: skip
+    if not states:
+        raise UsageError(
+            "no layer of this model has a state: softmax attention keeps keys and values",
+            hint="`llmcli info` says what it has",
+        )
+    layers = tuple(states)
+    if heads.layer is not None:
+        layers = parse_numbers(heads.layer, len(config.layers), "--layer", "layers")
+        if without := [layer for layer in layers if layer not in states]:
+            what = "softmax attention keeps keys and values" if nodes[without[0]] else "it is none"
+            raise UsageError(
+                f"layer {without[0]} has no state: {what}",
+                hint=f"layers that have: {spans(states)}",
+            )
+    count = max(model.sizes(layer)["H"] for layer in layers)
+    numbers = tuple(range(count))
+    if heads.head is not None:
+        numbers = parse_numbers(heads.head, count, "--head", "heads")
+    return tuple(sorted(layers)), numbers
+
+
+def shown_states(
+    model: Model,
+    ids: tuple[int, ...],
+    new: int,
+    heads: HeadOptions,
+    view: ViewOptions,
+    out: Output,
+) -> StatesReport:
+    """Measures the states, writes the requested file, and shows them."""
+    from llmcli.commands.attention.measure.states import measure_states
+    from llmcli.commands.attention.view.states import render_states, states_csv
+    from llmcli.ui.stats import model_line
+
+    layers, numbers = chosen(heads, model.config)
+    with Progress(out) as progress:
+        report = measure_states(
+            model, ids, layers=layers, heads=numbers, generate=new, progress=progress
+        )
+    about = model.describe()
+    machine = environment(kernels=kernels_of(about))
+    if view.save is not None:
+        if kind_of_file(view.save, FILES) == "json":
+            write_document(view.save, out.envelope(_body(report), model=about, environment=machine))
+        else:
+            with whole_file(view.save) as file:
+                file.writelines(states_csv(report))
+        out.note(written(view.save, f"states of layers {spans(layers)}"))
+    if out.json:
+        out.document(_body(report), model=about, environment=machine)
+    else:
+        out.show(render_states(report, model_line(about)))
+    return report
+
+
+def _body(report: StatesReport) -> dict[str, Any]:
+    return {
+        "what": "state",
+        "dtype": report.dtype,
+        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
+        "prompt_tokens": report.prompt_tokens,
+        "positions": list(report.positions),
+        "layers": [
+            vars(layer) | {"heads": [dict(vars(head)) for head in layer.heads]}
+            for layer in report.layers
+        ],
+        "checks": checks_document(report.checks),
+        "ok": report.ok,
+    }

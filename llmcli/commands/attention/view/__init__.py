@@ -1,0 +1,1 @@
+"""Attention on a terminal and in files."""

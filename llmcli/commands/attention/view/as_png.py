@@ -1,0 +1,170 @@
+"""The matrices of chosen heads as a PNG for a paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmcli.commands.attention.report.heads import AttentionReport
+from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
+from llmcli.reports.matrix import Matrix
+from llmcli.ui.palette import Kind, Scale
+from llmcli.ui.png import (
+    FOOT,
+    GRID,
+    HEAD,
+    INK,
+    LEAST,
+    MARGIN,
+    NARROW,
+    QUIET,
+    SMALL,
+    WIDE,
+    Sheet,
+    bar_width,
+    fitted,
+    label,
+    width,
+)
+
+GAP = 30  # between two matrices
+NAME = 46  # above a matrix: which head it is
+LONGEST = 300  # pixels of a token's label
+LARGEST = 1560  # pixels of a matrix from above to below
+
+
+def attention_png(report: AttentionReport, title: str, *, kind: Kind = "linear") -> bytes:
+    """The report's matrices side by side, on one scale, as a PNG file.
+
+    A pattern's scale is always 0 to 1, so that heads can be compared; scores, and weights with
+    signs, have the largest of all in the picture. `title` names the model. Raises ValueError where
+    there is no matrix.
+    """
+    if not report.matrices:
+        raise ValueError("no matrix to draw")
+    scores = report.what == "scores"
+    scale = matrix_scale(report, kind)
+    figure = _figure(report)
+    right = figure.corner(figure.across - 1)[0] + figure.wide + 40
+    sheet = Sheet(
+        max(NARROW, right + bar_width(scale, SMALL) + MARGIN),
+        figure.corner(len(report.matrices) - 1)[1] + figure.high + figure.foot + FOOT,
+    )
+    what = "Attention scores" if scores else "Attention"
+    first = report.matrices[0]
+    which = f", layer {first.layer} head {first.head}"
+    sheet.headings(what + (which if len(report.matrices) == 1 else " of chosen heads"), title)
+    for place, matrix in enumerate(report.matrices):
+        figure.draw(sheet, place, matrix, scale)
+    sheet.colour_bar((right, figure.corner(0)[1]), min(figure.high, 900), scale, SMALL)
+    sheet.footer(_caption(report, kind), report.ok)
+    return sheet.png()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Figure:
+    """Where the matrices stand, `across` in a row; all show the same queries and keys.
+
+    Labels are written once: queries left of a row, keys below a column.
+    """
+
+    count: int
+    across: int
+    rows: int
+    columns: int
+    cell: int
+    left: int  # pixels of the labels of the queries
+    foot: int  # pixels of the labels of the keys
+    size: int
+    queries: Sequence[tuple[int, str]]  # (row, label)
+    keys: Sequence[tuple[int, str]]
+
+    @property
+    def wide(self) -> int:
+        return self.columns * self.cell
+
+    @property
+    def high(self) -> int:
+        return self.rows * self.cell
+
+    def corner(self, place: int) -> tuple[int, int]:
+        """The upper left corner of a matrix's cells."""
+        row, column = divmod(place, self.across)
+        name = NAME if self.count > 1 else 0
+        x = MARGIN + self.left + column * (self.wide + GAP)
+        return x, HEAD + name + row * (self.high + name + GAP)
+
+    def draw(self, sheet: Sheet, place: int, matrix: Matrix, scale: Scale) -> None:
+        """The matrix, which head it is where there are several, and labels at the edges."""
+        x, y = self.corner(place)
+        if self.count > 1:
+            words = f"layer {matrix.layer}  head {matrix.head}"
+            sheet.text((x, y - 14), words, SMALL, INK, "ls")
+            after = x + round(width(words, SMALL)) + 16
+            sheet.text((after, y - 14), f"kv {matrix.kv_head}", LEAST, QUIET, "ls")
+        fractions = scale.fractions(matrix.values)
+        sheet.cells((x, y), fractions, self.cell, diverging=scale.signed)
+        sheet.frame((x, y), self.wide, self.high, GRID)
+        for row, words in self.queries if place % self.across == 0 else ():
+            middle = y + row * self.cell + self.cell // 2
+            sheet.draw.line(((x - 9, middle), (x - 3, middle)), GRID, 2)
+            sheet.text((x - 14, middle), words, self.size, INK, "rm")
+        for column, words in self.keys if place + self.across >= self.count else ():
+            middle, bottom = x + column * self.cell + self.cell // 2, y + self.high
+            sheet.draw.line(((middle, bottom + 3), (middle, bottom + 9)), GRID, 2)
+            sheet.turned((middle, bottom + 14), words, self.size)
+
+
+def _figure(report: AttentionReport) -> _Figure:
+    """The largest cells with which all matrices fit a page's width, and the labels they leave."""
+    count, first = len(report.matrices), report.matrices[0]
+    rows, columns = first.values.shape
+    across = {4: 2, 7: 4, 8: 4}.get(count, min(count, 3) if count < 10 else 4)
+    size = SMALL if count == 1 else LEAST
+    longest = LONGEST if count == 1 else 2 * LONGEST // 3
+    labels = [fitted(label(*token), size, longest) for token in report.tokens]
+    used = labels[slice(*first.keys)] + labels[slice(*first.queries)]
+    left = round(max(width(text, size) for text in used) + width("00000", size)) + 18
+    room = (WIDE - 2 * MARGIN - left - 140) // across - GAP
+    cell = max(1, min(64 if count == 1 else 44, room // columns, LARGEST // rows))
+    queries = _labelled(labels, first.queries, first.pool, rows, cell, size)
+    keys = _labelled(labels, first.keys, first.pool, columns, cell, size)
+    longest_key = max(width(text, size) for _, text in keys)
+    return _Figure(
+        count=count,
+        across=across,
+        rows=rows,
+        columns=columns,
+        cell=cell,
+        left=left,
+        foot=round(longest_key) + 18,
+        size=size,
+        queries=queries,
+        keys=keys,
+    )
+
+
+def _labelled(
+    labels: Sequence[str], span: tuple[int, int], pool: int, cells: int, cell: int, size: int
+) -> list[tuple[int, str]]:
+    """The cells that get a label: as many as have room, at even steps.
+
+    Where not every token has one, they say which token it is, for words come back in a text.
+    """
+    step = max(1, math.ceil(size * 1.15 / cell))
+    found = [(at, min(span[0] + at * pool, span[1] - 1)) for at in range(0, cells, step)]
+    if step * pool == 1:
+        return [(at, labels[position]) for at, position in found]
+    return [(at, f"{labels[position]} {position}") for at, position in found]
+
+
+def _caption(report: AttentionReport, kind: Kind) -> str:
+    first = report.matrices[0]
+    words = ["queries down, keys across", f"{kind} scale"]
+    if first.pool > 1:
+        either = " of either sign" * first.signed
+        words.append(f"1 cell is the largest{either} of {first.pool} x {first.pool}")
+    words.append(f"computed in {report.dtype}")
+    words += [note.replace("; ", ", ") for note in layer_notes(report)]
+    return "; ".join(words)

@@ -1,0 +1,132 @@
+"""Attention as a page: every head's matrix in 256 steps, explored by layer, head and token."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
+from llmcli.reports.matrix import What
+from llmcli.ui.page.build import checks, finite, page, token
+from llmcli.ui.palette import Kind
+from llmcli.ui.visible import visible, visible_count
+
+FRAME = 40 << 10  # bytes of a page without its heads
+_STEPS = 255
+PRECISION = {
+    "pattern": "Weights w are kept here in 256 steps of √w: what is shown is off by at most "
+    "√w/255, 0.004 where w is 1 and 0.0004 where it is 0.01. Numbers of heads are exact. "
+    "For exact weights write a .safetensors or .npz file.",
+    "signed": "Weights w with signs are kept in 255 steps of √|w|, up to the head's largest; their "
+    "colours go from 0 both ways, as far as the largest of all. ",
+    "scores": "Scores are kept here in 256 steps between a head's least and its largest. Numbers "
+    "of heads are exact. For exact scores write a .safetensors or .npz file.",
+}
+
+
+class AttentionPage:
+    """Collects the matrices of one layer after the other, a byte a cell, and makes the page."""
+
+    def __init__(self, what: What) -> None:
+        self._what: What = what
+        self._layers: dict[int, tuple[int | None, list[dict[str, Any]]]] = {}
+
+    def add(
+        self, layer: int, values: np.ndarray, window: int | None = None, *, signed: bool = False
+    ) -> None:
+        """All chosen heads of a layer, `[H, T, T]`; with a `window` a query sees so many keys.
+
+        What is masked is not kept. `signed`: weights with signs.
+        """
+        seen = visible(values.shape[-1], window)
+        kept = _kept_signed if signed else _kept_scores if self._what == "scores" else _kept
+        self._layers[layer] = window, [kept(matrix[seen]) for matrix in values]
+
+    def html(self, report: AttentionReport, title: str, *, kind: Kind = "linear") -> bytes:
+        """The page of the report whose matrices were added. `title` names the model.
+
+        `kind`: the scale it begins with.
+        """
+        around = [
+            head for layer in report.layers for head in self._layers[layer.layer][1]
+            if self._values(layer) != "plain"
+        ]  # fmt: skip
+        ends = [abs(head[end]) for head in around for end in ("low", "high")]
+        what = "Attention scores" if self._what == "scores" else "Attention"
+        data = {
+            "heading": what,
+            "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
+            "what": self._what,
+            "most": max(ends, default=1.0) or 1.0,
+            "bend": kind,
+            "precision": PRECISION["signed"] * report.signed + PRECISION[self._what],
+            "tokens": [token(*one) for one in report.tokens],
+            "prompt_tokens": report.prompt_tokens,
+            "metrics": [vars(metric) for metric in report.metrics],
+            "labels": [vars(label) for label in report.labels],
+            "layers": [self._layer(layer) for layer in report.layers],
+            "checks": checks(report.checks),
+        }
+        blocks = [
+            (f"cells-{row}-{column}", head["cells"])
+            for row, layer in enumerate(report.layers)
+            for column, head in enumerate(self._layers[layer.layer][1])
+        ]
+        return page("attention", f"{what}: {title}", data, blocks)
+
+    def _layer(self, layer: LayerReport) -> dict[str, Any]:
+        window, kept = self._layers[layer.layer]
+        heads = [
+            {
+                "head": head.head,
+                "kv_head": head.kv_head,
+                "labels": head.labels,
+                "metrics": {name: finite(value) for name, value in head.metrics.items()},
+                "low": matrix["low"],
+                "high": matrix["high"],
+            }
+            for head, matrix in zip(layer.heads, kept, strict=True)
+        ]
+        about = {"layer": layer.layer, "kind": layer.kind, "kv_heads": layer.kv_heads}
+        kept_as = {"values": self._values(layer), "note": layer.note}
+        return {**about, **kept_as, "window": window, "heads": heads}
+
+    def _values(self, layer: LayerReport) -> str:
+        """How the numbers of its matrices are kept."""
+        return "scores" if self._what == "scores" else "signed" if layer.signed else "plain"
+
+
+def page_size(tokens: int, windows: Sequence[int | None], heads: int, metrics: int) -> int:
+    """Bytes of the page, to within a tenth: a window (None: all) for each layer.
+
+    `heads` of every layer are in it, each with so many `metrics`.
+    """
+    cells = sum(visible_count(tokens, window) for window in windows)
+    each = 150 + 36 * metrics
+    return FRAME + tokens * 26 + len(windows) * heads * each + -(-cells * heads * 4 // 3)
+
+
+def _kept(values: np.ndarray) -> dict[str, Any]:
+    """The visible cells of one head in 256 steps, with what the first and the last step mean."""
+    return _packed(0.0, 1.0, np.sqrt(values.clip(0, 1)) * _STEPS)
+
+
+def _kept_scores(values: np.ndarray) -> dict[str, Any]:
+    """The same of scores: even steps from the least to the largest."""
+    low, high = float(values.min()), float(values.max())
+    return _packed(low, high, (values - low) / ((high - low) or 1.0) * _STEPS)
+
+
+def _kept_signed(values: np.ndarray) -> dict[str, Any]:
+    """The same of weights with signs: step 127 is 0."""
+    high = float(np.abs(values).max())
+    parts = np.sign(values) * np.sqrt(np.abs(values) / (high or 1.0))
+    return _packed(-high, high, 127 + parts * 127)
+
+
+def _packed(low: float, high: float, steps: np.ndarray) -> dict[str, Any]:
+    cells = base64.b64encode(steps.round().astype(np.uint8).tobytes()).decode()
+    return {"low": low, "high": high, "cells": cells}

@@ -1,0 +1,107 @@
+"""States over time: norm and effective rank of every head as small curves, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from llmcli.commands.attention.report.states import LayerStates, StatesReport
+from llmcli.ui.checks import render_checks
+from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.stats import size
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
+
+COLUMNS = ("layer", "head", "position", "token", "norm", "effective_rank")
+_STEPS, _ASCII_STEPS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+_GAP = 3  # columns between two of a table
+
+
+def render_states(report: StatesReport, title: str) -> RenderableType:
+    """The model's line, a table for each layer, and the checks."""
+    shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    new = len(report.tokens) - report.prompt_tokens
+    words = [f"{len(report.tokens)} tokens" + (f", {new} of them generated" if new else "")]
+    shown.append(Dotted([*words, f"states after {_listed(report.positions)}"], FAINT))
+    for layer in report.layers:
+        heading = f"layer {layer.layer} ({layer.kind}), a state of {layer.rows} × {layer.columns}"
+        constant = f"{size(layer.bytes)} for all heads, however long the text"
+        shown += [Text(), Text(heading, style=HEADING), Dotted([constant], FAINT), _Curves(layer)]
+    notes = [
+        "norm: √(Σ S²), the curve from 0 to the head's most",
+        "rank: exp(−Σ p ln p), p = σ / Σσ of S, the curve from 0 to the most that is possible",
+    ]
+    return Group(*shown, Text(), Dotted(notes, FAINT), Text(), render_checks(report.checks))
+
+
+def _listed(positions: Sequence[int]) -> str:
+    """`positions 8, 16 … 199`."""
+    if len(positions) < 4:
+        return f"position{'s' * (len(positions) > 1)} {', '.join(map(str, positions))}"
+    return f"positions {positions[0]}, {positions[1]} … {positions[-1]}"
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """A row for each head; where there is little room, of fewer positions, or numbers alone."""
+
+    layer: LayerStates
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [
+            Column("head"),
+            Column("norm", right=False, first_to_go=1),
+            Column("last"),
+            Column("rank", right=False, first_to_go=1),
+            Column("last"),
+            Column(f"of {min(self.layer.rows, self.layer.columns)}", first_to_go=2),
+        ]
+        numbers = [
+            (f"{head.norms[-1]:.4g}", f"{head.effective_ranks[-1]:.1f}")
+            for head in self.layer.heads
+        ]
+        widest = sum(max(4, *(len(pair[at]) for pair in numbers)) for at in (0, 1))
+        room = (options.max_width - 4 - widest - len(columns[-1].name) - 5 * _GAP) // 2
+        most = min(self.layer.rows, self.layer.columns)
+        rows = [
+            [
+                Text(str(head.head)),
+                Text(_curve(head.norms, max(head.norms), room, options)),
+                Text(norm, style=NUMBER),
+                Text(_curve(head.effective_ranks, most, room, options)),
+                Text(rank, style=NUMBER),
+                Text(f"{head.effective_ranks[-1] / most:.0%}", style=FAINT),
+            ]
+            for head, (norm, rank) in zip(self.layer.heads, numbers, strict=True)
+        ]
+        yield Rows(columns, rows)
+
+
+def _curve(values: Sequence[float], most: float, room: int, options: ConsoleOptions) -> str:
+    """A sign for each value, from 0 to `most`; of fewer, the last of every few, in less room."""
+    signs = _ASCII_STEPS if options.ascii_only else _STEPS
+    every = max(1, -(-len(values) // max(1, room)))
+    kept = values[::-1][::every][::-1]
+    places = [round(value / (most or 1.0) * (len(signs) - 1)) for value in kept]
+    return "".join(signs[min(place, len(signs) - 1)] for place in places)
+
+
+def states_csv(report: StatesReport) -> Iterator[bytes]:
+    """A line for each layer, head and position."""
+    yield _line(COLUMNS)
+    for layer in report.layers:
+        for head in layer.heads:
+            both = zip(report.positions, head.norms, head.effective_ranks, strict=True)
+            for position, norm, rank in both:
+                token = quoted(report.tokens[position][1])[1:-1]
+                yield _line((layer.layer, head.head, position, token, f"{norm:.9g}", f"{rank:.9g}"))
+
+
+def _line(cells: Sequence[object]) -> bytes:
+    line = io.StringIO()
+    csv.writer(line).writerow(cells)
+    return line.getvalue().encode()

@@ -1,0 +1,200 @@
+"""Numbers of heads, and pairs of tokens, as tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Metric, Pair
+from llmcli.commands.attention.report.metrics import LINEAR, OVERWRITTEN
+from llmcli.commands.attention.view.map import shares
+from llmcli.reports.numbers import spans as numbered
+from llmcli.ui.heatmap import span
+from llmcli.ui.layout import GAP, Column, Dotted, Rows
+from llmcli.ui.theme import FAINT, NUMBER, quoted
+
+
+@dataclass(frozen=True)
+class MetricTable:
+    """A row for each head, a column for each of `metrics`.
+
+    Columns that do not fit stand in further tables below.
+    """
+
+    report: AttentionReport
+    metrics: Sequence[Metric]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        heads = [(f"{layer.layer}.{head.head}", head) for layer in self.report.layers
+                 for head in layer.heads]  # fmt: skip
+        shared = shares(self.report)
+        front = [Column("head", right=False)] + ([Column("kv")] if shared else [])
+        used = max(len("head"), *(len(name) for name, _ in heads)) + shared * (len("kv" + GAP))
+        for number, some in enumerate(self._packed(options.max_width - used)):
+            if number:
+                yield Text()
+            rows = [
+                [
+                    Text(name),
+                    *([Text(str(head.kv_head))] if shared else []),
+                    *(_value(head, metric) for metric in some),
+                ]
+                for name, head in heads
+            ]
+            yield Rows([*front, *(Column(metric.name) for metric in some)], rows)
+
+    def _packed(self, room: int) -> Iterator[list[Metric]]:
+        """The metrics in groups that have room beside each other."""
+        some: list[Metric] = []
+        used = 0
+        for metric in self.metrics:
+            width = len(GAP) + max(
+                len(metric.name), *(cell.cell_len for cell in self._cells(metric))
+            )
+            if some and used + width > room:
+                yield some
+                some, used = [], 0
+            some.append(metric)
+            used += width
+        yield some
+
+    def _cells(self, metric: Metric) -> list[Text]:
+        return [_value(head, metric) for layer in self.report.layers for head in layer.heads]
+
+
+def _value(head: HeadReport, metric: Metric) -> Text:
+    value = head.metrics[metric.name]
+    if math.isinf(value):
+        return Text("∞", style=NUMBER)
+    return Text("–") if math.isnan(value) else Text(f"{value:.4g}", style=NUMBER)
+
+
+def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> RenderableType:
+    """The numbers of every head, then what each of them is; of one head they stand together."""
+    heads = [head for layer in report.layers for head in layer.heads]
+    table: RenderableType = MetricTable(report, metrics)
+    notes = [Dotted(definition(report, metric, named=True), FAINT) for metric in metrics]
+    if len(heads) == 1:
+        table, notes = _column(report, heads[0], metrics), []
+    unknown = [Text(words, style=FAINT) for words in unknown_values(report, metrics)]
+    return Group(table, *notes, *unknown, *weighted_note(report))
+
+
+def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
+    """What the signs stand for that are no numbers, where there are any."""
+    values = [
+        (layer.signed, metric.name, head.metrics[metric.name])
+        for layer in report.layers for head in layer.heads for metric in metrics
+    ]  # fmt: skip
+    without = {  # whether it is none of this head's metrics
+        name in LINEAR and (not signed or name == OVERWRITTEN)
+        for signed, name, value in values if math.isnan(value)
+    }  # fmt: skip
+    if False in without:
+        yield "–: no row counts: such as of repeated tokens where none is repeated"
+    if True in without:
+        yield "–: only a head with a state has it; what is overwritten, one with the delta rule"
+    if any(math.isinf(value) for _, _, value in values):
+        yield "∞: at the end of these tokens, most of what was written is more than half there"
+
+
+def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]) -> Rows:
+    """A row for each metric of one head, with its definition beside or below it."""
+    columns = [
+        Column("metric", right=False),
+        Column("value"),
+        Column("definition", right=False, first_to_go=1),
+        Column("rows", first_to_go=2, labelled=True),
+        Column("source", right=False, first_to_go=2),
+    ]
+    rows = [
+        [
+            Text(metric.name),
+            _value(head, metric),
+            Text(metric.formula),
+            Text(str(report.rows.get(metric.name, ""))),
+            Text(metric.source),
+        ]
+        for metric in metrics
+    ]
+    return Rows(columns, rows, spill=True)
+
+
+def weighted_note(report: AttentionReport) -> list[RenderableType]:
+    """What metrics are of, where it is not the weights."""
+    a = "|A[i,j]|" if report.signed else "A[i,j]"
+    words = f"metrics of {a} ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]"
+    if bare := [layer.layer for layer in report.layers if not layer.projected]:
+        words += f"; the norm or gate before W_O is left out in layers {numbered(bare)}"
+    left = "entropies and distances of A[i,j] divided by its row's sum: a sink takes the rest"
+    signs = "metrics of weights with signs are of |A[i,j]|, divided by its row's sum"
+    if report.weighted:
+        return [Text(words, style=FAINT)]
+    notes = [left] * report.sinks + [signs] * report.signed
+    return [Text(note, style=FAINT) for note in notes]
+
+
+def definition(report: AttentionReport, metric: Metric, *, named: bool = False) -> list[str]:
+    """The metric's formula, how many rows it is the mean of, and who defined it."""
+    rows = report.rows.get(metric.name)
+    counted = [] if rows is None else ["1 row" if rows == 1 else f"{rows} rows"]
+    source = [metric.source] if metric.source else []
+    return [f"{metric.name}: {metric.formula}" if named else metric.formula, *counted, *source]
+
+
+def pair_table(
+    report: AttentionReport,
+    *,
+    everything: bool,
+    spans: tuple[tuple[int, int], tuple[int, int]] | None = None,
+) -> RenderableType:
+    """Which tokens attend to which, the largest first.
+
+    `everything`: nothing was left out; else the first token and each token itself were. `spans`:
+    the queries and the keys that were looked at, None for all.
+    """
+    ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
+    columns = [
+        Column("head", right=False),
+        Column("query", right=False, cut=True),
+        Column("key", right=False, cut=True),
+        Column("weight", first_to_go=1 if ranked else 0),
+    ]
+    by_share = report.signed and report.pairs_by == "weight"
+    columns += [Column("of its row" if by_share else "× ‖v W_O‖")] if ranked else []
+    rows = [_pair(pair, report, ranked) for pair in report.pairs]
+    left = "" if everything else ": the first token and each token itself left out"
+    if spans is not None:
+        last = len(report.tokens)
+        queries, keys = (span((low, min(high, last))) for low, high in spans)
+        left = f" of queries {queries} and keys {keys}{left}"
+    by = "weight × ‖v W_O‖" if ranked else "weight"
+    bare = [layer.layer for layer in report.layers if not layer.projected]
+    if ranked and bare and not by_share:
+        by += f", without the norm or gate before W_O in layers {numbered(bare)}"
+    if by_share:
+        by = "weight, where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|"
+    note = f"pairs of tokens{left}; ranked by {by}"
+    if not rows:
+        note = f"no pair of tokens{left}"
+    return Group(*([Rows(columns, rows)] if rows else []), Text(note, style=FAINT))
+
+
+def _pair(pair: Pair, report: AttentionReport, ranked: bool) -> list[Text]:
+    cells = [
+        Text(f"{pair.layer}.{pair.head}"),
+        Text(token(report, pair.query)),
+        Text(token(report, pair.key)),
+        Text(f"{pair.weight:.4f}", style=NUMBER),
+    ]
+    return [*cells, Text(f"{pair.rank_value:.4g}")] if ranked else cells
+
+
+def token(report: AttentionReport, at: int) -> str:
+    """`12 " the"`: a position with its token, its id where it has no text."""
+    id, text = report.tokens[at]
+    return f"{at} {quoted(text) if text else f'id {id}'}"

@@ -1,0 +1,1 @@
+"""`llmcli bench`: how fast a model runs."""

@@ -1,0 +1,163 @@
+"""`llmcli bench compare`: two results of a benchmark, and how much faster the second one is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output
+from llmcli.cli.prompts import read_bytes
+from llmcli.errors import CheckFailed, UsageError
+from llmcli.observe.environment import environment
+
+if TYPE_CHECKING:
+    from llmcli.commands.bench.report.comparison import ComparisonReport, LoneTest, Results
+
+EPILOG = """
+Examples:
+
+  llmcli bench compare before.json after.json
+  llmcli bench compare llama-bench.csv ours.md
+  llmcli bench -m tiny -o jsonl | llmcli bench compare before.jsonl - --fail-if-slower 5%
+  llmcli bench compare A.sql B.sql --json
+
+A file is told by what is in it: JSON, JSONL, CSV, SQL or Markdown of llama-bench or of
+`llmcli bench`, or an SQLite database with llama-bench's table.
+"""
+MOST = 32 << 20  # bytes of a file, some ten thousand rows
+HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for stdin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """The two sides, and what is too slow."""
+
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="The result to compare with; `-` reads stdin.")
+    ]
+    second: Annotated[str, typer.Argument(metavar="B", help="The result that is judged.")]
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-if-slower",
+            metavar="PERCENT",
+            rich_help_panel="Comparison",
+            help="Exit 1 where a test of B is slower than A's by more than that (such as 5%), "
+            "within noise or not, or has failed.",
+        ),
+    ] = None
+
+
+def command(sides: CompareOptions, output: OutputOptions) -> None:
+    """How much faster result B of a benchmark is than result A, test by test.
+
+    Tests are the same where everything is that varies within a file; what is fixed in each file
+    may differ, and is told. The ratio of B to A comes with its 95 % interval: where 1 is in it,
+    the difference is noise. Exit 1 where the two have no test in common.
+    """
+    bound = None if sides.fail_if_slower is None else _share(sides.fail_if_slower)
+    if sides.first == sides.second == "-":
+        raise UsageError("`-` can be one side only", hint="write one of them to a file")
+    out = Output("bench-compare", output)
+    from llmcli.commands.bench.measure.compare import compare_results
+
+    read = [_read(path, out) for path in (sides.first, sides.second)]
+    report = compare_results(*read, slower_than=bound)
+    if out.json:
+        out.document(_body(report), model=None, environment=environment())
+    else:
+        from llmcli.commands.bench.view.comparison import render_comparison
+
+        out.show(render_comparison(report))
+    _require(report)
+
+
+def _share(text: str) -> float:
+    """0.05 for `5%` or `5`. A fraction without the sign could be meant either way."""
+    number = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)(\s*%)?", text.strip(), re.ASCII)
+    value = float(number[1]) if number else -1.0
+    if not 0 <= value < 100:
+        raise UsageError(
+            f"`--fail-if-slower` takes percent from 0 to less than 100, not `{text}`",
+            hint="such as `--fail-if-slower 5%`",
+        )
+    if 0 < value < 1 and number and not number[2]:
+        raise UsageError(
+            f"`--fail-if-slower {text}` may be {text} % or {100 * value:g} %",
+            hint=f"write `--fail-if-slower {100 * value:g}%` or `{text}%`",
+        )
+    return value / 100
+
+
+def _read(path: str, out: Output) -> Results:
+    from llmcli.commands.bench.measure.read import read_results
+
+    name = "stdin" if path == "-" else path
+    if path != "-":
+        data = read_bytes(path, HINT, MOST + 1)
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("nothing is piped into `-`", hint=HINT)
+    else:
+        data = sys.stdin.buffer.read(MOST + 1)
+    if len(data) > MOST:
+        raise UsageError(f"`{name}` is too large for results of a benchmark", hint=HINT)
+    results = read_results(data, name)
+    doubts = [row.doubt for row in results.rows if row.doubt]
+    if doubts:
+        more = f" (and {len(doubts) - 1} more)" if len(doubts) > 1 else ""
+        out.note(f"{doubts[0]}: compared are the runs{more}")
+    return results
+
+
+def _require(report: ComparisonReport) -> None:
+    """Raises CheckFailed for what the last line of the view says."""
+    from llmcli.commands.bench.view.comparison import NOTHING_IN_COMMON, failures
+
+    if not report.tests:
+        for side, source in (("a", report.a), ("b", report.b)):
+            if source.rows == sum(test.side == side and bool(test.error) for test in report.lone):
+                raise CheckFailed(
+                    f"no row of `{source.name}` has a rate: all of them have failed",
+                    hint="the errors are in its rows; run that benchmark again",
+                )
+        raise CheckFailed(
+            f"{NOTHING_IN_COMMON} in `{report.a.name}` and in `{report.b.name}`",
+            hint="the tests have to be the same, and so has every setting that varies in a file",
+        )
+    if report.ok:
+        return
+    if any(test.verdict != "slower" for test in report.too_slow):
+        hint = "more repetitions (`-r`) make the noise smaller"
+    elif report.too_slow:
+        hint = "that is beyond noise; measure both again on a machine at rest to be sure"
+    else:
+        hint = "the result says why, at `no rate in B`"
+    raise CheckFailed(failures(report), hint=hint)
+
+
+def _body(report: ComparisonReport) -> dict[str, Any]:
+    """The report as JSON has it: settings as objects, and the verdicts that follow from it."""
+    return {
+        "a": report.a,
+        "b": report.b,
+        "differences": report.differences,
+        "unsaid": [{"side": side, "field": field} for side, field in report.unsaid],
+        "tests": [
+            vars(test) | {"settings": dict(test.settings), "verdict": test.verdict}
+            for test in report.tests
+        ],
+        "lone": [_lone(test) for test in report.lone],
+        "assumed_runs": report.assumed_runs,
+        "slower_than": report.slower_than,
+        "too_slow": [report.tests.index(test) for test in report.too_slow],
+        "ok": report.ok,
+    }
+
+
+def _lone(test: LoneTest) -> dict[str, Any]:
+    return vars(test) | {"settings": dict(test.settings), "error": test.error or None}

@@ -1,0 +1,1 @@
+"""Tests of speed, ours and of peers."""

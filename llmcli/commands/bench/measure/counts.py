@@ -1,0 +1,81 @@
+"""What a test computes, the least time that could take on a machine, and the memory it needs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.counts import memory_need
+from llmcli.anatomy.work import Works, added, calls_work, decode_work, step_bytes
+from llmcli.commands.bench.measure import plan
+from llmcli.commands.bench.report.results import Settings, Test
+from llmcli.config import ModelConfig
+from llmcli.devices import resolve_device
+from llmcli.graph.spec import Call, Logits
+from llmcli.observe.roofline import least_seconds
+from llmcli.ops.processor import has_bfloat16
+from llmcli.reports.ceilings import Ceilings
+from llmcli.reports.work import PartWork
+
+
+def work(config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings) -> PartWork:
+    """Of one run: what comes before it (`depth`) is there already."""
+    return sum((added(works) for _, works in _phases(config, numbers, test, settings)), PartWork())
+
+
+def working_set(config: ModelConfig, numbers: Arithmetic, test: Test) -> int:
+    """Bytes that the last step of a run reads again: the weights, and the keys and values."""
+    return step_bytes(config, plan.needed(test), numbers=numbers)
+
+
+def roofline_ns(
+    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, ceilings: Ceilings
+) -> float | None:
+    """The least time of one run, each part waiting for its bytes or for its products.
+
+    See `measure.roofline`. None where the rate of such products was not measured.
+    """
+    reads = working_set(config, numbers, test)
+    seconds = [
+        least_seconds(works, calls, ceilings, numbers=numbers, working_set=reads)
+        for calls, works in _phases(config, numbers, test, settings)
+    ]
+    known = [one for one in seconds if one is not None]
+    return 1e9 * sum(known) if len(known) == len(seconds) else None
+
+
+def memory_bytes(config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings) -> int:
+    """Weights, cache and activations that such a run takes, as `info` counts them.
+
+    On the device that `auto` is: only shapes are asked that.
+    """
+    need = memory_need(
+        config,
+        numbers,
+        batch=1,
+        context=plan.needed(test),
+        chunk=plan.chunk(settings),
+        cuda=resolve_device("auto").type == "cuda",
+        native=has_bfloat16(),
+    )
+    return need.total
+
+
+def _phases(
+    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings
+) -> tuple[tuple[int, Works], ...]:
+    """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
+    reading = tuple(plan.calls(test.n_prompt, settings, test.depth))
+    return _counted(config, numbers, test, reading)
+
+
+@lru_cache(maxsize=8)  # asked for twice for a row, and takes half a millisecond a token
+def _counted(
+    config: ModelConfig, numbers: Arithmetic, test: Test, reading: tuple[tuple[Call, Logits], ...]
+) -> tuple[tuple[int, Works], ...]:
+    found = [(1, calls_work(config, (call,), numbers=numbers)) for call in reading]
+    if test.n_gen:
+        past = test.depth + test.n_prompt
+        works = decode_work(config, batch=1, tokens=test.n_gen, past=past, numbers=numbers)
+        found.append((test.n_gen, works))
+    return tuple(found)

@@ -1,0 +1,137 @@
+"""From the settings of a sweep to an engine, with as few loads as there are models."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from llmcli.checkpoints import Checkpoint
+from llmcli.commands.bench.measure.kernels import has_flash
+from llmcli.commands.bench.measure.loaded import ran_of
+from llmcli.commands.bench.measure.ours import Ours
+from llmcli.commands.bench.measure.refused import refuse, refuse_for
+from llmcli.commands.bench.report.results import Ran, Settings
+from llmcli.devices import resolve_device
+from llmcli.errors import LlmcliError
+from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.model import Model
+from llmcli.observe.held import phase_peak
+from llmcli.observe.peaks import Peak, resident_bytes
+from llmcli.reports.progress import Progress
+
+
+class Loader:
+    """The `load` of a sweep: settings to an engine.
+
+    The model stays for the next settings with the same one on the same device in the same
+    dtype. `open(name)` gives its checkpoint and the seconds that reading the headers took;
+    `headers(name)` the checkpoint of a model that is not to be loaded, without fetching it.
+    """
+
+    def __init__(
+        self,
+        open: Callable[[str], tuple[Checkpoint, float]],
+        *,
+        headers: Callable[[str], Checkpoint] | None = None,
+        quantize: str = "auto",
+        random_weights: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._open = open
+        self._headers = headers or (lambda name: open(name)[0])
+        self._quantize = quantize
+        self._random_weights = random_weights
+        self._progress = progress
+        self._key: tuple[str, str, str] | None = None
+        self._model: Model | None = None
+        self._ran: Ran | None = None
+        self._known: dict[tuple[str, str, str], Ran | None] = {}
+
+    @property
+    def model(self) -> Model | None:
+        """What is loaded now."""
+        return self._model
+
+    def model_for(self, settings: Settings) -> Model | None:
+        """What is loaded, if those settings are about it."""
+        return self._model if _key(settings) == self._key else None
+
+    def known(self, settings: Settings) -> Ran | None:
+        """What the headers say of a model that was not loaded; None where they cannot be read."""
+        key = _key(settings)
+        if self._ran is not None and key == self._key:
+            return replace(self._ran, load_s=None, base_bytes=None, load_peak=None)
+        if key not in self._known:
+            self._known[key] = self._from_headers(*key)
+        return self._known[key]
+
+    def _from_headers(self, name: str, device: str, dtype: str) -> Ran | None:
+        try:
+            checkpoint = self._headers(name)
+            on = torch.device("meta") if device == "meta" else resolve_device(device)
+            like = "auto" if device == "meta" else str(on)
+            model = load_shapes(checkpoint, dtype=dtype, quantize=self._quantize, like=like)
+            return ran_of(model, None, on=on)
+        except (LlmcliError, OSError):
+            return None
+
+    def __call__(self, settings: Settings) -> Ours:
+        """Raises UsageError for what cannot be had, and what opening and loading raise."""
+        refuse(settings)
+        key = _key(settings)
+        if self._model is None or key != self._key:
+            self._load(*key)
+        self._key = key
+        model, ran = self._model, self._ran
+        assert model is not None
+        assert ran is not None
+        refuse_for(
+            settings,
+            cache_type=ran.type_k,
+            gpu=model.device.type in ("cuda", "mps"),
+            layers=len(model.config.layers),
+            flash=has_flash(model.device, model.dtype),
+        )
+        return Ours(model, ran, flash=settings.flash_attn != "off")
+
+    def close(self) -> None:
+        """Gives the model's memory back."""
+        had, self._model, self._ran = self._model is not None, None, None
+        if had:
+            gc.collect()
+            torch.cuda.empty_cache()  # nothing where CUDA was never used
+
+    def _load(self, name: str, device: str, dtype: str) -> None:
+        self.close()
+        if device == "meta":
+            checkpoint, open_s = self._open(name)
+            begin = perf_counter()
+            self._model = load_shapes(checkpoint, dtype=dtype, quantize=self._quantize)
+            self._ran = ran_of(self._model, open_s + perf_counter() - begin)
+            return
+        on, base = resolve_device(device), resident_bytes()
+        with Peak(on) as peak:
+            checkpoint, open_s = self._open(name)
+            begin = perf_counter()
+            self._model = load_checkpoint(
+                checkpoint,
+                device=device,
+                dtype=dtype,
+                quantize=self._quantize,
+                random_weights=self._random_weights,
+                text=False,
+                progress=self._progress,
+            )
+            load_s = open_s + perf_counter() - begin
+        held = phase_peak("load", [peak])
+        self._ran = ran_of(self._model, load_s, base=base, peak=held)
+
+
+def _key(settings: Settings) -> tuple[str, str, str]:
+    # llama-bench's `-ngl 0`: everything on the CPU
+    on_cpu = settings.device == "auto" and settings.n_gpu_layers == 0
+    return settings.model, "cpu" if on_cpu else settings.device, settings.dtype

@@ -1,0 +1,127 @@
+"""This program's decoder as the engine of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.counts import prefill_peak
+from llmcli.anatomy.graph import graph
+from llmcli.commands.bench.measure.kernels import attention
+from llmcli.commands.bench.measure.loaded import bos_of
+from llmcli.commands.bench.report.results import Ran
+from llmcli.config import ModelConfig
+from llmcli.engine.session import Session
+from llmcli.errors import UsageError
+from llmcli.graph.ops import Score
+from llmcli.model import Model
+from llmcli.ops.processor import has_bfloat16
+
+
+class Ours:
+    """The decoder with one sequence's cache. On a GPU every call waits until it is done."""
+
+    def __init__(self, model: Model, ran: Ran, *, flash: bool = True) -> None:
+        self._model = model
+        self._flash = flash
+        self._session: Session | None = None
+        self._chunk = 0
+        self.ran = ran
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's configuration."""
+        return self._model.config
+
+    @property
+    def numbers(self) -> Arithmetic:
+        """What the model computes in."""
+        return self._model.arithmetic
+
+    @property
+    def vocab(self) -> int:
+        """How many ids there are."""
+        return self.config.vocab
+
+    @property
+    def bos(self) -> int | None:
+        """See `bos_of`."""
+        return bos_of(self._model)
+
+    def start(self, tokens: int, threads: int, chunk: int) -> None:
+        """An empty cache; the threads are PyTorch's and stay so.
+
+        Raises UsageError for more tokens than the model has learned positions, OutOfMemory.
+        """
+        positions = self.config.embedding.positions
+        self._session = None  # before the next one is there
+        if positions is not None and tokens > positions:
+            raise UsageError(
+                f"a test of {tokens} tokens does not fit the {positions} positions that "
+                "the model has learned",
+                hint=f"`-d`, `-p` and `-n` of a test are {positions} tokens at most",
+            )
+        if self._model.device.type != "meta":
+            devices.require_memory(
+                self._needed(tokens, chunk),
+                self._model.device,
+                f"the cache of {tokens} tokens and reading {min(chunk, tokens)} of them at a time",
+                "use shorter tests or a lower -ub",
+            )
+        if threads > 0:
+            torch.set_num_threads(threads)
+        self._chunk = chunk
+        self._session = Session(self._model.decoder, 1, tokens)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """With the kernel of attention that was asked for."""
+        return attention(flash=self._flash)
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Prompt tokens, `chunk` of them in a forward call."""
+        self._started.prefill([ids], chunk=self._chunk)
+        self._started.keep()
+        devices.wait_for(self._model.device)
+
+    def step(self, id: int) -> None:
+        """One token."""
+        # made on the device: a copy from the host would wait for all that runs there
+        id_BT = torch.full((1, 1), id, device=self._model.device)
+        self._started.extend(id_BT)
+        devices.wait_for(self._model.device)
+
+    def rewind(self, tokens: int) -> None:
+        """Back to the first `tokens`."""
+        self._started.rewind(tokens)
+
+    def close(self) -> None:
+        """The cache goes; the model belongs to whoever loaded it."""
+        self._session = None
+
+    def _needed(self, tokens: int, chunk: int) -> int:
+        """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
+        peak = prefill_peak(
+            self.config,
+            self.numbers,
+            1,
+            tokens,
+            cuda=self._model.device.type == "cuda",
+            native=has_bfloat16(),
+            chunk=chunk,
+        )
+        if not self._flash:  # scores and pattern of all heads of a layer
+            model = graph(self.config)
+            scored = (node for node in model.nodes.values() if isinstance(node.op, Score))
+            heads = max((model.sizes(node.layer)["H"] for node in scored), default=0)
+            peak += 2 * heads * min(chunk, tokens) * tokens * max(self._model.dtype.itemsize, 4)
+        return self._model.decoder.state_bytes(1, tokens) + peak
+
+    @property
+    def _started(self) -> Session:
+        if self._session is None:
+            raise ValueError("the engine has not been started")
+        return self._session

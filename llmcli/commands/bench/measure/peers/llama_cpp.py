@@ -1,0 +1,214 @@
+"""llama.cpp on the same GGUF file, through its C interface as llama-bench calls it.
+
+Every prompt is one `llama_decode` per batch and every token one more; only the last token has
+logits. The names are those of `include/llama.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmcli.commands.bench.measure.peers.llama_words import Log, cache_type
+from llmcli.commands.bench.measure.peers.quiet import silent
+from llmcli.commands.bench.report.llama_words import FLASH
+from llmcli.commands.bench.report.results import Ran, Settings
+from llmcli.errors import CheckpointError, OutOfMemory, UsageError
+from llmcli.model import Model
+
+_LAYERS_ALL = 999  # as many as there are
+_BACKENDS = {"cuda": "CUDA", "mps": "Metal"}
+# of 2025; what is older has other names for the same
+_NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_seq_rm")
+
+
+class LlamaCpp:
+    """Engine over a `llama_model` and a `llama_context` that each `start` makes anew."""
+
+    def __init__(
+        self, library: Any, model: Any, log: Log, settings: Settings, ours: Model, load_s: float
+    ) -> None:
+        self._lib = library
+        self._model = model
+        self._log = log
+        self._settings = settings
+        self._context: Any = None
+        self._memory: Any = None
+        vocabulary = library.llama_model_get_vocab(model)
+        self._vocab = int(library.llama_vocab_n_tokens(vocabulary))
+        self._bos = None
+        if library.llama_vocab_get_add_bos(vocabulary):
+            self._bos = int(library.llama_vocab_bos(vocabulary))
+        self._type_k, self._type_v = cache_type(settings.type_k), cache_type(settings.type_v)
+        text = ctypes.create_string_buffer(256)
+        library.llama_model_desc(model, text, len(text))
+        described = text.value.decode(errors="replace")
+        format = described.rpartition(" ")[2]
+        size = int(library.llama_model_size(model))
+        count = int(library.llama_model_n_params(model))
+        on_gpu = _on_gpu(library, ours)
+        self._ran = Ran(
+            engine="llama.cpp",
+            version=f"llama-cpp-python {library.__version__}",
+            model_type=described,
+            model_size=size,
+            model_n_params=count,
+            backend=_BACKENDS[ours.device.type] if on_gpu else "CPU",
+            device=str(ours.device) if on_gpu else "cpu",
+            dtype=format,
+            weight_format=format,
+            product_format=format,
+            type_k=self._type_k[0],
+            n_gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
+            load_s=load_s,
+            bits_per_weight=8 * size / count,
+        )
+
+    @property
+    def ran(self) -> Ran:
+        """Of llama.cpp and the file; `dtype` is the file's type, `Q4_K - Medium`."""
+        return self._ran
+
+    @property
+    def vocab(self) -> int:
+        """Tokens of the file's vocabulary."""
+        return self._vocab
+
+    @property
+    def bos(self) -> int | None:
+        """Where the file says that it is to be added."""
+        return self._bos
+
+    def start(self, tokens: int, threads: int, chunk: int) -> None:
+        """A new context: `n_ubatch` is `chunk`, keys and values of the types asked for.
+
+        Raises OutOfMemory where there is none, with what llama.cpp says.
+        """
+        self._drop_context()
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = tokens
+        params.n_batch = max(self._settings.n_batch, chunk)
+        params.n_ubatch = chunk
+        params.n_threads = params.n_threads_batch = threads
+        params.type_k, params.type_v = self._type_k[1], self._type_v[1]
+        params.offload_kqv = not self._settings.no_kv_offload
+        params.flash_attn_type = FLASH[self._settings.flash_attn]
+        with silent():
+            self._context = self._lib.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise OutOfMemory(
+                f"llama.cpp has no memory for {tokens} tokens{self._log.told()}",
+                hint="use a smaller depth or prompt",
+            )
+        self._memory = self._lib.llama_get_memory(self._context)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Nothing: its context has the kernel."""
+        return nullcontext()
+
+    def read(self, ids: Sequence[int]) -> None:
+        """At most `n_batch` tokens a call."""
+        most = int(self._lib.llama_n_batch(self._context))
+        for start in range(0, len(ids), most):
+            self._decode(ids[start : start + most])
+        self._lib.llama_synchronize(self._context)
+
+    def step(self, id: int) -> None:
+        """One token."""
+        self._decode((id,))
+        self._lib.llama_synchronize(self._context)
+
+    def _decode(self, ids: Sequence[int]) -> None:
+        tokens = (self._lib.llama_token * len(ids))(*ids)
+        batch = self._lib.llama_batch_get_one(tokens, len(ids))
+        code = self._lib.llama_decode(self._context, batch)
+        if code:
+            raise OutOfMemory(
+                f"llama.cpp could not compute {len(ids)} tokens (code {code}){self._log.told()}"
+            )
+
+    def rewind(self, tokens: int) -> None:
+        """Removes what lies behind; raises UsageError for a memory that cannot forget a part."""
+        if not self._lib.llama_memory_seq_rm(self._memory, -1, tokens, -1):
+            raise UsageError(
+                f"llama.cpp cannot go back to the first {tokens} tokens of this model's memory",
+                hint="leave out `-d` or `--against`",
+            )
+
+    def logits(self) -> Tensor:
+        """Of the last token, `[V]` float32."""
+        values = self._lib.llama_get_logits_ith(self._context, -1)
+        array = ctypes.cast(values, ctypes.POINTER(ctypes.c_float * self._vocab)).contents
+        return torch.frombuffer(bytearray(bytes(array)), dtype=torch.float32)
+
+    def close(self) -> None:
+        """Frees context and model."""
+        self._drop_context()
+        if self._model:
+            with silent():
+                self._lib.llama_model_free(self._model)
+        self._model = None
+
+    def _drop_context(self) -> None:
+        if self._context:
+            with silent():
+                self._lib.llama_free(self._context)
+        self._context = self._memory = None
+
+
+_logs: list[Log] = []  # the one for this process: it is never taken back, and must stay alive
+
+
+def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
+    """The file that `ours` was loaded from.
+
+    Raises UsageError where llama.cpp is not installed or the weights are no GGUF file,
+    CheckpointError where it does not load it.
+    """
+    if ours.checkpoint.kind != "gguf" or ours.random_seed is not None:
+        what = "random weights" if ours.random_seed is not None else "safetensors"
+        raise UsageError(
+            f"llama.cpp reads GGUF files, and `{ours.name}` is {what}",
+            hint="give a .gguf file with -m, or compare with `--against transformers`",
+        )
+    try:
+        with silent():
+            import llama_cpp as library
+    except (ImportError, OSError, RuntimeError):  # the latter where its C library does not load
+        raise UsageError(
+            "llama.cpp is not installed, so that nothing can be compared with it",
+            hint="run `pip install llama-cpp-python`",
+        ) from None
+    if not all(hasattr(library, name) for name in _NEEDED):
+        raise UsageError(
+            f"llama-cpp-python {library.__version__} is too old to be compared with",
+            hint="run `pip install --upgrade llama-cpp-python`",
+        )
+    for type_ in (settings.type_k, settings.type_v):
+        cache_type(type_)
+    if not _logs:
+        library.llama_backend_init()
+        _logs.append(Log(library))
+    params = library.llama_model_default_params()
+    params.n_gpu_layers = _LAYERS_ALL if _on_gpu(library, ours) else 0
+    params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
+    params.main_gpu = ours.device.index or 0
+    start = time.perf_counter()
+    with silent():
+        model = library.llama_model_load_from_file(str(ours.checkpoint.files[0]).encode(), params)
+    if not model:
+        raise CheckpointError(
+            f"llama.cpp cannot load `{ours.name}`{_logs[0].told()}", hint="leave out `--against`"
+        )
+    return LlamaCpp(library, model, _logs[0], settings, ours, time.perf_counter() - start)
+
+
+def _on_gpu(library: Any, ours: Model) -> bool:
+    """Only beside a model of ours that is on one."""
+    return ours.device.type in _BACKENDS and bool(library.llama_supports_gpu_offload())

@@ -1,0 +1,202 @@
+"""transformers on the same weights, called as `generate` calls it, without the rest of that."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.graph import graph
+from llmcli.commands.bench.measure.kernels import attention
+from llmcli.commands.bench.measure.loaded import bos_of, ran_of
+from llmcli.commands.bench.measure.peers.filled import (
+    filled,
+    read_model,
+    reads_itself,
+    without_weights,
+)
+from llmcli.commands.bench.measure.peers.quiet import silent
+from llmcli.commands.bench.report.results import Ran, Settings
+from llmcli.config import ModelConfig
+from llmcli.errors import LlmcliError, OutOfMemory, UsageError
+from llmcli.model import Model, dtype_name
+
+_OLDEST = 5
+
+
+class Transformers:
+    """Engine over a causal language model of transformers and its growing cache.
+
+    Attention is transformers' default, PyTorch's (`sdpa`) but for Gemma 2; the cache is the default
+    one, too, that of every layer growing with each token. It keeps what lies before a window, so
+    that a rewind is exact; the mask still hides it.
+    """
+
+    def __init__(
+        self, model: Any, ours: Model, version: str, load_s: float | None, *, flash: bool
+    ) -> None:
+        self._model = model
+        self._device = ours.device
+        self._flash = flash
+        self._bos = bos_of(ours)
+        self._config = ours.config
+        self._numbers = Arithmetic.of(dtype_name(ours.dtype))
+        self._chunk = 1
+        self._tokens = 0
+        self._cache: Any = None
+        self._logits: Tensor | None = None
+        parameters = list(model.parameters())
+        count = sum(value.numel() for value in parameters)
+        size = sum(value.nbytes for value in parameters)
+        self._ran = replace(
+            ran_of(ours, load_s, numbers=self._numbers),
+            engine="transformers",
+            version=version,
+            model_size=size,
+            model_n_params=count,
+            bits_per_weight=8 * size / count,
+        )
+
+    @property
+    def ran(self) -> Ran:
+        """Of transformers and its model."""
+        return self._ran
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the model, which is ours: its work is counted by the same formulas."""
+        return self._config
+
+    @property
+    def numbers(self) -> Arithmetic:
+        """All in our dtype: packed weights of ours are dequantized."""
+        return self._numbers
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding."""
+        return self._config.vocab
+
+    @property
+    def bos(self) -> int | None:
+        """As our tokenizer has it."""
+        return self._bos
+
+    def start(self, tokens: int, threads: int, chunk: int) -> None:
+        """An empty cache, which grows by itself: `tokens` only have to fit learned positions."""
+        positions = self._config.embedding.positions
+        if positions is not None and tokens > positions:
+            raise UsageError(
+                f"{tokens} tokens do not fit {positions} learned positions",
+                hint="use shorter tests",
+            )
+        if self._device.type == "cpu":
+            torch.set_num_threads(threads)
+        self._chunk = chunk
+        self._new_cache()
+
+    def _new_cache(self) -> None:
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache()
+        self._tokens = 0
+
+    def computing(self) -> AbstractContextManager[None]:
+        """With the kernel of attention that ours has, too."""
+        return attention(flash=self._flash)
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Some tokens at a time; the head computes the last token's row only."""
+        for start in range(0, len(ids), self._chunk):
+            part = list(ids[start : start + self._chunk])
+            self._forward(torch.tensor([part]).to(self._device))
+        devices.wait_for(self._device)
+
+    def step(self, id: int) -> None:
+        """One token."""
+        self._forward(torch.full((1, 1), id, device=self._device))  # as ours makes it
+        devices.wait_for(self._device)
+
+    @torch.inference_mode()
+    def _forward(self, ids_BT: Tensor) -> None:
+        out = self._model(ids_BT, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._logits = out.logits
+        self._tokens += ids_BT.shape[1]
+
+    def rewind(self, tokens: int) -> None:
+        """Cuts the cache; only a negative number means the same in all versions of `crop`."""
+        if tokens == 0:
+            self._new_cache()
+        elif tokens < self._tokens:
+            self._cache.crop(tokens - self._tokens)
+            self._tokens = tokens
+
+    def logits(self) -> Tensor:
+        """Of the last token, `[V]` float32 on the host."""
+        assert self._logits is not None, "nothing was read"
+        return self._logits[0, -1].float().cpu()
+
+    def close(self) -> None:
+        """Lets go of model and cache."""
+        self._model = self._cache = self._logits = None
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def open_transformers(ours: Model, settings: Settings) -> Transformers:
+    """transformers' model in our dtype on our device, its attention by the kernel asked for.
+
+    Its time to load is that of a directory that it reads itself, None where it is filled.
+    Raises UsageError where it is not installed or has no such model, OutOfMemory.
+    """
+    if any("S" not in state.axes for state in graph(ours.config).states.values()):
+        raise UsageError(
+            "transformers is measured with a cache of keys and values, and layers of this model "
+            "keep something else",
+            hint="leave out `--against`",
+        )
+    try:
+        with silent():
+            import transformers
+            from transformers.utils import logging
+    except ImportError:
+        raise UsageError(
+            "transformers is not installed, so that nothing can be compared with it",
+            hint="run `pip install transformers`",
+        ) from None
+    if int(transformers.__version__.partition(".")[0]) < _OLDEST:  # its names were others
+        raise UsageError(
+            f"transformers {transformers.__version__} is too old to be compared with",
+            hint="run `pip install --upgrade transformers`",
+        )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with silent():
+            bare = without_weights(ours)
+            start = time.perf_counter()
+            model = read_model(ours) if reads_itself(ours) else filled(bare, ours)
+            load_s = time.perf_counter() - start if reads_itself(ours) else None
+    except LlmcliError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError):
+        raise OutOfMemory(
+            "the weights do not fit a second time, for transformers",
+            hint="use a smaller model or leave out `--against`",
+        ) from None
+    except Exception as error:  # what it cannot do it says in errors of every kind
+        words = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UsageError(
+            f"transformers cannot load `{ours.name}`: {words}", hint="leave out `--against`"
+        ) from None
+    flash = settings.flash_attn != "off"
+    return Transformers(model, ours, transformers.__version__, load_s, flash=flash)

@@ -1,0 +1,220 @@
+"""Rows of a benchmark, with llama-bench's fields and ours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Literal
+
+from llmcli.commands.bench.report.llama_words import CACHE_OF
+from llmcli.reports.ceilings import Ceilings
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.machine_load import MachineLoad
+from llmcli.reports.text import PhasePeak
+from llmcli.reports.work import PartWork
+
+EngineName = Literal["llmcli", "transformers", "llama.cpp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """`n_prompt` tokens read at once, then `n_gen` one by one, after `depth` cached ones."""
+
+    n_prompt: int
+    n_gen: int
+    depth: int
+
+    @property
+    def name(self) -> str:
+        """`pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` behind where there is a depth."""
+        both = [f"{word}{n}" for word, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
+        return "+".join(both) + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one run that are counted."""
+        return self.n_prompt + self.n_gen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One configuration of a sweep: what llama-bench's options ask for, in our words.
+
+    `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as they were asked for:
+    what cannot be had makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
+    What has a default below has no effect here and is kept for the fields of the same name.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    type_k: str
+    type_v: str
+    n_gpu_layers: int
+    flash_attn: str
+    no_kv_offload: bool
+    embeddings: bool
+    use_mmap: bool
+    cpu_mask: str = "0x0"
+    cpu_strict: bool = False
+    poll: int = 50
+    n_cpu_moe: int = 0
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: str = "0.00"
+    tensor_buft_overrides: str = "none"
+    no_op_offload: bool = False
+    no_host: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What the engine says of itself and of the model that it has loaded.
+
+    `type_k`, `backend`, `device` are those in force. `dtype` is that of the activations,
+    `weight_format` and `product_format` are those of weights and of what they are multiplied with;
+    another engine may call them as its file does. `model_size` are bytes of the weights as
+    they are computed with, `bits_per_weight` of the same. `load_s` is None where nothing was
+    loaded (then all this is known from the model's headers) or where loading it was no reading
+    of a file. `base_bytes` were resident before it was loaded, `load_peak` the most during it.
+    """
+
+    engine: EngineName
+    version: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    backend: str
+    device: str
+    dtype: str
+    weight_format: str
+    product_format: str
+    type_k: str
+    n_gpu_layers: int
+    load_s: float | None
+    bits_per_weight: float
+    base_bytes: int | None = None
+    load_peak: PhasePeak | None = None
+
+    @property
+    def formats(self) -> str:
+        """`float32`, or `Q4_1 + Q8_0, int8 products, float32 activations, bf16 cache`."""
+        found = [self.weight_format]
+        if self.product_format != self.weight_format:
+            found += [f"{self.product_format} products", f"{self.dtype} activations"]
+        if CACHE_OF.get(self.weight_format) != self.type_k:
+            found.append(f"{self.type_k} cache")
+        return ", ".join(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One test of one configuration by one engine: its runs, or why there are none.
+
+    `samples_ns` has a run each. `first_ns` are the times to the first logits of runs that read a
+    prompt; `token_ns` those of every single generated token, run after run. `work` is of one run.
+    `error` is (exit code, kind, message) of a row that could not run, `hint` what can be done
+    about it; its `ran` is what is known
+    of the model from its headers, None where they cannot be read.
+
+    `peak_memory_bytes` is the most that this process (or its GPU) held during the test, `peaks`
+    the most of `load`, `prefill` (what is read: the depth, prompts) and `decode`. There are none
+    where two engines share the process. `estimated_memory_bytes`: what a test of which only
+    shapes were computed would take. `against`: of our row, where a peer ran the same test.
+    """
+
+    number: int
+    settings: Settings
+    test: Test
+    engine: EngineName
+    test_time: str
+    ran: Ran | None = None
+    samples_ns: tuple[int, ...] = ()
+    first_ns: tuple[int, ...] = ()
+    token_ns: tuple[int, ...] = ()
+    peak_memory_bytes: int | None = None
+    peaks: tuple[PhasePeak, ...] = ()
+    estimated_memory_bytes: int | None = None
+    work: PartWork | None = None
+    roofline_ns: float | None = None
+    error: tuple[int, str, str] | None = None
+    hint: str | None = None
+    meta: bool = False
+    against: Against | None = None
+
+    @property
+    def samples_ts(self) -> tuple[float, ...]:
+        """Tokens per second of each run."""
+        return tuple(1e9 * self.test.tokens / ns for ns in self.samples_ns)
+
+    @property
+    def avg_ns(self) -> float:
+        """Mean of the runs, 0 without any."""
+        return fmean(self.samples_ns) if self.samples_ns else 0.0
+
+    @property
+    def stddev_ns(self) -> float:
+        """Sample standard deviation (n − 1), 0 for less than two runs."""
+        return stdev(self.samples_ns) if len(self.samples_ns) > 1 else 0.0
+
+    @property
+    def avg_ts(self) -> float:
+        """Mean of the runs' rates (not tokens by mean time), 0 without any."""
+        return fmean(self.samples_ts) if self.samples_ns else 0.0
+
+    @property
+    def stddev_ts(self) -> float:
+        """Sample standard deviation of the rates, 0 for less than two runs."""
+        return stdev(self.samples_ts) if len(self.samples_ns) > 1 else 0.0
+
+    @property
+    def roofline_share(self) -> float | None:
+        """The least time that the measured ceilings allow ÷ the mean time."""
+        if self.roofline_ns is None or not self.samples_ns:
+            return None
+        return self.roofline_ns / self.avg_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """The same test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise.
+
+    `quartiles` are the first and the third of the ratios, `of_means` is the ratio of the mean
+    rates that the rows have. `order` is that of the runs, `number` that of our row.
+    """
+
+    test: Test
+    peer: EngineName
+    ratios: tuple[float, ...]
+    median: float
+    lowest: float
+    highest: float
+    order: tuple[EngineName, ...]
+    number: int = 0
+    quartiles: tuple[float, float] = (0.0, math.inf)
+    of_means: float | None = None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether runs differ by more than the engines do: 1 lies within the ratios."""
+        return self.lowest <= 1 <= self.highest
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """All rows in the order in which they were measured.
+
+    `ceilings`: one for each device, number of threads and arithmetic. `checks`: whether the two
+    engines of a comparison compute the same model. `machine_load`: what other programs took.
+    """
+
+    rows: tuple[BenchRow, ...]
+    against: tuple[Against, ...] = field(default=())
+    ceilings: tuple[Ceilings, ...] = field(default=())
+    interrupted: bool = False
+    checks: tuple[ViewCheck, ...] = field(default=())
+    machine_load: MachineLoad | None = None

@@ -1,0 +1,191 @@
+"""From options to what a sweep is made of: configurations and tests, in llama-bench's order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmcli.commands.bench.lists import flags, numbers, pairs, words
+from llmcli.commands.bench.measure.plan import all_tests
+from llmcli.commands.bench.options import SubjectOptions, SweptOptions
+from llmcli.commands.bench.report.llama_words import CACHE_OF
+from llmcli.commands.bench.report.llama_words import CACHE_TYPES as CACHE_NUMBERS
+from llmcli.commands.bench.report.results import Settings, Test
+from llmcli.commands.bench.unused import UnusedOptions
+from llmcli.errors import UsageError
+
+MOST_ROWS = 100_000
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+CACHE_TYPES = ("auto", *dict.fromkeys((*CACHE_OF.values(), *CACHE_NUMBERS)))
+_FLASH = {
+    "on": ("on", "enabled", "true", "1"),
+    "off": ("off", "disabled", "false", "0"),
+    "auto": ("auto", "-1"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All configurations, the tests of each, and the configuration where nothing is asked for."""
+
+    configurations: tuple[Settings, ...]
+    tests: tuple[Test, ...]
+    default: Settings
+
+
+def planned(
+    models: tuple[str, ...],
+    threads: int,
+    asked: SubjectOptions,
+    swept: SweptOptions,
+    unused: UnusedOptions,
+) -> Plan:
+    """Every combination of what was asked for, models outermost. Raises UsageError.
+
+    `threads` are those of a run without `--threads`.
+    """
+    default = Settings(
+        model=models[0],
+        device="auto",
+        dtype="auto",
+        n_batch=2048,
+        n_ubatch=512,
+        n_threads=threads,
+        type_k="auto",
+        type_v="auto",
+        n_gpu_layers=-1,
+        flash_attn="auto",
+        no_kv_offload=False,
+        embeddings=False,
+        use_mmap=True,
+    )
+    axes = {"model": models, **_axes(swept, unused, default)}
+    tests = _tests(asked, math.prod(map(len, axes.values())))
+    found = tuple(
+        replace(default, **dict(zip(axes, values, strict=True)))
+        for values in itertools.product(*axes.values())
+    )
+    return Plan(configurations=found, tests=tests, default=default)
+
+
+def model_names(options: SubjectOptions) -> tuple[str, ...]:
+    """The models that are named, those of `-hf` last; none where the default one is meant."""
+    named = [] if options.model is None else [*words("--model", options.model, "")]
+    repositories = [] if options.hf_repo is None else [*words("--hf-repo", options.hf_repo, "")]
+    files = [] if options.hf_file is None else [*words("--hf-file", options.hf_file, "")]
+    if len(files) > len(repositories):
+        raise UsageError("`--hf-file` goes with a `--hf-repo`", hint="name the repository, too")
+    for repository, file in itertools.zip_longest(repositories, files):
+        if ":" in repository:
+            raise UsageError(
+                f"`--hf-repo {repository}` names no file", hint="name it with `--hf-file`"
+            )
+        named.append(f"hf:{repository}" + (f"/{file}" if file else ""))
+    return tuple(named)
+
+
+def _tests(asked: SubjectOptions, configurations: int) -> tuple[Test, ...]:
+    """At each depth all prompts, then all texts, then all of both; one of 0 tokens is none.
+
+    Counted before they are made: three lists of thousands are more than memory holds.
+    """
+    prompts = numbers("--n-prompt", asked.n_prompt, (512,))
+    texts = numbers("--n-gen", asked.n_gen, (128,))
+    depths = numbers("--n-depth", asked.n_depth, (0,))
+    both = pairs("-pg", asked.n_pg)
+    each = sum(map(bool, prompts)) + sum(map(bool, texts)) + sum(map(any, both))
+    rows = configurations * len(depths) * each
+    if rows > MOST_ROWS:
+        raise UsageError(
+            f"these are {rows:,} tests, and no more than {MOST_ROWS:,} can be run",
+            hint="shorten the lists",
+        )
+    if not rows:
+        raise UsageError(
+            "all tests have 0 tokens", hint="give `--n-prompt`, `--n-gen` or `-pg` a number"
+        )
+    return all_tests(prompts, texts, both, depths)
+
+
+def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict[str, Any]:
+    """The values of every field but the model, outermost first: the order of llama-bench."""
+    return {
+        "n_gpu_layers": numbers("--n-gpu-layers", swept.n_gpu_layers, (-1,), least=-1),
+        "n_cpu_moe": numbers("--n-cpu-moe", unused.n_cpu_moe, (0,)),
+        "split_mode": words(
+            "--split-mode",
+            unused.split_mode,
+            default.split_mode,
+            allowed=("none", "layer", "row", "tensor"),
+        ),
+        "use_mmap": _mapped(unused),
+        "main_gpu": numbers("--main-gpu", unused.main_gpu, (0,)),
+        "device": tuple(map(_device, words("--device", swept.device, "auto"))),
+        "dtype": words("--dtype", swept.dtype, "auto", allowed=DTYPES),
+        "tensor_split": tuple(map(_split, words("--tensor-split", unused.tensor_split, "0"))),
+        "tensor_buft_overrides": words("--override-tensor", unused.override_tensor, "none"),
+        "no_host": flags("--no-host", unused.no_host, False),
+        "embeddings": flags("--embeddings", swept.embeddings, False),
+        "no_op_offload": flags("--no-op-offload", unused.no_op_offload, False),
+        "n_batch": numbers("--batch-size", swept.batch_size, (default.n_batch,), least=1),
+        "n_ubatch": numbers("--ubatch-size", swept.ubatch_size, (default.n_ubatch,), least=1),
+        "type_k": words("--cache-type-k", swept.cache_type_k, "auto", allowed=CACHE_TYPES),
+        "type_v": words("--cache-type-v", swept.cache_type_v, "auto", allowed=CACHE_TYPES),
+        "no_kv_offload": flags("--no-kv-offload", swept.no_kv_offload, False),
+        "flash_attn": tuple(map(_flash, words("--flash-attn", swept.flash_attn, "auto"))),
+        "n_threads": numbers("--threads", swept.threads, (default.n_threads,), least=1, most=4096),
+        "cpu_mask": words("--cpu-mask", unused.cpu_mask, default.cpu_mask),
+        "cpu_strict": flags("--cpu-strict", unused.cpu_strict, False),
+        "poll": numbers("--poll", unused.poll, (default.poll,), most=100),
+    }
+
+
+def _mapped(unused: UnusedOptions) -> tuple[bool, ...]:
+    """Of `--load-mode`, and of the two options that it has taken the place of."""
+    modes = words(
+        "--load-mode",
+        unused.load_mode,
+        "",
+        allowed=("none", "mmap", "mlock", "mmap+mlock", "dio"),
+    )
+    found = [mode.startswith("mmap") for mode in modes if mode]
+    if unused.mmap is not None:
+        found += flags("--mmap", unused.mmap, True)
+    if unused.direct_io is not None:
+        found += [not direct for direct in flags("--direct-io", unused.direct_io, False)]
+    return tuple(found) or (True,)
+
+
+def _device(text: str) -> str:
+    """Our name for a device of ours or of llama.cpp; what it does not know stays as it is."""
+    name = text.lower()
+    if cuda := re.fullmatch(r"cuda:?(\d*)", name):
+        return f"cuda:{cuda[1]}" if cuda[1] else "cuda"
+    return {"none": "cpu", "metal": "mps", "mtl0": "mps"}.get(name, name)
+
+
+def _flash(text: str) -> str:
+    for way, spellings in _FLASH.items():
+        if text in spellings:
+            return way
+    raise UsageError(
+        f"`--flash-attn` has no choice `{text}`", hint=f"choose from {', '.join(_FLASH)}"
+    )
+
+
+def _split(text: str) -> str:
+    """`3.00/1.00` of `3/1` (or `3;1`)."""
+    return "/".join(f"{share:.2f}" for share in _shares(text))
+
+
+def _shares(text: str) -> Iterator[float]:
+    for part in re.split(r"[;/]+", text):
+        if not re.fullmatch(r"\d+\.?\d*", part, re.ASCII):
+            raise UsageError(
+                f"`--tensor-split` takes numbers, not `{text}`", hint="write `--tensor-split 3/1`"
+            )
+        yield float(part)

@@ -1,0 +1,161 @@
+"""Where the rows of a benchmark go while it runs, and the line that says how far it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from llmcli.cli.output import Output
+from llmcli.cli.progress import PATIENCE_S
+from llmcli.cli.streams import erase_line
+from llmcli.commands.bench.report.results import BenchRow
+from llmcli.errors import WriteFailed
+from llmcli.ui.stats import duration
+from llmcli.ui.theme import one_line
+
+if TYPE_CHECKING:
+    from llmcli.commands.bench.report.fields import Bencher
+    from llmcli.commands.bench.view.markdown import Shown
+    from llmcli.commands.bench.view.writer import Writer
+
+_OFTEN_S = 0.1
+
+
+def make_writer(format: str, by: Bencher, shown: Shown) -> Writer | None:
+    """The writer of `-o` and `-oe`; None for `none`."""
+    from llmcli.commands.bench.view.as_csv import CsvWriter
+    from llmcli.commands.bench.view.as_json import JsonLinesWriter, JsonWriter
+    from llmcli.commands.bench.view.as_sql import SqlWriter
+    from llmcli.commands.bench.view.markdown import MarkdownWriter
+
+    match format:
+        case "md":
+            return MarkdownWriter(by=by, shown=shown)
+        case "csv":
+            return CsvWriter(by)
+        case "json":
+            return JsonWriter(by)
+        case "jsonl":
+            return JsonLinesWriter(by)
+        case "sql":
+            return SqlWriter(by)
+    return None
+
+
+class Streams:
+    """Rows on stdout and stderr as soon as they are there, each in its format."""
+
+    def __init__(self, out: Output, stdout: Writer | None, stderr: Writer | None) -> None:
+        self._out = out
+        self._stdout = stdout
+        self._stderr = stderr
+
+    def begin(self) -> None:
+        """What comes before the rows."""
+        if self._stdout is not None:
+            self._write(self._stdout.header())
+        if self._stderr is not None:
+            _second(self._stderr.header())
+
+    def row(self, row: BenchRow) -> None:
+        """One row. Raises BrokenPipeError or WriteFailed where a stream takes no more."""
+        if self._stdout is not None:
+            self._write(self._stdout.row(row))
+        if self._stderr is not None:
+            _second(self._stderr.row(row))
+
+    def end(self) -> None:
+        """What closes them."""
+        if self._stdout is not None:
+            self._write(self._stdout.footer())
+        if self._stderr is not None:
+            _second(self._stderr.footer())
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._out.write(text)
+
+
+def _second(text: str) -> None:
+    """Rows on stderr, asked for: unlike progress they must not get lost unnoticed."""
+    if sys.stderr is None:
+        raise WriteFailed("could not write the rows of `-oe`: stderr is closed")
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise WriteFailed(f"could not write the rows of `-oe`: {reason}") from error
+
+
+def _aside(text: str) -> None:
+    try:
+        if sys.stderr is not None and text:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+
+
+class Status:
+    """One line on a terminal's stderr, written over again and again; nothing elsewhere.
+
+    With `lines` every word of a benchmark's progress is a line of its own, as llama-bench prints
+    it. Called with (what, done, total) it shows the progress of a load.
+    """
+
+    def __init__(self, out: Output, *, lines: bool) -> None:
+        self._screen = out.err
+        self._lines = lines
+        self._wanted = out.err.animate and not out.quiet and not lines
+        self._begin = self._last = monotonic()
+        self._first: float | None = None
+        self._there = False
+
+    def said(self, words: str) -> None:
+        """`benchmark 2/4: prompt run 1/5`, with the time that the others may take."""
+        if self._lines:
+            _aside(f"llama-bench: {words}\n")
+            return
+        now = monotonic()
+        self._first = self._first or now
+        self._show(words + self._left(words, now))
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Progress of anything else."""
+        share = f" {100 * done / total:.0f} %" if total else ""
+        self._show(f"{one_line(what)}{share}")
+
+    def erase(self) -> None:
+        """Takes the line back, before something else is written."""
+        if self._there:
+            erase_line()
+        self._there = False
+
+    def _left(self, words: str, now: float) -> str:
+        """From the tests that are done, which took as long as those to come, or did not."""
+        number, _, total = words.removeprefix("benchmark ").partition(":")[0].partition("/")
+        if not (number.isdecimal() and total.isdecimal()) or self._first is None:
+            return ""
+        done = int(number) - 1
+        left = (now - self._first) / done * (int(total) - done) if done else 0.0
+        return f", about {duration(left)} left" if left >= 1 else ""
+
+    def _show(self, words: str) -> None:
+        now = monotonic()
+        if not self._wanted or now - self._begin < PATIENCE_S or now - self._last < _OFTEN_S:
+            return
+        self._last = now
+        self.erase()
+        _aside(words[: self._screen.width - 1])
+        self._there = True
+
+
+def failures(rows: Sequence[BenchRow]) -> str:
+    """`2 of 8 tests could not run`, empty where all could."""
+    failed = sum(row.error is not None for row in rows)
+    return f"{failed} of {len(rows)} tests could not run" if failed else ""

@@ -1,0 +1,1 @@
+"""The rows of `bench` on a terminal and in its formats."""

@@ -1,0 +1,133 @@
+"""Rows as the Markdown table that llama-bench prints, to the character."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llmcli.commands.bench.report.fields import FIELDS, OURS, Bencher, backend
+from llmcli.commands.bench.report.llama_words import count_words, size_words
+from llmcli.commands.bench.report.results import BenchRow, Settings
+from llmcli.commands.bench.view.as_csv import plain
+from llmcli.ui.theme import one_line
+
+_BY_NAME = {item.name: item for item in (*FIELDS, *OURS)}
+SHORT = {
+    "n_gpu_layers": "ngl", "split_mode": "sm", "n_threads": "threads", "no_kv_offload": "nkvo",
+    "flash_attn": "fa", "use_mmap": "mmap", "embeddings": "embd", "no_op_offload": "nopo",
+    "no_host": "noh", "devices": "dev", "tensor_split": "ts", "tensor_buft_overrides": "ot",
+}  # fmt: skip
+# columns of a cell; below zero it is aligned left
+_WIDTHS = {
+    "model": -30, "t/s": 20, "size": 10, "params": 10, "n_gpu_layers": 3, "n_threads": 7,
+    "n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "split_mode": 5, "flash_attn": 2,
+    "devices": -12, "use_mmap": 4, "test": 15, "no_op_offload": 4, "no_host": 4,
+    "engine": -12,
+}  # fmt: skip
+_BOTH = -17  # `CUDA,transformers`
+# (field, attribute of Settings): columns that are shown where they vary or were asked for
+_OPTIONAL = (
+    ("n_cpu_moe", "n_cpu_moe"), ("n_threads", "n_threads"), ("cpu_mask", "cpu_mask"),
+    ("cpu_strict", "cpu_strict"), ("poll", "poll"), ("n_batch", "n_batch"),
+    ("n_ubatch", "n_ubatch"), ("type_k", "type_k"), ("type_v", "type_v"),
+    ("main_gpu", "main_gpu"), ("split_mode", "split_mode"), ("no_kv_offload", "no_kv_offload"),
+    ("flash_attn", "flash_attn"), ("devices", "device"), ("tensor_split", "tensor_split"),
+    ("tensor_buft_overrides", "tensor_buft_overrides"), ("use_mmap", "use_mmap"),
+    ("embeddings", "embeddings"), ("no_op_offload", "no_op_offload"), ("no_host", "no_host"),
+    ("dtype", "dtype"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What decides the columns: all configurations, and what each option is where none is given.
+
+    `gpu`: some of them run on one. `cpu`: some of them do not. `engines`: more than ours.
+    """
+
+    settings: Sequence[Settings]
+    default: Settings
+    gpu: bool
+    cpu: bool
+    engines: bool = False
+
+    def fields(self) -> tuple[str, ...]:
+        """The columns, in llama-bench's order; ours before the test."""
+        names = ["model", "size", "params", "backend", *(["n_gpu_layers"] if self.gpu else [])]
+        for name, attribute in _OPTIONAL:
+            found = {getattr(settings, attribute) for settings in self.settings}
+            if found != {getattr(self.default, attribute)} or (name == "n_threads" and self.cpu):
+                names.append(name)
+        return (*names, *(["engine"] if self.engines else []), "test", "t/s")
+
+
+@dataclass(kw_only=True)
+class MarkdownWriter:
+    """The table, and `build: …` below it."""
+
+    by: Bencher
+    shown: Shown
+    _fields: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._fields = self.shown.fields()
+
+    def header(self) -> str:
+        """The names, and the line that says how columns are aligned."""
+        names = [self._cell(name, SHORT.get(name, name)) for name in self._fields]
+        widths = [self._width(name) for name in self._fields]
+        lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths]
+        return _line(names) + _line(lines)
+
+    def row(self, row: BenchRow) -> str:
+        """One line."""
+        return _line([self._cell(name, self._text(name, row)) for name in self._fields])
+
+    def footer(self) -> str:
+        """The program's commit and number."""
+        return f"\nbuild: {self.by.build_commit} ({self.by.build_number})\n"
+
+    def _text(self, name: str, row: BenchRow) -> str:
+        if name == "t/s":
+            return rate(row)
+        if name == "test":
+            return row.test.name
+        if name == "backend":
+            return backend(row)
+        if name in ("size", "params") and row.ran is None:
+            return ""
+        if name == "size":
+            return size_words(int(row.ran.model_size)) if row.ran else ""
+        if name == "params":
+            return count_words(int(row.ran.model_n_params)) if row.ran else ""
+        known = _BY_NAME["model_type" if name == "model" else name]
+        return plain(known, known.value(row, self.by))
+
+    def _width(self, name: str) -> int:
+        """llama-bench's, but that a backend is named with a peer's engine where there is one."""
+        return _BOTH if name == "backend" and self.shown.engines else _width(name)
+
+    def _cell(self, name: str, text: str) -> str:
+        """A bar in it would begin the next cell, and a line break the next row."""
+        text = one_line(text).replace("|", "\\|")
+        width = self._width(name)
+        return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
+
+
+def rate(row: BenchRow) -> str:
+    """`12.34 ± 0.56`, or why there is none."""
+    if row.error is not None:
+        return f"error: {row.error[2]}"
+    return f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}" if row.samples_ns else "not run"
+
+
+def _width(name: str) -> int:
+    if name in _WIDTHS:
+        return _WIDTHS[name]
+    width = max(len(name), 10)
+    known = _BY_NAME.get(name)
+    return -width if known is None or known.kind == "text" else width
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |\n"

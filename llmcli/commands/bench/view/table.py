@@ -1,0 +1,144 @@
+"""What llama-bench does not measure: a second table below its own, and how two engines compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmcli.commands.bench.report.fields import device_words, percentile
+from llmcli.commands.bench.report.results import Against, BenchReport, BenchRow, Settings
+from llmcli.commands.bench.view.footer import footer, verdict
+from llmcli.commands.bench.view.markdown import SHORT
+from llmcli.ui.layout import Column, Rows
+from llmcli.ui.rates import unit
+from llmcli.ui.stats import duration, size
+from llmcli.ui.theme import HEADING, one_line
+
+_Cell = Callable[[BenchRow], str]
+_Label = tuple[Column, list[str]]  # what tells rows apart: the column, and its cell for each row
+
+_MEASURED: tuple[tuple[Column, _Cell], ...] = (
+    (Column("first token"), lambda row: _ns(_mean(row.first_ns))),
+    (Column("token p50"), lambda row: _ns(percentile(row.token_ns, 50))),
+    (Column("p90", first_to_go=2), lambda row: _ns(percentile(row.token_ns, 90))),
+    (Column("p99", first_to_go=2), lambda row: _ns(percentile(row.token_ns, 99))),
+    (Column("FLOPs", first_to_go=4), lambda row: unit(row.work.flops, "") if row.work else ""),
+    (Column("full square", first_to_go=5), lambda row: _full(row)),
+    (Column("peak RSS", first_to_go=1), lambda row: _peak(row, gpu=False)),
+    (Column("peak GPU", first_to_go=1), lambda row: _peak(row, gpu=True)),
+    (Column("needs", first_to_go=1), lambda row: _bytes(row.estimated_memory_bytes)),
+    (Column("roofline", first_to_go=1), lambda row: _share(row.roofline_share)),
+    (Column("at least"), lambda row: _ns(row.roofline_ns if row.meta else None)),
+)
+
+
+def render_beside(
+    report: BenchReport, machine: Sequence[str], *, weights: str = ""
+) -> RenderableType:
+    """Rows that ran: times to the first token and of every next one, FLOPs, memory, roofline.
+
+    Of shapes alone: the least time that a run would take on this machine, and the memory that it
+    needs. Columns without a value are left out. Below, the ratios, where the numbers come from
+    (`weights`: that they are not the model's own), and the machine with its software in words.
+    """
+    rows = [row for row in report.rows if row.error is None]
+    if not rows:
+        return Group()
+    parts: list[RenderableType] = [Text(""), _table(rows)]
+    if report.against:
+        parts += [Text(""), *_ratios(report)]
+    return Group(*parts, *footer(report, rows, machine, weights))
+
+
+def _table(rows: Sequence[BenchRow]) -> RenderableType:
+    labels = _labels(rows)
+    columns = [column for column, _ in labels]
+    cells = [found for _, found in labels]
+    columns.append(Column("test", right=False))
+    cells.append([row.test.name for row in rows])
+    for column, words in _MEASURED:
+        found = [words(row) for row in rows]
+        if any(found):
+            columns.append(column)
+            cells.append(found)
+    return Rows(columns, [[Text(cell) for cell in row] for row in zip(*cells, strict=True)])
+
+
+def _labels(rows: Sequence[BenchRow]) -> list[_Label]:
+    """A column for every setting that varies, and for the engine where there are two."""
+    labels = []
+    for field in fields(Settings):
+        found = [_setting(row.settings, field.name) for row in rows]
+        if len(set(found)) > 1:
+            heading = SHORT.get({"device": "devices"}.get(field.name, field.name), field.name)
+            labels.append((Column(heading, right=False, cut=heading == "model"), found))
+    engines: list[str] = [row.engine for row in rows]
+    if len(set(engines)) > 1:
+        labels.append((Column("engine", right=False), engines))
+    return labels
+
+
+def _setting(settings: Settings, name: str) -> str:
+    value = getattr(settings, name)
+    if name == "device":
+        return device_words(value)
+    return one_line(str(int(value) if isinstance(value, bool) else value))
+
+
+def _ratios(report: BenchReport) -> Iterator[RenderableType]:
+    """One line a test: how many times as fast we are, pair by pair."""
+    pairs = report.against
+    title = f"llmcli ÷ {pairs[0].peer} in tokens/s: the median of pairwise ratios"
+    yield Text(title, style=HEADING)
+    ours = {row.number: row for row in report.rows}
+    labels = _labels([ours[pair.number] for pair in pairs if pair.number in ours])
+    columns = [column for column, _ in labels]
+    columns += [Column("test", right=False), Column("median"), Column("lowest", first_to_go=1)]
+    columns += [Column("highest", first_to_go=1), Column("pairs", first_to_go=3)]
+    columns += [Column("of the means", first_to_go=2), Column("", right=False)]
+    rows = []
+    for place, pair in enumerate(pairs):
+        cells = [*(found[place] for _, found in labels), *_ratio(pair)]
+        rows.append([Text(cell) for cell in cells])
+    yield Rows(columns, rows)
+
+
+def _ratio(pair: Against) -> Iterator[str]:
+    yield pair.test.name
+    for value in (pair.median, pair.lowest, pair.highest):
+        yield f"{value:.2f}×"
+    yield str(len(pair.ratios))
+    yield "" if pair.of_means is None else f"{pair.of_means:.2f}×"
+    yield verdict(pair)
+
+
+def _full(row: BenchRow) -> str:
+    """Products of the whole rectangle of queries and keys, where that reads as another number."""
+    if row.work is None or not row.work.flops_full:
+        return ""
+    full = unit(row.work.flops_full, "")
+    return "" if full == unit(row.work.flops, "") else full
+
+
+def _peak(row: BenchRow, *, gpu: bool) -> str:
+    on_gpu = row.ran is not None and row.ran.device.startswith("cuda")
+    return _bytes(row.peak_memory_bytes if on_gpu is gpu else None)
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _ns(value: float | None) -> str:
+    return "" if value is None else duration(value / 1e9)
+
+
+def _bytes(value: int | None) -> str:
+    return "" if value is None else size(value)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"

@@ -1,0 +1,219 @@
+"""`llmcli chat`: a conversation with a model, in a terminal, a pipe or one turn at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.configuration.values import names_from_file
+from llmcli.cli.drafting import DraftOptions
+from llmcli.cli.exits import Stopped
+from llmcli.cli.keys import KEYS
+from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
+from llmcli.cli.output import Output
+from llmcli.cli.params import Range
+from llmcli.cli.prompts import joined_text, text_argument
+from llmcli.cli.running import load_model
+from llmcli.cli.sampling import SamplingOptions, resolve
+from llmcli.cli.template import System, Variables, template_variables
+from llmcli.cli.transcript import check_replaceable
+from llmcli.cli.variables import check_name
+from llmcli.commands.chat.loop import converse
+from llmcli.commands.chat.mentions import with_files
+from llmcli.commands.chat.screen import ReasoningMode
+from llmcli.commands.chat.settings import Settings
+from llmcli.commands.chat.talk import Talk
+from llmcli.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.generation.conversation import Conversation
+
+
+@dataclass(frozen=True, kw_only=True)
+class TalkOptions:
+    """What is said, to which instructions, and where the conversation is kept."""
+
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt", metavar="TEXT", rich_help_panel=PROMPT,
+            help="One message, in which @PATH is a file's text; the command ends after its answer.",
+        ),
+    ] = None  # fmt: skip
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "-f", "--file", metavar="PATH", rich_help_panel=PROMPT,
+            help="Put the text of a file before the message.",
+        ),
+    ] = None  # fmt: skip
+    no_stdin: Annotated[
+        bool,
+        typer.Option("--no-stdin", rich_help_panel=PROMPT, help="Never read a pipe on stdin."),
+    ] = False
+    system: System = None
+    variable: Variables = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--max-tokens", metavar="N", rich_help_panel=OUTPUT,
+            help="Most new tokens of an answer. [default: 2048]",
+        ),
+        Range(1),
+    ] = None  # fmt: skip
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop", metavar="TEXT", rich_help_panel=OUTPUT,
+            help="End an answer before this text; repeatable.",
+        ),
+    ] = None  # fmt: skip
+    load: Annotated[
+        str | None,
+        typer.Option(
+            "--load", metavar="FILE", rich_help_panel=OUTPUT,
+            help="Go on with a conversation that was saved, with its settings.",
+        ),
+    ] = None  # fmt: skip
+    save: Annotated[
+        str | None,
+        typer.Option(
+            "--save", metavar="FILE", rich_help_panel=OUTPUT,
+            help="Write the conversation to this file after every change.",
+        ),
+    ] = None  # fmt: skip
+    stats: Annotated[
+        bool,
+        typer.Option(
+            "--stats", rich_help_panel=OUTPUT, help="Tokens and speed of every answer on stderr."
+        ),
+    ] = False
+    reasoning: Annotated[
+        ReasoningMode | None,
+        typer.Option(
+            "--reasoning", metavar="show|fold|hide", rich_help_panel=OUTPUT,
+            help="Reasoning dimmed, as one line, or not at all. "
+            "[default: show on a terminal, else hide]",
+        ),
+    ] = None  # fmt: skip
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", rich_help_panel=OUTPUT, help="Answers as they are written: no Markdown."
+        ),
+    ] = False
+
+
+def command(
+    options: TalkOptions,
+    sampling: SamplingOptions,
+    model: ModelOptions,
+    draft: DraftOptions,
+    output: OutputOptions,
+    ctx: typer.Context,
+) -> None:
+    """A conversation with a model, turn by turn, through its own chat template.
+
+    `/help` lists what else can be said. Of every turn only what is new is computed, and answers
+    keep the ids that the model wrote. A pipe, --prompt and -f are one message; --json gives a line
+    for each answer.
+    """
+    from llmcli.text.template_renderer import RENDERER
+
+    out = Output("chat", output)
+    sampling.check()
+    variables = template_variables(options.variable)
+    if "" in (options.stop or ()):
+        raise UsageError("`--stop` takes a text that is not empty")
+    if options.save is not None:
+        check_replaceable(options.save)
+    prompt = options.prompt
+    if prompt not in (None, "-"):
+        prompt = with_files(text_argument(prompt, "`--prompt`"), out.note)
+    message = joined_text(prompt, options.file, pipe=True, no_stdin=options.no_stdin)
+    if not message and (sys.stdin is None or not sys.stdin.isatty()):
+        raise UsageError(
+            "there is nothing to say: stdin is no terminal, and empty",
+            hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
+        )
+    with RENDERER, KEYS.silent():
+        talk = _talk(options, sampling, model, out, variables, names_from_file(ctx))
+        talk.conversation.speculation = draft.load(talk.conversation.model, model, out)
+        if message:
+            if not talk.say(message):
+                told = talk.turn is not None and talk.turn.generated > 0
+                raise Stopped(KeyboardInterrupt(), told=told)
+            return
+        converse(talk)
+
+
+def _talk(
+    options: TalkOptions,
+    sampling: SamplingOptions,
+    model: ModelOptions,
+    out: Output,
+    variables: dict[str, Any],
+    from_file: Collection[str],
+) -> Talk:
+    from llmcli.checkpoints.catalog import CATALOG
+
+    loaded = load_model(model, out, text=True).model
+    from llmcli.generation.conversation import Conversation
+
+    entry = CATALOG.get(loaded.name)
+    tuned = None if entry is None else entry.sampling
+    resolved = resolve(sampling, loaded.checkpoint.generation_config, tuned, from_file)
+    for note in resolved.notes:
+        out.note(note)
+    seed, drawn = model.sampling_seed()
+    room = model.context_length or loaded.config.context
+    if (positions := loaded.config.embedding.positions) is not None:
+        room = min(room, positions)
+    chosen = {name: "flag" for name, origin in resolved.origins.items() if origin == "flag"}
+    given = {
+        "seed": not drawn, "max_tokens": options.max_tokens is not None,
+        "stop": bool(options.stop),
+    }  # fmt: skip
+    chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
+    conversation = Conversation(loaded, room=room, variables=variables)
+    if model.context_length is not None:
+        _check_room(conversation)
+    # a file of settings is for many models, and its variables are no choice for this conversation
+    named = {} if "variable" in from_file else variables
+    known = conversation.template_variables() if named else ()
+    for name in named:
+        check_name(name, known, loaded.name, option="--set")
+    talk = Talk(
+        conversation=conversation,
+        settings=Settings(
+            sampling=dict(resolved.values), seed=seed, max_tokens=options.max_tokens or 2048,
+            stop=tuple(text_argument(each, "`--stop`") for each in options.stop or ()),
+        ),
+        out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
+        reasoning=options.reasoning, plain=options.plain,
+    )  # fmt: skip
+    if options.load is not None:
+        talk.load(options.load)
+    if options.system is not None:
+        talk.conversation.set_system(text_argument(options.system, "`--system`"))
+    return talk
+
+
+def _check_room(conversation: Conversation) -> None:
+    """Raises UsageError where the context has no room for what the template writes by itself."""
+    conversation.say("")
+    least = 0
+    with suppress(CheckpointError):  # of an empty message
+        least = conversation.room + conversation.missing(1)
+    conversation.undo()
+    if least > conversation.room:
+        raise UsageError(
+            f"`--context-length {conversation.room}` has no room for a message: the chat template "
+            f"writes {least} tokens around it",
+            hint=f"such as `--context-length {least + 256}`",
+        )

@@ -1,0 +1,171 @@
+"""An answer as it is shown: Markdown on a terminal, its reasoning dimmed, folded or left out."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from llmcli.cli.output import Output, make_console
+from llmcli.reports.numbers import counted
+from llmcli.text.segments import gap
+from llmcli.ui.theme import FAINT, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from llmcli.text.markers import Kind
+    from llmcli.text.segments import Segment, Segmenter
+
+ReasoningMode = Literal["show", "fold", "hide"]
+_BETWEEN_S = 0.1  # from one count of a folded line to the next
+
+
+class _Stream(Protocol):
+    """One part of an answer; both return what is to be written."""
+
+    def push(self, text: str) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class AnswerScreen:
+    """Writes an answer token by token.
+
+    On a terminal the text is Markdown, unless `plain`. Elsewhere it is what the model wrote: all
+    of it, markers too, where reasoning is to be shown, else without reasoning.
+    """
+
+    def __init__(
+        self, out: Output, segmenter: Segmenter, *, reasoning: ReasoningMode | None, plain: bool
+    ) -> None:
+        self._out = out
+        self._segmenter = segmenter
+        self._terminal = out.out.terminal
+        self._reasoning = reasoning or ("show" if self._terminal else "hide")
+        if self._reasoning == "fold" and not self._terminal:
+            self._reasoning = "hide"
+        self._plain = plain
+        self._part: tuple[Kind, _Stream] | None = None
+        self._ended = False  # the part: the next one begins a paragraph
+        self._console: Console | None = None  # that of the part
+        self._written = ""  # the end of what was
+        self.reasoned = self.answered = False
+
+    def add(self, text: str) -> None:
+        """What became certain with one token."""
+        self._show(self._segmenter.push(text), text)
+
+    def finish(self) -> None:
+        """The answer is over, or was stopped."""
+        self._show(self._segmenter.finish(), "")
+        self._close()
+        if not self._written.endswith("\n") and (self._written or self._terminal):
+            self._write("\n")
+        if self.reasoned and not self.answered and self._reasoning == "hide":
+            self._out.note(
+                "the answer has only reasoning, which is not shown: `--reasoning show` does, and "
+                "`--max-tokens` gives it more room"
+            )
+
+    def _show(self, segments: list[Segment], raw: str) -> None:
+        for kind, text, marker in segments:
+            self.reasoned |= kind == "reasoning" and not marker
+            self.answered |= kind != "reasoning" and not marker
+            hidden = kind == "reasoning" and self._reasoning == "hide"
+            if hidden or (marker and kind != "tool"):
+                self._ended = True
+            elif self._terminal or self._reasoning != "show":
+                self._push(kind, text)
+        if not self._terminal and self._reasoning == "show":
+            self._write(raw)
+
+    def _push(self, kind: Kind, text: str) -> None:
+        kind = kind if self._terminal else "text"
+        if self._part is None or self._ended or self._part[0] != kind:
+            self._close()
+            self._write(gap(self._written))
+            self._part = kind, self._stream(kind)
+        self._ended = False
+        if self._console is not None:  # the terminal may have another width by now
+            self._out.fit()
+            self._console.width = self._out.out.width
+        self._write(self._part[1].push(text))
+
+    def _close(self) -> None:
+        if self._part is not None:
+            self._write(self._part[1].finish())
+        self._part = None
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._out.write(text)
+            self._written = text[-2:]
+
+    def _stream(self, kind: Kind) -> _Stream:
+        if not self._terminal:
+            return _Verbatim(spelled=False)
+        self._console = console = make_console(self._out.out)
+        if kind == "reasoning" and self._reasoning == "fold":
+            return _Folded(console, animate=self._out.out.animate)
+        from llmcli.ui.markdown import DimmedStream, MarkdownStream
+
+        if kind != "text":
+            return DimmedStream(console, {"reasoning": "thinking …", "tool": "tool call"}[kind])
+        return _Verbatim(spelled=True) if self._plain else MarkdownStream(console)
+
+
+class _Verbatim:
+    """Text as the model wrote it; `spelled`: with its control characters spelled out."""
+
+    def __init__(self, *, spelled: bool) -> None:
+        self._spelled = spelled
+
+    def push(self, text: str) -> str:
+        return printable(text) if self._spelled else text
+
+    def finish(self) -> str:
+        return ""
+
+
+class _Folded:
+    """One line that counts tokens while the model reasons."""
+
+    def __init__(self, console: Console, *, animate: bool) -> None:
+        from llmcli.ui.flow import Flow
+
+        self._console = console
+        self._flow = Flow(console.width, colour=not console.no_color)
+        self._animate = animate
+        self._begin = self._drawn = perf_counter()
+        self._tokens = 0
+        self._shown = 0  # columns of the line that stands
+
+    def push(self, text: str) -> str:
+        self._tokens += 1
+        now = perf_counter()
+        if not self._animate or (self._shown and now - self._drawn < _BETWEEN_S):
+            return ""
+        self._drawn = now
+        return self._line("thinking … ")
+
+    def finish(self) -> str:
+        return self._line("thought: ") + "\n"
+
+    def _line(self, what: str) -> str:
+        took = perf_counter() - self._begin
+        most = self._console.width - 1
+        line = f"{what}{counted(self._tokens, 'token')}, {took:.1f} s"[:most]
+        over, self._shown = " " * (min(self._shown, most) - len(line)), len(line)
+        return "\r" * self._animate + self._flow.painted(line, FAINT) + over
+
+
+def write_reasoning(out: Output, text: str) -> None:
+    """The reasoning of an answer, once more."""
+    if out.json:  # stdout has the answers, a line each
+        out.aside(printable(text))
+        return
+    from llmcli.ui.markdown import DimmedStream
+
+    dimmed = DimmedStream(make_console(out.out), "reasoning")
+    stream = dimmed if out.out.terminal else _Verbatim(spelled=False)
+    out.write(stream.push(text + "\n") + stream.finish())

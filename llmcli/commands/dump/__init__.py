@@ -1,0 +1,1 @@
+"""`llmcli dump`: any activation by name."""

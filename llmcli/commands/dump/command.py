@@ -1,0 +1,285 @@
+"""`llmcli dump`: activations by name, on the screen as statistics, in a file as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.anatomy.names import Names, known
+from llmcli.cli.encoding import Encoded
+from llmcli.cli.files import check_size, kind_of_file, whole_file
+from llmcli.cli.looking import NewTokensOptions, encode_look, require, token_texts
+from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import Prompt, note_model_name, read_prompt
+from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.template import TemplateOptions
+from llmcli.commands.dump.report import DumpReport
+from llmcli.config import ModelConfig
+from llmcli.errors import NotFinite, UsageError
+from llmcli.families.sources import sources
+from llmcli.observe.environment import environment
+from llmcli.reports.checks import checks_document
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+DUMP = "Dump"
+FILES = ("safetensors", "npz")
+SMALLER = "name fewer tensors with --name"
+
+EPILOG = """
+Names are those of `llmcli shapes --names`, with a block's number, a range of them (0-3), -1 for
+the last or * for all; several are separated by commas. A parameter needs no prompt.
+
+Examples:
+
+  llmcli dump "And God said" --name "blocks.*.resid_post"
+  llmcli dump "Once upon" --name "blocks.0-3.attn.*" -o a.safetensors
+  llmcli dump "Once upon" --name "cache.*" --generate 8 -o cache.npz
+  llmcli dump --name embed.W -m tiny
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpOptions:
+    """Which tensors, and where they go."""
+
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="GLOB",
+            rich_help_panel=DUMP,
+            help="The tensors, such as blocks.*.attn.pattern or blocks.0-3.mlp_out,logits.",
+        ),
+    ] = None
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            rich_help_panel=DUMP,
+            help=f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
+            "statistics only]",
+        ),
+    ] = None
+    force: Annotated[
+        bool,
+        typer.Option("--force", rich_help_panel=DUMP, help="Write a file however large it gets."),
+    ] = False
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check",
+            rich_help_panel=DUMP,
+            help="Do not compute the tensors a second time by their formulas.",
+        ),
+    ] = False
+
+
+class _Told(NotFinite):
+    """Numbers that are not finite, which the view on stdout has."""
+
+    told = True
+
+
+def command(
+    prompt: PromptOptions,
+    template: TemplateOptions,
+    new: NewTokensOptions,
+    dump: DumpOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+) -> None:
+    """Any activation by name: shape, mean, deviation, range and norm, and all of it in a file.
+
+    The numbers are the fast kernel's own; what it never writes (attention scores and pattern, a
+    head's result) is computed from what it wrote. Every tensor has to be what its formula makes
+    of its inputs, in float64, and scores and pattern with the values have to give the kernel's own
+    z, or the command exits 1. NaN and infinity exit 7, but for the −∞ of
+    masked scores; what there is is written.
+    """
+    out = Output("dump", output)
+    if dump.name is None:
+        raise UsageError(
+            "`--name` is missing: it says which tensors",
+            hint='for example `--name "blocks.*.attn.pattern"`',
+        )
+    kind = None if dump.to is None else kind_of_file(dump.to, FILES)
+    note_model_name(prompt.prompt, out.note)
+    given, missing = _prompt(prompt)
+    names: tuple[str, ...] = ()
+
+    def check(config: ModelConfig) -> None:
+        nonlocal names
+        names = chosen(dump.name or "", config)
+        if missing is not None and not _parameters_only(names, config):
+            raise missing
+
+    text = given is not None and given.ids is None
+    loaded = load_model(model, out, text=text, check=check).model
+    encoded = Encoded("", (), False)
+    if given is not None:
+        encoded = encode_look(given, template, model, loaded, new=new.generate)
+    report, size = _dumped(loaded, names, encoded, kind, new.generate, dump, out)
+    _show(report, encoded, dump.to, size, loaded, out)
+    _judge(report)
+
+
+def _judge(report: DumpReport) -> None:
+    """Raises NotFinite for NaN and infinity, CheckFailed for a check that does not hold."""
+    if report.not_finite:
+        dumped = any(tensor.first_bad is not None for tensor in report.tensors)
+        hint = None  # the usual: dump more, for what was dumped is finite
+        if dumped and report.dtype != "float16":
+            hint = "of what was dumped it is the first; `llmcli explain` shows what it is made of"
+        raise _Told(report.not_finite, hint=hint, dtype=report.dtype)
+    require(report.checks, "`llmcli explain` shows how it is computed")
+
+
+def _prompt(options: PromptOptions) -> tuple[Prompt | None, UsageError | None]:
+    """The prompt; where there is none, why: parameters are dumped without."""
+    if options.prompt is None and options.file is None and options.ids is None:
+        try:
+            return read_prompt(options), None
+        except UsageError as error:
+            return None, error
+    return read_prompt(options), None
+
+
+def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
+    """The names that are meant: activations and states, or where none is, parameters.
+
+    Raises UsageError for a name that means nothing.
+    """
+    names = Names(config, sources(config))
+    found: set[str] = set()
+    items = pattern.split(",")
+    for item in items if all(map(str.strip, items)) else [pattern]:
+        try:
+            found |= set(names.select(item))
+        except UsageError as error:
+            try:
+                found |= set(names.select(item, ("parameter",)))
+            except UsageError:
+                raise error from None
+    return tuple(name for name in names.known if name in found)
+
+
+def _parameters_only(names: Sequence[str], config: ModelConfig) -> bool:
+    there = known(config)
+    return all(there[name].kind == "parameter" for name in names)
+
+
+def _dumped(
+    model: Model,
+    names: Sequence[str],
+    encoded: Encoded,
+    kind: str | None,
+    generate: int,
+    dump: DumpOptions,
+    out: Output,
+) -> tuple[DumpReport, int]:
+    """The report, and the bytes of the file, which is whole then."""
+    from llmcli.commands.dump.measure.plan import plan_dump
+    from llmcli.commands.dump.measure.run import measure_dump
+    from llmcli.model import dtype_name
+    from llmcli.ui.arrays import ArrayPlan, array_file_size, array_writer
+
+    ids, dtype = encoded.ids, dtype_name(model.dtype)
+    plan = plan_dump(
+        model.config, names, tokens=len(ids), generate=generate, dtype=dtype,
+        cache=dtype_name(model.decoder.cache_dtype),
+    )  # fmt: skip
+    arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
+    # the tokens that will be generated take room, too
+    metadata = _metadata(dump, model, encoded.text, token_texts(model, ids), 0)
+    metadata["tokens"] += " " * 40 * generate
+    if dump.to is not None and kind is not None:
+        size = array_file_size(kind, arrays, metadata)
+        check_size(dump.to, size, force=dump.force, smaller=SMALLER)
+    opened = nullcontext() if dump.to is None else whole_file(dump.to)
+    with opened as file, Progress(out) as progress:
+        writer = None
+        if kind is not None and file is not None:
+            writer = array_writer(kind, file, arrays, metadata)
+        report = measure_dump(
+            model,
+            ids,
+            plan,
+            texts=lambda ids: token_texts(model, ids),
+            generate=generate,
+            check=not dump.no_check,
+            write=None if writer is None else writer.write_parts,
+            progress=progress,
+        )
+        written = 0
+        if writer is not None and file is not None:
+            writer.finish(_metadata(dump, model, encoded.text, report.tokens, len(ids)))
+            written = file.seek(0, os.SEEK_END)  # asked here: a pipe does not say afterwards
+    return report, written
+
+
+def _metadata(
+    dump: DumpOptions,
+    model: Model,
+    text: str | None,
+    tokens: Sequence[tuple[int, str]],
+    prompt_tokens: int,
+) -> dict[str, str]:
+    """What the file says of itself; lists as JSON."""
+    return {
+        "schema": "llmcli.dump/1",
+        "model": model.name,
+        "names": dump.name or "",
+        "prompt": text or "",
+        "ids": json.dumps([id for id, _ in tokens]),
+        "tokens": json.dumps([text for _, text in tokens]),
+        "prompt_tokens": str(prompt_tokens),
+    }
+
+
+def _show(
+    report: DumpReport,
+    encoded: Encoded,
+    file: str | None,
+    size: int,
+    model: Model,
+    out: Output,
+) -> None:
+    about = model.describe()
+    if out.json:
+        written = None if file is None else {"path": file, "bytes": size}
+        prompt = {"text": encoded.text, "ids": list(encoded.ids)}
+        body = _body(report) | {"prompt": prompt, "file": written}
+        out.document(body, model=about, environment=environment(kernels=kernels_of(about)))
+        return
+    from llmcli.commands.dump.view import render_dump
+    from llmcli.ui.stats import model_line
+
+    out.show(render_dump(report, model_line(about), file=None if file is None else (file, size)))
+
+
+def _body(report: DumpReport) -> dict[str, Any]:
+    """The report as JSON has it: tokens as objects, `min` and `max`, checks by name."""
+    return vars(report) | {
+        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
+        "tensors": [
+            {_KEYS.get(name, name): value for name, value in vars(tensor).items()}
+            for tensor in report.tensors
+        ],
+        "checks": checks_document(report.checks),
+        "not_finite": report.not_finite or None,
+        "ok": report.ok and not report.not_finite,
+    }
+
+
+_KEYS = {"low": "min", "high": "max", "infinite": "inf"}

@@ -1,0 +1,1 @@
+"""Activations by name, written and summarized while they are computed."""

@@ -1,0 +1,1 @@
+"""`llmcli env`: this machine and where each setting comes from."""

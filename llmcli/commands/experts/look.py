@@ -1,0 +1,21 @@
+"""`/look experts`: the experts that the tokens of the last answer took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmcli.cli.looking import InChat, Shown
+from llmcli.commands.experts.command import ExpertsOptions, experts_report
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Those of the last answer, its end included, unless other positions are named."""
+    from llmcli.commands.experts.view.screen import render_experts
+    from llmcli.ui.stats import model_line
+
+    answer = min(chat.answer, len(chat.ids))
+    last = {"position": f"-{answer}:"} if answer else {}
+    options = ExpertsOptions(**dict[str, Any](last | given))
+    options.check(chat.model.config)
+    report = experts_report(chat.model, chat.ids, 0, options, "", chat.out)
+    return render_experts(report, model_line(chat.model.describe())), report.checks

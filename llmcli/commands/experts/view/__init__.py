@@ -1,0 +1,1 @@
+"""Choices of experts on a terminal and in files."""

@@ -1,0 +1,247 @@
+"""Which experts tokens take, in the terminal: a map of layers and positions, a table of layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
+from llmcli.reports.numbers import best_groups
+from llmcli.ui.cells import Ink, fitted
+from llmcli.ui.checks import render_checks, short_checks
+from llmcli.ui.heatmap import ColourBar
+from llmcli.ui.layout import WIDEST, Column, Dotted, Rows
+from llmcli.ui.palette import Scale
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
+from llmcli.ui.token_text import in_cell, in_words
+
+NAME, GAP = 6, 1  # columns of a layer's number, and those between two cells
+LEAST, MOST = 4, 12  # columns of a cell
+FEW = 5  # positions that are shown even where that leaves fewer experts in a cell
+TOKEN = 16  # columns of a token in the table, at most
+TOP = 3  # experts that are named as the ones chosen most
+BARS, ASCII_BARS, UNUSED = "▁▂▃▄▅▆▇█", "123456789", "·"
+
+
+def render_experts(report: ExpertsReport, title: str, *, checks: bool = False) -> RenderableType:
+    """The map and the table, or the table of a single position; the checks, in full if asked.
+
+    `title` is the model's line.
+    """
+    heading = Text(one_line(title), style=HEADING)
+    ending = render_checks(report.checks) if checks else short_checks(report.checks)
+    if len(report.positions) == 1:
+        return Group(heading, *_position(report), ending)
+    scale = weight_scale(report)
+    bar = ColourBar("what the chosen experts count", scale, masked="")
+    return Group(heading, Map(report, scale), bar, Text(), LayersTable(report), ending)
+
+
+def weight_scale(report: ExpertsReport) -> Scale:
+    """From nothing to the largest weight there is."""
+    most = max(float(np.nanmax(layer.weights, initial=0.0)) for layer in report.layers)
+    return Scale(low=0.0, high=most or 1.0)
+
+
+def number(value: float | None) -> str:
+    """Three digits with a minus sign; – for what is not there."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value + 0.0:.3g}".replace("-", "−")
+
+
+def share(value: float) -> str:
+    """`31 %`."""
+    return f"{100 * value:.0f} %"
+
+
+@dataclass(frozen=True)
+class Map:
+    """A line for each layer, a column for each of as many of the last positions as fit.
+
+    In a cell the numbers of the chosen experts, the largest score first, as many as fit; behind
+    each the colour of its weight, or a shade after it. A line parts what the model wrote.
+    """
+
+    report: ExpertsReport
+    scale: Scale
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report, ink = self.report, Ink.of(console, options)
+        width = min(options.max_width, WIDEST)
+        digits = len(str(max(layer.experts for layer in report.layers) - 1))
+        most = max(layer.per_token for layer in report.layers)
+        named = self._named(digits, most, width)
+        cell = max(LEAST, named * (digits + 1))
+        shown = min(len(report.positions), max(1, (width - NAME + GAP) // (cell + GAP)))
+        places = range(len(report.positions) - shown, len(report.positions))
+        positions = [report.positions[place] for place in places]
+        tokens = [in_cell(*report.tokens[position], ink) for position in positions]
+        yield from self._words("at", [str(position) for position in positions], cell, ink, FAINT)
+        yield from self._words("token", tokens, cell, ink, HEADING)
+        for layer in report.layers:
+            codes = ink.codes(self.scale.fractions(layer.weights[places.start :]))
+            yield Segment(f"{layer.layer:>{NAME - 2}}  ", Style.parse(FAINT))
+            for at, place in enumerate(places):
+                if at:
+                    yield self._gap(place, ink)
+                yield from _cell(layer.chosen[place], codes[at], (named, digits, cell), ink)
+            yield Segment.line()
+        yield Dotted(list(self._about(named, most, positions, ink)), FAINT)
+
+    def _named(self, digits: int, most: int, width: int) -> int:
+        """How many experts of a cell are named."""
+        fit = max(1, min(most, MOST // (digits + 1)))
+        few = min(FEW, len(self.report.positions))
+        while fit > 1 and (width - NAME + GAP) // (fit * (digits + 1) + GAP) < few:
+            fit -= 1
+        return fit
+
+    def _words(
+        self, name: str, words: Sequence[str], cell: int, ink: Ink, style: str
+    ) -> Iterator[Segment]:
+        yield Segment(f"{name:<{NAME}}", Style.parse(FAINT))
+        first = len(self.report.positions) - len(words)
+        for at, text in enumerate(words):
+            if at:
+                yield self._gap(first + at, ink)
+            yield Segment(fitted(text, cell, ink), Style.parse(style))
+        yield Segment.line()
+
+    def _gap(self, place: int, ink: Ink) -> Segment:
+        """What is before a column: the line where the model began to write."""
+        begins = place == self.report.from_prompt
+        return Segment(("|" if ink.ascii else "│") if begins else " ", Style.parse(FAINT))
+
+    def _about(
+        self, named: int, most: int, positions: Sequence[int], ink: Ink
+    ) -> Iterator[str]:
+        report = self.report
+        yield "the experts that each token takes in each layer, the largest score first"
+        if named < most:
+            yield f"the first {named} of {most}"
+        if report.from_prompt < len(report.positions):
+            bar = "|" if ink.ascii else "│"
+            yield f"{bar} from position {report.prompt_tokens} on the model wrote it"
+        if len(positions) < len(report.positions):
+            first, last = positions[0], positions[-1]
+            yield f"positions {first} to {last} of {len(report.tokens)} tokens"
+            yield "others with --position, --json and -o have all"
+
+
+def _cell(
+    chosen_K: np.ndarray, codes_K: np.ndarray, sizes: tuple[int, int, int], ink: Ink
+) -> Iterator[Segment]:
+    """`sizes`: how many experts are named, the digits of a number, columns of the cell."""
+    named, digits, cell = sizes
+    pairs = list(zip(chosen_K.tolist(), codes_K.tolist(), strict=True))[:named]
+    for expert, code in pairs:
+        after = ink.shade(code) if ink.kind == "shades" else " "
+        yield Segment(f"{expert:>{digits}}{after}", ink.behind(code))
+    yield Segment(" " * (cell - len(pairs) * (digits + 1)))
+
+
+@dataclass(frozen=True)
+class LayersTable:
+    """A row for each layer: load, the experts chosen most, balance, margins, the shared expert."""
+
+    report: ExpertsReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report, ink = self.report, Ink.of(console, options)
+        room = max(8, min(options.max_width, WIDEST) // 4)
+        pool = max(-(-layer.experts // room) for layer in report.layers)
+        columns = [
+            Column("layer"), Column("load", right=False),
+            Column("most", right=False, first_to_go=1),
+            Column("balance", first_to_go=2, labelled=True),
+            Column("unused", first_to_go=3, labelled=True),
+            Column("margin", first_to_go=4, labelled=True),
+            Column("least", right=False, first_to_go=5, labelled=True),
+            Column("shared", first_to_go=6, labelled=True),
+        ]  # fmt: skip
+        rows = [self._row(layer, pool, ink) for layer in report.layers]
+        if all(layer.shared_share is None for layer in report.layers):
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        yield Rows(columns, rows, spill=True)
+        yield Dotted(list(self._about(pool, ink)), FAINT)
+
+    def _row(self, layer: ExpertsLayer, pool: int, ink: Ink) -> list[Text | str]:
+        shared = layer.shared_share
+        return [
+            str(layer.layer), load_bars(layer.load, pool, ink), _most(layer),
+            f"{layer.balance:.2f}", str(len(layer.unused)), number(layer.mean_margin),
+            self._least(layer, ink), "–" if shared is None else share(shared),
+        ]  # fmt: skip
+
+    def _least(self, layer: ExpertsLayer, ink: Ink) -> str:
+        """The smallest margin, and the token that it is of."""
+        at = layer.smallest_at
+        if at is None:
+            return "–"
+        words = in_words(*self.report.tokens[at])
+        words = fitted(words, min(TOKEN, cell_len(words)), ink)
+        return f"{number(layer.smallest_margin)} at {at} {words}"
+
+    def _about(self, pool: int, ink: Ink) -> Iterator[str]:
+        layers = self.report.layers
+        each = "an expert" if pool == 1 else f"{pool} experts"
+        yield f"load: a sign is {each}, {UNUSED if not ink.ascii else '-'} nobody"
+        yield "balance: entropy of the load / ln E, 1 where all are chosen alike"
+        scores = {layer.scores + " + correction" * layer.corrected for layer in layers}
+        of = " or ".join(sorted(scores))
+        yield f"margin: last chosen − first refused, mean and least, of {of}"
+        grouped = next((layer for layer in layers if layer.groups > 1), None)
+        if grouped is not None:
+            best = best_groups(grouped.kept_groups, grouped.groups, grouped.group_best)
+            yield f"within the best {best}"
+        if any(layer.shared_share is not None for layer in layers):
+            yield "shared: ‖shared‖ / (‖shared‖ + ‖routed‖), mean"
+
+
+def load_bars(load: Sequence[int], pool: int, ink: Ink) -> Text:
+    """How much each expert, or `pool` neighbours together, are chosen: bars up to the most."""
+    sums = [sum(load[at : at + pool]) for at in range(0, len(load), pool)]
+    bars, most = ASCII_BARS if ink.ascii else BARS, max(*sums, 1)
+    text = Text(style=NUMBER)
+    for one in sums:
+        sign = bars[math.ceil(one / most * len(bars)) - 1]
+        text.append(sign if one else "-" if ink.ascii else UNUSED, style="" if one else FAINT)
+    return text
+
+
+def _most(layer: ExpertsLayer) -> str:
+    """The experts chosen most, with the share of the tokens that take them."""
+    order = sorted(range(layer.experts), key=lambda expert: -layer.load[expert])
+    parts = [f"{at} {share(layer.load[at] / len(layer.chosen))}" for at in order[:TOP]]
+    return ", ".join(part for part, at in zip(parts, order, strict=False) if layer.load[at])
+
+
+def _position(report: ExpertsReport) -> Iterator[RenderableType]:
+    """Everything about one position: a row for each layer."""
+    at = report.positions[0]
+    by = "" if at < report.prompt_tokens else ", which the model wrote"
+    where = f"position {at} of {len(report.tokens)}: {in_words(*report.tokens[at])}{by}"
+    yield Dotted([where, "the experts that it takes, with what each counts"])
+    rows: list[list[Text | str]] = []
+    for layer in report.layers:
+        pairs = zip(layer.chosen[0].tolist(), layer.weights[0].tolist(), strict=True)
+        shared = None if layer.shared_shares is None else float(layer.shared_shares[0])
+        rows.append([
+            str(layer.layer), ", ".join(f"{expert}: {number(weight)}" for expert, weight in pairs),
+            number(float(layer.margins[0])), "–" if shared is None else share(shared),
+        ])  # fmt: skip
+    columns = [
+        Column("layer"), Column("expert: weight", right=False, cut=True, first_to_go=1),
+        Column("margin", first_to_go=3, labelled=True),
+        Column("shared", first_to_go=2, labelled=True),
+    ]  # fmt: skip
+    yield Rows(columns, rows, spill=True)

@@ -1,0 +1,1 @@
+"""`llmcli explain`: one number derived step by step."""

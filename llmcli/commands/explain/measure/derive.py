@@ -1,0 +1,284 @@
+"""From the place of one number to its derivation: a tree of steps, each held against the kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from llmcli import devices
+from llmcli.anatomy.graph import graph
+from llmcli.commands.explain.measure.index import shape_in_letters, where
+from llmcli.commands.explain.measure.names import Axes, names
+from llmcli.commands.explain.measure.parameter import parameter_step
+from llmcli.errors import NotFinite
+from llmcli.graph.evaluation.attention import Softmax
+from llmcli.graph.evaluation.rule import Cell, Element, symbol
+from llmcli.graph.ops import Mix
+from llmcli.model import Model, dtype_name
+from llmcli.observe.local import local
+from llmcli.observe.rules import rules
+from llmcli.observe.values import Values, needed_bytes
+from llmcli.reports.explanation import Check, Explanation, Fact, Letter, Local, Step
+from llmcli.reports.progress import Progress
+
+Source = Literal["derived", "kernel"]
+
+BRANCHING = 4  # so many steps deep every important input is followed, below only the first one
+
+
+def explain(
+    model: Model,
+    ids: Sequence[int],
+    texts: Sequence[str],
+    axes: Axes,
+    index: tuple[int, ...],
+    *,
+    depth: int | None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Derives the number at `index` of the tensor `axes`, and compares it with the kernel's.
+
+    `depth` is how many formulas are followed back, None all of them, to the embedding rows and
+    the weights; what is further away is taken from the kernel. `texts` are the tokens for
+    people. Raises NotFinite where the model's own numbers are not.
+    """
+    letters = _letters(model, axes, len(ids))
+    tokens = tuple(zip(ids, texts, strict=True))
+    if axes.kind == "parameter":
+        leaf = parameter_step(model, axes, index)
+        return _explanation((leaf,), (), None, tokens, letters, None, dtype_name(model.dtype), 0)
+    with torch.inference_mode():
+        _require_memory(model, axes.name, len(ids), depth)
+        values = Values(
+            model, rules(model.config), ids, texts, target=axes.name, depth=depth,
+            progress=progress,
+        )  # fmt: skip
+        tree = _Tree(values, len(ids))
+        steps, checks = tree.steps((axes.name, index)), tree.checks()
+        alone = local(values, _derived_cells(steps))
+    return _explanation(
+        steps, checks, alone, tokens, letters, values.depth, dtype_name(model.dtype),
+        len(values.derived),
+    )  # fmt: skip
+
+
+def _require_memory(model: Model, name: str, tokens: int, depth: int | None) -> None:
+    """Raises OutOfMemory where what is kept and derived does not fit; before the model is run."""
+    sizes = {n: axes.sizes for n, axes in names(model.config, tokens).items()}
+    kept, derived = needed_bytes(model.config, sizes, name, depth, model.dtype.itemsize)
+    on_cpu = torch.device(model.device).type == "cpu"
+    hint = "use a shorter prompt, or a small --depth"
+    if not on_cpu:
+        devices.require_memory(
+            kept, torch.device(model.device), "the activations of the prompt", hint
+        )
+    devices.require_memory(
+        derived + (kept if on_cpu else 0), torch.device("cpu"), "the tensors of the derivation",
+        hint,
+    )  # fmt: skip
+
+
+def _derived_cells(steps: Sequence[Step]) -> dict[str, list[tuple[int, ...]]]:
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for step in steps:
+        if step.source == "derived":
+            found.setdefault(step.name, []).append(step.index)
+    return found
+
+
+def _explanation(
+    steps: tuple[Step, ...],
+    checks: tuple[Check, ...],
+    alone: Local | None,
+    tokens: tuple[tuple[int, str], ...],
+    letters: tuple[Letter, ...],
+    depth: int | None,
+    dtype: str,
+    tensors: int,
+) -> Explanation:
+    root = steps[0]
+    return Explanation(
+        name=root.name,
+        index=root.index,
+        tokens=tokens,
+        letters=letters,
+        depth=depth,
+        dtype=dtype,
+        value=root.value,
+        kernel=root.kernel,
+        difference=root.difference,
+        tolerance=root.tolerance,
+        ok=all(step.ok for step in steps)
+        and all(check.ok for check in checks)
+        and (alone is None or alone.ok),
+        tensors=tensors,
+        checks=checks,
+        local=alone,
+        steps=steps,
+    )
+
+
+class _Tree:
+    """Builds the steps of one derivation."""
+
+    def __init__(self, values: Values, tokens: int) -> None:
+        self.values = values
+        self.axes = names(values.model.config, tokens)
+        self.rows: dict[tuple[int, int, int], None] = {}  # of patterns, in order
+
+    def steps(self, root: Cell) -> tuple[Step, ...]:
+        """The number and, to `depth`, those that it follows from, each before its inputs.
+
+        A number that several need is one step. Worked off from a list, for the way to the
+        embedding rows can be longer than Python nests calls.
+        """
+        found: dict[Cell, tuple[Element, Source]] = {}
+        pending = [(root, 0)]
+        while pending:
+            cell, level = pending.pop()
+            if cell not in found:
+                element = self._element(cell, level)
+                derived = self.values.derives(cell[0])
+                found[cell] = (element, "derived" if derived else "kernel")
+                pending += [(source, level + 1) for source in reversed(element.follow)]
+        numbers = {cell: number for number, cell in enumerate(found, 1)}
+        return tuple(self._step(cell, *found[cell], numbers) for cell in found)
+
+    def _element(self, cell: Cell, level: int) -> Element:
+        """The number with the inputs that are followed from it: deep down only the first."""
+        (name, index), values = cell, self.values
+        if not values.derives(name):
+            return Element(value=float(values[name][index]), magnitude=0.0)
+        values.derived.add(name)
+        element = self._kept(cell, values.rules[name].element(values, index))
+        if values.depth is not None and level >= values.depth:
+            return replace(element, follow=())
+        return element if level < BRANCHING else replace(element, follow=element.follow[:1])
+
+    def _kept(self, cell: Cell, element: Element) -> Element:
+        """With its rounding where a cache keeps it in fewer bits than it is computed in."""
+        (name, index), values = cell, self.values
+        if not values.is_kept(name):
+            return element
+        theirs = values.kernel_row(name, index)[index[-1]]
+        off = values.allowed(name, values.rules[name].magnitude(values, name, index))
+        kept = float(values.as_kept(name, theirs.new_tensor(element.value), theirs, off))
+        dtype = dtype_name(values.model.decoder.cache_dtype)
+        words = f"as the cache keeps it: {dtype}({{}})"
+        rounding = Fact(formula=words, parts=(element.value,), value=kept)
+        return replace(element, value=kept, after=(*element.after, rounding))
+
+    def _step(
+        self, cell: Cell, element: Element, source: Source, numbers: Mapping[Cell, int]
+    ) -> Step:
+        (name, index), values = cell, self.values
+        rule, axes = values.rules[name], self.axes[name]
+        theirs = float(values.kernel_row(name, index)[index[-1]])
+        _require_finite(name, index, element.value, theirs)
+        last = name.rpartition(".")[2]
+        if last in ("scores", "pattern"):
+            self.rows[self.values.graph[name].layer or 0, index[0], index[1]] = None
+        difference = _difference(element.value, theirs)
+        tolerance = self._allowed(name, rule.magnitude(values, name, index))
+        return Step(
+            number=numbers[cell],
+            name=name,
+            index=index,
+            symbol=symbol(rule.letter, *index),
+            formula=rule.formula,
+            shape=shape_in_letters(axes),
+            where=where(axes, index, values.texts, values.model.tokenizer),
+            source=source,
+            value=element.value,
+            kernel=theirs,
+            difference=difference,
+            tolerance=tolerance,
+            ok=difference <= tolerance,
+            recomputed=_sources(values, name),
+            note=element.note,
+            before=element.before,
+            sum=element.sum,
+            terms=element.terms,
+            after=element.after,
+            origins=element.origins,
+            children=tuple(numbers[source] for source in element.follow),
+        )
+
+    def _allowed(self, name: str, magnitude: float) -> float:
+        """How far a number of that tensor may be from the kernel's."""
+        _require_finite(name, (), magnitude)
+        return self.values.allowed(name, magnitude)
+
+    def checks(self) -> tuple[Check, ...]:
+        """For rows of patterns that were derived: weights times values, against the kernel's z."""
+        return tuple(self._mixes(*row) for row in self.rows)
+
+    def _mixes(self, layer: int, head: int, query: int) -> Check:
+        values = self.values
+        node = values.graph.mixing(layer)
+        assert node is not None
+        assert isinstance(node.op, Mix)
+        above = values.rules[node.op.pattern]
+        if isinstance(above, Softmax):
+            row_S = above.row(values, head, query)
+        else:
+            row_S = values[node.op.pattern][head, query]
+        v_Se = values[node.op.value][head // node.op.group]
+        derived_e = (row_S[:, None] * v_Se).sum(0)
+        kernel_e = values.kernel(node.name)[head, query]
+        at = int((derived_e - kernel_e).abs().argmax())
+        derived, kernel = float(derived_e[at]), float(kernel_e[at])
+        _require_finite(node.name, (head, query, at), derived, kernel)
+        magnitude = float(v_Se[row_S > 0].abs().max()) + values.least
+        tolerance = self._allowed(node.name, magnitude)
+        never = "S and A" if isinstance(above, Softmax) else values.graph.letter(node.op.pattern)
+        return Check(
+            words=f"the fused kernel never writes {never}, so {values.graph.formula(node)} is "
+            "compared with its output "
+            f"{symbol(node.name, head, query, at)}, where they differ most",
+            derived=derived,
+            kernel=kernel,
+            difference=abs(derived - kernel),
+            tolerance=tolerance,
+            ok=abs(derived - kernel) <= tolerance,
+        )
+
+
+def _difference(ours: float, theirs: float) -> float:
+    """Their distance; −∞ of a mask is equal to itself."""
+    return 0.0 if ours == theirs else abs(ours - theirs)
+
+
+def _require_finite(name: str, index: tuple[int, ...], *found: float) -> None:
+    for value in found:
+        masked = name.endswith(".scores") and value == -math.inf
+        if not math.isfinite(value) and not masked:
+            raise NotFinite(
+                f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
+                hint="try `--dtype float64`; the checkpoint may hold NaN",
+            )
+
+
+def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
+    """The letters of the documents and what they are in this model (in the number's block)."""
+    parts = axes.name.split(".")
+    layer = int(parts[1]) if parts[0] == "blocks" else 0
+    whole = graph(model.config)
+    sizes = whole.sizes(layer)
+    found = {"n": tokens, "d": model.config.width}
+    for axis, letter in whole.documents(layer).items():
+        found.setdefault("F" if axis == "F" else letter, sizes[axis])
+    found["v"] = model.config.vocab
+    return tuple(Letter(letter=letter, value=value) for letter, value in found.items() if value)
+
+
+def _sources(values: Values, name: str) -> str:
+    """`the kernel's q and k` for what it never writes, else nothing."""
+    if values.graph.written(name):
+        return ""
+    leaves = (source.rpartition(".")[2] for source in values.graph.sources(name))
+    return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"

@@ -1,0 +1,182 @@
+"""From an index that was typed to the place of one number in a tensor, and back to words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from llmcli.anatomy.indexed import Wanted
+from llmcli.commands.explain.measure.names import Axes
+from llmcli.errors import UsageError
+from llmcli.reports.explanation import Coordinate
+
+if TYPE_CHECKING:
+    from llmcli.text import Tokenizer
+
+# an axis in words; a token on one of them is meant by its text
+WORDS = {
+    "T": "token", "S": "key", "H": "head", "Hk": "kv head", "D": "dimension", "dh": "number",
+    "dk": "number", "dv": "number", "F": "neuron", "V": "vocabulary", "P": "position",
+    "E": "expert", "K": "choice", "Fs": "neuron", "Fe": "neuron", "1": "number",
+}  # fmt: skip
+LETTERS = {
+    "T": "n", "S": "n", "H": "h", "Hk": "h_kv", "D": "d", "dh": "d/h", "dk": "d_k", "dv": "d_v",
+    "F": "F", "V": "v", "P": "positions", "E": "E", "K": "K", "Fs": "Fₛ", "Fe": "Fₑ", "1": "1",
+}  # fmt: skip
+
+_PART = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character by themselves are shown as
+_BY_NUMBER = "such a token has no text of its own: give its id, or its position in the prompt"
+
+
+def axis_words(axes: Axes) -> tuple[str, ...]:
+    """Every axis in words; where there are queries and keys, a token is a `query`."""
+    two = "S" in axes.letters
+    words = []
+    for letter in axes.letters:
+        word = " and ".join(WORDS.get(part, part) for part in letter.split("·"))
+        words.append("query" if two and letter == "T" else word)
+    return tuple(words)
+
+
+def shape_in_letters(axes: Axes) -> str:
+    """`h × n × d/h = 9 × 8 × 64`."""
+    letters = [
+        "·".join(LETTERS.get(part, part) for part in axis.split("·")) for axis in axes.letters
+    ]
+    return f"{' × '.join(letters)} = {' × '.join(map(str, axes.sizes))}"
+
+
+def place(
+    wanted: Wanted, axes: Axes, texts: Sequence[str], tokenizer: Tokenizer | None
+) -> tuple[int, ...]:
+    """The index as numbers from 0; raises UsageError naming the axis that it does not fit."""
+    items = wanted.items
+    shown = _shown(axes)
+    if items is None:
+        raise UsageError(f"which number of {shown}?", hint=_example(axes))
+    if len(items) == len(axes.letters) - 1 and axes.letters[-1] == "1":
+        items = (*items, 0)
+    if len(items) != len(axes.letters):
+        raise UsageError(
+            f"{shown} takes {_indices(len(axes.letters))}, not {len(items)}", hint=_example(axes)
+        )
+    words = axis_words(axes)
+    return tuple(
+        _token(item, axes, number, texts, tokenizer)
+        if isinstance(item, str)
+        else _number(item, words[number], axes, number)
+        for number, item in enumerate(items)
+    )
+
+
+def where(
+    axes: Axes, index: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer | None
+) -> tuple[Coordinate, ...]:
+    """An index in words, with the tokens that stand there."""
+    found = []
+    for word, letter, at in zip(axis_words(axes), axes.letters, index, strict=True):
+        token = texts[at] if letter in ("T", "S") and texts[at] else None
+        if letter == "V" and tokenizer is not None:
+            token = tokenizer.token_text(at)
+        if letter != "1":
+            found.append(Coordinate(axis=word, at=at, token=token))
+    return tuple(found)
+
+
+def _number(item: int, word: str, axes: Axes, number: int) -> int:
+    size = axes.sizes[number]
+    if not -size <= item < size:
+        letter = LETTERS.get(axes.letters[number], axes.letters[number])
+        raise UsageError(
+            f"`{item}` is outside the axis {word} of `{axes.name}`: {letter} = {size}",
+            hint=f"use 0 to {size - 1}, or -1 for the last",
+        )
+    return item % size
+
+
+def _token(
+    text: str, axes: Axes, number: int, texts: Sequence[str], tokenizer: Tokenizer | None
+) -> int:
+    """The index that a quoted token stands for: its id, or its position in the prompt."""
+    letter, word = axes.letters[number], axis_words(axes)[number]
+    if letter not in ("T", "S", "V"):
+        raise UsageError(
+            f"`'{text}'` is a token, and the axis {word} of `{axes.name}` takes a number",
+            hint=_example(axes),
+        )
+    if tokenizer is None:
+        raise UsageError(
+            f"`'{text}'` is a token, and the model has no tokenizer",
+            hint="give its id or its position as a number",
+        )
+    return _id(text, tokenizer) if letter == "V" else _position(text, word, texts)
+
+
+def _id(text: str, tokenizer: Tokenizer) -> int:
+    ids = tokenizer.encode(text, add_bos=False)
+    if len(ids) == 1:
+        return ids[0]
+    if _PART in text:
+        raise UsageError(f"`{text}` has part of a character in it", hint=_BY_NUMBER)
+    if not ids:
+        raise UsageError("an empty token", hint="put a token between the quotes, or give its id")
+    spaced = f" {text}"
+    if not text.startswith(" ") and len(tokenizer.encode(spaced, add_bos=False)) == 1:
+        hint = f"did you mean `'{spaced}'`? a word in a text begins with its space"
+    else:
+        hint = "give one of them, or its id"
+        if not text.startswith(" "):
+            hint += "; a word in a text usually begins with a space"
+        if any(_PART in tokenizer.token_text(id) for id in ids):
+            hint = _BY_NUMBER
+    split = ", ".join(f"`{tokenizer.token_text(id)}` ({id})" for id in ids[:12])
+    more = ", …" if len(ids) > 12 else ""
+    raise UsageError(
+        f"`{text}` is {len(ids)} tokens, not one: {split}{more}",
+        hint=hint,
+    )
+
+
+def _position(text: str, word: str, texts: Sequence[str]) -> int:
+    if _PART in text:
+        raise UsageError(
+            f"`{text}` has part of a character in it", hint=f"give the position of the {word}"
+        )
+    found = [at for at, token in enumerate(texts) if token == text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(
+            f"the token `{text}` stands in the prompt {len(found)} times, at "
+            f"{', '.join(map(str, found[:12]))}{', …' if len(found) > 12 else ''}",
+            hint=f"give the position of the {word} you mean",
+        )
+    whole = [token for token in texts if _PART not in token]
+    close = [token for token in whole if token.strip() == text.strip()]
+    close = close or get_close_matches(text, whole, 1)
+    listed = ", ".join(f"{at} `{token}`" for at, token in enumerate(texts[:12]))
+    meant = f"did you mean `'{close[0]}'`? " if close else ""
+    raise UsageError(
+        f"no token of the prompt is `{text}`",
+        hint=f"{meant}its tokens are {listed}{', …' if len(texts) > 12 else ''}",
+    )
+
+
+def _indices(count: int) -> str:
+    return "1 index" if count == 1 else f"{count} indices"
+
+
+def _shown(axes: Axes) -> str:
+    """`blocks.0.attn.pattern[head: h = 9, query: n = 8, key: n = 8]` in backticks."""
+    sizes = [
+        f"{word}: {LETTERS.get(letter, letter)} = {size}"
+        for word, letter, size in zip(axis_words(axes), axes.letters, axes.sizes, strict=True)
+    ]
+    return f"`{axes.name}[{', '.join(sizes)}]`"
+
+
+def _example(axes: Axes) -> str:
+    middle = [0 if letter in ("H", "Hk", "1") else size - 1
+              for letter, size in zip(axes.letters, axes.sizes, strict=True)]  # fmt: skip
+    return f"for example `{axes.name}[{','.join(map(str, middle))}]`"

@@ -1,0 +1,331 @@
+"""One number's derivation as a numbered tree: formula, arithmetic, result, the kernel's value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.text import Text
+
+from llmcli.reports.explanation import Coordinate, Explanation, Fact, Local, Step, Sum, Term
+from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.letters import letter_lines
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
+
+FEW, SOME = 3, 8  # terms of a long sum that are written out, rows of a table of tokens
+DEEPEST = 4  # levels of indentation, two columns each: beyond, the tree runs straight down
+ROOM = 4  # columns of a step's number
+GOOD, BAD = "✓", "✗"
+WRONG = "bold red"
+
+
+def render_explanation(report: Explanation, title: str, *, full: bool = False) -> RenderableType:
+    """The letters, the steps from the number down to its inputs, and the comparison.
+
+    `title` is the model's line; `full` writes out every term of every sum.
+    """
+    writer = _Writer(full, _digits(report))
+    shown: list[RenderableType] = [Text(one_line(title), style=HEADING), *_prompt(report)]
+    shown += writer.steps(report.steps)
+    shown += [Text(), *_extent(report), *_checks(report)]
+    if report.local is not None:
+        shown += _alone(report.local, _digits(report))
+    shown.append(_verdict(report))
+    return Group(*shown)
+
+
+def _prompt(report: Explanation) -> Iterator[RenderableType]:
+    letters = [(letter.letter, letter.value) for letter in report.letters]
+    tokens = [f"{at} {_label(text, id)}" for at, (id, text) in enumerate(report.tokens)]
+    if len(tokens) > 2 * SOME:
+        left = len(tokens) - 2 * SOME
+        tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
+    if tokens:
+        yield Dotted(tokens, FAINT)
+    yield Dotted(list(letter_lines(letters, aliases=True)), FAINT)
+
+
+class _Writer:
+    """Writes steps below one another; `full` with every term, results with so many `digits`."""
+
+    def __init__(self, full: bool, digits: int) -> None:
+        self.full = full
+        self.digits = digits
+
+    def steps(self, steps: Sequence[Step]) -> Iterator[RenderableType]:
+        """Every step, and after it those below it, indented where a derivation forks."""
+        written = set()
+        pending = [(1, 0, True)]
+        while pending:
+            at, level, origins = pending.pop()
+            step, by = steps[at - 1], 2 * min(level, DEEPEST)
+            yield Text()
+            head = Text(f"{step.symbol} = {number(step.value, self.digits)}", style=HEADING)
+            if at in written:
+                yield Indented(head.append(f"   see step {at}", style=FAINT), by + ROOM)
+                continue
+            written.add(at)
+            yield Indented(Text(f"{at:>3} ").append_text(head), by)
+            for block in self._blocks(step, origins):
+                yield Indented(block, by + ROOM)
+            below = level + 1 if len(step.children) > 1 else level
+            # one step down the residual stream nearly the same parts would stand there again
+            pending += [(child, below, not step.origins) for child in reversed(step.children)]
+
+    def _blocks(self, step: Step, origins: bool) -> Iterator[RenderableType]:
+        index = ",".join(map(str, step.index))
+        yield Dotted([f"{step.name}[{index}]", *_where(step)], FAINT)
+        if step.source == "kernel":
+            origin = f"recomputed from {step.recomputed}" if step.recomputed else "the kernel's own"
+            yield Text(f"{origin}: a larger --depth derives it, too", style=FAINT)
+            return
+        yield Spread([step.formula, step.shape], NUMBER)
+        if step.note:
+            yield Text(one_line(step.note))
+        yield from map(_fact, step.before)
+        if step.sum is not None:
+            yield from self._sum(step, step.sum)
+        yield from map(_fact, step.after)
+        if step.origins and origins:
+            yield from self._origins(step.origins)
+        if step.source == "derived":
+            yield _compared(step)
+
+    def _sum(self, step: Step, total: Sum) -> Iterator[RenderableType]:
+        terms, over = step.terms, total.over
+        if over == "s" or self.full:
+            what = "key" if over == "s" else "term"
+            yield Spread([f"Σ over {over} of {total.formula}", _count(len(terms), what)])
+            yield from self._table(step, total)
+            yield Text(f"Σ = {number(total.value)}")
+            return
+        shown = _most(terms, FEW)
+        at = ", ".join(str(term.at) for term in shown)
+        largest = f"largest of {len(terms)} at {over} = {at}"
+        yield Spread([f"Σ over {over} of {total.formula}", largest])
+        square = total.columns[-1] != "product"
+        written = " + ".join(_product(term, square) for term in shown)
+        if len(shown) < len(terms):
+            others = total.value - math.fsum(term.value for term in shown)
+            written += f" + … {len(terms) - len(shown)} more ({number(others)})"
+        yield Arithmetic(f"Σ = {written} = {number(total.value)}")
+
+    def _table(self, step: Step, total: Sum) -> Iterator[RenderableType]:
+        """A row for every term; of many tokens those that count most, and the one asked for."""
+        terms = step.terms
+        most = list(terms) if self.full else _most(terms, SOME)
+        if not self.full and step.name.endswith(".pattern"):
+            most += [term for term in terms if term.at == step.index[-1] and term not in most]
+        tokens = any(term.label for term in terms)
+        columns = [Column(total.over)]
+        if tokens:
+            columns.append(Column("token", right=False, cut=True, first_to_go=1))
+        last = len(total.columns) - 1  # where it is too narrow for all, the product stays
+        columns += [
+            Column(name, first_to_go=0 if at == last else 2 + at)
+            for at, name in enumerate(total.columns)
+        ]
+        rows = []
+        for term in sorted(most, key=lambda term: term.at):
+            numbers = [*term.parts, term.value][: len(total.columns)]
+            label = [Text(quoted(term.label))] if tokens else []
+            rows.append([Text(str(term.at)), *label, *(Text(number(x)) for x in numbers)])
+        yield Rows(columns, rows)
+        if len(most) < len(terms):
+            rest = total.value - math.fsum(term.value for term in most)
+            words = f"… {len(terms) - len(most)} more, together {number(rest)}"
+            yield Text(f"{words}: --full has them all", style=FAINT)
+
+    def _origins(self, origins: Sequence[Term]) -> Iterator[RenderableType]:
+        """What the residual stream was made of, the largest contributions first."""
+        most = origins if self.full else _most(origins, SOME)
+        parts = [f"{term.label} {number(term.value)}" for term in most]
+        if len(most) < len(origins):
+            rest = math.fsum(t.value for t in origins) - math.fsum(t.value for t in most)
+            parts.append(f"{len(origins) - len(most)} more {number(rest)}")
+        yield Text(f"made of {len(origins)} parts (the kernel's):", style=FAINT)
+        yield Dotted(parts, FAINT)
+
+
+@dataclass(frozen=True)
+class Indented:
+    """A block so many columns from the left."""
+
+    block: RenderableType
+    by: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        by = min(self.by, max(0, options.max_width - 28))
+        inner = options.update(width=options.max_width - by)
+        for line in Segment.split_lines(console.render(self.block, inner)):
+            yield Segment(" " * by)
+            yield from line
+            yield Segment.line()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Parts three spaces apart; two, and on several lines, where the width is too little."""
+
+    parts: Sequence[str]
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = "   ".join(self.parts)
+        if len(line) > options.max_width:
+            line = "\n".join(_filled(self.parts, "  ", options.max_width))
+        yield Text(line, style=self.style)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """An equation; where it is too long, lines begin with its `=` and `+`."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        pieces = re.split(r" (?=[=+] )", self.text)
+        yield Text("\n  ".join(_filled(pieces, " ", options.max_width - 2)))
+
+
+def _filled(parts: Sequence[str], gap: str, width: int) -> list[str]:
+    """The parts in lines, as many in each as fit."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(gap) + len(part) <= width:
+            lines[-1] += gap + part
+        else:
+            lines.append(part)
+    return lines
+
+
+def _compared(step: Step) -> RenderableType:
+    theirs = f"recomputed from {step.recomputed}:" if step.recomputed else "kernel"
+    words = [f"{theirs} {number(step.kernel, 9)}", f"difference {number(step.difference, 2)}"]
+    if step.ok:
+        return Dotted([*words, GOOD], FAINT)
+    return Dotted([*words, f"allowed {number(step.tolerance, 2)}", BAD], WRONG)
+
+
+def _extent(report: Explanation) -> Iterator[RenderableType]:
+    """How much was derived, and what of it is shown."""
+    if report.steps[0].source == "weights":
+        return
+    parts = [f"derived in float64: {_count(report.tensors, 'tensor')}"]
+    if report.depth is None:
+        parts[0] += ", down to the embedding rows and the weights"
+    else:
+        parts[0] += f", up to {_count(report.depth, 'formula')} back (--depth)"
+        parts.append("what is further back is the kernel's")
+        last = "the formula" if report.depth == 1 else f"the last {report.depth} formulas"
+        parts.append(f"this proves {last}: --depth all goes to the embedding rows")
+    if math.isinf(report.steps[-1].value) and report.checks:
+        parts.append("what is masked needs none of the numbers behind it, the check does")
+    elif len(report.steps) > 1:
+        parts.append("shown is the way of the largest terms")
+    yield Text("; ".join(parts), style=FAINT)
+
+
+def _checks(report: Explanation) -> Iterator[RenderableType]:
+    digits = _digits(report)
+    for check in report.checks:
+        yield Text(f"check: {check.words}:")
+        found = [f"derived {number(check.derived, digits)}"]
+        found += [f"kernel {number(check.kernel, digits)}"]
+        found += _apart(check.difference, check.tolerance, check.ok)
+        yield Spread(found, "" if check.ok else WRONG)
+
+
+def _alone(local: Local, digits: int) -> Iterator[RenderableType]:
+    """Whether each formula holds for itself, and where that is nearest to failing, or fails."""
+    place = f"{local.name}[{','.join(map(str, local.index))}]"
+    if not local.ok:
+        yield Text(f"on the kernel's own inputs the formula of {local.name} does not hold:")
+        found = [f"{place}:", f"derived {number(local.derived, digits)}"]
+        found += [f"kernel {number(local.kernel, digits)}"]
+        yield Spread([*found, *_apart(local.difference, local.tolerance, False)], WRONG)
+        return
+    words = f"each of the {_count(local.formulas, 'formula')} shown"
+    if local.formulas == 1:
+        words = "the formula shown"
+    if local.tensors:
+        words += f", and every number of {_count(local.tensors, 'tensor')},"
+    apart = f"difference {number(local.difference, 2)} of {number(local.tolerance, 2)} allowed"
+    nearest = f"; nearest to failing is {place}, {apart}" if local.difference else ", exactly"
+    yield Text(f"{words} holds on the kernel's own inputs{nearest}  {GOOD}", style=FAINT)
+
+
+def _verdict(report: Explanation) -> RenderableType:
+    """The number asked for, by both of its names, derived and as the kernel has it."""
+    root, digits = report.steps[0], _digits(report)
+    named = f"{root.name}[{','.join(map(str, root.index))}]"
+    if named != root.symbol:
+        named = f"{root.symbol} = {named}"
+    if root.source == "weights":
+        return Text(f"{named} = {number(report.value, digits)}", style=HEADING)
+    near = report.difference <= report.tolerance
+    theirs = "recomputed" if root.recomputed else "kernel"
+    parts = [f"{named}:", f"derived {number(report.value, digits)}"]
+    parts += [f"{theirs} {number(report.kernel, digits)}"]
+    parts += _apart(report.difference, report.tolerance, near)
+    return Spread(parts, HEADING if near else WRONG)
+
+
+def _apart(difference: float, tolerance: float, ok: bool) -> list[str]:
+    allowed = f"(allowed {number(tolerance, 2)})  {GOOD if ok else BAD}"
+    return [f"difference {number(difference, 2)}", allowed]
+
+
+def _digits(report: Explanation) -> int:
+    """So many as the kernel's numbers have."""
+    return 17 if report.dtype == "float64" else 9
+
+
+def number(value: float, digits: int = 6) -> str:
+    """`−0.123457`, `1.2e−08` or `−∞`."""
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value + 0.0:.{digits}g}".replace("-", "−")  # -0.0 is 0
+
+
+def _fact(fact: Fact) -> Arithmetic:
+    """A formula with its numbers in it; a negative one inside of it in parentheses."""
+    pieces = fact.formula.split("{}")
+    line = pieces[0]
+    for value, piece in zip(fact.parts, pieces[1:], strict=True):
+        inside = value < 0 and line.rstrip()[-1:] not in ("=", "(")
+        line += (f"({number(value)})" if inside else number(value)) + piece
+    return Arithmetic(f"{line} = {number(fact.value)}")
+
+
+def _product(term: Term, square: bool) -> str:
+    if not term.parts:
+        return number(term.value)
+    factors = [f"({number(x)})" if x < 0 else number(x) for x in term.parts]
+    return f"{factors[-1]}²" if square else "·".join(factors)
+
+
+def _most(terms: Sequence[Term], count: int) -> list[Term]:
+    """The terms that contribute most, the largest first."""
+    return sorted(terms, key=lambda term: -abs(term.value))[:count]
+
+
+def _where(step: Step) -> list[str]:
+    return [_coordinate(item) for item in step.where]
+
+
+def _coordinate(item: Coordinate) -> str:
+    words = f"{item.axis} {item.at}"
+    return words if item.token is None else f"{words} {quoted(item.token)}"
+
+
+def _label(text: str, id: int) -> str:
+    return quoted(text) if text else f"id {id}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,1 @@
+"""`llmcli generate`: text, token by token."""

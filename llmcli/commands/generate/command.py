@@ -1,0 +1,224 @@
+"""`llmcli generate`: prompts in, text out while it is written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import typer
+
+from llmcli.cli.configuration.values import names_from_file
+from llmcli.cli.drafting import DraftOptions
+from llmcli.cli.encoding import check_fits, encode
+from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output
+from llmcli.cli.params import Range
+from llmcli.cli.prompts import read_prompt, text_argument
+from llmcli.cli.running import load_model
+from llmcli.cli.sampling import SamplingOptions, resolve
+from llmcli.cli.template import ChatOptions
+from llmcli.commands.generate.batch import read_batch
+from llmcli.commands.generate.run import Job
+from llmcli.errors import LlmcliError, UsageError
+
+EPILOG = """
+Examples:
+
+  llmcli generate "What is the capital of France?"
+  llmcli generate "The capital of France is" --raw -n 8
+  cat page.txt | llmcli generate "What is this text about?" --greedy
+  llmcli generate "Why is the sky blue?" -m smollm2-1.7b --stats full
+  llmcli generate -f talk.json "And why is it red at night?"
+
+`llmcli models` lists the models that have a short name.
+"""
+TEXT = "Text"
+_NAMED = "better-model-named"  # an empty file in our cache: it has been said on this machine
+_CONVERSATION = 4096  # tokens for which a better model has to fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOutputOptions(OutputOptions):
+    """As everywhere, but `--json` and `--batch` together are JSON lines."""
+
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            rich_help_panel=OUTPUT,
+            help="One JSON document on stdout; with --batch one per prompt, one a line.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """How much is written, where it ends, and how it is shown."""
+
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            "-n", "--max-tokens", metavar="N", rich_help_panel=TEXT, help="Most new tokens."
+        ),
+        Range(1),
+    ] = 256
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop",
+            metavar="TEXT",
+            rich_help_panel=TEXT,
+            help="Ends before this text, which is not printed. May be given several times.",
+        ),
+    ] = None
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos", rich_help_panel=TEXT, help="Goes on behind the model's own end."
+        ),
+    ] = False
+    num_samples: Annotated[
+        int,
+        typer.Option(
+            "--num-samples", metavar="N", rich_help_panel=TEXT, help="Several texts at once."
+        ),
+        Range(1, 1024),
+    ] = 1
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch",
+            metavar="FILE.jsonl",
+            rich_help_panel=TEXT,
+            help='Many prompts, one a line: "text", {"prompt": "text"}, {"ids": [1, 2]} or '
+            '{"messages": […]}. With --json one document per prompt, one a line.',
+        ),
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs",
+            metavar="K",
+            rich_help_panel=OUTPUT,
+            help="Colours by probability (before any filter), underlines near ties; in JSON also "
+            "the K likeliest.",
+        ),
+        Range(0, 1000),
+    ] = None
+    stats: Annotated[
+        Literal["off", "short", "full"] | None,
+        typer.Option(
+            "--stats",
+            metavar="off|short|full",
+            rich_help_panel=OUTPUT,
+            help="Speed, memory, settings, near ties on stderr. "
+            "[default: short on a terminal, else off]",
+        ),
+    ] = None
+    stream_json: Annotated[
+        bool,
+        typer.Option("--stream-json", rich_help_panel=OUTPUT, help="A JSON line for each token."),
+    ] = False
+
+
+def command(
+    prompt: PromptOptions,
+    sampling: SamplingOptions,
+    text: GenerateOptions,
+    chat: ChatOptions,
+    model: ModelOptions,
+    draft: DraftOptions,
+    output: GenerateOutputOptions,
+    ctx: typer.Context,
+) -> None:
+    """Write text with a model, token by token.
+
+    The prompt is PROMPT, a file, a pipe, or several of them joined. Where the model has a chat
+    template it answers; `--raw` continues the text as it stands. A .json file with `messages` is a
+    conversation: its last message is answered, or continued where it is the assistant's.
+    """
+    from llmcli.checkpoints.catalog import CATALOG
+
+    out = Output("generate", output)
+    _check(prompt, text, output)
+    text = replace(text, stop=[text_argument(each, "`--stop`") for each in text.stop or ()])
+    sampling.check()
+    chat.check(ids=prompt.ids is not None)
+    given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
+    chat.check_conversations(given)
+    with chat.renderer(given):
+        loaded = load_model(model, out, text=any(item.ids is None for item in given))
+        entry = CATALOG.get(loaded.model.name)
+        resolved = resolve(
+            sampling,
+            loaded.model.checkpoint.generation_config,
+            None if entry is None else entry.sampling,
+            names_from_file(ctx),
+        )
+        encoded = [encode(item, chat, loaded.model) for item in given]
+    seed, drawn = model.sampling_seed()
+    room = model.context_length or loaded.model.config.context
+    largest = loaded.model.config.embedding.positions
+    for note in (*resolved.notes, *check_fits(encoded, text.max_tokens, room, largest=largest)):
+        out.note(note)
+    speculation = None
+    if len(encoded) * text.num_samples == 1:
+        speculation = draft.load(loaded.model, model, out)
+    elif draft.draft is not None:
+        out.note("`--draft` is for one text at a time: several are decoded side by side without it")
+    job = Job(loaded, encoded, resolved, text, seed, room, out, speculation)
+    job.write(drawn=drawn)
+    if not text.stream_json:
+        _name_a_better_model(model, loaded.model.name, out)
+
+
+def _name_a_better_model(options: ModelOptions, name: str, out: Output) -> None:
+    """After the default model's very first answer on a terminal: the best one that fits here.
+
+    Not where a model was named, nor where no other may be fetched. Where it cannot be kept that
+    it has been said, nothing is said: it would be said each time.
+    """
+    from llmcli.checkpoints.catalog import cache_dir, offline_from_environment
+    from llmcli.checkpoints.locate import DEFAULT_MODEL
+
+    named = options.model is not None or bool(os.environ.get("LLMCLI_MODEL"))
+    alone = options.offline or options.random_weights or offline_from_environment()
+    watched = out.out.terminal and out.err.terminal and not (out.quiet or out.json)
+    if named or alone or not watched or name != DEFAULT_MODEL:
+        return
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        (cache_dir() / _NAMED).touch(exist_ok=False)
+    except OSError:
+        return
+    from llmcli.cli.headers import chosen_devices
+    from llmcli.observe.fit import best_fitting
+    from llmcli.observe.memory import machine_devices
+    from llmcli.ui.stats import better_model_line
+
+    try:
+        device = chosen_devices(options.device, machine_devices())[0]
+    except LlmcliError:  # nothing is known of the device that it ran on
+        return
+    if device.free_bytes is None:  # not every system says what is free
+        device = replace(device, free_bytes=device.total_bytes)
+    best = best_fitting(
+        device, dtype=options.dtype, quantize=options.quantize, context=_CONVERSATION
+    )
+    if best is not None:
+        out.aside(better_model_line(name, best.name, best.size, best.license))
+
+
+def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) -> None:
+    """Raises UsageError for options that contradict each other, before anything is loaded."""
+    if output.json and text.stream_json:
+        raise UsageError("`--json` and `--stream-json` exclude each other")
+    if "" in (text.stop or ()):
+        raise UsageError("`--stop` takes a text that is not empty")
+    if text.batch is not None:
+        for flag, value in (
+            ("PROMPT", prompt.prompt), ("--file", prompt.file), ("--ids", prompt.ids)
+        ):  # fmt: skip
+            if value is not None:
+                raise UsageError(f"`--batch` has its own prompts and goes without {flag}")

@@ -1,0 +1,1 @@
+"""`llmcli info`: what a model is."""

@@ -1,0 +1,285 @@
+"""What a checkpoint is and whether it fits this machine, from its headers. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmcli.anatomy import parameters
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.counts import count_parameters, layer_types
+from llmcli.anatomy.work import total_work
+from llmcli.checkpoints.catalog import CATALOG
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families import (
+    Plan,
+    families,
+    ignored_metadata,
+    parts_to_fill,
+    plan,
+    translate,
+)
+from llmcli.graph.spec import DTYPE_BYTES, Call
+from llmcli.observe.fit import Run, chosen_arithmetic, fit, unscaled
+from llmcli.reports.checks import ViewCheck, difference
+from llmcli.reports.info import (
+    About,
+    Device,
+    FamilyFacts,
+    FileFacts,
+    FlopsNeed,
+    InfoReport,
+    ModelFacts,
+    StoredFormat,
+    TokenizerFacts,
+)
+from llmcli.reports.work import PartWork
+from llmcli.text import load_tokenizer
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import Checkpoint
+    from llmcli.config import ModelConfig
+    from llmcli.text import Tokenizer
+
+
+def measure_info(
+    checkpoint: Checkpoint,
+    devices: Sequence[Device],
+    *,
+    dtype: str = "auto",
+    quantize: str = "auto",
+    batch: int = 1,
+    context: int | None = None,
+) -> InfoReport:
+    """What the headers say, and what `batch` sequences of `context` tokens take.
+
+    In what `dtype` and `quantize` are on each device. `context` None: the model's own. A
+    configuration that is missing or of a kind that we do not know leaves `model` None, as a
+    tokenizer of an unknown kind leaves `tokenizer`; one that contradicts itself raises
+    CheckpointError.
+    """
+    unknown: list[str] = []
+    loaded, untold = None, None
+    try:
+        loaded = load_tokenizer(checkpoint)
+    except CheckpointError as error:
+        untold = error.message
+    model: ModelFacts | None = None
+    checks: tuple[ViewCheck, ...] = ()
+    ignored: dict[str, str] = {}
+    if checkpoint.config is None:
+        unknown.append("there is no config.json beside the weights, so the model is not known")
+    else:
+        try:
+            config, rules = translate(checkpoint)
+            todo = plan(checkpoint.tensors, rules, config)
+            numbers = [
+                (device, chosen_arithmetic(checkpoint, config, todo, device, dtype, quantize))
+                for device in devices
+            ]
+            run = Run(
+                batch=batch, context=context or config.context,
+                entries=0 if loaded is None else loaded.vocab_size,
+            )  # fmt: skip
+            model = _model(config, checkpoint, numbers, run)
+            checks = _checks(checkpoint, config, todo)
+            ignored = ignored_metadata(checkpoint)
+        except UnsupportedModel as error:
+            unknown.append(error.message)
+    if untold is not None:
+        unknown.append(untold)
+    return InfoReport(
+        name=checkpoint.name,
+        about=about(checkpoint),
+        file=_file(checkpoint),
+        model=model,
+        tokenizer=_tokenizer(loaded),
+        unknown=tuple(unknown),
+        ignored=ignored,
+        checks=checks,
+    )
+
+
+def supported_families() -> tuple[FamilyFacts, ...]:
+    """Every family with the names under which checkpoints call it."""
+    return tuple(
+        FamilyFacts(
+            name=family.name,
+            words=family.words,
+            hf_types=(*family.hf_types, *family.hf_multimodal),
+            gguf_architectures=family.gguf_archs,
+            mixers=family.mixers,
+            feed_forwards=family.feed_forwards,
+            checked="parity with transformers on random weights"
+            + "".join(f", `{name}` run" for name in family.ran),
+        )
+        for family in families()
+    )
+
+
+def _model(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    numbers: Iterable[tuple[Device, Arithmetic]],
+    run: Run,
+) -> ModelFacts:
+    fits = [fit(config, device, chosen, run) for device, chosen in numbers]
+    counts = count_parameters(config)
+    return ModelFacts(
+        family=config.family,
+        model_type=config.model_type,
+        width=config.width,
+        vocabulary=config.vocab,
+        context=config.context,
+        positions=config.embedding.positions,
+        tied=config.head.tied,
+        counts=counts,
+        layers=layer_types(config),
+        flops=flops_need(config, run.context),
+        fits=tuple(fits),
+        declared=_declared(checkpoint, counts.total),
+        embedding_scale=config.embedding.scale,
+        logit_scale=config.head.scale,
+        logit_cap=config.head.cap,
+    )
+
+
+def _declared(checkpoint: Checkpoint, numbers: int) -> tuple[str, int] | None:
+    """The dtype of config.json; transformers 5 calls it `dtype`, those before `torch_dtype`."""
+    settings = checkpoint.config or {}
+    name = settings.get("dtype", settings.get("torch_dtype"))
+    if checkpoint.kind == "gguf" or not isinstance(name, str):
+        return None
+    name = name.removeprefix("torch.")
+    return (name, numbers * DTYPE_BYTES[name]) if name in DTYPE_BYTES else None
+
+
+def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
+    """FLOPs for one sequence; which dtype is computed in changes nothing about them."""
+
+    def work(tokens: int, past: int) -> PartWork:
+        call = Call(batch=1, tokens=tokens, past=past, phase="decode" if past else "prefill")
+        return total_work(config, call, numbers=Arithmetic.of("float32"), logits="last")
+
+    prompt = work(context, 0)
+    return FlopsNeed(
+        context=context,
+        first=work(1, 0).flops,
+        last=work(1, context - 1).flops,
+        prompt=prompt.flops,
+        prompt_full=prompt.flops_full,
+    )
+
+
+def _checks(
+    checkpoint: Checkpoint, config: ModelConfig, todo: Plan
+) -> tuple[ViewCheck, ...]:
+    """That the file has what the configuration describes; none where it has no tensors at all."""
+    if not checkpoint.tensors:
+        return ()
+    used = {load.source for load in todo.loads}
+    held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
+    shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
+    parts = parts_to_fill(todo.loads, shapes)
+    missing = set(parts) - {load.part for load in todo.loads}
+    unexpected = [load.source for load in todo.loads if load.part not in parts]
+    unexpected += todo.unexpected
+    total = sum(math.prod(shape) for shape in shapes.values())
+    return (
+        ViewCheck(
+            name="stored_numbers",
+            words=f"the stored tensors hold the {total:,} parameters of the configuration",
+            value=float(abs(held - total)),
+            tolerance=0.0,
+        ),
+        ViewCheck(
+            name="stored_names",
+            words="every parameter has its tensor, and every tensor its place",
+            value=float(len(missing) + len(unexpected)),
+            tolerance=0.0,
+            where=_first(missing, parts, unexpected),
+        ),
+        *_scales(checkpoint, todo),
+    )
+
+
+def _scales(checkpoint: Checkpoint, todo: Plan) -> tuple[ViewCheck, ...]:
+    """That what is quantized has its scales; nothing where all is stored as it is."""
+    wrong = unscaled(todo, checkpoint.tensors)
+    if todo.scales is None and not wrong:
+        return ()
+    return (difference("stored_scales", "every quantized tensor has a scale that fits it", wrong),)
+
+
+def _first(missing: set[str], wanted: Iterable[str], unexpected: Sequence[str]) -> str:
+    """The first parameter without a tensor, else the first tensor without a parameter."""
+    return next((name for name in wanted if name in missing), next(iter(unexpected), ""))
+
+
+def _file(checkpoint: Checkpoint) -> FileFacts:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for info in checkpoint.tensors.values():
+        found.setdefault(info.format, []).append((math.prod(info.shape), info.nbytes))
+    formats = [
+        StoredFormat(
+            format=name,
+            tensors=len(sizes),
+            numbers=sum(count for count, _ in sizes),
+            bytes=sum(nbytes for _, nbytes in sizes),
+        )
+        for name, sizes in found.items()
+    ]
+    return FileFacts(
+        kind=checkpoint.kind,
+        path=str(checkpoint.path),
+        files=len(checkpoint.files),
+        bytes=checkpoint.nbytes,
+        tensors=len(checkpoint.tensors),
+        formats=tuple(sorted(formats, key=lambda stored: -stored.bytes)),
+        metadata=checkpoint.metadata,
+    )
+
+
+def _tokenizer(tokenizer: Tokenizer | None) -> TokenizerFacts | None:
+    if tokenizer is None:
+        return None
+
+    def named(token: int) -> tuple[int, str]:
+        return token, tokenizer.token_text(token)
+
+    return TokenizerFacts(
+        kind=tokenizer.name,
+        vocabulary=tokenizer.vocab_size,
+        bos=None if tokenizer.bos_id is None else named(tokenizer.bos_id),
+        adds_bos=tokenizer.add_bos,
+        eos=tuple(named(token) for token in sorted(tokenizer.eos_ids)),
+        chat_template=tokenizer.chat_template is not None,
+    )
+
+
+def about(checkpoint: Checkpoint) -> About:
+    """A GGUF file's `general.…`; of a directory, the name and kind that its config.json has."""
+    entry = CATALOG.get(checkpoint.name)
+    summary = "" if entry is None else entry.summary
+    settings = checkpoint.config or {}
+    if checkpoint.kind != "gguf":
+        kinds = _texts(settings, "architectures")
+        return About(summary=summary, name=_text(settings, "_name_or_path"), kind=", ".join(kinds))
+    return About(
+        summary=summary,
+        name=_text(settings, "general.name"),
+        organization=_text(settings, "general.organization"),
+        license=_text(settings, "general.license"),
+        languages=_texts(settings, "general.languages"),
+    )
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str:
+    found = settings.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def _texts(settings: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = settings.get(key)
+    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()

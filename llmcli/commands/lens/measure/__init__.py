@@ -1,0 +1,1 @@
+"""The logit lens, computed and checked."""

@@ -1,0 +1,1 @@
+"""The logit lens on a terminal and in files."""

@@ -1,0 +1,115 @@
+"""One position of the logit lens: a line for each row, with everything that is known of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from llmcli.commands.lens.report import LensReport, LensRow, LensToken
+from llmcli.ui.cells import Ink, fitted
+from llmcli.ui.layout import GAP, Column, Dotted, Rows
+from llmcli.ui.theme import FAINT, NUMBER, confidence_style
+from llmcli.ui.token_text import in_words, short
+from llmcli.ui.tokens import percent
+
+BAR = 10  # columns
+OTHER = 16  # columns of a token that is not the likeliest, at most
+
+
+def headline(report: LensReport) -> Dotted:
+    """Where it is, what the model says there, and since which layer."""
+    at, target = report.positions[0], report.targets[0]
+    by = "" if at < report.prompt_tokens else ", which the model wrote"
+    parts = [f"position {at} of {len(report.tokens)}: after {in_words(*report.tokens[at])}{by}"]
+    best = report.rows[-1].cells[0].top[0]
+    parts.append(f"output {in_words(best.id, best.text)} {percent(best.probability)}")
+    if target.id != best.id:
+        parts.append(f"target {in_words(target.id, target.text)} {percent(target.probability)}")
+    return Dotted([*parts, f"settled at {short(report.settled[0])}"])
+
+
+@dataclass(frozen=True)
+class Position:
+    """The table: bars where there is room for all, else what does not fit on a second line."""
+
+    report: LensReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report, ink = self.report, Ink.of(console, options)
+        most = math.log(max(2, report.vocabulary))
+        found = [row.cells[0].kl for row in report.rows if math.isfinite(row.cells[0].kl)]
+        apart = max(found, default=0.0)
+        rows = [_row(row, ink, most, math.log1p(apart)) for row in report.rows]
+        columns = _columns(len(rows[0]))
+        bars = _width(columns, rows) <= options.max_width
+        if not bars:
+            kept = [at for at, column in enumerate(columns) if column.name != _NO_NAME]
+            columns = [columns[at] for at in kept]
+            rows = [[row[at] for at in kept] for row in rows]
+        yield Rows(columns, rows, spill=True)
+        target = report.targets[0]
+        words = [
+            f"target, rank: probability and rank of {in_words(target.id, target.text)}, "
+            f"{report.target}",
+            "entropy and KL(output ‖ layer) in nats",
+        ]
+        if bars:
+            words += [
+                f"bars: entropy up to ln {report.vocabulary} = {most:.2f}, that of knowing nothing",
+                f"KL up to {apart:.2f}, its largest here, as log(1 + KL)",
+            ]
+        yield Dotted(words, FAINT)
+
+
+_NO_NAME = " "  # of a column of bars
+
+
+def _columns(count: int) -> list[Column]:
+    """So many; those beyond the first ones are of other tokens, and the last ones go first."""
+    first = [
+        Column("layer", right=False), Column("token", right=False, cut=True),
+        Column("prob", first_to_go=1, labelled=True),
+        Column("target", first_to_go=2, labelled=True), Column("rank"),
+        Column("entropy", first_to_go=3, labelled=True), Column(_NO_NAME, right=False),
+        Column("KL"), Column(_NO_NAME, right=False),
+    ]  # fmt: skip
+    others = range(count - len(first))
+    return first + [Column("" if n else "then", right=False, first_to_go=4 + n) for n in others]
+
+
+def _row(row: LensRow, ink: Ink, most: float, apart: float) -> list[Text]:
+    cell = row.cells[0]
+    first, *others = cell.top
+    token = Text(in_words(first.id, first.text), style=confidence_style(first.probability))
+    return [
+        Text(short(row.name), style=FAINT), token, Text(percent(first.probability)),
+        Text(percent(cell.target_probability)), Text(str(cell.target_rank)),
+        Text(f"{cell.entropy:.2f}"), _bar(cell.entropy, most),
+        Text(f"{cell.kl:.2f}"), _bar(math.log1p(cell.kl), apart),
+        *(Text(_other(other, ink), style=FAINT) for other in others),
+    ]  # fmt: skip
+
+
+def _bar(value: float, full: float) -> Text:
+    length = round(BAR * min(1.0, value / full)) if full > 0 else 0
+    return Text("█" * length, style=NUMBER)
+
+
+def _other(token: LensToken, ink: Ink) -> str:
+    """A token, cut where it is long, and its whole probability."""
+    words = in_words(token.id, token.text)
+    return f"{fitted(words, min(OTHER, cell_len(words)), ink)} {percent(token.probability)}"
+
+
+def _width(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:
+    """Columns of the terminal that the whole table takes."""
+    widths = [
+        max([cell_len(column.name), *(row[at].cell_len for row in rows)])
+        for at, column in enumerate(columns)
+    ]
+    return sum(widths) + len(GAP) * (len(widths) - 1)

@@ -1,0 +1,1 @@
+"""`llmcli load`: what became of every tensor."""

@@ -1,0 +1,1 @@
+"""Loading observed: ledger, time, numbers, and what a file claims."""

@@ -1,0 +1,104 @@
+"""Statistics of weights, a little at a time: of parameters in memory, and of tensors in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmcli.checkpoints import Checkpoint, TensorInfo
+from llmcli.commands.load.report import Numbers
+from llmcli.observe.parts import parts
+from llmcli.observe.statistics import Statistics
+from llmcli.ops.quant import DECODERS, FORMATS, PLAIN, dequantize
+
+_AT_ONCE = 1 << 20  # numbers that are decoded at a time: 4 MiB of float32
+# What else safetensors knows and PyTorch has a type for; no model is made of them.
+_OTHERS = {
+    "BOOL": torch.uint8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32,
+    "U64": torch.uint64, "C64": torch.float32, "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+}  # fmt: skip
+_WIDE = ("F64", "I32", "I64", "U32", "U64")  # more digits than float32 has
+
+
+def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
+    """What a parameter is like as it lies in memory; no second copy of it is made.
+
+    `turned`: a formula has its transpose, so that the first bad number stands elsewhere there.
+    """
+    found = Statistics()
+    for part in parts(stored):
+        found.add(part)
+    numbers = _numbers(found, tuple(stored.shape))
+    bad = numbers.first_bad
+    return numbers if bad is None or not turned else _at(numbers, (*bad[:-2], *bad[:-3:-1]))
+
+
+def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> Numbers | None:
+    """What a tensor is like as it is stored (a scale beside it left out), read in pieces.
+
+    None for a format that has no decoder. Raises CheckpointError where the file has changed.
+    """
+    found = Statistics()
+    for part in _stored_parts(checkpoint, info):
+        found.add(part)
+    known = readable(info.format)
+    shape = (*info.shape, 2) if info.format == "C64" else info.shape
+    return _numbers(found, shape) if known else None
+
+
+def readable(format: str) -> bool:
+    """Whether numbers in that format can be looked at."""
+    return format in PLAIN or format in DECODERS or format in _OTHERS
+
+
+def _stored_parts(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[Tensor]:
+    """Its numbers in order; blocks have no neighbours, so that rows do not matter."""
+    if not readable(info.format):
+        return
+    other = _OTHERS.get(info.format)
+    elements, size = (1, other.itemsize) if other is not None else FORMATS[info.format]
+    step = max(1, _AT_ONCE // elements) * size
+    for start in range(0, info.nbytes, step):
+        data = checkpoint.read(info.name, start, min(start + step, info.nbytes))
+        if other is not None:
+            yield torch.frombuffer(data, dtype=other)
+            continue
+        raw = torch.frombuffer(data, dtype=torch.uint8).view(1, -1)
+        dtype = torch.float64 if info.format in _WIDE else torch.float32
+        yield dequantize(raw, info.format, dtype=dtype)
+
+
+def _numbers(found: Statistics, shape: tuple[int, ...]) -> Numbers:
+    numbers = Numbers(
+        count=found.seen,
+        mean=found.mean,
+        std=found.std,
+        low=found.low,
+        high=found.high,
+        zeros=found.zeros,
+        nan=found.nan,
+        infinite=found.infinite,
+        negative=found.negative,
+        first_bad=None,
+    )
+    if found.first_bad is None:
+        return numbers
+    return _at(numbers, tuple(int(i) for i in np.unravel_index(found.first_bad, shape)))
+
+
+def _at(numbers: Numbers, index: tuple[int, ...]) -> Numbers:
+    return replace(numbers, first_bad=index)
+
+
+def told(name: str, numbers: Numbers | None) -> str:
+    """Which number of `name` is the first that is not finite, empty where all are."""
+    if numbers is None or numbers.first_bad is None:
+        return ""
+    kinds = [(numbers.nan, "not a number"), (numbers.infinite, "infinite")]
+    kind = next((words for count, words in kinds if count == numbers.nan + numbers.infinite), "")
+    return f"`{name}[{','.join(map(str, numbers.first_bad))}]` is {kind or 'not finite'}"

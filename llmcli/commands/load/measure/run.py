@@ -1,0 +1,209 @@
+"""Loads a model, or only looks through its files, and tells what there was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from llmcli import devices
+from llmcli.anatomy import parameters
+from llmcli.anatomy.graph import graph
+from llmcli.checkpoints import Checkpoint
+from llmcli.commands.load.measure.claims import claims
+from llmcli.commands.load.measure.fold import folded
+from llmcli.commands.load.measure.layout import layout_check
+from llmcli.commands.load.measure.ledger import filled_check, ledger_check, ledger_lines, line_of
+from llmcli.commands.load.measure.numbers import parameter_numbers, readable, stored_numbers, told
+from llmcli.commands.load.measure.shared import shared_tensors
+from llmcli.commands.load.report import LedgerLine, LoadReport, Numbers, Stage
+from llmcli.config import ModelConfig
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.loading import configured, fitting_plan, load_checkpoint
+from llmcli.model import Model, Stages, dtype_name
+from llmcli.observe.peaks import Peak, resident_bytes
+from llmcli.reports.progress import Progress
+from llmcli.text import Tokenizer, load_tokenizer
+from llmcli.weights import ledger_of
+
+LOOKING = "looking at the numbers"
+# Two are half as fast again where nothing else runs; where something does they wait for each other
+# after each of thousands of small operations, and are many times slower.
+_THREADS = 1
+
+
+def measure_load(
+    checkpoint: Checkpoint,
+    stages: Stages,
+    *,
+    device: str,
+    dtype: str,
+    quantize: str,
+    progress: Progress | None = None,
+) -> tuple[Model, LoadReport]:
+    """Loads the model and looks at every parameter, in pieces.
+
+    `stages` have what was done before. Raises the errors of `load_checkpoint`; numbers that are
+    not finite and claims that are wrong are reported.
+    """
+    base = resident_bytes()
+    with Peak(devices.resolve_device(device)) as peak:
+        model = load_checkpoint(
+            checkpoint, device=device, dtype=dtype, quantize=quantize, text=False,
+            progress=progress, stages=stages,
+        )  # fmt: skip
+        with stages("scan", model.weight_bytes):
+            numbers = _parameters(model, progress)
+    about = _About(config=model.config, tokenizer=model.tokenizer)
+    if model.tokenizer is None:  # there is none, or it is broken: why, is told
+        about = _with_tokenizer(about, checkpoint)
+    lines = ledger_lines(model.ledger, checkpoint, model.config, numbers)
+    found = [told(line.parameter, line.numbers) for line in lines]
+    report = _report(checkpoint, about, lines, found, stages, base, peak)
+    tied = model.decoder.weight("embed.W").nbytes
+    return model, replace(
+        report,
+        dtype=dtype_name(model.dtype),
+        device=str(model.device),
+        weight_bytes=model.weight_bytes,
+        looked_at=sum(one.count for one in numbers.values()),
+        shared=tuple(shared_tensors(checkpoint, model.config, tied)),
+        checks=(*report.checks, filled_check(lines, model.config)),
+    )
+
+
+def check_files(
+    checkpoint: Checkpoint, stages: Stages, *, progress: Progress | None = None
+) -> LoadReport:
+    """Looks through every tensor as it is stored, a piece at a time: no model is built.
+
+    Where there is a configuration, whether a model can be loaded is known from the headers; if
+    it cannot, `fault` says why. Raises CheckpointError where a file changes meanwhile.
+    """
+    base = resident_bytes()
+    with Peak() as peak:
+        with stages("plan"):
+            about, lines = _planned(checkpoint)
+        if about.config is not None:
+            with stages("tokenizer"):
+                about = _with_tokenizer(about, checkpoint)
+        held = sum(info.nbytes for info in checkpoint.tensors.values())
+        with stages("scan", held):
+            numbers = _tensors(checkpoint, held, progress)
+    lines = tuple(replace(line, numbers=numbers.get(line.source)) for line in lines)
+    found = [told(name, one) for name, one in numbers.items()]
+    report = _report(checkpoint, about, lines, found, stages, base, peak)
+    return replace(report, looked_at=sum(one.count for one in numbers.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _About:
+    """What is known of a model before, or without, its weights."""
+
+    config: ModelConfig | None
+    tokenizer: Tokenizer | None = None
+    fault: str = ""
+    hint: str | None = None
+    note: str = ""
+
+
+def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
+    """The model that the headers describe, and what it makes of them."""
+    bare = tuple(line_of(info) for info in checkpoint.tensors.values())
+    if checkpoint.config is None:
+        return _About(config=None), bare
+    try:
+        config, rules = configured(checkpoint)
+    except CheckpointError as error:
+        return _About(config=None, fault=error.message, hint=error.hint), bare
+    try:
+        todo = fitting_plan(checkpoint, rules, config)
+    except CheckpointError as error:
+        return _About(config=config, fault=error.message, hint=error.hint), bare
+    shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
+    ledger = ledger_of(todo, checkpoint, shapes)
+    return _About(config=config), ledger_lines(ledger, checkpoint, config, {})
+
+
+def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
+    """Weights are what they are without a tokenizer that we know; one that is broken is a fault."""
+    try:
+        return replace(about, tokenizer=load_tokenizer(checkpoint))
+    except UnsupportedModel as error:
+        return replace(about, note=error.message)
+    except CheckpointError as error:
+        if about.fault:
+            return about
+        return replace(about, fault=error.message, hint=error.hint)
+
+
+def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
+    """What each parameter is like as it lies in memory."""
+    found, done, known = {}, 0, graph(model.config).parameters
+    with devices.threads(_THREADS):
+        for entry in model.ledger.entries:
+            weight = model.decoder.weight(entry.target)
+            numbers, nbytes = weight.dense(), weight.nbytes
+            if entry.parameter != entry.target:
+                numbers = numbers[int(entry.parameter[len(entry.target) + 1 : -1])]
+                nbytes //= weight.shape[0]
+            found[entry.parameter] = parameter_numbers(numbers, turned=known[entry.target].turned)
+            done += nbytes
+            if progress is not None:
+                progress(LOOKING, done, model.weight_bytes)
+    return found
+
+
+def _tensors(checkpoint: Checkpoint, held: int, progress: Progress | None) -> dict[str, Numbers]:
+    """What each tensor is like as it is stored; those that cannot be read are left out."""
+    found, done = {}, 0
+    with devices.threads(_THREADS):
+        for name, info in checkpoint.tensors.items():
+            numbers = stored_numbers(checkpoint, info)
+            if numbers is not None:
+                found[name] = numbers
+            done += info.nbytes
+            if progress is not None:
+                progress(LOOKING, done, held)
+    checkpoint.release()
+    return found
+
+
+def _report(
+    checkpoint: Checkpoint,
+    about: _About,
+    lines: tuple[LedgerLine, ...],
+    not_finite: Sequence[str],
+    stages: Stages,
+    base: int | None,
+    peak: Peak,
+) -> LoadReport:
+    """What both ways have in common, as of files that were only looked through."""
+    formats = sorted({info.format for info in checkpoint.tensors.values()})
+    names = ", ".join(name for name in formats if not readable(name))
+    unread = f"numbers in {names} were not looked at" if names else ""
+    took = [
+        Stage(name=name, seconds=seconds, bytes=stages.nbytes.get(name))
+        for name, seconds in stages.seconds.items()
+    ]
+    return LoadReport(
+        dtype=None,
+        device="cpu",
+        files=len(checkpoint.files),
+        file_bytes=checkpoint.nbytes,
+        tensor_bytes=sum(info.nbytes for info in checkpoint.tensors.values()),
+        weight_bytes=None,
+        lines=lines,
+        rows=folded(lines),
+        stages=tuple(took),
+        base_bytes=base,
+        peak_bytes=peak.resident,
+        device_bytes=peak.device,
+        shared=(),
+        claims=claims(checkpoint, about.config, about.tokenizer),
+        checks=(ledger_check(lines, checkpoint), layout_check(checkpoint)),
+        notes=tuple(filter(None, [about.note, unread])),
+        looked_at=0,
+        fault=about.fault,
+        hint=about.hint,
+        not_finite=next(filter(None, not_finite), ""),
+    )

@@ -1,0 +1,1 @@
+"""`llmcli models`: the models on this machine."""

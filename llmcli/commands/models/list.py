@@ -1,0 +1,52 @@
+"""`llmcli models list`: the catalog and what is in both caches."""
+
+from __future__ import annotations
+
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output
+from llmcli.observe.environment import environment
+from llmcli.reports.models import ModelsReport
+
+EPILOG = """
+Examples:
+
+  llmcli models
+  llmcli models pull smollm2-bf16
+  llmcli models path smollm2
+  llmcli models rm smollm2-bf16 --dry-run
+  llmcli models prune --older-than 30d
+
+`llmcli models COMMAND --help` explains each of list, pull, rm, path and prune.
+"""
+
+
+def command(output: OutputOptions) -> None:
+    """The models that `-m` knows by name: those of the catalog, and those in the caches.
+
+    With the place, the size, the commit and the last use of each, and whether anything of it is
+    missing. Looks at file names and sizes; reads no weights, and makes no network call.
+    """
+    out = Output("models-list", output)
+    report = _report()
+    if out.json:
+        models = [vars(model) | {"complete": model.complete} for model in report.models]
+        out.document(vars(report) | {"models": models}, model=None, environment=environment())
+        return
+    from llmcli.commands.models.view import render_models
+
+    out.show(render_models(report))
+    for warning in report.warnings:
+        out.note(warning)
+
+
+def _report() -> ModelsReport:
+    from llmcli.checkpoints.cache.inventory import Inventory
+    from llmcli.checkpoints.cache.prune import left_over
+
+    inventory = Inventory.read()
+    return ModelsReport(
+        models=tuple(stored.model for stored in inventory.stored()),
+        caches=inventory.caches(),
+        left_over=sum(piece.told.bytes for piece in left_over(inventory)),
+        warnings=inventory.warnings(),
+    )

@@ -1,0 +1,60 @@
+"""`llmcli models path`: where a model lies, for scripts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmcli.checkpoints.files import shown
+from llmcli.checkpoints.locate import find
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output
+from llmcli.commands.models.options import RevisionOptions
+from llmcli.errors import LlmcliError, ModelNotFound, NetworkError
+from llmcli.observe.environment import environment
+from llmcli.ui.theme import encodable
+
+EPILOG = """
+Examples:
+
+  llmcli models path smollm2
+  ls -l "$(llmcli models path smollm2)"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathOptions:
+    """Which model."""
+
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The model, as it is written after `-m`.")
+    ]
+
+
+def command(asked: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:
+    """Where a model lies: its file, or its directory. Exit 3 where it is not on this machine.
+
+    Fetches nothing; `llmcli models pull NAME` does.
+    """
+    out = Output("models-path", output)
+    try:
+        _, path = find(asked.name, revision=at.revision, offline=True)
+    except NetworkError:
+        words = shown(asked.name) + (f" --revision {shown(at.revision)}" if at.revision else "")
+        raise ModelNotFound(
+            f"`{words}` is not on this machine", hint=f"`llmcli models pull {words}` fetches it"
+        ) from None
+    whole = os.path.abspath(path)
+    if out.json:
+        out.document({"name": asked.name, "path": whole}, model=None, environment=environment())
+    elif encodable(whole) != whole:
+        raise LlmcliError(
+            f"the path of `{shown(asked.name)}` is not UTF-8: {shown(Path(whole))}",
+            hint="rename its directory, or name it in the shell by a pattern",
+        )
+    else:
+        out.write(f"{whole}\n")

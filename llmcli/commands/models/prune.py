@@ -1,0 +1,73 @@
+"""`llmcli models prune`: removes what nobody needs any more."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output
+from llmcli.commands.models.removing import REMOVAL, RemovingOptions, run_removal
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints.cache.removal import Piece
+
+EPILOG = """
+Examples:
+
+  llmcli models prune --dry-run
+  llmcli models prune --older-than 30d --yes
+"""
+_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """What counts as needed."""
+
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="TIME",
+            rich_help_panel=REMOVAL,
+            help="Models, too, that were not used for so long: 12h, 30d or 8w.",
+        ),
+    ] = None
+
+
+def command(needed: PruneOptions, removing: RemovingOptions, output: OutputOptions) -> None:
+    """Removes what fetches that were killed left, and what newer versions have replaced.
+
+    In our cache: scratch, and versions that the catalog no longer names. In the hub's, of models
+    alone: halves of downloads, files that no snapshot links to, commits that a branch has moved on
+    from, downloads that only began, empty repositories. Other programs share the hub's cache:
+    `--dry-run` shows what would go. What another process is using stays.
+    """
+    age = None if needed.older_than is None else _seconds(needed.older_than)
+    out = Output("models-prune", output)
+    from llmcli.checkpoints.cache.inventory import Inventory
+    from llmcli.checkpoints.cache.prune import left_over
+
+    since = None if age is None else time.time() - age
+
+    def planned() -> list[Piece]:
+        return left_over(Inventory.read(), since)
+
+    asked = {"older_than": needed.older_than}
+    run_removal(out, removing, planned, passing_over=True, more=asked)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,6})\s*([hdw])", text.strip(), re.ASCII)
+    if found is None:
+        raise UsageError(
+            f"`--older-than` takes a number of hours, days or weeks, not `{text}`",
+            hint="such as `--older-than 30d`",
+        )
+    return float(int(found[1]) * _SECONDS[found[2]])

@@ -1,0 +1,140 @@
+"""`llmcli models pull`: fetches models, so that they run without a network later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmcli.checkpoints.catalog import CATALOG
+from llmcli.checkpoints.files import shown
+from llmcli.checkpoints.locate import find
+from llmcli.checkpoints.names import HubId, hub_name, parse
+from llmcli.cli.exits import SIGNALS, tell
+from llmcli.cli.options import MODEL, OutputOptions
+from llmcli.cli.output import Output
+from llmcli.cli.progress import Progress
+from llmcli.commands.models.options import RevisionOptions
+from llmcli.errors import LlmcliError, UsageError
+from llmcli.observe.environment import environment
+from llmcli.reports.models import PulledModel
+
+EPILOG = """
+Examples:
+
+  llmcli models pull smollm2
+  llmcli models pull org/name@v1 hf:org/name/file.gguf
+  llmcli models pull org/name --offline
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullOptions:
+    """Which models."""
+
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME...", help="Models, as they are written after `-m`."),
+    ]
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", rich_help_panel=MODEL, help="Use only what is on this machine."),
+    ] = False
+
+
+def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> None:
+    """Fetches models into the caches and says where they are.
+
+    What is there already is not fetched again, and makes no network call. Only the files that
+    are needed are fetched; what was interrupted leaves nothing under a final name. Where one of
+    several cannot be had, the others are fetched all the same; it exits as the first that failed.
+    """
+    out = Output("models-pull", output)
+    for name in asked.names:  # a wrong name is told before the first one is downloaded
+        if isinstance(parse(name, revision=at.revision), Path):
+            hint = "name a model of the catalog, or `org/name` on the hub"
+            if meant := hub_name(name):
+                hint = f"for the model on the hub write `{shown(meant, 200)}`"
+            raise UsageError(
+                f"`{shown(name)}` is a path, and `models pull` fetches what is elsewhere", hint=hint
+            )
+    names = list(dict.fromkeys(asked.names))
+    pulled: list[PulledModel] = []
+    errors: dict[str, LlmcliError] = {}
+    stopped = False
+    for name in names:
+        try:
+            pulled.append(_pull(name, at.revision, asked.offline, out))
+        except (KeyboardInterrupt, Exception) as error:
+            stopped = isinstance(error, KeyboardInterrupt) or SIGNALS.received is not None
+            if stopped:
+                break
+            if not isinstance(error, LlmcliError):
+                raise
+            errors[name] = error
+            if len(names) > 1:
+                _tell(error)
+        else:
+            _show(out, pulled[-1])
+    first = next(iter(errors.values()), None)
+    if first is not None and len(names) == 1:
+        raise first
+    if out.json:
+        _document(out, pulled, errors, stopped)
+    if stopped:
+        done = f" after {len(pulled)} of {len(names)} models" if len(names) > 1 else ""
+        raise SIGNALS.stopped(told=out.json, where=done)
+    if first is not None:
+        raise typer.Exit(first.code)  # each has its line
+
+
+def _pull(name: str, revision: str | None, offline: bool, out: Output) -> PulledModel:
+    from llmcli.checkpoints.cache.sizes import bytes_at
+
+    fetched = not _is_here(name, revision)
+    with Progress(out) as progress:
+        _, path = find(name, revision=revision, offline=offline, progress=progress, note=out.note)
+    whole = Path(os.path.abspath(path))
+    return PulledModel(name=name, path=str(whole), bytes=bytes_at(whole), fetched=fetched)
+
+
+def _tell(error: LlmcliError) -> None:
+    tell(f"error: {error.message}")
+    if error.hint:
+        tell(f"hint: {error.hint}")
+
+
+def _show(out: Output, pulled: PulledModel) -> None:
+    if not out.json:
+        from llmcli.commands.models.view import render_pulled
+
+        out.show(render_pulled(pulled))
+
+
+def _document(
+    out: Output, pulled: Sequence[PulledModel], errors: Mapping[str, LlmcliError], stopped: bool
+) -> None:
+    failed = [
+        {"name": name, "code": e.code, "kind": e.kind, "message": e.message, "hint": e.hint}
+        for name, e in errors.items()
+    ]
+    ended = "interrupted" if stopped else "complete"
+    body = {"models": pulled, "failed": failed, "finish_reason": ended}
+    out.document(body, model=None, environment=environment())
+
+
+def _is_here(name: str, revision: str | None) -> bool:
+    """Whether all of it is, so that nothing has to be fetched."""
+    found = parse(name, revision=revision)
+    entry = CATALOG.get(name)
+    if entry is not None and entry.repository is not None:
+        found = HubId(repository=entry.repository, revision=entry.revision)
+    if isinstance(found, HubId):
+        from llmcli.checkpoints.hub.download import cached
+
+        return cached(found) is not None
+    return entry is not None and entry.is_cached()

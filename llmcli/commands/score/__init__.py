@@ -1,0 +1,1 @@
+"""`llmcli score`: log-probabilities and perplexity."""

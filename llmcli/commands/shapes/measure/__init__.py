@@ -1,0 +1,1 @@
+"""Shapes from the graph, compared with what a run holds."""

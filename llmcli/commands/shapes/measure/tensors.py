@@ -1,0 +1,277 @@
+"""The shapes of a whole model from its configuration and the headers of its files. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from llmcli.anatomy import Plan, TensorSpec, plan
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.counts import state_need
+from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
+from llmcli.anatomy.graph import Graph, graph
+from llmcli.anatomy.letters import Letters
+from llmcli.commands.shapes.report import (
+    CacheGrowth,
+    CallFlops,
+    LayerKind,
+    LetterValue,
+    ShapeRow,
+    ShapesReport,
+    ShapeTensor,
+    Stored,
+)
+from llmcli.config import ModelConfig
+from llmcli.graph.spec import Call, Kind, Phase
+from llmcli.reports.checks import ViewCheck, difference
+from llmcli.reports.numbers import counted, spans
+
+LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is shown: tensors of those kinds, of those layers and names (None: all of them)."""
+
+    kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
+    layers: tuple[int, ...] | None = None
+    names: frozenset[str] | None = None
+
+    def takes(self, spec: TensorSpec) -> bool:
+        """Whether the tensor is one of them."""
+        return (
+            spec.kind in self.kinds
+            and (self.layers is None or spec.layer in self.layers)
+            and (self.names is None or spec.name in self.names)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """Reading a prompt of `tokens` tokens, and the step after it, for `batch` sequences."""
+
+    config: ModelConfig
+    batch: int
+    tokens: int
+    numbers: Arithmetic
+
+    def letters(self, phase: Phase) -> Letters:
+        """The sizes of that phase's axes."""
+        return self._letters[phase]
+
+    @cached_property
+    def _letters(self) -> dict[Phase, Letters]:
+        of = partial(Letters, config=self.config, batch=self.batch)
+        return {
+            "prefill": of(tokens=self.tokens, past=0),
+            "decode": of(tokens=1, past=self.tokens),
+        }
+
+    def plan(self, phase: Phase) -> Plan:
+        """The activations of that phase."""
+        of = self.letters(phase)
+        call = Call(batch=of.batch, tokens=of.tokens, past=of.past, phase=phase)
+        return plan(self.config, self.numbers.call(call))
+
+    def states(self, phase: Phase) -> tuple[TensorSpec, ...]:
+        """What is kept after that phase, as large as it has to be then."""
+        call = self.letters(phase)
+        capacity = call.past + call.tokens
+        kept = self.numbers.states(self.config, batch=call.batch, capacity=capacity)
+        return tuple(replace(spec, phase=phase) for spec in kept)
+
+    def parameters(self) -> tuple[TensorSpec, ...]:
+        """The weights as they lie in memory."""
+        return self.numbers.parameters(self.config)
+
+    def tensors(self, phases: Sequence[Phase]) -> list[Phases]:
+        """Every tensor once, with its spec in each phase; parameters have one of all phases."""
+        found: list[Phases] = [(spec,) for spec in self.parameters()]
+        found += zip(*(self.plan(phase).tensors for phase in phases), strict=True)
+        found += zip(*(self.states(phase) for phase in phases), strict=True)
+        return found
+
+
+def model_shapes(
+    calls: Calls,
+    phases: Sequence[Phase],
+    asked: Asked,
+    stored: Mapping[str, Stored],
+    checks: Iterable[ViewCheck] = (),
+    *,
+    ran: bool = False,
+) -> ShapesReport:
+    """All tensors that are asked for, one by one and folded, with the checks of the specs.
+
+    `stored`: parameter → its tensor in the checkpoint, as far as there are any; `checks`: further
+    ones, of the headers or of a real run (`ran`).
+    """
+    every = calls.tensors(phases)
+    tensors = [item for item in every if asked.takes(item[0])]
+
+    def in_file(spec: TensorSpec) -> object:
+        return _file_template(stored.get(spec.name), spec)
+
+    rows = fold_kinds(tensors, calls.config, in_file)
+    weights = [item[0] for item in every if item[0].kind == "parameter"]
+    known = sum(item.bytes for item in stored.values())
+    return ShapesReport(
+        weight_format=calls.numbers.weight_format(calls.config),
+        batch=calls.batch,
+        tokens=calls.tokens,
+        phases=tuple(phases),
+        letters=letter_values(calls, phases),
+        kinds=_kinds(calls.config),
+        tensors=tuple(
+            _tensor(spec, calls, stored.get(spec.name)) for item in tensors for spec in item
+        ),
+        rows=tuple(_row(row, calls, stored) for row in rows),
+        growth=_growth(calls),
+        flops=tuple(_flops(phase, calls.plan(phase).tensors) for phase in phases),
+        parameters=sum(spec.count for spec in weights),
+        weight_bytes=sum(spec.bytes or 0 for spec in weights),
+        stored_bytes=known if stored else None,
+        ran=ran,
+        checks=(symbols_check(tensors, calls), folded_check(tensors, rows), *checks),
+    )
+
+
+def symbols_check(tensors: Sequence[Phases], calls: Calls) -> ViewCheck:
+    """Every shape is what its letters say, with the sizes of the configuration and the call."""
+    letters = {phase: calls.letters(phase) for phase in ("prefill", "decode")}
+    wrong = []
+    for spec in (spec for item in tensors for spec in item):
+        sizes = letters[spec.phase or "prefill"]
+        if tuple(sizes.size(axis, spec.layer) for axis in spec.axes) != spec.shape:
+            wrong.append(spec.name)
+    count = counted(sum(len(item) for item in tensors), "shape")
+    return difference("symbols", f"{count} as the sizes of the letters say", wrong)
+
+
+def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck:
+    """What the rows say of each layer is what that layer's own tensors are."""
+    said = {item[0].name: item for row in rows for item in unfold(row)}
+    wrong = [item[0].name for item in tensors if said.get(item[0].name) != item]
+    if len(said) != len(tensors):
+        wrong += sorted(set(said) - {item[0].name for item in tensors})
+    words = f"{counted(len(rows), 'row')} with all of {counted(len(tensors), 'tensor')}"
+    words += ", layer by layer"
+    return difference("folded", words, wrong)
+
+
+def _file_template(stored: Stored | None, spec: TensorSpec) -> object:
+    """How a tensor is stored, its layer's number taken out of the name."""
+    if stored is None or spec.layer is None:
+        return stored
+    return replace(stored, source=numbered(stored.source, spec.layer, "{}"))
+
+
+def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTensor:
+    letters = calls.letters(spec.phase or "prefill")
+    return ShapeTensor(
+        name=spec.name,
+        kind=spec.kind,
+        axes=spec.axes,
+        documents=letters.documented(spec.axes, spec.layer),
+        shape=spec.shape,
+        dtype=spec.dtype or calls.numbers.dtype,
+        bytes=spec.bytes or 0,
+        flops=spec.flops - spec.masked_flops,
+        flops_full=spec.flops,
+        phase=spec.phase,
+        layer=spec.layer,
+        formula=spec.formula,
+        shares=spec.shares,
+        written=spec.written,
+        stored=stored,
+    )
+
+
+def _row(row: Folded, calls: Calls, stored: Mapping[str, Stored]) -> ShapeRow:
+    file = stored.get(row.phases[0].name)
+    source = "" if file is None else file.source
+    if len(row.layers) > 1:
+        source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
+    tensors = tuple(_tensor(spec, calls, file) for spec in row.phases)
+    return ShapeRow(
+        name=row.name,
+        layers=row.layers,
+        tensors=tensors,
+        formula=row.formula,
+        memory=_memory(row.phases, graph(calls.config)),
+        source=source,
+    )
+
+
+def _memory(phases: Phases, model: Graph) -> str:
+    """Whose memory it is: `view of attn.qkv`, `copy of attn.v`, `own` or `derived`."""
+    spec = phases[0]
+    if spec.kind == "state":
+        return f"copy of {model.states[spec.name].holds.split('.', 2)[2]}"
+    if not spec.written:
+        return "derived"
+    if spec.shares is None:
+        return "own"
+    whole = "part of" if spec.kind == "parameter" else "view of"
+    if spec.layer is None:
+        return f"{whole} {spec.shares}"
+    here, before = f"blocks.{spec.layer}.", f"blocks.{spec.layer - 1}."
+    if spec.shares.startswith(before):
+        return f"{whole} {spec.shares.removeprefix(before)} before"
+    return f"{whole} {spec.shares.removeprefix(here)}"
+
+
+def letter_values(calls: Calls, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
+    """Each letter with its sizes in the phases; where layers differ, with all of theirs."""
+    config = calls.config
+    blocks: list[int | None] = [*range(len(config.layers))] or [None]
+    found = []
+    model = graph(config)
+    others = dict.fromkeys(letter for block in blocks for letter in model.sizes(block))
+    for letter in (*LETTERS, *(one for one in others if one not in (*LETTERS, "1"))):
+        values: dict[int, None] = {}
+        documents: dict[str, None] = {}
+        for phase in phases:
+            letters = calls.letters(phase)
+            for block in blocks:
+                sizes = letters.sizes(block)
+                if letter in sizes:
+                    values[sizes[letter]] = None
+                    call = replace(letters, past=0)  # so that T is n
+                    documents[call.documented((letter,), block)[0]] = None
+        if values:
+            called = "/".join(documents)
+            found.append(LetterValue(letter=letter, documents=called, values=tuple(values)))
+    return tuple(found)
+
+
+def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
+    found: dict[object, list[int]] = {}
+    for index, layer in enumerate(config.layers):
+        found.setdefault(layer, []).append(index)
+    return tuple(
+        LayerKind(layers=tuple(layers), window=config.layers[layers[0]].window)
+        for layers in found.values()
+    )
+
+
+def _flops(phase: Phase, specs: Sequence[TensorSpec]) -> CallFlops:
+    full = sum(spec.flops for spec in specs)
+    hidden = sum(spec.masked_flops for spec in specs)
+    return CallFlops(phase=phase, flops=full - hidden, flops_full=full)
+
+
+def _growth(calls: Calls) -> CacheGrowth:
+    grown = {layer: 0 for layer in range(len(calls.config.layers))}  # some do not grow
+    for capacity, sign in ((1, 1), (0, -1)):
+        for spec in calls.numbers.states(calls.config, batch=calls.batch, capacity=capacity):
+            assert spec.layer is not None
+            grown[spec.layer] += sign * (spec.bytes or 0)
+    return CacheGrowth(
+        per_token=sum(grown.values()),
+        per_layer=tuple(grown[kind.layers[0]] for kind in _kinds(calls.config)),
+        prefill=sum(spec.bytes or 0 for spec in calls.states("prefill")),
+        decode=sum(spec.bytes or 0 for spec in calls.states("decode")),
+        states=state_need(calls.config, calls.numbers),
+    )

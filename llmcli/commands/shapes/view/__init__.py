@@ -1,0 +1,1 @@
+"""The table of tensors and the table of names."""

@@ -1,0 +1,1 @@
+"""Clocks around every operation, and what they add up to."""

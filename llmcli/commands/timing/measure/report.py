@@ -1,0 +1,126 @@
+"""Where the time goes: the two phases of a run, measured, told apart and held against the roof."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from llmcli.anatomy.counts import memory_need
+from llmcli.commands.timing.measure.bounds import Roof
+from llmcli.commands.timing.measure.checks import memory_check, timing_checks
+from llmcli.commands.timing.measure.phase import phase_time
+from llmcli.commands.timing.measure.run import Job, PhaseName, Runs, run_pairs
+from llmcli.commands.timing.measure.unfused import measure_splits
+from llmcli.commands.timing.measure.workload import Workload, working_set
+from llmcli.commands.timing.report import PhaseTime, SplitTime, Stage, TimingReport
+from llmcli.model import Model
+from llmcli.ops import processor
+from llmcli.reports.ceilings import Ceilings
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.progress import Progress
+
+BOTH: tuple[PhaseName, ...] = ("prefill", "decode")
+Splits = tuple[tuple[SplitTime, ...], tuple[ViewCheck, ...]]
+
+
+def measure_timing(
+    model: Model,
+    ids: Sequence[int],
+    *,
+    new_tokens: int,
+    pairs: int,
+    batch: int = 1,
+    ceilings: Ceilings,
+    stages: Sequence[Stage],
+    phases: Sequence[PhaseName] = BOTH,
+    base: int | None = None,
+    unfused: bool = False,
+    trace: bool = False,
+    progress: Progress | None = None,
+) -> TimingReport:
+    """Reads `batch` times the prompt and writes `new_tokens` greedy tokens after it, end or not.
+
+    Each of `phases` runs `pairs` times with a clock and as often without (decoding only where
+    there are new tokens). `trace` keeps the spans; `unfused` computes what fused kernels do in
+    pieces too, in a run of its own. `ceilings`, `stages` and `base` are measured by the caller.
+    A KeyboardInterrupt ends the measuring: the report has what there is by then, and says so.
+    Raises OutOfMemory where the cache does not fit, NotFinite for logits with a NaN.
+    """
+    workload = Workload(model=model, batch=batch, tokens=len(ids), new_tokens=new_tokens)
+    chosen = [name for name in BOTH if name in phases and (name == "prefill" or new_tokens)]
+    if not chosen or pairs < 1:
+        raise ValueError("there is nothing to time")
+    step = working_set(model, tokens=len(ids) + new_tokens, batch=batch)
+    roof = Roof(
+        ceilings=ceilings, numbers=workload.numbers, working_set=step,
+        apart=model.device.type != "cpu",
+    )  # fmt: skip
+    runs: dict[PhaseName, Runs] = {}
+    timed: list[PhaseTime] = []
+    splits: Splits = ((), ())
+    interrupted = False
+    try:
+        with _current(model.device):
+            job = Job(model, ids, new_tokens=new_tokens, batch=batch)
+            for name in chosen:
+                run = run_pairs(job, name, pairs, progress=progress)
+                timed.append(phase_time(workload, name, run, roof, trace=trace))
+                runs[name] = run
+                if run.interrupted:
+                    raise KeyboardInterrupt
+            if unfused:
+                splits = measure_splits(job, timed, progress)
+    except KeyboardInterrupt:
+        interrupted = True
+    timed = timed[: len(runs)]
+    checks = timing_checks(
+        timed,
+        runs,
+        {name: workload.marks(name) for name in runs},
+        {name: workload.flops(name) for name in runs},
+    )
+    peak, estimated = _most(stages, timed), _estimated(workload)
+    if BOTH[0] in runs:  # what reading the prompt takes is in the estimate
+        checks += memory_check(base, peak, estimated)
+    return TimingReport(
+        prompt_tokens=len(ids),
+        batch=batch,
+        dtype=workload.numbers.dtype,
+        stages=tuple(stages),
+        phases=tuple(timed),
+        ceilings=ceilings,
+        base=base,
+        peak=peak,
+        estimated=estimated,
+        weight_bytes=model.weight_bytes,
+        working_set=step,
+        checks=checks + splits[1],
+        splits=splits[0],
+        interrupted=interrupted,
+    )
+
+
+def _estimated(workload: Workload) -> int:
+    """Bytes that `info` says of such a run: no sequence of it ends before the others."""
+    model = workload.model
+    need = memory_need(
+        model.config, workload.numbers, batch=workload.batch,
+        context=workload.tokens + workload.new_tokens,
+        cuda=model.device.type == "cuda",
+        native=workload.numbers.dtype == "bfloat16" and processor.has_bfloat16(),
+        tokenizer=0 if model.tokenizer is None else model.tokenizer.vocab_size,
+    )  # fmt: skip
+    return need.together
+
+
+def _most(stages: Sequence[Stage], phases: Sequence[PhaseTime]) -> int | None:
+    """Bytes held at most in any of them: the ceilings took memory too, which no run does."""
+    peaks = [stage.peak for stage in stages] + [phase.peak for phase in phases]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """CUDA's events are those of the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,0 +1,1 @@
+"""Times by phase, part and layer."""

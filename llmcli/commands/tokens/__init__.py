@@ -1,0 +1,1 @@
+"""`llmcli tokens`: the tokens of a text."""

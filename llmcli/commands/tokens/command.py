@@ -1,0 +1,83 @@
+"""`llmcli tokens`: the tokens of a text as the model would be given it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmcli.cli.encoding import pieces
+from llmcli.cli.headers import opened_headers
+from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions, SpecialOptions
+from llmcli.cli.output import Output
+from llmcli.cli.prompts import Prompt, check_ids, read_prompt
+from llmcli.cli.template import ChatOptions, TemplateOptions
+from llmcli.errors import CheckpointError
+from llmcli.observe.environment import environment
+from llmcli.reports.info import NO_FORMATS
+from llmcli.reports.text import TokensReport
+
+if TYPE_CHECKING:
+    from llmcli.text import Tokenizer
+
+
+def command(
+    prompt: PromptOptions,
+    special: SpecialOptions,
+    template: TemplateOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+) -> None:
+    """The tokens of a text: ids, pieces, byte offsets, and what the model adds in front.
+
+    The text is taken as it stands, with the tokenizer's own BOS rule; `--chat` shows what the
+    chat template makes of it. Reads no weights and never imports PyTorch.
+    """
+    from llmcli.text import load_tokenizer
+
+    out = Output("tokens", output)
+    chat = template.options()
+    chat.check(ids=prompt.ids is not None)
+    given = read_prompt(prompt)
+    with chat.renderer([given]):
+        with opened_headers(model, out, weights=False) as (checkpoint, place):
+            tokenizer = load_tokenizer(checkpoint)
+        if tokenizer is None:
+            raise CheckpointError(
+                f"`{checkpoint.name}` has no tokenizer, so there is nothing for `tokens` to show"
+            )
+        report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)
+    if out.json:
+        about = {
+            "name": checkpoint.name,
+            "path": place,
+            "model_type": checkpoint.model_type if checkpoint.config else None,
+            "tokenizer": tokenizer.name,
+            **NO_FORMATS,
+        }
+        out.document(vars(report), model=about, environment=environment())
+        return
+    from llmcli.ui.tokens import render_tokens
+
+    out.show(render_tokens(report))
+
+
+def _report(
+    given: Prompt, tokenizer: Tokenizer, chat: ChatOptions, parse_special: bool, name: str
+) -> TokensReport:
+    rendered = None
+    if given.ids is not None:
+        check_ids(given.ids, tokenizer.vocab_size)
+        found = tokenizer.spelled(given.ids)
+        size = found[-1].end
+    else:
+        rendered, found = pieces(given, chat, tokenizer, name, parse_special=parse_special)
+        size = len((given.text or "" if rendered is None else rendered).encode())
+    return TokensReport(
+        text=None if given.conversation else given.text,
+        rendered=rendered,
+        tokens=tuple(found),
+        bytes=size,
+        vocabulary=tokenizer.vocab_size,
+        bos=tokenizer.bos_id,
+        adds_bos=tokenizer.add_bos,
+        eos=tuple(sorted(tokenizer.eos_ids)),
+    )

@@ -1,1 +1,0 @@
-"""Runs something and returns a dataclass with what it found; never prints."""

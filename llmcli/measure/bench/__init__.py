@@ -1,1 +1,0 @@
-"""Benchmarks: what llama-bench measures, and what it leaves out."""

@@ -1,1 +1,0 @@
-"""Loading, looked at: the ledger, the time, the numbers, and what a file claims."""

@@ -1,0 +1,1 @@
+"""What measuring shares: taps, clocks, ceilings, memory, statistics, checks."""

@@ -1,0 +1,1 @@
+"""Rows of attention maps, each proven while it is there."""

@@ -1,0 +1,279 @@
+"""What is proven of every row while it is there: that it is a distribution over the right keys,
+and that with the values it gives what the fused kernel computed.
+
+Axes: H heads, t rows, S keys of a block, e size of a head's value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.errors import NotFinite
+from llmcli.observe.attention.averages import Averages, Mixed
+from llmcli.observe.attention.block import Block
+from llmcli.observe.layer_map import LayerMap
+from llmcli.observe.recurrence import ROUNDINGS
+from llmcli.reports.checks import ViewCheck
+
+# How many roundings (eps) the sum of a row of up to 1024 keys may be off, and longer ones more by
+# the root of their length: softmax adds up as many. Measured: 6 with 400 keys, 34 with 32768.
+SUM_ROUNDINGS = 32
+SUM_KEYS = 1024
+
+# How many roundings of float32 and float64 a mixed value may be off: of its size and of the scores.
+# Measured, the worst of all rows of every family's small models: 1.6.
+VALUE_ROUNDINGS = 8
+# … and how many of 16 bits, where weights and results are rounded to these: half an eps each.
+# Measured on a CPU: 0.37. What a GPU needs is not measured.
+NARROW_ROUNDINGS, NARROW_ROUNDINGS_GPU = 1.0, 4.0
+
+
+class Worst:
+    """The largest of many numbers, and where it was."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.where = ""
+
+    def see(self, values_Ht: Tensor, name: str, heads: Sequence[int], first: int) -> None:
+        """Numbers ≥ 0 of the rows of `name` from `first` on.
+
+        Raises NotFinite for NaN and infinity.
+        """
+        most, at = values_Ht.flatten().max(0)
+        head, row = divmod(int(at), values_Ht.shape[1])
+        self._keep(float(most), f"{name}[{heads[head]},{first + row}]")
+
+    def see_heads(self, values_H: Tensor, name: str, heads: Sequence[int]) -> None:
+        """Numbers ≥ 0 of whole heads of `name`. Raises NotFinite for NaN and infinity."""
+        most, at = values_H.max(0)
+        self._keep(float(most), f"{name}[{heads[int(at)]}]")
+
+    def _keep(self, most: float, where: str) -> None:
+        if not math.isfinite(most):
+            raise NotFinite(
+                f"`{where}` does not follow from finite numbers",
+                hint="`llmcli dump --name 'blocks.*'` names the first one that is not",
+            )
+        if most > self.value:
+            self.value, self.where = most, where
+
+
+class Proof:
+    """The checks that every row of every head goes through."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._eps = torch.finfo(dtype).eps
+        self._wide_eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        roundings = NARROW_ROUNDINGS if device.type == "cpu" else NARROW_ROUNDINGS_GPU
+        self._narrow_off = roundings * self._eps if dtype.itemsize == 2 else 0.0
+        self._longest, self._sinks = SUM_KEYS, False
+        self._softmax = self._signed = self._averaged = False  # what was seen
+        self._sums = Worst()
+        self._masks = Worst()
+        self._causal = Worst()
+        self._values = Worst()
+        self._averages = Worst()
+
+    def averages(self, heads: int, tokens_T: Tensor) -> Averages | None:
+        """For the rows of these tokens, of one call and so many heads.
+
+        None where a number tells by itself that something is off, because it has 24 bits or more.
+        """
+        # weights and results are rounded to 16 bits, as `NARROW_ROUNDINGS` has it
+        if not self._narrow_off:
+            return None
+        self._averaged = True
+        return Averages(self._narrow_off, heads, tokens_T)
+
+    def see(self, block: Block, scores_HtS: Tensor, of: LayerMap, heads: Sequence[int]) -> None:
+        """That the rows add up to 1, with what a sink takes, and which keys have a weight."""
+        self._softmax = True
+        self._longest = max(self._longest, block.a_HtS.shape[2])
+        off_Ht = block.a_HtS.sum(-1) - 1
+        if block.taken_Ht is not None:
+            self._sinks, off_Ht = True, off_Ht + block.taken_Ht
+        off_Ht = off_Ht.abs()
+        self._sums.see(off_Ht, of.pattern, heads, block.first)
+        self._masks.see(wrong_cells(block, scores_HtS), of.pattern, heads, block.first)
+
+    def compare(
+        self,
+        block: Block,
+        scores_HtS: Tensor,
+        of: LayerMap,
+        heads: Sequence[int],
+        *,
+        v_KSe: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        z_Hte: Tensor,
+        averages: tuple[Averages, int] | None = None,
+    ) -> None:
+        """That the pattern times the values is what the kernel computed as `z`.
+
+        Off may be the result in the model's own dtype, and the scores, which the kernel never
+        writes, in at least float32: a score is as wrong as ‖q‖ ‖k‖ is large (`norms` of scaled
+        queries and of keys; None: as the score itself). `averages`: where these rows are collected,
+        too, and the number of the first of them there.
+        """
+        size_HtS = block.a_HtS.shape
+        a_KgS = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2])
+        v_S = v_KSe.norm(dim=-1)
+        if norms is None:
+            q_Ht, k_S = torch.ones_like(z_Hte[..., 0]), torch.zeros_like(v_S)
+        else:
+            q_Ht, k_S = norms
+        sizes_Kg3 = a_KgS @ torch.stack((v_S, k_S, k_S * v_S), -1)
+        value_Ht, key_Ht, both_Ht = sizes_Kg3.reshape(*size_HtS[:2], 3).unbind(-1)
+        if norms is None:
+            own_KgS = torch.special.entr(a_KgS).abs()  # a · |log a|
+            key_Ht = own_KgS.sum(-1).reshape(size_HtS[:2])
+            both_Ht = (own_KgS @ v_S[..., None]).reshape(size_HtS[:2])
+        mixed_Hte = (a_KgS @ v_KSe).reshape(*size_HtS[:2], -1)
+        scores_off_Ht = q_Ht * (both_Ht + key_Ht * value_Ht)
+        wide_Ht = VALUE_ROUNDINGS * self._wide_eps * (value_Ht + scores_off_Ht)
+        allowed_Ht = wide_Ht + self._narrow_off * value_Ht
+        apart_Ht = (mixed_Hte - z_Hte).abs().amax(-1)
+        share_Ht = torch.where(apart_Ht == 0, 0.0, apart_Ht / allowed_Ht)
+        self._values.see(share_Ht, of.pattern, heads, block.first)
+        if averages is not None:
+            rows = _mixed(block.a_HtS, scores_HtS, v_KSe, mixed_Hte, z_Hte, wide_Ht)
+            averages[0].add(rows, averages[1])
+
+    def compare_signed(
+        self,
+        block: Block,
+        of: LayerMap,
+        heads: Sequence[int],
+        *,
+        v_KSe: Tensor,
+        z_Hte: Tensor,
+        sizes_Ht: Tensor,
+        averages: tuple[Averages, int] | None = None,
+    ) -> None:
+        """Of the map of a recurrence: that it looks at no later token, and that times the values it
+        is what the kernel computed as `z`.
+
+        Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits, and
+        both by what `sizes_Ht` of `measure.recurrence` says. `averages`: of 16 bits, as `compare`
+        has it; along the second direction lies a z whose state decays otherwise.
+        """
+        self._signed = True
+        leaks_Ht = ((block.a_HtS != 0) & block.after_tS).sum(-1)
+        self._causal.see(leaks_Ht, of.pattern, heads, block.first)
+        a_KgS = block.a_HtS.reshape(len(v_KSe), -1, block.a_HtS.shape[2])
+        mixed_Hte = (a_KgS @ v_KSe).reshape(*block.a_HtS.shape[:2], -1)
+        wide_Ht = ROUNDINGS * self._wide_eps * sizes_Ht
+        allowed_Hte = wide_Ht[..., None].expand_as(mixed_Hte)
+        if averages is not None:
+            allowed_Hte = allowed_Hte + self._narrow_off / 2 * mixed_Hte.abs()
+        apart_Hte = (mixed_Hte - z_Hte).abs()
+        share_Hte = torch.where(apart_Hte == 0, 0.0, apart_Hte / allowed_Hte)
+        self._values.see(share_Hte.amax(-1), of.pattern, heads, block.first)
+        if averages is not None:
+            ages_tS = (block.positions_t[:, None] - block.keys_S).to(a_KgS)
+            aged_KgS = (block.a_HtS * ages_tS).reshape(a_KgS.shape)
+            rows = Mixed(
+                mixed_Hte=mixed_Hte, z_Hte=z_Hte,
+                sharper_Hte=(aged_KgS @ v_KSe).reshape(mixed_Hte.shape),
+                squares_Ht=torch.zeros_like(sizes_Ht), wide_Ht=wide_Ht, signed=True,
+            )  # fmt: skip
+            averages[0].add(rows, averages[1])
+
+    def settle(self, averages: Averages, of: LayerMap, heads: Sequence[int]) -> None:
+        """All rows of one call, of these heads, were compared."""
+        self._averages.see_heads(averages.shares_H(), of.mixed, heads)
+
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """Of rows, masks and values, over all that was seen, and of 16 bits of their averages.
+
+        Of maps that are no distributions `causal` stands in place of the first two.
+        """
+        found: list[ViewCheck] = []
+        if self._softmax:
+            found += self._distributions()
+        if self._signed:
+            found.append(ViewCheck(
+                name="causal",
+                words="in the signed maps shown weights of tokens after the query are 0",
+                value=self._causal.value, tolerance=0.0, where=self._causal.where,
+            ))  # fmt: skip
+        found.append(ViewCheck(
+            name="values",
+            words="the pattern shown · values is the kernel's own z, but for roundings",
+            value=self._values.value, tolerance=1.0, where=self._values.where,
+        ))  # fmt: skip
+        if self._averaged:
+            found.append(ViewCheck(
+                name="averages",
+                words="no head's z is larger or sharper than that, on average over its rows",
+                value=self._averages.value, tolerance=1.0, where=self._averages.where,
+            ))  # fmt: skip
+        return tuple(found)
+
+    def _distributions(self) -> tuple[ViewCheck, ...]:
+        return (
+            ViewCheck(
+                name="row_sums",
+                words="in the pattern shown the weights of every query"
+                + (" and its head's sink" if self._sinks else "")
+                + " add up to 1",
+                value=self._sums.value,
+                tolerance=SUM_ROUNDINGS * self._wide_eps * math.sqrt(self._longest / SUM_KEYS),
+                where=self._sums.where,
+            ),
+            ViewCheck(
+                name="masks",
+                words="in the pattern shown every query sees the keys that it may, others are 0",
+                value=self._masks.value,
+                tolerance=0.0,
+                where=self._masks.where,
+            ),
+        )
+
+
+def _mixed(
+    a_HtS: Tensor,
+    scores_HtS: Tensor,
+    v_KSe: Tensor,
+    mixed_Hte: Tensor,
+    z_Hte: Tensor,
+    wide_Ht: Tensor,
+) -> Mixed:
+    """What the averages need of these rows."""
+    shape, shares = mixed_Hte.shape, (len(v_KSe), -1, a_HtS.shape[2])
+    squares_Kg1 = a_HtS.square().reshape(shares) @ v_KSe.square().sum(-1, keepdim=True)
+    # a masked score is -∞, and 0 · -∞ would be NaN
+    moved_HtS = scores_HtS.clamp_min(-1e30).mul_(a_HtS)
+    by_score_Hte = (moved_HtS.reshape(shares) @ v_KSe).reshape(shape)
+    return Mixed(
+        mixed_Hte=mixed_Hte,
+        z_Hte=z_Hte,
+        sharper_Hte=by_score_Hte - moved_HtS.sum(-1, keepdim=True) * mixed_Hte,
+        squares_Ht=squares_Kg1.reshape(shape[:2]),
+        wide_Ht=wide_Ht,
+    )
+
+
+def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:
+    """How many cells of each row are masked and should not be, or the other way: `[H, t]`.
+
+    A masked cell has the weight 0 and the score -∞. Which are is counted anew here: row i sees
+    its last `seen_t` keys. Keys that all rows or none see are looked at as a whole.
+    """
+    last_t = block.positions_t
+    begin_t = last_t - block.seen_t + 1
+    end = int(last_t[0]) - block.low + 1  # all rows see the keys from `start` to here
+    start = max(0, min(int(begin_t[-1]) - block.low, end))
+    wrong_Ht = (scores_HtS[:, :, start:end] == -math.inf).any(-1).long()
+    for band in (slice(0, start), slice(end, None)):
+        keys_S = block.keys_S[band]
+        seen_tS = (keys_S >= begin_t[:, None]) & (keys_S <= last_t[:, None])
+        masked_HtS = scores_HtS[:, :, band] == -math.inf
+        leaks_HtS = (block.a_HtS[:, :, band] != 0) & ~seen_tS
+        wrong_Ht = wrong_Ht + ((masked_HtS == seen_tS) | leaks_HtS).sum(-1)
+    return wrong_Ht

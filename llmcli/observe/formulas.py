@@ -1,0 +1,188 @@
+"""Activations that somebody looks at: each is what its formula makes of the kernel's own inputs.
+
+The formulas are those of `explain`, independent of `ops` and in float64. Unlike there a part of
+the activations is enough, such as one layer's. Of a long prompt some rows stand for all where a
+formula is a product with a matrix, or of queries and keys; all others are compared row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from llmcli.anatomy.graph import graph
+from llmcli.config import ModelConfig
+from llmcli.graph.evaluation.rule import Rule, symbol
+from llmcli.graph.ops import HeadShare, Project
+from llmcli.graph.routing import ExpertProject
+from llmcli.model import Model
+from llmcli.observe.kernel import Kernel, layer_of
+from llmcli.observe.local import Found, worst_number
+from llmcli.observe.rules import rules
+from llmcli.reports.checks import ViewCheck
+
+NAME = "formulas"
+
+CHEAP = 1 << 22  # multiplications: a product has so many for its rows, even where fewer are asked
+AT_ONCE = 1 << 20  # numbers of what is compared row by row, half a dozen copies in float64
+
+
+def formula_inputs(config: ModelConfig, names: Iterable[str]) -> frozenset[str]:
+    """Which activations, written by the kernel, the formulas of `names` are checked with.
+
+    `names` themselves included. Names without a formula (a parameter, a cache) are passed over.
+    """
+    known, model = rules(config), graph(config)
+    pending = [name for name in names if name in known]
+    found = set(pending)
+    for name in pending:
+        for source in known[name].inputs:
+            if source not in found and not model.written(source):
+                pending.append(source)  # it is derived from what the kernel did write
+            found.add(source)
+    return frozenset(name for name in found if model.written(name))
+
+
+def formula_checks(
+    model: Model,
+    ids: Sequence[int],
+    emitted: Mapping[str, Tensor],
+    names: Iterable[str],
+    *,
+    rows: int | None = None,
+    prompt_tokens: int | None = None,
+) -> ViewCheck:
+    """Whether each of `names` follows from `emitted`, up to the roundings of one formula.
+
+    `emitted` are activations `[1, …, T, …]` of the tokens `ids`, those of `formula_inputs` at
+    least; one that has fewer rows than there are tokens (`logits` of the last one) ends with the
+    last. Scores, pattern and result are computed by the mixer where they are not among them.
+    `rows`: of what is a product (with a matrix, or of queries and keys) only so many tokens where
+    more are not `CHEAP`, spread evenly, the last and then the first among them, with all of their
+    keys: memory is then linear in the prompt. `prompt_tokens`: so many tokens were one forward
+    call, and each later one a call of its own (default: all were one).
+
+    `value` is the largest difference as a share of what is allowed (`explain.local`): 1 and less
+    is right; where some are wrong it is the worst number of the first wrong tensor in execution
+    order, and `where` its place. Raises ValueError where a name has no formula or an input is
+    missing, NotFinite where a number is NaN.
+    """
+    known, wanted = rules(model.config), set(names)
+    listed = [name for name in known if name in wanted]
+    missing = formula_inputs(model.config, listed) - emitted.keys()
+    if missing or len(listed) != len(wanted) or not listed:
+        raise ValueError(f"no formula or no inputs: {sorted(wanted - set(listed) | missing)}")
+    # the batch is one sequence
+    single = {name: tensor[0] for name, tensor in emitted.items()}
+    prompt = len(ids) if prompt_tokens is None else prompt_tokens
+    found = []
+    for name in listed:
+        compared = [
+            (worst_number(own, name), own)
+            for own in _parts(model, known, ids, single, name, rows, prompt)
+        ]
+        most, own = max(compared, key=lambda one: one[0].share)
+        found.append((_placed(most, own), most.share))
+    wrong = [one for one in found if one[1] > 1]
+    where, share = wrong[0] if wrong else max(found, key=lambda one: one[1])
+    return ViewCheck(name=NAME, words=formula_words(len(listed), rows, len(ids)), value=share,
+                     tolerance=1.0, where=where)  # fmt: skip
+
+
+def row_checks(
+    model: Model,
+    ids: Sequence[int],
+    rows: Mapping[str, Tensor],
+    names: Iterable[str],
+    positions: Sequence[int],
+) -> ViewCheck:
+    """The same of the tokens at some `positions`, of which alone there are `rows` `[…, t, …]`.
+
+    Of activations that are computed of every token by itself; in a call of several tokens where
+    there are several positions, in a call of its own where there is one.
+    """
+    known = rules(model.config)
+    own = Kernel(
+        model, known, ids, (), emitted=rows, positions=positions, prompt_tokens=len(ids),
+        alone=[len(positions) == 1] * len(positions),
+    )  # fmt: skip
+    found = [(worst_number(own, name), own) for name in names]
+    return worst(
+        ViewCheck(name=NAME, words=formula_words(len(found), None, len(ids)), value=most.share,
+                  tolerance=1.0, where=_placed(most, own)) for most, own in found
+    )  # fmt: skip
+
+
+def worst(checks: Iterable[ViewCheck]) -> ViewCheck:
+    """One of several such checks, of layers one after the other: the first that fails, else the
+    one with the largest value.
+    """
+    listed = list(checks)
+    return next((check for check in listed if not check.ok), max(listed, key=lambda c: c.value))
+
+
+def formula_words(tensors: int, rows: int | None, tokens: int) -> str:
+    """What such a check says; of products `rows` of all `tokens` were compared."""
+    what = "1 tensor is" if tensors == 1 else f"{tensors} tensors are"
+    return f"{what} what the formula makes of the kernel's own inputs{some_rows(rows, tokens)}"
+
+
+def some_rows(rows: int | None, tokens: int) -> str:
+    """Which tokens were compared, as the end of a sentence; nothing where it is certainly all."""
+    return "" if rows is None or rows >= tokens else f" (products: {rows} or more of {tokens} rows)"
+
+
+def _parts(
+    model: Model,
+    known: Mapping[str, Rule[Any]],
+    ids: Sequence[int],
+    emitted: Mapping[str, Tensor],
+    name: str,
+    rows: int | None,
+    prompt: int,
+) -> Iterator[Kernel]:
+    """The tokens whose rows are compared, some at a time, with what their formula needs."""
+    tokens = len(ids)
+    first = tokens - (emitted[name].shape[-2] if name in emitted else tokens)
+    chosen: Sequence[int] = range(first, tokens)
+    step = tokens
+    if not known[name].op.by_rows:
+        there = [emitted[one] for one in (name, *known[name].inputs) if one in emitted]
+        step = max(1, AT_ONCE // max(one.numel() // one.shape[-2] for one in there))
+    elif rows is not None:
+        chosen = _spread(chosen, max(rows, CHEAP // _cost(model, known, name, tokens)))
+    by_itself = prompt - first == 1
+    for begin in range(0, len(chosen), step):
+        part = chosen[begin : begin + step]
+        yield Kernel(
+            model, known, ids, (), emitted=emitted, positions=part, prompt_tokens=prompt,
+            alone=[by_itself or at >= prompt for at in part],
+        )  # fmt: skip
+
+
+def _spread(every: Sequence[int], rows: int) -> Sequence[int]:
+    """So many of them."""
+    if rows >= len(every):
+        return every
+    last = max(rows - 1, 1)
+    return sorted({every[-1] - (len(every) - 1) * at // last for at in range(rows)})
+
+
+def _cost(model: Model, known: Mapping[str, Rule[Any]], name: str, tokens: int) -> int:
+    """Multiplications for one row of a product."""
+    op = known[name].op
+    if isinstance(op, Project | HeadShare):
+        return model.decoder.weight(op.weight).count
+    sizes = graph(model.config).sizes(layer_of(name))
+    if isinstance(op, ExpertProject):
+        return model.decoder.weight(op.weight).count * sizes["K"] // sizes["E"]
+    return sizes["H"] * sizes.get("dh", sizes["dv"]) * tokens
+
+
+def _placed(worst: Found, own: Kernel) -> str:
+    """`blocks.3.attn.q[2,7,4]`, with the token's own position."""
+    index = list(worst.index)
+    index[-2] = own.positions[index[-2]]
+    return symbol(worst.name, *index)

@@ -1,0 +1,227 @@
+"""What the fast kernel computed, as the rules read it: rows of every activation, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmcli.anatomy.graph import graph
+from llmcli.formats.packed import Packed
+from llmcli.graph.evaluation.rule import Rule, concatenated, exact, settled
+from llmcli.graph.ops import HeadShare, Project
+from llmcli.graph.routing import ExpertProject
+from llmcli.model import Model
+from llmcli.nn.block import Mixer
+from llmcli.ops.linear import rounds_sums
+from llmcli.reports.numbers import together
+
+
+class Kernel:
+    """Activations of `ids` by name, float64 on the CPU, without a batch axis.
+
+    `kernel[name]` has the rows of the tokens at `positions`. `emitted` (without a batch axis) ends
+    with the last token; a tensor may begin at a later one than the first. The first
+    `prompt_tokens` were computed in one call, every other one in a call of its own. `alone` says
+    for every position whether its row was the only one that the formula in question was given.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rules: Mapping[str, Rule[Any]],
+        ids: Sequence[int],
+        texts: Sequence[str],
+        *,
+        emitted: Mapping[str, Tensor],
+        positions: Sequence[int],
+        prompt_tokens: int,
+        alone: Sequence[bool],
+    ) -> None:
+        self.model = model
+        self.rules = rules
+        self.graph = graph(model.config)
+        self.ids = tuple(ids)
+        self.texts = tuple(texts)
+        self.emitted = emitted
+        self.positions = tuple(positions)
+        self.prompt_tokens = prompt_tokens
+        self.alone = tuple(alone)
+        found, wide = torch.finfo(model.dtype), torch.finfo(torch.float32)
+        self.eps: float = found.eps
+        # The magnitude whose roundings (eps of it) are what a kernel may take for 0: below it they
+        # get no smaller. 16 bits have subnormal numbers, but sums are taken in float32.
+        narrow = model.dtype.itemsize < torch.float32.itemsize
+        self.least: float = found.tiny + wide.tiny / found.eps if narrow else found.tiny / found.eps
+        # keys and values that are rounded to another dtype than all else
+        rounded = model.decoder.cache_dtype != model.dtype
+        states = self.graph.states.values() if rounded else ()
+        self._cached = frozenset(state.holds for state in states if state.cached)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The input of a formula: written by the kernel, or derived from what it wrote."""
+        node = self.graph[name]
+        if not self.graph.written(name) and not isinstance(node.op, HeadShare):
+            return self.rules[name].tensor(self)
+        return self.kernel(name)
+
+    def every(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """All its rows, or those, whatever `positions` are: keys and values."""
+        return exact(self.emitted[name][..., rows, :])
+
+    def read(self, name: str, weight: str) -> Tensor:
+        """The input of a product as its kernel reads it, `[T, K]`; heads lie side by side."""
+        return self._seen(concatenated(self[name]), weight)
+
+    def _seen(self, x_TK: Tensor, weight: str) -> Tensor:
+        """As `Weight.seen` has it; a dense weight reads what there is."""
+        if not self.in_8_bits(weight):
+            return x_TK
+        matrix = self.model.decoder.weight(weight)
+        return exact(matrix.seen(x_TK.to(self.model.device, torch.float32)))
+
+    def in_8_bits(self, weight: str) -> bool:
+        """Whether the input of products with that matrix is rounded to 8 bits."""
+        return isinstance(self.model.decoder.weight(weight), Packed)
+
+    def is_kept(self, name: str) -> bool:
+        """Whether a cache keeps that activation in another dtype than it is computed in."""
+        return name in self._cached
+
+    def as_kept(self, name: str, x: Tensor, theirs: Tensor, off: Tensor | float) -> Tensor:
+        """What `x`, numbers of that activation, is in the dtype that a cache keeps it in.
+
+        `theirs` are the kernel's numbers, from which those may differ by `off` before.
+        """
+        if not self.is_kept(name):
+            return x
+        return settled(x, x.to(self.model.decoder.cache_dtype).to(x.dtype), theirs, off)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What the decoder rounds it to, which may be less than what it is kept in.
+
+        Before a cache rounds it once more (`as_kept`).
+        """
+        model, node = self.model, self.graph[name]
+        # a product's sums, or a copy of its rows; the head's are never rounded
+        widened = (
+            isinstance(node.op, Project | ExpertProject)
+            and node.group != "head"
+            and (rounds_sums(model.device, model.dtype) or self.graph[node.op.source].wide)
+        )
+        return model.stream_dtype if node.wide and not widened else model.dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The arithmetic of the decoder."""
+        return self.model.dtype
+
+    def origin(self, name: str) -> str:
+        """Where a parameter comes from."""
+        return origin(self.model, name)
+
+    def length(self, position: int) -> int:
+        """How long the sequence was when the token at `position` was computed."""
+        return max(self.prompt_tokens, position + 1)
+
+    def kernel(self, name: str) -> Tensor:
+        """What the decoder computed."""
+        return exact(self._written(name))
+
+    def kernel_row(self, name: str, index: tuple[int, ...]) -> Tensor:
+        """The row of it in which the number at `index` stands."""
+        return exact(self._written(name)[index[:-1]])
+
+    def _written(self, name: str) -> Tensor:
+        """As the tap saw it, or as the mixer computes it from what the tap saw."""
+        if name in self.emitted:
+            return self._rows(self.emitted[name])
+        if name not in self.graph or self.graph.written(name):
+            raise KeyError(name)
+        mixer = mixer_of(self.model, name)
+        emitted = {one: self.emitted[one][None] for one in self.graph.sources(name)}
+        each = [mixer.derive(name, emitted, at[0], at[-1] + 1)[0] for at in _runs(self.positions)]
+        return each[0] if len(each) == 1 else torch.cat(each, dim=-2)
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """Those of the positions."""
+        rows = tensor.shape[-2]
+        if rows == len(self.positions):
+            return tensor
+        missing = len(self.ids) - rows
+        chosen = torch.tensor([at - missing for at in self.positions], device=tensor.device)
+        return tensor.index_select(-2, chosen)
+
+    def weight(self, name: str) -> Tensor:
+        """A parameter in the formula's orientation (`Q = T W_q`), in its own dtype and place."""
+        stored = self.model.decoder.weight(name).dense()
+        return stored.mT if self._turned(name) else stored
+
+    def _turned(self, name: str) -> bool:
+        row = self.graph.parameters.get(name)  # none of a tied head, which is the table turned
+        return row is None or row.turned
+
+    def columns(self, name: str, which: slice) -> Tensor:
+        """Some columns of a matrix, `[K, n]`: float64 on the CPU, a copy."""
+        assert self._turned(name)
+        return exact(self.model.decoder.weight(name).dense(rows=which)).mT
+
+    def size(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a matrix."""
+        columns, rows = self.model.decoder.weight(name).shape
+        return rows, columns
+
+    def expert(self, name: str, expert: int) -> Tensor:
+        """The matrix of one expert, `[K, N]`: float64 on the CPU, a copy."""
+        assert self._turned(name)
+        return exact(self.model.decoder.weight(name).dense(rows=slice(expert, expert + 1))[0]).mT
+
+    def uncertainty(self, name: str, magnitude: Tensor) -> Tensor:
+        """None: the inputs are the kernel's."""
+        return torch.zeros_like(magnitude)
+
+    def table_rows(self, name: str, rows: Sequence[int]) -> Tensor:
+        """Some rows of a table, float64 on the CPU."""
+        ids = torch.tensor(rows, device=self.model.device)
+        return exact(self.model.decoder.weight(name).rows(ids))
+
+    def vector(self, name: str) -> Tensor:
+        """A parameter that is a vector, float64 on the CPU."""
+        return exact(self.weight(name))
+
+
+def _runs(positions: Sequence[int]) -> list[Sequence[int]]:
+    """Ascending positions, cut where one is left out."""
+    ends = [at for at in range(1, len(positions)) if positions[at] != positions[at - 1] + 1]
+    return [positions[a:b] for a, b in pairwise([0, *ends, len(positions)])]
+
+
+def mixer_of(model: Model, name: str) -> Mixer:
+    """The mixer that an activation is of."""
+    layer = layer_of(name)
+    assert layer is not None
+    mixer: Mixer = model.decoder.blocks[layer].parts[name.rpartition(".")[0]]
+    return mixer
+
+
+def layer_of(name: str) -> int | None:
+    """The block whose activation it is."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blocks" else None
+
+
+def origin(model: Model, parameter: str) -> str:
+    """Which tensor of the checkpoint a parameter was read from, and what was done to it."""
+    if model.random_seed is not None:
+        return f"drawn at random with the seed {model.random_seed}"
+    entries = [entry for entry in model.ledger.entries if entry.target == parameter]
+    if not entries:
+        return "read from the checkpoint"
+    entry, source = entries[0], together([entry.source for entry in entries])
+    words = f"from the checkpoint's `{source}`, stored as {entry.stored}"
+    if entry.dequantized:
+        words += " and dequantized"
+    return words + (f" ({', '.join(entry.words)})" if entry.words else "")

@@ -1,0 +1,292 @@
+"""The attention map of a layer: which activations it is made of, and its rows.
+
+Axes: H heads, K heads of values, t rows (queries), S keys, d size of a query and key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llmcli.anatomy.block import BranchNames, block_names
+from llmcli.anatomy.graph import graph
+from llmcli.graph.node import State
+from llmcli.graph.ops import Convolve, Gate, Mix, Normalize, Project, Softmax
+from llmcli.graph.recurrence import Skip
+from llmcli.model import Model
+from llmcli.nn.recurrent import Recurrent
+from llmcli.nn.softmax_map import SoftmaxMap
+from llmcli.observe.cache import remembered
+from llmcli.observe.formulas import formula_inputs
+from llmcli.observe.kernel import mixer_of
+from llmcli.ops.recurrence import Inputs
+from llmcli.parts.registry import part_of
+
+MapRows = Callable[[slice], Tensor]  # the rows of the queries at these positions
+
+
+class LayerMap:
+    """What the map `[H, T, S]` of layer `number` is made of. Raises KeyError where it has none.
+
+    `value` and `mixed` are the activations that it mixes and gives, `sources` those that it is
+    computed from. `score`: the operation whose softmax it is, None where it is no such.
+    """
+
+    def __init__(self, model: Model, number: int) -> None:
+        self._model, self.number = model, number
+        self._graph = graph(model.config)
+        node = self._graph.mixing(number)
+        if node is None or not isinstance(node.op, Mix):
+            raise KeyError(number)
+        self.pattern, self.value, self.mixed = node.op.pattern, node.op.value, node.name
+        self.window, self.group = node.op.window, node.op.group
+        self.signed = node.op.signed
+        self.heads = self._graph.sizes(number)["H"]
+        self.sources = self._graph.sources(self.pattern)
+        self.score = self._graph.score(node.op)
+        above = self._graph[self.pattern].op
+        self._sink = above.sink if isinstance(above, Softmax) else None
+
+    @cached_property
+    def _branch(self) -> BranchNames:
+        part = self.mixed.rpartition(".")[0]
+        block = block_names(self._model.config.layers[self.number], f"blocks.{self.number}")
+        return next(one for sub in block for one in sub.branches if one.part == part)
+
+    @cached_property
+    def note(self) -> str:
+        """What its map is where it is no softmax, in a sentence; empty where it is one."""
+        if not self.signed:
+            return ""
+        words = "the exact equivalent map: its weights are signed, and rows do not sum to 1"
+        seen = max((one.length for one in self._convolved), default=1)
+        if seen == 1:
+            return words
+        return f"{words}; values come after a convolution: column j mixes tokens j−{seen - 1} to j"
+
+    @cached_property
+    def _convolved(self) -> list[Convolve]:
+        """The convolutions of the mixer, which come before its map."""
+        nodes = (node for name, node in self._graph.nodes.items() if name.startswith(self.prefix))
+        return [node.op for node in nodes if isinstance(node.op, Convolve)]
+
+    @property
+    def sinks(self) -> bool:
+        """Whether its heads have sinks of their own, so that their rows sum to less than 1."""
+        return self._sink is not None
+
+    @property
+    def kind(self) -> str:
+        """What such a layer is called: `full`, `window 512`, or what its mixer is."""
+        if self.score is not None:
+            return kind_of(self.window)
+        part = self._branch.config.part
+        kind: str = part_of(part).facts(part)["kind"]
+        return kind
+
+    @cached_property
+    def checked(self) -> tuple[str, ...]:
+        """Everything from the residual stream to what is added, the map included."""
+        names = [node.name for node in self._graph.nodes.values() if node.layer == self.number]
+        inside = names[1 : names.index(self._branch.adds) + 1]
+        on_the_way = {self.pattern, *self._graph[self.pattern].op.inputs}
+        return tuple(n for n in inside if self._graph.written(n) or n in on_the_way)
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        """What the formulas of these are checked with."""
+        return formula_inputs(self._model.config, self.checked) | {self.value, self.mixed}
+
+    @property
+    def prefix(self) -> str:
+        """How the names of the mixer's activations begin."""
+        return self.mixed.rpartition(".")[0] + "."
+
+    @property
+    def adds(self) -> str:
+        """What its mixer adds to the residual stream."""
+        return self._branch.adds
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All activations that the rows and their proof are made of."""
+        return tuple(dict.fromkeys((*self.sources, self.value, self.mixed)))
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What a cache has of all tokens: keys and values, or what these are computed from.
+
+        Keys and values may be those of another layer.
+        """
+        every = self._graph.states.values()
+        return tuple(
+            one for one in every
+            if "S" in one.axes and (one.holds.startswith(self.prefix) or one.holds in self.whole)
+        )  # fmt: skip
+
+    @property
+    def kept_fixed(self) -> tuple[State, ...]:
+        """What a cache has of the mixer in a size that no token makes larger."""
+        every = self._graph.states.values()
+        return tuple(one for one in every
+                     if "S" not in one.axes and one.holds.startswith(self.prefix))  # fmt: skip
+
+    def held(self, cache: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
+        """What a `cache` has of the first `tokens`, by activations, and `whole` as follows from it.
+
+        Where latents are kept and not keys and values, these are computed from them.
+        """
+        found = {
+            one.holds: cache[one.name].narrow(1 + one.axes.index("S"), 0, tokens)
+            for one in self.states
+        }
+        mixer = mixer_of(self._model, self.mixed)
+        for name in self.whole if self.score is not None else ():
+            if name not in found:
+                found[name] = mixer.derive(name, found, 0, tokens)
+        return found
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Which activations these are."""
+        return tuple(one.holds for one in self.states)
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """Those of which a row needs all tokens: keys and values; of another map all it reads.
+
+        And what a convolution reads.
+        """
+        keys = self.sources if self.score is None else (self.score.key,)
+        return tuple(dict.fromkeys((*keys, self.value, *(one.source for one in self._convolved))))
+
+    @property
+    def output(self) -> str | None:
+        """The matrix that the heads' results are multiplied with, if any.
+
+        Before it they may go through what keeps their places: a norm, a gate, a skip.
+        """
+        return None if self._projection is None else self._projection.weight
+
+    @property
+    def projected(self) -> bool:
+        """Whether they enter that product as they are."""
+        return self._projection is not None and self._projection.source == self.mixed
+
+    @cached_property
+    def _projection(self) -> Project | None:
+        carried = {self.mixed}
+        for name, node in self._graph.nodes.items():
+            op = node.op
+            if isinstance(op, Project) and op.source in carried:
+                return op
+            if isinstance(op, Gate | Normalize | Skip) and not carried.isdisjoint(op.inputs):
+                carried.add(name)
+        return None
+
+    def remembered(self, state: State, rows: Tensor) -> Tensor:
+        """What that state holds of all `rows` of its activation, which a kernel writes."""
+        return remembered(self._graph, state, rows)
+
+    @property
+    def matrix(self) -> State:
+        """What a cache has of the state of a recurrence. Raises ValueError without one."""
+        (found,) = (one for one in self.kept_fixed if not self._graph.written(one.holds))
+        return found
+
+    def reads_whole(self, name: str) -> bool:
+        """Whether a row of that activation needs keys or values of all tokens."""
+        return not set(self.whole).isdisjoint(self._graph[name].op.inputs) or name == self.mixed
+
+    def rows(
+        self,
+        seen: Mapping[str, Tensor],
+        heads: Sequence[int],
+        queries: slice,
+        keys: slice,
+        missing: int,
+    ) -> Scores:
+        """The scores of those `heads`, of the `queries` at these positions, and of the `keys`.
+
+        `seen` are activations `[H, T, d]` of all tokens, the queries' from position `missing` on.
+        """
+        mixer = mixer_of(self._model, self.mixed)
+        if self.score is None:
+            emitted = {name: seen[name][None] for name in self.sources}
+            of = slice(heads[0], heads[-1] + 1)
+            map_1HtS = mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)
+            return Scores(map_1HtS[0, :, :, keys].log(), None)
+        q_Htd = wide(
+            seen[self.score.query][heads, queries.start - missing : queries.stop - missing]
+        )
+        groups = slice(heads[0] // self.group, heads[-1] // self.group + 1)
+        k_KSd = wide(seen[self.score.key][groups, keys])
+        assert isinstance(mixer, SoftmaxMap)
+        first = queries.start - keys.start
+        scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], first, before=keys.start)[0]
+        factors = [self.score.factor(at) for at in range(queries.start, queries.stop)]
+        factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)
+        return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
+
+    def map(self, seen: Mapping[str, Tensor], heads: Sequence[int]) -> MapRows:
+        """What gives the rows `[H, t, S]` of a `signed` map, best asked for in their order."""
+        one = self._recurrent.map(self._batched(seen), slice(heads[0], heads[-1] + 1))
+        return lambda queries: one.rows(queries.start, queries.stop)[0]
+
+    def recurrence(self, seen: Mapping[str, Tensor]) -> Inputs:
+        """What the recurrence reads whose map is `signed`; `seen` has all tokens' activations."""
+        return self._recurrent.read(self._batched(seen))
+
+    @property
+    def recurrence_reads(self) -> tuple[str, ...]:
+        """The activations that it is made of."""
+        return (*self.sources, self.value)
+
+    @property
+    def _recurrent(self) -> Recurrent:
+        mixer = mixer_of(self._model, self.mixed)
+        assert isinstance(mixer, Recurrent)
+        return mixer
+
+    def _batched(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: seen[name][None] for name in self.recurrence_reads}
+
+    def weights(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor:
+        """The rows of the map of those `heads`, of the scores that `rows` gives of them."""
+        mixer = mixer_of(self._model, self.mixed)
+        if self.score is None:
+            return scores_HtS.softmax(-1)
+        assert isinstance(mixer, SoftmaxMap)
+        return mixer.weights(scores_HtS, heads)
+
+    def taken(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor | None:
+        """What the sinks of those `heads` take of each row, `[H, t]`; None where they have none."""
+        if self._sink is None:
+            return None
+        sink_H = self._model.decoder.weight(self._sink).dense()[list(heads), None]
+        return (sink_H.to(scores_HtS.dtype) - scores_HtS.logsumexp(-1)).sigmoid()
+
+
+class Scores(NamedTuple):
+    """What the map is the softmax of, −∞ where masked, at least float32: `[H, t, S]`.
+
+    Of a map that is no softmax its logarithm. A score's roundings are a share of the product of
+    the `norms` of its query and key, `[H, t]` and `[K, S]`; None: of its own size.
+    """
+
+    scores_HtS: Tensor
+    norms: tuple[Tensor, Tensor] | None
+
+
+def kind_of(window: int | None) -> str:
+    """What a layer with that window is called."""
+    return "full" if window is None else f"window {window}"
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In at least float32."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,213 @@
+"""The tensors of one prompt: as the fast kernel computed them, and as the rules do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from llmcli.anatomy.graph import graph
+from llmcli.config import ModelConfig
+from llmcli.graph.evaluation.rule import Rule, concatenated, settled
+from llmcli.model import Model
+from llmcli.observe.kernel import Kernel, layer_of
+from llmcli.observe.rules import rules
+from llmcli.reports.progress import Progress
+
+# the largest ones, which one formula alone needs: computed again rather than kept
+_NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
+
+# How far the kernel may be from the derivation, in roundings (eps) of the largest number of the
+# row. The roundings of a kernel are about independent, so that their sum grows as the square root
+# of how many formulas follow one another: ROUNDINGS · √formulas. Measured, the worst of all
+# numbers of 250 tokens: 23 · √formulas with smollm2, 5 with tiny.
+ROUNDINGS = 100
+
+Size = TypeVar("Size", float, Tensor)
+
+_AT_ONCE = 6  # so many float64 tensors as large as the largest exist at the same time
+
+
+class Values(Kernel):
+    """Every activation of `ids` by name, float64 on the CPU, without a batch axis.
+
+    `values[name]` is derived by its rule where it is fewer than `depth` formulas away from
+    `target` (None: always), and else the kernel's own. `texts` are the tokens for people.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rules: Mapping[str, Rule[Any]],
+        ids: Sequence[int],
+        texts: Sequence[str],
+        *,
+        target: str,
+        depth: int | None,
+        progress: Progress | None = None,
+    ) -> None:
+        emitted: dict[str, Tensor] = {}
+        super().__init__(
+            model, rules, ids, texts, emitted=emitted, positions=range(len(ids)),
+            prompt_tokens=len(ids), alone=[len(ids) == 1] * len(ids),
+        )  # fmt: skip
+        self.depth = depth
+        self.progress = progress
+        self.derived: set[str] = set()
+        self.whole: set[str] = set()  # of these every number
+        self._distance = _distances(rules, target)
+        if depth is not None and depth > max(self._distance.values()):
+            self.depth = None  # that is all of it
+        self._known: dict[str, Tensor] = {}
+        self._in_a_row: dict[str, int] = {}
+
+        def tap(name: str, tensor: Tensor) -> None:
+            emitted[name] = tensor[0]
+
+        one = torch.tensor([self.ids], device=model.device)
+        model.decoder(one, tap=tap, until=_last_layer(target))
+
+    def derives(self, name: str) -> bool:
+        """Whether `values[name]` follows from a rule; the kernel's own is taken where not."""
+        return self.depth is None or self._distance.get(name, self.depth) < self.depth
+
+    def read(self, name: str, weight: str) -> Tensor:
+        """As its kernel reads it; where that is a coin flip, as it read its own numbers."""
+        read_TK = super().read(name, weight)
+        if not self.derives(name) or not self.in_8_bits(weight):
+            return read_TK
+        kernel_TK = concatenated(self.kernel(name))
+        off_T1 = self.allowed(name, kernel_TK.abs().amax(-1, keepdim=True) + self.least)
+        return settled(concatenated(self[name]), read_TK, self._seen(kernel_TK, weight), off_T1)
+
+    def allowed(self, name: str, magnitude: Size) -> Size:
+        """How far numbers of that tensor may be from the kernel's."""
+        return ROUNDINGS * math.sqrt(self.formulas(name)) * self.eps * magnitude
+
+    def uncertainty(self, name: str, magnitude: Tensor) -> Tensor:
+        """As far as roundings add up to, where it is derived."""
+        if not self.derives(name):
+            return super().uncertainty(name, magnitude)
+        return self.allowed(name, magnitude + self.least)
+
+    def own(self) -> Kernel:
+        """The kernel's own numbers as inputs of every formula.
+
+        What a fused kernel never writes is derived from what it wrote.
+        """
+        return Kernel(
+            self.model, self.rules, self.ids, self.texts, emitted=self.emitted,
+            positions=self.positions, prompt_tokens=self.prompt_tokens, alone=self.alone,
+        )  # fmt: skip
+
+    def formulas(self, name: str) -> int:
+        """How many formulas follow one another up to `name`, at least its own."""
+        if not self._in_a_row:
+            for other, rule in self.rules.items():
+                before = [self._in_a_row[source] for source in rule.inputs]
+                derived = self.derives(other)
+                self._in_a_row[other] = max(before, default=0) + 1 if derived else 0
+        return max(1, self._in_a_row[name])
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not self.derives(name):
+            return self.kernel(name)
+        if name not in self._known:
+            for earlier in self._missing(name):
+                self._known[earlier] = self._derive(earlier)
+        return self._known[name] if name in self._known else self._derive(name)
+
+    def every(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """The same: all positions are there."""
+        return self[name][..., rows, :]
+
+    def _missing(self, name: str) -> list[str]:
+        """What has to be derived for `name`, itself included, in execution order.
+
+        Worked off from the front, for a deep model has more formulas in a row than Python nests
+        calls.
+        """
+        found = {name}
+        pending = [name]
+        for wanted in pending:
+            for source in self.rules[wanted].inputs:
+                if source not in self._known and source not in found and self.derives(source):
+                    found.add(source)
+                    pending.append(source)
+        return [n for n in self.rules if n in found and n.rpartition(".")[2] not in _NOT_KEPT]
+
+    def _derive(self, name: str) -> Tensor:
+        if name not in self.derived:
+            self.tell("deriving")
+        tensor = self.rules[name].tensor(self)
+        if self.graph.written(name):
+            theirs = self.kernel(name)
+            off = self.allowed(name, theirs.abs().amax(-1, keepdim=True) + self.least)
+            tensor = self.as_kept(name, tensor, theirs, off)
+        self.derived.add(name)
+        self.whole.add(name)
+        return tensor
+
+    def tell(self, what: str) -> None:
+        """That something goes on."""
+        if self.progress is not None:
+            self.progress(what, len(self.derived), len(self._distance))
+
+
+def needed_bytes(
+    config: ModelConfig,
+    sizes: Mapping[str, tuple[int, ...]],
+    target: str,
+    depth: int | None,
+    itemsize: int,
+) -> tuple[int, int]:
+    """About the bytes of what a tap sees up to `target`, on the device, and of what is derived.
+
+    Derived are the tensors that are kept, and while one is derived and checked some more as large
+    as the largest: its inputs, its magnitudes, what they are compared with.
+    """
+    known, model = rules(config), graph(config)
+    last = _last_layer(target)
+    seen = [
+        name
+        for name in known
+        if model.written(name)
+        and (last is None or (layer_of(name) is None and "embed" in name) or _before(name, last))
+    ]
+    far = _distances(known, target)
+    near = {name for name, at in far.items() if depth is None or at < depth}
+    if any(name.rpartition(".")[2] in ("pattern", "z") for name in near):  # of scores
+        near |= {name for name in far if not model.written(name)}
+    whole = {name: math.prod(sizes[name]) for name in near if name != target or _squares(name)}
+    kept = sum(n for name, n in whole.items() if name.rpartition(".")[2] not in _NOT_KEPT)
+    at_once = _AT_ONCE * max(whole.values(), default=0)
+    return itemsize * sum(math.prod(sizes[name]) for name in seen), 8 * (kept + at_once)
+
+
+def _before(name: str, last: int) -> bool:
+    layer = layer_of(name)
+    return layer is not None and layer <= last
+
+
+def _squares(name: str) -> bool:
+    return name.rpartition(".")[2] in ("scores", "pattern")
+
+
+def _last_layer(name: str) -> int | None:
+    """The last block that has to be run for it, None for the whole model."""
+    return 0 if name in ("embed", "pos_embed") else layer_of(name)
+
+
+def _distances(rules: Mapping[str, Rule[Any]], target: str) -> dict[str, int]:
+    """How many formulas every activation is away from `target`, by the shortest way."""
+    found = {target: 0}
+    pending = [target]
+    for name in pending:
+        for source in rules[name].inputs:
+            if source not in found:
+                found[source] = found[name] + 1
+                pending.append(source)
+    return found

@@ -1,1 +1,0 @@
-"""What heads attend to: on a screen, and in files."""

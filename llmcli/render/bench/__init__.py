@@ -1,1 +1,0 @@
-"""Rows of a benchmark in llama-bench's formats, and what we measure beside them."""

@@ -1,1 +1,0 @@
-"""What each layer would have said: on a screen, and in files."""

@@ -1,1 +1,0 @@
-"""Where the time of a run goes, as tables and sentences."""

@@ -1,0 +1,29 @@
+"""A part of one attention matrix, as it is drawn. Letters: H heads, T queries, S keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+What = Literal["pattern", "scores"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A part of one head's matrix: queries and keys `first` … `last`-1, NaN where masked.
+
+    `values` is `[rows, columns]` float32. One cell is the largest of `pool` × `pool` cells, 1
+    where none had to be put together; of a signed map the one that is furthest from 0.
+    """
+
+    layer: int
+    head: int
+    kv_head: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    pool: int
+    values: np.ndarray
+    signed: bool = False

@@ -1,0 +1,1 @@
+"""What views share: layout, theme, tables, heatmaps, PNG and HTML."""

@@ -1,0 +1,171 @@
+"""Rows and lists that fit themselves into the width they are given, numbers always whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.text import Text
+
+from llmcli.ui.theme import FAINT, HEADING
+
+SEPARATOR = " · "
+GAP = "   "
+INDENT = "    "
+LEAST = 8  # columns that a cell which may be cut keeps
+WIDEST = 240  # columns of pictures and lists where nothing else bounds them, such as in a pipe
+
+
+def filled(parts: Sequence[str], width: int) -> list[str]:
+    """`parts` joined by dots into as few lines as fit `width`, never cut inside a part."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(SEPARATOR) + len(part) <= width:
+            lines[-1] += SEPARATOR + part
+        else:
+            lines.append(part)
+    return lines
+
+
+@dataclass(frozen=True)
+class Dotted:
+    """Parts joined by dots; lines break between them."""
+
+    parts: Sequence[str]
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text("\n".join(filled(self.parts, options.max_width)), style=self.style)
+
+
+@dataclass(frozen=True)
+class Column:
+    """`cut`: cells may be shortened with …; where that is too little, columns are left out.
+
+    Those with the largest `first_to_go` go first; 0 stays. `labelled`: with its name where it is
+    on a line below.
+    """
+
+    name: str
+    right: bool = True
+    cut: bool = False
+    first_to_go: int = 0
+    labelled: bool = False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table with one line a row. Where even the least does not fit, the lines are too long.
+
+    A cell without a style may be a `str`: a text of millions of tokens has as many rows.
+    `gap`: (first, end, words) of rows that are left out, and the line in their place. `spill`:
+    what is in columns that are left out stands below its row, four columns to the right.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Text | str]]
+    gap: tuple[int, int, str] = (0, 0, "")
+    spill: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first, end, words = self.gap
+        rows = [*self.rows[:first], *self.rows[end:]] if words else self.rows
+        kept, widths = self._fitted(rows, options.max_width)
+        heads = [Text(c.name, style=HEADING) for c in self.columns]
+        yield from self._line(heads, kept, widths, console)
+        yield from self._spilled(heads, kept, options.max_width, head=True)
+        yield _uncut(Text("─" * (sum(widths) + len(GAP) * (len(kept) - 1)), style=FAINT))
+        for number, row in enumerate(rows):
+            if words and number == first:
+                yield _uncut(Text(words, style=FAINT))
+            yield from self._line(row, kept, widths, console)
+            yield from self._spilled(row, kept, options.max_width)
+
+    def fit(self, width: int) -> bool:
+        """Whether every column has room in `width`."""
+        first, end, _ = self.gap
+        return len(self._fitted([*self.rows[:first], *self.rows[end:]], width)[0]) == len(
+            self.columns
+        )
+
+    def _spilled(
+        self, cells: Sequence[Text | str], kept: Sequence[int], width: int, *, head: bool = False
+    ) -> Iterator[Text]:
+        """The lines below a row with what has no column."""
+        if not self.spill:
+            return
+        parts = [
+            f"{column.name} {cell}" if column.labelled and not head else str(cell)
+            for index, (column, cell) in enumerate(zip(self.columns, cells, strict=True))
+            if index not in kept and cell
+        ]
+        for line in filled(parts, max(1, width - len(INDENT))):
+            yield Text(INDENT + line, style=FAINT)
+
+    def _fitted(
+        self, rows: Sequence[Sequence[Text | str]], width: int
+    ) -> tuple[list[int], list[int]]:
+        """The columns to show and their widths, in `width` columns where that can be."""
+        natural = [cell_len(column.name) for column in self.columns]
+        for row in rows:
+            natural = [max(n, _width(cell)) for n, cell in zip(natural, row, strict=True)]
+        least = [min(n, LEAST) if c.cut else n for c, n in zip(self.columns, natural, strict=True)]
+        kept = list(range(len(self.columns)))
+        turns = sorted({column.first_to_go for column in self.columns} - {0}, reverse=True)
+        for turn in turns:
+            if _total(least, kept) > width:
+                kept = [index for index in kept if self.columns[index].first_to_go != turn]
+        over = max(0, _total(natural, kept) - width)
+        return kept, [max(least[index], natural[index] - over) for index in kept]
+
+    def _line(
+        self,
+        cells: Sequence[Text | str],
+        kept: Sequence[int],
+        widths: Sequence[int],
+        console: Console,
+    ) -> Iterator[Segment]:
+        """The row in as few segments as it has styles: a `Text` of its own for each costs most."""
+        segments: list[Segment] = []
+        plain = ""  # what has come since the last style
+        for position, (index, width) in enumerate(zip(kept, widths, strict=True)):
+            cell, right = cells[index], self.columns[index].right
+            plain += GAP if position else ""
+            used = _width(cell)
+            if used > width:
+                cell = Text(cell) if isinstance(cell, str) else cell.copy()
+                cell.truncate(width, overflow="ellipsis")
+                used = cell.cell_len
+            spaces = " " * (width - used)
+            plain += spaces if right else ""
+            if isinstance(cell, str):
+                plain += cell
+            else:
+                whole = Text().join([cell])  # its own style, too, is a span of that
+                segments += [Segment(plain), *whole.render(console)]
+                plain = ""
+            plain += "" if right else spaces
+        segments.append(Segment(plain))
+        while segments and not (last := segments[-1]).text.rstrip():
+            segments.pop()
+        if segments:
+            segments[-1] = Segment(last.text.rstrip(), last.style)
+        yield from segments
+        yield Segment.line()
+
+
+def _width(cell: Text | str) -> int:
+    text = str(cell)
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _total(widths: Sequence[int], kept: Sequence[int]) -> int:
+    return sum(widths[index] for index in kept) + len(GAP) * (len(kept) - 1)
+
+
+def _uncut(line: Text) -> Text:
+    line.no_wrap, line.overflow = True, "ignore"
+    return line

@@ -1,0 +1,38 @@
+"""What the machine can do at most, what memory was held, and what was done once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from llmcli.reports.ceilings import Ceilings
+from llmcli.ui.rates import unit
+from llmcli.ui.stats import size
+
+SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another
+
+
+def ceiling_words(ceilings: Ceilings) -> Iterator[str]:
+    """Read rates from memory to the fastest cache, then products by dtype."""
+    sizes = dict(ceilings.caches)
+    # the smallest set of a cache is surely in it, the largest of all is surely in none
+    fastest = {read.level: read for read in reversed(ceilings.reads)}
+    fastest[ceilings.reads[-1].level] = ceilings.reads[-1]
+    for level, read in fastest.items():
+        held = f" ({size(sizes[level])})" if level in sizes else ""
+        yield f"{level}{held} {unit(read.bytes_per_s, 'B/s')}"
+    for matrix in ceilings.matrices:
+        way = f" ({matrix.way})" if matrix.way not in ("", "direct") else ""
+        yield f"{matrix.dtype} matrix products {unit(matrix.flops_per_s, 'FLOP/s')}{way}"
+
+
+def beyond(names: Iterable[str]) -> str:
+    """The same of parts or tests by their names, which can be none."""
+    parts = list(names)
+    if not parts:
+        return ""
+    return (
+        f"faster than their ceiling: {', '.join(parts)}; something else took the machine while "
+        "the ceilings were measured: run it again"
+    )
+
+

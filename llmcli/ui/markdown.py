@@ -1,0 +1,193 @@
+"""Markdown on a terminal while it is written: nothing that was shown is ever drawn again.
+
+So a style begins with its marker and ends with its line at the latest, and only what cannot be
+known earlier waits: the last word, the first characters of a line, a link, a line of code, a table.
+Lines stay lines, as models mean them. Without colours the text keeps its markers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich.cells import cell_len
+from rich.console import Console
+
+from llmcli.ui.code import Code
+from llmcli.ui.emphasis import Emphasis
+from llmcli.ui.flow import TAB, Flow
+from llmcli.ui.markdown_table import drawn_table
+from llmcli.ui.theme import FAINT, HEADING, printable
+
+# what a line may begin with, as far as it has come; and what only a whole line tells
+_UNSURE = re.compile(r"\s*(#{1,6}\s*|>|[-*_][-*_\s]*|\+\s*|\d{1,9}([.)]\s*)?|`+|~+)?")
+_WHOLE = re.compile(r"\s*(\||```|~~~)")
+_RULE = re.compile(r"\s*([-*_])( *\1){2,}\s*")
+_FENCE = re.compile(r"(`{3,}(?=[^`]*$)|~{3,})\s*([^\s`]*)")
+_MARKER = re.compile(r"(\s*)(?:(#{1,6})\s+|(>) ?|([-*+])\s+|(\d{1,9}[.)])\s+)")
+
+
+class MarkdownStream:
+    """Text in pieces to what is written to a terminal as wide as `console`.
+
+    `push` returns what can be shown now, and `finish` the rest, with the newline of the last line.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._flow = Flow(console.width, colour=not console.no_color)
+        self._bullet, self._bar, self._dash = signs(console)
+        self._held = ""
+        self._table: list[str] = []
+        self._fence, self._code = "", Code("")
+        self._gap = True  # the last line is empty: a second one would be one too many
+        self._begin()
+
+    def push(self, text: str) -> str:
+        """What can be shown once `text` has come, in lines as wide as the console is by now."""
+        self._flow.fit(self._console.width)
+        self._held += printable(text).replace("\t", TAB)
+        return self._shown(end=False)
+
+    def finish(self) -> str:
+        """What was held back."""
+        out = self._shown(end=True)
+        if self._first and self._line is None and not self._fence:
+            out += self._opened()
+        return out + (self._ended("") if self._line is not None else "") + self._table_drawn()
+
+    def _begin(self) -> None:
+        """Nothing is known of the line that comes."""
+        self._line: Emphasis | None = None
+        self._first = self._rest = self._base = ""
+        self._indent = 0  # characters of its markers
+
+    def _shown(self, *, end: bool) -> str:
+        out = []
+        while self._held:
+            line, newline, rest = self._held.partition("\n")
+            whole = bool(newline) or end
+            if self._line is not None:
+                self._held = rest
+                out.append(self._ended(line) if newline else self._line.push(line, end=False))
+            elif not whole and (self._fence or _UNSURE.fullmatch(line) or _WHOLE.match(line)):
+                break
+            elif self._table and not line.lstrip().startswith("|"):
+                out.append(self._table_drawn())
+            elif whole and (drawn := self._drawn(line)) is not None:
+                self._held = rest
+                out.append(drawn)
+            else:
+                out.append(self._marked(line))
+        return "".join(out)
+
+    def _drawn(self, line: str) -> str | None:
+        """A line that is more than text, drawn; None where it is not."""
+        bare = line.strip()
+        if self._fence:
+            return self._code_line(line)
+        if bare.startswith("|") and not self._first:
+            self._table.append(bare)
+            return ""
+        if not bare and not self._first:
+            gap, self._gap = self._gap, True
+            return "\n" * (not gap)
+        if _RULE.fullmatch(line):
+            rule = self._dash * min(self._flow.width, 40) if self._flow.colour else bare
+        elif fence := _FENCE.match(bare):
+            self._fence, self._code = fence[1], Code(fence[2] if self._flow.colour else "")
+            rule = bare
+            spaces = line[: len(line) - len(line.lstrip())]
+            self._first, self._rest = self._first + spaces, self._rest + spaces
+            self._indent += len(spaces)
+        else:
+            return None
+        first, self._gap = self._first, False
+        if not self._fence:
+            self._begin()
+        return f"{self._flow.painted(first + rule, FAINT)}\n"
+
+    def _code_line(self, line: str) -> str:
+        """Code is not wrapped: it can be copied."""
+        own = line[: self._indent].lstrip(" >") + line[self._indent :]
+        rest, bare = self._flow.painted(self._rest, FAINT), own.strip()
+        if bare.startswith(self._fence) and not bare.strip(self._fence[0]):
+            self._fence = ""
+            self._begin()
+            return f"{rest}{self._flow.painted(bare, FAINT)}\n"
+        return f"{rest}{self._code.line(own)}\n"
+
+    def _marked(self, line: str) -> str:
+        """Takes one of the markers that a line begins with, or begins its text."""
+        self._gap = False
+        marker = _MARKER.match(line)
+        if marker is None:
+            spaces = line[: len(line) - len(line.lstrip())]
+            self._held = self._held[len(spaces) :]
+            self._first, self._rest = self._first + spaces, self._rest + spaces
+            return self._opened()
+        self._held = self._held[marker.end() :]
+        self._indent += marker.end()
+        spaces, heading, quote, bullet, _ = marker.groups()
+        sign = marker[0]
+        if self._flow.colour and heading:
+            sign = spaces
+            self._base = f"{HEADING} underline" if heading == "#" else HEADING
+        elif self._flow.colour and quote:
+            sign = f"{spaces}{self._bar} "
+        elif self._flow.colour and bullet:
+            sign = sign.replace(bullet, self._bullet, 1)
+        self._first += sign
+        self._rest += sign if quote else " " * cell_len(sign)
+        return self._opened() if self._held.startswith("\n") else ""
+
+    def _opened(self) -> str:
+        self._line = Emphasis(self._flow, self._base)
+        return self._flow.begin(self._first, self._rest, FAINT)
+
+    def _ended(self, line: str) -> str:
+        assert self._line is not None
+        out = self._line.push(line, end=True) + self._flow.end()
+        self._begin()
+        return out
+
+    def _table_drawn(self) -> str:
+        """The table that was held back, or its lines as they are."""
+        rows, self._table = self._table, []
+        if not rows:
+            return ""
+        self._gap = False
+        if (table := drawn_table(rows, self._console)) is not None:
+            return table
+        return "".join(self._flow.add(row) + self._flow.end() for row in rows)
+
+
+class DimmedStream:
+    """Text that is not the answer itself, such as reasoning: dim, behind a bar, under a title."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._flow = Flow(console.width, colour=not console.no_color)
+        self._bar = signs(console)[1] + " "
+        self._title = self._flow.painted(title, FAINT) + "\n"
+        self._open = False  # within a line
+
+    def push(self, text: str) -> str:
+        """What can be shown once `text` has come, in lines as wide as the console is by now."""
+        self._flow.fit(self._console.width)
+        title, self._title = self._title, ""
+        out = [title]
+        for part in re.findall(r"\n|[^\n]+", printable(text)):
+            if not self._open:
+                out.append(self._flow.begin(self._bar, self._bar, FAINT))
+            self._open = part != "\n"
+            out.append(self._flow.add(part, FAINT) if self._open else self._flow.end())
+        return "".join(out)
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._flow.end() if self._open else ""
+
+
+def signs(console: Console) -> tuple[str, str, str]:
+    """A bullet, a bar and a dash that this terminal has."""
+    return ("-", "|", "-") if console.options.ascii_only else ("•", "│", "─")

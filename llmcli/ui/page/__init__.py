@@ -1,0 +1,1 @@
+"""One-file pages for a browser: nothing is fetched."""

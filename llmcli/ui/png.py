@@ -1,0 +1,240 @@
+"""What the pictures share: a white sheet for a paper, text that any token can be, a colour bar.
+
+Drawn with Pillow alone. The font that comes with it has the signs of English; others are taken
+from a font of this machine where there is one, else they are spelled out.
+"""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmcli.ui.palette import DECADES, Scale, rgb
+from llmcli.ui.theme import quoted
+
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont
+
+DPI = 300
+INK, QUIET, GRID, RED = (25, 25, 30), (105, 105, 115), (222, 222, 228), (200, 40, 30)
+MASKED, HATCH = (246, 246, 248), (219, 219, 226)
+# pixels: two columns of a paper, and one; the margin; the room of the headings and of the footer
+WIDE, NARROW = 2080, 1240
+MARGIN, HEAD, FOOT = 44, 150, 112
+TITLE, SMALL, FINE, LEAST = 40, 26, 22, 20  # font sizes; the least is what can be read on paper
+BAR = 26  # pixels that a colour bar is wide
+# found by name in the system's folders; the first that has a sign draws it
+_FONTS = (
+    "DejaVuSans.ttf",
+    "NotoSans-Regular.ttf",
+    "LiberationSans-Regular.ttf",
+    "Arial Unicode.ttf",
+    "Arial.ttf",
+    "seguisym.ttf",
+    "NotoSansCJK-Regular.ttc",
+    "PingFang.ttc",
+    "msyh.ttc",
+    "NotoEmoji-Regular.ttf",
+)
+_PLAIN = {"×": "x", "≈": "~", "→": "to", "−": "-", "≥": ">=", "≤": "<=", "‖": "|"}
+
+Colour = tuple[int, int, int]
+
+
+class Sheet:
+    """A white picture, written to as on paper; places are pixels from the upper left corner."""
+
+    def __init__(self, width: int, height: int) -> None:
+        from PIL import Image, ImageDraw
+
+        self.image = Image.new("RGB", (width, height), "white")
+        self.draw = ImageDraw.Draw(self.image)
+
+    def text(
+        self, at: tuple[int, int], words: str, size: int, fill: Colour = INK, anchor: str = "la"
+    ) -> None:
+        """Words on one line. `anchor`: Pillow's: l, m, r across and a, m, s down."""
+        x = float(at[0]) - {"l": 0.0, "m": 0.5, "r": 1.0}[anchor[0]] * width(words, size)
+        for font, run in _runs(words, size):
+            self.draw.text((x, at[1]), run, font=font, fill=fill, anchor=f"l{anchor[1]}")
+            x += font.getlength(run)
+
+    def turned(
+        self, at: tuple[int, int], words: str, size: int, fill: Colour = INK, *, below: bool = True
+    ) -> None:
+        """Words that read upwards, in the middle of x; they end at y, or begin there if above."""
+        from PIL import Image
+
+        line = Sheet(max(1, round(width(words, size))), round(size * 1.5))
+        line.draw.rectangle(((0, 0), line.image.size), "black")
+        line.text((0, line.image.height // 2), words, size, (255, 255, 255), "lm")
+        mask = line.image.convert("L").rotate(90, expand=True)
+        x, y = at[0] - mask.width // 2, at[1] if below else at[1] - mask.height
+        self.image.paste(Image.new("RGB", mask.size, fill), (x, y), mask)
+
+    def cells(
+        self, at: tuple[int, int], fractions: np.ndarray, cell: int, *, diverging: bool = False
+    ) -> None:
+        """A matrix `[rows, columns]` of places 0 … 1 on a scale in squares; NaN is masked.
+
+        What is masked looks like no number: nearly white, hatched where grey is a number.
+        """
+        from PIL import Image
+
+        colours = rgb(fractions, diverging=diverging)
+        colours = np.kron(colours, np.ones((cell, cell, 1), np.uint8))
+        masked = np.kron(np.isnan(fractions), np.ones((cell, cell), bool))
+        colours[masked] = MASKED
+        if diverging:
+            rows, columns = np.indices(masked.shape)
+            colours[masked & ((rows + columns) % 12 < 2)] = HATCH
+        self.image.paste(Image.fromarray(colours), at)
+
+    def frame(self, at: tuple[int, int], columns: int, rows: int, fill: Colour = QUIET) -> None:
+        """A thin line around what is `columns` pixels wide and `rows` high."""
+        left, top = at[0] - 2, at[1] - 2
+        self.draw.rectangle(((left, top), (left + columns + 3, top + rows + 3)), None, fill, 2)
+
+    def colour_bar(self, at: tuple[int, int], height: int, scale: Scale, size: int) -> None:
+        """The scale upright, its ends and three values between them written beside it."""
+        places = np.linspace(1, 0, height)[:, None].repeat(BAR, 1)
+        self.cells(at, places, 1, diverging=scale.signed)
+        self.frame(at, BAR, height)
+        for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
+            y = at[1] + round((1 - fraction) * (height - 1))
+            right = at[0] + BAR
+            self.draw.line(((right + 2, y), (right + 9, y)), QUIET, 2)
+            self.text((right + 16, y), _mark(scale, fraction), size, QUIET, "lm")
+
+    def headings(self, words: str, title: str) -> None:
+        """What the picture shows, and of which model, above everything."""
+        room = self.image.width - 2 * MARGIN
+        self.text((MARGIN, MARGIN), fitted(words, TITLE, room), TITLE)
+        self.text((MARGIN, MARGIN + 54), fitted(title, SMALL, room), SMALL, QUIET)
+
+    def footer(self, words: str, ok: bool) -> None:
+        """How to read it, on two lines at most; where a check does not hold, that instead."""
+        x, bottom = MARGIN, self.image.height - MARGIN + 14
+        if not ok:
+            self.text((x, bottom), "A CHECK FAILED: do not trust these numbers", SMALL, RED, "ls")
+            return
+        room = self.image.width - 2 * MARGIN
+        lines = [""]
+        for part in words.split("; "):
+            longer = f"{lines[-1]}; {part}" if lines[-1] else part
+            if width(longer, FINE) <= room:
+                lines[-1] = longer
+            else:
+                lines.append(part)
+        for up, line in enumerate(reversed(lines[:2])):
+            self.text((x, bottom - 32 * up), fitted(line, FINE, room), FINE, QUIET, "ls")
+
+    def png(self) -> bytes:
+        """The picture as a PNG file of 300 dots per inch."""
+        file = io.BytesIO()
+        self.image.save(file, "PNG", dpi=(DPI, DPI), optimize=True)
+        return file.getvalue()
+
+
+def bar_width(scale: Scale, size: int) -> int:
+    """Pixels that a colour bar takes with its values."""
+    values = [_mark(scale, fraction) for fraction in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    return BAR + 18 + round(max(width(value, size) for value in values))
+
+
+def _mark(scale: Scale, fraction: float) -> str:
+    """The value at a place of the bar; a logarithm has no zero, all that is less is its end."""
+    if scale.kind == "log" and not scale.signed and fraction == 0:
+        return f"< {number(scale.high * 10.0**-DECADES)}"
+    return number(scale.value(fraction))
+
+
+def number(value: float) -> str:
+    """Three digits of a value at a colour bar: `0`, `0.25`, `-12.5`, `1e-04`."""
+    return f"{value:.3g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.0e}"
+
+
+def width(words: str, size: int) -> float:
+    """Pixels that the words take on one line."""
+    return float(sum(font.getlength(run) for font, run in _runs(words, size)))
+
+
+def fitted(words: str, size: int, room: float) -> str:
+    """The words, cut with … where they do not fit `room` pixels."""
+    if width(words, size) <= room:
+        return words
+    while words and width(words + "…", size) > room:
+        words = words[:-1]
+    return words + "…"
+
+
+def label(id: int, text: str) -> str:
+    """A token as a label: its spaces are dots, so that one can see where a word begins."""
+    return quoted(text)[1:-1].replace(" ", "·") if text else f"#{id}"
+
+
+def dark(colour: np.ndarray) -> bool:
+    """Whether white is read better than black on it."""
+    return float(colour @ np.array([0.299, 0.587, 0.114])) < 120
+
+
+def _runs(words: str, size: int) -> list[tuple[FreeTypeFont, str]]:
+    """The words in pieces of one font each."""
+    found = [(_chosen(cluster), cluster) for cluster in _clusters(words)]
+    spelled = [(n, one if n >= 0 else "".join(map(_spelled, one))) for n, one in found]
+    groups = groupby(spelled, lambda pair: max(0, pair[0]))
+    return [(_font(font, size), "".join(sign for _, sign in run)) for font, run in groups]
+
+
+def _clusters(words: str) -> list[str]:
+    """The signs of the words, each with the marks above and below it."""
+    found: list[str] = []
+    for sign in unicodedata.normalize("NFC", words):
+        if found and unicodedata.combining(sign):
+            found[-1] += sign
+        else:
+            found.append(sign)
+    return found
+
+
+def _spelled(sign: str) -> str:
+    if sign in _PLAIN:
+        return _PLAIN[sign]
+    code = ord(sign)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+@lru_cache(maxsize=4096)
+def _chosen(cluster: str) -> int:
+    """The number of the first font that has these signs, 0 the one of Pillow; -1 if none has."""
+    for index in range(len(_FONTS) + 1):
+        font = _font(index, 32)
+        if font is not None and all(
+            sign == " " or not _same(font, sign, "\uffff") for sign in cluster
+        ):
+            return index
+    return -1
+
+
+def _same(font: FreeTypeFont, one: str, other: str) -> bool:
+    """Whether both are drawn alike: a sign that a font lacks looks as any other such sign."""
+    first, second = font.getmask(one), font.getmask(other)
+    return first.size == second.size and bytes(first) == bytes(second)
+
+
+@lru_cache(maxsize=256)
+def _font(index: int, size: int) -> Any:
+    """Pillow's own font for 0, else one of the system's, None where it is not there."""
+    from PIL import ImageFont
+
+    if index == 0:
+        return ImageFont.load_default(size)
+    try:
+        return ImageFont.truetype(_FONTS[index - 1], size)
+    except OSError:
+        return None
