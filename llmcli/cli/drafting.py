@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.options import MODEL, ModelOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import opt
 from llmcli.cli.running import load_model
 
 if TYPE_CHECKING:
@@ -22,15 +21,13 @@ NGRAM = "ngram"
 class DraftOptions:
     """Whether tokens are drafted, and by whom."""
 
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft", metavar="MODEL|ngram", rich_help_panel=MODEL,
-            help="Speculative decoding: a smaller model of the same vocabulary, or what followed "
-            "the same tokens before, proposes tokens. The text stays the same: bit by bit with "
-            "packed weights on a CPU, elsewhere within rounding.",
-        ),
-    ] = None  # fmt: skip
+    panel: ClassVar[str] = MODEL
+    draft: str | None = opt(
+        None, "--draft", "MODEL|ngram",
+        "Speculative decoding: a smaller model of the same vocabulary, or what followed the same "
+        "tokens before, proposes tokens. The text stays the same: bit by bit with packed weights "
+        "on a CPU, elsewhere within rounding.",
+    )  # fmt: skip
 
     def load(self, model: Model, options: ModelOptions, out: Output) -> Speculation | None:
         """None without `--draft`. Raises what `load_model` raises, UsageError for a vocabulary."""

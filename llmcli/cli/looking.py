@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.encoding import Encoded, check_fits, encode
 from llmcli.cli.options import PROMPT, ModelOptions
-from llmcli.cli.params import Range
+from llmcli.cli.params import opt
 from llmcli.cli.prompts import Prompt
 from llmcli.cli.template import TemplateOptions
 from llmcli.errors import CheckFailed, UsageError
@@ -52,16 +50,12 @@ class InChat:
 class NewTokensOptions:
     """Tokens that the model writes after the prompt, and that are looked at as well."""
 
-    generate: Annotated[
-        int,
-        typer.Option(
-            "--generate",
-            metavar="N",
-            rich_help_panel=PROMPT,
-            help="Let the model write up to N tokens (the likeliest ones), and look at them too.",
-        ),
-        Range(0),
-    ] = 0
+    panel: ClassVar[str] = PROMPT
+    generate: int = opt(
+        0, "--generate", "N",
+        "Let the model write up to N tokens (the likeliest ones), and look at them too.",
+        at_least=0,
+    )  # fmt: skip
 
 
 def greedy() -> Sampling:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
-import typer
-
-from llmcli.cli.params import Range
+from llmcli.cli.params import arg, opt
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 
@@ -23,98 +21,41 @@ MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
 class ModelOptions:
     """Which model, where it runs and in which arithmetic."""
 
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="MODEL",
-            rich_help_panel=MODEL,
-            help="A catalog name (smollm2, tiny), a path to a directory, .gguf or .safetensors, "
-            "or org/name[@rev] on the hub. [default: $LLMCLI_MODEL, else smollm2]",
-        ),
-    ] = None
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            rich_help_panel=MODEL,
-            help="auto, cpu, cuda, cuda:1 … or mps.",
-        ),
-    ] = "auto"
-    dtype: Annotated[
-        Literal["auto", "float64", "float32", "bfloat16", "float16"],
-        typer.Option(
-            "--dtype",
-            metavar="DTYPE",
-            rich_help_panel=MODEL,
-            help="Arithmetic: auto, float64, float32, bfloat16 or float16.",
-        ),
-    ] = "auto"
-    quantize: Annotated[
-        Literal["auto", "none", "int8", "int4"],
-        typer.Option(
-            "--quantize",
-            metavar="FORMAT",
-            rich_help_panel=MODEL,
-            help="Weight format: auto (the file's), none, int8 or int4.",
-        ),
-    ] = "auto"
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            metavar="N",
-            rich_help_panel=MODEL,
-            help="CPU threads. [default: OMP_NUM_THREADS, else one per core]",
-        ),
-        Range(1, 4096),
-    ] = None
-    context_length: Annotated[
-        int | None,
-        typer.Option(
-            "--context-length",
-            metavar="N",
-            rich_help_panel=MODEL,
-            help="Most tokens that prompt and text may have. [default: the model's own]",
-        ),
-        Range(1),
-    ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed",
-            metavar="N",
-            rich_help_panel=MODEL,
-            help="Seed of everything random. [default: one is drawn and reported]",
-        ),
-        Range(0, 2**63 - 1),
-    ] = None
-    random_weights: Annotated[
-        bool,
-        typer.Option(
-            "--random-weights",
-            rich_help_panel=MODEL,
-            help="The model from its configuration alone, its weights drawn with --seed "
-            "(everything with 0 where that is not given).",
-        ),
-    ] = False
-    revision: Annotated[
-        str | None,
-        typer.Option(
-            "--revision",
-            metavar="REV",
-            rich_help_panel=MODEL,
-            help="Branch, tag or commit on the hub.",
-        ),
-    ] = None
-    offline: Annotated[
-        bool,
-        typer.Option(
-            "--offline", rich_help_panel=MODEL, help="Use only what is on this machine."
-        ),
-    ] = False
+    panel: ClassVar[str] = MODEL
+    model: str | None = opt(
+        None, "-m", "--model", "MODEL",
+        "A catalog name (smollm2, tiny), a path to a directory, .gguf or .safetensors, or "
+        "org/name[@rev] on the hub. [default: $LLMCLI_MODEL, else smollm2]",
+    )  # fmt: skip
+    device: str = opt("auto", "--device", "DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = opt(
+        "auto", "--dtype", "DTYPE",
+        "Arithmetic: auto, float64, float32, bfloat16 or float16.",
+    )  # fmt: skip
+    quantize: Literal["auto", "none", "int8", "int4"] = opt(
+        "auto", "--quantize", "FORMAT",
+        "Weight format: auto (the file's), none, int8 or int4.",
+    )  # fmt: skip
+    threads: int | None = opt(
+        None, "--threads", "N",
+        "CPU threads. [default: OMP_NUM_THREADS, else one per core]", at_least=1, at_most=4096,
+    )  # fmt: skip
+    context_length: int | None = opt(
+        None, "--context-length", "N",
+        "Most tokens that prompt and text may have. [default: the model's own]", at_least=1,
+    )  # fmt: skip
+    seed: int | None = opt(
+        None, "--seed", "N",
+        "Seed of everything random. [default: one is drawn and reported]",
+        at_least=0, at_most=2**63 - 1,
+    )  # fmt: skip
+    random_weights: bool = opt(
+        False, "--random-weights",
+        "The model from its configuration alone, its weights drawn with --seed (everything with 0 "
+        "where that is not given).",
+    )  # fmt: skip
+    revision: str | None = opt(None, "--revision", "REV", "Branch, tag or commit on the hub.")
+    offline: bool = opt(False, "--offline", "Use only what is on this machine.")
 
     def check(self) -> None:
         """Raises UsageError for what can be refused before anything is loaded."""
@@ -156,77 +97,46 @@ class ModelOptions:
 class GivenPromptOptions:
     """Where the text comes from: PROMPT, a file, or token ids; stdin is read for `-` only."""
 
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="The text; `-` reads stdin.")
-    ] = None
-    file: Annotated[
-        str | None,
-        typer.Option(
-            "-f",
-            "--file",
-            metavar="PATH",
-            rich_help_panel=PROMPT,
-            help="Read the text from a file (`-`: stdin). A .json file with `messages` is a "
-            "conversation.",
-        ),
-    ] = None
-    ids: Annotated[
-        str | None,
-        typer.Option(
-            "--ids",
-            metavar="1,2,3",
-            rich_help_panel=PROMPT,
-            help="Token ids instead of text, separated by commas or spaces.",
-        ),
-    ] = None
+    panel: ClassVar[str] = PROMPT
+    prompt: str | None = arg(None, "[PROMPT]", "The text; `-` reads stdin.")
+    file: str | None = opt(
+        None, "-f", "--file", "PATH",
+        "Read the text from a file (`-`: stdin). A .json file with `messages` is a conversation.",
+    )  # fmt: skip
+    ids: str | None = opt(
+        None, "--ids", "1,2,3",
+        "Token ids instead of text, separated by commas or spaces.",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(GivenPromptOptions):
     """The same for commands that read a pipe without being asked."""
 
-    prompt: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PROMPT]",
-            help="The text; a pipe is put before it, and `-` reads stdin whatever it is.",
-        ),
-    ] = None
-    no_stdin: Annotated[
-        bool,
-        typer.Option("--no-stdin", rich_help_panel=PROMPT, help="Never read a pipe on stdin."),
-    ] = False
+    panel: ClassVar[str] = PROMPT
+    prompt: str | None = arg(
+        None, "[PROMPT]",
+        "The text; a pipe is put before it, and `-` reads stdin whatever it is.",
+    )  # fmt: skip
+    no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """What is written where; `main` also looks at these for errors."""
 
-    json: Annotated[
-        bool,
-        typer.Option("--json", rich_help_panel=OUTPUT, help="One JSON document on stdout."),
-    ] = False
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "-q", "--quiet", rich_help_panel=OUTPUT, help="No progress, notes or warnings."
-        ),
-    ] = False
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", rich_help_panel=OUTPUT, help="Tracebacks with error messages."),
-    ] = False
+    panel: ClassVar[str] = OUTPUT
+    json: bool = opt(False, "--json", "One JSON document on stdout.")
+    quiet: bool = opt(False, "-q", "--quiet", "No progress, notes or warnings.")
+    debug: bool = opt(False, "--debug", "Tracebacks with error messages.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialOptions:
     """How special tokens that are written in the text are read."""
 
-    no_special: Annotated[
-        bool,
-        typer.Option(
-            "--no-special",
-            rich_help_panel=PROMPT,
-            help="Special tokens written in the text are plain text.",
-        ),
-    ] = False
+    panel: ClassVar[str] = PROMPT
+    no_special: bool = opt(
+        False, "--no-special",
+        "Special tokens written in the text are plain text.",
+    )  # fmt: skip

@@ -14,11 +14,12 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import typer
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.cli.configuration.values import defaults, from_file, settable
@@ -52,6 +53,56 @@ class Range:
         if self.above:
             return f"greater than {_plain(self.low)} and at most {_plain(self.high)}"
         return f"between {_plain(self.low)} and {_plain(self.high)}"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What `opt` or `arg` says of a field: as typer wants it, and the numbers that it takes."""
+
+    names: tuple[str, ...]
+    metavar: str | None
+    help: str
+    range: Range | None
+    panel: str | None
+
+    def hint(self, base: Any, group: type) -> Any:
+        """The annotation that typer reads; the heading is `panel` of the class unless given."""
+        if self.names:
+            panel = self.panel or getattr(group, "panel", None)
+            info: Any = typer.Option(
+                *self.names, metavar=self.metavar, rich_help_panel=panel, help=self.help
+            )
+        else:
+            info = typer.Argument(metavar=self.metavar, help=self.help)
+        return Annotated[base, info, self.range] if self.range else Annotated[base, info]
+
+
+def opt(
+    default: Any,
+    *words: str,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    within: Range | None = None,
+    panel: str | None = None,
+) -> Any:
+    """A field of a dataclass of options, such as `opt(256, "-n", "--max", "N", "Most tokens.")`.
+
+    `words`: the names, for all but flags what its value is called, and the help text.
+    `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the heading in the
+    help, if another than the class's own.
+    """
+    names = tuple(word for word in words[:-1] if word.startswith("-"))
+    low = at_least if above is None else above
+    allowed = within if low is None else Range(low, at_most, above is not None)
+    metavar = words[-2] if len(words) > len(names) + 1 else None
+    said = Declared(names, metavar, words[-1], allowed, panel)
+    return field(default=default, metadata={"declared": said})
+
+
+def arg(default: Any, metavar: str, help: str) -> Any:
+    """The same of an argument."""
+    return field(default=default, metadata={"declared": Declared((), metavar, help, None, None)})
 
 
 def _plain(number: float) -> str:
@@ -265,14 +316,16 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
             continue
         groups[name] = hint
         types = get_type_hints(hint, include_extras=True)
-        for field in fields(hint):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            _add(flat, field.name, types[field.name], default)
+        for one in fields(hint):
+            said = one.metadata.get("declared")
+            kind = types[one.name] if said is None else said.hint(types[one.name], hint)
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+            _add(flat, one.name, kind, default)
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
         built = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            name: group(**{one.name: values.pop(one.name) for one in fields(group)})
             for name, group in groups.items()
         }
         function(**values, **built)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import typer
-
-from llmcli.cli.params import Range
+from llmcli.cli.params import Range, opt
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,68 +57,42 @@ NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
 class SamplingOptions:
     """How the next token is chosen; None where the user did not say."""
 
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "-t", "--temperature", metavar="X", rich_help_panel=PANEL,
-            help="Randomness; 0 is greedy. [default: the model's, else 0.8]",
-        ),
-        RANGES["temperature"],
-    ] = None  # fmt: skip
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "-k", "--top-k", metavar="N", rich_help_panel=PANEL,
-            help="Only the N likeliest tokens; 0 is off. [default: the model's, else 40]",
-        ),
-        RANGES["top_k"],
-    ] = None  # fmt: skip
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            "-p", "--top-p", metavar="X", rich_help_panel=PANEL,
-            help="Only the likeliest tokens that make up X together; 1 is off. "
-            "[default: the model's, else 0.95]",
-        ),
-        RANGES["top_p"],
-    ] = None  # fmt: skip
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            "--min-p", metavar="X", rich_help_panel=PANEL,
-            help="Only tokens at least X times as likely as the likeliest; 0 is off. "
-            "[default: the model's, else 0.05]",
-        ),
-        RANGES["min_p"],
-    ] = None  # fmt: skip
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--repetition-penalty", metavar="X", rich_help_panel=PANEL,
-            help="Divides the logits of tokens in prompt and output; 1 is off.",
-        ),
-        RANGES["repetition_penalty"],
-    ] = None  # fmt: skip
-    presence_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--presence-penalty", metavar="X", rich_help_panel=PANEL,
-            help="Subtracted from the logits of tokens in the output; 0 is off.",
-        ),
-        RANGES["presence_penalty"],
-    ] = None  # fmt: skip
-    frequency_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--frequency-penalty", metavar="X", rich_help_panel=PANEL,
-            help="The same, times how often the token is in the output; 0 is off.",
-        ),
-        RANGES["frequency_penalty"],
-    ] = None  # fmt: skip
-    greedy: Annotated[
-        bool,
-        typer.Option("--greedy", rich_help_panel=PANEL, help="Always the likeliest token."),
-    ] = False
+    panel: ClassVar[str] = PANEL
+    temperature: float | None = opt(
+        None, "-t", "--temperature", "X",
+        "Randomness; 0 is greedy. [default: the model's, else 0.8]", within=RANGES["temperature"],
+    )  # fmt: skip
+    top_k: int | None = opt(
+        None, "-k", "--top-k", "N",
+        "Only the N likeliest tokens; 0 is off. [default: the model's, else 40]",
+        within=RANGES["top_k"],
+    )  # fmt: skip
+    top_p: float | None = opt(
+        None, "-p", "--top-p", "X",
+        "Only the likeliest tokens that make up X together; 1 is off. [default: the model's, else "
+        "0.95]", within=RANGES["top_p"],
+    )  # fmt: skip
+    min_p: float | None = opt(
+        None, "--min-p", "X",
+        "Only tokens at least X times as likely as the likeliest; 0 is off. [default: the "
+        "model's, else 0.05]", within=RANGES["min_p"],
+    )  # fmt: skip
+    repetition_penalty: float | None = opt(
+        None, "--repetition-penalty", "X",
+        "Divides the logits of tokens in prompt and output; 1 is off.",
+        within=RANGES["repetition_penalty"],
+    )  # fmt: skip
+    presence_penalty: float | None = opt(
+        None, "--presence-penalty", "X",
+        "Subtracted from the logits of tokens in the output; 0 is off.",
+        within=RANGES["presence_penalty"],
+    )  # fmt: skip
+    frequency_penalty: float | None = opt(
+        None, "--frequency-penalty", "X",
+        "The same, times how often the token is in the output; 0 is off.",
+        within=RANGES["frequency_penalty"],
+    )  # fmt: skip
+    greedy: bool = opt(False, "--greedy", "Always the likeliest token.")
 
     def check(self) -> None:
         """Raises UsageError for options that contradict each other."""

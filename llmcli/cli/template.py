@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from llmcli.cli.messages import GivenConversation
 from llmcli.cli.options import PROMPT
+from llmcli.cli.params import opt
 from llmcli.cli.prompts import Prompt, text_argument
 from llmcli.cli.variables import check_name, check_variable, value_of
 from llmcli.errors import UsageError
@@ -47,18 +48,12 @@ def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
 class ChatOptions:
     """Whether text is put into the model's chat template. A conversation always is."""
 
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat",
-            rich_help_panel=PROMPT,
-            help="Answer, through the model's chat template. [default where it has one]",
-        ),
-    ] = False
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", rich_help_panel=PROMPT, help="Continue the text as it stands."),
-    ] = False
+    panel: ClassVar[str] = PROMPT
+    chat: bool = opt(
+        False, "--chat",
+        "Answer, through the model's chat template. [default where it has one]",
+    )  # fmt: skip
+    raw: bool = opt(False, "--raw", "Continue the text as it stands.")
     system: System = None
     variable: Variables = None
 
@@ -156,15 +151,12 @@ class ChatOptions:
 class TemplateOptions:
     """The text is looked at as it stands, unless the chat template is asked for."""
 
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat",
-            rich_help_panel=PROMPT,
-            help="Put the text into the model's chat template. [default: as it stands; --system, "
-            "--set and a conversation imply it]",
-        ),
-    ] = False
+    panel: ClassVar[str] = PROMPT
+    chat: bool = opt(
+        False, "--chat",
+        "Put the text into the model's chat template. [default: as it stands; --system, --set and "
+        "a conversation imply it]",
+    )  # fmt: skip
     system: System = None
     variable: Variables = None
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.cli.looking import parse_span
-from llmcli.cli.params import Range
+from llmcli.cli.params import opt
 
 if TYPE_CHECKING:
     from llmcli.reports.matrix import What
@@ -22,54 +20,27 @@ FILES = ("safetensors", "npz", "json", "csv", "html", "png")
 class HeadOptions:
     """Which heads, and what of them."""
 
-    layer: Annotated[
-        str | None,
-        typer.Option(
-            "--layer",
-            metavar="LAYERS",
-            rich_help_panel=HEADS,
-            help="Layers such as 0,3-5,-1. [default: all]",
-        ),
-    ] = None
-    head: Annotated[
-        str | None,
-        typer.Option(
-            "--head",
-            metavar="HEADS",
-            rich_help_panel=HEADS,
-            help="Heads of these layers, such as 2 or 0-3. [default: all]",
-        ),
-    ] = None
-    what: Annotated[
-        Literal["pattern", "scores", "state"],
-        typer.Option(
-            "--what",
-            metavar="pattern|scores|state",
-            rich_help_panel=HEADS,
-            help="What matrices hold: weights, or what softmax makes them of. Metrics and pairs "
-            "are always of the weights. `state`: norm and effective rank over time of what gated "
-            "DeltaNet and Mamba-2 layers keep in place of keys and values.",
-        ),
-    ] = "pattern"
-    weighted: Annotated[
-        bool,
-        typer.Option(
-            "--weighted",
-            rich_help_panel=HEADS,
-            help="Metrics of A[i,j] ‖v_j W_O‖, what is really moved, and pairs ranked by it.",
-        ),
-    ] = False
-    synthetic: Annotated[
-        int | None,
-        typer.Option(
-            "--synthetic",
-            metavar="N",
-            rich_help_panel=HEADS,
-            help="Instead of a text N random tokens, twice (32 is plenty): induction and "
-            "duplicate-token heads show there. --seed (here 0 by default) draws others.",
-        ),
-        Range(2, 100_000),
-    ] = None
+    panel: ClassVar[str] = HEADS
+    layer: str | None = opt(None, "--layer", "LAYERS", "Layers such as 0,3-5,-1. [default: all]")
+    head: str | None = opt(
+        None, "--head", "HEADS",
+        "Heads of these layers, such as 2 or 0-3. [default: all]",
+    )  # fmt: skip
+    what: Literal["pattern", "scores", "state"] = opt(
+        "pattern", "--what", "pattern|scores|state",
+        "What matrices hold: weights, or what softmax makes them of. Metrics and pairs are always "
+        "of the weights. `state`: norm and effective rank over time of what gated DeltaNet and "
+        "Mamba-2 layers keep in place of keys and values.",
+    )  # fmt: skip
+    weighted: bool = opt(
+        False, "--weighted",
+        "Metrics of A[i,j] ‖v_j W_O‖, what is really moved, and pairs ranked by it.",
+    )  # fmt: skip
+    synthetic: int | None = opt(
+        None, "--synthetic", "N",
+        "Instead of a text N random tokens, twice (32 is plenty): induction and duplicate-token "
+        "heads show there. --seed (here 0 by default) draws others.", at_least=2, at_most=100_000,
+    )  # fmt: skip
 
     @property
     def matrices(self) -> What:
@@ -94,91 +65,42 @@ class ViewOptions:
     A single head is drawn whatever else is shown of it.
     """
 
-    query: Annotated[
-        str | None,
-        typer.Option(
-            "--query",
-            metavar="SPAN",
-            rich_help_panel=VIEW,
-            help="Only these rows of the matrices, and pairs of these queries: 40:80, :10 or -5:.",
-        ),
-    ] = None
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            metavar="SPAN",
-            rich_help_panel=VIEW,
-            help="Only these columns of the matrices, and pairs of these keys.",
-        ),
-    ] = None
-    scale: Annotated[
-        Literal["linear", "sqrt", "log"] | None,
-        typer.Option(
-            "--scale",
-            metavar="linear|sqrt|log",
-            rich_help_panel=VIEW,
-            help="How values become colours. [default: sqrt for weights, else linear]",
-        ),
-    ] = None
-    map: Annotated[
-        str | None,
-        typer.Option(
-            "--map",
-            metavar="METRIC",
-            rich_help_panel=VIEW,
-            help="One metric of every head, as a map of layers and heads.",
-        ),
-    ] = None
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="all|A,B",
-            rich_help_panel=VIEW,
-            help="A table of metrics, a row for each head; a single head's stand one below the "
-            "other.",
-        ),
-    ] = None
-    top_pairs: Annotated[
-        int,
-        typer.Option(
-            "--top-pairs",
-            metavar="N",
-            rich_help_panel=VIEW,
-            help="The N largest weights (within --query and --key), without the first key and the "
-            "token itself.",
-        ),
-        Range(0, 10_000),
-    ] = 0
-    all_pairs: Annotated[
-        bool,
-        typer.Option(
-            "--all-pairs",
-            rich_help_panel=VIEW,
-            help="With --top-pairs: the first key and the token itself count, too.",
-        ),
-    ] = False
-    patterns: Annotated[
-        bool,
-        typer.Option(
-            "--patterns", rich_help_panel=VIEW, help="With --json: the matrices are in it, too."
-        ),
-    ] = False
-    save: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            rich_help_panel=VIEW,
-            help=f"Also write the heads to a file, by its ending: {', '.join(FILES)}.",
-        ),
-    ] = None
-    force: Annotated[
-        bool,
-        typer.Option("--force", rich_help_panel=VIEW, help="Write a file however large it gets."),
-    ] = False
+    panel: ClassVar[str] = VIEW
+    query: str | None = opt(
+        None, "--query", "SPAN",
+        "Only these rows of the matrices, and pairs of these queries: 40:80, :10 or -5:.",
+    )  # fmt: skip
+    key: str | None = opt(
+        None, "--key", "SPAN",
+        "Only these columns of the matrices, and pairs of these keys.",
+    )  # fmt: skip
+    scale: Literal["linear", "sqrt", "log"] | None = opt(
+        None, "--scale", "linear|sqrt|log",
+        "How values become colours. [default: sqrt for weights, else linear]",
+    )  # fmt: skip
+    map: str | None = opt(
+        None, "--map", "METRIC",
+        "One metric of every head, as a map of layers and heads.",
+    )  # fmt: skip
+    metrics: str | None = opt(
+        None, "--metrics", "all|A,B",
+        "A table of metrics, a row for each head; a single head's stand one below the other.",
+    )  # fmt: skip
+    top_pairs: int = opt(
+        0, "--top-pairs", "N",
+        "The N largest weights (within --query and --key), without the first key and the token "
+        "itself.", at_least=0, at_most=10_000,
+    )  # fmt: skip
+    all_pairs: bool = opt(
+        False, "--all-pairs",
+        "With --top-pairs: the first key and the token itself count, too.",
+    )  # fmt: skip
+    patterns: bool = opt(False, "--patterns", "With --json: the matrices are in it, too.")
+    save: str | None = opt(
+        None, "-o", "--output", "FILE",
+        f"Also write the heads to a file, by its ending: {', '.join(FILES)}.",
+    )  # fmt: skip
+    force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     @property
     def listed(self) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import arg, opt
 from llmcli.cli.prompts import read_bytes
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.observe.environment import environment
@@ -37,20 +36,14 @@ HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for s
 class CompareOptions:
     """The two sides, and what is too slow."""
 
-    first: Annotated[
-        str, typer.Argument(metavar="A", help="The result to compare with; `-` reads stdin.")
-    ]
-    second: Annotated[str, typer.Argument(metavar="B", help="The result that is judged.")]
-    fail_if_slower: Annotated[
-        str | None,
-        typer.Option(
-            "--fail-if-slower",
-            metavar="PERCENT",
-            rich_help_panel="Comparison",
-            help="Exit 1 where a test of B is slower than A's by more than that (such as 5%), "
-            "within noise or not, or has failed.",
-        ),
-    ] = None
+    panel: ClassVar[str] = "Comparison"
+    first: str = arg(..., "A", "The result to compare with; `-` reads stdin.")
+    second: str = arg(..., "B", "The result that is judged.")
+    fail_if_slower: str | None = opt(
+        None, "--fail-if-slower", "PERCENT",
+        "Exit 1 where a test of B is slower than A's by more than that (such as 5%), within noise "
+        "or not, or has failed.",
+    )  # fmt: skip
 
 
 def command(sides: CompareOptions, output: OutputOptions) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -16,7 +16,7 @@ from llmcli.cli.exits import Stopped
 from llmcli.cli.keys import KEYS
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
-from llmcli.cli.params import Range
+from llmcli.cli.params import opt
 from llmcli.cli.prompts import joined_text, text_argument
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
@@ -38,75 +38,41 @@ if TYPE_CHECKING:
 class TalkOptions:
     """What is said, to which instructions, and where the conversation is kept."""
 
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt", metavar="TEXT", rich_help_panel=PROMPT,
-            help="One message, in which @PATH is a file's text; the command ends after its answer.",
-        ),
-    ] = None  # fmt: skip
-    file: Annotated[
-        str | None,
-        typer.Option(
-            "-f", "--file", metavar="PATH", rich_help_panel=PROMPT,
-            help="Put the text of a file before the message.",
-        ),
-    ] = None  # fmt: skip
-    no_stdin: Annotated[
-        bool,
-        typer.Option("--no-stdin", rich_help_panel=PROMPT, help="Never read a pipe on stdin."),
-    ] = False
+    panel: ClassVar[str] = OUTPUT
+    prompt: str | None = opt(
+        None, "--prompt", "TEXT",
+        "One message, in which @PATH is a file's text; the command ends after its answer.",
+        panel=PROMPT,
+    )  # fmt: skip
+    file: str | None = opt(
+        None, "-f", "--file", "PATH",
+        "Put the text of a file before the message.", panel=PROMPT,
+    )  # fmt: skip
+    no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT)
     system: System = None
     variable: Variables = None
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--max-tokens", metavar="N", rich_help_panel=OUTPUT,
-            help="Most new tokens of an answer. [default: 2048]",
-        ),
-        Range(1),
-    ] = None  # fmt: skip
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stop", metavar="TEXT", rich_help_panel=OUTPUT,
-            help="End an answer before this text; repeatable.",
-        ),
-    ] = None  # fmt: skip
-    load: Annotated[
-        str | None,
-        typer.Option(
-            "--load", metavar="FILE", rich_help_panel=OUTPUT,
-            help="Go on with a conversation that was saved, with its settings.",
-        ),
-    ] = None  # fmt: skip
-    save: Annotated[
-        str | None,
-        typer.Option(
-            "--save", metavar="FILE", rich_help_panel=OUTPUT,
-            help="Write the conversation to this file after every change.",
-        ),
-    ] = None  # fmt: skip
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats", rich_help_panel=OUTPUT, help="Tokens and speed of every answer on stderr."
-        ),
-    ] = False
-    reasoning: Annotated[
-        ReasoningMode | None,
-        typer.Option(
-            "--reasoning", metavar="show|fold|hide", rich_help_panel=OUTPUT,
-            help="Reasoning dimmed, as one line, or not at all. "
-            "[default: show on a terminal, else hide]",
-        ),
-    ] = None  # fmt: skip
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain", rich_help_panel=OUTPUT, help="Answers as they are written: no Markdown."
-        ),
-    ] = False
+    max_tokens: int | None = opt(
+        None, "-n", "--max-tokens", "N",
+        "Most new tokens of an answer. [default: 2048]", at_least=1,
+    )  # fmt: skip
+    stop: list[str] | None = opt(
+        None, "--stop", "TEXT",
+        "End an answer before this text; repeatable.",
+    )  # fmt: skip
+    load: str | None = opt(
+        None, "--load", "FILE",
+        "Go on with a conversation that was saved, with its settings.",
+    )  # fmt: skip
+    save: str | None = opt(
+        None, "--save", "FILE",
+        "Write the conversation to this file after every change.",
+    )  # fmt: skip
+    stats: bool = opt(False, "--stats", "Tokens and speed of every answer on stderr.")
+    reasoning: ReasoningMode | None = opt(
+        None, "--reasoning", "show|fold|hide",
+        "Reasoning dimmed, as one line, or not at all. [default: show on a terminal, else hide]",
+    )  # fmt: skip
+    plain: bool = opt(False, "--plain", "Answers as they are written: no Markdown.")
 
 
 def command(

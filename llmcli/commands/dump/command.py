@@ -7,9 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.names import Names, known
 from llmcli.cli.encoding import Encoded
@@ -17,6 +15,7 @@ from llmcli.cli.files import check_size, kind_of_file, whole_file
 from llmcli.cli.looking import NewTokensOptions, encode_look, require, token_texts
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, note_model_name, read_prompt
 from llmcli.cli.running import kernels_of, load_model
@@ -51,38 +50,21 @@ Examples:
 class DumpOptions:
     """Which tensors, and where they go."""
 
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="GLOB",
-            rich_help_panel=DUMP,
-            help="The tensors, such as blocks.*.attn.pattern or blocks.0-3.mlp_out,logits.",
-        ),
-    ] = None
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            rich_help_panel=DUMP,
-            help=f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
-            "statistics only]",
-        ),
-    ] = None
-    force: Annotated[
-        bool,
-        typer.Option("--force", rich_help_panel=DUMP, help="Write a file however large it gets."),
-    ] = False
-    no_check: Annotated[
-        bool,
-        typer.Option(
-            "--no-check",
-            rich_help_panel=DUMP,
-            help="Do not compute the tensors a second time by their formulas.",
-        ),
-    ] = False
+    panel: ClassVar[str] = DUMP
+    name: str | None = opt(
+        None, "--name", "GLOB",
+        "The tensors, such as blocks.*.attn.pattern or blocks.0-3.mlp_out,logits.",
+    )  # fmt: skip
+    to: str | None = opt(
+        None, "-o", "--output", "FILE",
+        f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
+        "statistics only]",
+    )  # fmt: skip
+    force: bool = opt(False, "--force", "Write a file however large it gets.")
+    no_check: bool = opt(
+        False, "--no-check",
+        "Do not compute the tensors a second time by their formulas.",
+    )  # fmt: skip
 
 
 class _Told(NotFinite):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.graph import graph
 from llmcli.cli.files import check_size, kind_of_file
@@ -21,6 +19,7 @@ from llmcli.cli.looking import (
 )
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output, write_document, write_file
+from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import looked_at
 from llmcli.cli.running import kernels_of, load_model
@@ -61,45 +60,22 @@ Examples:
 class ExpertsOptions:
     """Which layers and positions, and where the file goes."""
 
-    position: Annotated[
-        str | None,
-        typer.Option(
-            "--position",
-            metavar="SPAN",
-            rich_help_panel=EXPERTS,
-            help="Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one "
-            "alone is shown with everything about it. [default: all; on the map the last that fit]",
-        ),
-    ] = None
-    layer: Annotated[
-        str | None,
-        typer.Option(
-            "--layer",
-            metavar="LAYERS",
-            rich_help_panel=EXPERTS,
-            help="Layers such as 0,3-5,-1. [default: all that have experts]",
-        ),
-    ] = None
-    checks: Annotated[
-        bool,
-        typer.Option("--checks", rich_help_panel=EXPERTS, help="Show every check with its number."),
-    ] = False
-    save: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            rich_help_panel=EXPERTS,
-            help=f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
-        ),
-    ] = None
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", rich_help_panel=EXPERTS, help="Write a file however large it gets."
-        ),
-    ] = False
+    panel: ClassVar[str] = EXPERTS
+    position: str | None = opt(
+        None, "--position", "SPAN",
+        "Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one alone is "
+        "shown with everything about it. [default: all; on the map the last that fit]",
+    )  # fmt: skip
+    layer: str | None = opt(
+        None, "--layer", "LAYERS",
+        "Layers such as 0,3-5,-1. [default: all that have experts]",
+    )  # fmt: skip
+    checks: bool = opt(False, "--checks", "Show every check with its number.")
+    save: str | None = opt(
+        None, "-o", "--output", "FILE",
+        f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
+    )  # fmt: skip
+    force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     def check(self, config: ModelConfig) -> None:
         """Refuses, before the weights are read, what is wrong whatever the tokens are."""

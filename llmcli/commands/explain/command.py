@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.cli.encoding import check_fits, encode
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
-from llmcli.cli.params import LARGEST
+from llmcli.cli.params import LARGEST, arg, opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, Prompt, prompt_or_builtin
 from llmcli.cli.running import kernels_of, load_model
@@ -56,36 +54,24 @@ Examples:
 class NumberArgument:
     """Which number."""
 
-    number: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME[INDEX]",
-            help="The number. Quote all of it for the shell, with single quotes inside: "
-            "\"logits[-1,' the']\". From 0; -1 is the last; a quoted token stands for its "
-            "position, in the vocabulary for its id.",
-        ),
-    ]
+    number: str = arg(
+        ..., "NAME[INDEX]",
+        "The number. Quote all of it for the shell, with single quotes inside: \"logits[-1,' "
+        "the']\". From 0; -1 is the last; a quoted token stands for its position, in the "
+        "vocabulary for its id.",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
     """How far back, and how much of it is written."""
 
-    depth: Annotated[
-        str,
-        typer.Option(
-            "--depth",
-            metavar="N|all",
-            rich_help_panel="Explain",
-            help="How many formulas are followed back; all: to the embedding rows and weights.",
-        ),
-    ] = "4"
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full", rich_help_panel="Explain", help="Write out every term of every sum."
-        ),
-    ] = False
+    panel: ClassVar[str] = "Explain"
+    depth: str = opt(
+        "4", "--depth", "N|all",
+        "How many formulas are followed back; all: to the embedding rows and weights.",
+    )  # fmt: skip
+    full: bool = opt(False, "--full", "Write out every term of every sum.")
 
     def formulas(self) -> int | None:
         """The depth as a number, None for all; raises UsageError for anything else."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from llmcli.cli.drafting import DraftOptions
 from llmcli.cli.encoding import check_fits, encode
 from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
-from llmcli.cli.params import Range
+from llmcli.cli.params import opt
 from llmcli.cli.prompts import read_prompt, text_argument
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
@@ -42,84 +42,44 @@ _CONVERSATION = 4096  # tokens for which a better model has to fit
 class GenerateOutputOptions(OutputOptions):
     """As everywhere, but `--json` and `--batch` together are JSON lines."""
 
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            rich_help_panel=OUTPUT,
-            help="One JSON document on stdout; with --batch one per prompt, one a line.",
-        ),
-    ] = False
+    panel: ClassVar[str] = OUTPUT
+    json: bool = opt(
+        False, "--json",
+        "One JSON document on stdout; with --batch one per prompt, one a line.",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """How much is written, where it ends, and how it is shown."""
 
-    max_tokens: Annotated[
-        int,
-        typer.Option(
-            "-n", "--max-tokens", metavar="N", rich_help_panel=TEXT, help="Most new tokens."
-        ),
-        Range(1),
-    ] = 256
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stop",
-            metavar="TEXT",
-            rich_help_panel=TEXT,
-            help="Ends before this text, which is not printed. May be given several times.",
-        ),
-    ] = None
-    ignore_eos: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-eos", rich_help_panel=TEXT, help="Goes on behind the model's own end."
-        ),
-    ] = False
-    num_samples: Annotated[
-        int,
-        typer.Option(
-            "--num-samples", metavar="N", rich_help_panel=TEXT, help="Several texts at once."
-        ),
-        Range(1, 1024),
-    ] = 1
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            "--batch",
-            metavar="FILE.jsonl",
-            rich_help_panel=TEXT,
-            help='Many prompts, one a line: "text", {"prompt": "text"}, {"ids": [1, 2]} or '
-            '{"messages": […]}. With --json one document per prompt, one a line.',
-        ),
-    ] = None
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            "--logprobs",
-            metavar="K",
-            rich_help_panel=OUTPUT,
-            help="Colours by probability (before any filter), underlines near ties; in JSON also "
-            "the K likeliest.",
-        ),
-        Range(0, 1000),
-    ] = None
-    stats: Annotated[
-        Literal["off", "short", "full"] | None,
-        typer.Option(
-            "--stats",
-            metavar="off|short|full",
-            rich_help_panel=OUTPUT,
-            help="Speed, memory, settings, near ties on stderr. "
-            "[default: short on a terminal, else off]",
-        ),
-    ] = None
-    stream_json: Annotated[
-        bool,
-        typer.Option("--stream-json", rich_help_panel=OUTPUT, help="A JSON line for each token."),
-    ] = False
+    panel: ClassVar[str] = TEXT
+    max_tokens: int = opt(256, "-n", "--max-tokens", "N", "Most new tokens.", at_least=1)
+    stop: list[str] | None = opt(
+        None, "--stop", "TEXT",
+        "Ends before this text, which is not printed. May be given several times.",
+    )  # fmt: skip
+    ignore_eos: bool = opt(False, "--ignore-eos", "Goes on behind the model's own end.")
+    num_samples: int = opt(
+        1, "--num-samples", "N",
+        "Several texts at once.", at_least=1, at_most=1024,
+    )  # fmt: skip
+    batch: str | None = opt(
+        None, "--batch", "FILE.jsonl",
+        'Many prompts, one a line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '
+        "[…]}. With --json one document per prompt, one a line.",
+    )  # fmt: skip
+    logprobs: int | None = opt(
+        None, "--logprobs", "K",
+        "Colours by probability (before any filter), underlines near ties; in JSON also the K "
+        "likeliest.", at_least=0, at_most=1000, panel=OUTPUT,
+    )  # fmt: skip
+    stats: Literal["off", "short", "full"] | None = opt(
+        None, "--stats", "off|short|full",
+        "Speed, memory, settings, near ties on stderr. [default: short on a terminal, else off]",
+        panel=OUTPUT,
+    )  # fmt: skip
+    stream_json: bool = opt(False, "--stream-json", "A JSON line for each token.", panel=OUTPUT)
 
 
 def command(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.headers import chosen_devices, opened_headers
 from llmcli.cli.looking import require
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
-from llmcli.cli.params import LARGEST, Range
+from llmcli.cli.params import LARGEST, opt
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
 
@@ -33,28 +31,13 @@ Examples:
 class InfoOptions:
     """What is asked about."""
 
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch",
-            metavar="B",
-            rich_help_panel="Info",
-            help="Sequences at a time that memory is counted for.",
-        ),
-        Range(1, LARGEST),
-    ] = 1
-    metadata: Annotated[
-        bool,
-        typer.Option(
-            "--metadata", rich_help_panel="Info", help="Every key of the file's own metadata."
-        ),
-    ] = False
-    families: Annotated[
-        bool,
-        typer.Option(
-            "--families", rich_help_panel="Info", help="The families of models that can be run."
-        ),
-    ] = False
+    panel: ClassVar[str] = "Info"
+    batch: int = opt(
+        1, "--batch", "B",
+        "Sequences at a time that memory is counted for.", at_least=1, at_most=LARGEST,
+    )  # fmt: skip
+    metadata: bool = opt(False, "--metadata", "Every key of the file's own metadata.")
+    families: bool = opt(False, "--families", "The families of models that can be run.")
 
 
 def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> None:

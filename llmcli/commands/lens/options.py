@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.looking import check_span, parse_numbers
-from llmcli.cli.params import Range
+from llmcli.cli.params import opt
 from llmcli.commands.lens.files import FILES
 from llmcli.errors import UsageError
 
@@ -26,70 +24,36 @@ LENS = "Lens"
 class LensOptions:
     """Which cells, how many tokens of each, whose rank, and where the file goes."""
 
-    position: Annotated[
-        str | None,
-        typer.Option(
-            "--position",
-            metavar="SPAN",
-            rich_help_panel=LENS,
-            help="Positions such as 40:48, :10, -5: or -1; one alone is shown with everything "
-            "about it. [default: on the screen the last that fit, else all]",
-        ),
-    ] = None
-    layer: Annotated[
-        str | None,
-        typer.Option(
-            "--layer",
-            metavar="LAYERS",
-            rich_help_panel=LENS,
-            help="Layers such as 0,3-5,-1; the last one is always there. [default: the "
-            "embedding and all]",
-        ),
-    ] = None
-    mid: Annotated[
-        bool,
-        typer.Option(
-            "--mid",
-            rich_help_panel=LENS,
-            help="Also inside a layer, between attention and feed-forward part (resid_mid).",
-        ),
-    ] = False
-    top: Annotated[
-        int,
-        typer.Option(
-            "-k",
-            "--top",
-            metavar="K",
-            rich_help_panel=LENS,
-            help="Likeliest tokens of a cell: shown for a single position, in JSON and files.",
-        ),
-        Range(1, 1000),
-    ] = 5
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            metavar="TOKEN|next|output",
-            rich_help_panel=LENS,
-            help="The token whose rank is followed: one of the vocabulary (quoted where it is "
-            "called next or output, an id without a tokenizer), the text's next one, or the "
-            "likeliest of the model's output. But for the last, cells show ranks.",
-        ),
-    ] = "output"
-    save: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            rich_help_panel=LENS,
-            help=f"Also write all cells to a file, by its ending: {', '.join(FILES)}.",
-        ),
-    ] = None
-    force: Annotated[
-        bool,
-        typer.Option("--force", rich_help_panel=LENS, help="Write a file however large it gets."),
-    ] = False
+    panel: ClassVar[str] = LENS
+    position: str | None = opt(
+        None, "--position", "SPAN",
+        "Positions such as 40:48, :10, -5: or -1; one alone is shown with everything about it. "
+        "[default: on the screen the last that fit, else all]",
+    )  # fmt: skip
+    layer: str | None = opt(
+        None, "--layer", "LAYERS",
+        "Layers such as 0,3-5,-1; the last one is always there. [default: the embedding and all]",
+    )  # fmt: skip
+    mid: bool = opt(
+        False, "--mid",
+        "Also inside a layer, between attention and feed-forward part (resid_mid).",
+    )  # fmt: skip
+    top: int = opt(
+        5, "-k", "--top", "K",
+        "Likeliest tokens of a cell: shown for a single position, in JSON and files.",
+        at_least=1, at_most=1000,
+    )  # fmt: skip
+    target: str = opt(
+        "output", "--target", "TOKEN|next|output",
+        "The token whose rank is followed: one of the vocabulary (quoted where it is called next "
+        "or output, an id without a tokenizer), the text's next one, or the likeliest of the "
+        "model's output. But for the last, cells show ranks.",
+    )  # fmt: skip
+    save: str | None = opt(
+        None, "-o", "--output", "FILE",
+        f"Also write all cells to a file, by its ending: {', '.join(FILES)}.",
+    )  # fmt: skip
+    force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     def check(self, config: ModelConfig) -> None:
         """Refuses, before the weights are read, what is wrong whatever the tokens are."""

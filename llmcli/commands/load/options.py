@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Annotated
-
-import typer
+from typing import ClassVar
 
 from llmcli.cli.options import ModelOptions
+from llmcli.cli.params import opt
 from llmcli.commands.load.report import LedgerLine, LoadReport
 from llmcli.errors import UsageError
 
@@ -21,28 +20,17 @@ LOAD = "Load"
 class LoadOptions:
     """How much is told."""
 
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            rich_help_panel=LOAD,
-            help="Verdicts only, of the numbers as the files have them: no model is built, and any "
-            "file of tensors will do.",
-        ),
-    ] = False
-    all: Annotated[
-        bool,
-        typer.Option("--all", rich_help_panel=LOAD, help="A line for every tensor of every layer."),
-    ] = False
-    filter: Annotated[
-        str | None,
-        typer.Option(
-            "--filter",
-            metavar="GLOB",
-            rich_help_panel=LOAD,
-            help="The lines of these parameters or tensors alone, such as blocks.0.*.",
-        ),
-    ] = None
+    panel: ClassVar[str] = LOAD
+    check: bool = opt(
+        False, "--check",
+        "Verdicts only, of the numbers as the files have them: no model is built, and any file of "
+        "tensors will do.",
+    )  # fmt: skip
+    all: bool = opt(False, "--all", "A line for every tensor of every layer.")
+    filter: str | None = opt(
+        None, "--filter", "GLOB",
+        "The lines of these parameters or tensors alone, such as blocks.0.*.",
+    )  # fmt: skip
 
 
 def check_options(load: LoadOptions, model: ModelOptions) -> None:

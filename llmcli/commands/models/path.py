@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.locate import find
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import arg
 from llmcli.commands.models.options import RevisionOptions
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError
 from llmcli.observe.environment import environment
@@ -30,9 +28,7 @@ Examples:
 class PathOptions:
     """Which model."""
 
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The model, as it is written after `-m`.")
-    ]
+    name: str = arg(..., "NAME", "The model, as it is written after `-m`.")
 
 
 def command(asked: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:

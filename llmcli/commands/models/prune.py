@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import opt
 from llmcli.commands.models.removing import REMOVAL, RemovingOptions, run_removal
 from llmcli.errors import UsageError
 
@@ -30,15 +29,11 @@ _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 class PruneOptions:
     """What counts as needed."""
 
-    older_than: Annotated[
-        str | None,
-        typer.Option(
-            "--older-than",
-            metavar="TIME",
-            rich_help_panel=REMOVAL,
-            help="Models, too, that were not used for so long: 12h, 30d or 8w.",
-        ),
-    ] = None
+    panel: ClassVar[str] = REMOVAL
+    older_than: str | None = opt(
+        None, "--older-than", "TIME",
+        "Models, too, that were not used for so long: 12h, 30d or 8w.",
+    )  # fmt: skip
 
 
 def command(needed: PruneOptions, removing: RemovingOptions, output: OutputOptions) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 import typer
 
@@ -17,6 +17,7 @@ from llmcli.checkpoints.names import HubId, hub_name, parse
 from llmcli.cli.exits import SIGNALS, tell
 from llmcli.cli.options import MODEL, OutputOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import arg, opt
 from llmcli.cli.progress import Progress
 from llmcli.commands.models.options import RevisionOptions
 from llmcli.errors import LlmcliError, UsageError
@@ -36,14 +37,9 @@ Examples:
 class PullOptions:
     """Which models."""
 
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="NAME...", help="Models, as they are written after `-m`."),
-    ]
-    offline: Annotated[
-        bool,
-        typer.Option("--offline", rich_help_panel=MODEL, help="Use only what is on this machine."),
-    ] = False
+    panel: ClassVar[str] = MODEL
+    names: list[str] = arg(..., "NAME...", "Models, as they are written after `-m`.")
+    offline: bool = opt(False, "--offline", "Use only what is on this machine.")
 
 
 def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> None:

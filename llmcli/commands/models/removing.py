@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.output import Output
+from llmcli.cli.params import opt
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.models import RemovalReport
@@ -25,14 +24,9 @@ REMOVAL = "Removal"
 class RemovingOptions:
     """Whether anything is removed, and whether it is asked about first."""
 
-    yes: Annotated[
-        bool,
-        typer.Option("-y", "--yes", rich_help_panel=REMOVAL, help="Remove without asking."),
-    ] = False
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", rich_help_panel=REMOVAL, help="Only show what would go."),
-    ] = False
+    panel: ClassVar[str] = REMOVAL
+    yes: bool = opt(False, "-y", "--yes", "Remove without asking.")
+    dry_run: bool = opt(False, "--dry-run", "Only show what would go.")
 
 
 def run_removal(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import arg
 from llmcli.commands.models.options import RevisionOptions
 from llmcli.commands.models.removing import RemovingOptions, run_removal
 
@@ -28,10 +27,7 @@ Examples:
 class RmOptions:
     """Which models."""
 
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="NAME...", help="Models, as `llmcli models list` names them."),
-    ]
+    names: list[str] = arg(..., "NAME...", "Models, as `llmcli models list` names them.")
 
 
 def command(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.cli.encoding import pieces
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions, SpecialOptions
 from llmcli.cli.output import Output
-from llmcli.cli.params import Range
+from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer, read_prompt
 from llmcli.cli.running import kernels_of, load_model, require_supported
@@ -29,30 +27,17 @@ if TYPE_CHECKING:
 class ScoreOptions:
     """What is compared, and how long texts are cut."""
 
-    versus: Annotated[
-        str | None,
-        typer.Option(
-            "--versus",
-            metavar="MODEL",
-            rich_help_panel="Score",
-            help="Score the text with a second model too, and compare.",
-        ),
-    ] = None
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            "--stride",
-            metavar="N",
-            rich_help_panel="Score",
-            help="By how many tokens the window moves over a text longer than the context. "
-            "[default: half the context]",
-        ),
-        Range(1),
-    ] = None
-    every: Annotated[
-        bool,
-        typer.Option("--all", rich_help_panel="Score", help="Show all tokens of a long text."),
-    ] = False
+    panel: ClassVar[str] = "Score"
+    versus: str | None = opt(
+        None, "--versus", "MODEL",
+        "Score the text with a second model too, and compare.",
+    )  # fmt: skip
+    stride: int | None = opt(
+        None, "--stride", "N",
+        "By how many tokens the window moves over a text longer than the context. [default: half "
+        "the context]", at_least=1,
+    )  # fmt: skip
+    every: bool = opt(False, "--all", "Show all tokens of a long text.")
 
 
 def command(

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import typer
-
-from llmcli.cli.params import LARGEST, Range
+from llmcli.cli.params import LARGEST, opt
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,32 +25,17 @@ TOKENS = 12  # of the prompt that shapes are written out for where none is given
 class CallOptions:
     """Which calls of the model the numbers are for."""
 
-    phase: Annotated[
-        Literal["prefill", "decode", "both"],
-        typer.Option(
-            "--phase",
-            metavar="PHASE",
-            rich_help_panel=SHAPES,
-            help="Reading the prompt (prefill), one step after it (decode), or both.",
-        ),
-    ] = "both"
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch", metavar="B", rich_help_panel=SHAPES, help="Sequences side by side."
-        ),
-        Range(1, LARGEST),
-    ] = 1
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens",
-            metavar="T",
-            rich_help_panel=SHAPES,
-            help=f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
-        ),
-        Range(1, LARGEST),
-    ] = None
+    panel: ClassVar[str] = SHAPES
+    phase: Literal["prefill", "decode", "both"] = opt(
+        "both", "--phase", "PHASE",
+        "Reading the prompt (prefill), one step after it (decode), or both.",
+    )  # fmt: skip
+    batch: int = opt(1, "--batch", "B", "Sequences side by side.", at_least=1, at_most=LARGEST)
+    tokens: int | None = opt(
+        None, "--tokens", "T",
+        f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
+        at_least=1, at_most=LARGEST,
+    )  # fmt: skip
 
     def phases(self) -> tuple[Phase, ...]:
         """Those that are shown."""
@@ -63,41 +46,18 @@ class CallOptions:
 class ChoiceOptions:
     """Which tensors, and what is said of them."""
 
-    params: Annotated[
-        bool, typer.Option("--params", rich_help_panel=SHAPES, help="Parameters only.")
-    ] = False
-    activations: Annotated[
-        bool,
-        typer.Option(
-            "--activations", rich_help_panel=SHAPES, help="Activations and the cache only."
-        ),
-    ] = False
-    layer: Annotated[
-        str | None,
-        typer.Option(
-            "--layer",
-            metavar="0,3-5",
-            rich_help_panel=SHAPES,
-            help="These layers only; -1 is the last.",
-        ),
-    ] = None
-    filter: Annotated[
-        str | None,
-        typer.Option(
-            "--filter",
-            metavar="GLOB",
-            rich_help_panel=SHAPES,
-            help="Names only that match: blocks.*.attn.q, blocks.0-3.*, others' names too.",
-        ),
-    ] = None
-    names: Annotated[
-        bool,
-        typer.Option(
-            "--names",
-            rich_help_panel=SHAPES,
-            help="What each tensor is, its formula, and what others call it.",
-        ),
-    ] = False
+    panel: ClassVar[str] = SHAPES
+    params: bool = opt(False, "--params", "Parameters only.")
+    activations: bool = opt(False, "--activations", "Activations and the cache only.")
+    layer: str | None = opt(None, "--layer", "0,3-5", "These layers only; -1 is the last.")
+    filter: str | None = opt(
+        None, "--filter", "GLOB",
+        "Names only that match: blocks.*.attn.q, blocks.0-3.*, others' names too.",
+    )  # fmt: skip
+    names: bool = opt(
+        False, "--names",
+        "What each tensor is, its formula, and what others call it.",
+    )  # fmt: skip
 
     def check(self, call: CallOptions) -> None:
         """Raises UsageError for options that leave each other nothing to do."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-import typer
+from typing import ClassVar, Literal
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.cli.files import check_size, kind_of_file
-from llmcli.cli.params import Range
+from llmcli.cli.params import opt
 from llmcli.commands.timing.view.trace import trace_size
 from llmcli.errors import UsageError
 
@@ -20,63 +18,30 @@ TIMING = "Timing"
 class TimingOptions:
     """What is run how often, what is shown of it, and where the trace goes."""
 
-    phase: Annotated[
-        Literal["prefill", "decode", "both"],
-        typer.Option(
-            "--phase",
-            metavar="PHASE",
-            rich_help_panel=TIMING,
-            help="Time reading the prompt (prefill), writing after it (decode), or both.",
-        ),
-    ] = "both"
-    max_tokens: Annotated[
-        int,
-        typer.Option(
-            "-n",
-            "--max-tokens",
-            metavar="N",
-            rich_help_panel=TIMING,
-            help="Tokens that are written after the prompt, end of text or not.",
-        ),
-        Range(1),
-    ] = 16
-    pairs: Annotated[
-        int,
-        typer.Option(
-            "--pairs",
-            metavar="N",
-            rich_help_panel=TIMING,
-            help="Runs with clocks, and as many without, in turns; the median one is shown.",
-        ),
-        Range(1, 10_000),
-    ] = 10
-    layers: Annotated[
-        bool,
-        typer.Option("--layers", rich_help_panel=TIMING, help="Also the parts of every layer."),
-    ] = False
-    unfused: Annotated[
-        bool,
-        typer.Option(
-            "--unfused",
-            rich_help_panel=TIMING,
-            help="Also compute in pieces what a fused kernel does at once, and time these apart.",
-        ),
-    ] = False
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            "--trace",
-            metavar="FILE",
-            rich_help_panel=TIMING,
-            help="Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing.",
-        ),
-    ] = None
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", rich_help_panel=TIMING, help="Write the trace however large it gets."
-        ),
-    ] = False
+    panel: ClassVar[str] = TIMING
+    phase: Literal["prefill", "decode", "both"] = opt(
+        "both", "--phase", "PHASE",
+        "Time reading the prompt (prefill), writing after it (decode), or both.",
+    )  # fmt: skip
+    max_tokens: int = opt(
+        16, "-n", "--max-tokens", "N",
+        "Tokens that are written after the prompt, end of text or not.", at_least=1,
+    )  # fmt: skip
+    pairs: int = opt(
+        10, "--pairs", "N",
+        "Runs with clocks, and as many without, in turns; the median one is shown.",
+        at_least=1, at_most=10_000,
+    )  # fmt: skip
+    layers: bool = opt(False, "--layers", "Also the parts of every layer.")
+    unfused: bool = opt(
+        False, "--unfused",
+        "Also compute in pieces what a fused kernel does at once, and time these apart.",
+    )  # fmt: skip
+    trace: str | None = opt(
+        None, "--trace", "FILE",
+        "Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing.",
+    )  # fmt: skip
+    force: bool = opt(False, "--force", "Write the trace however large it gets.")
 
     def check(self) -> None:
         """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""

@@ -30,7 +30,7 @@ def head_kinds(report: AttentionReport) -> RenderableType:
 
 def head_numbers(report: AttentionReport) -> RenderableType:
     """The metrics of the only head that tell most, and where to find them all."""
-    hint = Text("--metrics all lists every metric with its definition", style=FAINT)
+    hint = Text("`--metrics all` lists every metric with its definition", style=FAINT)
     numbers = Dotted(list(_numbers(report, _only(report))))
     return Group(numbers, *weighted_note(report), hint)
 
