@@ -137,6 +137,17 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
             )
 
 
+def open_file(path: str) -> None:
+    """Shows a file in the program that the desktop has for it; raises UsageError without one."""
+    import typer
+
+    if typer.launch(path) != 0:
+        raise UsageError(
+            f"`{path}` is written, and nothing here can open it",
+            hint="open it with a browser or an image viewer",
+        )
+
+
 def written(path: str, holds: str) -> str:
     """What is said of a file once it is there: its size, and what it `holds`."""
     from llmcli.ui.stats import size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +12,7 @@ from llmcli.cli.options import PROMPT, ModelOptions
 from llmcli.cli.params import opt
 from llmcli.cli.prompts import Prompt
 from llmcli.cli.template import TemplateOptions
-from llmcli.errors import CheckFailed, UsageError
+from llmcli.errors import UsageError
 from llmcli.reports.checks import ViewCheck
 
 if TYPE_CHECKING:
@@ -93,16 +93,6 @@ def room_for(options: ModelOptions, model: Model) -> int:
     room = options.context_length or model.config.context
     positions = model.config.embedding.positions
     return room if positions is None else min(room, positions)
-
-
-def require(checks: Iterable[ViewCheck], hint: str) -> None:
-    """Raises CheckFailed for the first check that does not hold; the view has said so."""
-    wrong = next((check for check in checks if not check.ok), None)
-    if wrong is None:
-        return
-    number = f": {wrong.value:.2g}, allowed {wrong.tolerance:.2g}" if wrong.tolerance else ""
-    where = f", worst at `{wrong.where}`" if wrong.where else ""
-    raise CheckFailed(f"it is not so that {wrong.words}{number}{where}", hint=hint)
 
 
 def token_texts(model: Model, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:

@@ -41,7 +41,7 @@ class ModelOptions:
         "CPU threads. [default: OMP_NUM_THREADS, else one per core]", at_least=1, at_most=4096,
     )  # fmt: skip
     context_length: int | None = opt(
-        None, "--context-length", "N",
+        None, "-c", "--context-length", "N",
         "Most tokens that prompt and text may have. [default: the model's own]", at_least=1,
     )  # fmt: skip
     seed: int | None = opt(
@@ -129,6 +129,14 @@ class OutputOptions:
     json: bool = opt(False, "--json", "One JSON document on stdout.")
     quiet: bool = opt(False, "-q", "--quiet", "No progress, notes or warnings.")
     debug: bool = opt(False, "--debug", "Tracebacks with error messages.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOutputOptions(OutputOptions):
+    """The same of a command whose result is a view with checks."""
+
+    checks: bool = opt(False, "--checks", "Show every check with its value and its tolerance.")
+    no_pager: bool = opt(False, "--no-pager", "Show a long result without a pager.")
 
 
 @dataclass(frozen=True, kw_only=True)

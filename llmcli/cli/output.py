@@ -10,17 +10,20 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.cli.exits import tell
-from llmcli.cli.files import whole_file
-from llmcli.cli.options import OutputOptions
+from llmcli.cli.files import open_file, whole_file, written
+from llmcli.cli.options import OutputOptions, ViewOutputOptions
+from llmcli.cli.pager import fits, page
 from llmcli.cli.streams import STDOUT, begin_line, give_up
-from llmcli.cli.wrap import columns
-from llmcli.errors import WriteFailed
+from llmcli.cli.wrap import columns, given_columns
+from llmcli.errors import CheckFailed, WriteFailed
+from llmcli.reports.checks import ViewCheck, checks_document
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
@@ -28,6 +31,20 @@ if TYPE_CHECKING:
 
 
 UNLIMITED = 10_000
+EXPLAIN = "`llmcli explain` finds the formula that does not hold"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportFile:
+    """A file that a view also writes: the JSON document where `make` is None, else its bytes.
+
+    `holds`: what it contains, in words. `open`: whether it is shown at once.
+    """
+
+    path: str
+    holds: str
+    make: Callable[[], bytes] | None = None
+    open: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +54,7 @@ class Screen:
     terminal: bool
     animate: bool
     colour: bool
-    width: int = UNLIMITED  # columns: the terminal's, or as many as anything needs elsewhere
+    width: int = UNLIMITED  # columns: $COLUMNS, the terminal's, as many as needed in a pipe
 
     @classmethod
     def of(cls, stream: TextIO | None, environ: Mapping[str, str]) -> Screen:
@@ -46,7 +63,9 @@ class Screen:
         smart = environ.get("TERM", "") != "dumb"
         forced = environ.get("FORCE_COLOR", "0") not in ("", "0")
         colour = (terminal or forced) and smart and not environ.get("NO_COLOR")
-        width = columns(stream, environ) if stream is not None and terminal else UNLIMITED
+        width = given_columns(environ) or UNLIMITED
+        if stream is not None and terminal:
+            width = columns(stream, environ)
         return cls(terminal, terminal and smart, colour, width)
 
 
@@ -57,6 +76,8 @@ class Output:
         self.command = command
         self.json = options.json
         self.quiet = options.quiet
+        self.checks = isinstance(options, ViewOutputOptions) and options.checks
+        self.pager = isinstance(options, ViewOutputOptions) and not options.no_pager
         self.fit()
         self.erase: Callable[[], None] | None = None  # takes back a bar that stands on stderr
 
@@ -88,10 +109,59 @@ class Output:
                 self.erase()
             tell(f"note: {message}")
 
-    def show(self, *renderables: RenderableType) -> None:
-        """Renders to stdout: as wide as the terminal, as wide as it needs in a pipe or file."""
+    def show(self, *renderables: RenderableType, paged: bool = False) -> None:
+        """Renders to stdout: as wide as the terminal, as wide as it needs in a pipe or file.
+
+        `paged`: through the pager where it is taller than the terminal.
+        """
+        text = self._rendered(self.out, renderables)
+        tall = paged and self.out.animate and not fits(text, get_terminal_size().lines)
+        if tall and page(text):
+            return
         with _last_words():
-            self.write(self._rendered(self.out, renderables))
+            self.write(text)
+
+    def present(
+        self,
+        view: Callable[[], RenderableType],
+        body: Mapping[str, Any],
+        *,
+        model: Mapping[str, Any] | None,
+        environment: Any,
+        checks: Sequence[ViewCheck] = (),
+        file: ExportFile | None = None,
+        hint: str = EXPLAIN,
+    ) -> None:
+        """The end of a command: its file, its view or JSON document, and what the checks say.
+
+        `body` is the document's, to which `checks` and `ok` are added where there are any. The file
+        is written first, whole or not at all. A view that is taller than the terminal goes through
+        the pager. Raises WriteFailed, and CheckFailed with `hint` where a check fails.
+        """
+        if checks:
+            ok = all(check.ok for check in checks)
+            body = {**body, "checks": checks_document(checks), "ok": ok}
+        if file is not None:
+            self._save(file, self.envelope(body, model=model, environment=environment))
+        if self.json:
+            self.document(body, model=model, environment=environment)
+        else:
+            from rich.text import Text
+
+            from llmcli.ui.checks import render_checks
+
+            ending = [Text(), render_checks(checks, full=self.checks)] if checks else []
+            self.show(view(), *ending, paged=self.pager)
+        require(checks, hint)
+
+    def _save(self, file: ExportFile, document: Mapping[str, Any]) -> None:
+        if file.make is None:
+            write_document(file.path, document)
+        else:
+            write_file(file.path, file.make())
+        self.note(written(file.path, file.holds))
+        if file.open:
+            open_file(file.path)
 
     def aside(self, *renderables: RenderableType) -> None:
         """Renders to stderr."""
@@ -138,6 +208,16 @@ class Output:
                 console.print(renderable, crop=False)
         text = capture.get()
         return "\n".join(line.rstrip() for line in text.split("\n")) if not screen.colour else text
+
+
+def require(checks: Iterable[ViewCheck], hint: str) -> None:
+    """Raises CheckFailed for the first check that fails; the view has said so."""
+    wrong = next((check for check in checks if not check.ok), None)
+    if wrong is None:
+        return
+    number = f": {wrong.value:.2g}, allowed {wrong.tolerance:.2g}" if wrong.tolerance else ""
+    where = f", worst at `{wrong.where}`" if wrong.where else ""
+    raise CheckFailed(f"check failed: {wrong.words}{number}{where}", hint=hint)
 
 
 @contextmanager

@@ -89,8 +89,8 @@ def opt(
     """A field of a dataclass of options, such as `opt(256, "-n", "--max", "N", "Most tokens.")`.
 
     `words`: the names, for all but flags what its value is called, and the help text.
-    `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the heading in the
-    help, if another than the class's own.
+    `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the
+    heading in the help, if another than the class's own.
     """
     names = tuple(word for word in words[:-1] if word.startswith("-"))
     low = at_least if above is None else above
@@ -157,7 +157,7 @@ _NUMBERS: Mapping[type, tuple[str, str]] = {
 }
 
 
-# what other programs call the same thing: suggested, not accepted
+# what other programs call the same thing
 ALIASES: Mapping[str, str] = {
     "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16",
     "fp32": "float32", "f32": "float32", "float": "float32", "single": "float32",
@@ -166,11 +166,10 @@ ALIASES: Mapping[str, str] = {
 
 
 def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
-    if text in choices:
-        return text
-    close = [ALIASES.get(text.lower(), text)]
-    if close[0] not in choices:
-        close = get_close_matches(text, choices, 1)
+    known = ALIASES.get(text.lower(), text)
+    if known in choices:
+        return known
+    close = get_close_matches(text, choices, 1)
     listed = ", ".join(choices)
     raise UsageError(
         f"`{name}` has no choice `{text}`",

@@ -10,12 +10,18 @@ from typing import TextIO
 
 def columns(stream: TextIO, environ: Mapping[str, str]) -> int:
     """$COLUMNS, else the width of this very terminal: stdout may be a file where stderr is one."""
-    if (given := environ.get("COLUMNS", "")).isdecimal() and int(given) > 0:
-        return int(given)
+    if given := given_columns(environ):
+        return given
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
+
+
+def given_columns(environ: Mapping[str, str]) -> int:
+    """$COLUMNS, 0 where it is not set to a number."""
+    given = environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() else 0
 
 
 def wrapped(line: str, width: int, indent: str = "  ") -> str:

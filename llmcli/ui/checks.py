@@ -18,24 +18,24 @@ _PLAIN = {GOOD: "ok", BAD: "FAIL"}  # where the terminal has ASCII alone
 WRONG = "bold red"
 
 
-def render_checks(checks: Sequence[ViewCheck]) -> RenderableType:
-    """A line for each check, the place of the worst difference where one does not hold."""
-    return Group(*(_line(check) for check in checks))
+def render_checks(checks: Sequence[ViewCheck], *, full: bool = True) -> RenderableType:
+    """A line for each check, with the place of the worst difference where one fails.
 
-
-def short_checks(checks: Sequence[ViewCheck]) -> RenderableType:
-    """One line where all of them hold, else `render_checks`."""
-    if not all(check.ok for check in checks):
-        return render_checks(checks)
-    names = ", ".join(check.name for check in checks)
-    count = f"{len(checks)} check{'s' * (len(checks) != 1)}"
-    return Marked(GOOD, f"{count}: {names}{SEPARATOR}--checks", FAINT)
+    Not `full`: one line for all that pass.
+    """
+    wrong = [check for check in checks if not check.ok]
+    if full or not checks:
+        return Group(*(_line(check) for check in checks))
+    passed = len(checks) - len(wrong)
+    count = f"{passed} check{'s' * (passed != 1)}{SEPARATOR}--checks"
+    lines = [Marked(GOOD, count, FAINT)] if passed else []
+    return Group(*(_line(check) for check in wrong), *lines)
 
 
 def _line(check: ViewCheck) -> RenderableType:
     if check.ok:
         return Marked(GOOD, SEPARATOR.join([one_line(check.words), _apart(check)]), FAINT)
-    parts = [f"not so: {one_line(check.words)}", _apart(check)]
+    parts = [f"check failed: {one_line(check.words)}", _apart(check)]
     if check.where:
         parts.append(f"worst at {one_line(check.where)}")
     return Marked(BAD, SEPARATOR.join(parts), WRONG)

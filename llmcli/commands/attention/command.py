@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.files import kind_of_file, written
-from llmcli.cli.looking import NewTokensOptions, encode_look, require, room_for
+from llmcli.cli.looking import NewTokensOptions, encode_look, room_for
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
-from llmcli.cli.output import Output
+from llmcli.cli.output import Output, require
 from llmcli.cli.prompts import LOOKED_AT, Prompt, looked_at
 from llmcli.cli.running import kernels_of, load_model
 from llmcli.cli.template import TemplateOptions

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from llmcli.cli.exits import SIGNALS
-from llmcli.cli.looking import IN_CHAT, InChat, Shown, require
+from llmcli.cli.looking import IN_CHAT, InChat, Shown
+from llmcli.cli.output import require
 from llmcli.commands.chat.talk import Talk
 from llmcli.errors import UsageError
 from llmcli.ui.theme import one_line
@@ -37,10 +38,15 @@ def look(talk: Talk, argument: str) -> None:
         model=talk.conversation.model, ids=ids[-MOST:], answer=talk.conversation.last_answer,
         room=talk.conversation.room, out=talk.out,
     )  # fmt: skip
+    from rich.text import Text
+
+    from llmcli.ui.checks import render_checks
+
     view: Shown = import_module(f"llmcli.commands.{name}.look").look(chat, given)
     shown, checks = view
     with SIGNALS.held():  # stdout is needed for the next answer
-        (talk.out.aside if talk.out.json else talk.out.show)(shown)
+        ending = [Text(), render_checks(checks, full=False)] if checks else []
+        (talk.out.aside if talk.out.json else talk.out.show)(shown, *ending)
     require(checks, _HINT)
 
 

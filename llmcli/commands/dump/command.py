@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmcli.anatomy.names import Names, known
 from llmcli.cli.encoding import Encoded
 from llmcli.cli.files import check_size, kind_of_file, whole_file
-from llmcli.cli.looking import NewTokensOptions, encode_look, require, token_texts
+from llmcli.cli.looking import NewTokensOptions, encode_look, token_texts
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
-from llmcli.cli.output import Output
+from llmcli.cli.output import Output, require
 from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, note_model_name, read_prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.graph import graph
@@ -15,10 +16,9 @@ from llmcli.cli.looking import (
     greedy,
     parse_numbers,
     parse_span,
-    require,
 )
-from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
-from llmcli.cli.output import Output, write_document, write_file
+from llmcli.cli.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.cli.output import ExportFile, Output
 from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import looked_at
@@ -28,8 +28,7 @@ from llmcli.commands.experts.report import ExpertsReport
 from llmcli.errors import UsageError
 from llmcli.graph.routing import Choose
 from llmcli.observe.environment import environment
-from llmcli.reports.checks import checks_document
-from llmcli.reports.numbers import spans
+from llmcli.reports.numbers import counted, spans
 
 if TYPE_CHECKING:
     from llmcli.config import ModelConfig
@@ -70,7 +69,6 @@ class ExpertsOptions:
         None, "--layer", "LAYERS",
         "Layers such as 0,3-5,-1. [default: all that have experts]",
     )  # fmt: skip
-    checks: bool = opt(False, "--checks", "Show every check with its number.")
     save: str | None = opt(
         None, "-o", "--output", "FILE",
         f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
@@ -110,12 +108,12 @@ def command(
     new: NewTokensOptions,
     experts: ExpertsOptions,
     model: ModelOptions,
-    output: OutputOptions,
+    output: ViewOutputOptions,
 ) -> None:
     """Mixtures of experts: which experts every token takes in every layer, and with what weight.
 
     With the load of every expert, the margins of the choices, and the share of the shared expert.
-    The pass is the usual one, read as `generate` reads it. What is shown proves itself: the chosen
+    The pass is the usual one, read as `generate` reads it. What is shown is checked: the chosen
     are the top of the scores that were emitted, the weights follow from these, the weighted sum
     and the shared expert is what the layer adds, and loads count every choice once; or the command
     exits 1.
@@ -130,17 +128,15 @@ def command(
     ids = encode_look(given, template, model, loaded, new=new.generate).ids
     report = experts_report(loaded, ids, new.generate, experts, kind, out)
     about = loaded.describe()
-    header = environment(kernels=kernels_of(about))
-    body = _body(report)
-    if experts.save is not None:
-        document = out.envelope(body, model=about, environment=header)
-        _write(experts.save, kind, report, model_line(about), document)
-        out.note(f"wrote `{experts.save}`")
-    if out.json:
-        out.document(body, model=about, environment=header)
-    else:
-        out.show(render_experts(report, model_line(about), checks=experts.checks))
-    require(report.checks, "`llmcli explain` finds the formula that does not hold")
+    title = model_line(about)
+    out.present(
+        lambda: render_experts(report, title),
+        _body(report),
+        model=about,
+        environment=environment(kernels=kernels_of(about)),
+        checks=report.checks,
+        file=None if experts.save is None else _file(experts.save, kind, report, title),
+    )
 
 
 def experts_report(
@@ -167,23 +163,16 @@ def experts_report(
         )
 
 
-def _write(
-    file: str, kind: str, report: ExpertsReport, title: str, document: dict[str, Any]
-) -> None:
-    """Writes `report` as a file of that kind; `title` names the model. Raises WriteFailed."""
+def _file(path: str, kind: str, report: ExpertsReport, title: str) -> ExportFile:
+    """`report` as a file of that kind; `title` names the model."""
     from llmcli.commands.experts.view import export, picture
 
-    if kind == "json":
-        write_document(file, document)
-        return
     makers = {"csv": export.experts_csv, "png": picture.experts_png, "html": export.experts_page}
-    write_file(file, makers[kind](report, title))
+    make = None if kind == "json" else partial(makers[kind], report, title)
+    holds = counted(len(report.positions), "position")
+    return ExportFile(path=path, holds=f"the choices at {holds}", make=make)
 
 
 def _body(report: ExpertsReport) -> dict[str, Any]:
-    """The report as JSON has it: tokens as objects, checks by name."""
-    return vars(report) | {
-        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
-        "checks": checks_document(report.checks),
-        "ok": report.ok,
-    }
+    """The report as JSON has it, but for the checks: tokens as objects."""
+    return vars(report) | {"tokens": [{"id": id, "text": text} for id, text in report.tokens]}

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.headers import chosen_devices, opened_headers
-from llmcli.cli.looking import require
 from llmcli.cli.options import ModelOptions, OutputOptions
-from llmcli.cli.output import Output
+from llmcli.cli.output import Output, require
 from llmcli.cli.params import LARGEST, opt
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment

@@ -6,15 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.files import kind_of_file
-from llmcli.cli.looking import (
-    NewTokensOptions,
-    encode_look,
-    greedy,
-    parse_span,
-    require,
-)
+from llmcli.cli.looking import NewTokensOptions, encode_look, greedy, parse_span
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
-from llmcli.cli.output import Output
+from llmcli.cli.output import Output, require
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import looked_at
 from llmcli.cli.running import kernels_of, load_model

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.headers import chosen_devices, opened_headers
-from llmcli.cli.looking import require, token_texts
+from llmcli.cli.looking import token_texts
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
-from llmcli.cli.output import Output
+from llmcli.cli.output import Output, require
 from llmcli.cli.running import kernels_of, load_model
 from llmcli.commands.shapes.document import shapes_document, stored_tensor
 from llmcli.commands.shapes.options import TOKENS, CallOptions, ChoiceOptions

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from llmcli.cli.encoding import encode
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.files import whole_file, written
-from llmcli.cli.looking import require, room_for
+from llmcli.cli.looking import room_for
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
-from llmcli.cli.output import Output, jsonable
+from llmcli.cli.output import Output, jsonable, require
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt, prompt_or_builtin
 from llmcli.cli.running import Loaded, kernels_of, load_model

@@ -16,7 +16,6 @@ from rich.text import Text
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.reports.numbers import best_groups
 from llmcli.ui.cells import Ink, fitted
-from llmcli.ui.checks import render_checks, short_checks
 from llmcli.ui.heatmap import ColourBar
 from llmcli.ui.layout import WIDEST, Column, Dotted, Rows
 from llmcli.ui.palette import Scale
@@ -31,18 +30,14 @@ TOP = 3  # experts that are named as the ones chosen most
 BARS, ASCII_BARS, UNUSED = "▁▂▃▄▅▆▇█", "123456789", "·"
 
 
-def render_experts(report: ExpertsReport, title: str, *, checks: bool = False) -> RenderableType:
-    """The map and the table, or the table of a single position; the checks, in full if asked.
-
-    `title` is the model's line.
-    """
+def render_experts(report: ExpertsReport, title: str) -> RenderableType:
+    """The map and the table, or the table of a single position; `title` is the model's line."""
     heading = Text(one_line(title), style=HEADING)
-    ending = render_checks(report.checks) if checks else short_checks(report.checks)
     if len(report.positions) == 1:
-        return Group(heading, *_position(report), ending)
+        return Group(heading, *_position(report))
     scale = weight_scale(report)
     bar = ColourBar("what the chosen experts count", scale, masked="")
-    return Group(heading, Map(report, scale), bar, Text(), LayersTable(report), ending)
+    return Group(heading, Map(report, scale), bar, Text(), LayersTable(report))
 
 
 def weight_scale(report: ExpertsReport) -> Scale:
