@@ -6,7 +6,8 @@ are private to typer.
 
 from __future__ import annotations
 
-import shutil
+import os
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typer.main import get_command
 from llmcli.cli.configuration.values import name_file
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.params import WORDS, adopt, flatten
+from llmcli.cli.wrap import columns
 from llmcli.errors import LlmcliError, UsageError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -202,7 +204,9 @@ def _row(option: Any) -> tuple[str, str]:
 
 
 def _width() -> int:
-    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
+    """Columns of a help text: the terminal's or $COLUMNS, 80 in a pipe; from 40 to 100."""
+    found = 80 if sys.stdout is None else columns(sys.stdout, os.environ)
+    return max(40, min(found, 100))
 
 
 def _paragraphs(text: str) -> list[str]:
