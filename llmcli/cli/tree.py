@@ -78,6 +78,11 @@ ENTRIES = {
     "models": Entry(
         "llmcli.commands.models.list", "The models on this machine and in the catalog.", "Manage"
     ),
+    "selftest": Entry(
+        "llmcli.commands.selftest.command",
+        "Whether this machine computes right, and how fast: a receipt.",
+        "Manage",
+    ),
     "env": Entry(
         "llmcli.commands.env.command", "This machine, and where each setting comes from.", "Manage"
     ),
