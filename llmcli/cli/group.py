@@ -68,16 +68,16 @@ class Command(TyperCommand):
         names = " ".join(str(p.metavar) for p in arguments)
         lines = [f"usage: {ctx.command_path} [OPTIONS] {names}".rstrip(), ""]
         lines += _paragraphs(self.help or "")
-        sections: dict[str, list[tuple[str, str]]] = {}
+        listed: dict[str, list[tuple[str, str]]] = {}
         for argument in arguments:
             row = (str(argument.metavar), argument.help or "")
-            sections.setdefault("Arguments", []).append(row)
+            listed.setdefault("Arguments", []).append(row)
         options: list[Any] = [p for p in self.get_params(ctx) if p not in arguments]
         for option in options:
             if not option.hidden:
                 heading = option.rich_help_panel or EVERYTHING_ELSE
-                sections.setdefault(heading, []).append(_row(option))
-        lines += _sections(sections)
+                listed.setdefault(heading, []).append(_row(option))
+        lines += sections(listed)
         return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
 
 
@@ -117,9 +117,7 @@ class Root(TyperGroup):
         """As typer's, with our message: raises UsageError with the closest names."""
         name = args[0]
         if name not in self.entries:
-            hint = "did you mean `llmcli --help`?"
-            if name != "help":
-                hint = _suggestion(name, self.entries, self.nested)
+            hint = _suggestion(name, self.entries, self.nested)
             raise UsageError(f"there is no command `{name}`", hint=hint)
         if (both := " ".join(args[:2])) in self.nested:
             return both, self.get_command(ctx, both), args[2:]
@@ -129,15 +127,15 @@ class Root(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         """Commands by heading, from the table alone: no command is imported."""
-        sections: dict[str, list[tuple[str, str]]] = {}
+        listed: dict[str, list[tuple[str, str]]] = {}
         for name, entry in self.entries.items():
-            rows = sections.setdefault(entry.heading, [])
+            rows = listed.setdefault(entry.heading, [])
             rows.append((name, entry.summary))
             rows += [(n, e.summary) for n, e in self.nested.items() if n.split()[0] == name]
         for option in self.get_params(ctx):
-            sections.setdefault("Options", []).append(_row(option))
+            listed.setdefault("Options", []).append(_row(option))
         lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", "", *_paragraphs(self.help or "")]
-        lines += _sections(sections)
+        lines += sections(listed)
         return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
 
 
@@ -201,7 +199,8 @@ def _row(option: Any) -> tuple[str, str]:
     return names, text
 
 
-def _width() -> int:
+def width() -> int:
+    """Columns of help: the terminal's, $COLUMNS, else 80, and not more than 100."""
     return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
 
 
@@ -212,17 +211,18 @@ def _paragraphs(text: str) -> list[str]:
         if paragraph.startswith("  "):
             out += [*paragraph.splitlines(), ""]
         elif paragraph:
-            out += [*textwrap.wrap(" ".join(paragraph.split()), _width()), ""]
+            out += [*textwrap.wrap(" ".join(paragraph.split()), width()), ""]
     return out
 
 
-def _sections(sections: Mapping[str, list[tuple[str, str]]]) -> list[str]:
+def sections(rows: Mapping[str, list[tuple[str, str]]]) -> list[str]:
+    """Lines of names and what they are, under headings."""
     out: list[str] = []
-    for heading, section in sections.items():
+    for heading, section in rows.items():
         column = min(28, max(len(name) for name, _ in section)) + 4
         out.append(f"{heading}:")
         for name, text in section:
-            wrapped = textwrap.wrap(text, _width() - column) or [""]
+            wrapped = textwrap.wrap(text, width() - column) or [""]
             if len(name) + 4 > column:
                 out.append(f"  {name}")
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -12,14 +13,16 @@ from llmcli.cli.group import HELP_NAMES, Entry, Root
 from llmcli.cli.params import adopt
 
 ENTRIES = {
-    "generate": Entry("llmcli.cli.generate", "Write text with a model, token by token.", "Run"),
-    "chat": Entry("llmcli.cli.chat.command", "A conversation with a model, turn by turn.", "Run"),
+    "generate": Entry("llmcli.cli.generate", "Generate text with a model, token by token.", "Run"),
+    "chat": Entry("llmcli.cli.chat.command", "Chat with a model, turn by turn.", "Run"),
     "timing": Entry(
-        "llmcli.cli.timing.command", "Where the time goes: phases, layers, parts.", "Measure"
+        "llmcli.cli.timing.command",
+        "Profile a run: where the time goes, by phase, layer and part.",
+        "Measure",
     ),
     "bench": Entry(
         "llmcli.cli.bench.command",
-        "How fast a model runs, in llama-bench's tests, options and formats.",
+        "Benchmark with llama-bench's tests, options and formats.",
         "Measure",
     ),
     "ladder": Entry(
@@ -28,58 +31,74 @@ ENTRIES = {
         "Measure",
     ),
     "explain": Entry(
-        "llmcli.cli.explain", "One number derived step by step, equal to the kernel's.", "Measure"
+        "llmcli.cli.explain",
+        "Derive one number step by step and compare it with the kernel's.",
+        "Measure",
     ),
     "load": Entry(
         "llmcli.cli.load.command",
-        "What becomes of every tensor, and whether files are whole.",
+        "Load the weights: what becomes of every tensor; `--check` verifies files.",
         "Look",
     ),
     "info": Entry(
-        "llmcli.cli.info.command", "What a model is, and whether it fits this machine.", "Look"
+        "llmcli.cli.info.command",
+        "Architecture, parameters and memory of a model; whether it fits.",
+        "Look",
     ),
     "shapes": Entry(
         "llmcli.cli.shapes.command",
-        "Every tensor: letters, numbers, memory, formula, source.",
+        "Every tensor: symbolic and numeric shape, memory, formula, source.",
         "Look",
     ),
     "attention": Entry(
         "llmcli.cli.attention.command",
-        "What each head attends to: heatmaps, metrics, pairs.",
+        "Attention patterns of every head: heatmaps, metrics, top pairs.",
         "Look",
     ),
     "experts": Entry(
         "llmcli.commands.experts.command",
-        "Mixtures: which experts every token takes, in every layer.",
+        "Expert routing: which experts each token takes, in every layer.",
         "Look",
     ),
     "lens": Entry(
-        "llmcli.cli.lens.command", "Logit lens: the likeliest token after every layer.", "Look"
+        "llmcli.cli.lens.command", "Logit lens: the top tokens after every layer.", "Look"
     ),
     "dump": Entry(
-        "llmcli.cli.dump", "Any activation by name: statistics, and all of it in a file.", "Look"
+        "llmcli.cli.dump", "Any activation by name: statistics, and export to a file.", "Look"
     ),
     "score": Entry(
         "llmcli.cli.score", "Log-probability of every token, perplexity, bits per byte.", "Look"
     ),
     "tokens": Entry(
-        "llmcli.cli.tokens", "The tokens of a text: ids, pieces, byte offsets.", "Look"
+        "llmcli.cli.tokens", "Tokenize a text: token ids, pieces, byte offsets.", "Look"
     ),
     "models": Entry(
-        "llmcli.cli.models.list", "The models on this machine and in the catalog.", "Manage"
+        "llmcli.cli.models.list", "List the models on this machine and in the catalog.", "Manage"
     ),
-    "env": Entry("llmcli.cli.env", "This machine, and where each setting comes from.", "Manage"),
+    "env": Entry("llmcli.cli.env", "The machine, and where each setting comes from.", "Manage"),
 }
+
+HELP_ENTRY = Entry(
+    "llmcli.commands.help.command", "Explain a topic, or list the options of a command.", "Manage"
+)
 
 NESTED = {
     "bench compare": Entry(
-        "llmcli.cli.bench.compare", "Two results of bench or llama-bench side by side.", "Measure"
+        "llmcli.cli.bench.compare",
+        "Compare two results of bench or llama-bench, test by test.",
+        "Measure",
     ),
-    "models list": Entry("llmcli.cli.models.list", "What `models` shows.", "Manage"),
-    "models pull": Entry("llmcli.cli.models.pull", "Fetch models into the cache.", "Manage"),
+    "models list": Entry("llmcli.cli.models.list", "The same as `models`.", "Manage"),
+    "models pull": Entry("llmcli.cli.models.pull", "Download models into the cache.", "Manage"),
     "models rm": Entry("llmcli.cli.models.rm", "Remove models from the caches.", "Manage"),
-    "models path": Entry("llmcli.cli.models.path", "Where a model lies, for scripts.", "Manage"),
-    "models prune": Entry("llmcli.cli.models.prune", "Remove what nobody needs.", "Manage"),
+    "models path": Entry(
+        "llmcli.cli.models.path", "Print the path of a model, for scripts.", "Manage"
+    ),
+    "models prune": Entry(
+        "llmcli.cli.models.prune",
+        "Remove stale partial downloads and superseded versions.",
+        "Manage",
+    ),
 }
 
 HELP = "Run language models in the terminal and see exactly what they compute."
@@ -90,15 +109,15 @@ Examples:
   cat page.txt | llmcli generate "What is this text about?" -n 64
   llmcli score -f page.txt --json
 
-Options follow the command; `llmcli COMMAND --help` explains them. Your own settings are in
-~/.config/llmcli/config.toml; `llmcli env` shows them.
+Options follow the command; `llmcli COMMAND --help` lists them. `llmcli help TOPIC` explains models,
+sampling, shapes, attention, benchmarking, formats, numbers, safety and settings.
 """
 
 
 class LlmcliRoot(Root):
     """The root of the tree, with our commands."""
 
-    entries = ENTRIES
+    entries: Mapping[str, Entry] = {**ENTRIES, "help": HELP_ENTRY}  # the only one without JSON
     nested = NESTED
     bare = frozenset({"models"})
 
