@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from llmcli.cli.shells.spec import CommandSpec, Spec, model_names
+from llmcli.cli.shells.spec import CommandSpec, Spec, Value, model_names
 
 
 def zsh(root: CommandSpec, commands: list[CommandSpec]) -> str:
@@ -24,6 +24,7 @@ _llmcli_models() {{
     fi
     compadd -- {" ".join(models)}
     local named=$?
+    _llmcli_asked model && named=0
     _path_files -g '*.(gguf|safetensors)(-.)'
     # a bare directory name is no path for --model: it gets its `./`
     if [[ -z $PREFIX || $named -ne 0 ]]; then
@@ -31,10 +32,32 @@ _llmcli_models() {{
         (( $#folders )) && compadd -U -q -S / -- ./$^folders
     fi
 }}
+# what depends on a model or on the caches: from llmcli itself
+_llmcli_asked() {{
+    local -a asked=(_complete $1 "${{(Q)PREFIX}}" "${{_llmcli_line[@]}}")
+    local -a found=(${{(f)"$(${{~_llmcli_line[1]}} $asked 2>/dev/null)"}})
+    (( $#found )) || return 1
+    # what ends in a dot or a bracket is to be continued
+    local -a whole=(${{found:#*[.\\[]}}) part=(${{(M)found:#*[.\\[]}})
+    (( $#whole )) && compadd -- $whole
+    (( $#part )) && compadd -S '' -- $part
+    return 0
+}}
+# a file that a command writes: its ending says what is written
+_llmcli_outputs() {{
+    local name=${{PREFIX##*/}} command=$1
+    local folder=${{PREFIX%$name}}
+    shift
+    name=${{name%.*}}
+    compadd -- $folder${{name:-$command}}.${{^@}}
+    _path_files -g "*.(${{(j:|:)@}})(-.)"
+    _path_files -/
+}}
 _llmcli() {{
     local context state state_descr line
+    local -a _llmcli_line=("${{words[@]}}")
     typeset -A opt_args
-    _arguments -C {_zsh_specs(root.options)} '1:command:->command' '*::argument:->argument'
+    _arguments -C {_zsh_specs(root.options, "")} '1:command:->command' '*::argument:->argument'
     case $state in
     command)
         local -a commands=(
@@ -65,12 +88,16 @@ def _zsh_case(command: CommandSpec) -> str:
     long = any(
         len(name) > 2 and name[1] != "-" for option in command.options for name in option.names
     )
-    behind = "'*:file:_files'" if command.files else "'*:text:( )'"
-    if command.values:
-        behind = f"'*:model:({' '.join(command.values)})'"
+    action = _zsh_action(command.argument, command.name) or "( )"
+    behind = _zsh_quoted(f"{'*' if command.several else '1'}:argument:{action}")
+    if command.argument.kind == "text":
+        behind = "'*:text:( )'"
+    elif not command.several:
+        behind += " '*:text:( )'"
     if command.nested:
         behind = f"'1:command:({' '.join(inner.words for inner in command.nested)})'"
-    own = f"            _arguments {'' if long else '-s '}{_zsh_specs(command.options)} {behind}"
+    specs = _zsh_specs(command.options, command.name)
+    own = f"            _arguments {'' if long else '-s '}{specs} {behind}"
     inside = [
         f"            if (( CURRENT > 2 )) && [[ $words[2] == {inner.words} ]]; then\n"
         f"                shift words; (( CURRENT-- ))\n{_zsh_case(inner)}\n"
@@ -80,27 +107,32 @@ def _zsh_case(command: CommandSpec) -> str:
     return "".join(inside) + own
 
 
-def _zsh_specs(options: Sequence[Spec]) -> str:
-    return " \\\n            ".join(_zsh_spec(option) for option in options)
+def _zsh_specs(options: Sequence[Spec], command: str) -> str:
+    return " \\\n            ".join(_zsh_spec(option, command) for option in options)
 
 
-def _zsh_spec(option: Spec) -> str:
+def _zsh_spec(option: Spec, command: str) -> str:
     """`'(-m --model)'{-m,--model}'[help]:value:action'`, or `'*--stop[…` where it may repeat."""
     help = re.sub(r"([\[\]:\\])", r"\\\1", option.help)
-    action = ""
-    if option.takes_value:
-        action = ":value:"
-        if option.kind == "model":
-            action += "_llmcli_models"
-        elif option.values:
-            action += f"({' '.join(option.values)})"
-        elif option.files:
-            action += "_files"
+    action = "" if option.value is None else f":value:{_zsh_action(option.value, command)}"
     if len(option.names) == 1:
         star = "*" if option.repeats else ""
         return _zsh_quoted(f"{star}{option.names[0]}[{help}]{action}")
     either = "'*'" if option.repeats else _zsh_quoted(f"({' '.join(option.names)})")
     return either + "{" + ",".join(option.names) + "}" + _zsh_quoted(f"[{help}]{action}")
+
+
+def _zsh_action(value: Value, command: str) -> str:
+    words = " ".join(value.words)
+    actions = {
+        "text": "",
+        "words": f"({words})",
+        "list": f"_values -s , value {words}",
+        "files": "_files",
+        "outputs": f"_llmcli_outputs {command} {words}",
+        "model": "_llmcli_models",
+    }
+    return actions.get(value.kind, f"_llmcli_asked {value.kind}")
 
 
 def _zsh_quoted(text: str) -> str:
