@@ -317,13 +317,13 @@ _llmcli() {
     if [[ -z $kind && $word != -* ]]; then
         case $command in
         bench) ((i + 1 == COMP_CWORD)) && { values=compare; kind=words; } ;;
-        explain) { values=''; kind=tensor; } ;;
+        explain) [[ "${COMP_WORDS[*]:0:COMP_CWORD}" == *"["* ]] || { values=''; kind=tensor; } ;;
         models) ((i + 1 == COMP_CWORD)) && { values='list pull rm path prune'; kind=words; } ;;
-        help) { values='models sampling shapes attention benchmarking formats numbers safety settings generate chat timing bench ladder explain load info experts lens dump score tokens env'; kind=words; } ;;
+        help) ((i + 1 == COMP_CWORD)) && { values='models sampling shapes attention benchmarking formats numbers safety settings generate chat timing bench ladder explain load info experts lens dump score tokens env'; kind=words; } ;;
         bench\ compare) { values=''; kind=files; } ;;
         models\ pull) { values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=words; } ;;
         models\ rm) { values=''; kind=stored; } ;;
-        models\ path) ((i + 1 == COMP_CWORD)) && { values=''; kind=stored; } ;;
+        models\ path) ((i + 2 == COMP_CWORD)) && { values=''; kind=stored; } ;;
         esac
         [[ -n $kind ]] || return
     fi

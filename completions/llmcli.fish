@@ -4,7 +4,7 @@ function __llmcli_command
     test (count $words) -gt 1; and test "$words[2]" = $argv[1]
 end
 function __llmcli_first
-    test (count (commandline -opc)) -eq 2
+    test (count (commandline -opc)) -eq $argv[1]
 end
 function __llmcli_asked
     set -l line (commandline -opc)
@@ -17,7 +17,7 @@ function __llmcli_files
     complete -C "'' $word" | string replace -r '\t.*' '' | string match -r -- $argv[1]
 end
 function __llmcli_models
-    printf '%s\n' smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny
+    printf '%s\n' smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny $argv
     __llmcli_asked model
     # a bare directory name is no path for --model
     __llmcli_files '^[./~].*/$|.*\.(?:gguf|safetensors)$'
@@ -91,7 +91,7 @@ complete -c llmcli -n '__llmcli_command generate' -l seed -x -d 'Seed of everyth
 complete -c llmcli -n '__llmcli_command generate' -l random-weights -d 'The model from its configuration alone, its weights drawn with --seed (everything with 0 where that is not given)'
 complete -c llmcli -n '__llmcli_command generate' -l revision -x -d 'Branch, tag or commit on the hub'
 complete -c llmcli -n '__llmcli_command generate' -l offline -d 'Use only what is on this machine'
-complete -c llmcli -n '__llmcli_command generate' -l draft -x -a '(__llmcli_models)' -d 'Speculative decoding'
+complete -c llmcli -n '__llmcli_command generate' -l draft -x -a '(__llmcli_models ngram)' -d 'Speculative decoding'
 complete -c llmcli -n '__llmcli_command generate' -l json -d 'One JSON document on stdout'
 complete -c llmcli -n '__llmcli_command generate' -s q -l quiet -d 'No progress, notes or warnings'
 complete -c llmcli -n '__llmcli_command generate' -l debug -d 'Tracebacks with error messages'
@@ -126,7 +126,7 @@ complete -c llmcli -n '__llmcli_command chat' -l seed -x -d 'Seed of everything 
 complete -c llmcli -n '__llmcli_command chat' -l random-weights -d 'The model from its configuration alone, its weights drawn with --seed (everything with 0 where that is not given)'
 complete -c llmcli -n '__llmcli_command chat' -l revision -x -d 'Branch, tag or commit on the hub'
 complete -c llmcli -n '__llmcli_command chat' -l offline -d 'Use only what is on this machine'
-complete -c llmcli -n '__llmcli_command chat' -l draft -x -a '(__llmcli_models)' -d 'Speculative decoding'
+complete -c llmcli -n '__llmcli_command chat' -l draft -x -a '(__llmcli_models ngram)' -d 'Speculative decoding'
 complete -c llmcli -n '__llmcli_command chat' -l json -d 'One JSON document on stdout'
 complete -c llmcli -n '__llmcli_command chat' -s q -l quiet -d 'No progress, notes or warnings'
 complete -c llmcli -n '__llmcli_command chat' -l debug -d 'Tracebacks with error messages'
@@ -240,7 +240,7 @@ complete -c llmcli -n '__llmcli_command ladder' -l json -d 'One JSON document on
 complete -c llmcli -n '__llmcli_command ladder' -s q -l quiet -d 'No progress, notes or warnings'
 complete -c llmcli -n '__llmcli_command ladder' -l debug -d 'Tracebacks with error messages'
 complete -c llmcli -n '__llmcli_command ladder' -s h -l help -d 'Show this message and exit'
-complete -c llmcli -n '__llmcli_command explain' -a '(__llmcli_asked tensor)'
+complete -c llmcli -n '__llmcli_command explain; and not string match -q \'*[*\' -- (commandline -opc)' -a '(__llmcli_asked tensor)'
 complete -c llmcli -n '__llmcli_command explain' -s f -l file -r -F -d 'Read the text from a file (`-`: stdin)'
 complete -c llmcli -n '__llmcli_command explain' -l ids -x -d 'Token ids instead of text, separated by commas or spaces'
 complete -c llmcli -n '__llmcli_command explain' -l depth -x -a 'all' -d 'How many formulas are followed back'
@@ -501,7 +501,7 @@ complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from 
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from rm' -l debug -d 'Tracebacks with error messages'
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from rm' -s h -l help -d 'Show this message and exit'
 complete -c llmcli -n '__llmcli_command models; and not __fish_seen_subcommand_from list; and not __fish_seen_subcommand_from pull; and not __fish_seen_subcommand_from rm; and not __fish_seen_subcommand_from path; and not __fish_seen_subcommand_from prune' -a path -d 'Print the path of a model, for scripts.'
-complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from path; and __llmcli_first' -a '(__llmcli_asked stored)'
+complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from path; and __llmcli_first 3' -a '(__llmcli_asked stored)'
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from path' -l revision -x -d 'Branch, tag or commit on the hub, for all that are named'
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from path' -l json -d 'One JSON document on stdout'
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from path' -s q -l quiet -d 'No progress, notes or warnings'
@@ -529,5 +529,5 @@ complete -c llmcli -n '__llmcli_command env' -l json -d 'One JSON document on st
 complete -c llmcli -n '__llmcli_command env' -s q -l quiet -d 'No progress, notes or warnings'
 complete -c llmcli -n '__llmcli_command env' -l debug -d 'Tracebacks with error messages'
 complete -c llmcli -n '__llmcli_command env' -s h -l help -d 'Show this message and exit'
-complete -c llmcli -n '__llmcli_command help' -a 'models sampling shapes attention benchmarking formats numbers safety settings generate chat timing bench ladder explain load info experts lens dump score tokens env'
+complete -c llmcli -n '__llmcli_command help; and __llmcli_first 2' -a 'models sampling shapes attention benchmarking formats numbers safety settings generate chat timing bench ladder explain load info experts lens dump score tokens env'
 complete -c llmcli -n '__llmcli_command help' -s h -l help -d 'Show this message and exit'

@@ -55,7 +55,7 @@ def tree() -> tuple[CommandSpec, list[CommandSpec]]:
             options=_options(command, inner, getattr(module, "FILES", ())),
             nested=tuple(spec(n, top.nested[n].summary) for n in nested),
             argument=_argument(name, [str(p.metavar) for p in arguments]),
-            several=len(arguments) > 1 or any(p.nargs != 1 for p in arguments),
+            several=name not in ("help", "explain", "models path"),
         )
 
     commands = [spec(name, top.entries[name].summary) for name in top.list_commands(context)]

@@ -51,10 +51,8 @@ def answer(argv: Sequence[str]) -> None:
 
 def candidates(kind: str, word: str, line: Sequence[str]) -> Iterable[str]:
     """All that may stand for `word`, behind the part of it that is there already."""
-    if kind == "model":
-        return _models(local=False)
-    if kind == "stored":
-        return _models(local=True)
+    if kind in ("model", "stored"):
+        return _models(local=kind == "stored", owned="rm" in line)
     try:
         path = _path(_model_of(line))
     except (LlmcliError, OSError, ValueError, KeyError):  # such as half of a name
@@ -100,12 +98,16 @@ def _layers(word: str, found: Tensors) -> Iterator[str]:
     yield from (f"{before}{number}" for number in sorted(numbers))
 
 
-def _models(*, local: bool) -> Iterator[str]:
-    """Models of the catalog and in the caches; `local`: that are on this machine."""
+def _models(*, local: bool, owned: bool) -> Iterator[str]:
+    """Models of the catalog and in the caches.
+
+    `local`: that are on this machine; `owned`: that are in a cache, not in the package.
+    """
     from llmcli.checkpoints.cache.inventory import Inventory
 
     for stored in Inventory.read().stored():
-        if not local or stored.model.state != "not fetched":
+        there = stored.model.state != "not fetched"
+        if not local or (there and not (owned and stored.model.place == "package")):
             yield stored.model.name
 
 

@@ -153,13 +153,14 @@ def _arguments(commands: Sequence[CommandSpec], nested: Sequence[CommandSpec]) -
     """Second words of commands, and what their arguments are."""
     lines = []
     for command in (*commands, *nested):
-        first = "((i + 1 == COMP_CWORD)) && "
-        if command.nested:
-            words = Value(kind="words", words=tuple(inner.words for inner in command.nested))
-            lines.append(f"        {command.name}) {first}{{ {_kind(words)}; }} ;;")
-        elif command.argument.kind != "text":
-            first = "" if command.several else first
-            lines.append(
-                f"        {_escaped(command.name)}) {first}{{ {_kind(command.argument)}; }} ;;"
-            )
+        words = Value(kind="words", words=tuple(inner.words for inner in command.nested))
+        argument = words if command.nested else command.argument
+        if argument.kind == "text":
+            continue
+        where = f"((i + {len(command.name.split())} == COMP_CWORD)) && "
+        if argument.kind == "tensor":  # options may stand before it, and its index tells it
+            where = '[[ "${COMP_WORDS[*]:0:COMP_CWORD}" == *"["* ]] || '
+        elif command.several and not command.nested:
+            where = ""
+        lines.append(f"        {_escaped(command.name)}) {where}{{ {_kind(argument)}; }} ;;")
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,9 +62,3 @@ class CommandSpec:
     def words(self) -> str:
         """The last word of its name."""
         return self.name.rpartition(" ")[2]
-
-
-def model_names(commands: Sequence[CommandSpec]) -> tuple[str, ...]:
-    """What is offered for `--model` without asking."""
-    values = [o.value for c in commands for o in c.options if o.value is not None]
-    return next(value.words for value in values if value.kind == "model")
