@@ -17,8 +17,9 @@ from llmcli.errors import LlmcliError
 from llmcli.generation.sampling import Sampling
 from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native
+from llmcli.measure.attention.labels import FEWEST, LABELS
 from llmcli.ops.quant import DECODERS, PLAIN
-from llmcli.reports.head_metrics import METRICS
+from llmcli.reports.head_metrics import METRICS, MOST_RANKED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -108,6 +109,13 @@ def test_exit_codes_are_those_of_the_errors():
     assert {kind.code for kind in kinds if isinstance(kind.code, int)} <= told
     assert told == {0, 1, 2, 3, 4, 5, 6, 7, 130, 143}
     assert run.__module__ == "llmcli.cli.exits"
+
+
+def test_kinds_of_heads_are_told_as_they_are():
+    told = {kind: where for kind, _, where in rows(TEXTS["attention"], "kind")}
+    assert told == {one.name: f"`{one.metric}` ≥ {one.threshold:g}" for one in LABELS}
+    assert f"at least {FEWEST} rows" in TEXTS["attention"]
+    assert f"{MOST_RANKED:,} tokens" in TEXTS["attention"]
 
 
 def test_metrics_and_names_come_from_the_code():

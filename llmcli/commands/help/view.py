@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"\s*<!--.*?-->", re.DOTALL)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_ITEM = re.compile(r"[-*#|>]|\d+\.")
+_ITEM = re.compile(r"[-*+#]+\s|[|>]|\d+[.)]\s")
 WIDEST = 100  # columns of a paragraph
 
 
@@ -35,7 +35,9 @@ def drawn(text: str, console: Console) -> str:
 
 def _prose(text: str, console: Console) -> str:
     stream = MarkdownStream(console)
-    return stream.push("\n".join(_joined(text))) + stream.finish() + "\n"
+    shown = stream.push("\n".join(_joined(text))) + stream.finish() + "\n"
+    # without colours a cell keeps its markers, this one, too
+    return shown.replace(r"\|", "|")
 
 
 def _joined(text: str) -> Iterator[str]:
