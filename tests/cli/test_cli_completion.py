@@ -14,6 +14,7 @@ from pathlib import Path
 
 import children
 import pytest
+from full_disk import largest_file
 
 from llmcli.checkpoints import CATALOG
 from llmcli.cli.completion import FILES, script, tree
@@ -429,6 +430,13 @@ def test_names_are_read_again_where_the_model_changed(cli, home):
     shutil.rmtree(home / "own" / "completion")
     (home / "own" / "completion").write_text("a file")
     assert cli("_complete", "layers", "", *line).out.split() == ["0", "1"]
+
+
+def test_an_answer_on_a_full_disk_keeps_nothing(cli, home):
+    with largest_file(100):
+        answered = cli("_complete", "layers", "", "llmcli", "lens")
+    assert (answered.out.split(), answered.err) == (["0", "1", "2", "3"], "")
+    assert list((home / "own" / "completion").iterdir()) == []
 
 
 def test_the_configuration_file_names_the_model(cli, home, monkeypatch):

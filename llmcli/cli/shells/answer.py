@@ -180,7 +180,7 @@ def _tensors(path: Path | None) -> Tensors:
         return {kind: list(kept[kind]) for kind in _KINDS["names"]}
     except (OSError, ValueError, KeyError, TypeError):
         found = _read(path)
-    with suppress(OSError):  # a cache that cannot be written to only makes it slower
+    with suppress(OSError, LlmcliError):  # a cache that cannot be written to only makes it slower
         _keep(place, found)
     return found
 
@@ -218,10 +218,11 @@ def _read(path: Path | None) -> Tensors:
 
 def _keep(place: Path, found: Tensors) -> None:
     """Writes a file of names, whole or not at all, and removes the oldest of too many."""
+    from llmcli.cli.files import whole_file
+
     place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(found), encoding="utf-8")
-    part.replace(place)
+    with whole_file(str(place)) as file:
+        file.write(json.dumps(found).encode())
     others = sorted(place.parent.iterdir(), key=lambda file: file.stat().st_mtime)
     for old in others[:-_MOST]:
         old.unlink(missing_ok=True)
