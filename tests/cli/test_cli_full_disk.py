@@ -71,6 +71,8 @@ WRITES = {
     "cli.ladder:_save": NAMED,
     "commands.lens.files:write_lens": NAMED,
     "cli.output:write_document": NAMED,
+    "cli.shells.answer:_keep": "tests/cli/test_cli_completion.py::"
+    "test_an_answer_on_a_full_disk_keeps_nothing",
     "cli.output:write_file": NAMED,
     "commands.timing.command:_write_trace": NAMED,
     "commands.experts.command:_write": NAMED,

@@ -49,7 +49,7 @@ class SelftestOptions:
 
 
 def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
-    """Checks the arithmetic of this machine on small models, and its speed on large ones.
+    """Check this machine's arithmetic on small models and its speed on large ones; a receipt.
 
     A check that fails ends with exit 1. It takes up to five minutes; nothing is fetched.
     """

@@ -49,8 +49,9 @@ def measure_exhaustion(device: torch.device) -> GroupResult:
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
         done = _run(
-            ["-m", "llmcli", "generate", "--ids", "1,2", "-n", str(_HUGE - 2), "-m", folder, "--offline",
-             "--random-weights", "--device", str(device), "--context-length", str(_HUGE)], {},
+            ["-m", "llmcli", "generate", "--ids", "1,2", "-n", str(_HUGE - 2), "-m", folder,
+             "--offline", "--random-weights", "--device", str(device),
+             "--context-length", str(_HUGE)], {},
         )  # fmt: skip
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
     ok = done.returncode == 5 and len(lines) == 2
