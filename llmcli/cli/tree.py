@@ -69,7 +69,7 @@ NESTED = {
 }
 
 HELP = "Run language models in the terminal and see exactly what they compute."
-EPILOG = "`COMMAND --help` lists options; `help TOPIC` explains models, formats, sampling …"
+EPILOG = "`COMMAND --help` lists options; `help TOPIC` explains models, formats, sampling."
 
 
 class LlmcliRoot(Root):

@@ -41,6 +41,8 @@ INSTALLED = "tests/cli/test_cli_full_disk.py::test_completion_is_installed_whole
 
 # every function that makes or fills a file, with the test that has it meet a full disk …
 WRITES = {
+    "commands.selftest.measure.children:measure_exhaustion": "tests/selftest/test_selftest.py::"
+    "test_a_full_disk",
     "checkpoints.fetch:_copy_verified": FETCHED,
     "checkpoints.fetch:_fetch": FETCHED,
     "checkpoints.fetch:_locked": FETCHED,

@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 
 from llmcli.commands.selftest.report import GroupResult
+from llmcli.errors import WriteFailed
 from llmcli.kernels import native
 from llmcli.reports.checks import ViewCheck
 
@@ -46,13 +47,16 @@ def measure_levels() -> GroupResult | None:
 def measure_exhaustion(device: torch.device) -> GroupResult:
     """A context that no memory holds has to end with exit 5, a line and a hint."""
     begin = perf_counter()
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
-        done = _run(
-            ["-m", "llmcli", "generate", "--ids", "1,2", "-n", str(_HUGE - 2), "-m", folder,
-             "--offline", "--random-weights", "--device", str(device),
-             "--context-length", str(_HUGE)], {},
-        )  # fmt: skip
+    try:
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
+            done = _run(
+                ["-m", "llmcli", "generate", "--ids", "1,2", "-n", str(_HUGE - 2), "-m", folder,
+                 "--offline", "--random-weights", "--device", str(device),
+                 "--context-length", str(_HUGE)], {},
+            )  # fmt: skip
+    except OSError as error:
+        raise WriteFailed(f"could not write a temporary file: {error.strerror}") from error
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
     ok = done.returncode == 5 and len(lines) == 2
     check = ViewCheck(
