@@ -7,7 +7,7 @@ from zoo import VOCAB
 
 from llmcli.formats.dense import writable
 from llmcli.formats.packed import Packed
-from llmcli.ladder.weights import Weights
+from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import dequantize

@@ -9,7 +9,7 @@ from time import perf_counter
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.reports.ladder import Spread
+from llmcli.commands.ladder.report import Spread
 
 
 def timed(call: Callable[[], Tensor]) -> tuple[Tensor, float]:

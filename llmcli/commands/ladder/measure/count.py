@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from llmcli.commands.ladder.measure.rungs.loops import multiply_adds
+from llmcli.commands.ladder.report import Work
 from llmcli.config import ModelConfig
-from llmcli.ladder.loops import multiply_adds
-from llmcli.reports.ladder import Work
 
 _ATEN = torch.ops.aten
 
@@ -21,9 +21,7 @@ def count(call: Callable[[], object]) -> Work:
     """The products that `call` runs."""
     with _Products() as products:
         call()
-    return Work(
-        gemv=products.gemv, gemm=products.gemm, flops=products.flops, bytes=products.bytes
-    )
+    return Work(gemv=products.gemv, gemm=products.gemm, flops=products.flops, bytes=products.bytes)
 
 
 def loop_work(config: ModelConfig, tokens: int, more: int) -> tuple[Work, Work]:

@@ -12,14 +12,14 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.devices import require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
-from llmcli.ladder.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class Workload:
     """What the rungs read. `prompts` `[b, n]`: the prompt, then its rotations, for the batch.
 
     No two are alike, also where there are more of them than tokens: the first id is another then.
@@ -34,7 +34,7 @@ class Course:
     rounds: int = 5
 
 
-def plan_course(
+def plan_workload(
     weights: Weights,
     ids: Sequence[int],
     *,
@@ -42,7 +42,7 @@ def plan_course(
     sequences: int,
     budget: float = 20.0,
     rounds: int = 5,
-) -> Course:
+) -> Workload:
     """The prompt in `sequences` rotations, and the `more` tokens the model continues it with.
 
     Raises NotFinite where the model's own logits are not, OutOfMemory where the rungs do not
@@ -57,7 +57,7 @@ def plan_course(
     prompts = torch.stack([prompt.roll(-shift) for shift in range(sequences)])
     for number in range(len(ids), sequences):
         prompts[number, 0] = (prompts[number, 0] + number) % weights.config.vocab
-    return Course(prompts=prompts, more=torch.stack(chosen), budget=budget, rounds=rounds)
+    return Workload(prompts=prompts, more=torch.stack(chosen), budget=budget, rounds=rounds)
 
 
 def _likeliest(logits_1V: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,9 +71,7 @@ def _likeliest(logits_1V: Tensor) -> tuple[Tensor, Tensor]:
 
 def _require_memory(weights: Weights, tokens: int, sequences: int) -> None:
     """Rungs 4 to 7 own a copy of W_q, W_k and W_v each, and two of them hold logits at a time."""
-    copied = sum(
-        matrix.numel() for layer in weights.layers for matrix in (layer.W_q, layer.W_k, layer.W_v)
-    )
+    copied = sum(matrix.W.numel() for layer in weights.attentions for matrix in layer.entering)
     logits = sequences * tokens * weights.config.vocab
     size = weights.decoder.dtype.itemsize
     require_memory(

@@ -1,15 +1,66 @@
-"""Keeps what a rung shows: each step once, its shape, how it lies in memory, its numbers."""
+"""What a rung shows: each step once, its shape, how it lies in memory, its numbers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from llmcli.ladder.rung import Note, Value
-from llmcli.reports.ladder import Shown
+from llmcli.commands.ladder.report import Shown
 
 WHOLE = 8  # rows and columns up to which a matrix is kept whole
 CORNER = 4  # … and how many of each are kept of a larger one
+
+Value = Tensor | Sequence[float] | Sequence[Sequence[float]] | float
+Note = str | Callable[[], str]
+
+
+class Show(Protocol):
+    """Is told what a rung computes, in the order in which it does."""
+
+    def __call__(
+        self,
+        formula: str,
+        value: Value,
+        axes: str = "",
+        *,
+        source: Tensor | None = None,
+        note: Note = "",
+        token: int | None = None,
+    ) -> None:
+        """`formula` is the step in the seeds' letters (`Q = T¹ W_q`), `value` its result.
+
+        `axes`: its shape in letters, after those of a product's operands where it is one:
+        `(n × d)(d × d/h) = n × d/h`. `source` is what it was made from where only the shape
+        changed: a view or a copy. `token`: whose vector it is, where one of many is shown.
+        """
+
+    def section(self, title: str, again: bool = False) -> None:
+        """What follows is in the part `title`; `again`: a part like one that was shown before."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __call__(
+        self,
+        formula: str,
+        value: Value,
+        axes: str = "",
+        *,
+        source: Tensor | None = None,
+        note: Note = "",
+        token: int | None = None,
+    ) -> None:
+        """Does nothing."""
+
+    def section(self, title: str, again: bool = False) -> None:
+        """Does nothing."""
+
+
+silent: Show = Silent()
 
 
 class Trace:
