@@ -2,8 +2,9 @@
 
     errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
     ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← measure
-    ladder explain ← cli;
-    render sees only reports; in a command's folder a file is of cli, measure, reports or render
+    explain ← cli;
+    render sees only reports; in a command's folder a file (or a folder) is of cli, measure,
+    reports or render
 """
 
 import ast
@@ -29,7 +30,7 @@ LAYERS = (
     {"nn"},
     {"engine"},
     {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "generation"},
-    {"measure", "ladder", "explain"},
+    {"measure", "explain"},
     {"cli", "commands", "__main__"},
 )
 LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -52,7 +53,6 @@ BESIDE = {
     ("loading", "filling"),
     ("loading", "weights"),
     ("generation", "model"),
-    ("ladder", "measure"),
     ("measure", "explain"),
     ("__main__", "cli"),
 }
@@ -70,7 +70,7 @@ AT_TOP = {
     "cli": {"typer"},
     "render": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
-    **{part: {"torch"} for part in (*COMPUTES, "ladder", "explain", "evaluation")},
+    **{part: {"torch"} for part in (*COMPUTES, "explain", "evaluation")},
     "measure": {"torch", "numpy"},
 }
 # … and what may be imported inside a function, wherever that is.
@@ -98,8 +98,9 @@ def part_of(module):
     folder, _, file = module.rpartition(".")
     if folder.startswith("llmcli.parts.") and file in ("config", "forward"):
         return {"config": "config", "forward": "nn"}[file]
-    if folder.startswith("llmcli.commands."):
-        return {"command": "cli", "measure": "measure", "report": "reports"}.get(file, "render")
+    if module.startswith("llmcli.commands.") and module.count(".") > 2:
+        kinds = {"command": "cli", "measure": "measure", "report": "reports"}
+        return kinds.get(module.split(".")[3], "render")
     return module.split(".")[1] if "." in module else ""
 
 

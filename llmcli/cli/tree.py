@@ -23,7 +23,7 @@ ENTRIES = {
         "Measure",
     ),
     "ladder": Entry(
-        "llmcli.cli.ladder",
+        "llmcli.commands.ladder.command",
         "The same model from nested loops to fused kernels, each step timed.",
         "Measure",
     ),

@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.render.checks import render_checks
-from llmcli.render.ladder import scaled
 from llmcli.render.layout import filled
 from llmcli.render.memory import render_memory
+from llmcli.render.numbers import scaled
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line, quoted
 from llmcli.reports.info import (

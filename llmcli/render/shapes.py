@@ -10,10 +10,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.render.checks import render_checks
-from llmcli.render.ladder import scaled
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.letters import axis_line
 from llmcli.render.memory import state_words
+from llmcli.render.numbers import scaled
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line, quoted
 from llmcli.reports.numbers import counted, spans

@@ -20,9 +20,9 @@ from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
 from llmcli.cli.running import kernels_of, load_model
 from llmcli.cli.template import ChatOptions
+from llmcli.commands.ladder.report import LadderReport, Variant
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
-from llmcli.reports.ladder import LadderReport, Variant
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -41,7 +41,8 @@ class LadderOptions:
             "--rung",
             metavar="N",
             rich_help_panel=LADDER,
-            help="Climb only these rungs: 3, or 2,5-7, or cache. [default: 1-8]",
+            help="Run only these rungs and show what each changes: 3, or 2,5-7, or cache. "
+            "[default: 1-8]",
         ),
     ] = None
     explain: Annotated[
@@ -99,7 +100,7 @@ class LadderOptions:
             "--output",
             metavar="FILE",
             rich_help_panel=LADDER,
-            help="Write the climb to FILE.png (a chart) or FILE.json.",
+            help="Write the result to FILE.png (a chart) or FILE.json.",
         ),
     ] = None
 
@@ -107,11 +108,11 @@ class LadderOptions:
 def command(
     prompt: GivenPromptOptions, ladder: LadderOptions, model: ModelOptions, output: OutputOptions
 ) -> None:
-    """The same model with the same weights, climbed from nested loops to fused kernels.
+    """The same model with the same weights, from nested loops to fused kernels.
 
     Every rung changes one formula of the rung below and must give the same logits, to rounding,
-    or the command exits 1. Shown for each: the formula, what is a view and what a copy, the
-    products, and the time for the prompt and for every token after it.
+    or the command exits 1. A table shows the time of each for the prompt and for every token after
+    it; with `--rung` also the formulas, what is a view and what a copy, and the products.
     """
     out = Output("ladder", output)
     rungs = _rungs(ladder)
@@ -123,10 +124,10 @@ def command(
     ids = encode(given, ChatOptions(raw=True), loaded).ids
     _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
     _check_rotation(len(ids) + ladder.tokens, loaded)
-    report, cut = _climbed(loaded, ids, rungs, ladder, out)
-    _show(report, loaded, ladder, out, interrupted=cut is not None)
-    if cut is not None:
-        raise Stopped(cut, told=out.json, where=f" after rung {report.rungs[-1].number}")
+    report, interruption = _measured(loaded, ids, rungs, ladder, out)
+    _show(report, loaded, ladder, out, interrupted=interruption is not None)
+    if interruption is not None:
+        raise Stopped(interruption, told=out.json, where=f" after rung {report.rungs[-1].number}")
     if not report.ok:
         wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
         raise CheckFailed(f"rung {wrong} differs from the rung before by more than rounding")
@@ -136,8 +137,8 @@ def _show(
     report: LadderReport, model: Model, options: LadderOptions, out: Output, *, interrupted: bool
 ) -> None:
     """Writes the report to the screen or as JSON, and to the file where one is named."""
-    from llmcli.render.derivation import render_rung
-    from llmcli.render.ladder import render_ladder
+    from llmcli.commands.ladder.view.derivation import render_rung
+    from llmcli.commands.ladder.view.table import render_ladder
     from llmcli.render.stats import model_line
 
     about = model.describe()
@@ -148,7 +149,8 @@ def _show(
     if options.explain:
         out.show(*render_rung(report.rungs[-1], report, title))
     elif not out.json:
-        out.show(*render_ladder(report, title, whole=not interrupted))
+        details = options.rung is not None
+        out.show(*render_ladder(report, title, whole=not interrupted, details=details))
     if options.save is not None:
         document = out.envelope(body, model=about, environment=machine)
         _save(document, report, title, options.save)
@@ -157,7 +159,7 @@ def _show(
 
 
 def _rungs(options: LadderOptions) -> tuple[int, ...]:
-    """The numbers of the rungs to climb; for `--explain` the one below too, to compare with."""
+    """The numbers of the rungs to run; for `--explain` the one below too, to compare with."""
     if options.rung is None:
         if options.explain:
             raise UsageError(
@@ -183,17 +185,18 @@ def _rungs(options: LadderOptions) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def _climbed(
+def _measured(
     model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output
 ) -> tuple[LadderReport, BaseException | None]:
-    """The climb of a prompt with the words that its report needs, and what cut it short."""
-    from llmcli.ladder.beyond import beyond
-    from llmcli.ladder.climb import CutShort, climb
-    from llmcli.ladder.course import plan_course
-    from llmcli.ladder.weights import Weights, letters
+    """The report of a prompt, and what interrupted it, if anything did."""
+    from llmcli.commands.ladder.measure.beyond import beyond
+    from llmcli.commands.ladder.measure.notation import axis_sizes
+    from llmcli.commands.ladder.measure.runner import LadderInterrupted, run_ladder
+    from llmcli.commands.ladder.measure.weights import Weights
+    from llmcli.commands.ladder.measure.workload import plan_workload
 
     weights = Weights.of(model.decoder)
-    run = plan_course(
+    workload = plan_workload(
         weights,
         ids,
         more=options.tokens,
@@ -202,28 +205,28 @@ def _climbed(
         rounds=0 if options.explain else 5,
     )
     variants: tuple[Variant, ...] = ()
-    cut: BaseException | None = None
+    interruption: BaseException | None = None
     with Progress(out) as progress:
         try:
-            reports = climb(weights, run, numbers=rungs, progress=progress)
+            reports = run_ladder(weights, workload, numbers=rungs, progress=progress)
             if options.beyond:
-                variants = beyond(weights, run, progress=progress)
-        except CutShort as stop:
-            if len(stop.rungs) < (len(rungs) if options.explain else 1):
+                variants = beyond(weights, workload, progress=progress)
+        except LadderInterrupted as stop:
+            if len(stop.rungs) < (len(rungs) if options.explain else 1):  # nothing to show
                 raise
-            reports, cut = stop.rungs, stop.__cause__
+            reports, interruption = stop.rungs, stop.__cause__
         except KeyboardInterrupt as stop:
-            cut = stop
+            interruption = stop
     report = LadderReport(
         tokens=_texts(model, ids),
         ids=ids,
-        more=_texts(model, run.more.tolist()),
-        letters=letters(weights, tokens=len(ids), sequences=options.batch),
+        more=_texts(model, workload.more.tolist()),
+        letters=axis_sizes(weights.config, tokens=len(ids), sequences=options.batch),
         dtype=str(model.describe()["weight_format"]),
         rungs=reports,
         beyond=variants,
     )
-    return report, cut
+    return report, interruption
 
 
 def _texts(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
@@ -240,7 +243,7 @@ def _check_room(count: int, room: int) -> None:
 
 
 def _check_rotation(count: int, model: Model) -> None:
-    from llmcli.ladder.weights import steady_tokens
+    from llmcli.commands.ladder.measure.weights import steady_tokens
 
     steady = steady_tokens(model.config)
     if steady is not None and count > steady:
@@ -265,6 +268,6 @@ def _save(document: dict[str, Any], report: LadderReport, title: str, file: str)
     if Path(file).suffix.lower() == ".json":
         write_file(file, (dumps(document, indent=2) + "\n").encode())
         return
-    from llmcli.render.chart import ladder_png
+    from llmcli.commands.ladder.view.chart import ladder_png
 
     write_file(file, ladder_png(report, title))

@@ -1,4 +1,4 @@
-"""The same model from nested loops to fused kernels: each rung, and the climb."""
+"""The same model from nested loops to fused kernels: each rung, and the whole ladder."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderReport:
-    """The climb. `letters`: what n, d, h … are here; `more`: the tokens read one by one.
+    """The ladder. `letters`: what n, d, h … are here; `more`: the tokens read one by one.
 
-    `beyond`: what the machine offers beyond rung 8, where that was asked for.
+    `beyond`: what the machine offers beyond rung 8, where that was requested.
     """
 
     tokens: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmcli.render.ladder import scaled
+from llmcli.render.numbers import scaled
 from llmcli.reports.timing import PhaseTime
 
 

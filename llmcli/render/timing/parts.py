@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from llmcli.render.ladder import scaled
 from llmcli.render.layout import Column, Rows
+from llmcli.render.numbers import scaled
 from llmcli.render.theme import HEADING, NUMBER
 from llmcli.render.timing.numbers import digits_for, milliseconds, percent, rate, unit
 from llmcli.reports.timing import PartTime, PhaseTime

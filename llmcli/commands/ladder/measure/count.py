@@ -1,4 +1,4 @@
-"""Counts the matrix products that PyTorch runs: how many, of what kind, FLOPs and bytes."""
+"""Work: the matrix products that PyTorch runs, and the multiply-adds of the loops."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcli.commands.ladder.measure.rungs.loops import multiply_adds
+from llmcli.commands.ladder.measure.rungs.loops import seen
 from llmcli.commands.ladder.report import Work
 from llmcli.config import ModelConfig
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.ple.config import PleConfig
 
 _ATEN = torch.ops.aten
 
@@ -35,6 +38,35 @@ def loop_work(config: ModelConfig, tokens: int, more: int) -> tuple[Work, Work]:
         Work(gemv=0, gemm=0, flops=2 * prompt, bytes=16 * prompt),
         Work(gemv=0, gemm=0, flops=2 * token, bytes=16 * token),
     )
+
+
+def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
+    """Multiply-adds of the dot products and weighted sums of `Loops.forward` on that many tokens.
+
+    Those of the blocks up to `until`, without the head, where it is given. The rest is small.
+    """
+    width, count = config.width, 0
+    for layer in config.layers[: None if until is None else until + 1]:
+        for part in layer.parts:
+            match part:
+                case AttentionConfig():
+                    count += _attention_adds(part, width, tokens)
+                case MlpConfig():
+                    count += tokens * width * part.hidden * (3 if part.gated else 2)
+                case PleConfig():
+                    count += tokens * width * part.size * 3  # W_proj, W_gate, W_out
+    return count if until is not None else count + tokens * width * config.vocab
+
+
+def _attention_adds(mixer: AttentionConfig, width: int, tokens: int) -> int:
+    pairs = sum(len(seen(i, mixer)) for i in range(tokens))
+    together = mixer.qk_norm_wide  # a head's query needs the queries of all
+    q, k = (mixer.head_dim * (n if together else 1) for n in (mixer.heads, mixer.kv_heads))
+    head = tokens * width * q  # t_q × W_q
+    head += pairs * (width * k + mixer.head_dim)  # t_k × W_k, q · k
+    head += pairs * (width + 1) * mixer.value_dim  # t_v × W_v, weight v
+    out = 2 if mixer.gated else 1  # c × W_o, t × W_gate
+    return mixer.heads * (head + out * tokens * mixer.value_dim * width)
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.clock import timed
-from llmcli.commands.ladder.measure.count import count, loop_work
-from llmcli.commands.ladder.measure.rungs.loops import Loops, multiply_adds
+from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
+from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.trace import Trace
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights

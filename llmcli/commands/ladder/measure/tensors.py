@@ -8,6 +8,7 @@ from torch import Tensor
 from llmcli.commands.ladder.measure import notation
 from llmcli.commands.ladder.measure.trace import Show
 from llmcli.commands.ladder.measure.weights import NormWeights
+from llmcli.parts.attention.config import QueryGrowth
 
 
 def normalized(y: str, x: str, X: Tensor, norm: NormWeights, show: Show, axes: str) -> Tensor:
@@ -44,10 +45,10 @@ def rotated(X: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
-def growth(beta: float, original: int, positions: Tensor, like: Tensor) -> Tensor:
+def growth(by: QueryGrowth, positions: Tensor, like: Tensor) -> Tensor:
     """`1 + β ln(1 + ⌊p / original⌋)` of each position p, in the dtype of `like`."""
-    steps = torch.div(positions, original, rounding_mode="floor").double()
-    return (1 + beta * torch.log1p(steps)).to(like)
+    steps = torch.div(positions, by.original, rounding_mode="floor").double()
+    return (1 + by.beta * torch.log1p(steps)).to(like)
 
 
 def softmax(scores: Tensor, sink: Tensor | None = None) -> Tensor:

@@ -30,6 +30,7 @@ from llmcli.commands.ladder.measure.elementwise import (
     soft_cap,
 )
 from llmcli.commands.ladder.measure.notation import Notation
+from llmcli.commands.ladder.measure.tensors import growth, rotated
 from llmcli.commands.ladder.measure.trace import Note, Show, Value, silent
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
@@ -44,7 +45,7 @@ from llmcli.commands.ladder.measure.weights import (
 )
 from llmcli.commands.ladder.report import NEXT
 from llmcli.ops.rope import frequencies
-from llmcli.parts.attention.config import RopeConfig
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 
 Rows = TypeVar("Rows")  # the rows of a prompt, one of each token
 
@@ -133,7 +134,6 @@ class Walk(Rung, Generic[Rows]):
     """
 
     functions: ClassVar[Functions] = TENSORS
-    wide: ClassVar[str] = "n × d"  # axes of the rows
     layer_note: ClassVar[str] = "Layer = Activation(X W + B), {F} wide"
     up_note: ClassVar[str] = ""
 
@@ -157,11 +157,8 @@ class Walk(Rung, Generic[Rows]):
         """`X W + b`, called `name`, of `X`, called `of`; `into` and `out` are the axes of W."""
 
     @abstractmethod
-    def norm(self, name: str, of: str, X: Rows, norm: NormWeights, axes: str = "") -> Rows:
-        """Each row `(x - mean) / √(variance + ε) · w + b`; RMSNorm `x / √(mean(x²) + ε) · w`.
-
-        `axes` are those of X, where they are not `wide`.
-        """
+    def norm(self, name: str, of: str, X: Rows, norm: NormWeights, axes: str = "d") -> Rows:
+        """Each row `(x - mean) / √(variance + ε) · w + b`; RMSNorm `x / √(mean(x²) + ε) · w`."""
 
     @abstractmethod
     def each(self, formula: str, f: Function, *X: Rows, axes: str = "d", note: Note = "") -> Rows:
@@ -173,15 +170,15 @@ class Walk(Rung, Generic[Rows]):
 
     @abstractmethod
     def stacked(self, X: Rows) -> Tensor:
-        """The rows as one tensor."""
+        """The rows as one tensor `[n, …]`."""
 
     @abstractmethod
     def show_input(self, X: Rows) -> None:
         """Shows what enters the first block."""
 
+    @abstractmethod
     def show_output(self, H: Rows) -> None:
         """Shows what leaves the last block."""
-        self.leave_blocks(self.stacked(H), self.wide, self.row)
 
     def called(self, name: str) -> str:
         """The name of rows in formulas: that of the matrix form, marked where it is one row."""
@@ -276,7 +273,7 @@ class Walk(Rung, Generic[Rows]):
         return self.each(formula, lambda *x: add(*x) * factor, *X)
 
     def attention(self, name: str, of: str, T: Rows, layer: AttentionWeights) -> Rows:
-        """The heads' contexts side by side, times W_o; before that their gates, if there are any."""
+        """The heads' contexts side by side, times their gates where there are any, times W_o."""
         C, c, axes = self.contexts(of, T, layer), "C", self.notation.C
         if layer.gate is not None:
             G = self.product("G_o", of, T, layer.gate, "d", axes)
@@ -312,7 +309,7 @@ class Walk(Rung, Generic[Rows]):
         (ids, E), functions, P, scale = self._read, self.functions, "P", layer.scale
         e = "X" if self.weights.W_P is None else "E"
         made = self.product("P_E", e, E, layer.project, "d", P)
-        made = self.norm("P_norm", "P_E", made, layer.norm, self.wide[:-1] + P)
+        made = self.norm("P_norm", "P_E", made, layer.norm, P)
         own = self.rows_of(layer.table, ids)
         own_name, made_name = self.called("I"), self.called("P_norm")
         formula = f"{own_name} = ({made_name} + {scale:.4g} · W_I[ids]) / √2"
@@ -360,3 +357,69 @@ class Walk(Rung, Generic[Rows]):
             like = self.weights.W_E
             self._turns[rope] = (turns.cos() * factor).to(like), (turns.sin() * factor).to(like)
         return self._turns[rope]
+
+
+class HeadByHead(Walk[Rows]):
+    """A walk on rows of tensors, whose queries, keys and values are made head by head."""
+
+    @abstractmethod
+    def unstacked(self, X: Tensor) -> Rows:
+        """The rows of a tensor `[n, …]`."""
+
+    def queries(self, of: str, T: Rows, layer: AttentionWeights) -> list[Rows]:
+        """`Q = T W_q` of every head, rows of `d/h` numbers, as they enter the scores."""
+        mixer, (wide, _) = layer.config, self.notation.wide_norms
+        Q = self.projected("Q", of, T, layer.q, mixer.heads)
+        Q = self.normed("Q", Q, layer.q_norm, mixer.qk_norm_wide, wide)
+        return [self.placed("Q", X, mixer) for X in Q]
+
+    def keys_values(
+        self, of: str, T: Rows, layer: AttentionWeights
+    ) -> tuple[list[Rows], list[Rows]]:
+        """`K = T W_k` and `V = T W_v` of every key/value head, as they enter the products."""
+        assert layer.k is not None
+        mixer, (_, wide), dv = layer.config, self.notation.wide_norms, self.notation.dv
+        raw = self.projected("K", of, T, layer.k, mixer.kv_heads)
+        K = self.normed("K", raw, layer.k_norm, mixer.qk_norm_wide, wide)
+        K = [self.placed("K", X, mixer) for X in K]
+        if layer.v is not None:
+            V = self.projected("V", of, T, layer.v, mixer.kv_heads, dv)
+        else:  # values are what keys are before their norm
+            formula = f"{self.called('V')} = {self.called('K')}"
+            V = [self.each(formula, lambda k: k, X, axes=dv) for X in raw]
+        return K, self.normed("V", V, layer.v_norm, False, dv)
+
+    def projected(
+        self, name: str, of: str, T: Rows, W: Matrix, heads: int, axes: str = "d/h"
+    ) -> list[Rows]:
+        """`T W` of every head: its W is so many columns of the stored one, a view."""
+        size = W.W.shape[1] // heads
+        cuts = [W.columns(head * size, (head + 1) * size) for head in range(heads)]
+        return [self.product(name, of, T, cut, "d", axes) for cut in cuts]
+
+    def normed(
+        self, name: str, X: list[Rows], norm: NormWeights | None, together: bool, axes: str
+    ) -> list[Rows]:
+        """Each head's rows normalized by themselves, or the rows of all heads together."""
+        if norm is None:
+            return X
+        y = f"{name}_norm"
+        if not together:
+            return [self.norm(y, name, x, norm, axes) for x in X]
+        whole = self.each("", lambda *x: torch.cat(x, -1), *X)
+        whole, heads = self.norm(y, name, whole, norm, axes), len(X)
+        return [self.each("", lambda x, i=i: x.chunk(heads, -1)[i], whole) for i in range(heads)]
+
+    def placed(self, letter: str, X: Rows, mixer: AttentionConfig, axes: str = "d/h") -> Rows:
+        """Queries or keys rotated by their position, where the model does that; queries grown."""
+        name = letter if mixer.qk_norm is None else f"{letter}_norm"
+        if mixer.rope is not None:
+            before, name = name, f"{letter}_rot"
+            formula = f"{self.called(name)} = R(position) {self.called(before)}"
+            turns = (self.unstacked(one) for one in self.turns(mixer.rope))
+            X = self.each(formula, rotated, X, *turns, axes=axes)
+        if letter == "Q" and mixer.growth is not None:
+            formula = notation.growth_formula(self.called("Q_grown"), self.called(name), mixer)
+            factors = growth(mixer.growth, self.positions, self.weights.W_E).unsqueeze(-1)
+            X = self.each(formula, lambda x, f: x * f, X, self.unstacked(factors), axes=axes)
+        return X

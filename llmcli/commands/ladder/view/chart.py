@@ -1,12 +1,13 @@
-"""The climb as a PNG: one bar a rung, tokens per second on a logarithmic scale."""
+"""The ladder as a PNG: one bar a rung, tokens per second on a logarithmic scale."""
 
 from __future__ import annotations
 
 import math
 
-from llmcli.render.ladder import power_below, scaled, times
+from llmcli.commands.ladder.report import LadderReport, RungReport
+from llmcli.commands.ladder.view.table import power_below, times
+from llmcli.render.numbers import scaled
 from llmcli.render.png import FOOT, GRID, HEAD, INK, MARGIN, QUIET, SMALL, Sheet, width
-from llmcli.reports.ladder import LadderReport, RungReport
 
 WIDTH, ROW, BAR = 1600, 64, 40
 NAMES, VALUES = 270, 300  # pixels left of the bars and right of them

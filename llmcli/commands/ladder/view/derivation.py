@@ -12,9 +12,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from llmcli.render.ladder import change, heading, listed, moved, verdict
+from llmcli.commands.ladder.report import NEXT, LadderReport, RungReport, Shown
+from llmcli.commands.ladder.view.table import change, heading, listed, moved, verdict
 from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
-from llmcli.reports.ladder import NEXT, LadderReport, RungReport, Shown
 
 CELL = 11  # columns of a number
 LABEL = 16  # … and of the token that a row belongs to, at most

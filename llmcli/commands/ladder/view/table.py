@@ -1,23 +1,24 @@
-"""The ladder: what each rung changes, the table of times, the bars of the climb."""
+"""The ladder: the table of times with its check, and what each rung changes."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from llmcli.commands.ladder.report import LadderReport, RungReport, Shown, Variant
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.letters import letter_lines
+from llmcli.render.numbers import scaled
 from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
-from llmcli.reports.ladder import LadderReport, RungReport, Shown, Variant
 
 _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
+BAR = 10  # columns of the longest bar
 _COLUMNS = (
     Column("", right=True),
     Column("rung", right=False, cut=True),
@@ -25,26 +26,37 @@ _COLUMNS = (
     Column("×", first_to_go=1),
     Column("token"),
     Column("×"),
-    Column("GEMV", first_to_go=2),
-    Column("GEMM", first_to_go=2),
-    Column("FLOPs", first_to_go=3),
-    Column("bytes", first_to_go=3),
+    Column("GEMV", first_to_go=3),
+    Column("GEMM", first_to_go=3),
+    Column("FLOPs", first_to_go=4),
+    Column("bytes", first_to_go=4),
     Column("Δ"),
+    Column("tok/s", first_to_go=2),
+    Column("log scale", right=False, first_to_go=2),
 )
 
 
-def render_ladder(report: LadderReport, model: str, *, whole: bool) -> list[RenderableType]:
-    """Every rung's formula and shapes, then the table, then the bars.
+def render_ladder(
+    report: LadderReport, model: str, *, whole: bool, details: bool
+) -> list[RenderableType]:
+    """The table of all rungs and whether they agree; before it, with `details`, their formulas.
 
-    `whole`: the climb was not interrupted.
+    `whole`: the ladder was not interrupted.
     """
-    parts: list[RenderableType] = [*heading(report, model)]
-    for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
-        parts += ["", *change(rung, before)]
-    parts += ["", _table(report), *_footnotes(report, whole)]
+    title, tokens, letters = heading(report, model)
+    parts: list[RenderableType] = [title, tokens]
+    if details:
+        parts.append(letters)
+        for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
+            parts += ["", *change(rung, before)]
+    parts += ["", _table(report), *_footnotes(report)]
+    parts += _checks(report, whole)
     if report.beyond:
         parts += ["", *_beyond(report.beyond)]
-    return [*parts, "", Bars(report.rungs)]
+    if not details:
+        words = "formulas and shapes: `--rung 1-8`; every step in numbers: `--rung 4 --explain`"
+        parts.append(Text(words, style=FAINT))
+    return parts
 
 
 def heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
@@ -103,8 +115,10 @@ def _shape(step: Shown, name: str) -> Text:
     """`Kᵀ  [4,32] → [32,4]  strides (32,1) → (1,32)`."""
     assert step.source is not None
     shape, strides = step.source
-    changed = "the same strides" if strides == step.strides else (
-        f"strides {_strides(strides)} → {_strides(step.strides)}"
+    changed = (
+        "the same strides"
+        if strides == step.strides
+        else (f"strides {_strides(strides)} → {_strides(step.strides)}")
     )
     return Text.assemble(
         f"{name}  ", (f"{listed(shape)} → {listed(step.shape)}", NUMBER), (f"  {changed}", FAINT)
@@ -121,10 +135,12 @@ def _strides(strides: Sequence[int]) -> str:
 
 
 def _table(report: LadderReport) -> Rows:
-    return Rows(_COLUMNS, [_row(rung) for rung in report.rungs])
+    rates = [1 / rung.token_s.median for rung in report.rungs]
+    pairs = zip(report.rungs, bar_lengths(rates), strict=True)
+    return Rows(_COLUMNS, [_row(rung, length) for rung, length in pairs])
 
 
-def _row(rung: RungReport) -> list[Text]:
+def _row(rung: RungReport, length: float) -> list[Text]:
     about = "≈" if rung.estimated else ""
     work = rung.token_work
     difference = Text("-" if rung.difference is None else f"{rung.difference:.1e}")
@@ -141,34 +157,61 @@ def _row(rung: RungReport) -> list[Text]:
         Text(scaled(work.flops)),
         Text(scaled(work.bytes)),
         difference,
+        Text(about + scaled(1 / rung.token_s.median)),
+        Text(_bar(length), style=NUMBER),
     ]
 
 
-def _footnotes(report: LadderReport, whole: bool) -> list[RenderableType]:
-    notes = [
-        "token: one read after the prompt, with its matrix products and their operands' bytes",
-        "×: speed-up over the rung before (near 1 it is noise), Δ: largest difference from it",
-    ]
+def _bar(length: float) -> str:
+    """At most `BAR` columns, in halves of one."""
+    halves = max(1, round(2 * BAR * length))
+    return "█" * (halves // 2) + "▌" * (halves % 2)
+
+
+def _footnotes(report: LadderReport) -> list[RenderableType]:
+    """What the columns are, and which rungs were only estimated."""
+    notes = ["token: one read after the prompt; ×: speed-up over the rung before (near 1: noise)"]
+    marks = ["Δ: largest difference from the rung before"]
     shared = [rung for rung in report.rungs if rung.sequences > 1]
     if shared:
         numbers = ", ".join(str(rung.number) for rung in shared)
-        count = shared[0].sequences
-        notes.append(f"/{count}: rung {numbers} of a batch of {count} sequences, each one's share")
-    for rung in report.rungs:
-        if rung.estimated:
-            notes.append(f"≈: rung {rung.number} is estimated from {rung.estimated}")
+        marks.append(f"rung {numbers}: a sequence's share of a batch of {shared[0].sequences}")
+    notes.append("; ".join(marks))
+    for part, rungs in _grouped(report.rungs, lambda rung: rung.estimated):
+        plural = "rungs" if len(rungs) > 1 else "rung"
+        notes.append(f"≈: {plural} {_numbers(rungs)} estimated from {part}")
     apart = [rung for rung in report.rungs if rung.compared not in (None, "logits")]
-    for rung in apart:
-        notes.append(f"Δ of rung {rung.number}: {rung.compared} only, not the logits")
-    lines: list[RenderableType] = [Text(note, style=FAINT) for note in notes]
-    lines += [verdict(rung) for rung in report.rungs if not rung.ok]
+    for words, rungs in _grouped(apart, lambda rung: rung.compared):
+        notes.append(f"Δ of rung {_numbers(rungs)}: {words} only, not the logits")
+    return [Text(note, style=FAINT) for note in notes]
+
+
+def _grouped(
+    rungs: Sequence[RungReport], key: Callable[[RungReport], str | None]
+) -> list[tuple[str, list[RungReport]]]:
+    """Rungs by what `key` says of them, those left out of which it says nothing."""
+    found: dict[str, list[RungReport]] = {}
+    for rung in rungs:
+        words = key(rung)
+        if words is not None:
+            found.setdefault(words, []).append(rung)
+    return list(found.items())
+
+
+def _numbers(rungs: Sequence[RungReport]) -> str:
+    return ", ".join(str(rung.number) for rung in rungs)
+
+
+def _checks(report: LadderReport, whole: bool) -> list[RenderableType]:
+    """One line where every rung agrees with the one before, else one for each that does not."""
     compared = [rung for rung in report.rungs if rung.difference is not None]
-    if report.ok and compared and whole:
-        words = f"every rung agrees with the one before ({report.dtype})"
-        if apart:
-            words = words.replace(" (", ", where they were compared (")
-        lines.append(Text(words, style=_GOOD))
-    return lines
+    if not report.ok:
+        return [verdict(rung) for rung in report.rungs if not rung.ok]
+    if not compared or not whole:
+        return []
+    where = ", where they were compared" if any(r.compared != "logits" for r in compared) else ""
+    words = f"✓ every rung agrees with the one before{where} ({report.dtype})"
+    return [Text(words, style=_GOOD)]
 
 
 def _beyond(variants: Sequence[Variant]) -> list[RenderableType]:
@@ -205,27 +248,6 @@ def verdict(rung: RungReport) -> Text:
         f"{rung.difference:.1e}, allowed for rounding: {rung.allowed:.1e}"
     )
     return Text(f"{words} {'✓' if rung.ok else '✗'}", style=_GOOD if rung.ok else _BAD)
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Tokens per second of each rung, one token after the other, on a logarithmic scale."""
-
-    rungs: Sequence[RungReport]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        names = [f"{rung.number} {rung.name}" for rung in self.rungs]
-        rates = [1 / rung.token_s.median for rung in self.rungs]
-        words = [
-            f"{'≈' if rung.estimated else ''}{scaled(rate)} tok/s"
-            for rung, rate in zip(self.rungs, rates, strict=True)
-        ]
-        left, right = max(map(len, names)), max(map(len, words))
-        room = max(8, min(60, options.max_width - left - right - 2))
-        yield Text("tokens per second after the prompt, on a logarithmic scale", style=FAINT)
-        for name, length, word in zip(names, bar_lengths(rates), words, strict=True):
-            bar = "█" * max(1, round(length * room))
-            yield Text.assemble(f"{name:<{left}} ", (bar, NUMBER), f" {word}", no_wrap=True)
 
 
 def power_below(rates: Sequence[float]) -> int:
@@ -269,12 +291,3 @@ def _work_words(rung: RungReport) -> str:
 def _unit(value: float, unit: str) -> str:
     number, _, prefix = scaled(value).partition(" ")
     return f"{number} {prefix}{unit}"
-
-
-def scaled(value: float) -> str:
-    """`37`, `0.25`, `36.2 M`: three digits and a unit's prefix."""
-    scales = ((" P", 1e15), (" T", 1e12), (" G", 1e9), (" M", 1e6), (" k", 1e3))
-    for prefix, scale in scales:
-        if value >= scale * 0.9995:
-            return f"{value / scale:.3g}{prefix}"
-    return f"{value:.3g}"

@@ -44,7 +44,7 @@ class CombinedQKV(HeadsAsDimension):
         letters = "".join(matrix.name[-1] for matrix in layer.entering)
         return [side_by_side(f"W_{letters}", layer.entering)]
 
-    def projected(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
+    def queries_keys_values(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
         """Q, K and V, views of one product."""
         (W,) = self.entering[layer.block]
         names = [matrix.name for matrix in layer.entering]

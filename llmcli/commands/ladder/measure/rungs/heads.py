@@ -80,7 +80,7 @@ class HeadsAsDimension(Matrices):
         """`softmax(Q Kᵀ / √(d/h) + M) V` of all heads at once, merged."""
         mixer, notation_ = layer.config, self.notation
         h_kv, (q_wide, k_wide), dv = notation_.h_kv, notation_.wide_norms, notation_.dv
-        Q, *keys_values = self.projected(of, T, layer)
+        Q, *keys_values = self.queries_keys_values(of, T, layer)
         heads = f"{self.b}h × {self.n} × d/h"
         Q = self._split_normed("Q", Q, mixer.heads, "h", layer.q_norm, mixer.qk_norm_wide, q_wide)
         Q = self.placed("Q", Q, mixer, heads)
@@ -97,7 +97,7 @@ class HeadsAsDimension(Matrices):
         sinks = None if layer.sinks is None else layer.sinks[:, None, None]
         return self._merge(self.attend(Q, K, V, mixer, sinks))
 
-    def projected(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
+    def queries_keys_values(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
         """Q, K and V of all heads side by side, as far as the block has its own."""
         matrices = self.entering[layer.block]
         formula = "W_q = W_q¹ ⊕ … ⊕ W_qʰ, as the model is built"
@@ -125,7 +125,7 @@ class HeadsAsDimension(Matrices):
     ) -> Tensor:  # fmt: skip
         """`[n, h·d/h]` as `[h, n, d/h]`: normalized head by head, or all heads before the split."""
         if norm is not None and together:
-            X = self.norm(f"{name}_norm", name, X, norm, self.rows(axes))
+            X = self.norm(f"{name}_norm", name, X, norm, axes)
             return self._split(f"{name}_norm", X, heads, h)
         X = self._split(name, X, heads, h)
         if norm is None:

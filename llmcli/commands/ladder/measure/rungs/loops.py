@@ -24,10 +24,7 @@ from llmcli.commands.ladder.measure.weights import (
     NormWeights,
     Weights,
 )
-from llmcli.config import ModelConfig
 from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.ple.config import PleConfig
 
 Vector = list[float]
 Vectors = list[Vector]
@@ -46,7 +43,6 @@ class Loops(Walk[Vectors]):
     name: ClassVar[str] = "loops"
     title: ClassVar[str] = "loops over vectors: every query token, every key token, every neuron"
     functions: ClassVar[Functions] = FLOATS
-    wide: ClassVar[str] = "d"
     layer_note: ClassVar[str] = ""
     up_note: ClassVar[str] = "a number for every neuron"
 
@@ -147,12 +143,10 @@ class Loops(Walk[Vectors]):
         self.show(formula, Y[-1], f"({into})({into} × {out}) = {out}", note=note)
         return Y
 
-    def norm(self, name: str, of: str, X: Vectors, norm: NormWeights, axes: str = "") -> Vectors:
+    def norm(self, name: str, of: str, X: Vectors, norm: NormWeights, axes: str = "d") -> Vectors:
         """Each row by itself."""
         y, x = self.called(name), self.called(of)
-        return [
-            normalized(y, x, row, norm, self._shows(i, X), axes or "d") for i, row in enumerate(X)
-        ]
+        return [normalized(y, x, row, norm, self._shows(i, X), axes) for i, row in enumerate(X)]
 
     def contexts(self, of: str, T: Vectors, layer: AttentionWeights) -> Vectors:
         """Every head's contexts, concatenated token by token."""
@@ -326,32 +320,3 @@ def normalized(y: str, x: str, row: Vector, norm: NormWeights, show: Show, axes:
         row = [a + b for a, b in zip(row, norm.b.tolist(), strict=True)]
     show(formula, row, axes)
     return row
-
-
-def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
-    """Multiply-adds of the dot products and weighted sums of `forward` on that many tokens.
-
-    Those of the blocks up to `until`, without the head, where it is given. The rest is small.
-    """
-    width, count = config.width, 0
-    for layer in config.layers[: None if until is None else until + 1]:
-        for part in layer.parts:
-            match part:
-                case AttentionConfig():
-                    count += _attention_adds(part, width, tokens)
-                case MlpConfig():
-                    count += tokens * width * part.hidden * (3 if part.gated else 2)
-                case PleConfig():
-                    count += tokens * width * part.size * 3  # W_proj, W_gate, W_out
-    return count if until is not None else count + tokens * width * config.vocab
-
-
-def _attention_adds(mixer: AttentionConfig, width: int, tokens: int) -> int:
-    pairs = sum(len(seen(i, mixer)) for i in range(tokens))
-    together = mixer.qk_norm_wide  # a head's query needs the queries of all
-    q, k = (mixer.head_dim * (n if together else 1) for n in (mixer.heads, mixer.kv_heads))
-    head = tokens * width * q  # t_q × W_q
-    head += pairs * (width * k + mixer.head_dim)  # t_k × W_k, q · k
-    head += pairs * (width + 1) * mixer.value_dim  # t_v × W_v, weight v
-    out = 2 if mixer.gated else 1  # c × W_o, t × W_gate
-    return mixer.heads * (head + out * tokens * mixer.value_dim * width)

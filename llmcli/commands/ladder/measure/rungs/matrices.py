@@ -13,14 +13,14 @@ from torch import Tensor
 from llmcli.commands.ladder.measure import notation
 from llmcli.commands.ladder.measure.elementwise import TENSORS, Function, soft_cap
 from llmcli.commands.ladder.measure.notation import placed
-from llmcli.commands.ladder.measure.tensors import growth, mask, normalized, rotated, softmax
+from llmcli.commands.ladder.measure.tensors import mask, normalized, softmax
 from llmcli.commands.ladder.measure.trace import Note, Show, silent
-from llmcli.commands.ladder.measure.walk import Walk
+from llmcli.commands.ladder.measure.walk import HeadByHead
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights
 from llmcli.parts.attention.config import AttentionConfig
 
 
-class Matrices(Walk[Tensor]):
+class Matrices(HeadByHead[Tensor]):
     """The forward pass on `[n, d]` matrices, with a loop over the heads.
 
     Letters of axes, which the rungs above change: `b` those before the rows, `h` before a head's
@@ -67,16 +67,15 @@ class Matrices(Walk[Tensor]):
 
     # The rows of a prompt are a matrix.
 
-    @property
-    def wide(self) -> str:  # type: ignore[override]
-        """Axes of the rows."""
-        return self.rows("d")
-
-    def rows(self, letter: str) -> str:
-        """Axes of rows that are `letter` wide."""
-        return f"{self.b}{self.n} × {letter}"
+    def rows(self, axes: str) -> str:
+        """Axes of rows that are `axes` wide; all of them where that is more than one letter."""
+        return axes if " × " in axes else f"{self.b}{self.n} × {axes}"
 
     def stacked(self, X: Tensor) -> Tensor:
+        """The same."""
+        return X
+
+    def unstacked(self, X: Tensor) -> Tensor:
         """The same."""
         return X
 
@@ -87,7 +86,11 @@ class Matrices(Walk[Tensor]):
     def show_input(self, X: Tensor) -> None:
         """The matrix."""
         made = notation.embedding_formula(self.config, "ids", "positions")
-        self.show(f"{self.called('X')} = {made}", X, self.wide)
+        self.show(f"{self.called('X')} = {made}", X, self.rows("d"))
+
+    def show_output(self, H: Tensor) -> None:
+        """The matrix."""
+        self.leave_blocks(H, self.rows("d"), self.row)
 
     def each(
         self, formula: str, f: Function, *X: Tensor, axes: str = "d", note: Note = ""
@@ -110,19 +113,19 @@ class Matrices(Walk[Tensor]):
         self.show(formula, Y, axes, note=note)
         return Y
 
-    def norm(self, name: str, of: str, X: Tensor, norm: NormWeights, axes: str = "") -> Tensor:
+    def norm(self, name: str, of: str, X: Tensor, norm: NormWeights, axes: str = "d") -> Tensor:
         """All rows at once."""
         y, x = self.called(name), self.called(of)
-        return normalized(y, x, X, norm, self.show, axes or self.wide)
+        return normalized(y, x, X, norm, self.show, self.rows(axes))
 
     # Attention.
 
     def contexts(self, of: str, T: Tensor, layer: AttentionWeights) -> Tensor:
         """Every head's context matrix, side by side."""
         mixer = layer.config
-        queries = self._queries(of, T, layer)
+        queries = self.queries(of, T, layer)
         if layer.keys_of == layer.block:
-            self._kept[layer.block] = self._keys_values(of, T, layer)
+            self._kept[layer.block] = self.keys_values(of, T, layer)
         keys, values = self._kept[layer.keys_of]
         group = mixer.heads // mixer.kv_heads  # heads that share keys and values
         contexts = []
@@ -132,63 +135,6 @@ class Matrices(Walk[Tensor]):
         C = torch.cat(contexts, 1)
         self.show("C = C¹ ⊕ … ⊕ Cʰ, of the h heads", C, f"n × {self.notation.C}")
         return C
-
-    def _queries(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
-        """`Q = T W_q` of every head, `[n, d/h]`, as it enters the scores."""
-        mixer, (wide, _) = layer.config, self.notation.wide_norms
-        queries = self._heads("Q", of, T, layer.q, mixer.heads)
-        queries = self._normed("Q", queries, layer.q_norm, mixer.qk_norm_wide, wide)
-        return [self.placed("Q", Q, mixer, "n × d/h") for Q in queries]
-
-    def _keys_values(
-        self, of: str, T: Tensor, layer: AttentionWeights
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """`K = T W_k` and `V = T W_v` of every key/value head, as they enter the products."""
-        assert layer.k is not None
-        mixer, (_, wide), dv = layer.config, self.notation.wide_norms, self.notation.dv
-        raw = self._heads("K", of, T, layer.k, mixer.kv_heads)
-        keys = self._normed("K", raw, layer.k_norm, mixer.qk_norm_wide, wide)
-        keys = [self.placed("K", K, mixer, "n × d/h") for K in keys]
-        if layer.v is not None:
-            raw = self._heads("V", of, T, layer.v, mixer.kv_heads, dv)
-        else:
-            self.show("V = K: values are what keys are at first", raw[0], f"n × {dv}")
-        return keys, self._normed("V", raw, layer.v_norm, False, dv)
-
-    def _heads(
-        self, name: str, of: str, T: Tensor, W: Matrix, heads: int, axes: str = "d/h"
-    ) -> list[Tensor]:
-        """`T W` of every head: its W is so many columns of the stored one, a view."""
-        size = W.W.shape[1] // heads
-        cuts = [W.columns(head * size, (head + 1) * size) for head in range(heads)]
-        return [self.product(name, of, T, cut, "d", axes) for cut in cuts]
-
-    def _normed(
-        self, name: str, X: list[Tensor], norm: NormWeights | None, together: bool, axes: str
-    ) -> list[Tensor]:
-        """Each head's rows normalized by themselves, or the rows of all heads together."""
-        if norm is None:
-            return X
-        y, axes = f"{name}_norm", self.rows(axes)
-        if together:
-            whole = self.norm(y, name, torch.cat(X, -1), norm, axes)
-            return list(whole.chunk(len(X), -1))
-        return [self.norm(y, name, x, norm, axes) for x in X]
-
-    def placed(self, letter: str, X: Tensor, mixer: AttentionConfig, axes: str) -> Tensor:
-        """Queries or keys rotated by their position, where the model does that; queries grown."""
-        name = letter if mixer.qk_norm is None else f"{letter}_norm"
-        if mixer.rope is not None:
-            X = rotated(X, *self.turns(mixer.rope))
-            formula = f"{self.called(f'{letter}_rot')} = R(position) {self.called(name)}"
-            self.show(formula, X, axes)
-            name = f"{letter}_rot"
-        if letter == "Q" and mixer.growth is not None:
-            factor = growth(mixer.growth.beta, mixer.growth.original, self.positions, X)
-            X = X * factor.unsqueeze(-1)
-            names = self.called("Q_grown"), self.called(name)
-            self.show(notation.growth_formula(*names, mixer), X, axes)
-        return X
 
     def attend(
         self, Q: Tensor, K: Tensor, V: Tensor, mixer: AttentionConfig, sink: Tensor | None

@@ -15,22 +15,21 @@ from llmcli.commands.ladder.measure import notation
 from llmcli.commands.ladder.measure.elementwise import TENSORS, Function, soft_cap
 from llmcli.commands.ladder.measure.notation import placed
 from llmcli.commands.ladder.measure.rungs.loops import lowered
-from llmcli.commands.ladder.measure.tensors import growth, normalized, rotated, softmax
+from llmcli.commands.ladder.measure.tensors import normalized, softmax
 from llmcli.commands.ladder.measure.trace import Note, Show, silent
-from llmcli.commands.ladder.measure.walk import Walk
+from llmcli.commands.ladder.measure.walk import HeadByHead
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights
 from llmcli.parts.attention.config import AttentionConfig
 
 KeysValues = list[tuple[Tensor, Tensor]]  # of each key/value head, `[n, d/h]` and `[n, d_v]`
 
 
-class VectorRows(Walk[list[Tensor]]):
+class VectorRows(HeadByHead[list[Tensor]]):
     """The forward pass token by token; each token's arithmetic is vectors times matrices."""
 
     number: ClassVar[int] = 2
     name: ClassVar[str] = "rows"
     title: ClassVar[str] = "one query at a time: its scores and its context are one product each"
-    wide: ClassVar[str] = "d"
     layer_note: ClassVar[str] = "Layer = Activation(x W + b)"
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:
@@ -65,12 +64,16 @@ class VectorRows(Walk[list[Tensor]]):
     # The rows of a prompt are a list of tensors `[d]`.
 
     def called(self, name: str) -> str:
-        """A row's name: small letters."""
-        return lowered(name)
+        """A row's name: small letters, `k_i` and `v_i` where it is one of all keys or values."""
+        return {"K": "k_i", "V": "v_i", "K_norm": "k_i_norm"}.get(name) or lowered(name)
 
     def stacked(self, X: list[Tensor]) -> Tensor:
         """`[n, …]`."""
         return torch.stack(X)
+
+    def unstacked(self, X: Tensor) -> list[Tensor]:
+        """Its rows, views."""
+        return list(X)
 
     def rows_of(self, table: Tensor, indices: Tensor) -> list[Tensor]:
         """One after the other."""
@@ -85,130 +88,73 @@ class VectorRows(Walk[list[Tensor]]):
         """That of the last token."""
         self.leave_blocks(H[-1], "d", name="H_q")
 
+    def _show_row(self, formula: str, Y: list[Tensor], axes: str, note: Note = "") -> None:
+        """The last row; of keys and values the first: all are in K and V, in the end."""
+        i = 0 if formula.startswith(("k", "v")) else len(Y) - 1
+        token = i if formula.startswith(("q", "k", "v")) else None
+        self.show(formula, Y[i], axes, note=note, token=token)
+
     def each(
         self, formula: str, f: Function, *X: list[Tensor], axes: str = "d", note: Note = ""
     ) -> list[Tensor]:
         """Row by row."""
         Y = [f(*rows) for rows in zip(*X, strict=True)]
         if formula:
-            self.show(formula, Y[-1], axes, note=note)
+            self._show_row(formula, Y, axes, note)
         return Y
 
     def product(
         self, name: str, of: str, X: list[Tensor], W: Matrix, into: str, out: str, *,
         note: str = "",
     ) -> list[Tensor]:  # fmt: skip
-        """Row by row, all neurons of a row at once (GEMV)."""
-        formula = f"{self.called(name)} = {self.called(of)} {W.name}{W.plus_bias}"
-        Y = [times(x, W) for x in X]
-        self.show(formula, Y[-1], f"({into})({into} × {out}) = {out}", note=note)
+        """Row by row, all neurons of a row at once: `x W + b` (GEMV)."""
+        y, x = self.called(name), self.called(of)
+        x = f"{x}_i" if y.endswith("_i") else x
+        Y = [X_i @ W.W if W.b is None else X_i @ W.W + W.b for X_i in X]
+        formula = f"{y} = {x} {W.name}{W.plus_bias}"
+        self._show_row(formula, Y, f"({into})({into} × {out}) = {out}", note)
         return Y
 
     def norm(
-        self, name: str, of: str, X: list[Tensor], norm: NormWeights, axes: str = ""
+        self, name: str, of: str, X: list[Tensor], norm: NormWeights, axes: str = "d"
     ) -> list[Tensor]:
         """Row by row."""
         y, x = self.called(name), self.called(of)
+        shown = 0 if y[0] in "kv" else len(X) - 1
         return [
-            normalized(y, x, row, norm, self.show if i == len(X) - 1 else silent, axes or "d")
+            normalized(y, x, row, norm, self.show if i == shown else silent, axes)
             for i, row in enumerate(X)
         ]
 
     def contexts(self, of: str, T: list[Tensor], layer: AttentionWeights) -> list[Tensor]:
         """Every head's contexts, concatenated token by token."""
-        mixer, t = layer.config, self.called(of)
+        mixer = layer.config
         if layer.keys_of == layer.block:
-            self._kept[layer.block] = self._keys_values(t, T, layer)
-        keys_values = self._kept[layer.keys_of]
+            self._kept[layer.block] = self._stacked_rows(*self.keys_values(of, T, layer), mixer)
+        kept = self._kept[layer.keys_of]
         group = mixer.heads // mixer.kv_heads  # heads that share keys and values
-        C = []
-        for i, row in enumerate(T):
-            show = self.show if i == len(T) - 1 else silent
-            queries = self._queries(t, row, i, layer, show)
-            contexts = []
-            for head, q in enumerate(queries):
-                sink = None if layer.sinks is None else layer.sinks[head]
-                contexts.append(attend(q, *keys_values[head // group], i, mixer, sink, show))
-            C.append(torch.cat(contexts))
-            show("c = c¹ ⊕ … ⊕ cʰ, of the h heads", C[-1], self.notation.C)
-        return C
+        contexts = []
+        for head, queries in enumerate(self.queries(of, T, layer)):
+            (K, V), sink = kept[head // group], None if layer.sinks is None else layer.sinks[head]
+            shows = [silent] * (len(T) - 1) + [self.show]
+            contexts.append([
+                attend(q, K, V, i, mixer, sink, show)
+                for i, (q, show) in enumerate(zip(queries, shows, strict=True))
+            ])  # fmt: skip
+        formula, axes = "c = c¹ ⊕ … ⊕ cʰ, of the h heads", self.notation.C
+        return self.each(formula, lambda *c: torch.cat(c), *contexts, axes=axes)
 
-    def _queries(
-        self, of: str, t: Tensor, i: int, layer: AttentionWeights, show: Show
-    ) -> list[Tensor]:
-        """The queries of token i in every head, as they enter the scores."""
-        mixer, (wide, _) = layer.config, self.notation.wide_norms
-        queries = self._heads("q", of, t, i, layer.q, mixer.heads, show)
-        queries = self._normed("q", queries, layer.q_norm, mixer.qk_norm_wide, wide, show)
-        before = "q" if layer.q_norm is None else "q_norm"
-        queries = [self._rotated(before, q, i, mixer, show) for q in queries]
-        if mixer.growth is not None:
-            before = before if mixer.rope is None else "q_rot"
-            formula = notation.growth_formula("q_grown", before, mixer)
-            at = torch.tensor(i)
-            factor = growth(mixer.growth.beta, mixer.growth.original, at, queries[0])
-            queries = [q * factor for q in queries]
-            show(formula, queries[0], "d/h", token=i)
-        return queries
-
-    def _keys_values(self, of: str, T: list[Tensor], layer: AttentionWeights) -> KeysValues:
+    def _stacked_rows(
+        self, keys: list[list[Tensor]], values: list[list[Tensor]], mixer: AttentionConfig
+    ) -> KeysValues:
         """The keys and values of all tokens in every key/value head, a row per token."""
-        assert layer.k is not None
-        mixer, (_, wide), dv = layer.config, self.notation.wide_norms, self.notation.dv
-        rows = []
-        for i, t in enumerate(T):
-            show = self.show if i == 0 else silent  # all are in K and V, in the end
-            raw = self._heads("k_i", f"{of}_i", t, i, layer.k, mixer.kv_heads, show)
-            keys = self._normed("k_i", raw, layer.k_norm, mixer.qk_norm_wide, wide, show)
-            before = "k_i" if layer.k_norm is None else "k_i_norm"
-            keys = [self._rotated(before, k, i, mixer, show) for k in keys]
-            if layer.v is not None:
-                raw = self._heads("v_i", f"{of}_i", t, i, layer.v, mixer.kv_heads, show, dv)
-            else:
-                show("v_i = k_i: values are what keys are at first", raw[0], dv, token=i)
-            values = self._normed("v_i", raw, layer.v_norm, False, dv, show)
-            rows.append((keys, values))
-        found = []
-        for head in range(mixer.kv_heads):
-            K, V = (torch.stack([row[which][head] for row in rows]) for which in (0, 1))
-            self.show(f"{placed('K', mixer)}: {placed('k', mixer)} of every token", K, "n × d/h")
-            self.show(f"{placed('V', mixer)}: {placed('v', mixer)} of every token", V, f"n × {dv}")
+        found, dv = [], self.notation.dv
+        names = [(placed(big, mixer), placed(small, mixer)) for big, small in ("Kk", "Vv")]
+        for K, V in zip(map(torch.stack, keys), map(torch.stack, values), strict=True):
+            for (many, one), X, size in zip(names, (K, V), ("d/h", dv), strict=True):
+                self.show(f"{many}: {one} of every token", X, f"n × {size}")
             found.append((K, V))
         return found
-
-    def _heads(
-        self, name: str, of: str, t: Tensor, i: int, W: Matrix, heads: int, show: Show,
-        axes: str = "d/h",
-    ) -> list[Tensor]:  # fmt: skip
-        """Token i's `t W` in every head: its W is so many columns of the stored one, a view."""
-        size, formula = W.W.shape[1] // heads, f"{name} = {of} {W.name}{W.plus_bias}"
-        found = [times(t, W.columns(h * size, (h + 1) * size)) for h in range(heads)]
-        show(formula, found[0], f"(d)(d × {axes}) = {axes}", token=i)
-        return found
-
-    def _normed(
-        self, name: str, X: list[Tensor], norm: NormWeights | None, together: bool, axes: str,
-        show: Show,
-    ) -> list[Tensor]:  # fmt: skip
-        """Each head's numbers normalized by themselves, or those of all heads together."""
-        if norm is None:
-            return X
-        y = f"{name}_norm"
-        if together:
-            whole = normalized(y, name, torch.cat(X), norm, show, axes)
-            return list(whole.chunk(len(X)))
-        return [normalized(y, name, x, norm, show, axes) for x in X]
-
-    def _rotated(
-        self, name: str, x: Tensor, position: int, mixer: AttentionConfig, show: Show
-    ) -> Tensor:
-        """A query or key rotated by its position, where the model does that."""
-        if mixer.rope is None:
-            return x
-        cos, sin = self.turns(mixer.rope)
-        x = rotated(x, cos[position], sin[position])
-        show(f"{name[0]}_rot = R(position) {name}", x, "d/h", token=position)
-        return x
 
 
 def attend(
@@ -232,9 +178,3 @@ def attend(
     context = weights @ V
     show(f"c = a {placed('V', mixer)}", context, f"({n})({n} × {dv}) = {dv}")
     return context
-
-
-def times(t: Tensor, W: Matrix) -> Tensor:
-    """`t W + b`: a row times a matrix, and the bias where there is one."""
-    y = t @ W.W
-    return y if W.b is None else y + W.b
