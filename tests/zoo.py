@@ -1362,7 +1362,7 @@ CONFIGS = {
     ),
 }  # fmt: skip
 
-# other blocks, which the ladder has no rungs for
+# other blocks
 BLOCKS = {
     "norms after": llama(*(block(
         branch(ATTENTION, None, RMS), branch(GATED, None, RMS),

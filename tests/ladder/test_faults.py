@@ -12,12 +12,12 @@ import torch
 from decoder_faults import model
 from small_models import ids
 
-from llmcli.ladder import cache, combined, heads, loops, matrices, rows
-from llmcli.ladder.batch import Batch
-from llmcli.ladder.cache import Cache, KeyValueCache
-from llmcli.ladder.climb import Course, climb
-from llmcli.ladder.heads import HeadsAsDimension
-from llmcli.ladder.matrices import Matrices
+from llmcli.commands.ladder.measure.rungs import cache, combined, heads, loops, matrices, rows
+from llmcli.commands.ladder.measure.rungs.batch import Batch
+from llmcli.commands.ladder.measure.rungs.cache import Cache, KeyValueCache
+from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
+from llmcli.commands.ladder.measure.rungs.matrices import Matrices
+from llmcli.commands.ladder.measure.runner import Workload
 from llmcli.nn import step
 
 # name: (rung, configuration, plant(monkeypatch, weights))
@@ -38,8 +38,8 @@ def fault(rung, config):
 def differences(of, *numbers):
     """What the climb reports for the rungs `numbers`, after the first of them."""
     tokens = ids(3, 9)
-    course = Course(prompts=tokens[:, :6], more=tokens[0, 6:], rounds=0)
-    return climb(of, course, numbers=numbers)[1:]
+    course = Workload(prompts=tokens[:, :6], more=tokens[0, 6:], rounds=0)
+    return run_ladder(of, course, numbers=numbers)[1:]
 
 
 # In a rung, against the one below.

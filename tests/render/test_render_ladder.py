@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from llmcli.render import chart
-from llmcli.render.chart import ladder_png
-from llmcli.render.ladder import bar_lengths, render_ladder, scaled
-from llmcli.reports.ladder import LadderReport, RungReport, Shown, Spread, Variant, Work
+from llmcli.commands.ladder.view import chart
+from llmcli.commands.ladder.view.chart import ladder_png
+from llmcli.commands.ladder.view.table import bar_lengths, render_ladder, scaled
+from llmcli.commands.ladder.report import LadderReport, RungReport, Shown, Spread, Variant, Work
 
 
 def spread(seconds):

@@ -220,12 +220,14 @@ class _Block:
         }
         if part.gate is not None:
             found[f"{name}.gate"] = (f"G_o{row}, columns of the same", z)
-            found[f"{name}.gated"] = (f"C_o{row} = σ(G_o{row}) ∘ C{row}", z)
+            found[f"{name}.gated"] = (f"C_o{row} = σ(G_o{row}) ∘ C{row}, seen by heads", z)
         norms = (("q", part.q_norm, q), ("k", part.k_norm, k), ("v", part.v_norm, v))
         for letter, norm, axes in norms:
             big = letter.upper()
             if norm is not None:
                 formula = _normed(f"{big}_norm", big, row, norm)
+                if mixer.qk_norm_wide and letter != "v":
+                    formula += ", seen by heads"
                 found[f"{name}.{letter}_norm"] = (formula, axes)
             if mixer.rope is not None and letter != "v":
                 before = f"{big}{'' if norm is None else '_norm'}{row}"
