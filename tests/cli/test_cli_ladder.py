@@ -20,19 +20,27 @@ def ladder(cli, folder):
     return lambda *argv: cli("ladder", "-m", folder, *argv)
 
 
-def test_the_climb(ladder):
+def test_the_table(ladder):
     result = ladder("ab")
     assert result.code == 0
     assert result.err == ""
     lines = result.out.splitlines()
     assert lines[0].endswith("(float32 on cpu)")
     assert lines[1].startswith('"a" "b" and then, one by one, ')
-    assert "every rung agrees with the one before (float32)" in lines
+    assert "✓ every rung agrees with the one before (float32)" in lines
+    assert len(lines) <= 22  # a screen, the command line and the next prompt included
     for number, name in enumerate(
         ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused"), 1
     ):
-        assert any(line.startswith(f"{number}  {name}") for line in lines)
-        assert any(line.startswith(f"{number} {name}") and "tok/s" in line for line in lines)
+        assert any(line.startswith(f"{number}   {name}") for line in lines)
+
+
+def test_the_rungs_that_are_named_are_shown_with_their_formulas(ladder):
+    lines = ladder("ab", "--rung", "3-4").out.splitlines()
+    for number, name in ((3, "matrices"), (4, "heads")):
+        assert any(line.startswith(f"{number}  {name}") for line in lines)  # the formulas
+        assert any(line.startswith(f"{number}   {name}") for line in lines)  # the table
+    assert any(line.startswith("  copy    C as n × d, heads merged") for line in lines)
 
 
 def test_json_has_every_rung(ladder):
@@ -47,8 +55,18 @@ def test_json_has_every_rung(ladder):
     assert document["rungs"][0]["difference"] is None
     assert document["environment"]["torch"]
     steps = document["rungs"][3]["steps"]
-    assert {"formula", "shape", "strides", "source", "moved", "values",
-            "section", "axes", "note", "token"} == set(steps[0])
+    assert {
+        "formula",
+        "shape",
+        "strides",
+        "source",
+        "moved",
+        "values",
+        "section",
+        "axes",
+        "note",
+        "token",
+    } == set(steps[0])
 
 
 def test_one_rung_is_explained(ladder):
@@ -95,7 +113,7 @@ def test_files(ladder, tmp_path):
     nowhere = ladder("ab", "--rung", "6", "-o", str(tmp_path / "no" / "c.png"))
     assert nowhere.code == 1
     assert "there is no such directory" in nowhere.err
-    assert nowhere.out == ""  # said before the climb
+    assert nowhere.out == ""  # refused before the rungs are run
     (tmp_path / "d.png").mkdir()
     failed = ladder("ab", "--rung", "6", "--json", "-o", str(tmp_path / "d.png"))
     assert failed.code == 1

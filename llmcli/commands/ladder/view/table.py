@@ -26,12 +26,12 @@ _COLUMNS = (
     Column("×", first_to_go=1),
     Column("token"),
     Column("×"),
-    Column("GEMV", first_to_go=3),
-    Column("GEMM", first_to_go=3),
-    Column("FLOPs", first_to_go=4),
-    Column("bytes", first_to_go=4),
+    Column("GEMV", first_to_go=4),
+    Column("GEMM", first_to_go=4),
+    Column("FLOPs", first_to_go=5),
+    Column("bytes", first_to_go=5),
     Column("Δ"),
-    Column("tok/s", first_to_go=2),
+    Column("tok/s", first_to_go=3),
     Column("log scale", right=False, first_to_go=2),
 )
 
@@ -170,8 +170,8 @@ def _bar(length: float) -> str:
 
 def _footnotes(report: LadderReport) -> list[RenderableType]:
     """What the columns are, and which rungs were only estimated."""
-    notes = ["token: one read after the prompt; ×: speed-up over the rung before (near 1: noise)"]
-    marks = ["Δ: largest difference from the rung before"]
+    notes = ["token: one read after the prompt; ×: speed-up over the rung before (1 is noise)"]
+    marks = ["Δ: largest difference from it"]
     shared = [rung for rung in report.rungs if rung.sequences > 1]
     if shared:
         numbers = ", ".join(str(rung.number) for rung in shared)

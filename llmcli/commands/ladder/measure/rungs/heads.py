@@ -95,7 +95,7 @@ class HeadsAsDimension(Matrices):
         if mixer.kv_heads < mixer.heads:
             K, V = self._repeated(K, V, mixer)
         sinks = None if layer.sinks is None else layer.sinks[:, None, None]
-        return self._merge(self.attend(Q, K, V, mixer, sinks))
+        return self._merge(self.attend(Q, K, V, self.mask(mixer), mixer, sinks))
 
     def queries_keys_values(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
         """Q, K and V of all heads side by side, as far as the block has its own."""

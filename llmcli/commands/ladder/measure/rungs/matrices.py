@@ -127,18 +127,20 @@ class Matrices(HeadByHead[Tensor]):
         if layer.keys_of == layer.block:
             self._kept[layer.block] = self.keys_values(of, T, layer)
         keys, values = self._kept[layer.keys_of]
-        group = mixer.heads // mixer.kv_heads  # heads that share keys and values
+        group, M = mixer.heads // mixer.kv_heads, self.mask(mixer)  # heads that share keys
         contexts = []
         for head, Q in enumerate(queries):
             sink = None if layer.sinks is None else layer.sinks[head]
-            contexts.append(self.attend(Q, keys[head // group], values[head // group], mixer, sink))
+            K, V = keys[head // group], values[head // group]
+            contexts.append(self.attend(Q, K, V, M, mixer, sink))
         C = torch.cat(contexts, 1)
         self.show("C = C¹ ⊕ … ⊕ Cʰ, of the h heads", C, f"n × {self.notation.C}")
         return C
 
     def attend(
-        self, Q: Tensor, K: Tensor, V: Tensor, mixer: AttentionConfig, sink: Tensor | None
-    ) -> Tensor:
+        self, Q: Tensor, K: Tensor, V: Tensor, M: Tensor | None, mixer: AttentionConfig,
+        sink: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """`softmax(Q Kᵀ / √(d/h) + M) V`, `[…, n, d_v]`."""
         h, n, s, dv = self.h, self.n, self.keys, self.notation.dv
         q, k, v = self.called(placed("Q", mixer)), placed("K", mixer), placed("V", mixer)
@@ -155,10 +157,9 @@ class Matrices(HeadByHead[Tensor]):
             formula = f"{self.called('S_cap')} = {notation.capped(S_, mixer)}"
             S_ = self.called("S_cap")
             self.show(formula, S, square, note=f"cap = {mixer.cap:g}")
-        M = self.mask(mixer)
         if M is not None:
             self.show("M, the mask", M, "n × n")
-            S, S_ = S + M.to(S), f"{S_} + M"
+            S, S_ = S + M, f"{S_} + M"
             self.show(S_, S, square)
         A = softmax(S, sink)
         formula = notation.softmax_formula(A_, S_, mixer)
@@ -169,7 +170,7 @@ class Matrices(HeadByHead[Tensor]):
 
     def mask(self, mixer: AttentionConfig) -> Tensor | None:
         """M, which hides the later tokens and those before the window."""
-        return mask(self.count, mixer.window)
+        return mask(self.count, mixer.window).to(self.weights.W_E)
 
     softmax_note: ClassVar[str] = "row by row: each sums to 1"
 
