@@ -74,7 +74,7 @@ def loops_without_the_window(monkeypatch, of):
 
 @fault(1, "gpt2")
 def scores_scaled_by_the_width(monkeypatch, of):
-    """`√d` of the seeds' single head, kept where there are h of them."""
+    """`√d` of the documents' single head, kept where there are h of them."""
     scale = of.config.width**-0.5
     wrap(monkeypatch, loops, "softmax",
          lambda f, s, mixer, *rest: f(s, replace(mixer, scale=scale), *rest))  # fmt: skip
@@ -215,7 +215,7 @@ def a_mask_one_key_too_wide(monkeypatch, of):
 
 @fault(3, "gpt2")
 def activation_after_the_output_layer(monkeypatch, of):
-    """The seeds' slip: `Activation(X W + B)` for every layer, the last one too."""
+    """The documents' slip: `Activation(X W + B)` for every layer, the last one too."""
     wrap(monkeypatch, Matrices, "feed_forward",
          lambda f, *args: activate("gelu_tanh", f(*args), TENSORS))  # fmt: skip
 
@@ -240,7 +240,7 @@ def keys_times_queries(monkeypatch, of):
 
 @fault(3, "llama")
 def feed_forward_of_t3_in_matrices(monkeypatch, of):
-    """The seeds' slip: their own equations normalize before the feed-forward."""
+    """The documents' slip: their own equations normalize before the feed-forward."""
     wrap(monkeypatch, Matrices, "norm", lambda norm, self, name, x, X, *rest:
          X if name == "T⁴" else norm(self, name, x, X, *rest))  # fmt: skip
 

@@ -18,7 +18,7 @@ Note = str | Callable[[], str]
 
 
 class Show(Protocol):
-    """Is told what a rung computes, in the order in which it does."""
+    """Receives the steps of a rung, in the order in which it computes them."""
 
     def __call__(
         self,
@@ -30,7 +30,7 @@ class Show(Protocol):
         note: Note = "",
         token: int | None = None,
     ) -> None:
-        """`formula` is the step in the seeds' letters (`Q = T¹ W_q`), `value` its result.
+        """`formula` is the step in the documents' letters (`Q = T¹ W_q`), `value` its result.
 
         `axes`: its shape in letters, after those of a product's operands where it is one:
         `(n × d)(d × d/h) = n × d/h`. `source` is what it was made from where only the shape

@@ -3,7 +3,7 @@
     X ─┬─ T¹ = norm(X) ── T² = attention(T¹) ─(+)─ T³ ─┬─ T⁴ = norm(T³) ── T⁵ = FFN(T⁴) ─(+)─ H
        └───────────────────────────────────────┘       └──────────────────────────────────┘
 
-These are the seeds' equations; blocks with norms elsewhere, or parts side by side, are numbered
+These are the documents' equations; blocks with norms elsewhere, or parts side by side, are numbered
 alike. A rung says what "the rows of a prompt" are (lists of floats, vectors, a matrix, a batch of
 them) and how a few operations are done on them; each file in `rungs` is what it changes.
 

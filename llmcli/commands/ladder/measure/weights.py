@@ -208,7 +208,7 @@ class BlockWeights:
 
     @property
     def plain(self) -> bool:
-        """Whether it is the seeds' block: `O = X + MHA(LN(X))`, `H = O + FFN(LN(O))`."""
+        """Whether it is the documents' block: `O = X + MHA(LN(X))`, `H = O + FFN(LN(O))`."""
         kinds = [type(part) for part in self.parts]
         normed = all(
             branch.norm is not None and branch.post is None and branch.multiplier == 1
@@ -326,7 +326,7 @@ class _Named:
         return NormWeights(config=config, w=w, b=self.tensor(f"{name}.b") if config.bias else None)
 
     def block(self, layer: LayerConfig, number: int) -> BlockWeights:
-        """The block, its steps numbered `T¹`, `T²` … as the seeds do."""
+        """The block, its steps numbered `T¹`, `T²` … as the documents do."""
         name, count, stream = f"blocks.{number}", 0, "X"
         sublayers = []
         names = block_names(layer, name)

@@ -50,7 +50,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
                 parts += _raised(alike)
             else:
                 for step in alike:
-                    parts += _Step(step, report).lines(told=step.note in notes)
+                    parts += _Step(step, report).lines(with_note=step.note not in notes)
             if not title.startswith(NEXT):
                 notes.update(step.note for step in alike)
     if rung.difference is not None:
@@ -145,14 +145,14 @@ class _Step:
     step: Shown
     report: LadderReport
 
-    def lines(self, *, told: bool) -> Iterator[RenderableType]:
-        """The formula with its shape, its note, and its numbers or their corner."""
+    def lines(self, *, with_note: bool) -> Iterator[RenderableType]:
+        """The formula with its shape, its note unless it was printed, and its numbers."""
         step = self.step
         column = len(step.shape) < 1 or step.letters[-1:] == ("1",)
         plain = " as " in step.formula or step.formula.startswith("W_")
         plain = plain or (step.formula.endswith("ᵀ") and len(step.shape) > 2)
         yield self._head(numbers=not plain, inline=column)
-        for note in step.note.split("\n") if step.note and not told else ():
+        for note in step.note.split("\n") if step.note and with_note else ():
             yield Padding(Text(note, style=FAINT), (0, 0, 0, len(INDENT)))
         if not column and not plain:  # where only the axes changed the numbers stand above
             yield from self._numbers()

@@ -13,8 +13,8 @@ from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
 class Batch(KeyValueCache):
     """The forward pass of several sequences at once, `[b, n]` ids, prompt and cached rows alike.
 
-    No line of arithmetic changes: every operation below names its axes from the last one on, and
-    what is before them is one more axis. The caches are made as wide as the batch.
+    No line of arithmetic changes: every operation of rung 6 counts its axes from the last one on,
+    and there is one more before them. Its caches have the axes that the ids have.
     """
 
     number: ClassVar[int] = 7

@@ -22,7 +22,7 @@ class Cache:
     """Keys (rotated) and values of one block, `[…, h_kv, C, …]`: C slots, at least one per token.
 
     Slots are allocated ahead, twice as many each time they run out: concatenating a row to K, as
-    the seeds draw it, copies all rows before it at every token.
+    the documents draw it, copies all rows before it at every token.
     """
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Rung 8: fused kernels, the decoder that llmcli runs.
 
 Nothing of it is written here: `llmcli.nn.Decoder` is rung 7 with fewer and larger kernels, and
-this file shows its activations under the seeds' names.
+this file shows its activations under the documents' names.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class FusedKernels(Rung):
 
 
 def steps(weights: Weights, of: Notation, row: str) -> dict[str, Step]:
-    """The decoder's activations, those of block 0 and of the ends, as the seeds write them.
+    """The decoder's activations, those of block 0 and of the ends, as the documents write them.
 
     `row` is `_n` where only the last row of each sequence is computed. `Q` has one axis more than
     `T¹`: the decoder splits the heads in the same kernel.

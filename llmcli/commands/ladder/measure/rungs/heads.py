@@ -87,8 +87,8 @@ class HeadsAsDimension(Matrices):
         if keys_values:
             K, V = keys_values[0], keys_values[-1]  # where values are keys, the same
             together, k_norm = mixer.qk_norm_wide, layer.k_norm
-            V = self._split_normed("V", V, mixer.kv_heads, h_kv, layer.v_norm, False, dv)
             K = self._split_normed("K", K, mixer.kv_heads, h_kv, k_norm, together, k_wide)
+            V = self._split_normed("V", V, mixer.kv_heads, h_kv, layer.v_norm, False, dv)
             K = self.placed("K", K, mixer, f"{self.b}{h_kv} × {self.n} × d/h")
             self.keep(layer.block, K, V)
         K, V = self.read_kept(layer)

@@ -160,7 +160,7 @@ class Loops(Walk[Vectors]):
         return contexts
 
     def _head(self, T: Vectors, layer: AttentionWeights, head: int) -> Vectors:
-        """The context vector of every token in one head: the seeds' nested loop."""
+        """The context vector of every token in one head: the documents' nested loop."""
         mixer = layer.config
         T_k, lender = self._entered[layer.keys_of]
         shared = head // (mixer.heads // mixer.kv_heads)  # heads may share keys and values
