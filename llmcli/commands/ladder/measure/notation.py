@@ -1,6 +1,7 @@
 """How the formulas write one model: the letters of its axes, the names of its tensors, its norms.
 
-Letters are the documents': n tokens, d width, h heads, d/h size of a head, F hidden size, v vocabulary.
+Letters are the documents': n tokens, d width, h heads, d/h size of a head, F hidden size, v
+vocabulary.
 """
 
 from __future__ import annotations
