@@ -742,8 +742,7 @@ def planted(name, dtype):
     return numbers, of, plant
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_seen(name, monkeypatch, dtype=torch.float32):
+def check_seen(name, monkeypatch, dtype):
     numbers, of, plant = planted(name, dtype)
     (sound,) = differences(of, *numbers)
     assert sound.ok
@@ -754,9 +753,14 @@ def test_a_fault_is_seen(name, monkeypatch, dtype=torch.float32):
     assert found.difference > 3 * found.allowed
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_seen(name, monkeypatch):
+    check_seen(name, monkeypatch, torch.float32)
+
+
 @pytest.mark.parametrize("name", decoder_faults.FAULTS)
 def test_a_fault_of_the_decoder_is_seen_in_float64(name, monkeypatch):
-    test_a_fault_is_seen(name, monkeypatch, torch.float64)
+    check_seen(name, monkeypatch, torch.float64)
 
 
 def test_there_are_faults_in_the_decoder_in_every_rung_and_in_what_they_share():
