@@ -3,13 +3,13 @@
 import torch
 from zoo import VOCAB
 
+from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.selftest.measure.small import (  # noqa: F401
     DENSE,
     as_model,
     random_blocks,
     random_decoder,
 )
-from llmcli.ladder.weights import Weights
 
 
 def random_model(config, dtype=torch.float64, formats=DENSE):

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmcli.anatomy.arithmetic import in_no_blocks, matrices
-from llmcli.commands.selftest.models import (  # noqa: F401
+from llmcli.commands.selftest.measure.models import (  # noqa: F401
     ATTENTION,
     BLOCKS,
     CONFIGS,

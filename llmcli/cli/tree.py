@@ -55,8 +55,7 @@ SUBCOMMANDS = {
 def _entry(name: str, summary: str, heading: str) -> Entry:
     first, _, second = name.partition(" ")
     file = second or ("list" if name == "models" else "command")
-    module = "llmcli.cli.ladder" if name == "ladder" else f"llmcli.commands.{first}.{file}"
-    return Entry(module, summary, heading)
+    return Entry(f"llmcli.commands.{first}.{file}", summary, heading)
 
 
 ENTRIES = {

@@ -70,7 +70,7 @@ WRITES = {
     "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "commands.generate.command:_name_a_better_model": "tests/cli/test_cli_generate.py::"
     "test_no_better_model_is_named_where_the_disk_is_full",
-    "cli.ladder:_save": NAMED,
+    "commands.ladder.command:_save": NAMED,
     "commands.lens.files:write_lens": NAMED,
     "cli.output:write_document": NAMED,
     "cli.shells.answer:_keep": "tests/cli/test_cli_completion.py::"
@@ -140,7 +140,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     quick = partial(llmcli.observe.ceilings.measure_ceilings, seconds=0.01)
     monkeypatch.setattr(llmcli.observe.ceilings, "measure_ceilings", quick)
-    monkeypatch.setattr("llmcli.ladder.climb.ROUNDS_S", 0.0)
+    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
 

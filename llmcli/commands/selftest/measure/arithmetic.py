@@ -14,8 +14,8 @@ from torch import Tensor
 from llmcli.anatomy.arithmetic import in_no_blocks, matrices
 from llmcli.anatomy.graph import Graph
 from llmcli.commands.selftest.measure.evaluated import deviations
+from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.measure.small import as_model, copied, random_decoder
-from llmcli.commands.selftest.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session
