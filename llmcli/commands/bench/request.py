@@ -5,18 +5,131 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from llmcli.commands.bench.lists import flags, numbers, pairs, words
-from llmcli.commands.bench.measure.plan import all_tests
-from llmcli.commands.bench.options import SubjectOptions, SweptOptions
+from llmcli.commands.bench.options import (
+    OurOptions,
+    RunOptions,
+    SubjectOptions,
+    SweptOptions,
+    UnusedOptions,
+)
 from llmcli.commands.bench.report.llama_words import CACHE_OF
 from llmcli.commands.bench.report.llama_words import CACHE_TYPES as CACHE_NUMBERS
-from llmcli.commands.bench.report.results import Settings, Test
-from llmcli.commands.bench.unused import UnusedOptions
+from llmcli.commands.bench.report.results import BenchRequest, Settings, Test
 from llmcli.errors import UsageError
+
+_RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?", re.ASCII)
+_DIGITS = 18  # Python refuses to read thousands of them
+MOST = 10_000  # values of one option: nobody waits for more, and a typo is quickly that long
+LARGEST = 2**31 - 1
+_FLAGS = {"0": False, "1": True}
+
+Given = Sequence[str] | None
+
+
+def numbers(
+    option: str, given: Given, default: Sequence[int], *, least: int = 0, most: int = LARGEST
+) -> tuple[int, ...]:
+    """`16,32`, `1-4`, `1-9+2`, `1-8*2`, or several of these: the values in the order given.
+
+    Raises UsageError for what is none of these, and for values that are out of bounds.
+    """
+    if given is None:
+        return tuple(default)
+    found: list[int] = []
+    for text in given:
+        for part in text.split(","):
+            found += _range(option, part, most)
+            if len(found) > MOST:
+                raise UsageError(f"`{option} {text}` are more than {MOST:,} values")
+    for value in found:
+        if not least <= value <= most:
+            bounds = f"at least {least}" if value < least else f"at most {most}"
+            raise UsageError(f"`{option}` must be {bounds}, not `{value}`")
+    return tuple(found)
+
+
+def _range(option: str, part: str, most: int) -> list[int]:
+    match = _RANGE.fullmatch(part.strip())
+    if not part.strip():
+        raise UsageError(f"`{option}` has an empty value", hint=f"write `{option} 16,32`")
+    if match is None:
+        raise UsageError(
+            f"`{option}` takes numbers, not `{part}`",
+            hint=f"write `{option} 16,32`, `1-4`, `1-9+2` or `1-8*2`",
+        )
+    for digits in filter(None, match.group(1, 2, 4)):
+        if len(digits) > _DIGITS:
+            raise UsageError(f"`{option}` must be at most {most}, not `{digits[:_DIGITS]}…`")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    multiply, step = match[3] == "*", int(match[4] or 1)
+    if last < first:
+        raise UsageError(f"`{option} {part}` ends before it begins")
+    found = [first]
+    while True:
+        value = found[-1] * step if multiply else found[-1] + step
+        if value <= found[-1]:
+            if last == first:
+                return found
+            raise UsageError(f"the steps of `{option} {part}` lead nowhere")
+        if value > last or len(found) > MOST:
+            return found
+        found.append(value)
+
+
+def pairs(option: str, given: Given) -> tuple[tuple[int, int], ...]:
+    """`512,128` of every `-pg`: a prompt, and tokens after it. Raises UsageError."""
+    found = []
+    for text in given or ():
+        parts = text.split(",")
+        if len(parts) != 2:
+            raise UsageError(
+                f"`{option}` takes two numbers, not `{text}`",
+                hint=f"write `{option} 512,128`, once for each pair",
+            )
+        for part in parts:
+            if not re.fullmatch(r"\d+", part.strip(), re.ASCII):
+                raise UsageError(
+                    f"`{option}` takes two numbers and no ranges, not `{text}`",
+                    hint=f"write `{option} 512,128`, once for each pair",
+                )
+        (prompt,), (new,) = (numbers(option, [part], ()) for part in parts)
+        found.append((prompt, new))
+    return tuple(found)
+
+
+def flags(option: str, given: Given, default: bool) -> tuple[bool, ...]:
+    """`0`, `1`, or `0,1`. Raises UsageError."""
+    texts = [part.strip() for text in given or () for part in text.split(",")]
+    for text in texts:
+        if text not in _FLAGS:
+            raise UsageError(f"`{option}` takes 0 or 1, not `{text}`")
+    return tuple(_FLAGS[text] for text in texts) or (default,)
+
+
+def words(
+    option: str,
+    given: Given,
+    default: str,
+    *,
+    allowed: Sequence[str] = (),
+    separator: str = ",",
+) -> tuple[str, ...]:
+    """Names separated by commas; only those `allowed`, where any are. Raises UsageError."""
+    texts = [part.strip() for text in given or () for part in text.split(separator)]
+    for text in texts:
+        if not text:
+            raise UsageError(f"`{option}` has an empty value")
+        if allowed and text not in allowed:
+            raise UsageError(
+                f"`{option}` has no choice `{text}`", hint=f"choose from {', '.join(allowed)}"
+            )
+    return tuple(texts) or (default,)
+
 
 MOST_ROWS = 100_000
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -28,23 +141,17 @@ _FLASH = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """All configurations, the tests of each, and the configuration where nothing is asked for."""
-
-    configurations: tuple[Settings, ...]
-    tests: tuple[Test, ...]
-    default: Settings
-
-
-def planned(
+def bench_request(
     models: tuple[str, ...],
+    *,
     threads: int,
-    asked: SubjectOptions,
+    tests: SubjectOptions,
     swept: SweptOptions,
+    runs: RunOptions,
+    ours: OurOptions,
     unused: UnusedOptions,
-) -> Plan:
-    """Every combination of what was asked for, models outermost. Raises UsageError.
+) -> BenchRequest:
+    """Every combination of the options' values, models outermost. Raises UsageError.
 
     `threads` are those of a run without `--threads`.
     """
@@ -64,12 +171,26 @@ def planned(
         use_mmap=True,
     )
     axes = {"model": models, **_axes(swept, unused, default)}
-    tests = _tests(asked, math.prod(map(len, axes.values())))
-    found = tuple(
-        replace(default, **dict(zip(axes, values, strict=True)))
-        for values in itertools.product(*axes.values())
+    found = _tests(tests, math.prod(map(len, axes.values())))
+    return BenchRequest(
+        configurations=tuple(
+            replace(default, **dict(zip(axes, values, strict=True)))
+            for values in itertools.product(*axes.values())
+        ),
+        tests=found,
+        default=default,
+        repetitions=runs.repetitions,
+        warmup=not runs.no_warmup,
+        delay_s=runs.delay,
+        seed=ours.seed,
+        against=ours.against,
+        ceilings=not ours.no_ceilings,
+        random_weights=ours.random_weights,
+        quantize=ours.quantize,
+        revision=ours.revision,
+        offline=ours.offline,
+        verbose=runs.verbose,
     )
-    return Plan(configurations=found, tests=tests, default=default)
 
 
 def model_names(options: SubjectOptions) -> tuple[str, ...]:
@@ -88,15 +209,15 @@ def model_names(options: SubjectOptions) -> tuple[str, ...]:
     return tuple(named)
 
 
-def _tests(asked: SubjectOptions, configurations: int) -> tuple[Test, ...]:
+def _tests(tests: SubjectOptions, configurations: int) -> tuple[Test, ...]:
     """At each depth all prompts, then all texts, then all of both; one of 0 tokens is none.
 
     Counted before they are made: three lists of thousands are more than memory holds.
     """
-    prompts = numbers("--n-prompt", asked.n_prompt, (512,))
-    texts = numbers("--n-gen", asked.n_gen, (128,))
-    depths = numbers("--n-depth", asked.n_depth, (0,))
-    both = pairs("-pg", asked.n_pg)
+    prompts = numbers("--n-prompt", tests.n_prompt, (512,))
+    texts = numbers("--n-gen", tests.n_gen, (128,))
+    depths = numbers("--n-depth", tests.n_depth, (0,))
+    both = pairs("-pg", tests.n_pg)
     each = sum(map(bool, prompts)) + sum(map(bool, texts)) + sum(map(any, both))
     rows = configurations * len(depths) * each
     if rows > MOST_ROWS:
@@ -109,6 +230,20 @@ def _tests(asked: SubjectOptions, configurations: int) -> tuple[Test, ...]:
             "all tests have 0 tokens", hint="give `--n-prompt`, `--n-gen` or `-pg` a number"
         )
     return all_tests(prompts, texts, both, depths)
+
+
+def all_tests(
+    n_prompt: Sequence[int],
+    n_gen: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    depths: Sequence[int] = (0,),
+) -> tuple[Test, ...]:
+    """At each depth all prompts, then all generations, then all pairs of both; 0 is no test."""
+    found = []
+    for depth in depths:
+        both = [(n, 0) for n in n_prompt] + [(0, n) for n in n_gen] + list(pairs)
+        found += [Test(n_prompt=p, n_gen=g, depth=depth) for p, g in both if p or g]
+    return tuple(found)
 
 
 def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict[str, Any]:
