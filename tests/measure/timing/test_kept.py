@@ -7,7 +7,7 @@ from statistics import median_low
 import pytest
 
 from llmcli.commands.timing.measure.clock import Marks
-from llmcli.commands.timing.measure.kept import MOST, Kept, Watched
+from llmcli.commands.timing.measure.run import MOST, Kept, Watched
 
 
 def run(wall_s):

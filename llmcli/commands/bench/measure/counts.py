@@ -19,7 +19,7 @@ from llmcli.commands.bench.report.results import Settings, Test
 from llmcli.config import ModelConfig
 from llmcli.devices import resolve_device
 from llmcli.graph.spec import Call, Logits
-from llmcli.observe.roofline import least_seconds
+from llmcli.observe.roofline import lower_bound_seconds
 from llmcli.ops.processor import has_bfloat16
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.work import PartWork
@@ -52,7 +52,7 @@ def roofline_ns(
     """
     reads = working_set(config, numbers, test)
     seconds = [
-        least_seconds(works, calls, ceilings, numbers=numbers, working_set=reads)
+        lower_bound_seconds(works, calls, ceilings, numbers=numbers, working_set=reads)
         for calls, works in _phases(config, numbers, test, settings)
     ]
     known = [one for one in seconds if one is not None]
