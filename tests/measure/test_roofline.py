@@ -6,7 +6,7 @@ import pytest
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.observe.quiet import quiet
-from llmcli.observe.roofline import time_lower_bound, lower_bound_seconds
+from llmcli.observe.roofline import lower_bound_seconds, time_lower_bound
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
 

@@ -93,7 +93,7 @@ class Streams:
 
 
 def _second(text: str) -> None:
-    """Rows on stderr, asked for: unlike progress they must not get lost unnoticed."""
+    """Requested rows on stderr: unlike progress they must not get lost unnoticed."""
     if sys.stderr is None:
         raise WriteFailed("could not write the rows of `-oe`: stderr is closed")
     try:

@@ -1,4 +1,4 @@
-"""What a test computes, the least time that could take on a machine, and the memory it needs."""
+"""What a test computes, a lower bound of its time on a machine, and the memory it needs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def roofline_ns(
 def memory_bytes(config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings) -> int:
     """Weights, cache and activations that such a run takes, as `info` counts them.
 
-    On the device that `auto` is: only shapes are asked that.
+    On the device that `auto` is: needed for shapes alone.
     """
     need = memory_need(
         config,
@@ -84,7 +84,7 @@ def _phases(
     return _counted(config, numbers, test, reading)
 
 
-@lru_cache(maxsize=8)  # asked for twice for a row, and takes half a millisecond a token
+@lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
 def _counted(
     config: ModelConfig, numbers: Arithmetic, test: Test, reading: tuple[tuple[Call, Logits], ...]
 ) -> tuple[tuple[int, Works], ...]:

@@ -39,7 +39,7 @@ def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
         return (
             available and dtype in _NARROW and torch.cuda.get_device_capability(device) >= _AMPERE
         )
-    return device.type != "mps"  # of shapes nothing is asked
+    return device.type != "mps"  # and so for shapes, where it makes no difference
 
 
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "meta": "meta"}
@@ -155,7 +155,7 @@ class Ours:
         self._session = Session(self._model.decoder, 1, tokens)
 
     def computing(self) -> AbstractContextManager[None]:
-        """With the kernel of attention that was asked for."""
+        """With the requested kernel of attention."""
         return attention(flash=self._flash)
 
     def read(self, ids: Sequence[int]) -> None:

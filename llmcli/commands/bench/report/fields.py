@@ -61,7 +61,7 @@ def device_words(device: str) -> str:
 
 
 def backend(row: BenchRow) -> str:
-    """`CPU`, `CUDA` …: of the engine, or what was asked for where none came to run.
+    """`CPU`, `CUDA` …: of the engine, or the requested one where none was loaded.
 
     `CPU,transformers` of a peer, as llama-bench joins several: a reader that groups rows by
     llama-bench's fields never takes two engines for one.
@@ -74,7 +74,7 @@ def backend(row: BenchRow) -> str:
 
 
 def _commit(row: BenchRow, by: Bencher) -> str:
-    """Of the engine: a peer's version, or its name where it did not come to say one."""
+    """Of the engine: a peer's version, or its name where it is not known."""
     if row.engine == "llmcli":
         return by.build_commit
     return (row.info.version if row.info is not None else "") or row.engine
@@ -84,8 +84,8 @@ def _model_type(row: BenchRow) -> str:
     return row.settings.model if row.info is None else row.info.model_type
 
 
-def _type(row: BenchRow, asked: str) -> str:
-    return asked if asked != "auto" or row.info is None else row.info.type_k
+def _type(row: BenchRow, requested: str) -> str:
+    return requested if requested != "auto" or row.info is None else row.info.type_k
 
 
 def _bits(row: BenchRow) -> float | None:

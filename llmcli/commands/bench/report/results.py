@@ -44,10 +44,10 @@ class Test:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One configuration of a sweep: what llama-bench's options ask for, in our words.
+    """One configuration of a sweep: what llama-bench's options request, in our words.
 
-    `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as they were asked for:
-    what cannot be had makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
+    `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as requested: what is
+    not supported makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
     What has a default below has no effect here and is kept for the fields of the same name.
     """
 

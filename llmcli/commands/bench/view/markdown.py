@@ -25,7 +25,7 @@ _WIDTHS = {
     "engine": -12,
 }  # fmt: skip
 _BOTH = -17  # `CUDA,transformers`
-# (field, attribute of Settings): columns that are shown where they vary or were asked for
+# (field, attribute of Settings): columns that are shown where they vary or were given
 _OPTIONAL = (
     ("n_cpu_moe", "n_cpu_moe"), ("n_threads", "n_threads"), ("cpu_mask", "cpu_mask"),
     ("cpu_strict", "cpu_strict"), ("poll", "poll"), ("n_batch", "n_batch"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class InstrumentedRun:
 class Kept:
     """Of many instrumented runs the median one, without keeping the marks of all of them.
 
-    Where there are more than `MOST` every other one in order of time goes, so that one near the
-    median, whatever it will be, is still there.
+    Where there are more than `MOST` the one goes whose neighbours are nearest to each other in the
+    order of all times: one near the median, whatever it will be, is still there.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,9 @@ class Kept:
         insort(self._walls, run.wall_s)
         insort(self._kept, run, key=lambda kept: kept.wall_s)
         if len(self._kept) > MOST:
-            self._kept = self._kept[::2]
+            places = [bisect_left(self._walls, kept.wall_s) for kept in self._kept]
+            apart = [after - before for before, after in zip(places, places[2:], strict=False)]
+            del self._kept[1 + apart.index(min(apart))]
 
     @property
     def median(self) -> InstrumentedRun:

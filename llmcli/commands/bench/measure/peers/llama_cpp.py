@@ -42,12 +42,12 @@ class Log:
 _DEFAULT = "f16"  # of a cache, where nothing is said
 
 
-def cache_type(asked: str) -> tuple[str, int]:
+def cache_type(requested: str) -> tuple[str, int]:
     """(name, number) of a cache's type; `auto` is f16, as it is there by default."""
-    name = _DEFAULT if asked == "auto" else CACHE_OF.get(asked, asked)
+    name = _DEFAULT if requested == "auto" else CACHE_OF.get(requested, requested)
     if name not in CACHE_TYPES:
         raise UsageError(
-            f"llama.cpp has no cache of type `{asked}`", hint=f"one of {', '.join(CACHE_TYPES)}"
+            f"llama.cpp has no cache of type `{requested}`", hint=f"one of {', '.join(CACHE_TYPES)}"
         )
     return name, CACHE_TYPES[name]
 
@@ -116,7 +116,7 @@ class LlamaCpp:
         return self._bos
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
-        """A new context: `n_ubatch` is `chunk`, keys and values of the types asked for.
+        """A new context: `n_ubatch` is `chunk`, keys and values of the requested types.
 
         Raises OutOfMemory where there is none, with what llama.cpp says.
         """

@@ -152,7 +152,7 @@ class Transformers:
 
 
 def open_transformers(ours: Model, settings: Settings) -> Transformers:
-    """transformers' model in our dtype on our device, its attention by the kernel asked for.
+    """transformers' model in our dtype on our device, its attention by the requested kernel.
 
     Its time to load is that of a directory that it reads itself, None where it is filled.
     Raises UsageError where it is not installed or has no such model, OutOfMemory.
