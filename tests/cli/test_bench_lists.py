@@ -40,7 +40,7 @@ def test_numbers(given: Any, expected: tuple[int, ...]) -> None:
 
 
 def test_all_layers_are_minus_one() -> None:
-    assert numbers("--n-gpu-layers", ["-1", "0"], (), least=-1) == (-1, 0)
+    assert numbers("--n-gpu-layers", ["-1", "0"], (), at_least=-1) == (-1, 0)
 
 
 @pytest.mark.parametrize(

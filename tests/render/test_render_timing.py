@@ -238,7 +238,7 @@ def test_layers_keep_the_parts_that_take_longest():
     lines = phase_lines(shown(width=60, layers=True), "decode")
     names = next(line for line in lines if line.startswith("layer")).split()
     assert names == ["layer", "all", "qkv", "ffn_up", "ffn_down", "head"]
-    left_out = "parts with the least time are left out: there is no room for them"
+    left_out = "the smallest parts are left out: there is no room for them"
     assert left_out in " ".join(lines)
     assert left_out not in " ".join(shown(layers=True))
 

@@ -16,8 +16,8 @@ from llmcli.commands.bench.options import (
     SweptOptions,
     UnusedOptions,
 )
-from llmcli.commands.bench.report.llama_words import CACHE_OF
-from llmcli.commands.bench.report.llama_words import CACHE_TYPES as CACHE_NUMBERS
+from llmcli.commands.bench.report.llama_names import CACHE_OF
+from llmcli.commands.bench.report.llama_names import CACHE_TYPES as CACHE_NUMBERS
 from llmcli.commands.bench.report.results import BenchRequest, Settings, Test
 from llmcli.errors import UsageError
 
@@ -31,7 +31,12 @@ Given = Sequence[str] | None
 
 
 def numbers(
-    option: str, given: Given, default: Sequence[int], *, least: int = 0, most: int = LARGEST
+    option: str,
+    given: Given,
+    default: Sequence[int],
+    *,
+    at_least: int = 0,
+    at_most: int = LARGEST,
 ) -> tuple[int, ...]:
     """`16,32`, `1-4`, `1-9+2`, `1-8*2`, or several of these: the values in the order given.
 
@@ -42,12 +47,12 @@ def numbers(
     found: list[int] = []
     for text in given:
         for part in text.split(","):
-            found += _range(option, part, most)
+            found += _range(option, part, at_most)
             if len(found) > MOST:
                 raise UsageError(f"`{option} {text}` are more than {MOST:,} values")
     for value in found:
-        if not least <= value <= most:
-            bounds = f"at least {least}" if value < least else f"at most {most}"
+        if not at_least <= value <= at_most:
+            bounds = f"at least {at_least}" if value < at_least else f"at most {at_most}"
             raise UsageError(f"`{option}` must be {bounds}, not `{value}`")
     return tuple(found)
 
@@ -249,7 +254,7 @@ def all_tests(
 def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict[str, Any]:
     """The values of every field but the model, outermost first: the order of llama-bench."""
     return {
-        "n_gpu_layers": numbers("--n-gpu-layers", swept.n_gpu_layers, (-1,), least=-1),
+        "n_gpu_layers": numbers("--n-gpu-layers", swept.n_gpu_layers, (-1,), at_least=-1),
         "n_cpu_moe": numbers("--n-cpu-moe", unused.n_cpu_moe, (0,)),
         "split_mode": words(
             "--split-mode",
@@ -266,16 +271,18 @@ def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict
         "no_host": flags("--no-host", unused.no_host, False),
         "embeddings": flags("--embeddings", swept.embeddings, False),
         "no_op_offload": flags("--no-op-offload", unused.no_op_offload, False),
-        "n_batch": numbers("--batch-size", swept.batch_size, (default.n_batch,), least=1),
-        "n_ubatch": numbers("--ubatch-size", swept.ubatch_size, (default.n_ubatch,), least=1),
+        "n_batch": numbers("--batch-size", swept.batch_size, (default.n_batch,), at_least=1),
+        "n_ubatch": numbers("--ubatch-size", swept.ubatch_size, (default.n_ubatch,), at_least=1),
         "type_k": words("--cache-type-k", swept.cache_type_k, "auto", allowed=CACHE_TYPES),
         "type_v": words("--cache-type-v", swept.cache_type_v, "auto", allowed=CACHE_TYPES),
         "no_kv_offload": flags("--no-kv-offload", swept.no_kv_offload, False),
         "flash_attn": tuple(map(_flash, words("--flash-attn", swept.flash_attn, "auto"))),
-        "n_threads": numbers("--threads", swept.threads, (default.n_threads,), least=1, most=4096),
+        "n_threads": numbers(
+            "--threads", swept.threads, (default.n_threads,), at_least=1, at_most=4096
+        ),
         "cpu_mask": words("--cpu-mask", unused.cpu_mask, default.cpu_mask),
         "cpu_strict": flags("--cpu-strict", unused.cpu_strict, False),
-        "poll": numbers("--poll", unused.poll, (default.poll,), most=100),
+        "poll": numbers("--poll", unused.poll, (default.poll,), at_most=100),
     }
 
 

@@ -29,7 +29,7 @@ class Engine(Protocol):
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty memory with room for so many tokens; prompts are read `chunk` at a time.
 
-        Raises OutOfMemory where it does not fit, UsageError where it cannot be had.
+        Raises OutOfMemory where it does not fit, UsageError where it is not supported.
         """
 
     def computing(self) -> AbstractContextManager[object]:

@@ -11,7 +11,7 @@ import torch
 
 from llmcli.checkpoints import Checkpoint
 from llmcli.commands.bench.measure.ours import Ours, engine_info, has_flash
-from llmcli.commands.bench.report.llama_words import CACHE_OF, FLASH
+from llmcli.commands.bench.report.llama_names import CACHE_OF, FLASH
 from llmcli.commands.bench.report.results import EngineInfo, Settings
 from llmcli.devices import resolve_device
 from llmcli.errors import LlmcliError, UsageError
@@ -63,11 +63,11 @@ def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int, f
             )
     if gpu and settings.no_kv_offload:
         raise UsageError(
-            "a cache on the CPU of a model on a GPU cannot be had", hint="leave out `-nkvo`"
+            "a cache on the CPU for a model on a GPU is not supported", hint="leave out `-nkvo`"
         )
     if gpu and 0 <= settings.n_gpu_layers <= layers:
         raise UsageError(
-            f"{settings.n_gpu_layers} of {layers + 1} layers on a GPU cannot be had: all or none",
+            f"{settings.n_gpu_layers} of {layers + 1} layers on a GPU: it has all or none",
             hint="write `-ngl 0` for the CPU alone, or leave it out",
         )
 
@@ -128,7 +128,7 @@ class Loader:
             return None
 
     def __call__(self, settings: Settings) -> Ours:
-        """Raises UsageError for what cannot be had, and what opening and loading raise."""
+        """Raises UsageError for what is not supported, and what opening and loading raise."""
         refuse(settings)
         key = _key(settings)
         if self._model is None or key != self._key:

@@ -13,7 +13,7 @@ from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import prefill_peak
 from llmcli.anatomy.graph import graph
-from llmcli.commands.bench.report.llama_words import CACHE_OF, FILE_OF
+from llmcli.commands.bench.report.llama_names import CACHE_OF, FILE_OF
 from llmcli.commands.bench.report.results import EngineInfo
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session

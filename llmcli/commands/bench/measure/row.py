@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from llmcli.commands.bench.report.comparison import Rate, Result
-from llmcli.commands.bench.report.llama_words import count_words, size_words
+from llmcli.commands.bench.report.llama_names import count_words, size_words
 from llmcli.commands.bench.report.results import Test
 from llmcli.errors import UsageError
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from llmcli.commands.bench.report.llama_words import FLASH
+from llmcli.commands.bench.report.llama_names import FLASH
 from llmcli.commands.bench.report.results import BenchRow
 from llmcli.reports.text import PhasePeak
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Literal
 
-from llmcli.commands.bench.report.llama_words import CACHE_OF
+from llmcli.commands.bench.report.llama_names import CACHE_OF
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.machine_load import MachineLoad

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmcli.commands.bench.report.fields import FIELDS, OURS, Bencher, backend
-from llmcli.commands.bench.report.llama_words import count_words, size_words
+from llmcli.commands.bench.report.llama_names import count_words, size_words
 from llmcli.commands.bench.report.results import BenchRow, Settings
 from llmcli.commands.bench.view.formats import plain
 from llmcli.ui.theme import one_line

@@ -29,7 +29,7 @@ from llmcli.reports.work import PartWork
 
 CALLS, KERNEL = "calls", "kernel"
 _NEAR = 0.5  # of a ceiling: from there on it is what the part waits for
-_EXPLAINED = 0.5  # of the time beyond the least: so much of it, and it is the starting
+_EXPLAINED = 0.5  # of the time beyond the lower bound: so much of it, and it is the starting
 _LAUNCHING = 0.9  # of the device's time in which the host was still starting it
 
 

@@ -1,4 +1,4 @@
-"""Where the time goes: the two phases of a run, measured, told apart and held against the roof."""
+"""Where the time goes: both phases of a run, split into parts, held against the roof."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.bench.measure.peers.peer import silent
-from llmcli.commands.bench.report.llama_words import CACHE_OF, CACHE_TYPES, FLASH
+from llmcli.commands.bench.report.llama_names import CACHE_OF, CACHE_TYPES, FLASH
 from llmcli.commands.bench.report.results import EngineInfo, Settings
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.model import Model
@@ -34,7 +34,7 @@ class Log:
         self._hear = hear  # llama.cpp keeps only the address
         library.llama_log_set(hear, ctypes.c_void_p(0))
 
-    def told(self) -> str:
+    def reason(self) -> str:
         """`: its last words`, or nothing."""
         return f": {self._last}" if self._last else ""
 
@@ -133,7 +133,7 @@ class LlamaCpp:
             self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise OutOfMemory(
-                f"llama.cpp has no memory for {tokens} tokens{self._log.told()}",
+                f"llama.cpp has no memory for {tokens} tokens{self._log.reason()}",
                 hint="use a smaller depth or prompt",
             )
         self._memory = self._lib.llama_get_memory(self._context)
@@ -160,7 +160,7 @@ class LlamaCpp:
         code = self._lib.llama_decode(self._context, batch)
         if code:
             raise OutOfMemory(
-                f"llama.cpp could not compute {len(ids)} tokens (code {code}){self._log.told()}"
+                f"llama.cpp could not compute {len(ids)} tokens (code {code}){self._log.reason()}"
             )
 
     def rewind(self, tokens: int) -> None:
@@ -234,7 +234,7 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         model = library.llama_model_load_from_file(str(ours.checkpoint.files[0]).encode(), params)
     if not model:
         raise CheckpointError(
-            f"llama.cpp cannot load `{ours.name}`{_logs[0].told()}", hint="leave out `--against`"
+            f"llama.cpp cannot load `{ours.name}`{_logs[0].reason()}", hint="leave out `--against`"
         )
     return LlamaCpp(library, model, _logs[0], settings, ours, time.perf_counter() - start)
 

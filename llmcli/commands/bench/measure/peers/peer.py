@@ -55,7 +55,7 @@ PEERS: tuple[EngineName, ...] = tuple(name for name in get_args(EngineName) if n
 
 
 class PeerEngine(Engine, Protocol):
-    """An engine that also shows what it computed, so that its weights can be told from others'."""
+    """An engine that also shows what it computed, so that other weights are noticed."""
 
     def logits(self) -> Tensor:
         """Of the last token, `[V]` float32 on the host."""
