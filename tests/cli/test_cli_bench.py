@@ -497,3 +497,16 @@ def test_the_program_is_named_by_its_version_where_it_is_no_checkout(
     monkeypatch.setattr(ending, "_git", lambda root, *words: "")
     by = ending.bencher()
     assert (by.build_commit, by.build_number) == (llmcli.__version__, 0)
+
+
+def test_the_environment_is_once_in_a_document_and_never_in_a_stream(cli):
+    """Rows keep llama-bench's own fields of the machine, which its readers look for."""
+    argv = ("bench", "-m", "tiny", "-p", "2,3", "-n", "0", "-r", "1", "-t", "1", "--no-ceilings")
+    document = cli(*argv, "--json")
+    assert document.out.count('"environment"') == 1
+    assert document.json()["environment"]["torch"]
+    lines = [json.loads(line) for line in cli(*argv, "-o", "jsonl").out.splitlines()]
+    assert len(lines) == 2
+    for row in (*lines, *document.json()["rows"]):
+        assert "environment" not in row
+        assert {"cpu_info", "gpu_info", "backends", "build_commit"} <= set(row)

@@ -79,11 +79,11 @@ def test_the_view(timing, path):
     assert re.fullmatch(r"start-up: torch .*, headers .*, weights .*, tokenize .*", lines[2])
     assert lines[4].startswith("prefill: 8 tokens · ")
     assert lines[5].startswith("decode: 3 tokens after 8 · ")
-    assert lines[-4].startswith("instrumentation overhead: prefill ")
+    assert lines[-4].startswith("timing overhead: prefill ")
     assert "2 pairs" in lines[-4]
     assert re.match(r"ceilings: .*, float32 products .* · peak memory .*", lines[-3])
     assert re.fullmatch(r"✓ [45] checks · --checks", lines[-1])
-    assert len(lines) <= 23
+    assert len(lines) <= 21
 
 
 def test_all_that_is_known_of_a_phase(timing):

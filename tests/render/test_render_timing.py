@@ -340,7 +340,8 @@ def test_both_phases_fit_a_small_terminal():
     """With the line of the checks and the prompt of the shell."""
     lines = brief(width=80)
     assert max(map(cell_len, lines)) <= 80
-    assert len(lines) + len(["", "✓ 5 checks · --checks", "$ "]) <= 24
+    below = ["", "✓ 5 checks · --checks", "note: other programs took …", "  … faster", "$ "]
+    assert len(lines) + len(below) <= 24
     assert lines[2] == "start-up: torch 1.20 s, headers 21 ms, weights 400 ms, tokenize 1.1 ms"
     assert lines[4:7] == [
         "prefill: 12 tokens · 2,150 tok/s · 5.58 ms · bound by memory 81 %",
@@ -348,7 +349,7 @@ def test_both_phases_fit_a_small_terminal():
         "ms by part   prefill   share   bound by      per token   share   bound by",
     ]
     assert lines[-2:] == [
-        "instrumentation overhead: prefill +1.4 % (10 pairs); decode +1.4 % (10 pairs)",
+        "timing overhead: prefill +1.4 % (10 pairs); decode +1.4 % (10 pairs)",
         "ceilings: memory 20 GB/s, float32 products 200 GFLOP/s · peak memory 700 MiB",
     ]
 
@@ -357,15 +358,15 @@ def test_the_largest_parts_and_the_others_add_up_to_each_phase():
     report = timing_report()
     table = rows(brief(report, width=80), "ms by part")
     names = [part.part for part in report.phases[1].totals]
-    small = ["embed", "ffn_act", "residual", "sample", "gaps"]
-    assert list(table) == [name for name in names if name not in small] + ["5 others", "all"]
+    small = ["embed", "norm", "ffn_act", "residual", "sample", "gaps"]
+    assert list(table) == [name for name in names if name not in small] + ["6 others", "all"]
     assert table["qkv"] == ["qkv", "0.80", "14 %", "memory 75 %", "0.80", "14 %", "memory 75 %"]
     for phase in report.phases:
         tokens = phase.tokens if phase.name == "decode" else 1
         printed = [
             float(cells[1 if phase.name == "prefill" else 1 + len(cells) // 2])
             for name, cells in table.items()
-            if name != "5 others"
+            if name != "6 others"
         ]
         others = sum(part.seconds for part in phase.totals if part.part in small) * 1e3 / tokens
         assert sum(printed[:-1]) + others == pytest.approx(printed[-1], abs=0.005 * len(printed))
@@ -374,7 +375,7 @@ def test_the_largest_parts_and_the_others_add_up_to_each_phase():
 
 def test_few_parts_are_all_shown():
     report = timing_report()
-    phases = tuple(replace(phase, totals=phase.totals[:9]) for phase in report.phases)
+    phases = tuple(replace(phase, totals=phase.totals[:8]) for phase in report.phases)
     assert list(rows(brief(replace(report, phases=phases)), "ms by part")) == [
         *(part.part for part in phases[0].totals), "all"
     ]  # fmt: skip

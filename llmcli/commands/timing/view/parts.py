@@ -15,7 +15,7 @@ from llmcli.ui.rates import digits_for, milliseconds, percent, rate, scaled, uni
 from llmcli.ui.theme import HEADING, NUMBER
 
 BAR = 20  # columns of a bar for all of the time
-FEW = 8  # parts that are shown beside those of another phase
+FEW = 7  # parts that are shown beside those of another phase
 CALLS, KERNEL = "calls", "kernel"  # the bounds of what is near no ceiling
 _BOUND = {"memory": "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache

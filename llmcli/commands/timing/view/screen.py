@@ -251,7 +251,7 @@ def _headline(phase: PhaseTime, batch: int) -> Dots:
 def _overheads(report: TimingReport) -> Sentence:
     """What instrumentation costs in each phase, of how many pairs of runs."""
     words = (f"{phase.name} {_overhead(phase.overhead)}" for phase in report.phases)
-    return Sentence(f"instrumentation overhead: {'; '.join(words)}", FAINT)
+    return Sentence(f"timing overhead: {'; '.join(words)}", FAINT)
 
 
 def _overhead(found: Overhead) -> str:
