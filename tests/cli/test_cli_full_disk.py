@@ -86,7 +86,7 @@ ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
     "cli.completion:main": "writes this repository's own completions, for its developers",
     "cli.streams:give_up": "to /dev/null",
-    "commands.bench.measure.peers.quiet:silent": "to /dev/null",
+    "commands.bench.measure.peers.peer:silent": "to /dev/null",
     "observe.peaks:_set_back": "to the kernel, below /proc",
     "text.template_renderer:TemplateRenderer._answer": "to a pipe",
 }
