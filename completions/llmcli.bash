@@ -271,7 +271,7 @@ _llmcli() {
         bench\ -fitc|bench\ --fit-ctx) values=''; kind=text ;;
         bench\ -rpc|bench\ --rpc) values=''; kind=text ;;
         bench\ --numa) values=''; kind=text ;;
-        bench\ --prio) values='-1 0 1 2 3'; kind=words ;;
+        bench\ --prio) values='0 1 2 3 -1'; kind=words ;;
         ladder\ -f|ladder\ --file) values=''; kind=files ;;
         ladder\ --ids) values=''; kind=text ;;
         ladder\ --rung) values=''; kind=text ;;
@@ -348,7 +348,7 @@ _llmcli() {
         explain) words='-f --file --ids --depth --full -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         tokens) words='-f --file --ids --no-stdin --no-special --chat --system --set -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
-        timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --checks --no-pager -h --help' ;;
         bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output -oe --output-err --progress -v --verbose --list-devices --against --random-weights --seed --no-ceilings --revision --quantize --offline -C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io -nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio --json --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         selftest) words='--device --no-speed -o --output --verify --json -q --quiet --debug --checks --no-pager -h --help' ;;
