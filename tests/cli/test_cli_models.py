@@ -18,7 +18,7 @@ from cli_tiny import write_tiny
 from hub_cache_files import OLD, tree_of, write_revision
 from hub_stand_in import HubStandIn
 
-from llmcli.checkpoints.cache import used
+from llmcli.checkpoints.cache import locks
 
 SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
 
@@ -31,8 +31,8 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
     write_revision(root, "org/name", SAFE)
     yield root
-    while used._held:
-        os.close(used._held.popitem()[1])
+    while locks._held:
+        os.close(locks._held.popitem()[1])
 
 
 def test_alone_it_is_the_list(cli, hub):
@@ -51,7 +51,9 @@ def test_a_warning_is_a_note_and_no_failure(cli, hub):
     (hub / "models--org--x").write_text("")
     result = cli("models")
     assert result.code == 0
-    assert result.err == "note: `org/x` in the hub cache: it is no directory\n"
+    assert result.err == (
+        f"note: `org/x` in the hub cache: repo path is not a directory: {hub}/models--org--x\n"
+    )
     assert cli("models", "-q").err == ""
     assert cli("models", "--json").json()["warnings"] == [result.err[6:].strip()]
 
@@ -238,8 +240,8 @@ def stand_in(monkeypatch, tmp_path, tiny):
     with HubStandIn({"org/name": whole, "org/quants": quants}) as hub:
         hub.cache = hub.here(monkeypatch, tmp_path)
         yield hub
-    while used._held:
-        os.close(used._held.popitem()[1])
+    while locks._held:
+        os.close(locks._held.popitem()[1])
 
 
 def test_pull_fetches_once_and_says_where(cli, stand_in):
@@ -341,7 +343,7 @@ def test_a_pull_that_was_killed_is_pruned(cli, stand_in, tmp_path):
     pulling.wait(20)
     halves = list(stand_in.cache.glob("*/blobs/*.incomplete"))
     assert halves
-    assert "half of a download that was killed" in cli("models", "prune", "-y").out
+    assert "a stale partial download" in cli("models", "prune", "-y").out
     assert not any(map(os.path.lexists, halves))
     stand_in.release.set()
     assert cli("models", "pull", "hf:org/quants/b.gguf").code == 0

@@ -47,6 +47,6 @@ def _report() -> ModelsReport:
     return ModelsReport(
         models=tuple(stored.model for stored in inventory.stored()),
         caches=inventory.caches(),
-        left_over=sum(piece.told.bytes for piece in left_over(inventory)),
+        left_over=sum(piece.removal.bytes for piece in left_over(inventory)),
         warnings=inventory.warnings(),
     )

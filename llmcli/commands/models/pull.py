@@ -89,7 +89,7 @@ def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> N
 
 
 def _pull(name: str, revision: str | None, offline: bool, out: Output) -> PulledModel:
-    from llmcli.checkpoints.cache.sizes import bytes_at
+    from llmcli.checkpoints.cache.inventory import bytes_at
 
     fetched = not _is_here(name, revision)
     with Progress(out) as progress:

@@ -46,7 +46,7 @@ def run_removal(
     from llmcli.commands.models.view import render_removal
 
     pieces = planned()
-    told = tuple(piece.told for piece in pieces)
+    told = tuple(piece.removal for piece in pieces)
     plan = RemovalReport(removed=told, kept=(), dry_run=True)
     if not pieces or options.dry_run:
         _show(out, plan, more)

@@ -41,7 +41,7 @@ def command(
     """
     out = Output("models-rm", output)
     from llmcli.checkpoints.cache.inventory import Inventory
-    from llmcli.checkpoints.cache.named import pieces_of
+    from llmcli.checkpoints.cache.removal import pieces_of
 
     def planned() -> list[Piece]:
         return pieces_of(asked.names, Inventory.read(), at.revision)

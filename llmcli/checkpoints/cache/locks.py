@@ -62,7 +62,7 @@ def mark_used(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def taken(paths: tuple[Path, ...]) -> Iterator[Path | None]:
+def exclusive(paths: tuple[Path, ...]) -> Iterator[Path | None]:
     """Hold exclusive locks on files or directories; the first that others hold, else None.
 
     What is not there is held by nobody. This process lets go of what it marked as used itself.
