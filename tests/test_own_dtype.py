@@ -20,7 +20,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import measure_load
-from llmcli.commands.load.view.screen import render_load
+from llmcli.commands.load.view import render_load
 from llmcli.commands.shapes.measure.ran import run_checks
 from llmcli.commands.shapes.measure.tensors import ShapesRequest
 from llmcli.devices import DTYPES

@@ -98,6 +98,12 @@ NESTED = {
     "models prune": Entry("llmcli.commands.models.prune", "Remove what nobody needs.", "Manage"),
 }
 
+ALIASES = {
+    "models ls": "models list",
+    "models remove": "models rm",
+    "models delete": "models rm",
+}
+
 HELP = "Run language models in the terminal and see exactly what they compute."
 EPILOG = """
 Examples:
@@ -117,6 +123,7 @@ class LlmcliRoot(Root):
     entries = ENTRIES
     nested = NESTED
     bare = frozenset({"models"})
+    aliases = ALIASES
 
 
 def _version(value: bool) -> None:

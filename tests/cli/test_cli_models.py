@@ -39,7 +39,7 @@ def test_alone_it_is_the_list(cli, hub):
     result = cli("models")
     assert result.code == 0
     assert result.err == ""
-    assert result.out == cli("models", "list").out
+    assert result.out == cli("models", "list").out == cli("models", "ls").out
     rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
     assert " ".join(rows["org/name"][1:]) == "2 KiB complete just now hub cache 3 aaaaaaaaaaaa"
     assert rows["tiny"][1:] == ["7.43", "MiB", "complete", "package", "8"]
@@ -91,7 +91,9 @@ def test_a_path_is_for_scripts(cli, hub):
         (["prune", "--older-than", "soon"], 2, "such as `--older-than 30d`"),
         (["prune", "--older-than", "-1d"], 2, "`--older-than`"),
         (["lst"], 2, "did you mean `llmcli models list`?"),
-        (["remove"], 2, "did you mean `llmcli models rm`?"),
+        (["remove"], 2, "needs NAME..."),
+        (["delete", "tiny"], 2, "ships with llmcli"),
+        (["ls", "x"], 2, "one argument too many"),
         (["nonsense"], 2, "hint: the commands are models list, models pull, models rm, "),
         (["verify", "--help"], 2, "there is no command `models verify`"),
         (["help"], 2, "see `llmcli models --help`"),

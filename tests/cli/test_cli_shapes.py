@@ -218,10 +218,9 @@ def test_a_model_is_one_table_and_all_has_everything(cli, tiny, monkeypatch):
     assert rows["resid_pre"] == "[B T D] [1 12 32] X = E, then H of block 0"
     assert lines[-1] == "✓ 2 checks · --checks"
     document = cli("shapes", "-m", tiny, "--json", "--activations").json()
-    names = {row["name"].split("}.")[-1].removeprefix("blocks.0.") for row in document["rows"]}
-    assert {name for name in names if not name.startswith("cache")} - set(rows) == {
-        "ln1.scale", "ln2.scale", "ln_final.scale", "logits",
-    }  # fmt: skip
+    tensors = {tensor["name"] for tensor in document["tensors"] if tensor["kind"] == "activation"}
+    names = {name.removeprefix("blocks.0.").removeprefix("blocks.1.") for name in tensors}
+    assert names - set(rows) == {"ln1.scale", "ln2.scale", "ln_final.scale", "logits"}
     decode = cli("shapes", "-m", tiny, "--phase", "decode").out
     assert "[1 4 1 13]" in decode
     monkeypatch.setenv("COLUMNS", "40")

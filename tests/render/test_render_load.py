@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from llmcli.commands.load.report import Claim, LedgerLine, LoadReport, Numbers, Shared, Stage
-from llmcli.commands.load.view.screen import render_check, render_load
+from llmcli.commands.load.view import render_check, render_load
 from llmcli.reports.checks import ViewCheck
 
 NUMBERS = Numbers(
@@ -56,8 +56,8 @@ def printed(view, width):
     return capture.get()
 
 
-def loaded(report=REPORT, width=200, lines=LINES):
-    return printed(render_load(report, "m (Q4_1 → bfloat16 on cpu)", lines), width)
+def loaded(report=REPORT, width=200, lines=LINES, **more):
+    return printed(render_load(report, "m (Q4_1 → bfloat16 on cpu)", lines, **more), width)
 
 
 def test_every_part_of_the_report_is_there():
@@ -79,22 +79,30 @@ def test_every_part_of_the_report_is_there():
 
 
 def test_time_has_its_share_and_bytes_their_speed():
-    lines = [" ".join(line.split()) for line in loaded().splitlines()]
+    lines = [" ".join(line.split()) for line in loaded(full=True).splitlines()]
     assert "find or fetch 250 ms 25 %" in lines
     assert "read, some twice 500 ms 50 % 954 MiB 2 GB/s" in lines, "of 4 MiB of tensors"
-    once = loaded(replace(REPORT, tensor_bytes=10**9)).splitlines()
+    once = loaded(replace(REPORT, tensor_bytes=10**9), full=True).splitlines()
     assert "read 500 ms 50 % 954 MiB 2 GB/s" in [" ".join(line.split()) for line in once]
     assert "together 1.00 s" in lines
+    assert (
+        "1.00 s in all · read 500 ms at 2 GB/s · find or fetch 250 ms · convert 250 ms at 4 GB/s"
+        in loaded().splitlines()
+    )
 
 
 def test_good_news_last():
-    assert loaded().splitlines()[-6:] == [
+    assert loaded().splitlines()[-2:] == [
+        "head.W is embed.W: one matrix of 1 MiB",
+        "✓ whole: 3 tensors, all numbers finite, 4 checks · --checks · --all",
+    ]
+    assert loaded(checks=True).splitlines()[-6:] == [
         "head.W is embed.W: one matrix of 1 MiB",
         "✓ every parameter has its tensor, and every tensor its place",
         "✓ `total_size`: 1,000",
         "✓ nothing is left over · exactly",
         "✓ no NaN and no infinity in 4,000 numbers",
-        "✓ whole: 3 tensors, 4 checks",
+        "✓ whole: 3 tensors, all numbers finite, 4 checks",
     ]
 
 
@@ -105,7 +113,7 @@ def test_of_some_lines_there_is_no_more_than_what_is_wrong_and_the_last_verdict(
 
     good = brief()
     assert len(good) == 5
-    assert good[-1] == "✓ whole: 3 tensors, 4 checks"
+    assert good[-1] == "✓ whole: 3 tensors, all numbers finite, 4 checks"
     wrong = brief(
         claims=(CLAIM, replace(CLAIM, ok=False, holds="999")),
         checks=(CHECK, replace(CHECK, value=1.0, words="all is there")),
@@ -113,15 +121,18 @@ def test_of_some_lines_there_is_no_more_than_what_is_wrong_and_the_last_verdict(
         not_finite="`y[0]` is infinite",
     )
     assert [line[:20] for line in wrong[4:]] == [
-        "✗ no tensor for `x`", "✗ `total_size`: 1,00", "✗ not so: all is the",
+        "✗ no tensor for `x`", "✗ `total_size`: 1,00", "✗ check failed: all ",
         "✗ `y[0]` is infinite",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_nothing_is_lost_where_it_is_narrow(width):
-    text = loaded(width=width)
+    text = loaded(width=width, full=True)
     assert max(map(len, text.splitlines())) <= width
+    few = loaded(width=width).splitlines()
+    assert max(map(len, few)) <= width
+    assert len(few) < len(text.splitlines()) - 5, "columns without room are left out"
     flat = " ".join(text.split())
     for part in ("blk.{0-29}.attn_q.weight", "Q4_1 [576 576] × 30", "6 MiB", "-2", "0.05 %"):
         assert part in flat
@@ -172,7 +183,7 @@ def test_the_verdicts_are_alone_with_the_name_and_the_sizes():
         ({"claims": (replace(CLAIM, holds="about 1 k"),)}, "✓ `total_size`: 1,000 · about 1 k"),
         (
             {"checks": (replace(CHECK, value=7.0, where="the end of x"),)},
-            "✗ not so: nothing is left over · 7 of 0 allowed · worst at the end of x",
+            "✗ check failed: nothing is left over · 7 of 0 allowed · worst at the end of x",
         ),
         ({"notes": ("F4 was not looked at",)}, "! F4 was not looked at"),
         (
