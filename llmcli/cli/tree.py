@@ -95,7 +95,9 @@ NESTED = {
     "models path": Entry(
         "llmcli.commands.models.path", "Where a model lies, for scripts.", "Manage"
     ),
-    "models prune": Entry("llmcli.commands.models.prune", "Remove what nobody needs.", "Manage"),
+    "models prune": Entry(
+        "llmcli.commands.models.prune", "Remove stale downloads and old versions.", "Manage"
+    ),
 }
 
 ALIASES = {

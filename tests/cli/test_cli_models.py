@@ -148,7 +148,7 @@ def test_json_of_what_goes(cli, hub):
 def test_prune(cli, hub):
     assert cli("models", "prune", "-y").out == "nothing to remove\n"
     write_revision(hub, "org/name", {"model.safetensors": b"old"}, commit=OLD, refs=[])
-    assert "left over 3 B" in cli("models").out
+    assert "stale downloads and replaced versions 3 B" in cli("models").out
     assert cli("models", "prune").code == 2
     result = cli("models", "prune", "--yes")
     assert result.code == 0

@@ -52,8 +52,8 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
         for cache in report.caches
     ]  # fmt: skip
     if report.left_over:
-        words = f"left over {size(report.left_over)}"
-        footer.append(Dotted([words, "`llmcli models prune` removes it"], FAINT))
+        words = f"stale downloads and replaced versions {size(report.left_over)}"
+        footer.append(Dotted([words, "`llmcli models prune` removes them"], FAINT))
     return Group(models, Text(""), *offered, *footer)
 
 
