@@ -201,6 +201,20 @@ def test_what_cannot_be_read_is_a_warning_and_can_be_removed(hub, other):
     assert tree_of(hub) == {}
 
 
+def test_a_disk_that_is_full_while_one_repository_is_scanned(hub, monkeypatch):
+    write_revision(hub, "org/name", SAFE)
+    reference = write_revision(hub, "org/bad", SAFE).parent.parent / "refs" / "main"
+    reference.write_bytes(b"\xff\xfe\x00")
+
+    def full(*arguments, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", full)
+    assert [line.split(": ", 1)[1] for line in Inventory.read().warnings()] == [
+        "no space left on device", "no space left on device",
+    ]  # fmt: skip
+
+
 def test_a_commit_that_two_repositories_have_goes_from_one(hub):
     """A copy that was pushed under another name has the same commits."""
     for name in ("org/one", "org/two"):

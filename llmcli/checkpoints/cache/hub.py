@@ -109,13 +109,14 @@ def _repositories(root: Path, paths: Sequence[Path]) -> Iterator[CachedRepositor
         if path in problems:
             yield _unread(path, problems[path])
             continue
-        with tempfile.TemporaryDirectory(prefix="llmcli-") as folder:
-            view = Path(os.path.realpath(folder))
-            try:
+        try:
+            with tempfile.TemporaryDirectory(prefix="llmcli-") as folder:
+                view = Path(os.path.realpath(folder))
                 (view / path.name).symlink_to(path)
-                yield _repository(path, scan_cache_dir(view), view)
-            except (OSError, ValueError) as error:
-                yield _unread(path, why(error) if isinstance(error, OSError) else str(error))
+                found = _repository(path, scan_cache_dir(view), view)
+        except (OSError, ValueError) as error:
+            found = _unread(path, why(error) if isinstance(error, OSError) else str(error))
+        yield found
 
 
 def _odd_reference(repository: Path) -> str:
