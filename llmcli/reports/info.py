@@ -60,7 +60,7 @@ class LayerType:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Memory of one device in bytes, None where it cannot be asked.
+    """Memory of one device in bytes, None where it is unknown.
 
     `bfloat16`: whether it multiplies bfloat16 itself. `usable` is false where the installed
     PyTorch is one without CUDA.
@@ -131,7 +131,7 @@ class DeviceFit:
     """Whether a run fits what is free there, and the longest context that does.
 
     `token`: what it takes to decode the last token of the context, of all sequences together.
-    `longest` is at most the model's own context (or the one asked for), 0 where not even one
+    `longest` is at most the model's own context (or the requested one), 0 where not even one
     token fits; it and `fits` are None where free memory is unknown or the device not usable.
     """
 

@@ -63,17 +63,17 @@ def loaded(report=REPORT, width=200, lines=LINES, **more):
 def test_every_part_of_the_report_is_there():
     lines = loaded().splitlines()
     assert lines[0] == "m (Q4_1 → bfloat16 on cpu)"
-    assert lines[1] == (
+    assert lines[3] == (
         "3 tensors in 2 files, 5 MiB · 4,000 parameters, 8 MiB of memory · "
         "peak memory 300 MiB, of it 100 MiB Python and PyTorch before"
     )
-    cells = [cell.strip() for cell in lines[5].split("   ") if cell.strip()]
+    cells = [cell.strip() for cell in lines[7].split("   ") if cell.strip()]
     assert cells == [
         "blocks.{0-29}.attn.W_q", "blk.{0-29}.attn_q.weight", "Q4_1 [576 576] × 30", "6 MiB",
         "dequantized, unpaired rows of 9 heads", "0.25", "1", "-2", "3", "0.05 %",
     ]  # fmt: skip
-    assert "to bfloat16" in lines[6]
-    assert lines[7].split() == [
+    assert "to bfloat16" in lines[8]
+    assert lines[9].split() == [
         "–", "rope.inv_freq", "F32", "[32]", "128", "B", "frequencies,", "which", "are", "computed",
     ]  # fmt: skip
 
@@ -91,10 +91,10 @@ def test_time_has_its_share_and_bytes_their_speed():
     )
 
 
-def test_good_news_last():
-    assert loaded().splitlines()[-2:] == [
-        "head.W is embed.W: one matrix of 1 MiB",
+def test_the_verdict_is_first_and_each_of_them_last():
+    assert loaded().splitlines()[1:3] == [
         "✓ whole: 3 tensors, all numbers finite, 4 checks · --checks · --all",
+        "head.W is embed.W: one matrix of 1 MiB",
     ]
     assert loaded(checks=True).splitlines()[-6:] == [
         "head.W is embed.W: one matrix of 1 MiB",
@@ -144,7 +144,7 @@ def test_what_is_not_finite_has_a_column_that_stays(width):
     lines = (replace(LINES[0], numbers=bad), *LINES[1:])
     text = loaded(replace(REPORT, not_finite="`blocks.0.attn.W_q[1,2]` is nan"), width, lines)
     assert "3 NaN, 1 +∞, 1 −∞, first at [1,2]" in text
-    assert text.splitlines()[-1] == "✗ `blocks.0.attn.W_q[1,2]` is nan"
+    assert text.splitlines()[1] == "✗ `blocks.0.attn.W_q[1,2]` is nan"
     assert "no infinity" not in text
     assert "NaN" not in loaded().split("stage")[0]
 
@@ -153,7 +153,7 @@ def test_a_tensor_of_nothing_but_nan_has_no_mean():
     none = replace(
         NUMBERS, mean=math.nan, std=math.nan, low=math.nan, high=math.nan, nan=2000, zeros=0
     )
-    row = loaded(lines=(replace(LINES[1], numbers=none),)).splitlines()[5]
+    row = loaded(lines=(replace(LINES[1], numbers=none),)).splitlines()[7]
     assert row.split()[-5:] == ["–", "–", "–", "–", "0"]
 
 

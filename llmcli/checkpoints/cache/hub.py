@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo, CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
 PREFIX = "models--"
-SHORT = 12  # digits of a commit that a list shows, which tell it from all others
+SHORT = 12  # digits of a commit that a list shows, which no other begins with
 _OTHERS = ("datasets--", "spaces--", "kernels--")
 _SOME_DIGITS = re.compile(r"[0-9a-f]{7,39}")
 _LARGEST_REF = 4096  # bytes; a reference holds a commit, 40 digits

@@ -113,7 +113,7 @@ def _is_of(
 def name_of(repository: CachedRepository, revision: CachedRevisionInfo) -> str:
     """`org/name` for the default branch, else with a branch, a tag or the commit behind it.
 
-    Of the commit as many digits as tell it from the others here.
+    Of the commit as many digits as no other here begins with.
     """
     if "main" in revision.refs:
         return repository.name

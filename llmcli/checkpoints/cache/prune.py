@@ -1,4 +1,4 @@
-"""What is in the two caches and helps nobody: stale partial downloads, and replaced versions.
+"""What is in the two caches and is not needed: stale partial downloads, and replaced versions.
 
 In our cache: scratch of interrupted fetches, and versions of a file that the catalog no longer
 names. In the hub's, of models alone: partial downloads, blobs that no snapshot links to, commits
@@ -86,7 +86,7 @@ def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
 def _needless(repository: CachedRepository) -> Iterator[Part]:
     """Commits that were replaced, or of which only the beginning was fetched.
 
-    Where no commit has a branch, they were asked for by commit, as the catalog does.
+    Where no commit has a branch, they were fetched by commit, as the catalog does.
     """
     branches = any(revision.refs for revision in repository.revisions)
     some = any(revision.files for revision in repository.revisions)
@@ -131,7 +131,7 @@ def _of_repository(repository: CachedRepository, inventory: Inventory) -> Iterat
 
 
 def _ended(partial: Path, repository: CachedRepository) -> bool:
-    """Whether nobody writes it: it has a lock, taken before it is removed, or has rested long."""
+    """Whether no process writes it: it has a lock, which removal takes, or has rested long."""
     etag = partial.name.split(".")[0]
     return (repository.locks / f"{etag}.lock").exists() or _at_rest(partial)
 

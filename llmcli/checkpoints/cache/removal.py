@@ -70,7 +70,7 @@ class Part:
     files: Mapping[str, CachedFileInfo]
 
 
-# from what somebody types after `models rm` to what is removed
+# from what is typed after `models rm` to what is removed
 
 
 def pieces_of(

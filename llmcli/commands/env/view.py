@@ -1,4 +1,4 @@
-"""The machine in a few lines, the settings that somebody made, and the defaults."""
+"""The machine in a few lines, the settings that were made, and the defaults."""
 
 from __future__ import annotations
 

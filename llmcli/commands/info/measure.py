@@ -62,11 +62,11 @@ def measure_info(
     CheckpointError.
     """
     unknown: list[str] = []
-    loaded, untold = None, None
+    loaded, unreadable = None, None
     try:
         loaded = load_tokenizer(checkpoint)
     except CheckpointError as error:
-        untold = error.message
+        unreadable = error.message
     model: ModelFacts | None = None
     checks: tuple[ViewCheck, ...] = ()
     ignored: dict[str, str] = {}
@@ -89,8 +89,8 @@ def measure_info(
             ignored = ignored_metadata(checkpoint)
         except UnsupportedModel as error:
             unknown.append(error.message)
-    if untold is not None:
-        unknown.append(untold)
+    if unreadable is not None:
+        unknown.append(unreadable)
     return InfoReport(
         name=checkpoint.name,
         about=about(checkpoint),

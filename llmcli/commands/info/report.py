@@ -12,7 +12,7 @@ from llmcli.reports.info import DeviceFit, LayerType, ParameterCounts
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Who the model is, empty where nobody says: `summary` is our catalog's, `kind` a class."""
+    """Who the model is, empty where unknown: `summary` is our catalog's, `kind` a class."""
 
     summary: str = ""
     name: str = ""

@@ -63,11 +63,11 @@ def render_load(
     full: bool = False,
     checks: bool = False,
 ) -> RenderableType:
-    """`lines` as a table, then time and verdicts; `model` is its line.
+    """`lines` as a table, then time; the verdict is above it. `model` is its line.
 
     Columns for which there is no room are left out, with `full` or `brief` put below their rows.
     `brief`: of the rest only what is wrong, and the last verdict; `full`: each stage in a row;
-    `checks`: every verdict.
+    `checks`: every verdict, at the end.
     """
     columns, rows = list(_LEDGER), [_row(line, line.dtype or report.dtype) for line in lines]
     if any(_is_bad(line.numbers) for line in lines):
@@ -81,15 +81,16 @@ def render_load(
     if full:
         time = [Rows(_STAGES, list(_stages(report))), Text("")]
     shared = [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
-    ending = [*shared, *_notes(report), *wrong(report, () if full else _MORE)]
+    ending = [*wrong(report, () if full else _MORE), *_notes(report), *shared]
     return Group(
         Text(one_line(model), style=HEADING),
+        *([] if checks else ending),
         Dotted(list(_facts(report)), FAINT),
         Text(""),
         table,
         Text(""),
         *time,
-        *(verdicts(report) if checks else ending),
+        *(verdicts(report) if checks else ()),
     )
 
 

@@ -40,7 +40,7 @@ class RmOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RemovingOptions:
-    """Whether anything is removed, and whether it is asked about first."""
+    """Whether anything is removed, and whether it is confirmed first."""
 
     panel: ClassVar[str] = REMOVAL
     yes: bool = opt(False, "-y", "--yes", "Remove without asking.")
@@ -53,7 +53,7 @@ def command(
     """Removes models from our cache and from the hub's, which other programs share.
 
     Of a repository the named revision goes, and the files that no other revision needs. Asks
-    first where somebody can answer. What another process fetches or runs is not removed, a link
+    first on a terminal. What another process fetches or runs is not removed, a link
     is never followed, and nothing outside of the two caches is touched.
     """
     out = Output("models-rm", output)
@@ -90,7 +90,7 @@ def run_removal(
         _show(out, plan, more)
         return
     if not options.yes:
-        _need_somebody()
+        _need_terminal()
         out.aside(render_removal(plan))
         if not _agreed():
             out.note("nothing was removed")
@@ -109,10 +109,10 @@ def _show(out: Output, report: RemovalReport, more: Mapping[str, object]) -> Non
     out.present(lambda: render_removal(report), body, model=None, environment=environment())
 
 
-def _need_somebody() -> None:
+def _need_terminal() -> None:
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr and sys.stderr.isatty()):
         raise UsageError(
-            "nobody can be asked here whether to remove it",
+            "removing models needs a confirmation, and there is no terminal to ask on",
             hint="add `--yes`, or `--dry-run` to see what would go",
         )
 

@@ -30,7 +30,7 @@ _COLUMNS = (
     ),
 )
 _FEW = len(_COLUMNS) - 2  # those without which the others may fit
-_SHORT = 12  # letters of a commit, which tell it from all others
+_SHORT = 12  # digits of a commit, which no other begins with
 
 
 def render_models(report: ModelsReport, *, now: float | None = None) -> RenderableType:

@@ -149,7 +149,7 @@ class ShapesOptions:
     def stored(self, tensors: Sequence[Stored]) -> tuple[Stored, ...]:
         """Of the tensors of a file that has no configuration, those whose own names match.
 
-        Raises UsageError for what only a configuration tells, and where none matches.
+        Raises UsageError for what needs a configuration, and where none matches.
         """
         for flag, given in (("--layer", self.layer is not None), ("--names", self.names)):
             if given:
@@ -205,7 +205,7 @@ def _show_headers(shapes: ShapesOptions, options: ModelOptions, out: Output) -> 
     from llmcli.observe.fit import chosen_arithmetic
     from llmcli.observe.memory import cpu, machine_devices
 
-    # a driver is asked for its GPUs only where one may be meant
+    # a driver is queried for its GPUs only where one may be meant
     devices = (cpu(),) if options.device == "cpu" else machine_devices()
     device = chosen_devices(options.device, devices)[0]
     with opened_headers(options, out) as (checkpoint, place):

@@ -236,7 +236,7 @@ def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
 
 
 def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
-    """The columns of a section, in order; what is missed least is the first to go below."""
+    """The columns of a section, in order; the least important is the first to go below."""
 
     def field(name: str, goes: int, cell: Callable[[ShapeRow], Text]) -> Field:
         labelled, right = name in (*report.phases, "FLOPs"), name in ("bytes", "FLOPs")
@@ -382,7 +382,7 @@ def render_names(
 ) -> RenderableType:
     """Each name with its axes and their sizes, those of the papers, what it is, its aliases.
 
-    `example`: the number of tokens is nobody's.
+    `example`: the number of tokens is an example.
     """
     parts: list[RenderableType] = [
         Text(one_line(title), style=HEADING),

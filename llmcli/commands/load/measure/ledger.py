@@ -89,7 +89,7 @@ def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewChec
 
 
 def none_wrong(name: str, words: str, wrong: Mapping[str, int]) -> ViewCheck:
-    """The check that `wrong` has nothing: where → how much; the most of it is told by its place."""
+    """The check that `wrong` has nothing: where → how much; `where` is the place of the largest."""
     return ViewCheck(
         name=name,
         words=words,

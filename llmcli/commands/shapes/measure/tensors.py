@@ -38,7 +38,7 @@ class ShapesRequest:
     """Reading a prompt of `tokens` tokens, and the step after it, for `batch` sequences.
 
     Shown are `phases`, and the tensors of those kinds, layers and names (None: all of them).
-    `example`: nobody has said how many tokens.
+    `example`: the number of tokens was not given.
     """
 
     config: ModelConfig
