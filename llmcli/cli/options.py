@@ -10,11 +10,12 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from llmcli.cli.params import arg, opt
+from llmcli.cli.params import Range, arg, opt
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
+TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is full
 
 
 @dataclass(frozen=True, kw_only=True)

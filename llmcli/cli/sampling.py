@@ -61,6 +61,7 @@ class SamplingOptions:
     temperature: float | None = opt(
         None, "-t", "--temperature", "X",
         "Randomness; 0 is greedy. [default: the model's, else 0.8]", within=RANGES["temperature"],
+        aliases=("--temp",),
     )  # fmt: skip
     top_k: int | None = opt(
         None, "-k", "--top-k", "N",

@@ -172,11 +172,11 @@ class Conversation:
         self,
         sampling: Sampling,
         *,
-        limit: int,
+        limit: int | None,
         stop: Sequence[str] = (),
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generator[Token, None, None]:
-        """Yields the tokens of the model's answer to the messages, at most `limit`.
+        """Yields the tokens of the answer to the messages, at most `limit` (None: no limit).
 
         The n-th answer draws with the n-th seed that follows from `sampling.seed`. Who stops early
         (closes the iterator, or an exception while it runs) leaves the answer as far as it came.
@@ -209,8 +209,8 @@ class Conversation:
             device=self.model.device, logprobs=None, limit=limit,
         )  # fmt: skip
         output = Output(
-            0, ids, room=min(limit, room), tokenizer=self._tokenizer, stop=stop,
-            eos_ids=self.model.eos_ids, shown=self._shown,
+            0, ids, room=room if limit is None else min(limit, room),
+            tokenizer=self._tokenizer, stop=stop, eos_ids=self.model.eos_ids, shown=self._shown,
         )  # fmt: skip
         written: list[int] = []
         pieces: list[str] = []

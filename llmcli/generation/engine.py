@@ -9,9 +9,11 @@ Axes: P prompts, B sequences still running, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.devices import require_memory
+from llmcli.engine.room import make_room
 from llmcli.engine.session import Session
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
@@ -25,112 +27,114 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 _BUCKET = 64  # capacities are multiples of this, so that few sizes of cache exist
+_FIRST = 256  # new tokens that there is room for where their number is not limited; it doubles
+_FULL = "lower --max-tokens, --context-length or --num-samples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """Prompts (lists of ids), how many texts continue each of them, and how.
+
+    Every prompt is continued `samples` times, all as one batch. A text ends at one of
+    `model.eos_ids` (unless `ignore_eos`), at one of the strings `stop`, after `limit` tokens (None:
+    no limit), or when it is full: at most `capacity` tokens (default: the model's context) enter
+    the model, so that a prompt of n leaves room for `capacity - n + 1`.
+
+    `logprobs` K requests log-probabilities of the token and of the K best, `margins` the margin of
+    greedy choices and whether they are near ties.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+    limit: int | None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    margins: bool = False
+    samples: int = 1
+    capacity: int | None = None
 
 
 def stream(
     model: Model,
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
+    request: TextRequest,
     *,
-    limit: int,
-    stop: Sequence[str] = (),
-    ignore_eos: bool = False,
-    logprobs: int | None = None,
-    margins: bool = False,
-    samples: int = 1,
-    capacity: int | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
     on_reread: Callable[[int], None] | None = None,
     speculation: Speculation | None = None,
 ) -> Iterator[Token]:
-    """Return an iterator over the tokens that `model` writes after `prompts` (lists of ids).
+    """Return an iterator over the tokens that `model` writes.
 
-    Every prompt is continued `samples` times, all as one batch: each step yields one token of
-    every sequence that still runs, in order. A sequence ends at one of `model.eos_ids` (unless
-    `ignore_eos`), at one of the strings `stop`, after `limit` tokens, or when it is full: at
-    most `capacity` tokens (default: the model's context) enter the model, so that a prompt of n
-    leaves room for `capacity - n + 1`. It ends alone; the others go on without it.
+    Each step yields one token of every sequence that still runs, in order. A sequence ends alone;
+    the others go on without it.
 
     Sample i of every prompt draws with `sample_seed(sampling.seed, i)` and nothing else: the
     text is that of the prompt alone with that seed, within the rounding of the logits.
-    `logprobs` K asks for log-probabilities of the token and of the K best, `margins` for the
-    margin of greedy choices and whether they are near ties. `on_prefill(done, total)` is called
-    with the prompt tokens read, every 512 tokens of the longest prompt, `on_reread(tokens)` where
-    all of them are read once more (`Session`). `speculation` decodes where there is one sequence.
+    `on_prefill(done, total)` is called with the prompt tokens read, every 512 tokens of the longest
+    prompt, `on_reread(tokens)` where all of them are read once more (`Session`). `speculation`
+    decodes where there is one sequence.
 
     Raises at once UsageError (nothing to continue, an id outside the vocabulary, a number below
-    1, an empty stop string) and PromptTooLong; while it runs NotFinite.
+    1, an empty stop string) and PromptTooLong; while it runs NotFinite and OutOfMemory.
     """
-    room = _capacity(model, capacity)
-    _check_numbers(limit=limit, samples=samples, capacity=room)
+    prompts, limit, logprobs = request.prompts, request.limit, request.logprobs
+    room = _capacity(model, request.capacity)
+    _check_numbers(limit=1 if limit is None else limit, samples=request.samples, capacity=room)
     if logprobs is not None and logprobs < 0:
         raise UsageError(f"`--logprobs {logprobs}` is out of range", hint="it must be 0 or more")
-    StopMatcher(stop)
+    StopMatcher(request.stop)
     _check_prompts(prompts, model.config.vocab, room)
     outputs = [
-        Output(
-            number,
-            prompts[number // samples],
-            room=min(limit, room - len(prompts[number // samples]) + 1),
-            tokenizer=model.tokenizer,
-            stop=stop,
-            eos_ids=frozenset() if ignore_eos else model.eos_ids,
-        )
-        for number in range(len(prompts) * samples)
+        _output(model, request, number, room) for number in range(len(prompts) * request.samples)
     ]
     picker = Picker(
-        sampling,
-        prompts,
-        samples=samples,
-        vocab=model.config.vocab,
-        device=model.device,
-        logprobs=logprobs,
-        limit=limit,
-        ties=NearTies(model) if margins and sampling.greedy else None,
-    )
-    longest = max(map(len, prompts))
-    wanted = -(-(longest + limit - 1) // _BUCKET) * _BUCKET
-    return _run(
-        model, prompts, outputs, picker, min(room, wanted), on_prefill, on_reread, speculation
-    )
+        request.sampling, prompts, samples=request.samples, vocab=model.config.vocab,
+        device=model.device, logprobs=logprobs, limit=limit,
+        ties=NearTies(model) if request.margins and request.sampling.greedy else None,
+    )  # fmt: skip
+    new = (_FIRST if limit is None else limit) - 1  # the last one is never read
+    capacity = min(room, -(-(max(map(len, prompts)) + new) // _BUCKET) * _BUCKET)
+
+    def tokens() -> Iterator[Token]:
+        # forking samples and dropping finished rows copies the caches of those that go on
+        copies = 1 if len(outputs) == 1 else 2
+        require_memory(
+            model.decoder.state_bytes(copies * len(outputs), capacity), model.device,
+            f"the caches of {len(outputs)} × {capacity} tokens", _FULL,
+        )  # fmt: skip
+        session = Session(model.decoder, len(prompts), capacity, on_reread=on_reread)
+        session.prefill(prompts, on_prefill=on_prefill)
+        if request.samples > 1:
+            session.select([number // request.samples for number in range(len(outputs))])
+        steps = session.decode(picker.pick)
+        if speculation is not None and len(outputs) == 1:
+            steps = speculation.decode(session, picker)
+        running = outputs
+        for choices in steps:
+            for output, choice in zip(running, choices, strict=True):
+                yield output.add(choice)
+            rows = [row for row, output in enumerate(running) if output.finish is None]
+            if not rows:
+                return
+            if len(rows) < len(running):
+                running = [running[row] for row in rows]
+                picker.keep(rows)
+                session.select(rows)
+            if limit is None:
+                make_room(session, min(max(session.lengths) + 1, room), room, _FULL)
+
+    return tokens()
 
 
-def _run(
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    outputs: list[Output],
-    picker: Picker,
-    capacity: int,
-    on_prefill: Callable[[int, int], None] | None,
-    on_reread: Callable[[int], None] | None,
-    speculation: Speculation | None,
-) -> Iterator[Token]:
-    # forking samples and dropping finished rows copies the caches of those that go on
-    copies = 1 if len(outputs) == 1 else 2
-    require_memory(
-        model.decoder.state_bytes(copies * len(outputs), capacity),
-        model.device,
-        f"the caches of {len(outputs)} × {capacity} tokens",
-        "lower --max-tokens, --context-length or --num-samples",
-    )
-    session = Session(model.decoder, len(prompts), capacity, on_reread=on_reread)
-    session.prefill(prompts, on_prefill=on_prefill)
-    samples = len(outputs) // len(prompts)
-    if samples > 1:
-        session.select([number // samples for number in range(len(outputs))])
-    steps = session.decode(picker.pick)
-    if speculation is not None and len(outputs) == 1:
-        steps = speculation.decode(session, picker)
-    for choices in steps:
-        for output, choice in zip(outputs, choices, strict=True):
-            yield output.add(choice)
-        rows = [row for row, output in enumerate(outputs) if output.finish is None]
-        if not rows:
-            return
-        if len(rows) < len(outputs):
-            outputs = [outputs[row] for row in rows]
-            picker.keep(rows)
-            session.select(rows)
+def _output(model: Model, request: TextRequest, number: int, room: int) -> Output:
+    """Of sequence `number`, prompt · samples + sample."""
+    prompt = request.prompts[number // request.samples]
+    left = room - len(prompt) + 1
+    return Output(
+        number, prompt, room=left if request.limit is None else min(request.limit, left),
+        tokenizer=model.tokenizer, stop=request.stop,
+        eos_ids=frozenset() if request.ignore_eos else model.eos_ids,
+    )  # fmt: skip
 
 
 def _capacity(model: Model, capacity: int | None) -> int:

@@ -23,8 +23,8 @@ _STEPS = 256  # random numbers of so many steps are made and uploaded together
 class Picker:
     """Sampling for a batch: `samples` sequences for each of `prompts`, prompt by prompt.
 
-    Up to `limit` tokens each (a hint: how many random numbers to make ahead). Everything is
-    computed where the logits are; on the CPU where their device may have no float64.
+    Up to `limit` tokens each (a hint: how many random numbers to make ahead; None: not known).
+    Everything is computed where the logits are; on the CPU where their device may have no float64.
     Counts of tokens `[B, V]` exist only where a penalty needs them, random numbers only where
     the choice is not greedy, log-probabilities (of the token and of the `logprobs` best) only
     where `logprobs` is not None, margins only with `ties`, which says which of them are too small.
@@ -39,7 +39,7 @@ class Picker:
         vocab: int,
         device: torch.device,
         logprobs: int | None,
-        limit: int,
+        limit: int | None,
         ties: NearTies | None = None,
     ) -> None:
         self._sampling = sampling
@@ -49,7 +49,7 @@ class Picker:
         self._sequences = list(range(len(prompts) * samples))
         self._samples = samples
         self._step = 0
-        self._steps = min(_STEPS, limit)
+        self._steps = _STEPS if limit is None else min(_STEPS, limit)
         self._u_BS = torch.empty(0, device=device)
         self._prompt_BV: Tensor | None = None
         self._output_BV: Tensor | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from continued import stream
 from fake_model import VOCAB, fake_model, script
 from filter_oracle import distribution
 
-from llmcli.generation import Sampling, choose, stream, uniforms
+from llmcli.generation import Sampling, choose, uniforms
 
 DRAWS = 20_000
 SIZE = 40

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from continued import stream
 from fake_model import FakeDecoder
 from tiny_checkpoints import write_llama
 
@@ -12,7 +13,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.score import measure as score
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
-from llmcli.generation import Sampling, stream
+from llmcli.generation import Sampling
 from llmcli.loading import load_checkpoint
 from llmcli.nn.decoder import Decoder
 

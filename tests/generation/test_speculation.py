@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from continued import stream
 from small_models import random_decoder, random_model
 from zoo import COMPUTED, IN_BLOCKS, MODELS
 
@@ -12,7 +13,6 @@ from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.formats.dense import writable
 from llmcli.generation.drafts import ModelDraft, NgramDraft
-from llmcli.generation.engine import stream
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling, filtered
 from llmcli.generation.seeds import uniforms

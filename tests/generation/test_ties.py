@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from continued import stream
 from decoder_parameters import parameters_of
 from fake_model import fake_model
 from test_real_decoder import VOCAB, real_model
 
 from llmcli.anatomy.arithmetic import Arithmetic, matrices, stream_noise
 from llmcli.checkpoints import locate, open_checkpoint
-from llmcli.generation import Sampling, engine, stream
+from llmcli.generation import Sampling, engine
 from llmcli.generation.sampling import penalized
 from llmcli.generation.ties import NearTies
 from llmcli.kernels import native

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from continued import stream
 from small_models import ids, read, weights
 from zoo import CONFIGS
 
-from llmcli.generation import Sampling, stream
+from llmcli.generation import Sampling
 from llmcli.ladder.batch import Batch
 from llmcli.ladder.cache import KeyValueCache
 from llmcli.ladder.combined import CombinedQKV
