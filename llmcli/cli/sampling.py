@@ -120,10 +120,15 @@ class Resolved:
 
     def sampling(self, seed: int) -> Sampling:
         """What the engine takes."""
-        from llmcli.generation.sampling import Sampling
+        return engine_sampling(self.values, seed)
 
-        values = {name: value for name, value in self.values.items() if name != "top_k"}
-        return Sampling(top_k=int(self.values["top_k"]), seed=seed, **values)
+
+def engine_sampling(values: Mapping[str, float], seed: int) -> Sampling:
+    """What the engine takes; `values` are by the names of `RANGES`."""
+    from llmcli.generation.sampling import Sampling
+
+    others = {name: value for name, value in values.items() if name != "top_k"}
+    return Sampling(top_k=int(values["top_k"]), seed=seed, **others)
 
 
 def resolve(

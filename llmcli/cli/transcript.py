@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from llmcli.cli.files import OTHER_PLACE, check_place
 from llmcli.cli.messages import SCHEMA, is_conversation, read_conversation
+from llmcli.cli.options import TOKEN_LIMIT
 from llmcli.cli.prompts import read_bytes
 from llmcli.cli.sampling import RANGES, valid
 from llmcli.cli.variables import check_value, checked_variables
@@ -154,7 +155,7 @@ def transcript_of(document: Any, where: str) -> Transcript:
         vocabulary=_count(where, document, "vocabulary", least=1),
         sampling=values,
         seed=_count(where, sampling, "seed"),
-        max_tokens=_count(where, sampling, "max_tokens", least=1),
+        max_tokens=_limit(where, sampling),
         stop=tuple(stop or ()),
         variables=checked_variables(document.get("variables"), where),
         answers=_count(where, document, "answers"),
@@ -203,6 +204,13 @@ def _count(where: str, found: Mapping[str, Any], name: str, *, least: int = 0) -
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
         raise _wrong(where, f"its `{name}` is no whole number from {least} on")
     return value
+
+
+def _limit(where: str, sampling: Mapping[str, Any]) -> int:
+    found = sampling.get("max_tokens")
+    if found == TOKEN_LIMIT.or_else:
+        return -1
+    return _count(where, sampling, "max_tokens", least=1)
 
 
 def _wrong(where: str, why: str) -> UsageError:

@@ -15,9 +15,9 @@ from cli_tiny import write_mixture, write_tiny
 from json_schemas import errors
 
 from llmcli.cli.output import Output
-from llmcli.commands.chat import commands, look, loop, typed
-from llmcli.commands.chat.mentions import with_files
-from llmcli.commands.chat.talk import Talk
+from llmcli.commands.chat import command, slash, typed
+from llmcli.commands.chat.chat import Chat
+from llmcli.commands.chat.typed import with_files
 from llmcli.commands.experts.command import ExpertsOptions
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, NotFinite, UsageError
@@ -62,7 +62,7 @@ def converse(cli, talker, monkeypatch):
 
     def run(*lines, argv=(), drafts=None, meters=None):
         typed = Typed(*lines)
-        monkeypatch.setattr(loop, "lines_of", lambda *how: typed)
+        monkeypatch.setattr(command, "lines_of", lambda *how: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
@@ -87,7 +87,7 @@ def test_one_turn(chat):
     tokens = line["tokens"]
     assert tokens["prompt"] == tokens["computed"] == len("hello") + 3
     assert tokens["generated"] == len(line["messages"][1]["ids"])
-    assert "read 8 new tokens of 8" in chat("--prompt", "hello", *GREEDY, "--stats").err
+    assert "read 8 new of 8" in chat("--prompt", "hello", *GREEDY, "--stats").err
 
 
 def test_a_file_and_a_pipe_are_one_message(cli, talker, tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_what_cannot_be_said(chat, tiny, cli, tmp_path):
 def test_a_conversation_reads_only_what_is_new(converse):
     said = converse("hello", "/stats", "and then?", "/stats", "/tokens", argv=GREEDY)
     assert said.code == 0
-    first, second = re.findall(r"read (\d+) new tokens of (\d+)", said.out)[:2]
+    first, second = re.findall(r"read (\d+) new of (\d+)", said.out)[:2]
     assert first == ("8", "8")
     new, whole = map(int, second)
     # what is said, three special tokens around it, the last token of the answer before, which was
@@ -227,7 +227,7 @@ def test_a_message_longer_than_the_context_is_refused_at_once(converse, chat, mo
     said = converse("hello", "x" * 700, "/tokens", argv=GREEDY)
     assert asked == []
     for err in (said.err, chat("--prompt", "x" * 700).err):
-        assert "error: the message takes 703 tokens with what the template puts around it, " in err
+        assert "error: the message and the template around it take 703 tokens, " in err
         assert "103 more than the context of 600\nhint: say less at once" in err
     assert "hello" in said.out
 
@@ -242,7 +242,7 @@ def test_a_context_without_room_for_the_template_is_refused(chat, converse):
 
 def test_another_answer_reads_nothing_and_a_draft_may_propose_nothing(converse):
     said = converse("hello", "/regen", "/stats", argv=(*GREEDY, "-n", "1", "--draft", "ngram"))
-    assert "read 0 new tokens of 8" in said.out
+    assert "read 0 new of 8" in said.out
     assert "draft proposed nothing so far" in said.out
 
 
@@ -280,7 +280,7 @@ def test_set_says_what_it_takes(converse):
         "hint: `/set` takes temperature, top_k, top_p, min_p, repetition_penalty, "
         "presence_penalty, frequency_penalty, max_tokens, seed, lead",
         "hint: `/system TEXT` sets that message",
-        "error: `max_tokens` must be at least 1, not `0`",
+        "error: `max_tokens` must be at least 1 or -1, not `0`",
         "error: `seed` must be at least 0, not `-1`",
         "error: `temperature` must be a number of at least 0, not `abc`",
         "error: `top_p` must be greater than 0 and at most 1, not `7`",
@@ -303,7 +303,7 @@ def test_lines_that_go_on(typed_text, more, said):
 
 def test_help_names_every_command(converse):
     said = converse("/help", "/exit", "never said")
-    for name in commands.COMMANDS:
+    for name in slash.COMMANDS:
         assert f"/{name}" in said.out
     assert "never said" not in said.out
 
@@ -460,9 +460,9 @@ def test_a_second_ctrl_c_does_not_end_it(where, converse, tmp_path, monkeypatch)
         time.sleep(1)
 
     if where == "stats_line":
-        monkeypatch.setattr(Talk, where, interrupted)
+        monkeypatch.setattr(Chat, where, interrupted)
     else:
-        monkeypatch.setattr(loop, where, interrupted)
+        monkeypatch.setattr(command, where, interrupted)
     said = converse("hello", "/nothing", "two", argv=(*GREEDY, "--stats", "--save", file))
     assert said.code == 0
     assert len(transcript(file)["messages"]) == 4
@@ -546,11 +546,28 @@ def test_variables_that_no_template_takes(chat, converse, tmp_path):
 
 
 def test_with_json_stdout_has_answers_alone(converse):
-    said = converse("/help", "hello", "/stats", "/tokens", argv=(*GREEDY, "--json"))
-    (line,) = said.out.splitlines()
-    assert json.loads(line)["messages"][0]["content"] == "hello"
+    argv = (*GREEDY, "--json")
+    said = converse("/help", "hello", "/stats", "/tokens", "and then?", argv=argv)
+    first, second = (json.loads(line) for line in said.out.splitlines())
+    assert [one["messages"][0]["content"] for one in (first, second)] == ["hello", "and then?"]
+    assert errors(first, "chat") == errors(second, "chat") == []
+    assert set(first) - set(second) == {"model", "environment"}  # once per stream
+    del second["timings"]
+    assert errors(second, "chat"), "a transcript names its model"
     assert "/undo" in said.err
-    assert "new tokens of" in said.err
+    assert " new of " in said.err
+
+
+def test_answers_have_no_limit_where_none_is_set(converse, tmp_path):
+    file = tmp_path / "a.json"
+    argv = ("--greedy", "--presence-penalty", "1", "--stop", "never", "--save", file)
+    said = converse("hello", "/set", argv=(*argv, "-n", "-1"))
+    assert "max_tokens          -1" in said.out
+    saved = transcript(file)
+    assert (errors(saved, "chat"), saved["sampling"]["max_tokens"]) == ([], -1)
+    again = converse("/set", "/set max_tokens 3", "/set max_tokens -1", argv=("--load", file))
+    shown = [line.split()[-1] for line in again.out.splitlines() if line.startswith("max_tokens")]
+    assert shown == ["-1", "3", "-1"]
 
 
 def test_what_an_answer_has_at_sigterm_is_saved(talker, tmp_path):
@@ -756,7 +773,7 @@ def test_look_shows_the_conversation_and_leaves_it(converse):
     assert "the last row is the model's output" in said.out
     assert "prefill" in said.out
     assert "ceilings of this machine" in said.out
-    took = r"read (\d+) new tokens of (\d+)"
+    took = r"read (\d+) new of (\d+)"
     assert re.findall(took, said.out)[-1] == re.findall(took, plain.out)[-1]
 
 
@@ -783,7 +800,7 @@ def test_look_experts_shows_those_of_the_last_answer(converse, tmp_path, monkeyp
     assert list(dict.fromkeys(seen)) == [("-4:", None), ("0", "2"), ("-4:", "0")]
     shown = said.out.split("what the chosen experts count")[0]
     assert re.search(r"^token +b +y +e", shown, re.MULTILINE)
-    assert said.out.count("✓ 5 checks: choice, weights, sum, loads, cache") == 2
+    assert said.out.count("\n✓ 5 checks\n") == 2
 
 
 def test_look_experts_needs_a_mixture(converse):
@@ -800,7 +817,7 @@ def test_what_look_cannot_show_is_one_line(converse, monkeypatch):
     assert said.err.count("error: `/look` takes attention, experts, lens, timing") == 3
     assert said.err.count("error: `/look lens` takes `--layer …`, `--position …`") == 2
     assert "error: `--layer`: there is no 9, for there are 2 layers" in said.err
-    monkeypatch.setattr(look, "MOST", 5)
+    monkeypatch.setattr(slash, "_LOOKED_AT", 5)
     said = converse("hello", "/look lens", argv=(*GREEDY, "--json"))
     assert "note: the last 5 of" in said.err
     assert "the last row is the model's output" in said.err
@@ -920,7 +937,7 @@ def test_a_conversation_on_a_terminal(talker, tmp_path):
     talk.type("/sta\t")
     talk.wait("ts")
     talk.type("\r")
-    assert "read 8 new tokens of 8" in talk.wait(" of 600 tokens")
+    assert "read 8 new of 8" in talk.wait(" of 600")
     talk.wait(PROMPT)
     talk.type("/nothing\r")
     talk.wait("there is no command `/nothing`")

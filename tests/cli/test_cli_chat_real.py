@@ -10,7 +10,7 @@ from chat_terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.real
 
-TOOK = r"read ([\d,]+) new tokens? of ([\d,]+) in .* context ([\d,]+) of"
+TOOK = r"read ([\d,]+) new of ([\d,]+), .* context ([\d,]+) of"
 OVERHEAD = 12  # tokens of the template around a message, and the last one of the answer before
 UNREAD = 3  # tokens of a conversation that an answer leaves unread: its last one, and its end
 

@@ -60,7 +60,7 @@ WRITES = {
     "commands.attention.states:shown_states": NAMED,
     "commands.chat.typed:history_path": "tests/cli/test_cli_chat.py::"
     "test_where_no_history_can_be_kept_it_is_not",
-    "commands.chat.talk:Talk.save": NAMED,
+    "commands.chat.chat:Chat.save": NAMED,
     "cli.completion:_append": INSTALLED,
     "cli.completion:install": INSTALLED,
     "commands.dump.command:_dumped": NAMED,
