@@ -43,7 +43,8 @@ class ModelOptions:
     )  # fmt: skip
     context_length: int | None = opt(
         None, "-c", "--context-length", "N",
-        "Most tokens that prompt and text may have. [default: the model's own]", at_least=1,
+        "Maximum number of tokens, prompt and text together. [default: the model's own]",
+        at_least=1,
     )  # fmt: skip
     seed: int | None = opt(
         None, "--seed", "N",
@@ -52,7 +53,7 @@ class ModelOptions:
     )  # fmt: skip
     random_weights: bool = opt(
         False, "--random-weights",
-        "The model from its configuration alone, its weights drawn with --seed (everything with 0 "
+        "Build the model from its configuration alone, with random weights from --seed (0 "
         "where that is not given).",
     )  # fmt: skip
     revision: str | None = opt(None, "--revision", "REV", "Branch, tag or commit on the hub.")

@@ -85,7 +85,7 @@ def read_transcript(path: str, beside: Transcript) -> Transcript:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
-        raise _wrong(where, "it is no JSON") from None
+        raise _wrong(where, "it is not JSON") from None
     if is_conversation(document) and "schema" not in document:
         given = read_conversation(document, where)
         messages = tuple(_plain(where, at, one) for at, one in enumerate(given.messages))
@@ -103,7 +103,7 @@ def _plain(where: str, number: int, message: Mapping[str, Any]) -> Message:
     if other is not None or role not in _ROLES or (role == "system" and number):
         what = f"has `{other}`" if other is not None else f"is of the role `{role}`"
         raise UsageError(
-            f"`messages[{number}]` of {where} {what}, which is no part of a chat",
+            f"`messages[{number}]` of {where} {what}, which does not belong in a chat",
             hint="it has `user` and `assistant` behind one `system`; `generate -f` takes more",
         )
     reasoning = next((message[name] for name in REASONING if name in message), "")
@@ -125,7 +125,7 @@ def check_replaceable(path: str) -> None:
         document = None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise WriteFailed(
-            f"could not write `{path}`: it is there and no transcript of `llmcli chat`",
+            f"could not write `{path}`: it exists and is not a transcript of `llmcli chat`",
             hint=OTHER_PLACE,
         )
 
@@ -195,14 +195,14 @@ def _ids(where: str, number: int, message: Mapping[str, Any], vocabulary: int) -
         isinstance(one, int) and not isinstance(one, bool) and 0 <= one < vocabulary for one in ids
     )
     if not sound or (ids and message["role"] != "assistant"):
-        raise _wrong(where, f"the `ids` of its message {number} are no ids of an answer")
+        raise _wrong(where, f"the `ids` of its message {number} are not token ids of an answer")
     return tuple(ids)
 
 
 def _count(where: str, found: Mapping[str, Any], name: str, *, least: int = 0) -> int:
     value = found.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise _wrong(where, f"its `{name}` is no whole number from {least} on")
+        raise _wrong(where, f"its `{name}` is not a whole number of at least {least}")
     return value
 
 
@@ -215,6 +215,6 @@ def _limit(where: str, sampling: Mapping[str, Any]) -> int:
 
 def _wrong(where: str, why: str) -> UsageError:
     return UsageError(
-        f"{where} is no transcript of `llmcli chat`: {why}",
+        f"{where} is not a transcript of `llmcli chat`: {why}",
         hint="`/save FILE` writes one",
     )

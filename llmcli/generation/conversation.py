@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 _FIRST = 256  # tokens that a new conversation has room for; it doubles
-_FULL = "begin anew with `/clear`"
+_FULL = "start over with `/clear`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Conversation:
         tokenizer = model.tokenizer
         if tokenizer is None or tokenizer.chat_template is None:
             raise UsageError(
-                f"`{model.name}` has no chat template, so it cannot be talked to",
+                f"`{model.name}` has no chat template, so it cannot chat",
                 hint="`llmcli generate` continues a text",
             )
         self.model = model
@@ -193,7 +193,7 @@ class Conversation:
             raise PromptTooLong(
                 f"the conversation has {len(ids)} tokens, {len(ids) - self.room} more than the "
                 f"context of {self.room}",
-                hint="take something back with `/undo`, or begin anew with `/clear`",
+                hint="remove a turn with `/undo`, or start over with `/clear`",
             )
         session = self._session
         read = session.reuse(ids)

@@ -100,11 +100,11 @@ def test_a_file_and_a_pipe_are_one_message(cli, talker, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_said(chat, tiny, cli, tmp_path):
-    assert "nothing to say" in chat().err
+    assert "there is no message" in chat().err
     assert chat().code == 2
     bare = write_tiny(tmp_path / "bare", template=False, weights=True)
     assert "cannot be talked to" in cli("chat", "-m", bare, "--prompt", "x").err
-    assert "no NAME=VALUE" in chat("--prompt", "x", "--set", "thinking").err
+    assert "not NAME=VALUE" in chat("--prompt", "x", "--set", "thinking").err
     assert "not empty" in chat("--prompt", "x", "--stop", "").err
     long = chat("--prompt", "x" * 700)
     assert (long.code, "more than the context of 600" in long.err) == (2, True)
@@ -134,13 +134,13 @@ def test_commands_change_what_is_said(converse, tmp_path):
         argv=GREEDY, drafts=drafts,
     )  # fmt: skip
     assert "system: be brief" in said.out
-    assert "taken back: hello" in said.out
+    assert "undone: hello" in said.out
     assert "system: none" in said.out
     assert "one" in drafts, "the message to edit is the next draft"
     assert "temperature         0.5" in said.out
     assert "lead                True  (of the template)" in said.out
     for line in (
-        "error: there is nothing to take back",
+        "error: there is nothing to undo",
         "error: there is nothing to edit",
         "error: `top_p` must be greater than 0 and at most 1, not `7`",
         "error: `top_p` must be a number greater than 0 and at most 1, not `true`",
@@ -208,7 +208,7 @@ def test_messages_that_are_no_part_of_a_chat(message, words, converse, tmp_path)
     file = tmp_path / "plain.json"
     file.write_text(json.dumps({"messages": [*PLAIN["messages"], message]}))
     said = converse(f"/load {file}", "/tokens")
-    assert f"error: `messages[3]` of `{file}` {words}, which is no part of a chat" in said.err
+    assert f"error: `messages[3]` of `{file}` {words}, which does not belong in a chat" in said.err
     assert "Traceback" not in said.err
     assert "hello" not in said.out
 
@@ -228,7 +228,7 @@ def test_a_message_longer_than_the_context_is_refused_at_once(converse, chat, mo
     assert asked == []
     for err in (said.err, chat("--prompt", "x" * 700).err):
         assert "error: the message and the template around it take 703 tokens, " in err
-        assert "103 more than the context of 600\nhint: say less at once" in err
+        assert "103 more than the context of 600\nhint: shorten the message" in err
     assert "hello" in said.out
 
 
@@ -433,7 +433,7 @@ def test_only_a_transcript_is_replaced(converse, chat, tmp_path):
         notes.write_text(text)
         said = converse("hello", f"/save {notes}", "two", f"/save {empty}", f"/save {talk}",
                         f"/save {talk}", argv=GREEDY)  # fmt: skip
-        assert said.err.count("it is there and no transcript of `llmcli chat`") == 1
+        assert said.err.count("it exists and is not a transcript of `llmcli chat`") == 1
         refused = chat("--prompt", "hello", "--save", str(notes))
         assert (refused.code, refused.out) == (1, "")
         assert notes.read_text() == text
@@ -633,7 +633,7 @@ def test_files_in_a_message(typed, said, files):
 def test_what_looks_like_a_file_and_is_none(files):
     notes = []
     assert with_files("@not.there and @a/b @.", notes.append) == "@not.there and @a/b @."
-    assert notes == [f"`@{name}` is no file: it stays as text" for name in ("not.there", "a/b")]
+    assert notes == [f"`@{name}` is not a file: it stays as text" for name in ("not.there", "a/b")]
     (files / "folder").mkdir()
     notes.clear()
     assert with_files("@folder, @folder/", notes.append) == "@folder, @folder/"
@@ -662,7 +662,7 @@ def test_a_transcript_has_the_text_that_the_model_saw(converse, files):
     assert "read @notes.txt" in drafts, "it is edited as it was typed"
     assert "`latin.txt` is not UTF-8 text" in said.err
     said = converse("read @notes.txt", "/undo", argv=GREEDY)
-    assert "taken back: read @notes.txt" in said.out
+    assert "undone: read @notes.txt" in said.out
 
 
 @pytest.mark.parametrize("letter", ["d", "c", "", "x"])
@@ -680,7 +680,7 @@ def test_what_to_do_when_the_context_fills_is_asked(letter, converse, tmp_path, 
     kept = {"d": "123", "c": "3"}.get(letter, "012")
     assert [text[0] for text in contents[1::2]] == list(kept)
     assert contents[0] == "brief"
-    told = {"d": "note: dropped 1 oldest turn, 1", "c": "note: dropped all that was said before, "}
+    told = {"d": "note: dropped 1 oldest turn, 1", "c": "note: dropped all earlier messages, "}
     assert told.get(letter, "note: nothing was said") in said.err
 
 
@@ -863,7 +863,7 @@ DAMAGE = {
 }
 # What other conversations must not have either, and the beginning of the message.
 UNFIT = {
-    "no variables": (damaged(variables=[]), "`variables` of F is no object"),
+    "no variables": (damaged(variables=[]), "`variables` of F is not an object"),
     "a variable of no template": (
         damaged(variables={"messages": 1}), "`variables` of F cannot have a variable `messages`"
     ),
@@ -908,7 +908,7 @@ def refused(converse, cli, talker, saved):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_transcript_is_one_line(damage, refused):
-    assert refused(DAMAGE[damage]).startswith("error: F is no transcript of `llmcli chat`: ")
+    assert refused(DAMAGE[damage]).startswith("error: F is not a transcript of `llmcli chat`: ")
 
 
 @pytest.mark.parametrize("damage", UNFIT)

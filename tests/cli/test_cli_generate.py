@@ -233,7 +233,7 @@ def test_without_a_limit_the_text_ends_with_the_context(run_tiny, draft):
     limited = run_tiny(*argv, "--max-tokens", "600", "--json").json()
     assert limited["outputs"] == document["outputs"]
     short = run_tiny(*argv, "-n", "-1", "--stats", "short").err.splitlines()
-    assert "ended by the full context" in short[-1]
+    assert "generated 600 (context full), " in short[-1]
 
 
 def test_without_a_limit_the_model_ends_its_text(run_tiny):
@@ -282,7 +282,7 @@ def test_greedy_runs_report_no_seed(cli, tiny):
 def test_statistics(run_tiny):
     short = run_tiny("generate", "hello", *LONG, *EXACT, "--stats", "short").err
     assert re.fullmatch(
-        r"prompt 8 tokens, [\d.]+ m?s · generated 12, [\d.]+ tok/s · ended by `-n 12` · "
+        r"prompt 8 tokens, [\d.]+ m?s · generated 12 \(-n 12\), [\d.]+ tok/s · "
         r"\d+ MiB · seed 1\n", short,
     )  # fmt: skip
     full = run_tiny("generate", "hello", *LONG, *EXACT, "--stats", "full", "-k", "3").err

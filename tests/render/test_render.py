@@ -67,8 +67,8 @@ def test_short_statistics_are_one_line_of_80_columns():
 
 def test_short_statistics_say_what_ended_the_text():
     drafted = {"proposed": 4, "accepted": 1, "speedup": None}
-    line = shown(short_stats(replace(RUN, speculation=drafted, ended="ended by `-n 64`"), 300), 300)
-    assert "41.2 tok/s · ended by `-n 64` · draft 1 of 4 tokens right (25%) · 432 MiB" in line
+    line = shown(short_stats(replace(RUN, speculation=drafted, ended="-n 64"), 300), 300)
+    assert "generated 64 (-n 64), 41.2 tok/s · draft 1 of 4 tokens right (25%) · 432 MiB" in line
 
 
 def test_a_draft_without_proposals_claims_no_speed():
@@ -78,7 +78,7 @@ def test_a_draft_without_proposals_claims_no_speed():
 def test_short_statistics_break_between_parts():
     assert shown(short_stats(replace(RUN, seed=None), 40), 40).splitlines() == [
         "prompt 12 tokens, 52.1 ms",
-        "generated 64, 41.2 tok/s · 432 MiB",
+        "generated 64, 41.2 tok/s",
     ]
 
 

@@ -129,7 +129,7 @@ class Chat:
             raise PromptTooLong(
                 f"the message and the template around it take {conversation.room + over:,} tokens, "
                 f"{over:,} more than the context of {conversation.room:,}",
-                hint="say less at once",
+                hint="shorten the message",
             )
 
     def _has_room(self) -> bool:
@@ -143,13 +143,13 @@ class Chat:
         self.out.aside(f"the context of {room:,} tokens has no room for another answer")
         chosen = self.choose("[d]rop the oldest turns, [c]lear, or Enter to cancel? ")
         if not chosen or chosen not in "dc":
-            self.out.note("nothing was said")
+            self.out.note("cancelled: the message was not sent")
             return False
         before, asked = len(conversation.ids()), conversation.messages[-1]
         if chosen == "c":
             conversation.clear()
             conversation.messages = [*conversation.messages, asked]
-            what = "all that was said before"
+            what = "all earlier messages"
         else:
             what = counted(conversation.drop_turns(least), "oldest turn")
         if not conversation.missing(1):

@@ -39,7 +39,7 @@ _ENDS = ("exit", "quit", "bye")  # what is typed by who knows other programs
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """What is said, to which instructions, and where the conversation is kept."""
+    """The message, the instructions of the model, and where the conversation is kept."""
 
     panel: ClassVar[str] = OUTPUT
     prompt: str | None = opt(
@@ -56,15 +56,15 @@ class ChatOptions:
     variable: Variables = None
     max_tokens: int | None = opt(
         None, "-n", "--max-tokens", "N",
-        "Most new tokens of an answer; -1 is no limit. [default: 2048]", within=TOKEN_LIMIT,
+        "Maximum number of tokens of an answer; -1: no limit. [default: 2048]", within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
         None, "--stop", "TEXT",
-        "End an answer before this text; repeatable.",
+        "Stop an answer before this text; repeatable.",
     )  # fmt: skip
     load: str | None = opt(
         None, "--load", "FILE",
-        "Go on with a conversation that was saved, with its settings.",
+        "Continue a saved conversation, with its settings.",
     )  # fmt: skip
     save: str | None = opt(
         None, "--save", "FILE",
@@ -73,9 +73,10 @@ class ChatOptions:
     stats: bool = opt(False, "--stats", "Tokens and speed of every answer on stderr.")
     reasoning: ReasoningMode | None = opt(
         None, "--reasoning", "show|fold|hide",
-        "Reasoning dimmed, as one line, or not at all. [default: show on a terminal, else hide]",
+        "Show reasoning dimmed, fold it to one line, or hide it. [default: show on a terminal, "
+        "else hide]",
     )  # fmt: skip
-    plain: bool = opt(False, "--plain", "Answers as they are written: no Markdown.")
+    plain: bool = opt(False, "--plain", "Print answers as written, without Markdown.")
 
 
 def command(
@@ -88,9 +89,9 @@ def command(
 ) -> None:
     """A conversation with a model, turn by turn, through its own chat template.
 
-    `/help` lists what else can be said. Of every turn only what is new is computed, and answers
-    keep the ids that the model wrote. A pipe, --prompt and -f are one message; --json gives a line
-    for each answer.
+    `/help` lists the commands of the chat. Each turn computes only what is new, and answers keep
+    the token ids that the model wrote. A pipe, --prompt and -f are one message; --json gives one
+    line per answer.
     """
     from llmcli.text.template_renderer import RENDERER
 
@@ -98,7 +99,7 @@ def command(
     sampling.check()
     variables = template_variables(options.variable)
     if "" in (options.stop or ()):
-        raise UsageError("`--stop` takes a text that is not empty")
+        raise UsageError("`--stop` needs a text that is not empty")
     if options.save is not None:
         check_replaceable(options.save)
     prompt = options.prompt
@@ -107,7 +108,7 @@ def command(
     message = joined_text(prompt, options.file, pipe=True, no_stdin=options.no_stdin)
     if not message and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(
-            "there is nothing to say: stdin is no terminal, and empty",
+            "there is no message: stdin is empty and not a terminal",
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
         )
     with RENDERER, KEYS.silent():
@@ -115,8 +116,8 @@ def command(
         chat.conversation.speculation = draft.load(chat.conversation.model, model, out)
         if message:
             if not chat.say(message):
-                told = chat.turn is not None and chat.turn.generated > 0
-                raise Stopped(KeyboardInterrupt(), told=told)
+                reported = chat.turn is not None and chat.turn.generated > 0
+                raise Stopped(KeyboardInterrupt(), told=reported)
             return
         converse(chat)
 
@@ -176,15 +177,15 @@ def _chat(
 def _check_room(conversation: Conversation) -> None:
     """Raises UsageError where the context has no room for what the template writes by itself."""
     conversation.say("")
-    least = 0
+    needed = 0
     with suppress(CheckpointError):  # of an empty message
-        least = conversation.room + conversation.missing(1)
+        needed = conversation.room + conversation.missing(1)
     conversation.undo()
-    if least > conversation.room:
+    if needed > conversation.room:
         raise UsageError(
             f"`--context-length {conversation.room}` has no room for a message: the chat template "
-            f"writes {least} tokens around it",
-            hint=f"such as `--context-length {least + 256}`",
+            f"writes {needed} tokens around it",
+            hint=f"such as `--context-length {needed + 256}`",
         )
 
 
@@ -221,7 +222,7 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
     except LlmcliError as error:
         _tell(error)
     except (MemoryError, RuntimeError) as exception:
-        hint = "take something back with `/undo`, or begin anew with `/clear`"
+        hint = "remove a turn with `/undo`, or start over with `/clear`"
         known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
         if known is None:
             raise

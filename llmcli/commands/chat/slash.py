@@ -84,9 +84,9 @@ def _help(chat: Chat, argument: str) -> None:
         _say(chat, f"{command.usage:<{indent}}{first}")
         for line in more:
             _say(chat, " " * indent + line)
-    _say(chat, "@PATH puts a file's text into a message, Tab completes commands and paths.")
-    _say(chat, "A backslash before Enter, or Esc Enter, begins a new line, and so does Enter "
-         'between """ and """. A message that begins with // is said with one slash.')  # fmt: skip
+    _say(chat, "@PATH inserts the text of a file; Tab completes commands and paths.")
+    _say(chat, 'New line: a backslash before Enter, Esc Enter, or anywhere between """ and """.')
+    _say(chat, "A message that starts with // is sent with one slash.")
     _say(chat, "Ctrl-C stops an answer, Ctrl-Z suspends, Ctrl-D ends.")
 
 
@@ -167,8 +167,8 @@ def _tokens(chat: Chat, argument: str) -> None:
 def _undo(chat: Chat, argument: str) -> None:
     text = chat.conversation.undo()
     if text is None:
-        raise UsageError("there is nothing to take back")
-    _say(chat, f"taken back: {one_line(_typed(chat, text))}")
+        raise UsageError("there is nothing to undo")
+    _say(chat, f"undone: {one_line(_typed(chat, text))}")
 
 
 def _regen(chat: Chat, argument: str) -> None:
@@ -239,7 +239,7 @@ def look(chat: Chat, argument: str) -> None:
     given = _options(name, words, IN_CHAT[name])
     ids = chat.conversation.ids()
     if not ids:
-        raise UsageError("there is nothing to look at: nothing was said yet")
+        raise UsageError("there is nothing to look at: the conversation is empty")
     if len(ids) > _LOOKED_AT:
         chat.out.note(f"the last {_LOOKED_AT:,} of {len(ids):,} tokens are looked at, on their own")
     view_of = InChat(
@@ -284,32 +284,29 @@ def _say(chat: Chat, line: str) -> None:
 
 
 COMMANDS = {
-    "help": SlashCommand("/help", "this list", _help),
+    "help": SlashCommand("/help", "lists these commands", _help),
     "system": SlashCommand("/system [TEXT|none]", "shows or replaces the system message", _system),
     "set": SlashCommand(
-        "/set [NAME VALUE]", "sampling, max_tokens, seed, variables of the template", _set,
+        "/set [NAME VALUE]", "shows or sets sampling, seed, template variables", _set,
         lambda chat: sorted({*NAMES, *chat.conversation.template_variables()}),
     ),
     "stats": SlashCommand(
-        "/stats [on|off]", "tokens and speed of the last answer, or of every one", _stats,
+        "/stats [on|off]", "tokens and speed: of the last or of every answer", _stats,
         lambda chat: ("on", "off"),
     ),
     "reasoning": SlashCommand(
-        "/reasoning [show|fold|hide]", "that of the last answer, or how it is shown", _reasoning,
+        "/reasoning [show|fold|hide]", "the last reasoning, or how reasoning is shown", _reasoning,
         lambda chat: get_args(ReasoningMode),
     ),
     "tokens": SlashCommand("/tokens", "tokens of every message", _tokens),
-    "undo": SlashCommand("/undo", "takes back your last message and its answer", _undo),
-    "regen": SlashCommand("/regen", "another answer to your last message", _regen),
-    "edit": SlashCommand("/edit", "your last message once more, to change it", _edit),
+    "undo": SlashCommand("/undo", "removes the last message and its answer", _undo),
+    "regen": SlashCommand("/regen", "generates another answer", _regen),
+    "edit": SlashCommand("/edit", "edits the last message", _edit),
     "look": SlashCommand(
-        f"/look {'|'.join(IN_CHAT)}", "what the model computes of the conversation", look,
-        lambda chat: IN_CHAT,
+        "/look VIEW", f"{', '.join(IN_CHAT)} of the conversation", look, lambda chat: IN_CHAT
     ),
-    "save": SlashCommand(
-        "/save FILE", "the conversation as JSON, now and after every change", _save
-    ),
-    "load": SlashCommand("/load FILE", "goes on with one that was saved", _load),
-    "clear": SlashCommand("/clear", "forgets everything but the system message", _clear),
-    "exit": SlashCommand("/exit", "ends; so does Ctrl-D", _exit),
+    "save": SlashCommand("/save FILE", "saves as JSON, now and after every change", _save),
+    "load": SlashCommand("/load FILE", "continues a saved conversation", _load),
+    "clear": SlashCommand("/clear", "forgets all but the system message", _clear),
+    "exit": SlashCommand("/exit", "ends the chat; so does Ctrl-D", _exit),
 }

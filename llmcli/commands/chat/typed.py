@@ -271,7 +271,7 @@ def with_files(line: str, note: Callable[[str], None]) -> str:
             if os.path.isdir(os.path.expanduser(name)):
                 note(f"`@{one_line(name)}` is a directory: it stays as text")
             elif "/" in name or re.search(r"\w\.\w+$", name):
-                note(f"`@{one_line(name)}` is no file: it stays as text")
+                note(f"`@{one_line(name)}` is not a file: it stays as text")
             return match[0]
         files[name] = read_text(name)
         return f"`{name}`{behind}"

@@ -60,20 +60,21 @@ class GenerateOptions:
 
     panel: ClassVar[str] = TEXT
     max_tokens: int = opt(
-        256, "-n", "--max-tokens", "N", "Most new tokens; -1 is no limit.", within=TOKEN_LIMIT
+        256, "-n", "--max-tokens", "N",
+        "Maximum number of new tokens; -1: no limit.", within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
         None, "--stop", "TEXT",
-        "Ends before this text, which is not printed. May be given several times.",
+        "Stop before this text, which is not printed; repeatable.",
     )  # fmt: skip
-    ignore_eos: bool = opt(False, "--ignore-eos", "Goes on behind the model's own end.")
+    ignore_eos: bool = opt(False, "--ignore-eos", "Continue past the model's end token.")
     num_samples: int = opt(
         1, "--num-samples", "N",
-        "Several texts at once.", at_least=1, at_most=1024,
+        "Number of texts per prompt.", at_least=1, at_most=1024,
     )  # fmt: skip
     batch: str | None = opt(
         None, "--batch", "FILE.jsonl",
-        'Many prompts, one a line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '
+        'Many prompts, one per line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '
         "[…]}. With --json one document per prompt, one a line.",
     )  # fmt: skip
     logprobs: int | None = opt(
@@ -213,10 +214,10 @@ def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) 
     if output.json and text.stream_json:
         raise UsageError("`--json` and `--stream-json` exclude each other")
     if "" in (text.stop or ()):
-        raise UsageError("`--stop` takes a text that is not empty")
+        raise UsageError("`--stop` needs a text that is not empty")
     if text.batch is not None:
         for flag, value in (
             ("PROMPT", prompt.prompt), ("--file", prompt.file), ("--ids", prompt.ids)
         ):  # fmt: skip
             if value is not None:
-                raise UsageError(f"`--batch` has its own prompts and goes without {flag}")
+                raise UsageError(f"`--batch` has its own prompts: leave out {flag}")

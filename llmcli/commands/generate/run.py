@@ -166,7 +166,7 @@ class Presentation:
         run, model = self.run, self.run.model.describe()
         greedy, origins = self.resolved.greedy, self.resolved.origins
         ties = tuple(replace(tie, label=self._number(number)) for number, tie in run.ties)
-        ended = "ended by the full context" if run.full else ""
+        ended = "context full" if run.full else ""
         return Statistics(
             timings=run.watch.timings(),
             model=model,
@@ -178,7 +178,7 @@ class Presentation:
             ties=ties if greedy else None,
             side_by_side=max(run.side_by_side, default=1),
             speculation=None if run.speculation is None else run.speculation.describe(),
-            ended=f"ended by `-n {run.request.limit}`" if run.limited else ended,
+            ended=f"-n {run.request.limit}" if run.limited else ended,
         )
 
 

@@ -19,22 +19,27 @@ MOST_TIES = 8  # near ties that are listed one by one
 
 
 def short_stats(run: Statistics, width: int) -> Text:
-    """One line (more where `width` columns are too few): tokens, times, memory, seed.
+    """One line (more where `width` columns are too few): tokens, times, seed.
 
-    `prompt 37 tokens, 201 ms · generated 64, 41.2 tok/s · 432 MiB · seed 7`.
+    `prompt 37 tokens, 201 ms · generated 64 (-n 64), 41.2 tok/s · 432 MiB · seed 7`; the memory
+    only where the line has room for it.
     """
     timings = run.timings
     first, peak = timings.first_token_s, timings.peak_memory_bytes
     read = "" if first is None else f", {duration(first)}"
+    ended = f" ({run.ended})" if run.ended else ""
+    memory = "" if peak is None else size(peak)
     parts = [
         f"prompt {counted(timings.prompt_tokens, 'token')}{read}",
-        f"generated {timings.generated_tokens:,}{_speed(timings.generated_tokens_per_s)}",
-        run.ended,
+        f"generated {timings.generated_tokens:,}{ended}{_speed(timings.generated_tokens_per_s)}",
         "" if run.speculation is None else f"draft {draft_words(run.speculation)}",
-        "" if peak is None else size(peak),
+        memory,
         "" if run.seed is None else f"seed {run.seed}",
     ]
-    return Text("\n".join(filled(list(filter(None, parts)), width)), style=FAINT)
+    lines = filled(list(filter(None, parts)), width)
+    if len(lines) > 1:
+        lines = filled([part for part in parts if part not in ("", memory)], width)
+    return Text("\n".join(lines), style=FAINT)
 
 
 def full_stats(run: Statistics) -> RenderableType:
