@@ -206,7 +206,8 @@ DEEP = json.loads("[" * 500 + "]" * 500)
         ({"messages": [{"role": "user", "content": None}]}, "`messages[0]` of F has no `content`"),
         ({"messages": [{**GOOD, "content": 3}]}, "`messages[0].content` of F is not a text"),
         ({"messages": [{**GOOD, "text": 3}]}, "`messages[0]` of F has the unknown key `text`"),
-        ({"messages": [{**GOOD, "tool_calls": "x"}]}, "`messages[0].tool_calls` of F is not a"),
+        ({"messages": [{**GOOD, "tool_calls": "x"}]},
+         "`messages[0].tool_calls` of F is not a list"),
         ({"messages": [{**GOOD, "content": ["x"]}]},
          "`messages[0].content[0]` of F is not a part of type `text`"),
         ({"messages": [{**GOOD, "content": [{"type": "image", "url": "x"}]}]},
@@ -253,7 +254,7 @@ def test_what_contradicts_a_conversation_is_refused(talk, run_tiny, cli, tmp_pat
         (("--batch", str(batch), "--raw"), f"line 2 of `{batch}` is a conversation: it needs"),
         (("--batch", str(bad)), f"`messages[0]` of line 1 of `{bad}` is not an object"),
         (("-f", file, "--ids", "1"), "`--ids` goes without PROMPT and `--file`"),
-        (("x", "--raw", "--set", "a=1"), "`--set` is for the chat template, and `--raw` goes"),
+        (("x", "--raw", "--set", "a=1"), "`--set` needs the chat template, which `--raw` leaves out"),
         (("--ids", "1", "--set", "a=1"), "`--ids` is always raw and goes without `--set`"),
     ):
         result = run_tiny("generate", *argv)

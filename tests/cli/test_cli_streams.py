@@ -166,7 +166,7 @@ script()
 """
 
 
-FIRST = ("llmcli.cli.app", "llmcli.cli.spelling", "llmcli.errors", "typer")
+FIRST = ("llmcli.cli.app", "llmcli.cli.streams", "llmcli.errors", "typer")
 
 
 @pytest.mark.parametrize("name", FIRST)

@@ -303,7 +303,7 @@ COMMANDS = {
     "regen": SlashCommand("/regen", "generates another answer", _regen),
     "edit": SlashCommand("/edit", "edits the last message", _edit),
     "look": SlashCommand(
-        "/look VIEW", f"{', '.join(IN_CHAT)} of the conversation", look, lambda chat: IN_CHAT
+        "/look VIEW", f"{', '.join(IN_CHAT)} of the chat", look, lambda chat: IN_CHAT
     ),
     "save": SlashCommand("/save FILE", "saves as JSON, now and after every change", _save),
     "load": SlashCommand("/load FILE", "continues a saved conversation", _load),
