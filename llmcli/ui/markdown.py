@@ -197,7 +197,7 @@ def signs(console: Console) -> tuple[str, str, str]:
 
 
 class Code:
-    """Source code in the 16 colours of a terminal, line by line: a block in the language of this name; without colours where nobody knows it."""
+    """Source code, line by line, in the 16 colours of a terminal, if the language is known."""
 
     def __init__(self, language: str) -> None:
         self._language = language

@@ -308,6 +308,14 @@ def test_help_names_every_command(converse):
     assert "never said" not in said.out
 
 
+@pytest.mark.parametrize(("columns", "rows"), [("80", 22), ("40", 99), ("120", 22)])
+def test_help_fits_the_screen(columns, rows, converse, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = converse("/help", "/exit").out.splitlines()
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= int(columns)
+
+
 def test_a_saved_conversation_goes_on_as_it_would_have(converse, tmp_path):
     file, other = tmp_path / "talk.json", tmp_path / "other.json"
     # float32: what is read at once and what is read step by step then agree, down to near ties

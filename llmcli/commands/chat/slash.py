@@ -79,11 +79,14 @@ def dispatch(chat: Chat, line: str) -> Draft | None:
 def _help(chat: Chat, argument: str) -> None:
     indent = max(len(command.usage) for command in COMMANDS.values()) + 2
     width = (chat.out.err if chat.out.json else chat.out.out).width
+    beside = width - indent >= 30  # columns for the words; else they stand below
     for command in COMMANDS.values():
-        first, *more = wrap(command.words, max(20, width - indent))
-        _say(chat, f"{command.usage:<{indent}}{first}")
-        for line in more:
-            _say(chat, " " * indent + line)
+        if not beside:
+            _say(chat, command.usage)
+        lines = wrap(command.words, width - (indent if beside else 4))
+        for number, line in enumerate(lines):
+            start = command.usage if beside and not number else ""
+            _say(chat, f"{start:<{indent if beside else 4}}{line}")
     _say(chat, "@PATH inserts the text of a file; Tab completes commands and paths.")
     _say(chat, 'New line: a backslash before Enter, Esc Enter, or anywhere between """ and """.')
     _say(chat, "A message that starts with // is sent with one slash.")
