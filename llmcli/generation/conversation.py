@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.engine.room import make_room
-from llmcli.engine.session import Session
+from llmcli.engine.session import Session, make_room
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.generation.messages import LEAD, AnswerIds, Ending, Message
 from llmcli.generation.output import Output, Token

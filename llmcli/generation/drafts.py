@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from llmcli.engine.room import make_room
-from llmcli.engine.session import Session
+from llmcli.engine.session import Session, make_room
 from llmcli.errors import UsageError
 from llmcli.generation.picker import Picker
 

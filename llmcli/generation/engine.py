@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.devices import require_memory
-from llmcli.engine.room import make_room
-from llmcli.engine.session import Session
+from llmcli.engine.session import Session, make_room
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
