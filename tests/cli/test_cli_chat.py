@@ -103,7 +103,7 @@ def test_what_cannot_be_said(chat, tiny, cli, tmp_path):
     assert "there is no message" in chat().err
     assert chat().code == 2
     bare = write_tiny(tmp_path / "bare", template=False, weights=True)
-    assert "cannot be talked to" in cli("chat", "-m", bare, "--prompt", "x").err
+    assert "cannot chat" in cli("chat", "-m", bare, "--prompt", "x").err
     assert "not NAME=VALUE" in chat("--prompt", "x", "--set", "thinking").err
     assert "not empty" in chat("--prompt", "x", "--stop", "").err
     long = chat("--prompt", "x" * 700)
@@ -508,7 +508,7 @@ def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
         (at, line) for at, line in enumerate(said.err.splitlines()) if line.startswith("error: ")
     )
     assert line.startswith("error: out of memory: DefaultCPUAllocator")
-    assert said.err.splitlines()[at + 1].startswith("hint: take something back")
+    assert said.err.splitlines()[at + 1].startswith("hint: remove a turn with")
     assert transcript(file)["messages"][0]["content"] == "two"
 
 
@@ -689,7 +689,7 @@ def test_what_to_do_when_the_context_fills_is_asked(letter, converse, tmp_path, 
     assert [text[0] for text in contents[1::2]] == list(kept)
     assert contents[0] == "brief"
     told = {"d": "note: dropped 1 oldest turn, 1", "c": "note: dropped all earlier messages, "}
-    assert told.get(letter, "note: nothing was said") in said.err
+    assert told.get(letter, "note: cancelled: the message was not sent") in said.err
 
 
 def test_a_pipe_is_not_asked(chat):

@@ -351,7 +351,7 @@ def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
 
 def test_without_a_template_there_is_no_conversation(model):
     bare = dataclasses.replace(model, tokenizer=None)
-    with pytest.raises(UsageError, match="cannot be talked to"):
+    with pytest.raises(UsageError, match="cannot chat"):
         Conversation(bare, room=10)
 
 
