@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from llmcli.generation import Sampling, TextRequest, Token
-from llmcli.generation import stream as stream_request
-from llmcli.generation.speculation import Speculation
+from llmcli.engine.output import Token
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.speculation import Speculation
+from llmcli.engine.stream import TextRequest
+from llmcli.engine.stream import stream as stream_request
 
 
 def stream(

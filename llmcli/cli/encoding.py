@@ -59,7 +59,7 @@ def _encoded_chat(
     written = None if prompt.conversation is None else prompt.conversation.transcript
     if written is None or tokenizer.chat_template is None or not written.is_of(model):
         return tokenizer.encode_chat(**given)
-    from llmcli.generation.messages import AnswerIds
+    from llmcli.engine.messages import AnswerIds
 
     answers = AnswerIds.of(tokenizer, model.eos_ids)
     text = tokenizer.chat_template.render(**given)

@@ -10,7 +10,7 @@ from llmcli.cli.params import Range, opt
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.generation.sampling import Sampling
+    from llmcli.engine.sampling import Sampling
 
 Origin = Literal[
     "flag", "configuration file", "generation_config.json", "catalog", "default"
@@ -125,7 +125,7 @@ class Resolved:
 
 def engine_sampling(values: Mapping[str, float], seed: int) -> Sampling:
     """What the engine takes; `values` are by the names of `RANGES`."""
-    from llmcli.generation.sampling import Sampling
+    from llmcli.engine.sampling import Sampling
 
     others = {name: value for name, value in values.items() if name != "top_k"}
     return Sampling(top_k=int(values["top_k"]), seed=seed, **others)

@@ -17,7 +17,7 @@ from llmcli.cli.variables import check_value, checked_variables
 from llmcli.errors import UsageError, WriteFailed
 
 if TYPE_CHECKING:
-    from llmcli.generation.messages import Message
+    from llmcli.engine.messages import Message
     from llmcli.model import Model
 
 _MOST = 64 << 20  # bytes of a file
@@ -95,7 +95,7 @@ def read_transcript(path: str, beside: Transcript) -> Transcript:
 
 def _plain(where: str, number: int, message: Mapping[str, Any]) -> Message:
     """A message of a conversation that `generate` takes."""
-    from llmcli.generation.messages import Message
+    from llmcli.engine.messages import Message
     from llmcli.text.chat import REASONING
 
     role, known = message["role"], ("role", "content", *REASONING)
@@ -164,7 +164,7 @@ def transcript_of(document: Any, where: str) -> Transcript:
 
 
 def _messages(where: str, found: object, vocabulary: int) -> tuple[Message, ...]:
-    from llmcli.generation.messages import LEAD, Ending, Message
+    from llmcli.engine.messages import LEAD, Ending, Message
 
     if not isinstance(found, list):
         raise _wrong(where, "it has no list of `messages`")

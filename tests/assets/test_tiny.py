@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmcli.checkpoints import CATALOG
-from llmcli.generation import Sampling
+from llmcli.engine.sampling import Sampling
 from llmcli.loading import load
 from llmcli.ops.attention import scores, visible_keys
 

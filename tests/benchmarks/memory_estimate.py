@@ -32,8 +32,8 @@ CODE = """
 import json, torch
 torch.set_num_threads({threads})
 from llmcli.checkpoints import open_model
-from llmcli.generation import TextRequest, stream
-from llmcli.generation.sampling import Sampling
+from llmcli.engine.stream import TextRequest, stream
+from llmcli.engine.sampling import Sampling
 from llmcli.loading import load_checkpoint
 from llmcli.commands.info.measure import measure_info
 from llmcli.observe.memory import cpu

@@ -19,9 +19,9 @@ from llmcli.commands.chat import command, slash, typed
 from llmcli.commands.chat.chat import Chat
 from llmcli.commands.chat.typed import with_files
 from llmcli.commands.experts.command import ExpertsOptions
+from llmcli.engine.sampler import Sampler
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, NotFinite, UsageError
-from llmcli.generation.picker import Picker
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.tokenizer import Tokenizer
 
@@ -514,7 +514,7 @@ def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [NotFinite("a NaN"), RuntimeError("broken")])
 def test_an_answer_that_an_error_cuts_short_is_told_and_saved(error, chat, tmp_path, monkeypatch):
-    file, choose, steps = tmp_path / "a.json", Picker.pick, []
+    file, choose, steps = tmp_path / "a.json", Sampler.pick, []
 
     def failing(self, *args):
         steps.append(True)
@@ -522,7 +522,7 @@ def test_an_answer_that_an_error_cuts_short_is_told_and_saved(error, chat, tmp_p
             raise error
         return choose(self, *args)
 
-    monkeypatch.setattr(Picker, "pick", failing)
+    monkeypatch.setattr(Sampler, "pick", failing)
     said = chat("--prompt", "hello", "-n", "8", "--json", "--save", file)
     line, failed = map(json.loads, said.out.splitlines())
     assert str(error) in failed["error"]["message"]

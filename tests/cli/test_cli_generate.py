@@ -538,7 +538,7 @@ def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
 
 
 def test_defaults_are_the_engines():
-    from llmcli.generation import Sampling
+    from llmcli.engine.sampling import Sampling
 
     assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
     assert resolve(SamplingOptions(), None).sampling(5) == Sampling(seed=5)

@@ -17,7 +17,7 @@ from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.rungs.rows import VectorRows
 from llmcli.commands.ladder.measure.trace import Silent
-from llmcli.generation import Sampling
+from llmcli.engine.sampling import Sampling
 
 SOME = ("gpt2", "llama", "window", "qk norm", "partial rotation", "layers that differ")
 

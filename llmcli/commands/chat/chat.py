@@ -26,8 +26,8 @@ from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.theme import FAINT, one_line
 
 if TYPE_CHECKING:
-    from llmcli.generation.conversation import Conversation
-    from llmcli.generation.messages import Message
+    from llmcli.engine.conversation import Conversation
+    from llmcli.engine.messages import Message
     from llmcli.reports.environment import Environment
 
 

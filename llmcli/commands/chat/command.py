@@ -31,7 +31,7 @@ from llmcli.errors import CheckpointError, LlmcliError, UsageError, as_out_of_me
 from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
-    from llmcli.generation.conversation import Conversation
+    from llmcli.engine.conversation import Conversation
 
 
 _ENDS = ("exit", "quit", "bye")  # what is typed by who knows other programs
@@ -133,7 +133,7 @@ def _chat(
     from llmcli.checkpoints.catalog import CATALOG
 
     loaded = load_model(model, out, text=True).model
-    from llmcli.generation.conversation import Conversation
+    from llmcli.engine.conversation import Conversation
 
     entry = CATALOG.get(loaded.name)
     tuned = None if entry is None else entry.sampling

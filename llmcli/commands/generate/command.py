@@ -25,7 +25,8 @@ from llmcli.commands.generate.run import Level, Presentation
 from llmcli.errors import LlmcliError, UsageError
 
 if TYPE_CHECKING:
-    from llmcli.generation import Sampling, TextRequest
+    from llmcli.engine.sampling import Sampling
+    from llmcli.engine.stream import TextRequest
 
 EPILOG = """
 Examples:
@@ -100,7 +101,7 @@ class GenerateOptions:
         self, prompts: Sequence[Encoded], sampling: Sampling, room: int, level: Level, *, json: bool
     ) -> TextRequest:
         """What the engine is given; `json`: documents, which mark near ties."""
-        from llmcli.generation import TextRequest
+        from llmcli.engine.stream import TextRequest
 
         stream = self.stream_json
         return TextRequest(

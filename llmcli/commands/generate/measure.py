@@ -15,8 +15,9 @@ from llmcli.reports.text import NearTie, PhasePeak, Timings
 if TYPE_CHECKING:
     import torch
 
-    from llmcli.generation import TextRequest, Token
-    from llmcli.generation.speculation import Speculation
+    from llmcli.engine.output import Token
+    from llmcli.engine.speculation import Speculation
+    from llmcli.engine.stream import TextRequest
     from llmcli.model import Model
 
 ROWS = 8  # sequences that run side by side
@@ -154,7 +155,7 @@ class Run:
 
         `reading` shows how far the prompts of a group are read.
         """
-        from llmcli.generation import stream
+        from llmcli.engine.stream import stream
 
         request = self.request
         for group in self.groups():

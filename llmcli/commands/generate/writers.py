@@ -11,7 +11,7 @@ from llmcli.reports.text import Alternative, Generated, TokenLogprob
 from llmcli.ui.theme import confidence_style, printable
 
 if TYPE_CHECKING:
-    from llmcli.generation import Token
+    from llmcli.engine.output import Token
     from llmcli.text import Tokenizer
 
 

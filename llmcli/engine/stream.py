@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.devices import require_memory
+from llmcli.engine.output import Output, Token
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session, make_room
+from llmcli.engine.speculation import Speculation
+from llmcli.engine.stop import StopMatcher
+from llmcli.engine.ties import NearTies
 from llmcli.errors import PromptTooLong, UsageError
-from llmcli.generation.output import Output, Token
-from llmcli.generation.picker import Picker
-from llmcli.generation.sampling import Sampling
-from llmcli.generation.speculation import Speculation
-from llmcli.generation.stop import StopMatcher
-from llmcli.generation.ties import NearTies
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -86,7 +86,7 @@ def stream(
     outputs = [
         _output(model, request, number, room) for number in range(len(prompts) * request.samples)
     ]
-    picker = Picker(
+    sampler = Sampler(
         request.sampling, prompts, samples=request.samples, vocab=model.config.vocab,
         device=model.device, logprobs=logprobs, limit=limit,
         ties=NearTies(model) if request.margins and request.sampling.greedy else None,
@@ -105,9 +105,9 @@ def stream(
         session.prefill(prompts, on_prefill=on_prefill)
         if request.samples > 1:
             session.select([number // request.samples for number in range(len(outputs))])
-        steps = session.decode(picker.pick)
+        steps = session.decode(sampler.pick)
         if speculation is not None and len(outputs) == 1:
-            steps = speculation.decode(session, picker)
+            steps = speculation.decode(session, sampler)
         running = outputs
         for choices in steps:
             for output, choice in zip(running, choices, strict=True):
@@ -117,7 +117,7 @@ def stream(
                 return
             if len(rows) < len(running):
                 running = [running[row] for row in rows]
-                picker.keep(rows)
+                sampler.keep(rows)
                 session.select(rows)
             if limit is None:
                 make_room(session, min(max(session.lengths) + 1, room), room, _FULL)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from llmcli.devices import float64_device
+from llmcli.engine.output import Choice
+from llmcli.engine.sampling import Sampling, choose, penalized, top
+from llmcli.engine.seeds import uniforms
+from llmcli.engine.ties import NearTies
 from llmcli.errors import NotFinite
-from llmcli.generation.output import Choice
-from llmcli.generation.sampling import Sampling, choose, penalized, top
-from llmcli.generation.seeds import uniforms
-from llmcli.generation.ties import NearTies
 
 _STEPS = 256  # random numbers of so many steps are made and uploaded together
 
 
-class Picker:
+class Sampler:
     """Sampling for a batch: `samples` sequences for each of `prompts`, prompt by prompt.
 
     Up to `limit` tokens each (a hint: how many random numbers to make ahead; None: not known).

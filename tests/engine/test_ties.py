@@ -17,9 +17,9 @@ from test_real_decoder import VOCAB, real_model
 
 from llmcli.anatomy.arithmetic import Arithmetic, matrices, stream_noise
 from llmcli.checkpoints import locate, open_checkpoint
-from llmcli.generation import Sampling, engine
-from llmcli.generation.sampling import penalized
-from llmcli.generation.ties import NearTies
+from llmcli.engine import stream as engine
+from llmcli.engine.sampling import Sampling, penalized
+from llmcli.engine.ties import NearTies
 from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 from llmcli.model import Model

@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from llmcli.engine.messages import LEAD, AnswerIds, Ending, Message
+from llmcli.engine.output import Output, Token
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.seeds import sample_seed
 from llmcli.engine.session import Session, make_room
+from llmcli.engine.speculation import Speculation
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.generation.messages import LEAD, AnswerIds, Ending, Message
-from llmcli.generation.output import Output, Token
-from llmcli.generation.picker import Picker
-from llmcli.generation.sampling import Sampling
-from llmcli.generation.seeds import sample_seed
-from llmcli.generation.speculation import Speculation
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.markers import Markers
 from llmcli.text.segments import Segmenter, whole_answer
@@ -203,7 +203,7 @@ class Conversation:
         session.keep()  # a second answer begins here
         seed = sample_seed(sampling.seed, self.answers)
         self.answers += 1
-        picker = Picker(
+        sampler = Sampler(
             replace(sampling, seed=seed), [ids], samples=1, vocab=self.model.config.vocab,
             device=self.model.device, logprobs=None, limit=limit,
         )  # fmt: skip
@@ -215,9 +215,9 @@ class Conversation:
         pieces: list[str] = []
         end: Ending = "interrupted"
         try:
-            steps = session.decode(picker.pick)
+            steps = session.decode(sampler.pick)
             if self.speculation is not None:
-                steps = self.speculation.decode(session, picker)
+                steps = self.speculation.decode(session, sampler)
             for choices in steps:
                 token = output.add(choices[0])
                 written.append(token.id)
