@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from llmcli.generation import conversation
-from llmcli.generation.output import Choice
+from llmcli.engine import conversation
+from llmcli.engine.output import Choice
 
 
 def speak(
@@ -35,7 +35,7 @@ def speak(
             token = next(self._ids)
             return torch.tensor([token]), [Choice(token, None, ())]
 
-    patch(conversation, "Picker", Scripted)
+    patch(conversation, "Sampler", Scripted)
 
 
 if __name__ == "__main__":

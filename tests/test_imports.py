@@ -1,7 +1,7 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
-    ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← observe
+    ← nn ← arithmetic ahead model scales filling weights loading engine ← observe
     ← measure ← cli ← commands;
     ui sees only reports, and a command's view besides only its own report. In a command's folder
     `measure`, `report` and `view` (a file or a folder) are what they say, all else is its shell.
@@ -29,8 +29,7 @@ LAYERS = (
     {"ops", "kernels", "devices"},
     {"formats"},
     {"nn"},
-    {"engine"},
-    {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "generation"},
+    {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "engine"},
     {"observe"},
     {"report"},
     {"measure"},
@@ -56,7 +55,7 @@ BESIDE = {
     ("loading", "model"),
     ("loading", "filling"),
     ("loading", "weights"),
-    ("generation", "model"),
+    ("engine", "model"),
 }
 VIEWS = ("ui", "view")
 TORCH_FREE = {
@@ -66,8 +65,8 @@ TORCH_FREE = {
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
 COMPUTES = (
-    *("ops", "devices", "formats", "nn", "engine"),
-    *("model", "scales", "filling", "weights", "loading", "generation"),
+    *("ops", "devices", "formats", "nn"),
+    *("model", "scales", "filling", "weights", "loading", "engine"),
 )
 AT_TOP = {
     "cli": {"typer"},

@@ -15,8 +15,8 @@ from llmcli.commands.attention.measure.labels import FEWEST, LABELS
 from llmcli.commands.attention.report.metrics import METRICS, MOST_RANKED
 from llmcli.commands.help.measure import READ, TABLES, vocabulary
 from llmcli.commands.help.report import TOPICS
+from llmcli.engine.sampling import Sampling
 from llmcli.errors import LlmcliError
-from llmcli.generation.sampling import Sampling
 from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native
 from llmcli.ops.quant import DECODERS, PLAIN

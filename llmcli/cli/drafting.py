@@ -11,7 +11,7 @@ from llmcli.cli.params import opt
 from llmcli.cli.running import load_model
 
 if TYPE_CHECKING:
-    from llmcli.generation.speculation import Speculation
+    from llmcli.engine.speculation import Speculation
     from llmcli.model import Model
 
 NGRAM = "ngram"
@@ -33,8 +33,8 @@ class DraftOptions:
         """None without `--draft`. Raises what `load_model` raises, UsageError for a vocabulary."""
         if self.draft is None:
             return None
-        from llmcli.generation.drafts import ModelDraft, NgramDraft
-        from llmcli.generation.speculation import Speculation
+        from llmcli.engine.drafts import ModelDraft, NgramDraft
+        from llmcli.engine.speculation import Speculation
 
         if self.draft == NGRAM:
             return Speculation(NgramDraft())

@@ -59,7 +59,7 @@ def _encoded_chat(
     written = None if prompt.conversation is None else prompt.conversation.transcript
     if written is None or tokenizer.chat_template is None or not written.is_of(model):
         return tokenizer.encode_chat(**given)
-    from llmcli.generation.messages import AnswerIds
+    from llmcli.engine.messages import AnswerIds
 
     answers = AnswerIds.of(tokenizer, model.eos_ids)
     text = tokenizer.chat_template.render(**given)
@@ -103,9 +103,9 @@ def _told_of(prompt: Prompt) -> Iterator[None]:
 
 
 def check_fits(
-    encoded: Sequence[Encoded], limit: int, room: int, *, largest: int | None = None
+    encoded: Sequence[Encoded], limit: int | None, room: int, *, largest: int | None = None
 ) -> Iterator[str]:
-    """Notes on prompts that leave room for fewer than `limit` tokens of the `room` there is.
+    """Notes on prompts that leave room for fewer than `limit` tokens (None: no limit) in `room`.
 
     Raises PromptTooLong, saying by how much, for one that does not fit at all. The last new
     token is never read again, so a prompt of n tokens leaves room for room - n + 1. `largest`
@@ -124,7 +124,7 @@ def check_fits(
     for index, item in enumerate(encoded):
         which = "the prompt" if len(encoded) == 1 else f"prompt {index}"
         left = room - len(item.ids) + 1
-        if left < limit:
+        if limit is not None and left < limit:
             yield (
                 f"{which} leaves room for {left} of the {limit} new tokens in a context of {room}: "
                 "the text ends there"

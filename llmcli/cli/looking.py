@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from llmcli.cli.output import Output
-    from llmcli.generation.sampling import Sampling
+    from llmcli.engine.sampling import Sampling
     from llmcli.model import Model
 
 # what `/look` of `chat` can show, and the options that it takes there; the command's `look.py`
@@ -60,7 +60,7 @@ class NewTokensOptions:
 
 def greedy() -> Sampling:
     """The likeliest token every time: what is looked at is the same in every run."""
-    from llmcli.generation.sampling import Sampling
+    from llmcli.engine.sampling import Sampling
 
     return Sampling(temperature=0.0)
 

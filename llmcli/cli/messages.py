@@ -99,7 +99,7 @@ def _message(value: Any, place: str, where: str) -> dict[str, Any]:
 
     texts = ("role", "content", "name", "tool_call_id", *REASONING)
     if not isinstance(value, dict):
-        raise _wrong(f"{place}` of {where} is no object")
+        raise _wrong(f"{place}` of {where} is not an object")
     message = {key: one for key, one in value.items() if one is not None and key not in _OWN}
     for key, one in message.items():
         if key == "content" and isinstance(one, list):
@@ -109,7 +109,7 @@ def _message(value: Any, place: str, where: str) -> dict[str, Any]:
         if key not in (*texts, "tool_calls"):
             raise _wrong(f"{place}` of {where} has the unknown key `{key}`")
         if not isinstance(one, str if key in texts else list):
-            raise _wrong(f"{place}.{key}` of {where} is no {'text' if key in texts else 'list'}")
+            raise _wrong(f"{place}.{key}` of {where} is not a {'text' if key in texts else 'list'}")
         check_value(one, f"{place}.{key}` of {where}")
     if not message.get("role"):
         raise _wrong(f"{place}` of {where} has no `role`")
@@ -122,7 +122,7 @@ def _part(part: Any, place: str, where: str) -> str:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     raise UsageError(
-        f"{place}` of {where} is no part of type `text`",
+        f"{place}` of {where} is not a part of type `text`",
         hint="llmcli reads text alone: leave images and sounds out",
     )
 

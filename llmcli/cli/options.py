@@ -10,11 +10,12 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from llmcli.cli.params import arg, opt
+from llmcli.cli.params import Range, arg, opt
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
+TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,8 @@ class ModelOptions:
     )  # fmt: skip
     context_length: int | None = opt(
         None, "-c", "--context-length", "N",
-        "Most tokens that prompt and text may have. [default: the model's own]", at_least=1,
+        "Maximum number of tokens, prompt and text together. [default: the model's own]",
+        at_least=1,
     )  # fmt: skip
     seed: int | None = opt(
         None, "--seed", "N",
@@ -51,7 +53,7 @@ class ModelOptions:
     )  # fmt: skip
     random_weights: bool = opt(
         False, "--random-weights",
-        "The model from its configuration alone, its weights drawn with --seed (everything with 0 "
+        "Build the model from its configuration alone, with random weights from --seed (0 "
         "where that is not given).",
     )  # fmt: skip
     revision: str | None = opt(None, "--revision", "REV", "Branch, tag or commit on the hub.")

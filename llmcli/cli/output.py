@@ -78,6 +78,7 @@ class Output:
         self.quiet = options.quiet
         self.checks = isinstance(options, ViewOutputOptions) and options.checks
         self.pager = isinstance(options, PagedOutputOptions) and not options.no_pager
+        self._begun = False  # a stream of documents, the first of which is written
         self.fit()
         self.erase: Callable[[], None] | None = None  # takes back a bar that stands on stderr
 
@@ -181,9 +182,15 @@ class Output:
         environment: Any,
         lines: bool = False,
     ) -> None:
-        """Writes one JSON document; `lines`: on one line, as one of many."""
+        """Writes one JSON document; `lines`: on one line, as one of a stream.
+
+        Of a stream the first one alone has `model` and `environment`.
+        """
         indent = 2 if self.out.terminal and not lines else None
         whole = self.envelope(body, model=model, environment=environment)
+        if self._begun:
+            del whole["model"], whole["environment"]
+        self._begun = lines
         text = dumps(whole, indent=indent) + "\n"
         STDOUT.document = True
         with _last_words():

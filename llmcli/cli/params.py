@@ -14,7 +14,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -32,27 +32,40 @@ LARGEST = 2**63 - 1  # what fits torch's integers; no option means anything beyo
 class Range:
     """The numbers that an option accepts: from `low` to `high`, ends included unless `above`.
 
-    `above`: the lower end itself is excluded. None is no bound. NaN and infinity never pass.
+    `above`: the lower end itself is excluded. `or_else`: one number outside that is accepted, too.
+    None is no bound. NaN and infinity never pass.
     """
 
     low: float
     high: float | None = None
     above: bool = False
+    or_else: float | None = None
 
     def __contains__(self, value: float) -> bool:
         if isinstance(value, float) and not math.isfinite(value):
             return False
         if abs(value) > LARGEST:
             return False
+        if value == self.or_else:
+            return True
         low = value > self.low if self.above else value >= self.low
         return low and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
+        if self.or_else is not None:
+            return f"{replace(self, or_else=None)} or {_plain(self.or_else)}"
         if self.high is None:
             return f"{'greater than' if self.above else 'at least'} {_plain(self.low)}"
         if self.above:
             return f"greater than {_plain(self.low)} and at most {_plain(self.high)}"
         return f"between {_plain(self.low)} and {_plain(self.high)}"
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """Names of an option that are accepted and listed nowhere: what other programs call it."""
+
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,7 @@ class Declared:
     help: str
     range: Range | None
     panel: str | None
+    aliases: tuple[str, ...] = ()
 
     def hint(self, base: Any, group: type) -> Any:
         """The annotation that typer reads; the heading is `panel` of the class unless given."""
@@ -74,7 +88,7 @@ class Declared:
             )
         else:
             info = typer.Argument(metavar=self.metavar, help=self.help)
-        return Annotated[base, info, self.range] if self.range else Annotated[base, info]
+        return Annotated[base, info, self.range, Aliases(self.aliases)]
 
 
 def opt(
@@ -85,19 +99,21 @@ def opt(
     at_most: float | None = None,
     within: Range | None = None,
     panel: str | None = None,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
     """A field of a dataclass of options, such as `opt(256, "-n", "--max", "N", "Most tokens.")`.
 
     `words`: the names, for all but flags what its value is called, and the help text.
     `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the
-    heading in the help, if another than the class's own.
+    heading in the help, if another than the class's own. `aliases`: names that are accepted and not
+    listed.
     """
     names = tuple(word for word in words[:-1] if word.startswith("-"))
     low = at_least if above is None else above
     allowed = within if low is None else Range(low, at_most, above is not None)
     metavar = words[-2] if len(words) > len(names) + 1 else None
-    said = Declared(names, metavar, words[-1], allowed, panel)
-    return field(default=default, metadata={"declared": said})
+    declared = Declared(names, metavar, words[-1], allowed, panel, aliases)
+    return field(default=default, metadata={"declared": declared})
 
 
 def arg(default: Any, metavar: str, help: str) -> Any:
@@ -182,6 +198,17 @@ class Option(TyperOption):
 
     conversion: Conversion
     display: str
+    aliases: tuple[str, ...] = ()
+
+    def add_to_parser(self, parser: Any, ctx: Any) -> None:
+        """typer's; the aliases are accepted, too, and `_` for `-` within a name."""
+        listed = self.opts
+        underscored = (f"--{name[2:].replace('-', '_')}" for name in listed if "-" in name[2:])
+        self.opts = [*listed, *self.aliases, *underscored]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = listed
 
     def consume_value(self, ctx: Any, opts: Any) -> Any:
         """typer's; what the configuration file sets are the defaults of the context.
@@ -210,7 +237,7 @@ class Option(TyperOption):
             if word:
                 raise unknown_option(word, ctx) from error
             hint = f"see `{ctx.command_path} --help`"
-            if self.name == "top_p" and short in words and value[:1].isalpha():
+            if self.name == "top_p" and short in words and value[:1] not in "+-.0123456789":
                 hint = _prompt_hint(ctx)
             raise UsageError(error.message, hint=error.hint or hint) from error
         return value if self.callback is None else self.callback(ctx, self, value)
@@ -236,6 +263,8 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
     elsewhere = getattr(ctx.command, "elsewhere", {})
     if name in elsewhere:  # what other commands of ours call it
         hint = elsewhere[name]
+    elif (foreign := _foreign(name, known)) is not None:
+        hint = foreign
     elif close:
         hint = f"did you mean {' or '.join(f'`{long}`' for long in close[:3])}?"
     elif ctx.parent is None:
@@ -247,8 +276,47 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
     return UsageError(f"there is no option `{word}`", hint=hint)
 
 
+# What llama.cpp, transformers and vLLM call an option of ours; a command that has ours names it.
+_FOREIGN: Mapping[str, tuple[str, ...]] = {
+    "--seed": ("s", "random-seed"),
+    "--max-tokens": (
+        "predict", "n-predict", "num-predict", "max-new-tokens", "max-length", "max-len",
+    ),
+    "--context-length": ("ctx-size", "n-ctx", "num-ctx", "ctx", "max-model-len"),
+    "--repetition-penalty": ("repeat-penalty", "rep-pen"),
+    "--num-samples": ("num-return-sequences", "np", "parallel", "best-of"),
+    "--system": ("sys", "system-prompt"),
+    "--model": ("hf", "hfr", "hf-repo", "model-path"),
+    "--ignore-eos": ("no-eos",),
+    "--stop": ("r", "reverse-prompt", "stop-string", "stop-sequence"),
+    "--draft": ("md", "model-draft", "draft-model", "assistant-model"),
+    "--set": ("chat-template-kwargs",),
+    "--raw": ("no-cnv", "no-conversation"),
+}  # fmt: skip
+# … and what there is instead of an option that only they have.
+_INSTEAD: Mapping[tuple[str, ...], str] = {
+    ("i", "cnv", "conversation", "interactive", "interactive-first"):
+        "for a conversation run `llmcli chat`",
+    ("ngl", "gpu-layers", "n-gpu-layers"):
+        "`--device cuda` runs the whole model on the GPU, and so does `auto` where there is one",
+    ("no-display-prompt",): "only new text is printed",
+    ("do-sample",): "it samples unless `--greedy` or `-t 0` is given",
+}  # fmt: skip
+
+
+def _foreign(name: str, known: list[str]) -> str | None:
+    """The hint for `--name` of another program; None where it is unknown or ours is not here."""
+    bare = name[2:]
+    for ours, theirs in _FOREIGN.items():
+        if bare in theirs and ours in known:
+            return f"it is `{ours}` here"
+    return next((hint for names, hint in _INSTEAD.items() if bare in names), None)
+
+
 def _prompt_hint(ctx: Any) -> str:
-    return f'the prompt is an argument: `{ctx.command_path} "TEXT"`'
+    if any(isinstance(parameter, TyperArgument) for parameter in ctx.command.params):
+        return f'the prompt is an argument: `{ctx.command_path} "TEXT"`'
+    return f'a message is given with `{ctx.command_path} --prompt "TEXT"`'
 
 
 def _names(ctx: Any) -> list[str]:
@@ -285,13 +353,16 @@ def adopt(parameter: Any, hints: Mapping[str, Any]) -> None:
     typer builds its parameters itself and offers no hook for their class, so the class of the
     finished object is changed; the classes have the same layout (no mixin, no slots).
     """
+    hint = hints[str(parameter.name)]
+    display = parameter.metavar or str(parameter.name).upper()
     if isinstance(parameter, TyperOption):
-        parameter.__class__ = Option
         display = max(parameter.opts, key=len)
+        found = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Aliases)]
+        parameter.__class__ = Option
+        parameter.aliases = found[0].names if found else ()  # type: ignore[attr-defined]
     else:
         parameter.__class__ = Argument
-        display = parameter.metavar or str(parameter.name).upper()
-    parameter.conversion = Conversion.of(hints[str(parameter.name)])
+    parameter.conversion = Conversion.of(hint)
     parameter.display = display
     if getattr(parameter, "is_flag", False) and settable(parameter):
         opposite = display.removeprefix("--no-") if display[:5] == "--no-" else f"no-{display[2:]}"
@@ -316,8 +387,8 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
         groups[name] = hint
         types = get_type_hints(hint, include_extras=True)
         for one in fields(hint):
-            said = one.metadata.get("declared")
-            kind = types[one.name] if said is None else said.hint(types[one.name], hint)
+            declared = one.metadata.get("declared")
+            kind = types[one.name] if declared is None else declared.hint(types[one.name], hint)
             default = inspect.Parameter.empty if one.default is MISSING else one.default
             _add(flat, one.name, kind, default)
 

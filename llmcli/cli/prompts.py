@@ -93,7 +93,7 @@ def _conversation(path: str | None) -> GivenConversation | None:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         if '"messages"' in text:
-            tell(f"note: `{path}` is no valid JSON ({error}): it is read as text")
+            tell(f"note: `{path}` is not valid JSON ({error}): it is read as text")
         return None
     return read_conversation(value, f"`{path}`") if is_conversation(value) else None
 

@@ -162,7 +162,7 @@ def need_directory() -> None:
         os.getcwd()
     except OSError as error:
         raise LlmcliError(
-            "the current directory is not there any more",
+            "the current directory no longer exists",
             hint="change to another one with `cd`, then run this command again",
         ) from error
 

@@ -10,7 +10,7 @@ from llmcli.cli.params import Range, opt
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.generation.sampling import Sampling
+    from llmcli.engine.sampling import Sampling
 
 Origin = Literal[
     "flag", "configuration file", "generation_config.json", "catalog", "default"
@@ -61,6 +61,7 @@ class SamplingOptions:
     temperature: float | None = opt(
         None, "-t", "--temperature", "X",
         "Randomness; 0 is greedy. [default: the model's, else 0.8]", within=RANGES["temperature"],
+        aliases=("--temp",),
     )  # fmt: skip
     top_k: int | None = opt(
         None, "-k", "--top-k", "N",
@@ -119,10 +120,15 @@ class Resolved:
 
     def sampling(self, seed: int) -> Sampling:
         """What the engine takes."""
-        from llmcli.generation.sampling import Sampling
+        return engine_sampling(self.values, seed)
 
-        values = {name: value for name, value in self.values.items() if name != "top_k"}
-        return Sampling(top_k=int(self.values["top_k"]), seed=seed, **values)
+
+def engine_sampling(values: Mapping[str, float], seed: int) -> Sampling:
+    """What the engine takes; `values` are by the names of `RANGES`."""
+    from llmcli.engine.sampling import Sampling
+
+    others = {name: value for name, value in values.items() if name != "top_k"}
+    return Sampling(top_k=int(values["top_k"]), seed=seed, **others)
 
 
 def resolve(

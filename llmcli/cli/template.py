@@ -38,7 +38,7 @@ def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
     for one in given or ():
         name, equals, value = text_argument(one, "`--set`").partition("=")
         if not equals:
-            raise UsageError(f"`--set {one}` is no NAME=VALUE", hint="such as `--set x=true`")
+            raise UsageError(f"`--set {one}` is not NAME=VALUE", hint="such as `--set x=true`")
         check_variable(name, "`--set`")
         found[name] = value_of(value, f"`--set {name}`")
     return found
@@ -66,7 +66,7 @@ class ChatOptions:
         template_variables(self.variable)
         flag = self._flag()
         if flag and self.raw:
-            raise UsageError(f"`{flag}` is for the chat template, and `--raw` goes without it")
+            raise UsageError(f"`{flag}` needs the chat template, which `--raw` leaves out")
         if flag and ids:
             raise UsageError(f"`--ids` is always raw and goes without `{flag}`")
 
@@ -77,8 +77,9 @@ class ChatOptions:
                 continue
             if self.raw:
                 raise UsageError(
-                    f"{prompt.where} is a conversation, and `--raw` goes without the chat template",
-                    hint="leave `--raw` out, or give the file on stdin, which is read as text",
+                    f"{prompt.where} is a conversation: it needs the chat template, which `--raw` "
+                    "leaves out",
+                    hint="drop `--raw`, or give the file on stdin, which is read as text",
                 )
             if prompt.conversation.finished:
                 raise UsageError(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from llmcli.cli.files import OTHER_PLACE, check_place
 from llmcli.cli.messages import SCHEMA, is_conversation, read_conversation
+from llmcli.cli.options import TOKEN_LIMIT
 from llmcli.cli.prompts import read_bytes
 from llmcli.cli.sampling import RANGES, valid
 from llmcli.cli.variables import check_value, checked_variables
 from llmcli.errors import UsageError, WriteFailed
 
 if TYPE_CHECKING:
-    from llmcli.generation.messages import Message
+    from llmcli.engine.messages import Message
     from llmcli.model import Model
 
 _MOST = 64 << 20  # bytes of a file
@@ -84,7 +85,7 @@ def read_transcript(path: str, beside: Transcript) -> Transcript:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
-        raise _wrong(where, "it is no JSON") from None
+        raise _wrong(where, "it is not JSON") from None
     if is_conversation(document) and "schema" not in document:
         given = read_conversation(document, where)
         messages = tuple(_plain(where, at, one) for at, one in enumerate(given.messages))
@@ -94,7 +95,7 @@ def read_transcript(path: str, beside: Transcript) -> Transcript:
 
 def _plain(where: str, number: int, message: Mapping[str, Any]) -> Message:
     """A message of a conversation that `generate` takes."""
-    from llmcli.generation.messages import Message
+    from llmcli.engine.messages import Message
     from llmcli.text.chat import REASONING
 
     role, known = message["role"], ("role", "content", *REASONING)
@@ -102,7 +103,7 @@ def _plain(where: str, number: int, message: Mapping[str, Any]) -> Message:
     if other is not None or role not in _ROLES or (role == "system" and number):
         what = f"has `{other}`" if other is not None else f"is of the role `{role}`"
         raise UsageError(
-            f"`messages[{number}]` of {where} {what}, which is no part of a chat",
+            f"`messages[{number}]` of {where} {what}, which does not belong in a chat",
             hint="it has `user` and `assistant` behind one `system`; `generate -f` takes more",
         )
     reasoning = next((message[name] for name in REASONING if name in message), "")
@@ -124,7 +125,7 @@ def check_replaceable(path: str) -> None:
         document = None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise WriteFailed(
-            f"could not write `{path}`: it is there and no transcript of `llmcli chat`",
+            f"could not write `{path}`: it exists and is not a transcript of `llmcli chat`",
             hint=OTHER_PLACE,
         )
 
@@ -154,7 +155,7 @@ def transcript_of(document: Any, where: str) -> Transcript:
         vocabulary=_count(where, document, "vocabulary", least=1),
         sampling=values,
         seed=_count(where, sampling, "seed"),
-        max_tokens=_count(where, sampling, "max_tokens", least=1),
+        max_tokens=_limit(where, sampling),
         stop=tuple(stop or ()),
         variables=checked_variables(document.get("variables"), where),
         answers=_count(where, document, "answers"),
@@ -163,7 +164,7 @@ def transcript_of(document: Any, where: str) -> Transcript:
 
 
 def _messages(where: str, found: object, vocabulary: int) -> tuple[Message, ...]:
-    from llmcli.generation.messages import LEAD, Ending, Message
+    from llmcli.engine.messages import LEAD, Ending, Message
 
     if not isinstance(found, list):
         raise _wrong(where, "it has no list of `messages`")
@@ -194,19 +195,26 @@ def _ids(where: str, number: int, message: Mapping[str, Any], vocabulary: int) -
         isinstance(one, int) and not isinstance(one, bool) and 0 <= one < vocabulary for one in ids
     )
     if not sound or (ids and message["role"] != "assistant"):
-        raise _wrong(where, f"the `ids` of its message {number} are no ids of an answer")
+        raise _wrong(where, f"the `ids` of its message {number} are not token ids of an answer")
     return tuple(ids)
 
 
 def _count(where: str, found: Mapping[str, Any], name: str, *, least: int = 0) -> int:
     value = found.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise _wrong(where, f"its `{name}` is no whole number from {least} on")
+        raise _wrong(where, f"its `{name}` is not a whole number of at least {least}")
     return value
+
+
+def _limit(where: str, sampling: Mapping[str, Any]) -> int:
+    found = sampling.get("max_tokens")
+    if found == TOKEN_LIMIT.or_else:
+        return -1
+    return _count(where, sampling, "max_tokens", least=1)
 
 
 def _wrong(where: str, why: str) -> UsageError:
     return UsageError(
-        f"{where} is no transcript of `llmcli chat`: {why}",
+        f"{where} is not a transcript of `llmcli chat`: {why}",
         hint="`/save FILE` writes one",
     )

@@ -45,7 +45,7 @@ def _instead(words: list[str], context: Any) -> str:
     if text is not None and text.param_type_name == "option":
         said = " ".join(words).replace('"', "'")
         path = context.command_path
-        return f"say it with `{path} --prompt \"{said}\"`, or begin with just `{path}`; "
+        return f"send it with `{path} --prompt \"{said}\"`, or start with just `{path}`; "
     return "put a text of several words in quotes; " if text is not None else ""
 
 

@@ -37,7 +37,7 @@ def check_value(value: Any, where: str) -> None:
     for _ in range(MOST_NESTED + 1):
         if any(isinstance(one, str) and encodable(one) != one for one in layer):
             raise UsageError(
-                f"{where} has half a surrogate pair, which is no character",
+                f"{where} has half a surrogate pair, which is not a character",
                 hint="write both of `\\ud83d\\ude00`, or the character itself in UTF-8",
             )
         groups = [[*one, *one.values()] if isinstance(one, Mapping) else one for one in layer
@@ -57,11 +57,11 @@ def _too_deep(where: str) -> UsageError:
 def checked_variables(value: Any, where: str) -> dict[str, Any]:
     """`variables` of a JSON document; `where` it stands, for errors.
 
-    Raises UsageError for what is no object, and what `check_variable` and `check_value` refuse.
+    Raises UsageError for what is not an object, and what `check_variable` and `check_value` refuse.
     """
     if not isinstance(value, dict):
         raise UsageError(
-            f"`variables` of {where} is no object", hint='such as {"enable_thinking": false}'
+            f"`variables` of {where} is not an object", hint='such as {"enable_thinking": false}'
         )
     for name, one in value.items():
         check_variable(name, f"`variables` of {where}")

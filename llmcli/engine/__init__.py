@@ -1,1 +1,1 @@
-"""What drives a decoder token by token: the session."""
+"""Sequences of tokens: sessions, sampling, stop strings, streams of text, conversations."""

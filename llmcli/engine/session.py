@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.engine.ids import Ids
+from llmcli.devices import release_freed_memory, require_memory
 from llmcli.nn.decoder import Decoder, inference
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, Tap
@@ -319,3 +320,69 @@ class Session:
         for start in range(0, longest, PROMPT_CHUNK):
             parts = [row[start : start + PROMPT_CHUNK] for row in rows]
             self.extend(parts, logits="none", totals=totals, edits=edits)
+
+
+def make_room(session: Session, tokens: int, most: int, hint: str) -> None:
+    """Slots for so many tokens per sequence, twice as many as before but at most `most`.
+
+    Raises OutOfMemory with that hint where there is no memory for them, ValueError where they are
+    more than `most`.
+    """
+    if tokens > most:
+        raise ValueError(f"{tokens} tokens are more than {most}")
+    state = session.state
+    if tokens <= state.capacity:
+        return
+    wanted = max(tokens, min(2 * state.capacity, most))
+    require_memory(
+        session.decoder.state_bytes(state.batch, wanted), session.decoder.device,
+        f"the cache of {wanted} tokens", hint,
+    )  # fmt: skip
+    session.grow(wanted)
+    release_freed_memory()  # the smaller caches
+
+
+class Ids:
+    """Ids `[B, C]` of B sequences, which know their lengths themselves.
+
+    They stay on the device: to know one on the host is to wait.
+    """
+
+    def __init__(self, ids_BC: Tensor) -> None:
+        self._ids_BC = ids_BC
+
+    @classmethod
+    def none(cls, batch: int, capacity: int, device: torch.device) -> Self:
+        """Room for so many."""
+        return cls(torch.zeros(batch, capacity, dtype=torch.long, device=device))
+
+    def rows(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Those of every sequence, on the host."""
+        rows = self._ids_BC.tolist()
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def write(self, ids_BT: Tensor, starts: Sequence[int]) -> None:
+        """From `starts[b]` on. Padding lands behind the last token, where the next one goes."""
+        tokens = ids_BT.shape[1]
+        if len(set(starts)) == 1:
+            self._ids_BC[:, starts[0] : starts[0] + tokens] = ids_BT
+        else:
+            at_B1 = torch.tensor(starts, device=ids_BT.device).unsqueeze(1)
+            at_BT = at_B1 + torch.arange(tokens, device=ids_BT.device)
+            self._ids_BC.scatter_(1, at_BT, ids_BT)
+
+    def write_last(self, ids_B1: Tensor, lengths_B: Tensor) -> None:
+        """The last token of sequences of these lengths, which the host does not know."""
+        self._ids_BC.scatter_(1, (lengths_B - 1).unsqueeze(1), ids_B1)
+
+    def select(self, rows: Tensor) -> Self:
+        """A copy with those sequences, in that order."""
+        return type(self)(self._ids_BC.index_select(0, rows))
+
+    def clone(self) -> Self:
+        """A copy."""
+        return type(self)(self._ids_BC.clone())
+
+    def grow(self, capacity: int) -> None:
+        """At least so many slots."""
+        self._ids_BC = F.pad(self._ids_BC, (0, max(0, capacity - self._ids_BC.shape[1])))

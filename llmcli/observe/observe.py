@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.generation.picker import Picker
-from llmcli.generation.sampling import Sampling
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.nn.step import Tap
@@ -100,12 +100,12 @@ def continued(
     (prompt,) = session.ids
     every = list(prompt)
     if generate and sampling is not None:
-        picker = Picker(
+        sampler = Sampler(
             sampling, [prompt], samples=1, vocab=model.config.vocab, device=model.device,
             logprobs=None, limit=generate,
         )  # fmt: skip
         tap = shown_to(watch, session)
-        for choices in session.decode(picker.pick, limit=generate, tap=tap):
+        for choices in session.decode(sampler.pick, limit=generate, tap=tap):
             _tell(progress, "generating", len(every) - len(prompt), generate)
             every.append(choices[0].id)
             if every[-1] in model.eos_ids:

@@ -44,9 +44,9 @@ choice of experts      routing.choose                 Choose               mixtu
 weights of experts     routing.weigh                  Weigh                the same
 products with experts  product.routed_by_kernel       ExpertProject        the same
 sum of experts         *, +                           SumExperts           the same
-argmax                 generation.sampling.choose     –                    greedy decoding
-temperature            generation.sampling.filtered   –                    sampling
-top-k, top-p           generation.sampling.filtered   –                    sampling
+argmax                 engine.sampling.choose     –                    greedy decoding
+temperature            engine.sampling.filtered   –                    sampling
+top-k, top-p           engine.sampling.filtered   –                    sampling
 sum, mean, max         torch.sum, mean, amax          –                    softmax, norms
 reduction as a tree    inside the GPU's kernels       –                    every reduction
 add                    +                              Add                  residual stream

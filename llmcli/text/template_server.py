@@ -21,14 +21,14 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, nodes
-from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.ext import Extension, loopcontrols
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 _MAX_REASON = 1000  # characters of an error's message
+_Base: Any = Environment().globals["namespace"]  # the class that `{% set x.y = … %}` takes
 
 
 def serve() -> None:
@@ -94,7 +94,7 @@ def _compiled(source: str) -> Template:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["namespace"] = _Namespace
@@ -114,12 +114,12 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class _Namespace(Namespace):
+class _Namespace(_Base):  # type: ignore[misc]  # a class, which mypy cannot know
     """Jinja's, without names that Python or its libraries would call (`__html__`)."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # `self` is positional only, as it is in Jinja: `namespace(self=…)` is valid
-        Namespace.__init__(args[0])
+        _Base.__init__(args[0])
         for name, value in dict(*args[1:], **kwargs).items():
             args[0][name] = value
 

@@ -18,16 +18,18 @@ _PLAIN = {GOOD: "ok", BAD: "FAIL"}  # where the terminal has ASCII alone
 WRONG = "bold red"
 
 
-def render_checks(checks: Sequence[ViewCheck], *, full: bool = True) -> RenderableType:
+def render_checks(
+    checks: Sequence[ViewCheck], *, full: bool = True, option: str = "--checks"
+) -> RenderableType:
     """A line for each check, with the place of the worst difference where one fails.
 
-    Not `full`: one line for all that pass.
+    Not `full`: one line for all that pass, and the `option` that shows them, if there is one.
     """
     wrong = [check for check in checks if not check.ok]
     if full or not checks:
         return Group(*(_line(check) for check in checks))
     passed = len(checks) - len(wrong)
-    count = f"{passed} check{'s' * (passed != 1)}{SEPARATOR}--checks"
+    count = SEPARATOR.join(filter(None, (f"{passed} check{'s' * (passed != 1)}", option)))
     lines = [Marked(GOOD, count, FAINT)] if passed else []
     return Group(*(_line(check) for check in wrong), *lines)
 

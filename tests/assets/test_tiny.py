@@ -17,12 +17,13 @@ import children
 import numpy as np
 import pytest
 import torch
+from continued import stream
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmcli.checkpoints import CATALOG
-from llmcli.generation import Sampling, stream
+from llmcli.engine.sampling import Sampling
 from llmcli.loading import load
 from llmcli.ops.attention import scores, visible_keys
 

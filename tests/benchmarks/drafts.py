@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from bench_tools import environment, spread, table
 
+from llmcli.engine.drafts import ModelDraft, NgramDraft
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.generation.drafts import ModelDraft, NgramDraft
-from llmcli.generation.picker import Picker
-from llmcli.generation.sampling import Sampling
-from llmcli.generation.speculation import Speculation
+from llmcli.engine.speculation import Speculation
 from llmcli.loading import load
 from llmcli.model import Model
 
@@ -41,14 +41,14 @@ def decoded(
     """The tokens behind `ids`, and the seconds that they took."""
     session = Session(model.decoder, 1, len(ids) + tokens + 16)
     session.prefill([ids])
-    picker = Picker(
+    sampler = Sampler(
         sampling, [ids], samples=1, vocab=model.config.vocab, device=model.device, logprobs=None,
         limit=tokens,
     )  # fmt: skip
     begin = time.perf_counter()
-    steps = session.decode(picker.pick)
+    steps = session.decode(sampler.pick)
     if speculation is not None:
-        steps = speculation.decode(session, picker)
+        steps = speculation.decode(session, sampler)
     found = [next(steps)[0].id for _ in range(tokens)]
     return found, time.perf_counter() - begin
 

@@ -30,7 +30,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "parity")]
 from parity_smollm2 import transformers_from_gguf
 
 from llmcli.checkpoints import open_model
-from llmcli.generation import Sampling, stream
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.stream import TextRequest, stream
 from llmcli.loading import Model, load_checkpoint
 
 DECODE_TARGET, PREFILL_TARGET, MEMORY_TARGET = 1.4, 1.0, 1.3
@@ -68,9 +69,10 @@ def decode_theirs(model: Any, prompt: Sequence[int], tokens: int) -> tuple[float
 
 def decode_ours(model: Model, prompt: Sequence[int], tokens: int) -> tuple[float, list[int]]:
     times, ids = [], []
-    for token in stream(
-        model, [prompt], Sampling(temperature=0), limit=tokens, ignore_eos=True
-    ):
+    request = TextRequest(
+        prompts=[prompt], sampling=Sampling(temperature=0), limit=tokens, ignore_eos=True
+    )
+    for token in stream(model, request):
         times.append(time.perf_counter())
         ids.append(token.id)
     return (tokens - 1) / (times[-1] - times[0]), ids

@@ -32,8 +32,8 @@ CODE = """
 import json, torch
 torch.set_num_threads({threads})
 from llmcli.checkpoints import open_model
-from llmcli.generation import stream
-from llmcli.generation.sampling import Sampling
+from llmcli.engine.stream import TextRequest, stream
+from llmcli.engine.sampling import Sampling
 from llmcli.loading import load_checkpoint
 from llmcli.commands.info.measure import measure_info
 from llmcli.observe.memory import cpu
@@ -48,9 +48,10 @@ with Peak() as load:
     model = load_checkpoint(checkpoint, device="cpu", dtype={dtype!r}, random_weights=seed)
 lengths = [context - 2 if batch > 1 and not row else context - new for row in range(batch)]
 prompts = [[(7 * i + row) % 1000 + 5 for i in range(length)] for row, length in enumerate(lengths)]
-tokens = stream(
-    model, prompts, Sampling(temperature=0), limit=new, ignore_eos=True, capacity=context
+request = TextRequest(
+    prompts=prompts, sampling=Sampling(temperature=0), limit=new, ignore_eos=True, capacity=context
 )
+tokens = stream(model, request)
 with Peak() as prefill:
     next(tokens)
 with Peak() as decode:

@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT))  # the working tree's llmcli
 from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp, open_llama_cpp
 from llmcli.commands.bench.report.results import Settings
 from llmcli.engine.session import Session
+from llmcli.engine.ties import NearTies
 from llmcli.errors import UsageError
-from llmcli.generation.ties import NearTies
 from llmcli.loading import load
 from llmcli.model import Model
 

@@ -15,13 +15,13 @@ from cli_tiny import write_mixture, write_tiny
 from json_schemas import errors
 
 from llmcli.cli.output import Output
-from llmcli.commands.chat import commands, look, loop, typed
-from llmcli.commands.chat.mentions import with_files
-from llmcli.commands.chat.talk import Talk
+from llmcli.commands.chat import command, slash, typed
+from llmcli.commands.chat.chat import Chat
+from llmcli.commands.chat.typed import with_files
 from llmcli.commands.experts.command import ExpertsOptions
+from llmcli.engine.sampler import Sampler
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, NotFinite, UsageError
-from llmcli.generation.picker import Picker
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.tokenizer import Tokenizer
 
@@ -62,7 +62,7 @@ def converse(cli, talker, monkeypatch):
 
     def run(*lines, argv=(), drafts=None, meters=None):
         typed = Typed(*lines)
-        monkeypatch.setattr(loop, "lines_of", lambda *how: typed)
+        monkeypatch.setattr(command, "lines_of", lambda *how: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
@@ -87,7 +87,7 @@ def test_one_turn(chat):
     tokens = line["tokens"]
     assert tokens["prompt"] == tokens["computed"] == len("hello") + 3
     assert tokens["generated"] == len(line["messages"][1]["ids"])
-    assert "read 8 new tokens of 8" in chat("--prompt", "hello", *GREEDY, "--stats").err
+    assert "read 8 new of 8" in chat("--prompt", "hello", *GREEDY, "--stats").err
 
 
 def test_a_file_and_a_pipe_are_one_message(cli, talker, tmp_path, monkeypatch):
@@ -100,11 +100,11 @@ def test_a_file_and_a_pipe_are_one_message(cli, talker, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_said(chat, tiny, cli, tmp_path):
-    assert "nothing to say" in chat().err
+    assert "there is no message" in chat().err
     assert chat().code == 2
     bare = write_tiny(tmp_path / "bare", template=False, weights=True)
-    assert "cannot be talked to" in cli("chat", "-m", bare, "--prompt", "x").err
-    assert "no NAME=VALUE" in chat("--prompt", "x", "--set", "thinking").err
+    assert "cannot chat" in cli("chat", "-m", bare, "--prompt", "x").err
+    assert "not NAME=VALUE" in chat("--prompt", "x", "--set", "thinking").err
     assert "not empty" in chat("--prompt", "x", "--stop", "").err
     long = chat("--prompt", "x" * 700)
     assert (long.code, "more than the context of 600" in long.err) == (2, True)
@@ -114,7 +114,7 @@ def test_what_cannot_be_said(chat, tiny, cli, tmp_path):
 def test_a_conversation_reads_only_what_is_new(converse):
     said = converse("hello", "/stats", "and then?", "/stats", "/tokens", argv=GREEDY)
     assert said.code == 0
-    first, second = re.findall(r"read (\d+) new tokens of (\d+)", said.out)[:2]
+    first, second = re.findall(r"read (\d+) new of (\d+)", said.out)[:2]
     assert first == ("8", "8")
     new, whole = map(int, second)
     # what is said, three special tokens around it, the last token of the answer before, which was
@@ -134,13 +134,13 @@ def test_commands_change_what_is_said(converse, tmp_path):
         argv=GREEDY, drafts=drafts,
     )  # fmt: skip
     assert "system: be brief" in said.out
-    assert "taken back: hello" in said.out
+    assert "undone: hello" in said.out
     assert "system: none" in said.out
     assert "one" in drafts, "the message to edit is the next draft"
     assert "temperature         0.5" in said.out
     assert "lead                True  (of the template)" in said.out
     for line in (
-        "error: there is nothing to take back",
+        "error: there is nothing to undo",
         "error: there is nothing to edit",
         "error: `top_p` must be greater than 0 and at most 1, not `7`",
         "error: `top_p` must be a number greater than 0 and at most 1, not `true`",
@@ -208,7 +208,7 @@ def test_messages_that_are_no_part_of_a_chat(message, words, converse, tmp_path)
     file = tmp_path / "plain.json"
     file.write_text(json.dumps({"messages": [*PLAIN["messages"], message]}))
     said = converse(f"/load {file}", "/tokens")
-    assert f"error: `messages[3]` of `{file}` {words}, which is no part of a chat" in said.err
+    assert f"error: `messages[3]` of `{file}` {words}, which does not belong in a chat" in said.err
     assert "Traceback" not in said.err
     assert "hello" not in said.out
 
@@ -227,8 +227,8 @@ def test_a_message_longer_than_the_context_is_refused_at_once(converse, chat, mo
     said = converse("hello", "x" * 700, "/tokens", argv=GREEDY)
     assert asked == []
     for err in (said.err, chat("--prompt", "x" * 700).err):
-        assert "error: the message takes 703 tokens with what the template puts around it, " in err
-        assert "103 more than the context of 600\nhint: say less at once" in err
+        assert "error: the message and the template around it take 703 tokens, " in err
+        assert "103 more than the context of 600\nhint: shorten the message" in err
     assert "hello" in said.out
 
 
@@ -242,7 +242,7 @@ def test_a_context_without_room_for_the_template_is_refused(chat, converse):
 
 def test_another_answer_reads_nothing_and_a_draft_may_propose_nothing(converse):
     said = converse("hello", "/regen", "/stats", argv=(*GREEDY, "-n", "1", "--draft", "ngram"))
-    assert "read 0 new tokens of 8" in said.out
+    assert "read 0 new of 8" in said.out
     assert "draft proposed nothing so far" in said.out
 
 
@@ -280,7 +280,7 @@ def test_set_says_what_it_takes(converse):
         "hint: `/set` takes temperature, top_k, top_p, min_p, repetition_penalty, "
         "presence_penalty, frequency_penalty, max_tokens, seed, lead",
         "hint: `/system TEXT` sets that message",
-        "error: `max_tokens` must be at least 1, not `0`",
+        "error: `max_tokens` must be at least 1 or -1, not `0`",
         "error: `seed` must be at least 0, not `-1`",
         "error: `temperature` must be a number of at least 0, not `abc`",
         "error: `top_p` must be greater than 0 and at most 1, not `7`",
@@ -303,9 +303,17 @@ def test_lines_that_go_on(typed_text, more, said):
 
 def test_help_names_every_command(converse):
     said = converse("/help", "/exit", "never said")
-    for name in commands.COMMANDS:
+    for name in slash.COMMANDS:
         assert f"/{name}" in said.out
     assert "never said" not in said.out
+
+
+@pytest.mark.parametrize(("columns", "rows"), [("80", 22), ("40", 99), ("120", 22)])
+def test_help_fits_the_screen(columns, rows, converse, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = converse("/help", "/exit").out.splitlines()
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= int(columns)
 
 
 def test_a_saved_conversation_goes_on_as_it_would_have(converse, tmp_path):
@@ -433,7 +441,7 @@ def test_only_a_transcript_is_replaced(converse, chat, tmp_path):
         notes.write_text(text)
         said = converse("hello", f"/save {notes}", "two", f"/save {empty}", f"/save {talk}",
                         f"/save {talk}", argv=GREEDY)  # fmt: skip
-        assert said.err.count("it is there and no transcript of `llmcli chat`") == 1
+        assert said.err.count("it exists and is not a transcript of `llmcli chat`") == 1
         refused = chat("--prompt", "hello", "--save", str(notes))
         assert (refused.code, refused.out) == (1, "")
         assert notes.read_text() == text
@@ -460,9 +468,9 @@ def test_a_second_ctrl_c_does_not_end_it(where, converse, tmp_path, monkeypatch)
         time.sleep(1)
 
     if where == "stats_line":
-        monkeypatch.setattr(Talk, where, interrupted)
+        monkeypatch.setattr(Chat, where, interrupted)
     else:
-        monkeypatch.setattr(loop, where, interrupted)
+        monkeypatch.setattr(command, where, interrupted)
     said = converse("hello", "/nothing", "two", argv=(*GREEDY, "--stats", "--save", file))
     assert said.code == 0
     assert len(transcript(file)["messages"]) == 4
@@ -500,13 +508,13 @@ def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
         (at, line) for at, line in enumerate(said.err.splitlines()) if line.startswith("error: ")
     )
     assert line.startswith("error: out of memory: DefaultCPUAllocator")
-    assert said.err.splitlines()[at + 1].startswith("hint: take something back")
+    assert said.err.splitlines()[at + 1].startswith("hint: remove a turn with")
     assert transcript(file)["messages"][0]["content"] == "two"
 
 
 @pytest.mark.parametrize("error", [NotFinite("a NaN"), RuntimeError("broken")])
 def test_an_answer_that_an_error_cuts_short_is_told_and_saved(error, chat, tmp_path, monkeypatch):
-    file, choose, steps = tmp_path / "a.json", Picker.pick, []
+    file, choose, steps = tmp_path / "a.json", Sampler.pick, []
 
     def failing(self, *args):
         steps.append(True)
@@ -514,7 +522,7 @@ def test_an_answer_that_an_error_cuts_short_is_told_and_saved(error, chat, tmp_p
             raise error
         return choose(self, *args)
 
-    monkeypatch.setattr(Picker, "pick", failing)
+    monkeypatch.setattr(Sampler, "pick", failing)
     said = chat("--prompt", "hello", "-n", "8", "--json", "--save", file)
     line, failed = map(json.loads, said.out.splitlines())
     assert str(error) in failed["error"]["message"]
@@ -546,11 +554,28 @@ def test_variables_that_no_template_takes(chat, converse, tmp_path):
 
 
 def test_with_json_stdout_has_answers_alone(converse):
-    said = converse("/help", "hello", "/stats", "/tokens", argv=(*GREEDY, "--json"))
-    (line,) = said.out.splitlines()
-    assert json.loads(line)["messages"][0]["content"] == "hello"
+    argv = (*GREEDY, "--json")
+    said = converse("/help", "hello", "/stats", "/tokens", "and then?", argv=argv)
+    first, second = (json.loads(line) for line in said.out.splitlines())
+    assert [one["messages"][0]["content"] for one in (first, second)] == ["hello", "and then?"]
+    assert errors(first, "chat") == errors(second, "chat") == []
+    assert set(first) - set(second) == {"model", "environment"}  # once per stream
+    del second["timings"]
+    assert errors(second, "chat"), "a transcript names its model"
     assert "/undo" in said.err
-    assert "new tokens of" in said.err
+    assert " new of " in said.err
+
+
+def test_answers_have_no_limit_where_none_is_set(converse, tmp_path):
+    file = tmp_path / "a.json"
+    argv = ("--greedy", "--presence-penalty", "1", "--stop", "never", "--save", file)
+    said = converse("hello", "/set", argv=(*argv, "-n", "-1"))
+    assert "max_tokens          -1" in said.out
+    saved = transcript(file)
+    assert (errors(saved, "chat"), saved["sampling"]["max_tokens"]) == ([], -1)
+    again = converse("/set", "/set max_tokens 3", "/set max_tokens -1", argv=("--load", file))
+    shown = [line.split()[-1] for line in again.out.splitlines() if line.startswith("max_tokens")]
+    assert shown == ["-1", "3", "-1"]
 
 
 def test_what_an_answer_has_at_sigterm_is_saved(talker, tmp_path):
@@ -616,7 +641,7 @@ def test_files_in_a_message(typed, said, files):
 def test_what_looks_like_a_file_and_is_none(files):
     notes = []
     assert with_files("@not.there and @a/b @.", notes.append) == "@not.there and @a/b @."
-    assert notes == [f"`@{name}` is no file: it stays as text" for name in ("not.there", "a/b")]
+    assert notes == [f"`@{name}` is not a file: it stays as text" for name in ("not.there", "a/b")]
     (files / "folder").mkdir()
     notes.clear()
     assert with_files("@folder, @folder/", notes.append) == "@folder, @folder/"
@@ -645,7 +670,7 @@ def test_a_transcript_has_the_text_that_the_model_saw(converse, files):
     assert "read @notes.txt" in drafts, "it is edited as it was typed"
     assert "`latin.txt` is not UTF-8 text" in said.err
     said = converse("read @notes.txt", "/undo", argv=GREEDY)
-    assert "taken back: read @notes.txt" in said.out
+    assert "undone: read @notes.txt" in said.out
 
 
 @pytest.mark.parametrize("letter", ["d", "c", "", "x"])
@@ -663,8 +688,8 @@ def test_what_to_do_when_the_context_fills_is_asked(letter, converse, tmp_path, 
     kept = {"d": "123", "c": "3"}.get(letter, "012")
     assert [text[0] for text in contents[1::2]] == list(kept)
     assert contents[0] == "brief"
-    told = {"d": "note: dropped 1 oldest turn, 1", "c": "note: dropped all that was said before, "}
-    assert told.get(letter, "note: nothing was said") in said.err
+    told = {"d": "note: dropped 1 oldest turn, 1", "c": "note: dropped all earlier messages, "}
+    assert told.get(letter, "note: cancelled: the message was not sent") in said.err
 
 
 def test_a_pipe_is_not_asked(chat):
@@ -756,7 +781,7 @@ def test_look_shows_the_conversation_and_leaves_it(converse):
     assert "the last row is the model's output" in said.out
     assert "prefill" in said.out
     assert "ceilings of this machine" in said.out
-    took = r"read (\d+) new tokens of (\d+)"
+    took = r"read (\d+) new of (\d+)"
     assert re.findall(took, said.out)[-1] == re.findall(took, plain.out)[-1]
 
 
@@ -783,7 +808,7 @@ def test_look_experts_shows_those_of_the_last_answer(converse, tmp_path, monkeyp
     assert list(dict.fromkeys(seen)) == [("-4:", None), ("0", "2"), ("-4:", "0")]
     shown = said.out.split("what the chosen experts count")[0]
     assert re.search(r"^token +b +y +e", shown, re.MULTILINE)
-    assert said.out.count("✓ 5 checks: choice, weights, sum, loads, cache") == 2
+    assert said.out.count("\n✓ 5 checks\n") == 2
 
 
 def test_look_experts_needs_a_mixture(converse):
@@ -800,7 +825,7 @@ def test_what_look_cannot_show_is_one_line(converse, monkeypatch):
     assert said.err.count("error: `/look` takes attention, experts, lens, timing") == 3
     assert said.err.count("error: `/look lens` takes `--layer …`, `--position …`") == 2
     assert "error: `--layer`: there is no 9, for there are 2 layers" in said.err
-    monkeypatch.setattr(look, "MOST", 5)
+    monkeypatch.setattr(slash, "_LOOKED_AT", 5)
     said = converse("hello", "/look lens", argv=(*GREEDY, "--json"))
     assert "note: the last 5 of" in said.err
     assert "the last row is the model's output" in said.err
@@ -846,7 +871,7 @@ DAMAGE = {
 }
 # What other conversations must not have either, and the beginning of the message.
 UNFIT = {
-    "no variables": (damaged(variables=[]), "`variables` of F is no object"),
+    "no variables": (damaged(variables=[]), "`variables` of F is not an object"),
     "a variable of no template": (
         damaged(variables={"messages": 1}), "`variables` of F cannot have a variable `messages`"
     ),
@@ -891,7 +916,7 @@ def refused(converse, cli, talker, saved):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_transcript_is_one_line(damage, refused):
-    assert refused(DAMAGE[damage]).startswith("error: F is no transcript of `llmcli chat`: ")
+    assert refused(DAMAGE[damage]).startswith("error: F is not a transcript of `llmcli chat`: ")
 
 
 @pytest.mark.parametrize("damage", UNFIT)
@@ -920,7 +945,7 @@ def test_a_conversation_on_a_terminal(talker, tmp_path):
     talk.type("/sta\t")
     talk.wait("ts")
     talk.type("\r")
-    assert "read 8 new tokens of 8" in talk.wait(" of 600 tokens")
+    assert "read 8 new of 8" in talk.wait(" of 600")
     talk.wait(PROMPT)
     talk.type("/nothing\r")
     talk.wait("there is no command `/nothing`")

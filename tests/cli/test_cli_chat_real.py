@@ -10,7 +10,7 @@ from chat_terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.real
 
-TOOK = r"read ([\d,]+) new tokens? of ([\d,]+) in .* context ([\d,]+) of"
+TOOK = r"read ([\d,]+) new of ([\d,]+), .* context ([\d,]+) of"
 OVERHEAD = 12  # tokens of the template around a message, and the last one of the answer before
 UNREAD = 3  # tokens of a conversation that an answer leaves unread: its last one, and its end
 
@@ -54,7 +54,7 @@ def test_ten_turns_with_smollm2(smollm2_path, tmp_path):
         assert before - UNREAD <= prompt - new <= before, "only what is new was computed"
         assert new <= (len(line.split()) + 2 * OVERHEAD if before else prompt)
     _, _, _, fifth = talk.say("And of Italy?")
-    assert "taken back: And of Italy?" in talk.command("/undo")
+    assert "undone: And of Italy?" in talk.command("/undo")
     shown, new, prompt, _ = talk.say("And of Portugal?")
     assert "Lisbon" in shown
     assert prompt - new >= fifth - UNREAD, "the turns before were not read again"

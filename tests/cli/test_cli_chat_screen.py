@@ -18,7 +18,7 @@ from json_schemas import errors
 from scripted import speak
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.chat import loop
+from llmcli.commands.chat import command
 from llmcli.errors import NotFinite
 from llmcli.text import load_tokenizer
 
@@ -59,7 +59,7 @@ def chat(cli, thinker, spelled, monkeypatch):
             return cli("chat", "-m", thinker, "--prompt", "hi", *argv)
         typed = iter(lines)
         asks = SimpleNamespace(ask=lambda *more: next(typed, None), choose=None)
-        monkeypatch.setattr(loop, "lines_of", lambda *how: asks)
+        monkeypatch.setattr(command, "lines_of", lambda *how: asks)
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         return cli("chat", "-m", thinker, *argv)
 

@@ -13,7 +13,7 @@ from cli_tiny import TEMPLATE, write_tiny
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.exits import Signals
 from llmcli.cli.keys import KEYS
-from llmcli.commands.chat.commands import COMMANDS, completions
+from llmcli.commands.chat.slash import COMMANDS, completions
 from llmcli.commands.chat.typed import EditedLines
 from llmcli.text import load_tokenizer
 

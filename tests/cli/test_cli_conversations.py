@@ -186,7 +186,7 @@ def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
     assert read_prompt(PromptOptions(file=str(tmp_path / "f.JSON"))).conversation is not None
     (tmp_path / "g.json").write_text(talk[:-1])
     assert read_prompt(PromptOptions(file=str(tmp_path / "g.json"))).text == talk[:-1]
-    assert "g.json` is no valid JSON (Expecting ',' delimiter" in capsys.readouterr().err
+    assert "g.json` is not valid JSON (Expecting ',' delimiter" in capsys.readouterr().err
 
 
 GOOD = {"role": "user", "content": "x"}
@@ -198,29 +198,30 @@ DEEP = json.loads("[" * 500 + "]" * 500)
     [
         ({"messages": []}, "`messages` of F is not a list of messages, or it is empty"),
         ({"messages": "x"}, "`messages` of F is not a list of messages, or it is empty"),
-        ({"messages": [GOOD, "x"]}, "`messages[1]` of F is no object"),
+        ({"messages": [GOOD, "x"]}, "`messages[1]` of F is not an object"),
         ({"messages": [{"content": "x"}]}, "`messages[0]` of F has no `role`"),
         ({"messages": [{"role": "", "content": "x"}]}, "`messages[0]` of F has no `role`"),
-        ({"messages": [{"role": 1, "content": "x"}]}, "`messages[0].role` of F is no text"),
+        ({"messages": [{"role": 1, "content": "x"}]}, "`messages[0].role` of F is not a text"),
         ({"messages": [{"role": "user"}]}, "`messages[0]` of F has no `content`"),
         ({"messages": [{"role": "user", "content": None}]}, "`messages[0]` of F has no `content`"),
-        ({"messages": [{**GOOD, "content": 3}]}, "`messages[0].content` of F is no text"),
+        ({"messages": [{**GOOD, "content": 3}]}, "`messages[0].content` of F is not a text"),
         ({"messages": [{**GOOD, "text": 3}]}, "`messages[0]` of F has the unknown key `text`"),
-        ({"messages": [{**GOOD, "tool_calls": "x"}]}, "`messages[0].tool_calls` of F is no list"),
+        ({"messages": [{**GOOD, "tool_calls": "x"}]},
+         "`messages[0].tool_calls` of F is not a list"),
         ({"messages": [{**GOOD, "content": ["x"]}]},
-         "`messages[0].content[0]` of F is no part of type `text`"),
+         "`messages[0].content[0]` of F is not a part of type `text`"),
         ({"messages": [{**GOOD, "content": [{"type": "image", "url": "x"}]}]},
-         "`messages[0].content[0]` of F is no part of type `text`"),
+         "`messages[0].content[0]` of F is not a part of type `text`"),
         ({"messages": [{**GOOD, "content": "\ud83d"}]},
-         "`messages[0].content` of F has half a surrogate pair, which is no character"),
+         "`messages[0].content` of F has half a surrogate pair, which is not a character"),
         ({"messages": [{"role": "assistant", "tool_calls": DEEP}]},
          "`messages[0].tool_calls` of F is nested more than 32 deep"),
         ({"messages": [GOOD], "variables": {"a": DEEP}},
          "`variables.a` of F is nested more than 32 deep"),
         ({"messages": [GOOD], "variables": {"a": {"b": ["\ud83d"]}}},
-         "`variables.a` of F has half a surrogate pair, which is no character"),
+         "`variables.a` of F has half a surrogate pair, which is not a character"),
         ({"messages": [GOOD], "temperature": 1}, "F has the unknown key `temperature`"),
-        ({"messages": [GOOD], "variables": [1]}, "`variables` of F is no object"),
+        ({"messages": [GOOD], "variables": [1]}, "`variables` of F is not an object"),
         ({"messages": [GOOD], "variables": {"a b": 1}},
          "`variables` of F cannot have a variable `a b`"),
     ],
@@ -249,11 +250,11 @@ def test_what_contradicts_a_conversation_is_refused(talk, run_tiny, cli, tmp_pat
     batch.write_text('"x"\n{"messages": [{"role": "user", "content": "x"}]}')
     (bad := tmp_path / "bad.jsonl").write_text('{"messages": [3]}')
     for argv, words in (
-        (("-f", file, "--raw"), f"`{file}` is a conversation, and `--raw` goes without"),
-        (("--batch", str(batch), "--raw"), f"line 2 of `{batch}` is a conversation, and `--raw`"),
-        (("--batch", str(bad)), f"`messages[0]` of line 1 of `{bad}` is no object"),
+        (("-f", file, "--raw"), f"`{file}` is a conversation: it needs the chat template"),
+        (("--batch", str(batch), "--raw"), f"line 2 of `{batch}` is a conversation: it needs"),
+        (("--batch", str(bad)), f"`messages[0]` of line 1 of `{bad}` is not an object"),
         (("-f", file, "--ids", "1"), "`--ids` goes without PROMPT and `--file`"),
-        (("x", "--raw", "--set", "a=1"), "`--set` is for the chat template, and `--raw` goes"),
+        (("x", "--raw", "--set", "a=1"), "`--set` needs the chat template, which"),
         (("--ids", "1", "--set", "a=1"), "`--ids` is always raw and goes without `--set`"),
     ):
         result = run_tiny("generate", *argv)

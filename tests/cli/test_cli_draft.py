@@ -6,7 +6,7 @@ import pytest
 from cli_tiny import write_tiny
 from json_schemas import errors
 
-from llmcli.generation.speculation import Pace
+from llmcli.engine.speculation import Pace
 
 PROMPT = "one two three one two three one two"
 

@@ -64,7 +64,7 @@ WRITES = {
     "commands.attention.states:shown_states": NAMED,
     "commands.chat.typed:history_path": "tests/cli/test_cli_chat.py::"
     "test_where_no_history_can_be_kept_it_is_not",
-    "commands.chat.talk:Talk.save": NAMED,
+    "commands.chat.chat:Chat.save": NAMED,
     "cli.completion:_append": INSTALLED,
     "cli.completion:install": INSTALLED,
     "commands.dump.command:_dumped": NAMED,
@@ -74,6 +74,7 @@ WRITES = {
     "test_no_better_model_is_named_where_the_disk_is_full",
     "commands.ladder.command:_save": NAMED,
     "commands.lens.files:write_lens": NAMED,
+    "cli.output:Output._save": NAMED,
     "cli.output:write_document": NAMED,
     "cli.shells.answer:_keep": "tests/cli/test_cli_completion.py::"
     "test_an_answer_on_a_full_disk_keeps_nothing",

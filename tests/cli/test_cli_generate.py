@@ -18,7 +18,8 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import CATALOG
 from llmcli.cli.output import Screen
 from llmcli.cli.sampling import DEFAULTS, SamplingOptions, resolve
-from llmcli.commands.generate.batch import groups, read_batch
+from llmcli.commands.generate.batch import read_batch
+from llmcli.commands.generate.measure import groups
 from llmcli.errors import UsageError
 from llmcli.families import find
 from llmcli.kernels import native
@@ -162,6 +163,9 @@ def test_many_prompts_come_back_in_order(run_tiny, tmp_path):
     documents = [json.loads(line) for line in result.out.splitlines()]
     assert [document["prompt"]["text"] for document in documents] == prompts
     assert [document["index"] for document in documents] == list(range(20))
+    assert {document["schema"] for document in documents} == {"llmcli.generate/1"}
+    headed = [{"model", "environment"} & set(document) for document in documents]
+    assert headed == [{"model", "environment"}, *[set()] * 19]  # once per stream
 
 
 def test_stream_json_has_a_line_for_each_token(run_tiny):
@@ -175,7 +179,9 @@ def test_stream_json_has_a_line_for_each_token(run_tiny):
     assert [token["logprob"] for token in tokens] == pytest.approx(
         [token["logprob"] for token in logprobs]
     )
-    assert set(tokens[0]) == {"sequence", "index", "id", "text", "logprob", "ms"}
+    assert set(tokens[1]) == {"sequence", "index", "id", "text", "logprob", "ms"}
+    assert set(tokens[0]) == {*tokens[1], "model", "environment"}
+    assert tokens[0]["model"] == document["model"]
     assert tokens[-1]["finish_reason"] == "length"
     times = [token["ms"] for token in tokens]
     assert times == sorted(times)
@@ -213,6 +219,28 @@ def test_a_full_context_is_told_and_ends_the_text(run_tiny):
     output = result.json()["outputs"][0]
     assert len(output["ids"]) == 9
     assert output["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("draft", [(), ("--draft", "ngram")])
+def test_without_a_limit_the_text_ends_with_the_context(run_tiny, draft):
+    argv = ("generate", "x", "--raw", "--ignore-eos", "-c", "600", *EXACT, *draft)
+    result = run_tiny(*argv, "-n", "-1", "--json")
+    document = result.json()
+    assert "leaves room for" not in result.err
+    assert document["outputs"][0]["finish_reason"] == "length"
+    assert len(document["outputs"][0]["ids"]) == 600  # one token read, 599 more and the last one
+    assert document["sampling"]["max_tokens"] == -1
+    limited = run_tiny(*argv, "--max-tokens", "600", "--json").json()
+    assert limited["outputs"] == document["outputs"]
+    short = run_tiny(*argv, "-n", "-1", "--stats", "short").err.splitlines()
+    assert "generated 600 (context full), " in short[-1]
+
+
+def test_without_a_limit_the_model_ends_its_text(run_tiny):
+    argv = ("generate", "hello", "-c", "600", "--num-samples", "4", "--json")
+    outputs = run_tiny(*argv, "-n", "-1").json()["outputs"]
+    assert [output["finish_reason"] for output in outputs] == ["eos"] * 4
+    assert outputs == run_tiny(*argv, "-n", "600").json()["outputs"]
 
 
 def test_a_context_beyond_the_trained_one_is_told(run_tiny):
@@ -253,12 +281,10 @@ def test_greedy_runs_report_no_seed(cli, tiny):
 
 def test_statistics(run_tiny):
     short = run_tiny("generate", "hello", *LONG, *EXACT, "--stats", "short").err
-    assert " · float32 · " in short
-    assert "prompt 8 tokens, " in short
-    assert "generated 12 tokens, " in short
-    assert "ended by `-n 12`" in short
-    assert "first token " in short
-    assert "seed 1" in short
+    assert re.fullmatch(
+        r"prompt 8 tokens, [\d.]+ m?s · generated 12 \(-n 12\), [\d.]+ tok/s · "
+        r"\d+ MiB · seed 1\n", short,
+    )  # fmt: skip
     full = run_tiny("generate", "hello", *LONG, *EXACT, "--stats", "full", "-k", "3").err
     words = " ".join(full.split())
     assert "top k 3 (flag)" in words
@@ -512,7 +538,7 @@ def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
 
 
 def test_defaults_are_the_engines():
-    from llmcli.generation import Sampling
+    from llmcli.engine.sampling import Sampling
 
     assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
     assert resolve(SamplingOptions(), None).sampling(5) == Sampling(seed=5)

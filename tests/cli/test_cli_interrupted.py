@@ -17,7 +17,7 @@ from pathlib import Path
 import children
 import pytest
 
-import llmcli.generation
+import llmcli.engine.stream
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output, Screen
 from llmcli.cli.progress import Progress
@@ -29,7 +29,7 @@ LONG = ("--ignore-eos", "-n", "12")
 @pytest.fixture
 def ctrl_c(monkeypatch):
     """`ctrl_c(n)`: the next run is interrupted before its token number n."""
-    stream = llmcli.generation.stream
+    stream = llmcli.engine.stream.stream
 
     def after(count):
         def cut(*args, **options):
@@ -38,7 +38,7 @@ def ctrl_c(monkeypatch):
                     raise KeyboardInterrupt
                 yield token
 
-        monkeypatch.setattr(llmcli.generation, "stream", cut)
+        monkeypatch.setattr(llmcli.engine.stream, "stream", cut)
 
     return after
 

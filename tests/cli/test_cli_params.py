@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from llmcli.cli.group import build
-from llmcli.cli.params import Conversion, Range, flatten
+from llmcli.cli.params import Conversion, Range, flatten, opt
 from llmcli.errors import UsageError
 
 
@@ -17,6 +17,13 @@ from llmcli.errors import UsageError
 class Numbers:
     count: Annotated[int | None, typer.Option("-c", "--count"), Range(1, 9)] = None
     ratio: Annotated[float, typer.Option("--ratio"), Range(0, 1, above=True)] = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    most_words: int = opt(
+        5, "-w", "--most-words", "N", "Words.", within=Range(1, or_else=-1), aliases=("--words",)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +71,35 @@ def test_what_is_refused(argv):
         called(argv)
 
 
+@pytest.mark.parametrize("name", ["-w", "--most-words", "--most_words", "--words"])
+def test_an_option_has_names_that_no_help_lists(name):
+    seen = {}
+
+    def function(named: Named) -> None:
+        """A command."""
+        seen.update(named=named)
+
+    command = build("try", function)
+    with command.make_context("try", [name, "-1"]) as context:
+        assert "-w, --most-words N  Words." in command.get_help(context)
+        assert "--words" not in command.get_help(context).replace("--most-words", "")
+        assert "_" not in command.get_help(context)
+        command.invoke(context)
+    assert seen["named"] == Named(most_words=-1)
+
+
+@pytest.mark.parametrize(
+    ("typed", "dtype"),
+    [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("BF16", "bfloat16"),
+     ("f32", "float32"), ("fp32", "float32"), ("fp64", "float64"), ("float16", "float16")],
+)  # fmt: skip
+def test_dtypes_have_the_names_that_other_programs_give_them(typed, dtype):
+    conversion = Conversion(str, choices=("auto", "float64", "float32", "bfloat16", "float16"))
+    assert conversion("--dtype", typed) == dtype
+    with pytest.raises(UsageError, match="`--dtype` has no choice `fp8`"):
+        conversion("--dtype", "fp8")
+
+
 def test_one_name_twice_is_a_mistake_in_the_program():
     def function(one: Numbers, count: int = 1) -> None:
         """Never called."""
@@ -76,6 +112,8 @@ def test_ranges_describe_themselves():
     assert str(Range(0)) == "at least 0"
     assert str(Range(0, above=True)) == "greater than 0"
     assert str(Range(0, 1)) == "between 0 and 1"
+    assert str(Range(1, or_else=-1)) == "at least 1 or -1"
+    assert [n for n in range(-3, 3) if n in Range(1, or_else=-1)] == [-1, 1, 2]
     assert float("nan") not in Range(0)
     assert float("inf") not in Range(0)
 

@@ -4,8 +4,7 @@ import io
 
 import pytest
 
-from llmcli.cli.spelling import spelled
-from llmcli.cli.streams import tolerate
+from llmcli.cli.streams import spelled, tolerate
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ script()
 """
 
 
-FIRST = ("llmcli.cli.app", "llmcli.cli.spelling", "llmcli.errors", "typer")
+FIRST = ("llmcli.cli.app", "llmcli.cli.streams", "llmcli.errors", "typer")
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -216,7 +216,7 @@ def test_a_directory_that_is_gone(argv, tiny, tmp_path):
     done = shell(f'{gone} PYTHONPATH="{ROOT}" "$PY" -c {run} {argv} -m tiny </dev/null', tiny)
     assert (done.returncode, done.stdout) == (1, "")
     assert [line for line in done.stderr.splitlines() if not line.startswith("note: ")] == [
-        "error: the current directory is not there any more",
+        "error: the current directory no longer exists",
         "hint: change to another one with `cd`, then run this command again",
     ]
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from continued import stream
 from small_models import ids, read, weights
 from zoo import CONFIGS
 
@@ -16,7 +17,7 @@ from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.rungs.rows import VectorRows
 from llmcli.commands.ladder.measure.trace import Silent
-from llmcli.generation import Sampling, stream
+from llmcli.engine.sampling import Sampling
 
 SOME = ("gpt2", "llama", "window", "qk norm", "partial rotation", "layers that differ")
 

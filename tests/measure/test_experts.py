@@ -11,8 +11,8 @@ from zoo import MODELS
 
 from llmcli.commands.experts import measure
 from llmcli.commands.experts.command import ExpertsOptions
+from llmcli.engine.sampling import Sampling
 from llmcli.errors import UsageError
-from llmcli.generation.sampling import Sampling
 from llmcli.parts.experts import forward as experts
 
 MIXTURES = (

@@ -18,9 +18,9 @@ import llmcli.commands.lens.measure.run as lens_module
 import llmcli.devices
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.commands.lens.measure.unembedding import Agreement
+from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
-from llmcli.generation.sampling import Sampling
 from llmcli.loading import load
 from llmcli.model import Model
 from llmcli.nn.block import Block

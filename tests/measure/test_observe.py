@@ -9,8 +9,8 @@ from small_models import weights
 from zoo import CONFIGS, VOCAB
 
 from llmcli import anatomy, devices
+from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
-from llmcli.generation.sampling import Sampling
 from llmcli.graph.spec import Call
 from llmcli.model import Model
 from llmcli.observe.observe import observe

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from continued import stream
 from decoder_parameters import parameters_of
 from torch import Tensor
 
@@ -20,8 +21,7 @@ from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.dump.report import DumpPlan
 from llmcli.commands.lens.measure.run import Places, measure_lens
-from llmcli.generation import stream
-from llmcli.generation.sampling import Sampling
+from llmcli.engine.sampling import Sampling
 from llmcli.loading import Model, load_checkpoint
 from llmcli.model import dtype_name
 from llmcli.nn.decoder import Decoder

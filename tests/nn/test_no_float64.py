@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from zoo import MODELS, VOCAB
 
-from llmcli.generation import Sampling
-from llmcli.generation.picker import Picker
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
 from llmcli.nn.decoder import Decoder
 from llmcli.observe.attention.averages import Averages, Mixed
 from llmcli.observe.statistics import Statistics
@@ -78,14 +78,14 @@ def test_a_prompt_a_step_and_every_activation(name, dtype):
 )
 def test_the_sampler(options):
     with NoFloat64():
-        picker = Picker(
+        sampler = Sampler(
             Sampling(**options), [[1, 2], [3]], samples=2, vocab=VOCAB, device=META, logprobs=3,
             limit=4,
         )  # fmt: skip
         for rows in (4, 2):
-            ids, choices = picker.pick(torch.zeros(rows, VOCAB, device=META))
+            ids, choices = sampler.pick(torch.zeros(rows, VOCAB, device=META))
             assert (ids.device.type, len(choices)) == ("meta", rows)
-            picker.keep([1, 0])
+            sampler.keep([1, 0])
 
 
 def test_averages_of_heads_and_powers_of_two():

@@ -13,8 +13,8 @@ from evaluated import activated, attention, derive, evaluate, project, softmax
 from llmcli import ops
 from llmcli.anatomy import parameters
 from llmcli.config import ModelConfig
+from llmcli.engine.sampling import Sampling, choose, filtered
 from llmcli.formats import dense
-from llmcli.generation.sampling import Sampling, choose, filtered
 from llmcli.graph.evaluation.rules import RULES
 from llmcli.graph.ops import Gate, Normalize, Scale, Score
 from llmcli.nn.decoder import Decoder

@@ -10,7 +10,7 @@ from evaluated import derive, evaluate, project, softmax
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llmcli.generation.sampling import Sampling, choose, filtered
+from llmcli.engine.sampling import Sampling, choose, filtered
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rule import products
 from llmcli.ops.linear import linear

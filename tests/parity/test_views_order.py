@@ -21,7 +21,7 @@ from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.commands.shapes.measure.ran import run_checks
-from llmcli.generation.sampling import Sampling
+from llmcli.engine.sampling import Sampling
 from llmcli.loading import Model, load_checkpoint
 from llmcli.model import dtype_name
 

@@ -18,6 +18,8 @@ from llmcli.commands.env.report import (
     Setting,
 )
 from llmcli.commands.env.view import Settings, render_environment
+from llmcli.commands.generate.report import Statistics
+from llmcli.commands.generate.view import full_stats, short_stats
 from llmcli.reports.environment import Environment
 from llmcli.reports.info import NO_FORMATS
 from llmcli.reports.text import (
@@ -44,17 +46,29 @@ TIMINGS = Timings(
 )  # fmt: skip
 
 
-def test_short_statistics_are_one_line_where_there_is_room():
-    assert shown(stats.short_stats(TIMINGS, "bfloat16", 7, 200), 200) == (
-        "prompt 12 tokens, 230 tok/s · first token 52.1 ms · generated 64 tokens, 41.2 tok/s · "
-        "bfloat16 · peak memory 432 MiB · load 1.24 s · seed 7"
+MACHINE = Environment(
+    llmcli="0", python="3", platform="x", processor="p", cores=2, features=(), memory_bytes=None,
+    gpus=(), driver=None, torch="2.9", threads=2, kernel_level="none",
+)  # fmt: skip
+RUN = Statistics(
+    timings=TIMINGS, environment=MACHINE, sampling={}, seed=1403840134,
+    model={
+        "name": "m", "weight_format": "bfloat16", "activation_format": "bfloat16",
+        "product_format": "bfloat16", "stored_formats": [], "device": "cpu",
+    },
+)  # fmt: skip
+
+
+def test_short_statistics_are_one_line_of_80_columns():
+    assert shown(short_stats(RUN, 80)) == (
+        "prompt 12 tokens, 52.1 ms · generated 64, 41.2 tok/s · 432 MiB · seed 1403840134"
     )
 
 
 def test_short_statistics_say_what_ended_the_text():
     drafted = {"proposed": 4, "accepted": 1, "speedup": None}
-    line = shown(stats.short_stats(TIMINGS, "F", 7, 300, drafted, ended="ended by `-n 64`"), 300)
-    assert "41.2 tok/s · ended by `-n 64` · draft 1 of 4 tokens right (25%) · F · " in line
+    line = shown(short_stats(replace(RUN, speculation=drafted, ended="-n 64"), 300), 300)
+    assert "generated 64 (-n 64), 41.2 tok/s · draft 1 of 4 tokens right (25%) · 432 MiB" in line
 
 
 def test_a_draft_without_proposals_claims_no_speed():
@@ -62,10 +76,9 @@ def test_a_draft_without_proposals_claims_no_speed():
 
 
 def test_short_statistics_break_between_parts():
-    assert shown(stats.short_stats(TIMINGS, "float32", None, 60), 60).splitlines() == [
-        "prompt 12 tokens, 230 tok/s · first token 52.1 ms",
-        "generated 64 tokens, 41.2 tok/s · float32",
-        "peak memory 432 MiB · load 1.24 s",
+    assert shown(short_stats(replace(RUN, seed=None), 40), 40).splitlines() == [
+        "prompt 12 tokens, 52.1 ms",
+        "generated 64, 41.2 tok/s",
     ]
 
 
@@ -74,14 +87,17 @@ def test_statistics_of_a_run_that_wrote_nothing():
         TIMINGS, first_token_s=None, prompt_tokens_per_s=None, generated_tokens=0,
         generated_tokens_per_s=None, peak_memory_bytes=None,
     )  # fmt: skip
-    assert shown(stats.short_stats(nothing, "float32", None, 99), 99) == (
-        "prompt 12 tokens · generated 0 tokens · float32 · load 1.24 s"
-    )
+    run = replace(RUN, timings=nothing, seed=None)
+    assert shown(short_stats(run, 99), 99) == "prompt 12 tokens · generated 0"
 
 
 def test_full_statistics_say_where_values_come_from():
-    text = shown(stats.full_stats(TIMINGS, {"top_k": (40, "default")}, None, "m (bfloat16 on cpu)"))
+    run = replace(RUN, sampling={"top_k": (40, "default")}, seed=None, side_by_side=3)
+    text = shown(full_stats(run))
     assert "model            m (bfloat16 on cpu)" in text
+    assert "path             3 texts side by side" in text
+    assert "load             240 ms" in text
+    assert "prompt           12 tokens, 230 tok/s" in text
     assert "top k            40  (default)" in text
     assert "seed             none: greedy" in text
     assert "of the process" not in text
@@ -93,7 +109,7 @@ def test_full_statistics_have_the_peak_of_every_phase_that_is_known():
         PhasePeak(phase="load", resident_bytes=None, device_bytes=300 * 2**20),
         PhasePeak(phase="prefill", resident_bytes=700 * 2**20, device_bytes=2**30),
     )
-    text = shown(stats.full_stats(replace(TIMINGS, peaks=peaks), {}, None, "m"))
+    text = shown(full_stats(replace(RUN, timings=replace(TIMINGS, peaks=peaks))))
     assert "peak memory       432 MiB" in text
     assert "  of the process  base 230 MiB · prefill 700 MiB" in text
     assert "  on the GPU      load 300 MiB · prefill 1 GiB" in text

@@ -1,6 +1,8 @@
 """The process that renders chat templates: killed at its limits, never left behind."""
 
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from children import run as run_child
 from children import start as start_child
 
+import llmcli
 from llmcli.errors import CheckpointError, LlmcliError
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.template_renderer import (
@@ -121,6 +124,31 @@ def test_a_process_that_gets_no_processor_time_is_not_waited_for_either(monkeypa
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS may not enforce it")
+def test_nothing_of_jinja_is_used_but_what_it_documents():
+    """https://jinja.palletsprojects.com/en/stable: api, sandbox, extensions."""
+    public = {
+        "jinja2": {"Environment", "Template", "TemplateError", "nodes"},
+        "jinja2.exceptions": {"SecurityError"},
+        "jinja2.ext": {"Extension"},
+        "jinja2.meta": {"find_undeclared_variables"},
+        "jinja2.parser": {"Parser"},
+        "jinja2.sandbox": {"ImmutableSandboxedEnvironment"},
+    }
+    package = Path(llmcli.__file__).parent
+    sources = {file: file.read_text("utf-8") for file in package.rglob("*.py")}
+    found = [node for source in sources.values() if "jinja2" in source
+             for node in ast.walk(ast.parse(source))]  # fmt: skip
+    for node in found:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jinja2"):
+            assert {name.name for name in node.names} <= public[node.module]
+        if isinstance(node, ast.Import):
+            assert not any(name.name.startswith("jinja2") for name in node.names)
+        if isinstance(node, ast.Name | ast.Attribute | ast.Constant):
+            name = getattr(node, "attr", None) or getattr(node, "id", None) or node.value
+            # what Python mangles: `self.__attrs` of `Namespace`, `_TemplateReference__context` …
+            assert not re.fullmatch(r"_[A-Za-z]+__\w+", str(name)), name
+
+
 def test_memory_is_bounded():
     renderer, limits = TemplateRenderer(), replace(LIMITS, seconds=20)  # fresh pages take time
     with pytest.raises(RenderError, match="it needs more than 512 MiB of memory"):

@@ -159,7 +159,7 @@ def _path(spec: str | None) -> Path | None:
 
 def _snapshot(model: HubId) -> Path:
     """Where a model of the hub's cache would be: without the library, which takes 0.2 s."""
-    from llmcli.checkpoints.cache.layout import PREFIX, hub_cache
+    from llmcli.checkpoints.cache.hub import PREFIX, hub_cache
 
     place = hub_cache() / (PREFIX + model.repository.replace("/", "--"))
     revision = model.revision or "main"

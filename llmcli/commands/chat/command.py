@@ -12,9 +12,9 @@ import typer
 
 from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.drafting import DraftOptions
-from llmcli.cli.exits import Stopped
+from llmcli.cli.exits import SIGNALS, Stopped, tell
 from llmcli.cli.keys import KEYS
-from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
+from llmcli.cli.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import opt
 from llmcli.cli.prompts import joined_text, text_argument
@@ -23,20 +23,23 @@ from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.cli.template import System, Variables, template_variables
 from llmcli.cli.transcript import check_replaceable
 from llmcli.cli.variables import check_name
-from llmcli.commands.chat.loop import converse
-from llmcli.commands.chat.mentions import with_files
+from llmcli.commands.chat.chat import Chat, Settings
 from llmcli.commands.chat.screen import ReasoningMode
-from llmcli.commands.chat.settings import Settings
-from llmcli.commands.chat.talk import Talk
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.commands.chat.slash import COMMANDS, Draft, Exit, completions, dispatch, recall
+from llmcli.commands.chat.typed import Lines, lines_of, with_files
+from llmcli.errors import CheckpointError, LlmcliError, UsageError, as_out_of_memory
+from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
-    from llmcli.generation.conversation import Conversation
+    from llmcli.engine.conversation import Conversation
+
+
+_ENDS = ("exit", "quit", "bye")  # what is typed by who knows other programs
 
 
 @dataclass(frozen=True, kw_only=True)
-class TalkOptions:
-    """What is said, to which instructions, and where the conversation is kept."""
+class ChatOptions:
+    """The message, the instructions of the model, and where the conversation is kept."""
 
     panel: ClassVar[str] = OUTPUT
     prompt: str | None = opt(
@@ -53,15 +56,15 @@ class TalkOptions:
     variable: Variables = None
     max_tokens: int | None = opt(
         None, "-n", "--max-tokens", "N",
-        "Most new tokens of an answer. [default: 2048]", at_least=1,
+        "Maximum number of tokens of an answer; -1: no limit. [default: 2048]", within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
         None, "--stop", "TEXT",
-        "End an answer before this text; repeatable.",
+        "Stop an answer before this text; repeatable.",
     )  # fmt: skip
     load: str | None = opt(
         None, "--load", "FILE",
-        "Go on with a conversation that was saved, with its settings.",
+        "Continue a saved conversation, with its settings.",
     )  # fmt: skip
     save: str | None = opt(
         None, "--save", "FILE",
@@ -70,13 +73,14 @@ class TalkOptions:
     stats: bool = opt(False, "--stats", "Tokens and speed of every answer on stderr.")
     reasoning: ReasoningMode | None = opt(
         None, "--reasoning", "show|fold|hide",
-        "Reasoning dimmed, as one line, or not at all. [default: show on a terminal, else hide]",
+        "Show reasoning dimmed, fold it to one line, or hide it. [default: show on a terminal, "
+        "else hide]",
     )  # fmt: skip
-    plain: bool = opt(False, "--plain", "Answers as they are written: no Markdown.")
+    plain: bool = opt(False, "--plain", "Print answers as written, without Markdown.")
 
 
 def command(
-    options: TalkOptions,
+    options: ChatOptions,
     sampling: SamplingOptions,
     model: ModelOptions,
     draft: DraftOptions,
@@ -85,9 +89,9 @@ def command(
 ) -> None:
     """A conversation with a model, turn by turn, through its own chat template.
 
-    `/help` lists what else can be said. Of every turn only what is new is computed, and answers
-    keep the ids that the model wrote. A pipe, --prompt and -f are one message; --json gives a line
-    for each answer.
+    `/help` lists the commands of the chat. Each turn computes only what is new, and answers keep
+    the token ids that the model wrote. A pipe, --prompt and -f are one message; --json gives one
+    line per answer.
     """
     from llmcli.text.template_renderer import RENDERER
 
@@ -95,7 +99,7 @@ def command(
     sampling.check()
     variables = template_variables(options.variable)
     if "" in (options.stop or ()):
-        raise UsageError("`--stop` takes a text that is not empty")
+        raise UsageError("`--stop` needs a text that is not empty")
     if options.save is not None:
         check_replaceable(options.save)
     prompt = options.prompt
@@ -104,32 +108,32 @@ def command(
     message = joined_text(prompt, options.file, pipe=True, no_stdin=options.no_stdin)
     if not message and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(
-            "there is nothing to say: stdin is no terminal, and empty",
+            "there is no message: stdin is empty and not a terminal",
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
         )
     with RENDERER, KEYS.silent():
-        talk = _talk(options, sampling, model, out, variables, names_from_file(ctx))
-        talk.conversation.speculation = draft.load(talk.conversation.model, model, out)
+        chat = _chat(options, sampling, model, out, variables, names_from_file(ctx))
+        chat.conversation.speculation = draft.load(chat.conversation.model, model, out)
         if message:
-            if not talk.say(message):
-                told = talk.turn is not None and talk.turn.generated > 0
-                raise Stopped(KeyboardInterrupt(), told=told)
+            if not chat.say(message):
+                reported = chat.turn is not None and chat.turn.generated > 0
+                raise Stopped(KeyboardInterrupt(), told=reported)
             return
-        converse(talk)
+        converse(chat)
 
 
-def _talk(
-    options: TalkOptions,
+def _chat(
+    options: ChatOptions,
     sampling: SamplingOptions,
     model: ModelOptions,
     out: Output,
     variables: dict[str, Any],
     from_file: Collection[str],
-) -> Talk:
+) -> Chat:
     from llmcli.checkpoints.catalog import CATALOG
 
     loaded = load_model(model, out, text=True).model
-    from llmcli.generation.conversation import Conversation
+    from llmcli.engine.conversation import Conversation
 
     entry = CATALOG.get(loaded.name)
     tuned = None if entry is None else entry.sampling
@@ -154,7 +158,7 @@ def _talk(
     known = conversation.template_variables() if named else ()
     for name in named:
         check_name(name, known, loaded.name, option="--set")
-    talk = Talk(
+    chat = Chat(
         conversation=conversation,
         settings=Settings(
             sampling=dict(resolved.values), seed=seed, max_tokens=options.max_tokens or 2048,
@@ -164,22 +168,87 @@ def _talk(
         reasoning=options.reasoning, plain=options.plain,
     )  # fmt: skip
     if options.load is not None:
-        talk.load(options.load)
+        chat.load(options.load)
     if options.system is not None:
-        talk.conversation.set_system(text_argument(options.system, "`--system`"))
-    return talk
+        chat.conversation.set_system(text_argument(options.system, "`--system`"))
+    return chat
 
 
 def _check_room(conversation: Conversation) -> None:
     """Raises UsageError where the context has no room for what the template writes by itself."""
     conversation.say("")
-    least = 0
+    needed = 0
     with suppress(CheckpointError):  # of an empty message
-        least = conversation.room + conversation.missing(1)
+        needed = conversation.room + conversation.missing(1)
     conversation.undo()
-    if least > conversation.room:
+    if needed > conversation.room:
         raise UsageError(
             f"`--context-length {conversation.room}` has no room for a message: the chat template "
-            f"writes {least} tokens around it",
-            hint=f"such as `--context-length {least + 256}`",
+            f"writes {needed} tokens around it",
+            hint=f"such as `--context-length {needed + 256}`",
         )
+
+
+def converse(chat: Chat) -> None:
+    """Asks for lines and does what they say, until `/exit` or Ctrl-D."""
+    name = chat.conversation.model.name
+    if not chat.out.quiet:
+        chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
+        if said := [one for one in chat.conversation.messages if one.role != "system"]:
+            chat.aside(f"{counted(len(said), 'message')} so far")
+            recall(chat)
+    lines = lines_of(tuple(COMMANDS), lambda command: completions(chat, command), chat.aside)
+    chat.choose = lines.choose
+    draft = Draft()
+    while True:
+        try:
+            draft = _line(chat, lines, draft)
+        except Exit:
+            return
+        except KeyboardInterrupt:
+            SIGNALS.forget()
+            chat.aside("interrupted")
+            draft = Draft()
+
+
+def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
+    """Asks for a line and does what it says; returns what the next one is to begin with."""
+    line = lines.ask(draft.text, "" if chat.out.quiet else chat.meter())
+    if line is None:
+        raise Exit
+    chat.out.fit()
+    try:
+        return _done(chat, line, draft)
+    except LlmcliError as error:
+        _tell(error)
+    except (MemoryError, RuntimeError) as exception:
+        hint = "remove a turn with `/undo`, or start over with `/clear`"
+        known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
+        if known is None:
+            raise
+        _tell(known)
+    return Draft()
+
+
+def _done(chat: Chat, line: str, draft: Draft) -> Draft:
+    """Does it, and the file follows."""
+    try:
+        if line.startswith("/") and not line.startswith("//"):
+            return dispatch(chat, line.strip()) or Draft()
+        if line.strip() in _ENDS:
+            chat.out.note("`/exit` ends")
+        elif line.strip():
+            text = with_files(line.removeprefix("/"), chat.out.note)
+            if text != line:
+                chat.typed[text] = line
+            chat.say(text, instead=draft.instead)
+        return Draft()
+    finally:
+        chat.save_changes()
+
+
+def _tell(error: LlmcliError) -> None:
+    """One line and its hint, as at the end of a run; the conversation goes on."""
+    tell(f"error: {error.message}")
+    if error.hint:
+        tell(f"hint: {error.hint}")

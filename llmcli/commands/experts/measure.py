@@ -19,8 +19,8 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.graph import graph
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.generation.sampling import Sampling
 from llmcli.graph.evaluation import routing as evaluation
 from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh

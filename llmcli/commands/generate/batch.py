@@ -1,10 +1,9 @@
-"""Prompts from a file of JSON lines, and how they are put together into batches."""
+"""Prompts from a file of JSON lines."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from llmcli.cli.messages import read_conversation
@@ -12,15 +11,14 @@ from llmcli.cli.prompts import Prompt, read_stdin, read_text
 from llmcli.cli.variables import check_value
 from llmcli.errors import UsageError
 
-ROWS = 8  # sequences that run side by side
-WINDOW = 64  # prompts among which rows of similar length are looked for; results wait no longer
+_HINT = 'a line is "text", {"prompt": "text"}, {"ids": [1, 2, 3]} or {"messages": […]}'
 
 
 def read_batch(path: str) -> list[Prompt]:
     """The prompts of a JSONL file (`-`: stdin), a line each.
 
-    A line is a string, {"prompt": …}, {"ids": […]} or {"messages": […]}. Empty lines are passed
-    over. Raises UsageError with the line's number for anything else.
+    A line is a string, {"prompt": …}, {"ids": […]} or {"messages": […]}. Empty lines are skipped.
+    Raises UsageError with the line's number for anything else.
     """
     text = read_stdin(sys.stdin) if path == "-" else read_text(path)
     prompts = []
@@ -30,21 +28,6 @@ def read_batch(path: str) -> list[Prompt]:
     if not prompts:
         raise UsageError(f"`{path}` has no prompt in it", hint="write one JSON value per line")
     return prompts
-
-
-def groups(lengths: Sequence[int], *, samples: int = 1) -> list[list[int]]:
-    """Indices of prompts (`lengths` in tokens) that run together, at most ROWS sequences each.
-
-    Rows of similar length waste little on padding; the order of the file is kept from one
-    window to the next, so that results can be written early and in order.
-    """
-    rows = max(1, ROWS // samples)
-    found = []
-    for start in range(0, len(lengths), WINDOW):
-        window = range(start, min(start + WINDOW, len(lengths)))
-        ordered = sorted(window, key=lambda index: lengths[index])
-        found += [sorted(ordered[i : i + rows]) for i in range(0, len(ordered), rows)]
-    return found
 
 
 def _prompt(line: str, place: str, file: str) -> Prompt:
@@ -82,6 +65,3 @@ def _is_ids(value: Any) -> bool:
         and bool(value)
         and all(type(item) is int and item >= 0 for item in value)
     )
-
-
-_HINT = 'a line is "text", {"prompt": "text"}, {"ids": [1, 2, 3]} or {"messages": […]}'

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
 from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.drafting import DraftOptions
-from llmcli.cli.encoding import check_fits, encode
-from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.encoding import Encoded, check_fits, encode
+from llmcli.cli.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import opt
 from llmcli.cli.prompts import read_prompt, text_argument
@@ -19,8 +20,13 @@ from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.cli.template import ChatOptions
 from llmcli.commands.generate.batch import read_batch
-from llmcli.commands.generate.run import Job
+from llmcli.commands.generate.measure import Run
+from llmcli.commands.generate.run import Level, Presentation
 from llmcli.errors import LlmcliError, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.engine.sampling import Sampling
+    from llmcli.engine.stream import TextRequest
 
 EPILOG = """
 Examples:
@@ -54,19 +60,22 @@ class GenerateOptions:
     """How much is written, where it ends, and how it is shown."""
 
     panel: ClassVar[str] = TEXT
-    max_tokens: int = opt(256, "-n", "--max-tokens", "N", "Most new tokens.", at_least=1)
+    max_tokens: int = opt(
+        256, "-n", "--max-tokens", "N",
+        "Maximum number of new tokens; -1: no limit.", within=TOKEN_LIMIT,
+    )  # fmt: skip
     stop: list[str] | None = opt(
         None, "--stop", "TEXT",
-        "Ends before this text, which is not printed. May be given several times.",
+        "Stop before this text, which is not printed; repeatable.",
     )  # fmt: skip
-    ignore_eos: bool = opt(False, "--ignore-eos", "Goes on behind the model's own end.")
+    ignore_eos: bool = opt(False, "--ignore-eos", "Continue past the model's end token.")
     num_samples: int = opt(
         1, "--num-samples", "N",
-        "Several texts at once.", at_least=1, at_most=1024,
+        "Number of texts per prompt.", at_least=1, at_most=1024,
     )  # fmt: skip
     batch: str | None = opt(
         None, "--batch", "FILE.jsonl",
-        'Many prompts, one a line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '
+        'Many prompts, one per line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '
         "[…]}. With --json one document per prompt, one a line.",
     )  # fmt: skip
     logprobs: int | None = opt(
@@ -74,12 +83,38 @@ class GenerateOptions:
         "Colours by probability (before any filter), underlines near ties; in JSON also the K "
         "likeliest.", at_least=0, at_most=1000, panel=OUTPUT,
     )  # fmt: skip
-    stats: Literal["off", "short", "full"] | None = opt(
+    stats: Level | None = opt(
         None, "--stats", "off|short|full",
         "Speed, memory, settings, near ties on stderr. [default: short on a terminal, else off]",
         panel=OUTPUT,
     )  # fmt: skip
     stream_json: bool = opt(False, "--stream-json", "A JSON line for each token.", panel=OUTPUT)
+
+    def level(self, out: Output) -> Level:
+        """How much is said on stderr: what was requested, else one line on a terminal."""
+        if self.stats is not None:
+            return self.stats
+        text = not (out.json or self.stream_json or out.quiet)
+        return "short" if text and out.err.terminal else "off"
+
+    def request(
+        self, prompts: Sequence[Encoded], sampling: Sampling, room: int, level: Level, *, json: bool
+    ) -> TextRequest:
+        """What the engine is given; `json`: documents, which mark near ties."""
+        from llmcli.engine.stream import TextRequest
+
+        stream = self.stream_json
+        return TextRequest(
+            prompts=[one.ids for one in prompts],
+            sampling=sampling,
+            limit=None if self.max_tokens == TOKEN_LIMIT.or_else else self.max_tokens,
+            stop=self.stop or (),
+            ignore_eos=self.ignore_eos,
+            logprobs=0 if stream and self.logprobs is None else self.logprobs,
+            margins=json or stream or self.logprobs is not None or level == "full",
+            samples=self.num_samples,
+            capacity=room,
+        )
 
 
 def command(
@@ -119,16 +154,21 @@ def command(
         encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()
     room = model.context_length or loaded.model.config.context
-    largest = loaded.model.config.embedding.positions
-    for note in (*resolved.notes, *check_fits(encoded, text.max_tokens, room, largest=largest)):
+    level = text.level(out)
+    request = text.request(encoded, resolved.sampling(seed), room, level, json=output.json)
+    fits = check_fits(encoded, request.limit, room, largest=loaded.model.config.embedding.positions)
+    for note in (*resolved.notes, *fits):
         out.note(note)
     speculation = None
     if len(encoded) * text.num_samples == 1:
         speculation = draft.load(loaded.model, model, out)
     elif draft.draft is not None:
         out.note("`--draft` is for one text at a time: several are decoded side by side without it")
-    job = Job(loaded, encoded, resolved, text, seed, room, out, speculation)
-    job.write(drawn=drawn)
+    run = Run(loaded.model, request, speculation)
+    run.watch.begin(loaded.import_s, loaded.load_s, loaded.peaks)
+    Presentation(
+        out=out, options=text, prompts=encoded, resolved=resolved, run=run, level=level, drawn=drawn
+    ).write()
     if not text.stream_json:
         _name_a_better_model(model, loaded.model.name, out)
 
@@ -153,9 +193,9 @@ def _name_a_better_model(options: ModelOptions, name: str, out: Output) -> None:
     except OSError:
         return
     from llmcli.cli.headers import chosen_devices
+    from llmcli.commands.generate.view import better_model_line
     from llmcli.observe.fit import best_fitting
     from llmcli.observe.memory import machine_devices
-    from llmcli.ui.stats import better_model_line
 
     try:
         device = chosen_devices(options.device, machine_devices())[0]
@@ -175,10 +215,10 @@ def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) 
     if output.json and text.stream_json:
         raise UsageError("`--json` and `--stream-json` exclude each other")
     if "" in (text.stop or ()):
-        raise UsageError("`--stop` takes a text that is not empty")
+        raise UsageError("`--stop` needs a text that is not empty")
     if text.batch is not None:
         for flag, value in (
             ("PROMPT", prompt.prompt), ("--file", prompt.file), ("--ids", prompt.ids)
         ):  # fmt: skip
             if value is not None:
-                raise UsageError(f"`--batch` has its own prompts and goes without {flag}")
+                raise UsageError(f"`--batch` has its own prompts: leave out {flag}")

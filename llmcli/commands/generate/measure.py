@@ -1,18 +1,29 @@
-"""How long generation takes, measured from outside the engine: it knows no clocks."""
+"""A run of `generate`: tokens from the engine, and what they took: it knows no clocks itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from llmcli.observe.held import Held
 from llmcli.observe.peaks import highest_bytes
-from llmcli.reports.text import PhasePeak, Timings
+from llmcli.reports.text import NearTie, PhasePeak, Timings
 
 if TYPE_CHECKING:
     import torch
+
+    from llmcli.engine.output import Token
+    from llmcli.engine.speculation import Speculation
+    from llmcli.engine.stream import TextRequest
+    from llmcli.model import Model
+
+ROWS = 8  # sequences that run side by side
+WINDOW = 64  # prompts among which rows of similar length are looked for; results wait no longer
+
+OnRead = Callable[[str, int, int | None], None]  # what is read, tokens read, tokens in all
 
 
 class _Indexed(Protocol):
@@ -44,15 +55,17 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.peaks: tuple[PhasePeak, ...] = ()  # of what was before the streams
         self._device = device
         self._held = Held(device)
-        self.import_s = 0.0
-        self.load_s = 0.0
+        self.begin(0.0, 0.0, ())
         self.elapsed = 0.0
         self.total = Tally()
         self._stream = Tally()  # the stream that runs
         self._spent = 0.0
+
+    def begin(self, import_s: float, load_s: float, peaks: tuple[PhasePeak, ...]) -> None:
+        """What came before the streams: the seconds of importing and loading, and the memory."""
+        self._import_s, self._load_s, self._peaks = import_s, load_s, peaks
 
     def watch(self, tokens: Iterator[T], prompt_tokens: int) -> Iterator[T]:
         """Passes the tokens of one stream on; `elapsed` is the engine's seconds so far."""
@@ -92,15 +105,15 @@ class Stopwatch:
         """`tally` as a report (None: the total), with the loading and the memory of the run."""
         one = self.total if tally is None else tally
         return Timings(
-            import_s=self.import_s,
-            load_s=self.load_s,
+            import_s=self._import_s,
+            load_s=self._load_s,
             first_token_s=one.first_token_s,
             prompt_tokens=one.prompt_tokens,
             prompt_tokens_per_s=_rate(one.prompt_tokens, one.prefill_s),
             generated_tokens=one.generated,
             generated_tokens_per_s=_rate(one.decoded, one.decode_s),
             peak_memory_bytes=highest_bytes(self._device),
-            peaks=(*self.peaks, *self._phase_peaks()),
+            peaks=(*self._peaks, *self._phase_peaks()),
         )
 
     def _phase_peaks(self) -> Iterator[PhasePeak]:
@@ -116,6 +129,91 @@ class Stopwatch:
         self._spent = perf_counter() - begin
         self.elapsed += self._spent
         return token
+
+
+class Run:
+    """Writes the texts of a request, group by group, and keeps count on the way."""
+
+    def __init__(
+        self, model: Model, request: TextRequest, speculation: Speculation | None = None
+    ) -> None:
+        self.model = model
+        self.request = request
+        self.speculation = speculation
+        self.watch = Stopwatch(model.device)
+        self.tallies = [Tally() for _ in request.prompts]
+        self.side_by_side = [1] * len(request.prompts)  # texts, by prompt
+        self.read = 0  # tokens of the first group's prompts that the model has read
+        self.reread: list[int] = []  # how many tokens were read once more, each time
+        self.ties: list[tuple[int, NearTie]] = []  # by sequence
+        self.limited = self.full = False  # a text ended at the limit, or with the context
+
+    def tokens(
+        self, reading: Callable[[], AbstractContextManager[OnRead]]
+    ) -> Iterator[tuple[int, Token]]:
+        """All tokens with the number of their sequence: prompt · samples + sample.
+
+        `reading` shows how far the prompts of a group are read.
+        """
+        from llmcli.engine.stream import stream
+
+        request = self.request
+        for group in self.groups():
+            prompts = [request.prompts[index] for index in group]
+            for index in group:
+                self.side_by_side[index] = len(group) * request.samples
+            with reading() as progress:
+
+                def read(done: int, total: int, progress: OnRead = progress) -> None:
+                    self.read = done
+                    progress("reading the prompt", done, total)
+
+                tokens = stream(
+                    self.model, replace(request, prompts=prompts), on_prefill=read,
+                    on_reread=self.reread.append, speculation=self.speculation,
+                )  # fmt: skip
+                watched = self.watch.watch(tokens, sum(map(len, prompts)))
+                token = next(watched, None)
+            while token is not None:
+                row, sample = divmod(token.sequence, request.samples)
+                self.watch.credit(self.tallies[group[row]], token, len(prompts[row]))
+                number = group[row] * request.samples + sample
+                self._saw(number, token)
+                yield number, token
+                token = next(watched, None)
+
+    def groups(self) -> list[list[int]]:
+        """Indices of the prompts that run together."""
+        return groups(list(map(len, self.request.prompts)), samples=self.request.samples)
+
+    def unread(self) -> str:
+        """` while reading the prompt (512 of 700 tokens)`: where a run without tokens stopped."""
+        total = sum(len(self.request.prompts[index]) for index in self.groups()[0])
+        return f" while reading the prompt ({self.read} of {total} tokens)"
+
+    def _saw(self, number: int, token: Token) -> None:
+        if token.finish == "length":
+            at_limit = token.index + 1 == self.request.limit
+            self.limited, self.full = self.limited or at_limit, self.full or not at_limit
+        if token.tied and token.margin is not None:
+            text = self.model.token_text(token.id) or str(token.id)
+            tie = NearTie(label="", index=token.index, text=text, margin=token.margin)
+            self.ties.append((number, tie))
+
+
+def groups(lengths: Sequence[int], *, samples: int = 1) -> list[list[int]]:
+    """Indices of prompts (`lengths` in tokens) that run together, at most ROWS sequences each.
+
+    Rows of similar length waste little on padding; the order of the file is kept from one
+    window to the next, so that results can be written early and in order.
+    """
+    rows = max(1, ROWS // samples)
+    found = []
+    for start in range(0, len(lengths), WINDOW):
+        window = range(start, min(start + WINDOW, len(lengths)))
+        ordered = sorted(window, key=lambda index: lengths[index])
+        found += [sorted(ordered[i : i + rows]) for i in range(0, len(ordered), rows)]
+    return found
 
 
 def _rate(count: int, seconds: float) -> float | None:

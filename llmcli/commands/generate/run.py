@@ -1,289 +1,185 @@
-"""One run of `generate`: tokens from the engine to whoever writes them, timed on the way."""
+"""How a run of `generate` is presented: its text while it comes, or JSON, and statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.cli.encoding import Encoded
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import Loaded, kernels_of
+from llmcli.cli.running import kernels_of
 from llmcli.cli.sampling import Resolved
-from llmcli.commands.generate.batch import groups
-from llmcli.commands.generate.measure import Stopwatch, Tally
+from llmcli.commands.generate.measure import Run
+from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.writers import Collector, TextWriter, TokenWriter, Writer
 from llmcli.errors import LlmcliError
 from llmcli.observe.environment import environment
-from llmcli.reports.text import Generated, NearTie
+from llmcli.reports.text import Generated
 
 if TYPE_CHECKING:
     from llmcli.commands.generate.command import GenerateOptions
-    from llmcli.generation import Token
-    from llmcli.generation.speculation import Speculation
-
 
 LABEL_COLUMNS = 72  # of the line before each text of a batch
 
+Level = Literal["off", "short", "full"]
 
-class Job:
-    """Everything is loaded, read and checked; `write` does it.
 
-    `room`: the most tokens that a sequence may have, its prompt included.
+@dataclass(frozen=True, kw_only=True)
+class Presentation:
+    """Everything is loaded, read and checked; `write` generates and writes.
+
+    `level`: how much is said on stderr. `drawn`: the seed was drawn for this run.
     """
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        encoded: list[Encoded],
-        resolved: Resolved,
-        text: GenerateOptions,
-        seed: int,
-        room: int,
-        out: Output,
-        speculation: Speculation | None = None,
-    ) -> None:
-        self.model = loaded.model
-        self.encoded = encoded
-        self.resolved = resolved
-        self.text = text
-        self.seed = seed
-        self.room = room
-        self.speculation = speculation
-        self.out = out
-        self.read = 0  # tokens of the first prompts that the model has read
-        self.reread: list[int] = []  # how many tokens were read once more, and once more
-        self.watch = Stopwatch(self.model.device)
-        self.tallies = [Tally() for _ in encoded]  # of each prompt
-        self.together = [1] * len(encoded)  # texts written side by side with each prompt's
-        self.ties: list[NearTie] = []
-        self.limited = False  # a text had the most tokens that were asked for
-        self.watch.peaks = loaded.peaks
-        self.watch.import_s, self.watch.load_s = loaded.import_s, loaded.load_s
+    out: Output
+    options: GenerateOptions
+    prompts: Sequence[Encoded]
+    resolved: Resolved
+    run: Run
+    level: Level
+    drawn: bool
 
-    def write(self, *, drawn: bool) -> None:
-        """Generates and writes; an interruption keeps what there is and ends with Stopped."""
+    def write(self) -> None:
+        """An interruption keeps what there is and ends with Stopped."""
+        run, seed = self.run, self.run.request.sampling.seed
         writer = self._writer()
-        level = self._level()
-        if drawn and level == "off" and not (self.out.json or self.resolved.greedy):
-            self.out.note(f"drew the seed {self.seed}: `--seed {self.seed}` gives the same text")
+        if self.drawn and self.level == "off" and not (self.out.json or self.resolved.greedy):
+            self.out.note(f"drew the seed {seed}: `--seed {seed}` gives the same text")
         try:
-            for number, token in self._tokens():
+            for number, token in run.tokens(partial(Progress, self.out, tokens=True)):
                 SIGNALS.check()
-                writer.token(number, token, self.watch.elapsed * 1000)
-                self.limited |= token.finish == "length" and token.index + 1 == self.text.max_tokens
-                if token.tied and token.margin is not None:
-                    text = self.model.token_text(token.id) or str(token.id)
-                    label = self._number(number)
-                    self.ties.append(
-                        NearTie(label=label, index=token.index, text=text, margin=token.margin)
-                    )
+                writer.token(number, token, run.watch.elapsed * 1000)
         except KeyboardInterrupt as stop:
             writer.close()
-            if self.watch.total.generated:
-                self._statistics(level)
-            raise Stopped(stop, told=True, where=self._where()) from stop
+            written = run.watch.total.generated
+            if written:
+                self._statistics()
+            where = "" if written or self.out.quiet else run.unread()
+            raise Stopped(stop, told=True, where=where) from stop
         except LlmcliError:
             if isinstance(writer, TextWriter):
                 writer.close()  # the error begins on a line of its own
             raise
         writer.close()
-        for tokens in self.reread:
+        for tokens in run.reread:
             self.out.note(
                 f"at {tokens:,} tokens the text outgrew LongRoPE's short factors: all of it was "
                 "read again"
             )
-        self._statistics(level)
-
-    def _tokens(self) -> Iterator[tuple[int, Token]]:
-        """All tokens with the number of their sequence: prompt · samples + sample."""
-        from llmcli.generation import stream
-
-        samples = self.text.num_samples
-        sampling = self.resolved.sampling(self.seed)
-        for group in groups([len(item.ids) for item in self.encoded], samples=samples):
-            prompts = [self.encoded[index].ids for index in group]
-            for index in group:
-                self.together[index] = len(group) * samples
-            with Progress(self.out, tokens=True) as progress:
-
-                def read(done: int, total: int, progress: Progress = progress) -> None:
-                    self.read = done
-                    progress("reading the prompt", done, total)
-
-                tokens = stream(
-                    self.model,
-                    prompts,
-                    sampling,
-                    limit=self.text.max_tokens,
-                    stop=self.text.stop or (),
-                    ignore_eos=self.text.ignore_eos,
-                    logprobs=self._logprobs(),
-                    margins=self._margins(),
-                    samples=samples,
-                    capacity=self.room,
-                    on_prefill=read,
-                    on_reread=self.reread.append,
-                    speculation=self.speculation,
-                )
-                watched = self.watch.watch(tokens, sum(map(len, prompts)))
-                first = next(watched, None)
-            for token in _chained(first, watched):
-                row, sample = divmod(token.sequence, samples)
-                self.watch.credit(self.tallies[group[row]], token, len(prompts[row]))
-                yield group[row] * samples + sample, token
-
-    def _where(self) -> str:
-        """What an interruption before the first token cut short; nothing with `--quiet`."""
-        if self.watch.total.generated or self.out.quiet:
-            return ""
-        lengths = [len(item.ids) for item in self.encoded]
-        first = groups(lengths, samples=self.text.num_samples)[0]
-        total = sum(lengths[index] for index in first)
-        return f" while reading the prompt ({self.read} of {total} tokens)"
-
-    def _logprobs(self) -> int | None:
-        return 0 if self.text.stream_json and self.text.logprobs is None else self.text.logprobs
-
-    def _margins(self) -> bool:
-        """Whether the output marks greedy tokens that are near ties."""
-        documents = self.out.json or self.text.stream_json
-        return documents or self.text.logprobs is not None or self._level() == "full"
+        self._statistics()
 
     def _writer(self) -> Writer:
-        samples, prompts = self.text.num_samples, len(self.encoded)
-        if self.text.stream_json:
+        samples, prompts = self.options.num_samples, len(self.prompts)
+        tokenizer, logprobs = self.run.model.tokenizer, self.options.logprobs is not None
+        if self.options.stream_json:
+            begun = samples if prompts == 1 else 0
+            model = self.run.model.describe()
+            header = {"model": model, "environment": environment(kernels=kernels_of(model))}
             return TokenWriter(
-                self.out,
-                tokenizer=self.model.tokenizer,
-                top=self.text.logprobs is not None,
-                begun=samples if prompts == 1 else 0,
+                self.out, tokenizer=tokenizer, top=logprobs, begun=begun, header=header
             )
         if self.out.json:
             return Collector(
-                self._document,
-                prompts=prompts,
-                samples=samples,
-                tokenizer=self.model.tokenizer,
-                logprobs=self.text.logprobs is not None,
-            )
-        colour = self.text.logprobs is not None and self.out.out.colour
-        if self.text.logprobs is not None and not colour:
+                self._document, prompts=prompts, samples=samples, tokenizer=tokenizer,
+                logprobs=logprobs,
+            )  # fmt: skip
+        colour = logprobs and self.out.out.colour
+        if logprobs and not colour:
             self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
         labels = None
-        if self.text.batch is not None or samples > 1:
+        if self.options.batch is not None or samples > 1:
             labels = [self._label(number) for number in range(prompts * samples)]
-        return TextWriter(
-            self.out,
-            labels=labels,
-            colour=colour,
-            ids_only=self.model.tokenizer is None,
-        )
+        return TextWriter(self.out, labels=labels, colour=colour, ids_only=tokenizer is None)
 
     def _number(self, number: int) -> str:
         """`1` for a sample or a prompt of a batch, `0.1` for its samples, empty for one text."""
-        prompt, sample = divmod(number, self.text.num_samples)
-        if self.text.batch is None:
-            return str(sample) if self.text.num_samples > 1 else ""
-        return str(prompt) if self.text.num_samples == 1 else f"{prompt}.{sample}"
+        prompt, sample = divmod(number, self.options.num_samples)
+        if self.options.batch is None:
+            return str(sample) if self.options.num_samples > 1 else ""
+        return str(prompt) if self.options.num_samples == 1 else f"{prompt}.{sample}"
 
     def _label(self, number: int) -> str:
         """The same, and `0 · What is …` with the prompt where there are several."""
-        if self.text.batch is None:
+        if self.options.batch is None:
             return self._number(number)
         from rich.text import Text
 
         from llmcli.ui.theme import one_line
 
-        given = self.encoded[number // self.text.num_samples]
+        given = self.prompts[number // self.options.num_samples]
         words = given.text if given.text is not None else f"ids {', '.join(map(str, given.ids))}"
         label = Text(f"{self._number(number)} · {one_line(words)}")
         label.truncate(min(self.out.out.width, LABEL_COLUMNS) - len("--- "), overflow="ellipsis")
         return label.plain
 
     def _document(self, index: int, outputs: list[Generated]) -> None:
-        """One prompt's JSON document; a batch has one a line, each whole, with its `index`."""
-        batch = self.text.batch is not None
+        """One prompt's JSON document; a batch has one a line, with its `index`."""
+        run, batch = self.run, self.options.batch is not None
+        model = run.model.describe()
         body: dict[str, Any] = {"index": index} if batch else {}
         body |= {
-            "prompt": _prompt(self.encoded[index]),
+            "prompt": _prompt(self.prompts[index]),
             "outputs": [_without_none(output) for output in outputs],
             "sampling": {
                 **self.resolved.values,
-                "seed": self.seed,
+                "seed": run.request.sampling.seed,
                 "greedy": self.resolved.greedy,
-                "max_tokens": self.text.max_tokens,
-                "stop": self.text.stop or [],
+                "max_tokens": self.options.max_tokens,
+                "stop": run.request.stop,
                 "origins": self.resolved.origins,
                 "ignored": self.resolved.ignored,
             },
             "path": {
-                **self.model.arithmetic.describe(self.model.config),
-                "kernels": kernels_of(self.model.describe()),
-                "sequences": self.together[index],
+                **run.model.arithmetic.describe(run.model.config),
+                "kernels": kernels_of(model),
+                "sequences": run.side_by_side[index],
             },
-            "timings": self.watch.timings(self.tallies[index]),
+            "timings": run.watch.timings(run.tallies[index]),
         }
-        if self.speculation is not None:
-            body["speculation"] = self.speculation.describe()
-        header = environment(kernels=kernels_of(self.model.describe()))
-        self.out.document(body, model=self.model.describe(), environment=header, lines=batch)
+        if run.speculation is not None:
+            body["speculation"] = run.speculation.describe()
+        header = environment(kernels=kernels_of(model))
+        self.out.document(body, model=model, environment=header, lines=batch)
 
-    def _level(self) -> str:
-        """How much is told on stderr: what was asked for, else one line on a terminal."""
-        if self.text.stats is not None:
-            return self.text.stats
-        text = not (self.out.json or self.text.stream_json or self.out.quiet)
-        return "short" if text and self.out.err.terminal else "off"
-
-    def _statistics(self, level: str) -> None:
-        """Speed, memory and settings on stderr."""
-        if level == "off":
+    def _statistics(self) -> None:
+        """Speed, memory and settings on stderr, and what the colours mean."""
+        if self.level == "off":
             return
-        seed = None if self.resolved.greedy else self.seed
-        from llmcli.observe.environment import environment
-        from llmcli.ui.stats import (
-            confidence_legend,
-            full_stats,
-            model_line,
-            short_stats,
-            template_line,
+        from llmcli.commands.generate.view import full_stats, short_stats, template_line
+        from llmcli.ui.stats import confidence_legend
+
+        out, greedy = self.out, self.resolved.greedy
+        text = not (out.json or self.options.stream_json)
+        if text and self.options.logprobs is not None and out.out.colour:
+            out.aside(confidence_legend(ties=greedy))
+        watched = out.out.terminal and out.err.terminal and not out.quiet
+        if text and watched and any(one.chat and not one.messages for one in self.prompts):
+            out.aside(template_line())
+        found = self._found()
+        out.aside(short_stats(found, out.err.width) if self.level == "short" else full_stats(found))
+
+    def _found(self) -> Statistics:
+        run, model = self.run, self.run.model.describe()
+        greedy, origins = self.resolved.greedy, self.resolved.origins
+        ties = tuple(replace(tie, label=self._number(number)) for number, tie in run.ties)
+        ended = "context full" if run.full else ""
+        return Statistics(
+            timings=run.watch.timings(),
+            model=model,
+            environment=environment(kernels=kernels_of(model)),
+            sampling={
+                name: (value, str(origins[name])) for name, value in self.resolved.values.items()
+            },
+            seed=None if greedy else run.request.sampling.seed,
+            ties=ties if greedy else None,
+            side_by_side=max(run.side_by_side, default=1),
+            speculation=None if run.speculation is None else run.speculation.describe(),
+            ended=f"-n {run.request.limit}" if run.limited else ended,
         )
-
-        timings, model = self.watch.timings(), self.model.describe()
-        coloured = not (self.out.json or self.text.stream_json) and self.out.out.colour
-        if self.text.logprobs is not None and coloured:
-            self.out.aside(confidence_legend(ties=self.resolved.greedy))
-        watched = self.out.out.terminal and self.out.err.terminal and not self.out.quiet
-        text = not (self.out.json or self.text.stream_json)
-        if text and watched and any(item.chat and not item.messages for item in self.encoded):
-            self.out.aside(template_line())
-        drafted = None if self.speculation is None else self.speculation.describe()
-        if level == "short":
-            weights = model["weight_format"]
-            ended = f"ended by `-n {self.text.max_tokens}`" if self.limited else ""
-            self.out.aside(
-                short_stats(timings, weights, seed, self.out.err.width, drafted, ended=ended)
-            )
-            return
-        values, origins = self.resolved.values, self.resolved.origins
-        sampling = {name: (value, str(origins[name])) for name, value in values.items()}
-        ties = tuple(self.ties) if self.resolved.greedy else None
-        header = environment(kernels=kernels_of(self.model.describe()))
-        together = max(self.together, default=1)
-        self.out.aside(
-            full_stats(
-                timings, sampling, seed, model_line(model), header, ties, together, drafted
-            )
-        )
-
-
-def _chained(first: Token | None, rest: Iterator[Token]) -> Iterator[Token]:
-    if first is not None:
-        yield first
-        yield from rest
 
 
 def _prompt(encoded: Encoded) -> dict[str, Any]:

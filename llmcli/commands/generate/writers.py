@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcli.cli.output import Output, dumps
 from llmcli.reports.text import Alternative, Generated, TokenLogprob
 from llmcli.ui.theme import confidence_style, printable
 
 if TYPE_CHECKING:
-    from llmcli.generation import Token
+    from llmcli.engine.output import Token
     from llmcli.text import Tokenizer
 
 
@@ -101,11 +101,15 @@ class TokenWriter:
     A greedy one also has its "margin" and whether it is "tied".
 
     `top`: each line also has the likeliest tokens. `begun`: sequences that count as begun before
-    their first token comes.
+    their first token comes. The first line also has `header`, the model and the environment.
     """
 
-    def __init__(self, out: Output, *, tokenizer: Tokenizer | None, top: bool, begun: int) -> None:
+    def __init__(
+        self, out: Output, *, tokenizer: Tokenizer | None, top: bool, begun: int,
+        header: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         self._out = out
+        self._header = header
         self._tokenizer = tokenizer
         self._top = top
         self._unfinished = dict.fromkeys(range(begun), 0)  # sequence → index of its next token
@@ -113,7 +117,7 @@ class TokenWriter:
 
     def token(self, number: int, token: Token, ms: float) -> None:
         """Writes the line at once; the last of a sequence also has its `finish_reason`."""
-        line: dict[str, object] = {
+        line: dict[str, Any] = {
             "sequence": number,
             "index": token.index,
             "id": token.id,
@@ -130,7 +134,7 @@ class TokenWriter:
         if token.finish is not None:
             line["finish_reason"] = token.finish
             del self._unfinished[number]
-        self._out.write(dumps(line) + "\n")
+        self._write(line)
 
     def close(self) -> None:
         """A last line, without a token, for every sequence that was interrupted."""
@@ -144,8 +148,12 @@ class TokenWriter:
                 "ms": round(self._ms, 3),
                 "finish_reason": "interrupted",
             }
-            self._out.write(dumps(line) + "\n")
+            self._write(line)
         self._unfinished.clear()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        header, self._header = self._header, {}
+        self._out.write(dumps({**line, **header}) + "\n")
 
 
 class Collector:

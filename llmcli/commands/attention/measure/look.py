@@ -17,7 +17,7 @@ from llmcli.commands.attention.measure.pairs import TopPairs
 from llmcli.commands.attention.measure.wanted import Wanted
 from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
 from llmcli.commands.attention.report.metrics import METRICS
-from llmcli.generation.sampling import Sampling
+from llmcli.engine.sampling import Sampling
 from llmcli.model import Model, dtype_name
 from llmcli.observe.attention.block import Tokens
 from llmcli.observe.attention.checks import Proof

@@ -14,8 +14,8 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.commands.attention.measure.metrics import effective_rank
 from llmcli.commands.attention.report.states import POINTS, HeadStates, LayerStates, StatesReport
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.generation.sampling import Sampling
 from llmcli.model import Model, dtype_name
 from llmcli.nn.state import State
 from llmcli.observe.formulas import formula_checks, some_rows, worst

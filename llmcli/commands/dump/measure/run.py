@@ -20,9 +20,9 @@ from llmcli import devices
 from llmcli.commands.dump.measure.plan import MATRICES, OUTPUTS, last_layer, plan_dump, sources
 from llmcli.commands.dump.measure.written import Written, first_bad, summary
 from llmcli.commands.dump.report import DumpedTensor, DumpPlan, DumpReport
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
-from llmcli.generation.sampling import Sampling
 from llmcli.model import Model, dtype_name
 from llmcli.observe.attention.block import Tokens
 from llmcli.observe.attention.checks import Proof

@@ -22,8 +22,8 @@ from llmcli.commands.lens.measure.stream import Stream
 from llmcli.commands.lens.measure.unembedding import Agreement, unembed
 from llmcli.commands.lens.report import LensReport
 from llmcli.config import ModelConfig
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.generation.sampling import Sampling
 from llmcli.model import Model
 from llmcli.observe.chunks import ChunkProof, read_in_chunks
 from llmcli.observe.emitted import Emitted

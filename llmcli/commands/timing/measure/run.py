@@ -17,9 +17,9 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.work import Ran
 from llmcli.commands.timing.measure.clock import Marks, OperationCount, RunClock, clock_for
 from llmcli.commands.timing.report import PhaseName, are_tight
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.generation.picker import Picker
-from llmcli.generation.sampling import Sampling
 from llmcli.graph.routing import Choose
 from llmcli.model import Model
 from llmcli.nn.step import Tap
@@ -132,14 +132,14 @@ class Job:
         if past and self.session.lengths[0] == past:  # the prompt was read just now
             self.session.keep()
         self.session.rewind(past)
-        self._picker = Picker(
+        self._sampler = Sampler(
             Sampling(temperature=0.0), self.prompts, samples=1, vocab=self.model.config.vocab,
             device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),
         )  # fmt: skip
 
     def check_finite(self, out: RunOutput) -> None:
         """Raises NotFinite where logits have a NaN or an infinity, as generating does."""
-        self._picker.pick(out.logits_BV)
+        self._sampler.pick(out.logits_BV)
 
     def _prefill(self, clock: RunClock | None, tap: Tap | None) -> RunOutput:
         logits_BV = self.session.prefill(self.prompts, clock=clock, tap=tap)
@@ -149,7 +149,7 @@ class Job:
         """Choose, compute, `new_tokens` times, as `generate` does."""
         chosen: list[tuple[int, ...]] = []
         for choices in self.session.decode(
-            self._picker.pick, limit=self.new_tokens, tap=tap, clock=clock
+            self._sampler.pick, limit=self.new_tokens, tap=tap, clock=clock
         ):
             if clock is not None:
                 clock(SAMPLE)

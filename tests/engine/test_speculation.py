@@ -5,18 +5,18 @@ from collections import Counter
 
 import pytest
 import torch
+from continued import stream
 from small_models import random_decoder, random_model
 from zoo import COMPUTED, IN_BLOCKS, MODELS
 
+from llmcli.engine.drafts import ModelDraft, NgramDraft
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling, filtered
+from llmcli.engine.seeds import uniforms
 from llmcli.engine.session import Session
+from llmcli.engine.speculation import ROWS, Pace, Speculation
 from llmcli.errors import UsageError
 from llmcli.formats.dense import writable
-from llmcli.generation.drafts import ModelDraft, NgramDraft
-from llmcli.generation.engine import stream
-from llmcli.generation.picker import Picker
-from llmcli.generation.sampling import Sampling, filtered
-from llmcli.generation.seeds import uniforms
-from llmcli.generation.speculation import ROWS, Pace, Speculation
 from llmcli.kernels import native
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
@@ -36,7 +36,7 @@ class Liar:
     def __init__(self, *ids):
         self.ids = list(ids)
 
-    def begin(self, ids, picker):
+    def begin(self, ids, sampler):
         self.begun = list(ids)
 
     def add(self, id):
@@ -152,7 +152,7 @@ def test_what_nobody_asked_for_is_forgotten(model):
     for count in (1, 2, 3, 7, 19):
         session = Session(model.decoder, 1, 60)
         session.prefill([PROMPT])
-        steps = Speculation(ModelDraft(model, model)).decode(session, picker(model, "greedy"))
+        steps = Speculation(ModelDraft(model, model)).decode(session, sampler(model, "greedy"))
         assert [next(steps)[0].id for _ in range(count)] == ids[:count]
         steps.close()
         assert session.ids == [[*PROMPT, *ids[: count - 1]]]
@@ -166,8 +166,8 @@ def likeliest(logits_BV):
     return logits_BV.argmax(-1), logits_BV.argmax()
 
 
-def picker(model, sampling, limit=99):
-    return Picker(
+def sampler(model, sampling, limit=99):
+    return Sampler(
         SAMPLINGS[sampling], [PROMPT], samples=1, vocab=model.config.vocab, device=model.device,
         logprobs=None, limit=limit,
     )  # fmt: skip
@@ -192,7 +192,7 @@ def test_reading_a_long_prompt_is_not_what_a_proposal_takes(monkeypatch):
     monkeypatch.setattr(draft, "catch_up", lambda: (catch_up(), read.clear()))
     session = Session(model.decoder, 1, 400)
     session.prefill([PROMPT * 30])
-    steps = Speculation(draft).decode(session, picker(model, "greedy"))
+    steps = Speculation(draft).decode(session, sampler(model, "greedy"))
     for _ in range(30):
         next(steps)
     assert len(timed) > 5
@@ -252,7 +252,7 @@ def test_sampled_text_has_the_models_distribution(monkeypatch):
     """Three tokens of 3,000 seeds: Pearson's χ² of the 20 likeliest texts of two, then the rest."""
     model = random_model(MODELS["llama"])
     monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 2))
-    monkeypatch.setattr("llmcli.generation.speculation.ROWS", (2,))
+    monkeypatch.setattr("llmcli.engine.speculation.ROWS", (2,))
     another = dataclasses.replace(model, decoder=random_decoder(model.config))
     head = writable(another.decoder.weight("head.W"))
     head += 0.3 * torch.randn(head.shape, generator=torch.Generator().manual_seed(1))
@@ -264,12 +264,12 @@ def test_sampled_text_has_the_models_distribution(monkeypatch):
     seen, accepted = Counter(), 0
     for seed in range(runs):
         session.rewind(len(PROMPT))
-        picker = Picker(
+        sampler = Sampler(
             dataclasses.replace(sampling, seed=seed), [PROMPT], samples=1,
             vocab=model.config.vocab, device=model.device, logprobs=None, limit=3,
         )  # fmt: skip
         speculation = Speculation(draft)
-        steps = speculation.decode(session, picker)
+        steps = speculation.decode(session, sampler)
         seen[tuple(next(steps)[0].id for _ in range(3))[1:]] += 1
         steps.close()
         accepted += speculation.accepted
@@ -320,12 +320,12 @@ def test_several_sequences_are_decoded_without_a_draft(model):
 
 def test_a_guess_is_the_pick_it_stands_for():
     sampling = SAMPLINGS["sampled"]
-    picker = Picker(
+    sampler = Sampler(
         sampling, [PROMPT], samples=1, vocab=43, device=torch.device("cpu"), logprobs=None, limit=9
     )
     logits = torch.randn(6, 43, generator=torch.Generator().manual_seed(0))
-    guesses = [picker.guess(logits[at : at + 1], at) for at in range(6)]
-    picked = [picker.pick(logits[at : at + 1])[1][0].id for at in range(6)]
+    guesses = [sampler.guess(logits[at : at + 1], at) for at in range(6)]
+    picked = [sampler.pick(logits[at : at + 1])[1][0].id for at in range(6)]
     assert guesses == picked
     assert len(set(uniforms(5, 0, 0, 6))) == 6
 

@@ -10,30 +10,76 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.exits import SIGNALS, Terminated
+from llmcli.cli.options import TOKEN_LIMIT
 from llmcli.cli.output import Output, write_document
+from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of
+from llmcli.cli.sampling import RANGES, engine_sampling, valid
 from llmcli.cli.transcript import Transcript, body, read_transcript
 from llmcli.cli.variables import check_name
 from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
-from llmcli.commands.chat.settings import NAMES, Settings
-from llmcli.commands.chat.turn import Turn, stats_line, took
 from llmcli.errors import LlmcliError, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.numbers import counted
-from llmcli.ui.theme import FAINT
+from llmcli.ui.layout import SEPARATOR
+from llmcli.ui.theme import FAINT, one_line
 
 if TYPE_CHECKING:
-    from llmcli.generation.conversation import Conversation
-    from llmcli.generation.messages import Message
+    from llmcli.engine.conversation import Conversation
+    from llmcli.engine.messages import Message
     from llmcli.reports.environment import Environment
 
 
 ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
+_WHOLE: Mapping[str, Range] = {"max_tokens": TOKEN_LIMIT, "seed": Range(0)}
+NAMES = (*RANGES, *_WHOLE)
 
 
 @dataclass(kw_only=True)
-class Talk:
+class Settings:
+    """How the next answer is drawn; `/set` changes it."""
+
+    sampling: dict[str, float]
+    seed: int
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer; None for no limit."""
+        return None if self.max_tokens == TOKEN_LIMIT.or_else else self.max_tokens
+
+    def change(self, name: str, value: Any, text: str) -> None:
+        """Sets one of `NAMES` to a value that was typed as `text`; raises UsageError."""
+        if name in RANGES:
+            if not valid(name, value):
+                raise _wrong(name, value, text, RANGES[name], whole=name == "top_k")
+            self.sampling[name] = value
+        else:
+            if not isinstance(value, int) or isinstance(value, bool) or value not in _WHOLE[name]:
+                raise _wrong(name, value, text, _WHOLE[name], whole=True)
+            setattr(self, name, value)
+
+    def rows(self) -> dict[str, str]:
+        """Every setting of `NAMES` and its value."""
+        sampling = {name: f"{value:g}" for name, value in self.sampling.items()}
+        return {**sampling, **{name: str(getattr(self, name)) for name in _WHOLE}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What the last answer took. `read` of the prompt's tokens were new to the model."""
+
+    prompt: int
+    read: int
+    generated: int
+    prompt_s: float
+    decode_s: float
+
+
+@dataclass(kw_only=True)
+class Chat:
     """A conversation with its settings; `file` is written anew after every answer and change.
 
     `chosen` are the settings and `variables` those of the template that the user has named: they
@@ -60,11 +106,11 @@ class Talk:
 
         Where there is none, nothing was said. False where Ctrl-C ended it.
         """
-        talk = self.conversation
-        with self._or_as_before():
+        conversation = self.conversation
+        with self._kept_without_answer():
             if instead:
-                talk.undo()
-            talk.say(text)
+                conversation.undo()
+            conversation.say(text)
             try:
                 return self._has_room() and self.answer()
             except PromptTooLong:
@@ -73,40 +119,41 @@ class Talk:
 
     def _check_alone(self) -> None:
         """Raises PromptTooLong where the last message does not fit, whatever is dropped."""
-        talk = self.conversation
-        messages, asked = talk.messages, talk.messages[-1]
-        talk.clear()
-        talk.messages = [*talk.messages, asked]
-        over = talk.missing(1)
-        talk.messages = messages
+        conversation = self.conversation
+        messages, asked = conversation.messages, conversation.messages[-1]
+        conversation.clear()
+        conversation.messages = [*conversation.messages, asked]
+        over = conversation.missing(1)
+        conversation.messages = messages
         if over:
             raise PromptTooLong(
-                f"the message takes {talk.room + over:,} tokens with what the template puts around "
-                f"it, {over:,} more than the context of {talk.room:,}",
-                hint="say less at once",
+                f"the message and the template around it take {conversation.room + over:,} tokens, "
+                f"{over:,} more than the context of {conversation.room:,}",
+                hint="shorten the message",
             )
 
     def _has_room(self) -> bool:
         """Whether an answer is to begin; where the context fills, that is for the user to say."""
-        talk = self.conversation
-        least = min(ANSWER, self.settings.max_tokens, talk.room // 4)
-        if self.choose is None or len(talk.messages) < 2 or not talk.missing(least):
+        conversation = self.conversation
+        least = min(ANSWER, self.settings.limit or ANSWER, conversation.room // 4)
+        if self.choose is None or len(conversation.messages) < 2 or not conversation.missing(least):
             return True
         self._check_alone()
-        self.out.aside(f"the context of {talk.room:,} tokens has no room for another answer")
+        room = conversation.room
+        self.out.aside(f"the context of {room:,} tokens has no room for another answer")
         chosen = self.choose("[d]rop the oldest turns, [c]lear, or Enter to cancel? ")
         if not chosen or chosen not in "dc":
-            self.out.note("nothing was said")
+            self.out.note("cancelled: the message was not sent")
             return False
-        before, asked = len(talk.ids()), talk.messages[-1]
+        before, asked = len(conversation.ids()), conversation.messages[-1]
         if chosen == "c":
-            talk.clear()
-            talk.messages = [*talk.messages, asked]
-            what = "all that was said before"
+            conversation.clear()
+            conversation.messages = [*conversation.messages, asked]
+            what = "all earlier messages"
         else:
-            what = counted(talk.drop_turns(least), "oldest turn")
-        if not talk.missing(1):
-            self.out.note(f"dropped {what}, {counted(before - len(talk.ids()), 'token')}")
+            what = counted(conversation.drop_turns(least), "oldest turn")
+        if not conversation.missing(1):
+            self.out.note(f"dropped {what}, {counted(before - len(conversation.ids()), 'token')}")
         return True
 
     def meter(self) -> str:
@@ -115,33 +162,33 @@ class Talk:
 
     def _used(self) -> int:
         """Tokens of the context that the conversation takes."""
-        talk = self.conversation
+        conversation = self.conversation
         try:
-            tokens = len(talk.ids())
+            tokens = len(conversation.ids())
         except LlmcliError:  # the template fails, which the next answer will say
-            tokens = talk.used
-        return min(tokens, talk.room)
+            tokens = conversation.used
+        return min(tokens, conversation.room)
 
-    def again(self) -> bool:
+    def regenerate(self) -> bool:
         """Another answer to what was last said; the one that is there stays where none comes."""
-        talk = self.conversation
-        with self._or_as_before():
-            if talk.messages and talk.messages[-1].role == "assistant":
-                talk.messages = talk.messages[:-1]
-            if not talk.messages or talk.messages[-1].role != "user":
+        conversation = self.conversation
+        with self._kept_without_answer():
+            if conversation.messages and conversation.messages[-1].role == "assistant":
+                conversation.messages = conversation.messages[:-1]
+            if not conversation.messages or conversation.messages[-1].role != "user":
                 raise UsageError("there is nothing to answer")
             return self.answer()
 
     @contextmanager
-    def _or_as_before(self) -> Iterator[None]:
+    def _kept_without_answer(self) -> Iterator[None]:
         """The messages are as before where no answer came: refused, or stopped too early."""
-        talk = self.conversation
-        before, answers = list(talk.messages), talk.answers
+        conversation = self.conversation
+        before, answers = list(conversation.messages), conversation.answers
         try:
             yield
         finally:
-            if talk.answers == answers or talk.messages[-1].role == "user":
-                talk.messages = before
+            if conversation.answers == answers or conversation.messages[-1].role == "user":
+                conversation.messages = before
 
     def answer(self) -> bool:
         """Writes the model's answer as it comes; False where Ctrl-C ended it.
@@ -149,12 +196,13 @@ class Talk:
         What there is then, or where an error ended it, stays, and is told and saved as a whole one
         is. Raises the errors of `Conversation.answer`.
         """
-        talk, settings = self.conversation, self.settings
+        conversation, settings = self.conversation, self.settings
         start, first, generated, whole = perf_counter(), None, 0, False
         screen = None
         progress = Progress(self.out, tokens=True)
-        tokens = talk.answer(
-            settings.drawn(), limit=settings.max_tokens, stop=settings.stop,
+        tokens = conversation.answer(
+            engine_sampling(settings.sampling, settings.seed), limit=settings.limit,
+            stop=settings.stop,
             on_prefill=partial(progress, "reading"),
         )  # fmt: skip
         try:
@@ -163,7 +211,7 @@ class Talk:
                 first = perf_counter()
             if not self.out.json:
                 screen = AnswerScreen(
-                    self.out, talk.segmenter(), reasoning=self.reasoning, plain=self.plain
+                    self.out, conversation.segmenter(), reasoning=self.reasoning, plain=self.plain
                 )
             while token is not None:
                 SIGNALS.check()
@@ -178,16 +226,17 @@ class Talk:
         finally:
             tokens.close()
             end = perf_counter()
-            if answered := talk.messages[-1].role == "assistant":
+            if answered := conversation.messages[-1].role == "assistant":
                 self.turn = Turn(
-                    prompt=talk.tokens.prompt, read=talk.tokens.computed, generated=generated,
-                    prompt_s=(first or end) - start, decode_s=end - (first or end),
+                    prompt=conversation.tokens.prompt, read=conversation.tokens.computed,
+                    generated=generated, prompt_s=(first or end) - start,
+                    decode_s=end - (first or end),
                 )  # fmt: skip
             self._ended(screen, answered=answered)
         SIGNALS.check_terminated()
         if not whole and self.choose is not None:  # else the end of the run says it
             self.aside("interrupted")
-        if talk.messages[-1].end == "length":
+        if conversation.messages[-1].end == "length":
             self.out.note(self._cut_by(generated))
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
@@ -195,10 +244,10 @@ class Talk:
 
     def _cut_by(self, generated: int) -> str:
         """What ended an answer of so many tokens before the model did."""
-        if generated < self.settings.max_tokens:
+        if self.settings.limit is None or generated < self.settings.limit:
             return "the context is full: the answer ends there"
         more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
-        limit = counted(self.settings.max_tokens, "token")
+        limit = counted(self.settings.limit, "token")
         return f"the answer ends at the limit of {limit}: {more} allows more"
 
     def aside(self, words: str) -> None:
@@ -238,7 +287,7 @@ class Talk:
         write_document(path, self.out.envelope(whole, model=about, environment=header))
         self._kept = self._transcript(self.conversation.messages)
 
-    def follow(self) -> None:
+    def save_changes(self) -> None:
         """Writes the file anew where the conversation has changed since the file had it.
 
         It has it from the first answer on, or from `load`. Raises WriteFailed.
@@ -248,12 +297,13 @@ class Talk:
             self.save(self.file)
 
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
-        talk = self.conversation
+        conversation = self.conversation
         return Transcript(
-            model=talk.model.name, vocabulary=talk.model.config.vocab,
+            model=conversation.model.name, vocabulary=conversation.model.config.vocab,
             sampling=dict(self.settings.sampling), seed=self.settings.seed,
             max_tokens=self.settings.max_tokens, stop=self.settings.stop,
-            variables=talk.variables, answers=talk.answers, messages=tuple(messages),
+            variables=conversation.variables, answers=conversation.answers,
+            messages=tuple(messages),
         )  # fmt: skip
 
     def _about(self) -> tuple[Mapping[str, Any], Environment]:
@@ -265,13 +315,13 @@ class Talk:
 
         Raises UsageError for a file that is none, CheckpointError where the template fails.
         """
-        talk = self.conversation
+        conversation = self.conversation
         found = read_transcript(path, self._transcript(()))
         messages = found.messages
-        other = not found.is_of(talk.model)
+        other = not found.is_of(conversation.model)
         if other:
             messages = tuple(replace(one, ids=(), raw=None) for one in messages)
-        lost = talk.load(messages, found.answers, {**found.variables, **self.variables})
+        lost = conversation.load(messages, found.answers, {**found.variables, **self.variables})
         kept = {name: value for name, value in found.sampling.items() if name not in self.chosen}
         self.settings.sampling |= kept
         for name in ("seed", "max_tokens", "stop"):
@@ -279,13 +329,13 @@ class Talk:
                 setattr(self.settings, name, getattr(found, name))
         if other:
             self.out.note(
-                f"`{found.model}` wrote the answers: `{talk.model.name}` reads them as text"
+                f"`{found.model}` wrote the answers: `{conversation.model.name}` reads them as text"
             )
         elif lost:
             self.out.note(
                 f"{counted(lost, 'answer')} came with ids of another text: the text is encoded"
             )
-        self._kept = self._transcript(talk.messages)
+        self._kept = self._transcript(conversation.messages)
         return found
 
     def set_variable(self, name: str, value: Any) -> None:
@@ -293,8 +343,49 @@ class Talk:
 
         Raises UsageError for one that the template does not look up.
         """
-        talk = self.conversation
-        known = talk.template_variables()
-        check_name(name, known, talk.model.name, others=NAMES, option="/set")
+        conversation = self.conversation
+        known = conversation.template_variables()
+        check_name(name, known, conversation.model.name, others=NAMES, option="/set")
         self.variables[name] = value
-        talk.variables = {**talk.variables, name: value}
+        conversation.variables = {**conversation.variables, name: value}
+
+
+def took(turn: Turn, conversation: Conversation) -> dict[str, Any]:
+    """The same for JSON, and what the conversation's draft was worth so far."""
+    found: dict[str, Any] = {
+        "tokens": {"prompt": turn.prompt, "computed": turn.read, "generated": turn.generated},
+        "timings": {"prompt_s": turn.prompt_s, "decode_s": turn.decode_s},
+    }
+    if (speculation := conversation.speculation) is not None:
+        found["speculation"] = speculation.describe()
+    return found
+
+
+def stats_line(turn: Turn | None, conversation: Conversation, used: int) -> str:
+    """What the last answer took where there was one, and how full the context is (`used`).
+
+    `read 12 new of 1,031, 575 ms · wrote 256, 12.1 tok/s · context 1,287 of 8,192`.
+    """
+    context = f"context {used:,} of {conversation.room:,}"
+    if turn is None:
+        return context
+    from llmcli.ui.stats import draft_words, duration
+
+    speed = f", {(turn.generated - 1) / turn.decode_s:.3g} tok/s" if turn.generated > 1 else ""
+    parts = [
+        f"read {turn.read:,} new of {turn.prompt:,}, {duration(turn.prompt_s)}",
+        f"wrote {turn.generated:,}{speed}",
+        context,
+    ]
+    if (speculation := conversation.speculation) is not None:
+        parts.insert(2, f"draft {draft_words(speculation.describe())} so far")
+    return SEPARATOR.join(parts)
+
+
+def _wrong(name: str, value: Any, text: str, allowed: Range, *, whole: bool) -> UsageError:
+    """`must be at least 1, not `0``, and what kind of number where that is what is wrong."""
+    words, number = str(allowed), isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (whole and value != int(value)):
+        of = "of " * words.startswith("at least")
+        words = f"a {'whole ' * whole}number {of}{words}"
+    return UsageError(f"`{name}` must be {words}, not `{one_line(text)}`")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmcli.engine.stop import StopMatcher
 from llmcli.errors import UsageError
-from llmcli.generation import StopMatcher
 
 
 def oracle(text: str, stops: list[str]) -> tuple[str, bool]:

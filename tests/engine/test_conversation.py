@@ -11,12 +11,12 @@ from tokenizers import Tokenizer as Library
 from zoo import MODELS
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.engine.conversation import Conversation
+from llmcli.engine.drafts import ModelDraft
+from llmcli.engine.messages import LEAD, Message
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.speculation import Pace, Speculation
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.generation.conversation import Conversation
-from llmcli.generation.drafts import ModelDraft
-from llmcli.generation.messages import LEAD, Message
-from llmcli.generation.sampling import Sampling
-from llmcli.generation.speculation import Pace, Speculation
 from llmcli.model import Model
 from llmcli.text import load_tokenizer
 
@@ -351,7 +351,7 @@ def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
 
 def test_without_a_template_there_is_no_conversation(model):
     bare = dataclasses.replace(model, tokenizer=None)
-    with pytest.raises(UsageError, match="cannot be talked to"):
+    with pytest.raises(UsageError, match="cannot chat"):
         Conversation(bare, room=10)
 
 

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from llmcli.devices import float64_device
+from llmcli.engine.output import Choice
+from llmcli.engine.sampling import Sampling, choose, penalized, top
+from llmcli.engine.seeds import uniforms
+from llmcli.engine.ties import NearTies
 from llmcli.errors import NotFinite
-from llmcli.generation.output import Choice
-from llmcli.generation.sampling import Sampling, choose, penalized, top
-from llmcli.generation.seeds import uniforms
-from llmcli.generation.ties import NearTies
 
 _STEPS = 256  # random numbers of so many steps are made and uploaded together
 
 
-class Picker:
+class Sampler:
     """Sampling for a batch: `samples` sequences for each of `prompts`, prompt by prompt.
 
-    Up to `limit` tokens each (a hint: how many random numbers to make ahead). Everything is
-    computed where the logits are; on the CPU where their device may have no float64.
+    Up to `limit` tokens each (a hint: how many random numbers to make ahead; None: not known).
+    Everything is computed where the logits are; on the CPU where their device may have no float64.
     Counts of tokens `[B, V]` exist only where a penalty needs them, random numbers only where
     the choice is not greedy, log-probabilities (of the token and of the `logprobs` best) only
     where `logprobs` is not None, margins only with `ties`, which says which of them are too small.
@@ -39,7 +39,7 @@ class Picker:
         vocab: int,
         device: torch.device,
         logprobs: int | None,
-        limit: int,
+        limit: int | None,
         ties: NearTies | None = None,
     ) -> None:
         self._sampling = sampling
@@ -49,7 +49,7 @@ class Picker:
         self._sequences = list(range(len(prompts) * samples))
         self._samples = samples
         self._step = 0
-        self._steps = min(_STEPS, limit)
+        self._steps = _STEPS if limit is None else min(_STEPS, limit)
         self._u_BS = torch.empty(0, device=device)
         self._prompt_BV: Tensor | None = None
         self._output_BV: Tensor | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from llmcli.generation.stop import StopMatcher
+from llmcli.engine.stop import StopMatcher
 from llmcli.text.stream import StreamDecoder
 from llmcli.text.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ class Token:
     token (`eos`, itself counted and without text), a stop string, or no more room (`length`).
 
     Of a greedy choice, where requested: `margin` (nats) is how far the best other token is behind,
-    after penalties, and `tied` says that rounding may move it by as much (`generation.ties`).
+    after penalties, and `tied` says that rounding may move it by as much (`engine.ties`).
     """
 
     sequence: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmcli.generation import sample_seed, uniforms
+from llmcli.engine.seeds import sample_seed, uniforms
 
 
 def test_a_number_depends_on_its_key_alone() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from continued import stream
 from decoder_parameters import parameters_of
 
 from llmcli.config import ModelConfig, sequential
+from llmcli.engine.sampling import Sampling, filtered, sample
+from llmcli.engine.seeds import sample_seed, uniforms
 from llmcli.engine.session import Session
-from llmcli.generation import Sampling, filtered, sample, sample_seed, stream, uniforms
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from continued import stream
 from decoder_parameters import parameters_of
 from fake_model import fake_model
 from test_real_decoder import VOCAB, real_model
 
 from llmcli.anatomy.arithmetic import Arithmetic, matrices, stream_noise
 from llmcli.checkpoints import locate, open_checkpoint
-from llmcli.generation import Sampling, engine, stream
-from llmcli.generation.sampling import penalized
-from llmcli.generation.ties import NearTies
+from llmcli.engine import stream as engine
+from llmcli.engine.sampling import Sampling, penalized
+from llmcli.engine.ties import NearTies
 from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 from llmcli.model import Model

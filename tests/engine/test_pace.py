@@ -1,6 +1,6 @@
 """How many tokens are read at once: by what steps took and how often proposals were right."""
 
-from llmcli.generation.speculation import Pace
+from llmcli.engine.speculation import Pace
 
 
 def made(prior=0.6, **seconds):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from continued import stream
 from fake_model import VOCAB, fake_model, script
 from filter_oracle import distribution
 
-from llmcli.generation import Sampling, choose, stream, uniforms
+from llmcli.engine.sampling import Sampling, choose
+from llmcli.engine.seeds import uniforms
 
 DRAWS = 20_000
 SIZE = 40

@@ -1,6 +1,6 @@
 """From logits to the next token: penalties, temperature, top-k, top-p, min-p, inverse CDF.
 
-The arithmetic is in float64, on the device of the logits: the CPU or a GPU that has it (`Picker`
+The arithmetic is in float64, on the device of the logits: the CPU or a GPU that has it (`Sampler`
 sees to that).
 
 Axes: B sequences, V vocabulary, K candidates. No random state: whoever samples brings a number

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from llmcli.engine.room import make_room
-from llmcli.engine.session import Session
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.session import Session, make_room
 from llmcli.errors import UsageError
-from llmcli.generation.picker import Picker
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -32,8 +31,8 @@ class Draft(Protocol):
     def free(self) -> bool:
         """Whether a proposal takes no time to speak of."""
 
-    def begin(self, ids: Sequence[int], picker: Picker) -> None:
-        """A text begins with these ids; `picker` is going to choose what follows."""
+    def begin(self, ids: Sequence[int], sampler: Sampler) -> None:
+        """A text begins with these ids; `sampler` is going to choose what follows."""
 
     def add(self, id: int) -> None:
         """It goes on with this one."""
@@ -59,7 +58,7 @@ class NgramDraft:
 
     name, free = "ngram", True
 
-    def begin(self, ids: Sequence[int], picker: Picker) -> None:
+    def begin(self, ids: Sequence[int], sampler: Sampler) -> None:
         """See `Draft`."""
         self._ids: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}  # where what follows those tokens stands
@@ -109,9 +108,9 @@ class ModelDraft:
         self._vocab = min(small.config.vocab, model.config.vocab)
         self._session = Session(small.decoder, 1, min(_FIRST, self._room))
 
-    def begin(self, ids: Sequence[int], picker: Picker) -> None:
+    def begin(self, ids: Sequence[int], sampler: Sampler) -> None:
         """See `Draft`. What was read of it is not read again."""
-        self._picker = picker
+        self._sampler = sampler
         self._ids = list(ids)
         self._known = max(self._ids, default=0) < self.model.config.vocab
         self._session.reuse(self._ids)
@@ -138,7 +137,7 @@ class ModelDraft:
         self._session.keep()
         found: list[int] = []
         while True:
-            id = self._picker.guess(logits_BV[:, : self._vocab], len(found))
+            id = self._sampler.guess(logits_BV[:, : self._vocab], len(found))
             found.append(id)
             if len(found) == count:
                 return found

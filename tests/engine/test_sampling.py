@@ -11,9 +11,8 @@ from filter_oracle import distribution
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from llmcli.engine.sampling import Sampling, choose, filtered, sample, top
 from llmcli.errors import UsageError
-from llmcli.generation import Sampling, choose, filtered, sample
-from llmcli.generation.sampling import top
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 INF = math.inf

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from llmcli.engine.drafts import Draft
+from llmcli.engine.output import Choice
+from llmcli.engine.sampler import Sampler
 from llmcli.engine.session import Session
-from llmcli.generation.drafts import Draft
-from llmcli.generation.output import Choice
-from llmcli.generation.picker import Picker
 
 # Tokens that are read at once: the last one and what may follow. Each number is recorded once,
 # which takes as long as some steps: two would be right too seldom to pay for it.
@@ -59,21 +59,21 @@ class Speculation:
             "speedup": self.speedup,
         }
 
-    def decode(self, session: Session, picker: Picker) -> Iterator[list[Choice]]:
-        """The choices that `session.decode(picker.pick)` yields for its only sequence.
+    def decode(self, session: Session, sampler: Sampler) -> Iterator[list[Choice]]:
+        """The choices that `session.decode(sampler.pick)` yields for its only sequence.
 
         What they are picked from has been read; of what was read ahead, what is wrong is forgotten,
         and what is right where the iterator is closed, before the session is used otherwise.
         """
         if session.logits_BV is None:
             raise ValueError("no logits to choose from: the last call did not compute them")
-        self.draft.begin(session.ids[0], picker)
+        self.draft.begin(session.ids[0], sampler)
         rows, proposed, ground, step_s = session.logits_BV, list[int](), None, None
         while True:
             first, read = session.lengths[0] - len(rows) + 1, len(rows) - 1
             for at in range(len(rows)):
                 begin = perf_counter()
-                _, choices = picker.pick(rows[at : at + 1])
+                _, choices = sampler.pick(rows[at : at + 1])
                 picked = perf_counter()
                 id = choices[0].id
                 right = at < len(proposed) and id == proposed[at]

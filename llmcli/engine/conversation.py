@@ -13,15 +13,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.engine.room import make_room
-from llmcli.engine.session import Session
+from llmcli.engine.messages import LEAD, AnswerIds, Ending, Message
+from llmcli.engine.output import Output, Token
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.seeds import sample_seed
+from llmcli.engine.session import Session, make_room
+from llmcli.engine.speculation import Speculation
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.generation.messages import LEAD, AnswerIds, Ending, Message
-from llmcli.generation.output import Output, Token
-from llmcli.generation.picker import Picker
-from llmcli.generation.sampling import Sampling
-from llmcli.generation.seeds import sample_seed
-from llmcli.generation.speculation import Speculation
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.markers import Markers
 from llmcli.text.segments import Segmenter, whole_answer
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 _FIRST = 256  # tokens that a new conversation has room for; it doubles
-_FULL = "begin anew with `/clear`"
+_FULL = "start over with `/clear`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Conversation:
         tokenizer = model.tokenizer
         if tokenizer is None or tokenizer.chat_template is None:
             raise UsageError(
-                f"`{model.name}` has no chat template, so it cannot be talked to",
+                f"`{model.name}` has no chat template, so it cannot chat",
                 hint="`llmcli generate` continues a text",
             )
         self.model = model
@@ -172,11 +171,11 @@ class Conversation:
         self,
         sampling: Sampling,
         *,
-        limit: int,
+        limit: int | None,
         stop: Sequence[str] = (),
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generator[Token, None, None]:
-        """Yields the tokens of the model's answer to the messages, at most `limit`.
+        """Yields the tokens of the answer to the messages, at most `limit` (None: no limit).
 
         The n-th answer draws with the n-th seed that follows from `sampling.seed`. Who stops early
         (closes the iterator, or an exception while it runs) leaves the answer as far as it came.
@@ -193,7 +192,7 @@ class Conversation:
             raise PromptTooLong(
                 f"the conversation has {len(ids)} tokens, {len(ids) - self.room} more than the "
                 f"context of {self.room}",
-                hint="take something back with `/undo`, or begin anew with `/clear`",
+                hint="remove a turn with `/undo`, or start over with `/clear`",
             )
         session = self._session
         read = session.reuse(ids)
@@ -204,21 +203,21 @@ class Conversation:
         session.keep()  # a second answer begins here
         seed = sample_seed(sampling.seed, self.answers)
         self.answers += 1
-        picker = Picker(
+        sampler = Sampler(
             replace(sampling, seed=seed), [ids], samples=1, vocab=self.model.config.vocab,
             device=self.model.device, logprobs=None, limit=limit,
         )  # fmt: skip
         output = Output(
-            0, ids, room=min(limit, room), tokenizer=self._tokenizer, stop=stop,
-            eos_ids=self.model.eos_ids, shown=self._shown,
+            0, ids, room=room if limit is None else min(limit, room),
+            tokenizer=self._tokenizer, stop=stop, eos_ids=self.model.eos_ids, shown=self._shown,
         )  # fmt: skip
         written: list[int] = []
         pieces: list[str] = []
         end: Ending = "interrupted"
         try:
-            steps = session.decode(picker.pick)
+            steps = session.decode(sampler.pick)
             if self.speculation is not None:
-                steps = self.speculation.decode(session, picker)
+                steps = self.speculation.decode(session, sampler)
             for choices in steps:
                 token = output.add(choices[0])
                 written.append(token.id)

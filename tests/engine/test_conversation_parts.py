@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Library
 from zoo import MODELS
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.generation.conversation import Conversation
-from llmcli.generation.sampling import Sampling
+from llmcli.engine.conversation import Conversation
+from llmcli.engine.sampling import Sampling
 from llmcli.model import Model
 from llmcli.text import load_tokenizer
 

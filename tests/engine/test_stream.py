@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from continued import stream
 from fake_model import EOS, EXTRA, VOCAB, fake_model, hashed, script
 
+from llmcli.engine import sampler as picker_module
+from llmcli.engine.output import Token
+from llmcli.engine.sampling import Sampling, filtered, sample
+from llmcli.engine.seeds import sample_seed, uniforms
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, PromptTooLong, UsageError
-from llmcli.generation import Sampling, Token, filtered, sample, sample_seed, stream, uniforms
-from llmcli.generation import picker as picker_module
 
 GREEDY = Sampling(temperature=0)
 HOT = Sampling(

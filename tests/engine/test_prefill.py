@@ -4,15 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from continued import stream
 from fake_model import FakeDecoder
 from tiny_checkpoints import write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.score import measure as score
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
-from llmcli.generation import Sampling, stream
 from llmcli.loading import load_checkpoint
 from llmcli.nn.decoder import Decoder
 

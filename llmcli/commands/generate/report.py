@@ -1,0 +1,31 @@
+"""What a run of `generate` says of itself beside the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmcli.reports.environment import Environment
+from llmcli.reports.text import NearTie, Timings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Speed, memory and settings of a run.
+
+    `model` and `speculation` are the objects of JSON documents. `sampling`: each value in force and
+    where it comes from; `seed` is None where nothing is random, `ties` where something is.
+    `side_by_side`: how many texts were written at once. `ended`: why the text ends where it does,
+    where that is to be said.
+    """
+
+    timings: Timings
+    model: Mapping[str, Any]
+    environment: Environment
+    sampling: Mapping[str, tuple[float, str]]
+    seed: int | None
+    ties: tuple[NearTie, ...] | None = None
+    side_by_side: int = 1
+    speculation: Mapping[str, Any] | None = None
+    ended: str = ""

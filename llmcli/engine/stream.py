@@ -1,0 +1,170 @@
+"""Prompts to a stream of tokens: one prefill, then one decode step for all sequences at a time.
+
+Nothing here prints or reads a clock; whoever wants to time or show wraps the iterator. An
+exception at the caller's end (Ctrl-C, a closed generator) passes through between two steps.
+
+Axes: P prompts, B sequences still running, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmcli.devices import require_memory
+from llmcli.engine.output import Output, Token
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session, make_room
+from llmcli.engine.speculation import Speculation
+from llmcli.engine.stop import StopMatcher
+from llmcli.engine.ties import NearTies
+from llmcli.errors import PromptTooLong, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+
+_BUCKET = 64  # capacities are multiples of this, so that few sizes of cache exist
+_FIRST = 256  # new tokens that there is room for where their number is not limited; it doubles
+_FULL = "lower --max-tokens, --context-length or --num-samples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """Prompts (lists of ids), how many texts continue each of them, and how.
+
+    Every prompt is continued `samples` times, all as one batch. A text ends at one of
+    `model.eos_ids` (unless `ignore_eos`), at one of the strings `stop`, after `limit` tokens (None:
+    no limit), or when it is full: at most `capacity` tokens (default: the model's context) enter
+    the model, so that a prompt of n leaves room for `capacity - n + 1`.
+
+    `logprobs` K requests log-probabilities of the token and of the K best, `margins` the margin of
+    greedy choices and whether they are near ties.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+    limit: int | None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    margins: bool = False
+    samples: int = 1
+    capacity: int | None = None
+
+
+def stream(
+    model: Model,
+    request: TextRequest,
+    *,
+    on_prefill: Callable[[int, int], None] | None = None,
+    on_reread: Callable[[int], None] | None = None,
+    speculation: Speculation | None = None,
+) -> Iterator[Token]:
+    """Return an iterator over the tokens that `model` writes.
+
+    Each step yields one token of every sequence that still runs, in order. A sequence ends alone;
+    the others go on without it.
+
+    Sample i of every prompt draws with `sample_seed(sampling.seed, i)` and nothing else: the
+    text is that of the prompt alone with that seed, within the rounding of the logits.
+    `on_prefill(done, total)` is called with the prompt tokens read, every 512 tokens of the longest
+    prompt, `on_reread(tokens)` where all of them are read once more (`Session`). `speculation`
+    decodes where there is one sequence.
+
+    Raises at once UsageError (nothing to continue, an id outside the vocabulary, a number below
+    1, an empty stop string) and PromptTooLong; while it runs NotFinite and OutOfMemory.
+    """
+    prompts, limit, logprobs = request.prompts, request.limit, request.logprobs
+    room = _capacity(model, request.capacity)
+    _check_numbers(limit=1 if limit is None else limit, samples=request.samples, capacity=room)
+    if logprobs is not None and logprobs < 0:
+        raise UsageError(f"`--logprobs {logprobs}` is out of range", hint="it must be 0 or more")
+    StopMatcher(request.stop)
+    _check_prompts(prompts, model.config.vocab, room)
+    outputs = [
+        _output(model, request, number, room) for number in range(len(prompts) * request.samples)
+    ]
+    sampler = Sampler(
+        request.sampling, prompts, samples=request.samples, vocab=model.config.vocab,
+        device=model.device, logprobs=logprobs, limit=limit,
+        ties=NearTies(model) if request.margins and request.sampling.greedy else None,
+    )  # fmt: skip
+    new = (_FIRST if limit is None else limit) - 1  # the last one is never read
+    capacity = min(room, -(-(max(map(len, prompts)) + new) // _BUCKET) * _BUCKET)
+
+    def tokens() -> Iterator[Token]:
+        # forking samples and dropping finished rows copies the caches of those that go on
+        copies = 1 if len(outputs) == 1 else 2
+        require_memory(
+            model.decoder.state_bytes(copies * len(outputs), capacity), model.device,
+            f"the caches of {len(outputs)} × {capacity} tokens", _FULL,
+        )  # fmt: skip
+        session = Session(model.decoder, len(prompts), capacity, on_reread=on_reread)
+        session.prefill(prompts, on_prefill=on_prefill)
+        if request.samples > 1:
+            session.select([number // request.samples for number in range(len(outputs))])
+        steps = session.decode(sampler.pick)
+        if speculation is not None and len(outputs) == 1:
+            steps = speculation.decode(session, sampler)
+        running = outputs
+        for choices in steps:
+            for output, choice in zip(running, choices, strict=True):
+                yield output.add(choice)
+            rows = [row for row, output in enumerate(running) if output.finish is None]
+            if not rows:
+                return
+            if len(rows) < len(running):
+                running = [running[row] for row in rows]
+                sampler.keep(rows)
+                session.select(rows)
+            if limit is None:
+                make_room(session, min(max(session.lengths) + 1, room), room, _FULL)
+
+    return tokens()
+
+
+def _output(model: Model, request: TextRequest, number: int, room: int) -> Output:
+    """Of sequence `number`, prompt · samples + sample."""
+    prompt = request.prompts[number // request.samples]
+    left = room - len(prompt) + 1
+    return Output(
+        number, prompt, room=left if request.limit is None else min(request.limit, left),
+        tokenizer=model.tokenizer, stop=request.stop,
+        eos_ids=frozenset() if request.ignore_eos else model.eos_ids,
+    )  # fmt: skip
+
+
+def _capacity(model: Model, capacity: int | None) -> int:
+    """How many tokens may enter the model, the table of learned positions being a hard limit."""
+    wanted = model.config.context if capacity is None else capacity
+    positions = model.config.embedding.positions
+    return wanted if positions is None else min(wanted, positions)
+
+
+def _check_numbers(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise UsageError(f"the {name} is {number}", hint="it must be 1 or more")
+
+
+def _check_prompts(prompts: Sequence[Sequence[int]], vocab: int, capacity: int) -> None:
+    if not prompts:
+        raise UsageError("there is no prompt to continue", hint="give a PROMPT")
+    for number, ids in enumerate(prompts):
+        which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
+        if not ids:
+            raise UsageError(f"{which} has no tokens", hint="give at least one character or id")
+        if len(ids) > capacity:
+            excess = len(ids) - capacity
+            raise PromptTooLong(
+                f"{which} has {len(ids)} tokens, {excess} more than the context of {capacity}",
+                hint=f"shorten it by {excess} tokens, or give more room with `--context-length`",
+            )
+        for id in ids:
+            if not 0 <= id < vocab:
+                raise UsageError(
+                    f"{which} has the token id `{id}`, outside the vocabulary of {vocab}",
+                    hint=f"ids go from 0 to {vocab - 1}",
+                )
