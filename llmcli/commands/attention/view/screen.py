@@ -30,6 +30,7 @@ from llmcli.ui.layout import SEPARATOR, WIDEST, Dotted
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
+FEW = 64  # tokens that the rows of a heatmap name
 FEW_ROWS = 32  # of repeated tokens: as many as `--synthetic 32` has
 BY_REPEATS = ("induction", "duplicate")
 SPREAD = ("effective_keys", "max_weight", "distance")  # of one head, besides those of kinds
@@ -50,11 +51,21 @@ def render_attention(
     report: AttentionReport, title: str, views: Sequence[RenderableType]
 ) -> RenderableType:
     """The model's line, the prompt, and the views."""
-    shown: list[RenderableType] = [Text(one_line(title), style=HEADING), PromptLine(report)]
+    shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    if not _names_all(report):
+        shown.append(PromptLine(report))
     for number, view in enumerate(views):
         shown += [Text(), view] if number else [view]
     notes = [*layer_notes(report), *(f"{name} was left out: {why}" for name, why in report.skipped)]
     return Group(*shown, *(Text(note, style=FAINT) for note in notes))
+
+
+def _names_all(report: AttentionReport) -> bool:
+    """Whether the rows of a heatmap name all tokens."""
+    if len(report.matrices) != 1:
+        return False
+    [matrix] = report.matrices
+    return matrix.queries == (0, len(report.tokens)) and len(report.tokens) <= FEW
 
 
 def attention_views(
@@ -90,10 +101,7 @@ class PromptLine:
     report: AttentionReport
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        count = len(self.report.tokens)
-        words = f"{count} token" + "s" * (count != 1)
-        if count > self.report.prompt_tokens:
-            words += f", from {self.report.prompt_tokens} on generated"
+        count, words = len(self.report.tokens), _count(self.report)
         width, most = min(options.max_width, WIDEST), min(count, WIDEST)
         yield Text(next(self._lines(words, count, most, width)), style=FAINT)
 
@@ -107,6 +115,14 @@ class PromptLine:
             if cell_len(line) <= width:
                 yield line
         yield words
+
+
+def _count(report: AttentionReport) -> str:
+    count = len(report.tokens)
+    words = f"{count} token" + "s" * (count != 1)
+    if count > report.prompt_tokens:
+        words += f", from {report.prompt_tokens} on generated"
+    return words
 
 
 def layer_notes(report: AttentionReport) -> Iterator[str]:
@@ -137,7 +153,7 @@ def metric_map(
     if all(math.isnan(head.metrics[metric.name]) for head in heads_of(report)):
         [why] = undefined_metrics(report, [metric])
         if calls and calls.repeated and metric.name in BY_REPEATS:
-            why += f"; try: {calls.repeated} --map {metric.name}"
+            why += f"\ntry: {calls.repeated} --map {metric.name}"
         return Text(why)
     about = Dotted(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
@@ -186,7 +202,10 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
     if len(report.matrices) == 1:
         matrix = report.matrices[0]
         tokens = [text or f"id {id}" for id, text in report.tokens]
-        heading = Text(f"{_name(matrix, report)}, queries down, keys across", style=HEADING)
+        words = _name(matrix, report)
+        if _names_all(report):
+            words += f", {_count(report)}"
+        heading = Text(f"{words}, queries down, keys across", style=HEADING)
         given = report.prompt_tokens
         return Group(heading, Heatmap(matrix=matrix, tokens=tokens, scale=scale, given=given), bar)
     titles = [_title(matrix, report) for matrix in report.matrices]
@@ -232,13 +251,15 @@ def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
     unclear: dict[str, list[str]] = {}
     for name, why in report.unlabelled:
         unclear.setdefault(why, []).append(name)
-    for why, names in unclear.items():
-        yield f"undetermined: {', '.join(names)} ({why})"
+    if unclear:
+        parts = (f"{', '.join(names)} ({why})" for why, names in unclear.items())
+        yield f"undetermined: {', '.join(parts)}"
 
 
 def _numbers(report: AttentionReport, head: HeadReport) -> Iterator[str]:
-    """The metrics that say most and are not yet said with a kind; those it has no value of not."""
-    said = [label.metric for label in report.labels if label.name in head.labels]
+    """The metrics that say most, but for those of kinds, and those that it has no value of."""
+    left = (*head.labels, *dict(report.unlabelled))
+    said = [label.metric for label in report.labels if label.name in left]
     names = [label.metric for label in report.labels if label.metric not in said]
     for metric in report.metrics:
         value = head.metrics[metric.name]
