@@ -30,7 +30,7 @@ def test_a_map_a_table_and_checks(experts, mixture):
     assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
     assert [line.split()[0] for line in lines[3:5]] == ["1", "2"]
     assert "within the best 2 of 4 groups by the sum of their 2 largest" in result.out
-    assert lines[-1] == "✓ 5 checks: choice, weights, sum, loads, cache · --checks"
+    assert lines[-1] == "✓ 5 checks · --checks"
     full = experts("hello", "--dtype", "float32", "--checks").out.splitlines()
     assert [line[0] for line in full[-5:]] == ["✓"] * 5
     assert full[:-5] == lines[:-1]
@@ -109,7 +109,9 @@ def test_files(experts, tmp_path):
     said = experts("hello", "--json", "-o", str(tmp_path / "x.json"))
     document = said.json()
     assert json.loads((tmp_path / "x.json").read_text("utf-8")) == document
-    assert said.err == f"note: wrote `{tmp_path / 'x.json'}`\n"
+    size = f"{(tmp_path / 'x.json').stat().st_size / 1024:.3g} KiB"
+    wrote = f"note: wrote `{tmp_path / 'x.json'}` ({size})"
+    assert said.err == f"{wrote}: the choices at 5 positions\n"
     for ending, begins in (("png", b"\x89PNG"), ("html", b"<!doctype html>"), ("csv", b"layer,")):
         assert experts("hello", "-o", str(tmp_path / f"x.{ending}")).code == 0
         assert (tmp_path / f"x.{ending}").read_bytes().startswith(begins)
@@ -141,6 +143,6 @@ def test_a_check_that_does_not_hold_ends_with_1(experts, monkeypatch):
     monkeypatch.setattr(forward, "weigh", lambda *x: weigh(*x).flip(-1))
     result = experts("hello", "--dtype", "float32")
     assert result.code == 1
-    assert "✗ not so: scores and weights are what their formulas make" in result.out
+    assert "✗ check failed: scores and weights are what their formulas make" in result.out
     assert "worst at blocks.1.moe.expert_weight[" in " ".join(result.out.split())
-    assert result.err.startswith("error: it is not so that scores and weights are what")
+    assert result.err.startswith("error: check failed: scores and weights are what")

@@ -72,7 +72,6 @@ WRITES = {
     "cli.output:write_document": NAMED,
     "cli.output:write_file": NAMED,
     "commands.timing.command:_write_trace": NAMED,
-    "commands.experts.command:_write": NAMED,
     "ui.arrays:NpzWriter.finish": NAMED,
     "ui.arrays:NpzWriter.write_parts": NAMED,
 }

@@ -203,11 +203,12 @@ class HeadMap:
 
     def _header(self, heads: Sequence[int], grid: _Grid, ink: Ink) -> str:
         """The numbers of the heads over their cells, of those that have room."""
-        line, place, cell = "", 0, grid.cell
+        line, place, cell, width = "", 0, grid.cell, self._width(heads, grid)
         for at, head in enumerate(heads):
             place += grid.bars and at > 0 and self._parted(heads[at - 1], head)
             start = place + cell - len(str(head)) if cell > len(str(head)) else place
-            if start > len(line) or not line:
+            fits = start + len(str(head)) <= width
+            if fits and (start > len(line) or not line):
                 line = f"{line:<{start}}{head}"
             place += cell
         return line
