@@ -26,6 +26,7 @@ TALLEST = 64  # rows that are drawn as large cells, a line each
 GUTTER, LABEL = 14, 24  # least and most columns of the tokens on the left
 LEAST = 6  # columns with which a token can still be told apart
 NAMED = 4  # columns of a cell that has its token below it
+LEAST_NUMBER = 0.1  # where nothing is larger, two decimals say too little
 WIDE = 12  # columns of a cell at most
 PANEL, GAP = 24, 2  # least columns of one of several heatmaps, and those between two
 SHORT = 6  # columns of half a colour bar beside its words
@@ -203,8 +204,8 @@ class Cells:
         digits = max((len(brief(value)) for value in values[~np.isnan(values)]), default=0)
         needed = digits + (2 if ink.kind == "shades" else 1)
         width = min(most, max(2, needed, min(longest + 1, WIDE)))
-        fits = matrices[0].pool == 1 and 0 < digits <= width - needed + digits
-        return cls(ink, width, numbers=fits)
+        telling = bool(digits) and float(np.nanmax(np.abs(values))) >= LEAST_NUMBER
+        return cls(ink, width, numbers=telling and matrices[0].pool == 1 and needed <= width)
 
     def painted(self, shown: Matrix, scale: Scale) -> list[Line]:
         """The lines of the matrix."""
@@ -214,7 +215,7 @@ class Cells:
     def ticks(self, shown: Matrix) -> str:
         """Positions of keys below the cells."""
         columns = shown.values.shape[1]
-        if self.numbers and len(str(shown.keys[1])) < self.width:
+        if self.width >= NAMED and shown.pool == 1 and len(str(shown.keys[1])) < self.width:
             return "".join(f"{at:>{self.width - 1}} " for at in range(*shown.keys))
         return ticks(shown.keys[0], shown.pool, columns, self.width)
 

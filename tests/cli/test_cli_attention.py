@@ -224,7 +224,7 @@ def test_one_head_has_everything_on_one_page(attention):
 
 def hints(result):
     """The command lines that a page proposes."""
-    return re.findall(r"^head \d+\.\d+.*?: llmcli (attention .*)$", result.out, re.MULTILINE)
+    return re.findall(r"^head \d+\.\d+.*?:\s+llmcli (attention .*)$", result.out, re.MULTILINE)
 
 
 def test_what_it_proposes_can_be_run(cli, path, attention, tmp_path):
@@ -244,7 +244,7 @@ def test_what_it_proposes_can_be_run(cli, path, attention, tmp_path):
                 assert document["prompt_tokens"] == 8
                 assert len(document["tokens"]) == 10
     result = attention(TEXT)
-    [repeated] = re.findall(r"try: llmcli (attention .*)$", result.out, re.MULTILINE)
+    [repeated] = re.findall(r"try:\s+llmcli (attention .*)$", result.out, re.MULTILINE)
     assert len(cli(*shlex.split(repeated), "--json").json()["tokens"]) == 65
 
 
@@ -259,7 +259,7 @@ def test_a_long_text_is_not_repeated_and_a_pipe_stands_before(
     with (tmp_path / "a.txt").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         out = cli("attention", "-m", path, "-").out
-    assert re.search(r"^head 0?\d.*?: … \| llmcli attention - -m", out, re.MULTILINE)
+    assert re.search(r"^head \d.*?:\s+… \| llmcli attention - -m", out, re.MULTILINE)
 
 
 def test_an_end_before_the_span_is_told(attention, monkeypatch, tmp_path):
@@ -595,5 +595,101 @@ def test_every_screen_fits(attention, monkeypatch, width, argv):
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert "\x1b[" in out
     assert "\x1b" not in plain
-    # the first line is the model's path, which is not ours to cut
-    assert max(map(cell_len, plain.splitlines()[1:])) <= width
+    # the first line is the model's path, which is not ours to cut; a command is never broken
+    lines = [line for line in plain.splitlines()[1:] if not line.startswith("llmcli ")]
+    assert max(map(cell_len, lines)) <= width
+
+
+# what is opened
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What was opened, and whether that works; no program is started."""
+    found = []
+
+    def launch(path):
+        found.append(path)
+        return found.code
+
+    class Found(list):
+        code = 0
+
+    found = Found()
+    monkeypatch.setattr("typer.launch", launch)
+    return found
+
+
+def test_a_page_is_made_and_opened(attention, launched, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = attention(TEXT, "--layer", "0", "--head", "1", "--open")
+    assert result.code == 0
+    [page] = launched
+    assert page.endswith("attention.html")
+    text = (tmp_path / page).read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>")
+    assert f"note: wrote `{page}`" in result.err
+    assert "layer 0 (full), head 1" in result.out  # and it is shown here, too
+    assert (tmp_path / page).parent.stat().st_mode & 0o077 == 0  # for nobody else
+
+
+@pytest.mark.parametrize("kind", ["html", "png"])
+def test_the_file_that_is_written_is_opened(attention, launched, tmp_path, kind):
+    file = tmp_path / f"a.{kind}"
+    assert attention(TEXT, "-o", str(file), "--open", "--json").json()["ok"]
+    assert launched == [str(file)]
+    assert file.stat().st_size > 1000
+
+
+def test_where_nothing_can_be_opened_the_result_is_shown_and_the_file_stays(
+    attention, launched, tmp_path
+):
+    launched.code = 1
+    file = tmp_path / "a.html"
+    result = attention(TEXT, "-o", str(file), "--open")
+    assert result.code == 2
+    assert re.search(r"^✓ \d checks", result.out, re.MULTILINE)
+    assert f"error: `{file}` is written, and nothing here can open it" in result.err
+    assert "open it with a browser" in result.err
+    assert file.exists()
+
+
+def test_only_pages_and_pictures_are_opened(attention, launched, monkeypatch):
+    monkeypatch.setattr(
+        llmcli.loading, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
+    )
+    result = attention(TEXT, "-o", "a.npz", "--open")
+    assert result.code == 2
+    assert "`--open` shows .html and .png files" in result.err
+    result = attention(TEXT, "--what", "state", "--open")
+    assert result.code == 2
+    assert "`--open` is about maps of tokens" in result.err
+    assert launched == []
+
+
+def test_a_run_that_fails_leaves_no_directory(attention, launched, monkeypatch, tmp_path):
+    ended = []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("atexit.register", ended.append)
+    monkeypatch.setattr(llmcli.cli.files, "PAGE_CAP", 100)
+    result = attention(TEXT, "--open")
+    assert result.code == 2
+    assert "--force" in result.err
+    [end] = ended
+    end()
+    assert not list(tmp_path.iterdir())
+    assert launched == []
+
+
+# one sentence where there is nothing to show
+
+
+def test_a_metric_without_eligible_rows_is_a_sentence(attention):
+    result = attention("abcd", "--map", "induction")
+    assert result.code == 0
+    assert "induction: undefined for every head, because no token of this text occurs" in result.out
+    assert "--synthetic 32" in result.out
+    assert "│" not in result.out
+    table = attention("abcd", "--metrics", "duplicate,entropy").out
+    assert "duplicate: undefined for every head" in table
+    assert re.search(r"^head +kv +entropy$", table, re.MULTILINE)

@@ -121,6 +121,25 @@ def test_files(experts, tmp_path):
     assert chosen == document["layers"][0]["chosen"]
 
 
+def test_a_page_is_opened(experts, monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr("typer.launch", lambda path: opened.append(path) or 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert experts("hello", "--open").code == 0
+    file = tmp_path / "x.png"
+    assert experts("hello", "-o", str(file), "--open").code == 0
+    assert opened[1:] == [str(file)]
+    assert (tmp_path / opened[0]).read_bytes().startswith(b"<!doctype html>")
+    refused = experts("hello", "-o", "x.csv", "--open")
+    assert refused.code == 2
+    assert "`--open` shows .html and .png files, and `x.csv` is neither" in refused.err
+    monkeypatch.setattr("typer.launch", lambda path: 1)
+    failed = experts("hello", "-o", str(file), "--open")
+    assert failed.code == 2
+    assert "nothing here can open it" in failed.err
+    assert "✓ 5 checks" in failed.out
+
+
 @pytest.mark.parametrize("ending", ["json", "csv", "html"])
 def test_the_size_of_a_file_is_known_before(experts, tmp_path, monkeypatch, ending):
     sizes = []

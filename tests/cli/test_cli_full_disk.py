@@ -63,6 +63,8 @@ WRITES = {
     "cli.completion:_append": INSTALLED,
     "cli.completion:install": INSTALLED,
     "commands.dump.command:_dumped": NAMED,
+    "cli.files:page_to_open": "tests/cli/test_cli_attention.py::"
+    "test_a_run_that_fails_leaves_no_directory",
     "cli.files:_partial": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "commands.generate.command:_name_a_better_model": "tests/cli/test_cli_generate.py::"

@@ -304,12 +304,10 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
         found = Found(report, label)
         if found.count:
             shown.append(found)
-        elif label.name in undetermined and label.name in left:
-            continue
-        elif label.name in undetermined:
-            unclear.setdefault(undetermined[label.name], []).append(label.name)
-        else:
+        elif label.name not in undetermined:
             none.append(found.highest)
+        if label.name in undetermined and label.name not in left:
+            unclear.setdefault(undetermined[label.name], []).append(label.name)
     if none:
         shown.append(Dotted([f"no head: {none[0]}", *none[1:]], FAINT))
     if unclear:
@@ -374,6 +372,4 @@ class Found:
         label, count = self.label, self.count
         mark = dot if label.name in quiet_kinds(self.report) else label.letter
         of = sum(1 for _ in heads_of(self.report))
-        rule = f"{mark} {label.name} ≥ {label.threshold:g}: {count} of {of} heads"
-        why = dict(self.report.unlabelled).get(label.name)
-        return rule + (f"; elsewhere undetermined, {why}" if why else "")
+        return f"{mark} {label.name} ≥ {label.threshold:g}: {count} of {of} heads"

@@ -142,7 +142,7 @@ def overview(report: AttentionReport, calls: Calls) -> RenderableType:
     metric = next(metric for metric in report.metrics if metric.name == COLOURED_BY)
     left = BY_REPEATS if calls.repeated else ()
     found = [head_map(report, metric, numbers=False), kinds_found(report, left)]
-    hints = [Text(hint, style=FAINT) for hint in _next(report, calls)]
+    hints = [Hint(*hint) for hint in _next(report, calls)]
     return Group(*found, *weighted_note(report), *hints)
 
 
@@ -152,30 +152,45 @@ def metric_map(
     """The map of one metric with its values, and its definition; a sentence where it has none."""
     if all(math.isnan(head.metrics[metric.name]) for head in heads_of(report)):
         [why] = undefined_metrics(report, [metric])
-        if calls and calls.repeated and metric.name in BY_REPEATS:
-            why += f"\ntry: {calls.repeated} --map {metric.name}"
-        return Text(why)
+        if calls is None or calls.repeated is None or metric.name not in BY_REPEATS:
+            return Text(why)
+        return Group(Text(why), Hint("try:", f"{calls.repeated} --map {metric.name}"))
     about = Dotted(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, [metric])]
     return Group(shown, about, *unknown, *weighted_note(report))
 
 
-def _next(report: AttentionReport, calls: Calls) -> Iterator[str]:
-    """What to run next: the clearest head, repeated text where there is little."""
+@dataclass(frozen=True)
+class Hint:
+    """Words and a command line, which is never broken: it is there to be copied."""
+
+    words: str
+    call: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        beside = cell_len(f"{self.words} {self.call}") <= options.max_width
+        if not beside:
+            yield Text(self.words, style=FAINT)
+        line = f"{self.words} {self.call}" if beside else self.call
+        yield Text(line, style=FAINT, no_wrap=True, overflow="ignore")
+
+
+def _next(report: AttentionReport, calls: Calls) -> Iterator[tuple[str, str]]:
+    """What to run next: repeated text where there is little, the clearest head."""
     rows = report.rows.get("induction", 0)
     if calls.repeated is not None and rows < FEW_ROWS:
         said = f"{rows} row{'s' * (rows != 1)} of repeated tokens only" if rows else (
             "no token comes twice"
         )
-        yield f"induction, duplicate: {said}; try: {calls.repeated}"
+        yield f"induction, duplicate: {said}; try:", calls.repeated
     clearest = next(_clearest(report, repeated=calls.repeated is None), None)
     layer, head = report.layers[0].layer, report.layers[0].heads[0].head
     why = ""
     if clearest is not None:
         kind, layer, head = clearest
         why = f" ({kind})"
-    yield f"head {layer}.{head}{why}: {calls.same} --layer {layer} --head {head}"
+    yield f"head {layer}.{head}{why}:", f"{calls.same} --layer {layer} --head {head}"
 
 
 def _clearest(report: AttentionReport, *, repeated: bool) -> Iterator[tuple[str, int, int]]:
