@@ -23,12 +23,12 @@ from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, quoted
 
 TALLEST = 64  # rows that are drawn as large cells, a line each
-GUTTER, LABEL = 14, 24  # least and most columns of the tokens on the left
-LEAST = 6  # columns with which a token can still be told apart
+GUTTER, LABEL = 14, 24  # fewest and most columns of the tokens on the left
+SHORTEST = 6  # columns with which a token can still be told apart
 NAMED = 4  # columns of a cell that has its token below it
 LEAST_NUMBER = 0.1  # where nothing is larger, two decimals say too little
 WIDE = 12  # columns of a cell at most
-PANEL, GAP = 24, 2  # least columns of one of several heatmaps, and those between two
+PANEL, GAP = 24, 2  # fewest columns of one of several heatmaps, and those between two
 SHORT = 6  # columns of half a colour bar beside its words
 KEYS = 48  # so many keys are spelled out below, where the rows do not name them
 
@@ -100,7 +100,7 @@ class Heatmap:
         number, room = f"{first:>{digits}} ", width - digits - 1
         known = [at for at in positions if at is not None]
         each = (room + 1) // len(known)  # with the gap after it
-        if each <= min(self._longest, LEAST):  # only the upper one's is readable
+        if each <= min(self._longest, SHORTEST):  # only the upper one's is readable
             known, each = known[:1], room + 1
         widths = [each - 1] * (len(known) - 1) + [room - each * (len(known) - 1)]
         texts = [fitted(self._text(at), w, ink) for at, w in zip(known, widths, strict=True)]
@@ -288,8 +288,8 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
     values = np.where(np.isnan(squares), -np.inf, squares).max(axis=(1, 3))
     values[np.isneginf(values)] = np.nan
     if matrix.signed:
-        least = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
-        values = np.where(-least > values, least, values)
+        lowest = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
+        values = np.where(-lowest > values, lowest, values)
     return Matrix(
         layer=matrix.layer,
         head=matrix.head,

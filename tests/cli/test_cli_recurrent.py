@@ -163,7 +163,7 @@ def test_text(cli, path):
     assert "metrics of weights with signs are of |A[i,j]|, divided by its row's sum" in said.out
     one = cli("attention", "-m", path, TEXT, "--layer", "0", "--head", "1").out
     assert "pattern: weights with their signs, around 0" in one
-    assert "undetermined: broad (weights with signs are no distribution" in one
+    assert "broad (weights with signs are no distribution" in one
     assert "overwritten ." in one
     assert "half_life ∞" in one
     assert "half_life" not in cli("attention", "-m", path, TEXT, "--layer", "2", "--head", "1").out

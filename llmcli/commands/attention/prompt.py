@@ -88,8 +88,8 @@ class Reading:
             piped = self.given.text != (self.prompt.prompt or LOOKED_AT)
             same = f"… | {same}" if piped else same
         repeated = HeadOptions(synthetic=32, weighted=self.heads.weighted)
-        told = None if self.given is None else again("attention", repeated, self.model)
-        return Calls(same=same, repeated=told)
+        call = None if self.given is None else again("attention", repeated, self.model)
+        return Calls(same=same, repeated=call)
 
 
 def synthetic(model: Model, count: int, seed: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a head's matrix is summed up by, row by row, and the kinds of heads that this tells.
+"""What a head's matrix is summed up by, row by row, and the kinds of heads that follow from it.
 
 A row that does not count is NaN.
 
@@ -151,7 +151,7 @@ def undetermined_kinds(
 
     Of `signed` weights the entropy determines none: they are no distribution.
 
-    Either fewer than `FEWEST` rows count, or a head that looks at all the keys that it sees alike
+    Either fewer than `FEWEST` rows count, or a head that attends evenly to every visible key
     would be called so, too: at the first token of 4, the previous one of a window of 2.
     """
     means = RowMeans(tuple(label.metric for label in LABELS), 1)
@@ -173,7 +173,7 @@ def undetermined_kinds(
 
 
 def _even(tokens: Tokens, first: int, rows: int, window: int | None) -> Block:
-    """Rows of a head that looks at all the keys that it sees alike."""
+    """Rows of a head that attends evenly to all the keys that it sees."""
     device = tokens.ids_N.device
     low = 0 if window is None else max(0, first - window)
     at_t1 = torch.arange(first, first + rows, device=device)[:, None]

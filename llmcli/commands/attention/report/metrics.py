@@ -158,7 +158,7 @@ LABELS: tuple[Label, ...] = (
     Label(name="local", letter="l", metric="locality_8", threshold=0.9, source=_OURS),
     Label(name="broad", letter="b", metric="normalized_entropy", threshold=0.8, source=_OURS),
 )
-EVEN = "broad"  # the kind of a head that looks at all keys alike
+EVEN = "broad"  # the kind of a head that attends evenly to all keys
 COMMON = ("sink", "local", "broad")  # kinds that most heads of a model may be of
 
 

@@ -184,7 +184,7 @@ def pair_table(
     """Which tokens attend to which, the largest first.
 
     `everything`: nothing was left out; else the first token and each token itself were. `spans`:
-    the queries and the keys that were looked at, None for all.
+    the queries and the keys of the pairs, None for all.
     """
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
     columns = [
