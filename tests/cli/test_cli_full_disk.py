@@ -71,6 +71,7 @@ WRITES = {
     "test_no_better_model_is_named_where_the_disk_is_full",
     "cli.ladder:_save": NAMED,
     "commands.lens.files:write_lens": NAMED,
+    "cli.output:Output._save": NAMED,
     "cli.output:write_document": NAMED,
     "cli.output:write_file": NAMED,
     "commands.timing.command:_write_trace": NAMED,

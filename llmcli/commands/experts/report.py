@@ -29,9 +29,9 @@ class ExpertsLayer:
 
     `chosen` `[P, K]`, the largest score first, with their `weights` `[P, K]`. `margins` `[P]`: the
     smallest score of the chosen minus the largest of those refused, as they choose (corrected,
-    within the groups that are left); NaN where none was refused. `smallest_margin` is at the position
-    `smallest_at`. `shared_shares` `[P]`: ‖shared‖ / (‖shared‖ + ‖routed‖), the norms of what the
-    shared expert adds and of the weighted sum of the chosen; None without a shared expert.
+    within the groups that are left); NaN where none was refused. `smallest_margin` is at the
+    position `smallest_at`. `shared_shares` `[P]`: ‖shared‖ / (‖shared‖ + ‖routed‖), the norms of
+    what the shared expert adds and of the weighted sum of the chosen; None without a shared expert.
     """
 
     layer: int
