@@ -19,6 +19,8 @@ import secrets
 import shlex
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -31,6 +33,7 @@ from llmcli.errors import UsageError, WriteFailed
 # bytes above which `--force` is asked for; a browser reads a page as a whole
 PAGE_CAP = 64 << 20
 FILE_CAP = 1 << 30
+OPENING_S = 3.0  # within that xdg-open says that it opens nothing
 SHOWN = ("html", "png")  # what `--open` shows
 OTHER_PLACE = "write to another file or directory"
 _PARTIAL = re.compile(r"\.llmcli-[0-9a-f]{12}\.part")
@@ -172,13 +175,31 @@ def page_to_open(command: str) -> str:
 
 def open_file(path: str) -> None:
     """Shows a file in the program that the desktop has for it; raises UsageError without one."""
-    import typer
-
-    if typer.launch(path) != 0:
+    if launch(path) != 0:
         raise UsageError(
             f"`{path}` is written, and nothing here can open it",
             hint="open it with a browser or an image viewer",
         )
+
+
+def launch(path: str) -> int:
+    """The exit code of the desktop's opener, 0 where it still runs after a while, 127 without one.
+
+    `typer.launch` does not wait, and so does not see that nothing was opened: on a server without
+    a desktop xdg-open fails after a second, with a list of browsers that are not there.
+    """
+    opener = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
+    if opener is None:
+        return 127
+    quiet = subprocess.DEVNULL
+    command = [opener, os.path.abspath(path)]
+    child = subprocess.Popen(
+        command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        return child.wait(OPENING_S)
+    except subprocess.TimeoutExpired:  # it is the browser itself, and somebody reads
+        return 0
 
 
 def written(path: str, holds: str) -> str:

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shlex
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -616,7 +617,7 @@ def launched(monkeypatch):
         code = 0
 
     found = Found()
-    monkeypatch.setattr("typer.launch", launch)
+    monkeypatch.setattr("llmcli.cli.files.launch", launch)
     return found
 
 
@@ -651,6 +652,27 @@ def test_where_nothing_can_be_opened_the_result_is_shown_and_the_file_stays(
     assert re.search(r"^✓ \d checks", result.out, re.MULTILINE)
     assert f"error: `{file}` is written, and nothing here can open it" in result.err
     assert "open it with a browser" in result.err
+    assert file.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("echo 'links: not found' >&2; exit 3", 2), ("sleep 3", 0), (None, 2)],
+)
+def test_an_opener_that_opens_nothing_is_noticed(
+    attention, monkeypatch, tmp_path, script, code
+):
+    monkeypatch.setattr(llmcli.cli.files, "OPENING_S", 0.5 if script == "sleep 3" else 30.0)
+    opener = tmp_path / ("open" if sys.platform == "darwin" else "xdg-open")
+    if script is not None:
+        opener.write_text(f"#!/bin/sh\n{script}\n")
+        opener.chmod(0o755)
+    path = str(tmp_path) + (":/usr/bin:/bin" if script == "sleep 3" else "")
+    monkeypatch.setenv("PATH", path)
+    file = tmp_path / "a.png"
+    result = attention(TEXT, "-o", str(file), "--open")
+    assert result.code == code
+    assert ("nothing here can open it" in result.err) == (code == 2)
     assert file.exists()
 
 

@@ -123,7 +123,7 @@ def test_files(experts, tmp_path):
 
 def test_a_page_is_opened(experts, monkeypatch, tmp_path):
     opened = []
-    monkeypatch.setattr("typer.launch", lambda path: opened.append(path) or 0)
+    monkeypatch.setattr("llmcli.cli.files.launch", lambda path: opened.append(path) or 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert experts("hello", "--open").code == 0
     file = tmp_path / "x.png"
@@ -133,7 +133,7 @@ def test_a_page_is_opened(experts, monkeypatch, tmp_path):
     refused = experts("hello", "-o", "x.csv", "--open")
     assert refused.code == 2
     assert "`--open` shows .html and .png files, and `x.csv` is neither" in refused.err
-    monkeypatch.setattr("typer.launch", lambda path: 1)
+    monkeypatch.setattr("llmcli.cli.files.launch", lambda path: 1)
     failed = experts("hello", "-o", str(file), "--open")
     assert failed.code == 2
     assert "nothing here can open it" in failed.err

@@ -318,21 +318,19 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
 
 @dataclass(frozen=True)
 class Found:
-    """The heads of one kind: as many as a line holds, and how many there are besides."""
+    """The heads of one kind: as many as a line holds, a second one where there is little room."""
 
     report: AttentionReport
     label: Label
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, WIDEST)
-        dot = Ink.of(console, options).dot
-        heads = self._heads
+        rule, heads = self._rule(Ink.of(console, options).dot), self._heads
+        most = 1 if len(filled([rule, *heads[:1]], width)) == 1 else 2
         for count in range(len(heads), -1, -1):
             left = len(heads) - count
-            lines = filled(
-                [self._rule(dot), *heads[:count], *([f"{left} more"] if left else [])], width
-            )
-            if len(lines) == 1 or not count:
+            lines = filled([rule, *heads[:count], *([f"{left} more"] if left else [])], width)
+            if len(lines) <= most or not count:
                 yield Text("\n".join(lines))
                 return
 
