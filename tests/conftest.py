@@ -21,6 +21,11 @@ settings.register_profile("llmcli", deadline=None, derandomize=True, database=No
 settings.load_profile("llmcli")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-screens` writes the golden screens anew."""
+    parser.addoption("--update-screens", action="store_true", help="write tests/screens/golden")
+
+
 SLOW = ("kernels", "parity", "measure", "cli")  # folders with files of minutes
 
 

@@ -7,18 +7,16 @@ from the token ids. Faults in the graph are seen as those in the decoder are.
 from dataclasses import fields, replace
 
 import pytest
-import torch
 from small_models import ids, random_decoder, random_model
 from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
 
 from llmcli.anatomy.graph import Graph
+from llmcli.commands.selftest.measure.evaluated import deviations
 from llmcli.graph import ops
-from llmcli.graph.evaluation.rules import RULES, rules
-from llmcli.observe.kernel import Kernel
+from llmcli.graph.evaluation.rules import RULES
 from llmcli.parts.attention.config import RopeConfig
 
 TOKENS = 11
-BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
 
 
 def run(model):
@@ -56,38 +54,11 @@ def test_groups_of_timing_are_in_the_order_of_execution(name):
     assert [group for group in order if group in model.groups] == list(model.groups)
 
 
-class Chained(Kernel):
-    """Every input is what the nodes before it made, from the token ids on."""
-
-    def __getitem__(self, name):
-        return self.made[name]
-
-    def every(self, name, rows=slice(None)):
-        return self[name][..., rows, :]
-
-
 def wrong(model, nodes, *, chained):
     """Activations that the nodes do not make, by how many times the bound they are off."""
     prompt, emitted = run(model)
-    made = rules(nodes.values(), Graph(model.config).letter)
-    kernel = (Chained if chained else Kernel)(
-        model, made, prompt, [""] * TOKENS, emitted=emitted, positions=range(TOKENS),
-        prompt_tokens=TOKENS, alone=[False] * TOKENS,
-    )  # fmt: skip
-    kernel.made = {}
-    found = {}
-    for name, rule in made.items():
-        kernel.made[name] = ours = rule.tensor(kernel)
-        theirs = kernel.kernel(name)
-        assert ours.shape == theirs.shape, name
-        allowed = BOUND * rule.magnitudes(kernel)
-        if chained:  # a number may be small because large ones cancel
-            size = theirs.abs()
-            allowed = allowed + BOUND * size.where(size.isfinite(), torch.tensor(0.0)).max()
-        off = torch.where(ours == theirs, 0.0, (ours - theirs).abs() - allowed)
-        if not bool((off <= 0).all()):
-            found[name] = float((off / allowed.expand_as(off)).max())
-    return found
+    found = deviations(model, prompt, emitted, nodes, chained=chained)
+    return {name: off for name, off in found.items() if not off <= 1}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,7 +2,7 @@
 
     errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
     ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← observe
-    ← measure ladder ← cli ← commands;
+    ← measure ← cli ← commands;
     ui sees only reports, and a command's view besides only its own report. In a command's folder
     `measure`, `report` and `view` (a file or a folder) are what they say, all else is its shell.
     Commands do not import each other: `cli.tree` names them, and what one shows of another's.
@@ -33,7 +33,7 @@ LAYERS = (
     {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "generation"},
     {"observe"},
     {"report"},
-    {"measure", "ladder"},
+    {"measure"},
     {"cli"},
     {"shell", "__main__"},
 )
@@ -58,7 +58,7 @@ BESIDE = {
     ("loading", "weights"),
     ("generation", "model"),
 }
-VIEWS = ("ui", "view", "render")  # `render`: what is left of it goes with the ladder
+VIEWS = ("ui", "view")
 TORCH_FREE = {
     *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
     *("text", "kernels", "arithmetic", "ahead", "ui", "report", "view", "cli", "shell", "__main__"),
@@ -74,9 +74,8 @@ AT_TOP = {
     "shell": {"typer"},
     "ui": {"rich", "numpy"},
     "view": {"rich", "numpy"},
-    "render": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
-    **{part: {"torch"} for part in (*COMPUTES, "ladder", "evaluation")},
+    **{part: {"torch"} for part in (*COMPUTES, "evaluation")},
     "observe": {"torch", "numpy"},
     "measure": {"torch", "numpy"},
 }

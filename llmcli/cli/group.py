@@ -6,7 +6,8 @@ are private to typer.
 
 from __future__ import annotations
 
-import shutil
+import os
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typer.main import get_command
 from llmcli.cli.configuration.values import name_file
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.params import WORDS, adopt, flatten
+from llmcli.cli.wrap import columns
 from llmcli.errors import LlmcliError, UsageError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -68,16 +70,16 @@ class Command(TyperCommand):
         names = " ".join(str(p.metavar) for p in arguments)
         lines = [f"usage: {ctx.command_path} [OPTIONS] {names}".rstrip(), ""]
         lines += _paragraphs(self.help or "")
-        sections: dict[str, list[tuple[str, str]]] = {}
+        listed: dict[str, list[tuple[str, str]]] = {}
         for argument in arguments:
             row = (str(argument.metavar), argument.help or "")
-            sections.setdefault("Arguments", []).append(row)
+            listed.setdefault("Arguments", []).append(row)
         options: list[Any] = [p for p in self.get_params(ctx) if p not in arguments]
         for option in options:
             if not option.hidden:
                 heading = option.rich_help_panel or EVERYTHING_ELSE
-                sections.setdefault(heading, []).append(_row(option))
-        lines += _sections(sections)
+                listed.setdefault(heading, []).append(_row(option))
+        lines += sections(listed)
         return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
 
 
@@ -117,9 +119,7 @@ class Root(TyperGroup):
         """As typer's, with our message: raises UsageError with the closest names."""
         name = args[0]
         if name not in self.entries:
-            hint = "did you mean `llmcli --help`?"
-            if name != "help":
-                hint = _suggestion(name, self.entries, self.nested)
+            hint = _suggestion(name, self.entries, self.nested)
             raise UsageError(f"there is no command `{name}`", hint=hint)
         if (both := " ".join(args[:2])) in self.nested:
             return both, self.get_command(ctx, both), args[2:]
@@ -128,17 +128,16 @@ class Root(TyperGroup):
         return name, self.get_command(ctx, name), args[1:]
 
     def get_help(self, ctx: Any) -> str:
-        """Commands by heading, from the table alone: no command is imported."""
-        sections: dict[str, list[tuple[str, str]]] = {}
+        """Commands by heading, from the table alone: no command is imported. It fits 80 × 24."""
+        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *_paragraphs(self.help or "")]
+        heading = ""
+        column = 9 + max(map(len, self.entries))
         for name, entry in self.entries.items():
-            rows = sections.setdefault(entry.heading, [])
-            rows.append((name, entry.summary))
-            rows += [(n, e.summary) for n, e in self.nested.items() if n.split()[0] == name]
-        for option in self.get_params(ctx):
-            sections.setdefault("Options", []).append(_row(option))
-        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", "", *_paragraphs(self.help or "")]
-        lines += _sections(sections)
-        return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
+            left = f"{'' if entry.heading == heading else entry.heading:<7} {name}"
+            heading = entry.heading
+            first, *rest = textwrap.wrap(entry.summary, width() - column - 1)
+            lines += [f"{left:<{column}} {first}", *(" " * (column + 1) + line for line in rest)]
+        return "\n".join([*lines, *_paragraphs(self.epilog or "")]).rstrip()
 
 
 def build(
@@ -201,8 +200,10 @@ def _row(option: Any) -> tuple[str, str]:
     return names, text
 
 
-def _width() -> int:
-    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
+def width() -> int:
+    """Columns of a help text: the terminal's or $COLUMNS, 80 in a pipe; from 40 to 100."""
+    found = 80 if sys.stdout is None else columns(sys.stdout, os.environ)
+    return max(40, min(found, 100))
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -212,17 +213,18 @@ def _paragraphs(text: str) -> list[str]:
         if paragraph.startswith("  "):
             out += [*paragraph.splitlines(), ""]
         elif paragraph:
-            out += [*textwrap.wrap(" ".join(paragraph.split()), _width()), ""]
+            out += [*textwrap.wrap(" ".join(paragraph.split()), width()), ""]
     return out
 
 
-def _sections(sections: Mapping[str, list[tuple[str, str]]]) -> list[str]:
+def sections(rows: Mapping[str, list[tuple[str, str]]]) -> list[str]:
+    """Lines of names and what they are, under headings."""
     out: list[str] = []
-    for heading, section in sections.items():
+    for heading, section in rows.items():
         column = min(28, max(len(name) for name, _ in section)) + 4
         out.append(f"{heading}:")
         for name, text in section:
-            wrapped = textwrap.wrap(text, _width() - column) or [""]
+            wrapped = textwrap.wrap(text, width() - column) or [""]
             if len(name) + 4 > column:
                 out.append(f"  {name}")
             else:

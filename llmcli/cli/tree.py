@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -11,110 +12,71 @@ from llmcli import __version__
 from llmcli.cli.group import HELP_NAMES, Entry, Root
 from llmcli.cli.params import adopt
 
-ENTRIES = {
-    "generate": Entry(
-        "llmcli.commands.generate.command", "Write text with a model, token by token.", "Run"
-    ),
-    "chat": Entry(
-        "llmcli.commands.chat.command", "A conversation with a model, turn by turn.", "Run"
-    ),
-    "timing": Entry(
-        "llmcli.commands.timing.command", "Where the time goes: phases, layers, parts.", "Measure"
-    ),
-    "bench": Entry(
-        "llmcli.commands.bench.command",
-        "How fast a model runs, in llama-bench's tests, options and formats.",
-        "Measure",
-    ),
-    "ladder": Entry(
-        "llmcli.cli.ladder",
-        "The same model from nested loops to fused kernels, each step timed.",
-        "Measure",
-    ),
-    "explain": Entry(
-        "llmcli.commands.explain.command",
-        "One number derived step by step, equal to the kernel's.",
-        "Measure",
-    ),
-    "load": Entry(
-        "llmcli.commands.load.command",
-        "What becomes of every tensor, and whether files are whole.",
-        "Look",
-    ),
-    "info": Entry(
-        "llmcli.commands.info.command", "What a model is, and whether it fits this machine.", "Look"
-    ),
-    "shapes": Entry(
-        "llmcli.commands.shapes.command",
-        "Every tensor: letters, numbers, memory, formula, source.",
-        "Look",
-    ),
-    "attention": Entry(
-        "llmcli.commands.attention.command",
-        "What each head attends to: heatmaps, metrics, pairs.",
-        "Look",
-    ),
-    "experts": Entry(
-        "llmcli.commands.experts.command",
-        "Mixtures: which experts every token takes, in every layer.",
-        "Look",
-    ),
-    "lens": Entry(
-        "llmcli.commands.lens.command", "Logit lens: the likeliest token after every layer.", "Look"
-    ),
-    "dump": Entry(
-        "llmcli.commands.dump.command",
-        "Any activation by name: statistics, and all of it in a file.",
-        "Look",
-    ),
-    "score": Entry(
-        "llmcli.commands.score.command",
-        "Log-probability of every token, perplexity, bits per byte.",
-        "Look",
-    ),
-    "tokens": Entry(
-        "llmcli.commands.tokens.command", "The tokens of a text: ids, pieces, byte offsets.", "Look"
-    ),
-    "models": Entry(
-        "llmcli.commands.models.list", "The models on this machine and in the catalog.", "Manage"
-    ),
-    "env": Entry(
-        "llmcli.commands.env.command", "This machine, and where each setting comes from.", "Manage"
-    ),
+# by heading; `llmcli.commands.NAME.command` is its module, of two words the second names the file
+COMMANDS = {
+    "Run": {
+        "generate": "Generate text with a model, token by token.",
+        "chat": "Chat with a model, turn by turn.",
+    },
+    "Look": {
+        "info": "Architecture, parameters and memory of a model; does it fit.",
+        "shapes": "Every tensor: symbolic and numeric shape, formula, source.",
+        "attention": "Attention patterns of every head: maps, metrics, pairs.",
+        "experts": "Expert routing: which experts each token takes.",
+        "lens": "Logit lens: the top tokens after every layer.",
+        "dump": "Any activation by name: statistics, export to a file.",
+        "explain": "Derive one number step by step; compare with the kernel's.",
+        "score": "Log-probability of every token, perplexity, bits per byte.",
+        "tokens": "Tokenize a text: token ids, pieces, byte offsets.",
+    },
+    "Measure": {
+        "timing": "Profile a run: where the time goes, by phase, layer, part.",
+        "bench": "Benchmark with llama-bench's tests and options; compare.",
+        "ladder": "The same model from nested loops to fused kernels, timed.",
+        "selftest": "Check this machine's arithmetic and speed; a receipt.",
+    },
+    "Manage": {
+        "load": "Load the weights: what becomes of every tensor; `--check`.",
+        "models": "List models here and in the catalog; pull, rm, path, prune.",
+        "env": "The machine, and where each setting comes from.",
+    },
+}
+HELP_SUMMARY = "Explain a topic, or list the options of a command."
+SUBCOMMANDS = {
+    "bench compare": "Compare two results of bench or llama-bench, test by test.",
+    "models list": "The same as `models`.",
+    "models pull": "Download models into the cache.",
+    "models rm": "Remove models from the caches.",
+    "models path": "Print the path of a model, for scripts.",
+    "models prune": "Remove stale partial downloads and superseded versions.",
 }
 
+
+def _entry(name: str, summary: str, heading: str) -> Entry:
+    first, _, second = name.partition(" ")
+    file = second or ("list" if name == "models" else "command")
+    return Entry(f"llmcli.commands.{first}.{file}", summary, heading)
+
+
+ENTRIES = {
+    name: _entry(name, summary, heading)
+    for heading, commands in COMMANDS.items() for name, summary in commands.items()
+}  # fmt: skip
 NESTED = {
-    "bench compare": Entry(
-        "llmcli.commands.bench.compare",
-        "Two results of bench or llama-bench side by side.",
-        "Measure",
-    ),
-    "models list": Entry("llmcli.commands.models.list", "What `models` shows.", "Manage"),
-    "models pull": Entry("llmcli.commands.models.pull", "Fetch models into the cache.", "Manage"),
-    "models rm": Entry("llmcli.commands.models.rm", "Remove models from the caches.", "Manage"),
-    "models path": Entry(
-        "llmcli.commands.models.path", "Where a model lies, for scripts.", "Manage"
-    ),
-    "models prune": Entry("llmcli.commands.models.prune", "Remove what nobody needs.", "Manage"),
+    name: _entry(name, summary, ENTRIES[name.split()[0]].heading)
+    for name, summary in SUBCOMMANDS.items()
 }
 
 HELP = "Run language models in the terminal and see exactly what they compute."
-EPILOG = """
-Examples:
-
-  llmcli generate "What is the capital of France?"
-  cat page.txt | llmcli generate "What is this text about?" -n 64
-  llmcli score -f page.txt --json
-
-Options follow the command; `llmcli COMMAND --help` explains them. Your own settings are in
-~/.config/llmcli/config.toml; `llmcli env` shows them.
-"""
+EPILOG = "`COMMAND --help` lists options; `help TOPIC` explains models, formats, sampling."
 
 
 class LlmcliRoot(Root):
     """The root of the tree, with our commands."""
 
-    entries = ENTRIES
+    entries: Mapping[str, Entry] = {  # `help` alone has no JSON
+        **ENTRIES, "help": _entry("help", HELP_SUMMARY, "Manage"),
+    }  # fmt: skip
     nested = NESTED
     bare = frozenset({"models"})
 

@@ -58,14 +58,22 @@ def level() -> str | None:
                 hint=f"unset {VARIABLE}, or install the package again where there is a C compiler",
             )
         return None
-    bits = library.llmcli_native_levels()
-    available = [name for bit, name in enumerate(LEVELS) if bits >> bit & 1]
+    available = levels()
     if wanted and wanted not in available:
         raise UsageError(
             f"this processor cannot run the kernels of `{VARIABLE}={wanted}`",
             hint=f"set it to {' or '.join(['off', *available])}, or unset it",
         )
     return wanted or available[-1]
+
+
+def levels() -> list[str]:
+    """All that this processor has, from the plainest to the best; none without the library."""
+    library = _library()
+    if isinstance(library, str):
+        return []
+    bits = library.llmcli_native_levels()
+    return [name for bit, name in enumerate(LEVELS) if bits >> bit & 1]
 
 
 def _wanted() -> str:

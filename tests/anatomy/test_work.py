@@ -25,10 +25,10 @@ from llmcli.anatomy.work import (
     prompt_work,
     total_work,
 )
+from llmcli.commands.ladder.measure.count import count
 from llmcli.engine.session import Session
 from llmcli.families import find
 from llmcli.graph.spec import Call
-from llmcli.ladder.count import count
 from llmcli.nn.decoder import Decoder
 from llmcli.reports.work import PartWork
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
 import select
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import children
 import pytest
+from full_disk import largest_file
 
 from llmcli.checkpoints import CATALOG
 from llmcli.cli.completion import FILES, script, tree
@@ -94,8 +97,8 @@ def test_bash_offers_models_that_work(models, word, expected):
         (["llmcli", "bench", "compare", "a", "llmcli.b"], ["llmcli.bash"]),
         (["llmcli", "bench", "compare", "--rep"], []),
         (["llmcli", "models", "p"], ["pull", "path", "prune"]),
-        (["llmcli", "models", "rm", "smollm2-b"], ["smollm2-bf16"]),
-        (["llmcli", "models", "rm", "tiny", "smollm2-b"], ["smollm2-bf16"]),
+        (["llmcli", "models", "pull", "smollm2-b"], ["smollm2-bf16"]),
+        (["llmcli", "models", "pull", "tiny", "smollm2-b"], ["smollm2-bf16"]),
         (["llmcli", "models", "prune", "--older"], ["--older-than"]),
         (["llmcli", "models", "prune", "smo"], []),
     ],
@@ -288,3 +291,182 @@ def test_a_home_that_cannot_be_written(cli, monkeypatch, tmp_path):
     result = cli("--install-completion")
     assert result.code == 1
     assert result.err.startswith("error: could not install completion in ")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Caches of its own, a model of the hub in one of them, and `tiny` where none is named."""
+    snapshot = tmp_path / "hub" / "models--org--some" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (snapshot / name).write_text("{}")
+    references = tmp_path / "hub" / "models--org--some" / "refs"
+    references.mkdir()
+    (references / "main").write_text("a" * 40)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("LLMCLI_MODEL", "tiny")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["attention", "--map", "ind"], ["induction"]),
+        (["attention", "--metrics", "entropy,sink_"], ["entropy,sink_rate"]),
+        (["attention", "--what", "s"], ["scores", "state"]),
+        (["attention", "--scale", ""], ["linear", "sqrt", "log"]),
+        (["timing", "--phase", "d"], ["decode"]),
+        (["ladder", "-o", "climb"], ["climb.png", "climb.json"]),
+        (["dump", "-o", "a/b.np"], ["a/b.npz"]),
+        (["lens", "-o", ""], ["lens.html", "lens.png", "lens.json", "lens.csv"]),
+        (["timing", "--trace", "run.j"], ["run.json"]),
+        (["help", "samp"], ["sampling"]),
+        (["help", "ch"], ["chat"]),
+        (["help", "sampling", "sa"], []),
+        (["generate", "--draft", "ng"], ["ngram"]),
+        (["generate", "-m", "org"], ["org/some"]),
+        (["models", "path", ""], ["tiny", "org/some"]),
+        (["models", "rm", ""], ["org/some"]),
+        (["attention", "--layer", ""], ["0", "1", "2", "3"]),
+        (["attention", "--layer", "0,2-"], ["0,2-0", "0,2-1", "0,2-2", "0,2-3"]),
+        (["dump", "--name", "b"], ["blocks."]),
+        (["dump", "--name", "blocks."], ["blocks.*.", *(f"blocks.{i}." for i in range(4))]),
+        (["dump", "--name", "logits,blocks.*.attn.pa"], ["logits,blocks.*.attn.pattern"]),
+        (["shapes", "--filter", "blocks.2.attn.W_"], [f"blocks.2.attn.W_{x}" for x in "qkvo"]),
+        (["load", "--filter", "ln_f"], ["ln_final.w", "ln_final.b"]),
+        (["explain", "blocks."], [f"blocks.{i}." for i in range(4)]),
+        (["explain", "blocks.1.attn.sc"], ["blocks.1.attn.scores["]),
+        (["explain", "logits[0,0]", "lo"], []),
+        # a model that is not here, and one that cannot be read: names that models have
+        (["attention", "-m", "org/none", "--layer", ""], []),
+        (["dump", "-m", "org/some", "--name", "blocks.*.linattn.be"],
+         ["blocks.*.linattn.beta_in", "blocks.*.linattn.beta"]),
+        (["explain", "-m", "smollm2", "blocks."], ["blocks.0."]),
+    ],
+)  # fmt: skip
+def test_values(home, words, expected):
+    """Of bash and fish; zsh needs a terminal, see below."""
+    empty = home / "empty"
+    empty.mkdir()
+    assert bash("llmcli", *words, cwd=empty) == expected
+    if shutil.which("fish"):
+        listed = fish(home, f"llmcli {' '.join(words)}", empty)
+        assert sorted(listed) == sorted(expected)
+
+
+def test_bash_continues_behind_a_colon(home):
+    """`hf:org/name` is three words to bash, which puts only the last of them in."""
+    found = bash("llmcli", "generate", "--device", "cuda", ":", "1")
+    assert found == []
+    file = home / "hub" / "models--org--some" / "snapshots" / ("a" * 40) / "x.gguf"
+    file.write_text("")
+    assert bash("llmcli", "generate", "-m", "hf", ":", "org/so") == ["org/some/x.gguf"]
+
+
+def test_zsh_values(home):
+    need("zsh")
+    zsh = Zsh(home, home)
+    try:
+        file = FOLDER / FILES["zsh"]
+        start = f"autoload -Uz compinit; compinit -u -D; source {file}; echo READY$((40 + 2))\n"
+        zsh.type(start, "READY42")
+        clear = "\x15"
+        zsh.type("llmcli attention --metrics entropy,induc\t", "entropy,induction")
+        zsh.type(clear + "llmcli attention -o heads.pn\t", r"heads\.png ")
+        zsh.type(clear + "llmcli dump --name blocks.2.attn.patt\t", r"blocks\.2\.attn\.pattern ")
+        zsh.type(clear + 'llmcli dump --name "blocks.*.attn.patt\t', r"attn\.pattern")
+        zsh.type(clear + "llmcli explain blocks.1.attn.sco\t", r"attn\.scores")
+        zsh.type(clear + "llmcli generate -m org/s\t", "org/some ")
+        zsh.type(clear + "llmcli help sampl\t", "help sampling ")
+        seen = zsh.type(clear + "llmcli attention --layer \t", r"(?s)0.*1.*2.*3")
+        assert "not found" not in seen
+    finally:
+        zsh.close()
+
+
+def test_an_answer_needs_no_torch_and_no_network(home):
+    code = (
+        "import socket, sys\n"
+        "def refused(*a, **k): raise SystemExit('the network')\n"
+        "socket.socket.connect = refused\n"
+        "from llmcli.cli.app import main\n"
+        "for kind in ('model', 'stored', 'names', 'tensor', 'layers'):\n"
+        "    main(['_complete', kind, '', 'llmcli', 'dump', '-m', sys.argv[1]])\n"
+        "heavy = {'torch', 'typer', 'rich', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    for model in ("tiny", "smollm2-bf16", "org/some", "nonsense name", "./nowhere"):
+        done = children.run(
+            [sys.executable, "-c", code, model], capture_output=True, text=True, cwd=home
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "blocks." in done.stdout
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["names"], ["no-kind", ""], ["names", "", "llmcli", "dump", "-m"], ["layers", "x"]]
+)
+def test_a_question_that_makes_no_sense_has_no_answer(cli, home, argv):
+    result = cli("_complete", *argv)
+    assert (result.code, result.err) == (0, "")
+
+
+def test_names_are_read_again_where_the_model_changed(cli, home):
+    """A cache that cannot be written only costs time."""
+    folder = home / "model"
+    folder.mkdir()
+    shutil.copytree(CATALOG["tiny"].file, folder, dirs_exist_ok=True)
+    line = ("llmcli", "attention", "-m", str(folder))
+    assert cli("_complete", "layers", "", *line).out.split() == ["0", "1", "2", "3"]
+    assert len(list((home / "own" / "completion").iterdir())) == 1
+    settings = json.loads((folder / "config.json").read_text())
+    settings["n_layer"] = 2
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert cli("_complete", "layers", "", *line).out.split() == ["0", "1"]
+    for file in (home / "own" / "completion").iterdir():
+        file.write_text("{}")
+    assert cli("_complete", "layers", "", *line).out.split() == ["0", "1"]
+    shutil.rmtree(home / "own" / "completion")
+    (home / "own" / "completion").write_text("a file")
+    assert cli("_complete", "layers", "", *line).out.split() == ["0", "1"]
+
+
+def test_an_answer_on_a_full_disk_keeps_nothing(cli, home):
+    with largest_file(100):
+        answered = cli("_complete", "layers", "", "llmcli", "lens")
+    assert (answered.out.split(), answered.err) == (["0", "1", "2", "3"], "")
+    assert list((home / "own" / "completion").iterdir()) == []
+
+
+def test_the_configuration_file_names_the_model(cli, home, monkeypatch):
+    monkeypatch.delenv("LLMCLI_MODEL")
+    (home / "config.toml").write_text('model = "tiny"\n[attention]\nmodel = "org/none"\n')
+    monkeypatch.setenv("LLMCLI_CONFIG", str(home / "config.toml"))
+    assert cli("_complete", "layers", "", "llmcli", "lens").out.split() == ["0", "1", "2", "3"]
+    assert cli("_complete", "layers", "", "llmcli", "attention").out == ""
+
+
+def written_files():
+    """Options whose value is a file with an ending, and what is offered."""
+    for command in tree()[1]:
+        for option in command.options:
+            if option.value is not None and option.value.kind == "outputs":
+                yield command.name, option.names[-1], option.value.words
+
+
+@pytest.mark.parametrize(("command", "option", "endings"), list(written_files()))
+def test_file_endings_are_those_of_the_command(cli, home, command, option, endings):
+    """A refusal lists what the command writes."""
+    if command == "chat":
+        return  # which writes JSON whatever the file is called
+    more = ["--name", "logits"] if command == "dump" else []
+    result = cli(command, "x", option, "out.nothing", "-m", "tiny", *more)
+    assert result.code == 2
+    assert set(re.findall(r"\.(\w+)\b", result.err.split("end in ")[1].splitlines()[0])) == {
+        *endings
+    }
+
+
+def test_every_file_that_a_command_writes_has_endings():
+    assert len(list(written_files())) == 7

@@ -31,7 +31,7 @@ from llmcli.errors import (
         (["generate", "-Z"], "there is no option `-Z`", "see `llmcli generate --help`"),
         (["generate", "x", "-n"], "`-n` takes a value", "see `llmcli generate --help`"),
         (["score", "x", "--versus"], "`--versus` takes a value", "see `llmcli score --help`"),
-        (["help"], "there is no command `help`", "did you mean `llmcli --help`?"),
+        (["help", "samplin"], "no topic or command `samplin`", "mean `llmcli help sampling`?"),
         (["--json"], "there is no option `--json`", "options follow the command"),
         (["--versoin"], "there is no option `--versoin`", "did you mean `--version`?"),
         (["generate", "-temp", "3"], "there is no option `-temp`", "mean `--temperature`?"),

@@ -41,6 +41,8 @@ INSTALLED = "tests/cli/test_cli_full_disk.py::test_completion_is_installed_whole
 
 # every function that makes or fills a file, with the test that has it meet a full disk …
 WRITES = {
+    "commands.selftest.measure.children:measure_exhaustion": "tests/selftest/test_selftest.py::"
+    "test_a_full_disk",
     "checkpoints.fetch:_copy_verified": FETCHED,
     "checkpoints.fetch:_fetch": FETCHED,
     "checkpoints.fetch:_locked": FETCHED,
@@ -69,10 +71,12 @@ WRITES = {
     "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "commands.generate.command:_name_a_better_model": "tests/cli/test_cli_generate.py::"
     "test_no_better_model_is_named_where_the_disk_is_full",
-    "cli.ladder:_save": NAMED,
+    "commands.ladder.command:_save": NAMED,
     "commands.lens.files:write_lens": NAMED,
     "cli.output:Output._save": NAMED,
     "cli.output:write_document": NAMED,
+    "cli.shells.answer:_keep": "tests/cli/test_cli_completion.py::"
+    "test_an_answer_on_a_full_disk_keeps_nothing",
     "cli.output:write_file": NAMED,
     "commands.timing.command:_write_trace": NAMED,
     "ui.arrays:NpzWriter.finish": NAMED,
@@ -137,7 +141,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     quick = partial(llmcli.observe.ceilings.measure_ceilings, seconds=0.01)
     monkeypatch.setattr(llmcli.observe.ceilings, "measure_ceilings", quick)
-    monkeypatch.setattr("llmcli.ladder.climb.ROUNDS_S", 0.0)
+    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
 

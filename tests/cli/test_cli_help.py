@@ -103,8 +103,10 @@ def test_version(cli):
 def test_root_help_lists_every_command(cli):
     text = cli("--help").out
     for name, entry in ENTRIES.items():
-        assert f"  {name} " in text
-        assert entry.heading + ":" in text
+        assert f" {name} " in text
+        assert f"\n{entry.heading} " in text
+    assert len(text.splitlines()) < 24, "it stays on the first screen"
+    assert max(map(len, text.splitlines())) <= 80
     assert cli().out == text
 
 
@@ -114,7 +116,7 @@ def test_command_help_is_grouped_and_fits_the_terminal(cli, monkeypatch, name):
     result = cli(name, "--help")
     assert result.code == 0
     assert result.out.startswith(f"usage: llmcli {name} [OPTIONS]")
-    if name != "models":  # which is about all of them
+    if name not in ("models", "selftest"):  # which are about all of them, or none
         assert "\nModel:\n" in result.out
         assert "\n  -m, --model MODEL" in result.out
     assert "\nOutput:\n" in result.out
@@ -127,7 +129,7 @@ def test_the_summary_says_what_the_command_says(name):
     """The root's help does not import the commands, so it could drift from them."""
     first = importlib.import_module(ENTRIES[name].module).command.__doc__.splitlines()[0]
     shared = set(first.lower().split()) & set(ENTRIES[name].summary.lower().split())
-    assert len(shared) >= 4
+    assert len(shared) >= 2
 
 
 def test_help_names_every_choice_and_default(cli):

@@ -157,6 +157,6 @@ def test_numbers_are_derived(run, cli, path, number, says):
     assert says in " ".join(said.out.split())
 
 
-def test_the_ladder_has_no_rungs_for_them(cli, path):
-    assert "built otherwise" in cli("ladder", "-m", path, TEXT).err
+def test_the_ladder_agrees_on_them(cli, path):
+    assert cli("ladder", "-m", path, TEXT, "--rung", "3-8").code == 0
     assert MODELS["sinks"].layers[0].attention.sinks

@@ -21,6 +21,7 @@ from jsonschema import Draft202012Validator
 from safetensors.numpy import load_file, save_file
 
 from llmcli.cli.tree import ENTRIES, NESTED, root
+from llmcli.commands.selftest.measure import arithmetic, children
 from llmcli.nn.block import Block
 
 # Words for models stand for what `models` makes; every other word is the user's own.
@@ -48,6 +49,7 @@ RUNS: dict[str, list[str]] = {
         "experts", "-m", "MIXTURE", "--random-weights", "--ids", "1,2", "--layer", "2",
         "--generate", "2", "--position", "-1",
     ],
+    "selftest": ["selftest", "--no-speed"],
     "lens": ["lens", *TEXT],
     "lens mid, generate": ["lens", *TEXT, "--mid", "--generate", "2", "--target", "next"],
     "lens ids": ["lens", "-m", "BARE", "--ids", "1,2,3", "--position", "-1"],
@@ -154,13 +156,22 @@ def caches(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", models["HUB"])
 
 
+@pytest.fixture(autouse=True)
+def brief_selftest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few models, and without processes of its own."""
+    few = {name: arithmetic.MODELS[name] for name in ("llama", "gpt2")}
+    monkeypatch.setattr(arithmetic, "MODELS", few)
+    monkeypatch.setattr(children.native, "levels", list)
+
+
 @pytest.fixture
 def document(cli: Callable[..., Any], models: dict[str, str]) -> Callable[..., Any]:
     """Runs a command with --json, on `tiny` where it names no model; what stdout says."""
 
     def run(argv: list[str], code: int = 0) -> Any:
         words = [models.get(word, word) for word in argv]
-        if "-m" not in words and _schema(words) in ENTRIES and "--families" not in words:
+        needs = _schema(words) in ENTRIES and words[0] != "selftest"
+        if "-m" not in words and needs and "--families" not in words:
             words += ["-m", "tiny"]
         result = cli(*words, "--json")
         assert result.code == code, result.err

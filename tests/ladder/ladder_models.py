@@ -1,19 +1,40 @@
 """Small models with random weights for the ladder's tests."""
 
+import tempfile
+from pathlib import Path
+
 import torch
 from tiny_checkpoints import write_gpt2, write_llama
+from zoo import MODELS, ZOO
 
-from llmcli.ladder.weights import Weights
+from llmcli.commands.ladder.measure.weights import Weights, require_dense
+from llmcli.errors import UnsupportedModel
 from llmcli.loading import load
 
 _KEPT = {}
 
 
+def refusal(config):
+    """Why the ladder does not take a model, None where it does."""
+    try:
+        require_dense(config)
+    except UnsupportedModel as error:
+        return str(error)
+    return None
+
+
+# models of every kind that our configuration can express, as far as they are dense
+DENSE = {name: config for name, config in MODELS.items() if refusal(config) is None}
+# … and one of each `model_type` of transformers that is
+TYPES = {
+    one.model_type: one.config()
+    for one in reversed(ZOO)  # the first variant of each
+    if refusal(one.config()) is None
+}
+
+
 def random_weights(kind, dtype="float32"):
     """The weights of a two-layer `gpt2` or `llama` (grouped heads), made once."""
-    import tempfile
-    from pathlib import Path
-
     if (kind, dtype) not in _KEPT:
         with tempfile.TemporaryDirectory() as folder:
             write = {"gpt2": write_gpt2, "llama": write_llama}[kind]

@@ -4,16 +4,15 @@ import pytest
 import torch
 from ladder_models import random_weights
 
+from llmcli.commands.ladder.measure import beyond as variants
+from llmcli.commands.ladder.measure.beyond import Int8Linear, beyond
+from llmcli.commands.ladder.measure.workload import plan_workload
 from llmcli.formats.dense import Dense
-from llmcli.ladder import beyond as variants
-from llmcli.ladder.beyond import beyond
-from llmcli.ladder.course import plan_course
-from llmcli.ladder.int8 import Int8Linear
 from llmcli.nn.linear import Linear
 
 
-def course(weights):
-    return plan_course(weights, [5, 9, 2, 7], more=1, sequences=1, rounds=1)
+def workload(weights):
+    return plan_workload(weights, [5, 9, 2, 7], more=1, sequences=1, rounds=1)
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def uncompiled(monkeypatch):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_fewer_bits_are_near_and_said_to_be_off(kind):
     weights = random_weights(kind)
-    found = {variant.name: variant for variant in beyond(weights, course(weights))}
+    found = {variant.name: variant for variant in beyond(weights, workload(weights))}
     assert found["decoder"].difference == found["decoder"].divergence == 0
     assert found["decoder"].speedup == 1
     for name in ("bfloat16", "int8"):
@@ -43,7 +42,7 @@ def test_the_decoder_is_as_it_was(uncompiled):
     weights = random_weights("llama")
     ids = torch.tensor([[5, 9, 2, 7]])
     before = weights.decoder(ids)
-    beyond(weights, course(weights))
+    beyond(weights, workload(weights))
     assert torch.equal(weights.decoder(ids), before)
     assert type(weights.decoder.blocks[0].mixers[0].qkv) is Linear
 
@@ -52,7 +51,7 @@ def test_a_compiled_step_is_the_same_step(monkeypatch):
     kept = tuple(maker for maker in variants._MAKERS if maker[0] in ("decoder", "compiled"))
     monkeypatch.setattr(variants, "_MAKERS", kept)
     weights = random_weights("llama")
-    _, compiled = beyond(weights, course(weights))
+    _, compiled = beyond(weights, workload(weights))
     if compiled.missing is not None:
         pytest.skip(f"no compiler here: {compiled.missing}")
     assert compiled.difference < 1e-4
@@ -66,7 +65,7 @@ def test_what_cannot_be_built_says_why(monkeypatch):
     kept = (variants._MAKERS[0], ("odd", "nothing", broken))
     monkeypatch.setattr(variants, "_MAKERS", kept)
     weights = random_weights("gpt2")
-    assert beyond(weights, course(weights))[1].missing == "no such kernel"
+    assert beyond(weights, workload(weights))[1].missing == "no such kernel"
 
 
 def test_int8_rounds_to_half_a_step_of_each_row():

@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from ladder_models import random_weights
 
 from llmcli import anatomy
+from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
 from llmcli.graph.spec import Call
-from llmcli.ladder.count import count, loop_work
-from llmcli.ladder.loops import multiply_adds
 
 A, B, X = torch.ones(3, 4), torch.ones(4, 5), torch.ones(4)
 BIAS, BATCH = torch.ones(5), torch.ones(2, 3, 4)

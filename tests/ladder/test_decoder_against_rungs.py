@@ -7,16 +7,16 @@ import torch
 from small_models import ids, read, weights
 from zoo import CONFIGS
 
+from llmcli.commands.ladder.measure.rungs.batch import Batch
+from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
+from llmcli.commands.ladder.measure.rungs.combined import CombinedQKV
+from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
+from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
+from llmcli.commands.ladder.measure.rungs.loops import Loops
+from llmcli.commands.ladder.measure.rungs.matrices import Matrices
+from llmcli.commands.ladder.measure.rungs.rows import VectorRows
+from llmcli.commands.ladder.measure.trace import Silent
 from llmcli.generation import Sampling, stream
-from llmcli.ladder.batch import Batch
-from llmcli.ladder.cache import KeyValueCache
-from llmcli.ladder.combined import CombinedQKV
-from llmcli.ladder.fused import FusedKernels
-from llmcli.ladder.heads import HeadsAsDimension
-from llmcli.ladder.loops import Loops
-from llmcli.ladder.matrices import Matrices
-from llmcli.ladder.rows import Rows
-from llmcli.ladder.rung import Silent
 
 SOME = ("gpt2", "llama", "window", "qk norm", "partial rotation", "layers that differ")
 
@@ -48,7 +48,7 @@ def test_token_by_token_against_one_query_at_a_time(of):
     tokens = ids(1, 9)
     state = of.decoder.new_state(1, 9)
     steps = [of.decoder(tokens[:, i : i + 1], state)[0, 0] for i in range(9)]
-    close(torch.stack(steps), Rows(of).start(tokens[0]))
+    close(torch.stack(steps), VectorRows(of).start(tokens[0]))
 
 
 @pytest.mark.parametrize("sizes", [[3, 1, 5], [1, 8], [7, 2]])
@@ -120,7 +120,7 @@ def test_the_decoders_cache_against_the_batch(of):
     of.decoder(tokens[:, 7:8], state)
     rung = Batch(of)
     read(rung, tokens, 6)
-    for cache, kept in zip(state.layers, rung.caches, strict=True):
+    for cache, kept in zip(state.layers, rung.caches.values(), strict=True):
         close(cache.k, kept.keys[:, :, :8])
         close(cache.v, kept.values[:, :, :8])
 

@@ -2,25 +2,27 @@
 
 import pytest
 
-from llmcli.ladder.climb import climb
-from llmcli.ladder.course import plan_course
-from llmcli.ladder.weights import Weights
+from llmcli.commands.ladder.measure.runner import run_ladder
+from llmcli.commands.ladder.measure.weights import Weights
+from llmcli.commands.ladder.measure.workload import plan_workload
 from llmcli.loading import load
 
 TEXT = "In the beginning"
 
 
-def climbed(model, dtype, **options):
+def measured(model, dtype, **options):
     loaded = load(str(model), dtype=dtype)
     weights = Weights.of(loaded.decoder)
     ids = loaded.tokenizer.encode(TEXT)
-    run = plan_course(weights, ids, more=1, sequences=2, rounds=0, budget=options.pop("budget", 60))
-    return climb(weights, run, **options)
+    run = plan_workload(
+        weights, ids, more=1, sequences=2, rounds=0, budget=options.pop("budget", 60)
+    )
+    return run_ladder(weights, run, **options)
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-4), ("float64", 1e-9)])
 def test_every_rung_of_tiny(dtype, allowed):
-    rungs = climbed("tiny", dtype)
+    rungs = measured("tiny", dtype)
     assert len(rungs) == 8
     for rung in rungs[1:]:
         assert rung.compared == "logits"
@@ -29,7 +31,7 @@ def test_every_rung_of_tiny(dtype, allowed):
 
 @pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-4), ("float64", 1e-9)])
 def test_every_rung_of_smollm2_with_the_loops_estimated(smollm2_path, dtype, allowed):
-    rungs = climbed(smollm2_path, dtype, budget=10)
+    rungs = measured(smollm2_path, dtype, budget=10)
     assert rungs[0].estimated.startswith("block 0 alone")
     assert rungs[1].compared.endswith("after block 0")
     assert all(rung.ok for rung in rungs)

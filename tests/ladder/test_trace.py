@@ -2,7 +2,7 @@
 
 import torch
 
-from llmcli.ladder.trace import Trace, shares_memory
+from llmcli.commands.ladder.measure.trace import Trace, shares_memory
 
 
 def test_views_and_copies_are_told_apart():

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from llmcli.render.derivation import render_rung
-from llmcli.reports.ladder import NEXT, LadderReport, RungReport, Shown, Spread, Work
+from llmcli.commands.ladder.report import NEXT, LadderReport, RungReport, Shown, Spread, Work
+from llmcli.commands.ladder.view.derivation import render_rung
 
 
 def spread(seconds):

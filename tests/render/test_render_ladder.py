@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from llmcli.render import chart
-from llmcli.render.chart import ladder_png
-from llmcli.render.ladder import bar_lengths, render_ladder
-from llmcli.reports.ladder import LadderReport, RungReport, Shown, Spread, Variant, Work
+from llmcli.commands.ladder.report import LadderReport, RungReport, Shown, Spread, Variant, Work
+from llmcli.commands.ladder.view import chart
+from llmcli.commands.ladder.view.chart import ladder_png
+from llmcli.commands.ladder.view.table import bar_lengths, render_ladder
 from llmcli.ui.rates import scaled
 
 
@@ -72,9 +72,13 @@ def shown(parts, width, colour=False):
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
+def rendered(report, width, details=True, **options):
+    return shown(render_ladder(report, "tiny", whole=True, details=details), width, **options)
+
+
 def test_whole_ladder_at_100_columns():
-    assert shown(render_ladder(REPORT, "tiny (float32 on cpu)", whole=True), 100) == """\
-tiny (float32 on cpu)
+    assert rendered(REPORT, 100) == """\
+tiny
 "In" " the\\x1b[2J" and then, one by one, " beginning"
 n = 2 tokens (N) · d = 256 width (d_model, hidden_dim) · d/h = 32 a head (d_k, d_v, head_dim)
 
@@ -96,26 +100,35 @@ n = 2 tokens (N) · d = 256 width (d_model, hidden_dim) · d/h = 32 a head (d_k,
   view    new one  [4,8,32] → [8,4,32]  strides (256,32,1) → (32,256,1)
   token   100/4 GEMV, 0 GEMM, 36.8 MFLOP, 15.1 MB
 
-    rung     prompt      ×     token      ×    GEMV   GEMM    FLOPs    bytes         Δ
-──────────────────────────────────────────────────────────────────────────────────────
-1   loops   ≈1.50 s          ≈3.00 s              0      0      1 G     10 G         -
-2   heads     15 ms    100     30 ms    100      25      0   36.8 M   15.1 M   3.0e-06
-3   fused      3 ms   5.00      6 ms   5.00   100/4      0   36.8 M   15.1 M   3.0e-06
-token: one read after the prompt, with its matrix products and their operands' bytes
-×: speed-up over the rung before (near 1 it is noise), Δ: largest difference from it
-/4: rung 3 of a batch of 4 sequences, each one's share
-≈: rung 1 is estimated from block 0 alone, 2 of the 4 tokens
-every rung agrees with the one before (float32)
+    rung     prompt      ×     token      ×    GEMV   GEMM         Δ    tok/s   log scale
+──────────────────────────────────────────────────────────────────────────────────────────
+1   loops   ≈1.50 s          ≈3.00 s              0      0         -   ≈0.333   █▌
+2   heads     15 ms    100     30 ms    100      25      0   3.0e-06     33.3   ████████
+3   fused      3 ms   5.00      6 ms   5.00   100/4      0   3.0e-06      167   ██████████
+token: one read after the prompt; ×: speed-up over the rung before (1 is noise)
+Δ: largest difference from it; rung 3: a sequence's share of a batch of 4
+≈: rung 1 estimated from block 0 alone, 2 of the 4 tokens
+✓ every rung agrees with the one before (float32)"""
 
-tokens per second after the prompt, on a logarithmic scale
-1 loops ██████████ ≈0.333 tok/s
-2 heads ███████████████████████████████████████████████ 33.3 tok/s
-3 fused ████████████████████████████████████████████████████████████ 167 tok/s"""
+
+def test_the_table_alone_fits_a_screen():
+    """80 columns and 24 lines, eight rungs of which some are estimated or apart."""
+    slow = {"estimated": "block 0 alone, all 4 tokens", "compared": "rows of 4 of 4 tokens"}
+    eight = [rung(i, "combined", 123.4 / i, below=1e5, sequences=4) for i in range(3, 9)]
+    rungs = (rung(1, "loops", 1234.0, **slow), rung(2, "rows", 5.0, below=9.0, **slow), *eight)
+    text = rendered(replace(REPORT, rungs=rungs), 80, details=False)
+    lines = text.splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 80
+    assert "█" in text
+    assert "✓ every rung agrees with the one before, where they were compared (float32)" in text
+    assert "before it" not in text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_nothing_is_wider_than_the_screen(width):
-    text = shown(render_ladder(REPORT, "tiny", whole=True), width)
+@pytest.mark.parametrize("details", [True, False])
+def test_nothing_is_wider_than_the_screen(width, details):
+    text = rendered(REPORT, width, details=details)
     tables = max(len(line) for line in text.splitlines())
     assert tables <= max(width, 44)  # the table's least: number, rung, time, speed-up, Δ
     assert "3.0e-06" in text
@@ -124,14 +137,14 @@ def test_nothing_is_wider_than_the_screen(width):
 def test_a_wrong_rung_is_red_and_named():
     wrong = replace(RUNGS[1], difference=0.5)
     report = replace(REPORT, rungs=(RUNGS[0], wrong))
-    text = shown(render_ladder(report, "tiny", whole=True), 100)
+    text = rendered(report, 100)
     verdict = (
         "rung 2: logits differ from the rung before by at most 5.0e-01, "
         "allowed for rounding: 1.0e-04 ✗"
     )
     assert verdict in text
     assert "every rung agrees" not in text
-    assert "\x1b[1;31m" in shown(render_ladder(report, "tiny", whole=True), 100, colour=True)
+    assert "\x1b[1;31m" in rendered(report, 100, colour=True)
     assert not replace(wrong, difference=float("nan")).ok
 
 
@@ -143,7 +156,7 @@ def test_beyond_the_rungs():
                 divergence=1e-3, same_token=False),
         Variant(name="CUDA graph", what="one launch", missing="needs a CUDA device"),
     )  # fmt: skip
-    text = shown(render_ladder(replace(REPORT, beyond=variants), "tiny", whole=True), 80)
+    text = rendered(replace(REPORT, beyond=variants), 80)
     assert """\
 beyond rung 8   next token      ×   Δ logits   KL, nats   same token
 ────────────────────────────────────────────────────────────────────

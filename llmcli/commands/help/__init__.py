@@ -1,0 +1,1 @@
+"""`llmcli help`: topics, and the help of commands."""

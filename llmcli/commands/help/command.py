@@ -1,0 +1,108 @@
+"""`llmcli help`: commands and topics; a topic; the help of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import typer
+
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output, make_console
+from llmcli.commands.help.report import TOPICS, Topic, spellings, topic_of
+from llmcli.errors import UsageError
+
+EPILOG = """
+Examples:
+
+  llmcli help
+  llmcli help sampling
+  llmcli help models pull
+  llmcli help attention | less
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelpOptions:
+    """What is explained."""
+
+    subject: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TOPIC|COMMAND]", help="A topic, or a command. [default: all are listed]"
+        ),
+    ] = None
+
+
+def command(asked: HelpOptions) -> None:
+    """Explains a topic, or lists the options of a command.
+
+    `help COMMAND` is `COMMAND --help`. A topic that is called as a command (models, shapes,
+    attention) is about what the command works with, and names its `--help`.
+    """
+    words = asked.subject or []
+    out = Output("help", OutputOptions())
+    if not words:
+        _show(out, f"{_help_of([])}\n\n{_topics()}\n")
+    elif topic := topic_of(words):
+        _show(out, _explained(topic, out))
+    else:
+        _show(out, f"{_help_of(words)}\n")
+
+
+def _show(out: Output, text: str) -> None:
+    """All that this command prints goes through here: the place for a pager."""
+    out.write(text)
+
+
+def _explained(topic: Topic, out: Output) -> str:
+    """A topic, with its tables, as wide as the terminal."""
+    from llmcli.cli.group import width
+    from llmcli.commands.help.view import drawn
+
+    text = topic.text()
+    if "<!-- table: " in text:
+        from llmcli.commands.help.measure import filled
+
+        text = filled(text)
+    screen = out.out
+    console = make_console(screen)
+    console.width = screen.width if screen.terminal else width()
+    return drawn(text, console)
+
+
+def _topics() -> str:
+    from llmcli.cli.group import sections
+
+    rows = [(topic.name, topic.summary) for topic in TOPICS.values()]
+    return "\n".join(sections({"Topics (`llmcli help TOPIC`)": rows}))
+
+
+def _help_of(words: Sequence[str]) -> str:
+    """What `llmcli WORDS --help` prints. Raises UsageError for what is no command."""
+    from llmcli.cli.tree import root
+
+    top: Any = root()
+    context = top.make_context("llmcli", [], resilient_parsing=True)
+    if not words:
+        return str(top.get_help(context))
+    name = " ".join(words)
+    if name not in top.entries and name not in top.nested:
+        raise _unknown(name, [*top.entries, *top.nested])
+    found = top.get_command(context, name)
+    inner = found.make_context(name, [], parent=context, resilient_parsing=True)
+    return str(found.get_help(inner))
+
+
+def _unknown(name: str, commands: Sequence[str]) -> UsageError:
+    """For what is neither a topic nor a command."""
+    named = spellings()
+    close = get_close_matches(name.lower(), [*named, *commands], 1)
+    if close:
+        topic = topic_of(close) if close[0] in named else None
+        hint = f"did you mean `llmcli help {topic.name if topic else close[0]}`?"
+    else:
+        hint = f"the topics are {', '.join(TOPICS)}; `llmcli help` lists the commands, too"
+    return UsageError(f"there is no topic or command `{name}`", hint=hint)

@@ -1,0 +1,273 @@
+"""`llmcli ladder`: the same model at every step from nested loops to fused kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.encoding import encode
+from llmcli.cli.exits import Stopped
+from llmcli.cli.files import check_target, kind_of_file
+from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
+from llmcli.cli.output import Output, dumps, write_file
+from llmcli.cli.params import Range
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
+from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.template import ChatOptions
+from llmcli.commands.ladder.report import LadderReport, Variant
+from llmcli.errors import CheckFailed, PromptTooLong, UsageError
+from llmcli.observe.environment import environment
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+
+LADDER = "Ladder"
+NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderOptions:
+    """Which rungs, how far, and where the chart goes."""
+
+    rung: Annotated[
+        str | None,
+        typer.Option(
+            "--rung",
+            metavar="N",
+            rich_help_panel=LADDER,
+            help="Run only these rungs and show what each changes: 3, or 2,5-7, or cache. "
+            "[default: 1-8]",
+        ),
+    ] = None
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            rich_help_panel=LADDER,
+            help="Print the derivation of one --rung with the prompt's own numbers.",
+        ),
+    ] = False
+    tokens: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            "--tokens",
+            metavar="N",
+            rich_help_panel=LADDER,
+            help="Tokens that are read one by one after the prompt.",
+        ),
+        Range(1, 32),
+    ] = 2
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch",
+            metavar="B",
+            rich_help_panel=LADDER,
+            help="Sequences of the rungs that take a batch: the prompt and its rotations.",
+        ),
+        Range(1, 256),
+    ] = 4
+    budget: Annotated[
+        float,
+        typer.Option(
+            "--budget",
+            metavar="SECONDS",
+            rich_help_panel=LADDER,
+            help="A rung that would take longer is estimated from a part of it.",
+        ),
+        Range(0),
+    ] = 20.0
+    beyond: Annotated[
+        bool,
+        typer.Option(
+            "--beyond",
+            rich_help_panel=LADDER,
+            help="Time what the machine offers beyond rung 8, too: bfloat16, int8, compiled (which "
+            "takes a minute), a CUDA graph.",
+        ),
+    ] = False
+    save: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            rich_help_panel=LADDER,
+            help="Write the result to FILE.png (a chart) or FILE.json.",
+        ),
+    ] = None
+
+
+def command(
+    prompt: GivenPromptOptions, ladder: LadderOptions, model: ModelOptions, output: OutputOptions
+) -> None:
+    """The same model with the same weights, from nested loops to fused kernels.
+
+    Every rung changes one formula of the rung below and must give the same logits, to rounding,
+    or the command exits 1. A table shows the time of each for the prompt and for every token after
+    it; with `--rung` also the formulas, what is a view and what a copy, and the products.
+    """
+    out = Output("ladder", output)
+    rungs = _rungs(ladder)
+    _check(ladder, output)
+    given = prompt_or_builtin(prompt, BUILTIN, out.note)
+    loaded = load_model(model.proving(), out, text=given.ids is None).model
+    if ladder.save is not None:
+        check_target(ladder.save)
+    ids = encode(given, ChatOptions(raw=True), loaded).ids
+    _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
+    _check_rotation(len(ids) + ladder.tokens, loaded)
+    report, interruption = _measured(loaded, ids, rungs, ladder, out)
+    _show(report, loaded, ladder, out, interrupted=interruption is not None)
+    if interruption is not None:
+        raise Stopped(interruption, told=out.json, where=f" after rung {report.rungs[-1].number}")
+    if not report.ok:
+        wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
+        raise CheckFailed(f"rung {wrong} differs from the rung before by more than rounding")
+
+
+def _show(
+    report: LadderReport, model: Model, options: LadderOptions, out: Output, *, interrupted: bool
+) -> None:
+    """Writes the report to the screen or as JSON, and to the file where one is named."""
+    from llmcli.commands.ladder.view.derivation import render_rung
+    from llmcli.commands.ladder.view.table import render_ladder
+    from llmcli.ui.stats import model_line
+
+    about = model.describe()
+    machine = environment(kernels=kernels_of(about))
+    title = model_line(about)
+    rungs = [vars(rung) | {"ok": rung.ok} for rung in report.rungs]
+    body = vars(report) | {"rungs": rungs, "ok": report.ok, "interrupted": interrupted}
+    if options.explain:
+        out.show(*render_rung(report.rungs[-1], report, title))
+    elif not out.json:
+        details = options.rung is not None
+        out.show(*render_ladder(report, title, whole=not interrupted, details=details))
+    if options.save is not None:
+        document = out.envelope(body, model=about, environment=machine)
+        _save(document, report, title, options.save)
+    if out.json:
+        out.document(body, model=about, environment=machine)
+
+
+def _rungs(options: LadderOptions) -> tuple[int, ...]:
+    """The numbers of the rungs to run; for `--explain` the one below too, to compare with."""
+    if options.rung is None:
+        if options.explain:
+            raise UsageError(
+                "`--explain` explains one rung", hint="say which, for example `--rung 4 --explain`"
+            )
+        return tuple(range(1, len(NAMES) + 1))
+    numbers: set[int] = set()
+    for part in options.rung.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if part.strip() in NAMES:
+            first = last = NAMES.index(part.strip()) + 1
+        if not 1 <= first <= last <= len(NAMES):
+            raise UsageError(
+                f"`--rung {options.rung}` names no rungs of the ladder",
+                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(NAMES, 1))}",
+            )
+        numbers.update(range(first, last + 1))
+    if options.explain:
+        if len(numbers) > 1:
+            raise UsageError("`--explain` explains one rung at a time")
+        numbers.add(max(1, min(numbers) - 1))
+    return tuple(sorted(numbers))
+
+
+def _measured(
+    model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output
+) -> tuple[LadderReport, BaseException | None]:
+    """The report of a prompt, and what interrupted it, if anything did."""
+    from llmcli.commands.ladder.measure.beyond import beyond
+    from llmcli.commands.ladder.measure.notation import axis_sizes
+    from llmcli.commands.ladder.measure.runner import LadderInterrupted, run_ladder
+    from llmcli.commands.ladder.measure.weights import Weights
+    from llmcli.commands.ladder.measure.workload import plan_workload
+
+    weights = Weights.of(model.decoder)
+    workload = plan_workload(
+        weights,
+        ids,
+        more=options.tokens,
+        sequences=options.batch,
+        budget=options.budget,
+        rounds=0 if options.explain else 5,
+    )
+    variants: tuple[Variant, ...] = ()
+    interruption: BaseException | None = None
+    with Progress(out) as progress:
+        try:
+            reports = run_ladder(weights, workload, numbers=rungs, progress=progress)
+            if options.beyond:
+                variants = beyond(weights, workload, progress=progress)
+        except LadderInterrupted as stop:
+            if len(stop.rungs) < (len(rungs) if options.explain else 1):  # nothing to show
+                raise
+            reports, interruption = stop.rungs, stop.__cause__
+        except KeyboardInterrupt as stop:
+            interruption = stop
+    report = LadderReport(
+        tokens=_texts(model, ids),
+        ids=ids,
+        more=_texts(model, workload.more.tolist()),
+        letters=axis_sizes(weights.config, tokens=len(ids), sequences=options.batch),
+        dtype=str(model.describe()["weight_format"]),
+        rungs=reports,
+        beyond=variants,
+    )
+    return report, interruption
+
+
+def _texts(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
+    known = model.tokenizer
+    return tuple(str(id) if known is None else known.token_text(id) for id in ids)
+
+
+def _check_room(count: int, room: int) -> None:
+    if count > room:
+        raise PromptTooLong(
+            f"the prompt and the tokens after it, {count} in all, do not fit the context of {room}",
+            hint="shorten the prompt, or take fewer tokens with `-n`",
+        )
+
+
+def _check_rotation(count: int, model: Model) -> None:
+    from llmcli.commands.ladder.measure.weights import steady_tokens
+
+    steady = steady_tokens(model.config)
+    if steady is not None and count > steady:
+        raise PromptTooLong(
+            f"beyond {steady} tokens this model rotates by the length of the sequence, so that a "
+            "cache holds other numbers and the rungs cannot agree",
+            hint=f"use at most {steady} tokens in all; these are {count}",
+        )
+
+
+def _check(options: LadderOptions, output: OutputOptions) -> None:
+    """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
+    for flag, given in (("--json", output.json), ("--beyond", options.beyond)):
+        if options.explain and given:
+            raise UsageError(f"`--explain` and `{flag}` exclude each other")
+    if options.save is not None:
+        kind_of_file(options.save, ("png", "json"))
+
+
+def _save(document: dict[str, Any], report: LadderReport, title: str, file: str) -> None:
+    """Writes the chart or the document, by the file's ending."""
+    if Path(file).suffix.lower() == ".json":
+        write_file(file, (dumps(document, indent=2) + "\n").encode())
+        return
+    from llmcli.commands.ladder.view.chart import ladder_png
+
+    write_file(file, ladder_png(report, title))

@@ -1,0 +1,1 @@
+"""The ladder as text and as an image."""

@@ -1,0 +1,1 @@
+"""`llmcli selftest`: is this machine's arithmetic right, and how fast is it."""

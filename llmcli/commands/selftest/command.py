@@ -1,0 +1,106 @@
+"""`llmcli selftest`: is this machine's arithmetic right, and how fast is it; a receipt of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from llmcli.cli.files import kind_of_file
+from llmcli.cli.options import ViewOutputOptions
+from llmcli.cli.output import ExportFile, Output
+from llmcli.cli.params import opt
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import read_bytes
+from llmcli.commands.selftest.report import Receipt, SelftestReport
+from llmcli.errors import UsageError
+from llmcli.observe.environment import environment
+
+EPILOG = """
+Small models of every kind are computed in float64, float32 and bfloat16 and compared with the
+graph's own evaluation, step by step, with taps and edits, replayed, and at every level of the
+kernels. Then a 1B and an 8B shape with random weights are timed in turns with the rate at which
+this machine reads memory and multiplies matrices, and with transformers where it is installed.
+
+Examples:
+
+  llmcli selftest
+  llmcli selftest --device cuda -o receipt.json
+  llmcli selftest --verify receipt.json
+  llmcli selftest --no-speed
+"""
+_LARGEST = 1 << 20  # bytes of a receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelftestOptions:
+    """Where it runs, how much of it, and the receipt."""
+
+    panel: ClassVar[str] = "Selftest"
+    device: str = opt("auto", "--device", "DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
+    no_speed: bool = opt(False, "--no-speed", "Only the checks: a minute, and little memory.")
+    save: str | None = opt(
+        None, "-o", "--output", "FILE.json", "Write the result to a file, as a receipt."
+    )
+    verify: str | None = opt(
+        None, "--verify", "FILE.json",
+        "Compare with a receipt: checks that passed, and the rates of the same machine.",
+    )  # fmt: skip
+
+
+def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
+    """Check this machine's arithmetic on small models and its speed on large ones; a receipt.
+
+    A check that fails ends with exit 1. It takes up to five minutes; nothing is fetched.
+    """
+    from llmcli.commands.selftest.view import render_selftest
+
+    out = Output("selftest", output)
+    if selftest.save is not None:
+        kind_of_file(selftest.save, ("json",))
+    receipt = None if selftest.verify is None else read_receipt(selftest.verify)
+    report = _measured(selftest, out)
+    header = environment()
+    same = receipt is not None and (receipt.processor, receipt.gpus) == (
+        header.processor, tuple(header.gpus),
+    )  # fmt: skip
+    out.present(
+        lambda: render_selftest(report, f"selftest on {report.device}", receipt, same_machine=same),
+        _body(report),
+        model=None,
+        environment=header,
+        checks=report.checks,
+        file=None if selftest.save is None else ExportFile(
+            path=selftest.save, holds="a receipt for `llmcli selftest --verify`"
+        ),
+        hint="run it again with `LLMCLI_KERNELS=off` to see whether our kernels are at fault",
+    )  # fmt: skip
+
+
+def _measured(selftest: SelftestOptions, out: Output) -> SelftestReport:
+    from llmcli.commands.selftest.measure.run import measure_selftest
+    from llmcli.devices import resolve_device
+
+    device = resolve_device(selftest.device)
+    with Progress(out) as progress:
+        return measure_selftest(device, speed=not selftest.no_speed, progress=progress)
+
+
+def read_receipt(path: str) -> Receipt:
+    """Raises UsageError for a file that is no receipt, or not there."""
+    hint = "`llmcli selftest -o receipt.json` writes one"
+    data = read_bytes(path, hint, _LARGEST)
+    try:
+        return Receipt.of(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"`{path}` is no receipt: {reason}", hint=hint) from error
+
+
+def _body(report: SelftestReport) -> dict[str, Any]:
+    """The report as JSON has it, but for the checks, which the document has by name."""
+    groups = [
+        {"name": group.check.name, "cases": group.models, "seconds": group.seconds}
+        for group in report.groups
+    ]
+    return vars(report) | {"groups": groups, "rates": [vars(rate) for rate in report.rates]}

@@ -1,0 +1,1 @@
+"""Properties of the arithmetic over small models, and rates of large ones."""

@@ -1,0 +1,221 @@
+"""What has to hold of every small model on a device, and how far the worst of them is off."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from llmcli.anatomy.arithmetic import in_no_blocks, matrices
+from llmcli.anatomy.graph import Graph
+from llmcli.commands.selftest.measure.evaluated import deviations
+from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
+from llmcli.commands.selftest.measure.small import as_model, copied, random_decoder
+from llmcli.commands.selftest.report import GroupResult
+from llmcli.config import ModelConfig
+from llmcli.engine.session import Session
+from llmcli.nn.decoder import Decoder
+from llmcli.nn.step import Edit
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.progress import Progress
+
+TOKENS, STEPS = 11, 4
+# Differences of logits as shares of the largest one, and divergences in nats: several times the
+# worst that was measured on a CPU, where a wrong kernel is off by far more.
+FLOAT32, BFLOAT16 = 5e-5, 0.05
+# Formats whose kernels all levels of a processor compute bit for bit alike.
+FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
+
+Measure = Callable[[ModelConfig, torch.device], tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One property: `measure` says of a model how far it is off, and where."""
+
+    name: str
+    words: str
+    tolerance: float
+    measure: Measure
+    models: Mapping[str, ModelConfig]
+
+
+def digest() -> str:
+    """What packed models compute token by token at this process's level of the kernels.
+
+    Prompts go through other libraries at some levels, so that their bits may differ.
+    """
+    found = hashlib.sha256()
+    for config in packed_models().values():
+        decoder = _of_steps(config, torch.device("cpu"))
+        session = Session(decoder, 1, TOKENS + STEPS)
+        for one in torch.split(prompt_ids(TOKENS + STEPS), 1, 1):
+            found.update(session.extend(one).numpy().tobytes())
+    return found.hexdigest()
+
+
+def prompt_ids(tokens: int = TOKENS) -> Tensor:
+    """The prompt of every small model, `[1, tokens]`."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, VOCAB, (1, tokens), generator=generator)
+
+
+def parity(config: ModelConfig, device: torch.device) -> tuple[float, str]:
+    """Every activation in float64 beside the graph evaluated from the token ids: shares of 1e-9."""
+    here = random_decoder(config)
+    there = here if device.type == "cpu" else copied(here, device, torch.float64)
+    emitted: dict[str, Tensor] = {}
+
+    def tap(name: str, tensor: Tensor) -> None:
+        emitted[name] = tensor[0].cpu()
+
+    ids = prompt_ids()
+    there(ids.to(device), tap=tap)
+    prompt = tuple(ids[0].tolist())
+    found = deviations(as_model(here), prompt, emitted, Graph(config).nodes, chained=True)
+    worst = max(found, key=lambda name: found[name])
+    return found[worst], worst
+
+
+def steps(config: ModelConfig, device: torch.device) -> tuple[float, str]:
+    """A prompt in chunks and steps beside all of it at once, in float64."""
+    decoder = copied(random_decoder(config), device, torch.float64)
+    ids = prompt_ids().to(device)
+    whole = decoder(ids)[0]
+    session = Session(decoder, 1, TOKENS)
+    parts = [
+        session.extend(part, logits="all", totals=[TOKENS])[0].clone()
+        for part in torch.split(ids, [4, 3, 1, 1, 1, 1], 1)
+    ]
+    return difference(torch.cat(parts), whole)
+
+
+def narrow(dtype: torch.dtype) -> Measure:
+    """The same weights computed with in `dtype` on the device and in float64 on the CPU."""
+
+    def measure(config: ModelConfig, device: torch.device) -> tuple[float, str]:
+        there = copied(random_decoder(config), device, dtype)
+        here = copied(there, "cpu", torch.float64)
+        ids = prompt_ids()
+        ours, exact = there(ids.to(device))[0].cpu().double(), here(ids)[0]
+        if dtype == torch.float32:
+            return difference(ours, exact)
+        logs = exact.log_softmax(-1)
+        divergence = (logs.exp() * (logs - ours.log_softmax(-1))).sum(-1)
+        return float(divergence.mean()), "logits"
+
+    return measure
+
+
+def observed(config: ModelConfig, device: torch.device) -> tuple[float, str]:
+    """Whether anything changes where every activation is tapped: a prompt, in float32."""
+    decoder = copied(random_decoder(config), device, torch.float32)
+    ids = prompt_ids().to(device)
+    plain, tapped = decoder(ids), decoder(ids, tap=lambda name, tensor: None)
+    return float(not torch.equal(plain, tapped)), "logits"
+
+
+def edited(config: ModelConfig, device: torch.device) -> tuple[float, str]:
+    """An edit that changes nothing changes no bit, and one that doubles a tensor changes logits."""
+    decoder = copied(random_decoder(config), device, torch.float32)
+    ids, name = prompt_ids().to(device), "blocks.0.resid_post"
+    plain = decoder(ids)
+    same = decoder(ids, edits=[Edit(name=name, fn=lambda x: x)])
+    other = decoder(ids, edits=[Edit(name=name, fn=lambda x: x.flip(1))])
+    return float(not torch.equal(plain, same) or torch.equal(plain, other)), name
+
+
+def replayed(config: ModelConfig, device: torch.device) -> tuple[float, str]:
+    """Decode steps that are replayed beside the same ones computed, which a tap makes them."""
+    return difference(*(_stepped(_of_steps(config, device), tap) for tap in (False, True)))
+
+
+def _of_steps(config: ModelConfig, device: torch.device) -> Decoder:
+    """On a GPU in float32; on a CPU packed steps are the ones that are replayed."""
+    if device.type != "cpu":
+        return copied(random_decoder(config), device, torch.float32)
+    return random_decoder(config, formats=packed_formats(config, config.family))
+
+
+def packed_formats(config: ModelConfig, format: str) -> dict[str, str]:
+    """All matrices in blocks of that format."""
+    apart = in_no_blocks(config)
+    return {name: format for name in matrices(config) if name not in apart}
+
+
+def _stepped(decoder: Decoder, tapped: bool) -> Tensor:
+    session = Session(decoder, 1, TOKENS + STEPS)
+    ids = prompt_ids(TOKENS + STEPS).to(decoder.device)
+    session.extend(ids[:, :TOKENS])
+    tap = (lambda name, tensor: None) if tapped else None
+    parts = torch.split(ids[:, TOKENS:], 1, 1)
+    return torch.cat([session.extend(one, tap=tap).clone() for one in parts])
+
+
+def packed_models() -> dict[str, ModelConfig]:
+    """One for each format, which is its family's name, with rows of whole blocks."""
+    heads = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
+    one = layer(MlpConfig(hidden=256, activation="silu", gated=True), **heads)
+    config = replace(llama(one, one), width=256)
+    return {format: replace(config, family=format) for format in FORMATS}
+
+
+def difference(ours: Tensor, exact: Tensor) -> tuple[float, str]:
+    """The largest difference of logits as a share of the largest logit, and its row."""
+    ours, exact = ours.cpu().double(), exact.cpu().double()
+    off = (ours - exact).abs().amax(-1) / exact.abs().max()
+    row = int(off.argmax())
+    return float(off[row]), f"logits[{row}]"
+
+
+def groups_of(device: torch.device) -> list[Group]:
+    """All properties that can be measured on that device."""
+    cpu = device.type == "cpu"
+    packed = packed_models() if cpu else MODELS
+    wide = device.type != "mps"  # which has no float64
+    exact = [
+        Group("float64", "every activation is what the graph makes of the token ids", 1.0, parity,
+              MODELS),
+        Group("steps", "a prompt in chunks and steps is the whole prompt", 1e-9, steps, MODELS),
+    ] if wide else []  # fmt: skip
+    return [
+        *exact,
+        Group("float32", "float32 is float64 to rounding", FLOAT32, narrow(torch.float32), MODELS),
+        Group("bfloat16", "bfloat16 is near float64 (KL, nats)", BFLOAT16, narrow(torch.bfloat16),
+              MODELS),
+        Group("taps", "observing changes no bit", 0.0, observed, MODELS),
+        Group("edits", "an edit changes what it says, and nothing else", 0.0, edited, MODELS),
+        Group("replay", "a replayed decode step is the computed one", 0.0 if cpu else FLOAT32,
+              replayed, packed),
+    ]  # fmt: skip
+
+
+def measure_groups(
+    device: torch.device, progress: Progress | None = None
+) -> tuple[GroupResult, ...]:
+    """Each property over its models; of each the worst model."""
+    results = []
+    found = groups_of(device)
+    for done, group in enumerate(found):
+        if progress is not None:
+            progress(f"checking {group.name}", done, len(found))
+        begin, worst, where = perf_counter(), -1.0, ""
+        for name, config in group.models.items():
+            value, at = group.measure(config, device)
+            if math.isnan(value) or value > worst:
+                worst, where = value, f"{name}: {at}"
+            if math.isnan(value):
+                break
+        check = ViewCheck(
+            name=group.name, words=group.words, value=worst, tolerance=group.tolerance, where=where
+        )
+        results.append(
+            GroupResult(check=check, models=len(group.models), seconds=perf_counter() - begin)
+        )
+    return tuple(results)

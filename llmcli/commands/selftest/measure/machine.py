@@ -1,0 +1,282 @@
+"""How fast models of real sizes run with random weights, and how much memory they take.
+
+Rates are measured in turns with what they are compared with: the rate at which this machine reads
+memory, or multiplies matrices, and transformers where it is installed.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, matrices
+from llmcli.anatomy.counts import memory_need
+from llmcli.anatomy.work import step_bytes, total_work
+from llmcli.commands.selftest.report import MemoryResult, RateResult
+from llmcli.config import ModelConfig
+from llmcli.devices import DTYPES, available_bytes, wait_for
+from llmcli.engine.session import Session
+from llmcli.families import find
+from llmcli.formats.dense import writable
+from llmcli.graph.spec import Call
+from llmcli.kernels import native
+from llmcli.nn.decoder import Decoder
+from llmcli.observe.peaks import Peak, resident_bytes
+from llmcli.observe.rates import matrix_rate, read_rate
+from llmcli.reports.progress import Progress
+
+PROMPT, TOKENS, ROUNDS = 512, 8, 5
+_BLOCK = 1 << 20  # random numbers, repeated: zeros are read faster
+_READ = 1 << 28  # bytes that no cache holds
+_SHAPES: dict[str, dict[str, Any]] = {
+    "1B": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "vocab_size": 128_256, "tie_word_embeddings": True,
+    },
+    "8B": {
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 128_256, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of `layers` of the layers of a real one, as transformers writes it."""
+
+    name: str
+    settings: dict[str, Any]
+    layers: int
+
+    @property
+    def config(self) -> ModelConfig:
+        """The layers that are run."""
+        found = find("llama", "safetensors").from_hf(self.settings)
+        return replace(found, layers=found.layers[: self.layers])
+
+    @property
+    def whole(self) -> ModelConfig:
+        """All of them."""
+        return find("llama", "safetensors").from_hf(self.settings)
+
+
+def shape(name: str, layers: int | None = None) -> Shape:
+    """`1B` or `8B`, with so many layers at most."""
+    settings = {
+        "model_type": "llama", "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0, "hidden_act": "silu", **_SHAPES[name],
+    }  # fmt: skip
+    most = settings["num_hidden_layers"]
+    return Shape(name, settings, most if layers is None else min(layers, most))
+
+
+def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
+    """What a checkpoint in bfloat16 is run in there."""
+    return arithmetic(
+        config, dtype="auto", quantize="auto", device=device.type, stored={"BF16"},
+        bfloat16=devices.multiplies_bfloat16(device), kernels=native.level(),
+        packable=dict.fromkeys(matrices(config), "bfloat16"),
+    )  # fmt: skip
+
+
+def fill(tensors: list[Tensor]) -> None:
+    """Small random numbers, the same block again and again."""
+    generator = torch.Generator().manual_seed(0)
+    block = torch.randn(_BLOCK, generator=generator) * 0.02
+    for tensor in tensors:
+        flat, part = tensor.view(-1), block.to(tensor.device, tensor.dtype)
+        for start in range(0, len(flat), _BLOCK):
+            piece = flat[start : start + _BLOCK]
+            piece.copy_(part[: len(piece)])
+
+
+def built(one: Shape, device: torch.device) -> Decoder:
+    """That model with random weights."""
+    config = one.config
+    numbers = numbers_on(device, config)
+    decoder = Decoder(
+        config, device=device, dtype=DTYPES[numbers.dtype], cache_dtype=DTYPES[numbers.cache],
+        formats=numbers.formats,
+    )  # fmt: skip
+    with torch.inference_mode():
+        fill([writable(decoder.weight(name)) for name in decoder.weight_names])
+    return decoder
+
+
+def measure_shape(
+    one: Shape, device: torch.device, *, against: bool, progress: Progress | None = None
+) -> tuple[list[RateResult], MemoryResult]:
+    """Decode and prefill of that model, and the memory that it took; `against` transformers, too.
+
+    Raises OutOfMemory.
+    """
+    report = progress or (lambda what, done, total: None)
+    report(f"{one.name}: building", 0, 3)
+    cuda = device.type == "cuda"
+    need = memory_need(
+        one.config, numbers_on(device, one.config), batch=1, context=PROMPT + TOKENS * (ROUNDS + 1),
+        cuda=cuda, native=devices.multiplies_bfloat16(device),
+    )  # fmt: skip
+    devices.require_memory(
+        need.total, device, f"the {one.name} shape", "give fewer layers, or free some memory"
+    )
+    base = torch.cuda.memory_allocated(device) if cuda else resident_bytes()
+    with Peak(device) as peak:
+        decoder = built(one, device)
+        session = Session(decoder, 1, need.context)
+        ids = torch.arange(PROMPT, device=device)[None] % 1000
+        session.extend(ids)
+    held = peak.nbytes
+    measured = None if held is None or base is None else held - base
+    peer = open_peer(one, device, decoder.dtype) if against else None
+    report(f"{one.name}: prefill", 1, 3)
+    prefill = _prefill(one, decoder, session, ids, peer)
+    report(f"{one.name}: decode", 2, 3)
+    decode = _decode(one, decoder, session, peer)
+    memory = MemoryResult(shape=named(one), estimated=need.total, measured=measured)
+    del session, decoder, peer
+    gc.collect()
+    return [decode, prefill], memory
+
+
+class Peer:
+    """transformers' model of the same shape, with random weights in the same dtype, on its own."""
+
+    def __init__(self, one: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
+
+        settings = {**one.settings, "num_hidden_layers": one.layers}
+        config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        with no_init_weights():
+            self._model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+        with torch.inference_mode():
+            fill(list(self._model.parameters()))
+        self._cache: Any = None
+
+    @torch.inference_mode()
+    def read(self, ids: Tensor) -> None:
+        """A prompt, from the beginning."""
+        self._cache = None
+        self.step(ids)
+
+    @torch.inference_mode()
+    def step(self, ids: Tensor) -> None:
+        """Tokens after what was read."""
+        out = self._model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._cache = out.past_key_values
+
+
+def open_peer(one: Shape, device: torch.device, dtype: torch.dtype) -> Peer | None:
+    """None where transformers is not installed, or where there is no memory for its model."""
+    numbers = numbers_on(device, one.config).weight_bytes(one.config)
+    free = available_bytes(device)
+    if find_spec("transformers") is None or (free is not None and free < 1.5 * numbers):
+        return None
+    return Peer(one, device, dtype)
+
+
+def named(one: Shape) -> str:
+    """`8B`, or `8B, 4 of 32 layers`."""
+    total = one.settings["num_hidden_layers"]
+    return one.name if one.layers == total else f"{one.name}, {one.layers} of {total} layers"
+
+
+def seconds_of(device: torch.device, call: Callable[[], object]) -> float:
+    """Of one call, the device's work included."""
+    wait_for(device)
+    begin = perf_counter()
+    call()
+    wait_for(device)
+    return perf_counter() - begin
+
+
+def _prefill(
+    one: Shape, decoder: Decoder, session: Session, ids: Tensor, peer: Peer | None
+) -> RateResult:
+    device = decoder.device
+    call = Call(batch=1, tokens=PROMPT, past=0, phase="prefill")
+    flops = total_work(one.config, call, numbers=decoder.arithmetic, logits="last").flops
+    shares, times, ratios = [], [], []
+    for round in range(3):
+        session.rewind(0)
+        seconds = seconds_of(device, lambda: session.extend(ids))
+        rate = matrix_rate(device, decoder.arithmetic.products, 0.3).flops_per_s
+        other = None if peer is None else seconds_of(device, lambda: peer.read(ids))
+        if round:  # the first one warms up
+            times.append(seconds)
+            shares.append(flops / seconds / rate)
+            ratios += [] if other is None else [other / seconds]
+    return _result(one, "prefill", decoder, PROMPT / statistics.median(times), shares, ratios)
+
+
+def _decode(one: Shape, decoder: Decoder, session: Session, peer: Peer | None) -> RateResult:
+    device = decoder.device
+    buffer = torch.rand(_READ // 4).to(device)
+    next_id = torch.zeros(1, 1, dtype=torch.long, device=device)
+    per_token = step_bytes(one.config, PROMPT + TOKENS, numbers=decoder.arithmetic)
+
+    def run(step: Callable[[Tensor], object]) -> float:
+        def steps() -> None:
+            for _ in range(TOKENS):
+                step(next_id)
+
+        return seconds_of(device, steps) / TOKENS
+
+    shares, times, ratios = [], [], []
+    for round in range(ROUNDS + 1):
+        seconds = run(session.extend)
+        rate = read_rate(buffer, _READ, 0.2, cached=False)
+        other = None if peer is None else run(peer.step)
+        if round:
+            times.append(seconds)
+            shares.append(per_token / seconds / rate)
+            ratios += [] if other is None else [other / seconds]
+    return _result(one, "decode", decoder, 1 / statistics.median(times), shares, ratios)
+
+
+def _result(
+    one: Shape, phase: str, decoder: Decoder, tokens_per_s: float, shares: list[float],
+    ratios: list[float],
+) -> RateResult:  # fmt: skip
+    """Of all layers of the model: those that were not run take as long as those that were.
+
+    Embedding and head stand once in both; their share follows from the counted work.
+    """
+    call = (
+        Call(batch=1, tokens=PROMPT, past=0, phase="prefill") if phase == "prefill"
+        else Call(batch=1, tokens=1, past=PROMPT, phase="decode")
+    )  # fmt: skip
+
+    def amount(config: ModelConfig) -> float:
+        work = total_work(config, call, numbers=decoder.arithmetic, logits="last")
+        return float(work.flops if phase == "prefill" else work.bytes)
+
+    part = amount(one.config) / amount(one.whole)
+    return RateResult(
+        shape=one.name, phase=phase,
+        format=str(decoder.arithmetic.describe(one.config)["weight_format"]),
+        tokens_per_s=tokens_per_s * part, share=statistics.median(shares), layers=one.layers,
+        all_layers=len(one.whole.layers), versus=statistics.median(ratios) if ratios else None,
+    )  # fmt: skip
+
+
+def fitting_layers(name: str, device: torch.device, most: int) -> int:
+    """How many layers, at most so many, fit into half of the free memory; 0 for none."""
+    free = available_bytes(device)
+    for layers in range(min(most, shape(name).layers), 0, -1):
+        one = shape(name, layers)
+        if free is None or 2 * numbers_on(device, one.config).weight_bytes(one.config) <= free:
+            return layers
+    return 0

@@ -1,0 +1,319 @@
+"""Small models of every kind that a configuration can express, for `selftest` and the tests.
+
+A row each: who adds a part adds rows here. They have no weights and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.parts.attention.config import (
+    AttentionConfig,
+    DynamicScaling,
+    FrequencyFactors,
+    KeysValues,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    QueryGrowth,
+    RopeConfig,
+    YarnScaling,
+)
+from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.delta.config import DeltaConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.parts.latent.config import LatentConfig
+from llmcli.parts.mlp.config import GateClamp, MlpConfig
+from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.ple.config import PleConfig
+from llmcli.parts.ssm.config import SsmConfig
+
+VOCAB = 43
+RMS = NormConfig(kind="rms", eps=1e-6)
+OFFSET = NormConfig(kind="rms", eps=1e-6, offset=1.0)
+LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
+ROPE = RopeConfig(theta=100.0, dims=8)
+PLAIN = MlpConfig(hidden=20, activation="gelu", gated=False)
+GATED = MlpConfig(hidden=30, activation="silu", gated=True)
+CLAMPED = MlpConfig(
+    hidden=30, activation="quick_gelu", gated=True, bias=True,
+    clamp=GateClamp(limit=0.7, offset=1.0),
+)  # fmt: skip
+
+
+def layer(mlp: Any = GATED, norm: NormConfig = RMS, **attention: Any) -> LayerConfig:
+    """Attention of two heads that share each key head, and a feed-forward part."""
+    parts: dict[str, Any] = {
+        "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "scale": 8**-0.5, "rope": ROPE,
+    }  # fmt: skip
+    return sequential(AttentionConfig(**(parts | attention)), mlp, norm=norm)
+
+
+def llama(*layers: LayerConfig, **model: Any) -> ModelConfig:
+    """A model of those layers, twice the default one where none are given."""
+    layers = layers or (layer(),) * 2
+    defaults: dict[str, Any] = {
+        "embedding": EmbeddingConfig(), "final_norm": RMS, "head": HeadConfig(tied=False),
+    }  # fmt: skip
+    return ModelConfig(
+        family="test", model_type="test", vocab=VOCAB, width=16, context=64, layers=layers,
+        **(defaults | model),
+    )  # fmt: skip
+
+
+def gpt2(activation: Any = "gelu_tanh", **attention: Any) -> ModelConfig:
+    """Learned positions, LayerNorm and biases everywhere, a plain feed-forward, a tied head."""
+    mlp = MlpConfig(hidden=30, activation=activation, gated=False, bias=True)
+    parts: dict[str, Any] = {
+        "rope": None, "heads": 3, "kv_heads": 3, "qkv_bias": True, "out_bias": True,
+    }  # fmt: skip
+    return llama(
+        *(layer(mlp, LAYER, **(parts | attention)),) * 2,
+        embedding=EmbeddingConfig(positions=64), final_norm=LAYER, head=HeadConfig(tied=True),
+    )  # fmt: skip
+
+
+def mixture(
+    count: int = 5, hidden: int = 12, activation: Any = "silu", own: Any = None, **routing: Any
+) -> ExpertsConfig:  # fmt: skip
+    """A mixture of experts, two of which are chosen; `own`: what else it has."""
+    return ExpertsConfig(
+        experts=count, hidden=hidden, activation=activation, **(own or {}),
+        routing=RoutingConfig(**({"chosen": 2} | routing)),
+    )  # fmt: skip
+
+
+def stretched(scaling: Any, dims: int = 8) -> ModelConfig:
+    """Rotations of other frequencies than trained ones."""
+    return llama(*(layer(rope=RopeConfig(theta=100.0, dims=dims, scaling=scaling)),) * 2)
+
+
+ATTENTION = layer().attention
+WEIGHTLESS = NormConfig(kind="rms", eps=1e-6, weights=False)
+NORMED = KeysValues(norm=WEIGHTLESS)
+PLE = PleConfig(size=6, activation="gelu_tanh")
+
+
+def block(*sublayers: Any, **more: Any) -> LayerConfig:
+    """A block of sublayers, each a branch or several: dicts of `Branch`."""
+    every = [one if isinstance(one, list) else [one] for one in sublayers]
+    return LayerConfig(
+        sublayers=tuple(tuple(Branch(**branch) for branch in one) for one in every), **more
+    )
+
+
+def branch(part: Any, before: Any = RMS, after: Any = None, **more: Any) -> dict[str, Any]:
+    """The fields of a `Branch`."""
+    return {"part": part, "pre_norm": before, "post_norm": after} | more
+
+
+def latent(ffn: Any = GATED, **changes: Any) -> LayerConfig:
+    """Heads of 6 and 4 numbers, values of 5, latents of 7."""
+    part: dict[str, Any] = {
+        "heads": 3, "content": 6, "value_dim": 5, "rank": 7, "query_rank": 9, "scale": 0.3,
+        "rope": RopeConfig(theta=100.0, dims=4), "norm": RMS,
+    }  # fmt: skip
+    return sequential(LatentConfig(**(part | changes)), ffn, norm=RMS)
+
+
+def delta(**changes: Any) -> DeltaConfig:
+    """Two value heads for each of two key heads; sizes of keys and values differ."""
+    part: dict[str, Any] = {
+        "heads": 4, "key_heads": 2, "key_dim": 6, "value_dim": 5, "length": 4, "norm": RMS,
+    }  # fmt: skip
+    return DeltaConfig(**(part | changes))
+
+
+def ssm(**changes: Any) -> SsmConfig:
+    """Two heads for each of two groups."""
+    part: dict[str, Any] = {
+        "heads": 4, "head_dim": 8, "groups": 2, "state": 6, "length": 4, "norm": RMS,
+    }  # fmt: skip
+    return SsmConfig(**(part | changes))
+
+
+CONFIGS: dict[str, ModelConfig] = {
+    "gpt2": gpt2(),
+    "gpt2, scale of its own": gpt2(scale=1.0),
+    "gpt2 with gelu and shared keys": gpt2("gelu", heads=6),
+    "gpt2 with relu and a window": gpt2("relu", window=3),
+    "llama": llama(),
+    "one layer": llama(layer()),
+    "one key head": llama(*(layer(kv_heads=1),) * 2),
+    "keys of their own": llama(*(layer(kv_heads=4),) * 2),
+    "qk norm": llama(*(layer(qk_norm=NormConfig(kind="rms", eps=1e-5)),) * 2),
+    "qk layer norm": llama(*(layer(qk_norm=NormConfig(kind="layer", eps=1e-5)),) * 2),
+    "window": llama(*(layer(window=4),) * 2),
+    "window of one": llama(layer(), layer(window=1)),
+    "biases and relu": llama(
+        *(layer(MlpConfig(hidden=30, activation="relu", gated=True, bias=True), qkv_bias=True),)
+        * 2
+    ),
+    "wide values": llama(*(layer(value_dim=12),) * 2),
+    "partial rotation": llama(*(layer(rope=RopeConfig(theta=100.0, dims=4)),) * 2),
+    "linear": stretched(LinearScaling(factor=4.0)),
+    "llama 3": stretched(Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=32)),
+    "yarn": stretched(YarnScaling(factor=4.0, original=8, attention_factor=1.2)),
+    "longrope": stretched(
+        LongRopeScaling(
+            short=(1.0, 1.1, 1.2, 1.3), long=(1.0, 2.0, 3.0, 4.0), original=4, attention_factor=1.1
+        )
+    ),
+    "frequency factors": stretched(
+        FrequencyFactors(source="rope_freqs.weight", factors=(1.0, 1.5, 2.0, 4.0))
+    ),
+    "dynamic, within its length": stretched(DynamicScaling(factor=2.0, original=64)),
+    "head with a bias": dataclasses.replace(llama(), head=HeadConfig(tied=True, bias=True)),
+    "layers that differ": llama(
+        layer(window=2, qk_norm=RMS),
+        layer(
+            MlpConfig(hidden=17, activation="gelu", gated=False, bias=True),
+            NormConfig(kind="layer", eps=1e-5),
+            rope=None, heads=4, kv_heads=4, out_bias=True,
+        ),
+        layer(heads=2, kv_heads=1, head_dim=10, value_dim=6, scale=0.4),
+        embedding=EmbeddingConfig(positions=64),
+    ),
+}  # fmt: skip
+
+# other blocks
+BLOCKS: dict[str, ModelConfig] = {
+    "norms after": llama(*(block(
+        branch(ATTENTION, None, RMS), branch(GATED, None, RMS),
+    ),) * 2),
+    "norms before and after": llama(*(block(
+        branch(ATTENTION, RMS, RMS), branch(GATED, LAYER, LAYER),
+    ),) * 2),
+    "parallel with one norm": llama(*(block(
+        [branch(ATTENTION), branch(GATED, None, shares_norm=True)],
+    ),) * 2),
+    "parallel with two norms": llama(*(block([branch(ATTENTION), branch(GATED, LAYER)]),) * 2),
+    "multipliers": llama(*(block(
+        branch(ATTENTION, multiplier=0.22), branch(GATED, None, LAYER, multiplier=-3.0), scale=0.5,
+    ),) * 2),
+    "one and three sublayers": llama(
+        block(branch(ATTENTION)), block(branch(GATED)),
+        block(branch(ATTENTION, None), branch(GATED), branch(PLAIN, None, RMS)),
+    ),
+    "short convolutions": llama(
+        sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),
+        sequential(ShortConvConfig(length=4, bias=True), GATED, norm=RMS),
+    ),
+    "gated deltanet": llama(
+        sequential(delta(), GATED, norm=RMS), layer(),
+        sequential(delta(heads=3, key_heads=3, length=2, value_dim=4), GATED, norm=RMS),
+        block(branch(delta(tiled=True, eps=0.3), RMS, RMS), branch(GATED)),
+    ),
+    "mamba-2": llama(
+        sequential(ssm(groups=1), norm=RMS),
+        sequential(ssm(bias=True, conv_bias=False), norm=RMS), layer(),
+        block(branch(ssm(least=0.4, most=0.9, length=3), multiplier=0.5), branch(GATED)),
+    ),
+    "mamba-2 alone": llama(
+        *(sequential(ssm(least=0.4, most=0.9), norm=RMS),) * 2, embedding=EmbeddingConfig(),
+        head=HeadConfig(tied=True),
+    ),
+    "mixers side by side": llama(*(block(
+        [branch(ATTENTION),
+         branch(ShortConvConfig(length=3), None, shares_norm=True, multiplier=0.5)],
+        branch(GATED),
+    ),) * 2),
+    "latent attention": llama(
+        latent(), layer(window=4), latent(query_rank=None, bias=True, scale=10**-0.5),
+    ),
+    "offset norms": llama(
+        *(layer(norm=OFFSET, qk_norm=OFFSET),) * 2, final_norm=OFFSET,
+        embedding=EmbeddingConfig(scale=3.5, rounded_scale=True),
+    ),
+    "caps": llama(
+        layer(cap=1.5), layer(cap=0.7, window=3), head=HeadConfig(tied=True, cap=2.0),
+    ),
+    "growing queries": llama(
+        layer(growth=QueryGrowth(beta=0.5, original=3)),
+        layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
+    ),
+    "sinks": llama(layer(sinks=True), layer(sinks=True, window=3)),
+    "gated attention": llama(
+        layer(gated=True), layer(gated=True, qk_norm=RMS, qkv_bias=True, value_dim=6),
+        layer(gated=True, rope=None, kv_heads=1), layer(gated=True, window=3),
+        layer(gated=True, window=3, kv=KeysValues(layer=3)),
+    ),
+    "clamped gates": llama(*(layer(CLAMPED),) * 2),
+    "scaled ends": llama(
+        embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),
+    ),
+    "values that are normalized keys": llama(*(layer(qk_norm=RMS, kv=KeysValues(
+        norm=WEIGHTLESS, equal=True,
+    )),) * 2),
+    "values that are keys": llama(*(layer(kv=KeysValues(equal=True)),) * 2),
+    "keys and values of another layer": llama(
+        layer(window=4, qk_norm=RMS, kv=NORMED), layer(qk_norm=RMS, kv=NORMED),
+        *(layer(window=window, qk_norm=RMS, kv=KeysValues(norm=WEIGHTLESS, layer=of))
+          for window, of in ((4, 0), (None, 1), (4, 0))),
+    ),
+    "keys of another layer, as they are": llama(
+        layer(rope=None), layer(rope=None, kv=KeysValues(layer=0)),
+    ),
+    "some pairs of whole heads rotated": llama(*(layer(
+        rope=RopeConfig(theta=100.0, dims=8, scaling=ProportionalScaling(pairs=1)),
+    ),) * 2),
+    "embeddings for each layer": llama(
+        *(block(branch(ATTENTION, RMS, RMS), branch(GATED, RMS, RMS), branch(PLE, None, RMS)),) * 2,
+        embedding=EmbeddingConfig(
+            scale=4.0, rounded_scale=True,
+            per_layer=LayerEmbeddingConfig(
+                vocab=VOCAB + 2, layers=2, size=6, scale=6**0.5, norm=RMS
+            ),
+        ),
+    ),
+    "blocks scaled by a parameter": llama(
+        *(dataclasses.replace(layer(), scaled=True),) * 2, dataclasses.replace(layer(), scale=0.5),
+    ),
+    "qk norm over the width": llama(
+        *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
+    ),
+    "experts": llama(*(layer(mixture(renormalized=True)),) * 2),
+    "experts beside dense layers": llama(
+        layer(), layer(mixture(chosen=3, own={"shared": SharedConfig(hidden=9, weighed=True)})),
+        layer(mixture(activation="gelu", chosen=1)),
+    ),
+    "experts by groups": llama(*(layer(mixture(
+        8, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2,
+        chosen=3, scale=1.75, own={"shared": SharedConfig(hidden=14)},
+    )),) * 2),
+    "experts by the best of a group": llama(*(layer(mixture(
+        8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
+    )),) * 2),
+    "experts after the choice": llama(*(block(
+        branch(ATTENTION),
+        branch(mixture(scores="softmax of the chosen", bias=True), RMS, RMS, multiplier=0.5),
+    ),) * 2),
+    "experts beside the feed-forward": llama(*(block(
+        branch(ATTENTION, RMS, RMS),
+        [branch(GATED, RMS, RMS),
+         branch(mixture(norm=RMS, factors=True, renormalized=True), RMS, LAYER)],
+        sum_norm=RMS, scaled=True,
+    ),) * 2),
+    "a sum without norms of its parts": llama(*(block(
+        branch(ATTENTION), [branch(PLAIN, None), branch(mixture(factors=True))],
+        sum_norm=LAYER,
+    ),) * 2),
+    "experts with biases and clamped gates": llama(*(layer(mixture(
+        activation="quick_gelu", scores="softmax of the chosen",
+        own={"bias": True, "clamp": GateClamp(limit=0.3, offset=1.0)},
+    )),) * 2),
+    "experts without gates, alone in their blocks": llama(
+        block(branch(ATTENTION)),
+        block(branch(MlpConfig(hidden=20, activation="relu2", gated=False))), block(branch(mixture(
+            7, activation="relu2", scores="sigmoid", renormalized=True, correction=True, scale=2.5,
+            chosen=3, own={"gated": False, "shared": SharedConfig(hidden=9)},
+        ))),
+        block(branch(mixture(activation="relu2", own={"gated": False, "bias": True}))),
+    ),
+    "all experts": llama(*(layer(mixture(3, chosen=3, scale=0.5)),) * 2),
+}  # fmt: skip
+MODELS = CONFIGS | BLOCKS

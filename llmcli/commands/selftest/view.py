@@ -1,0 +1,93 @@
+"""`selftest` on a terminal: a line for each property, then rates and memory of real sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmcli.commands.selftest.report import (
+    GroupResult,
+    RateResult,
+    Receipt,
+    SelftestReport,
+    compare,
+)
+from llmcli.ui.checks import BAD, GOOD, WRONG
+from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.machine import ceiling_words
+from llmcli.ui.rates import percent
+from llmcli.ui.stats import duration, size
+from llmcli.ui.theme import FAINT, HEADING
+
+
+def render_selftest(
+    report: SelftestReport, title: str, receipt: Receipt | None = None, *, same_machine: bool = True
+) -> RenderableType:
+    """The properties, the rates, the memory, and what differs from a `receipt`."""
+    parts: list[RenderableType] = [Text(title, style=HEADING), _groups(report.groups)]
+    if report.rates:
+        parts += [Text(), _rates(report.rates), *_memory(report)]
+    if report.ceilings is not None:
+        parts.append(Dotted(list(ceiling_words(report.ceilings)), FAINT))
+    if report.refused:
+        parts.append(Dotted([f"not run: {why}" for why in report.refused], FAINT))
+    if receipt is not None:
+        differences = compare(receipt, report, same_machine=same_machine)
+        words = differences or ["as in the receipt"]
+        parts += [Text(), Text(f"receipt of {receipt.processor}", style=HEADING)]
+        parts += [Text(f"{BAD if differences else GOOD} {line}") for line in words]
+    return Group(*parts)
+
+
+def _groups(groups: tuple[GroupResult, ...]) -> RenderableType:
+    rows = [
+        (
+            Text(GOOD if group.check.ok else BAD, style="" if group.check.ok else WRONG),
+            Text(group.check.words),
+            Text(str(group.models)),
+            Text(f"{group.check.value:.2g} of {group.check.tolerance:.2g}"),
+            Text(duration(group.seconds), style=FAINT),
+        )
+        for group in groups
+    ]
+    columns = [
+        Column("", right=False), Column("property", right=False), Column("cases"),
+        Column("worst"), Column("time", first_to_go=1),
+    ]  # fmt: skip
+    return Rows(columns, rows, spill=True)
+
+
+def _rates(rates: tuple[RateResult, ...]) -> RenderableType:
+    rows = [
+        (
+            Text(rate.shape),
+            Text(rate.phase),
+            Text(rate.format),
+            Text(f"{rate.tokens_per_s:,.1f}"),
+            Text(f"{percent(rate.share)} of {'read' if rate.phase == 'decode' else 'matrix'} rate"),
+            Text("" if rate.versus is None else f"{rate.versus:.2f}"),
+            Text("" if rate.layers == rate.all_layers else f"{rate.layers}/{rate.all_layers}"),
+        )
+        for rate in rates
+    ]
+    columns = [
+        Column("shape", right=False), Column("phase", right=False),
+        Column("weights", right=False, first_to_go=2),
+        Column("tok/s"), Column("share", right=False),
+        Column("÷ transformers", labelled=True, first_to_go=1),
+        Column("layers run", labelled=True, first_to_go=3),
+    ]  # fmt: skip
+    return Rows(columns, rows, spill=True)
+
+
+def _memory(report: SelftestReport) -> Iterator[RenderableType]:
+    lines = []
+    for one in report.memory:
+        words = f"{one.shape}: estimated {size(one.estimated)}"
+        if one.measured:
+            off = one.estimated / one.measured - 1
+            words += f", held {size(one.measured)} ({100 * off:+.0f} %)"
+        lines.append(words)
+    yield Dotted(lines, FAINT)

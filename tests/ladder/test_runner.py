@@ -1,0 +1,211 @@
+"""Every rung agrees with the one below, slow ones are estimated, faults are found."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from ladder_models import random_weights
+from tiny_checkpoints import llama_tensors, write_llama
+
+from llmcli.commands.ladder.measure import estimate as estimating
+from llmcli.commands.ladder.measure import runner
+from llmcli.commands.ladder.measure.count import multiply_adds
+from llmcli.commands.ladder.measure.notation import axis_sizes
+from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
+from llmcli.commands.ladder.measure.runner import run_ladder
+from llmcli.commands.ladder.measure.weights import Weights
+from llmcli.commands.ladder.measure.workload import plan_workload
+from llmcli.errors import NotFinite
+from llmcli.loading import load
+
+IDS = [5, 9, 2, 7]
+
+
+def workload(weights, **options):
+    defaults = {"more": 2, "sequences": 3, "rounds": 1}
+    return plan_workload(weights, IDS, **(defaults | options))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-4), ("float64", 1e-9)])
+def test_all_rungs_agree(kind, dtype, allowed):
+    weights = random_weights(kind, dtype)
+    rungs = run_ladder(weights, workload(weights))
+    assert [rung.number for rung in rungs] == list(range(1, 9))
+    assert rungs[0].difference is None
+    for rung in rungs[1:]:
+        assert rung.compared == "logits"
+        assert rung.difference <= rung.allowed
+        assert rung.difference <= allowed
+        assert rung.ok
+    assert all(rung.estimated is None for rung in rungs)
+    assert [rung.sequences for rung in rungs] == [1] * 6 + [3, 3]
+
+
+def test_speed_ups_are_those_of_neighbouring_runs():
+    weights = random_weights("gpt2")
+    rungs = run_ladder(weights, workload(weights, rounds=3))
+    assert len({rung.prompt_s.runs for rung in rungs}) == 1
+    assert rungs[0].prompt_s.runs >= 3
+    assert {rung.token_s.runs for rung in rungs} == {2 * rungs[0].prompt_s.runs}
+    for below, rung in itertools.pairwise(rungs):
+        assert rung.prompt_s.lowest <= rung.prompt_s.median <= rung.prompt_s.highest
+        least = below.token_s.lowest / rung.token_s.highest
+        assert least <= rung.token_speedup <= below.token_s.highest / rung.token_s.lowest
+    assert runner._speedup([1.0, 2.0, 9.0], [1.0, 1.0, 3.0]) == 2.0
+    assert runner._speedup([6.0], [1.0, 2.0, 9.0]) == 3.0
+
+
+def test_rows_and_heads_are_counted():
+    weights = random_weights("gpt2")
+    work = {
+        rung.number: rung.token_work for rung in run_ladder(weights, workload(weights, rounds=0))
+    }
+    layers = len(weights.blocks)
+    assert work[1].gemv == work[1].gemm == 0
+    assert work[2].gemm == 0
+    assert work[3].gemv == 0
+    # q, k, v, scores, contexts, out, up, down of every layer, and the head
+    assert work[4].gemm == 8 * layers + 1
+    assert work[5].gemm == 6 * layers + 1
+    assert (work[6].gemv, work[6].gemm) == (6 * layers + 1, 0)
+    assert work[7].gemv * 3 + work[7].gemm * 3 == pytest.approx(6 * layers + 1)
+    assert work[6].flops < work[5].flops < work[1].flops
+
+
+def test_the_workload_is_what_the_model_says_next():
+    weights = random_weights("llama")
+    run = workload(weights, more=3)
+    assert run.prompts.tolist() == [[5, 9, 2, 7], [9, 2, 7, 5], [2, 7, 5, 9]]
+    ids = list(IDS)
+    for chosen in run.more.tolist():
+        assert weights.decoder(torch.tensor([ids]))[0, -1].argmax() == chosen
+        ids.append(chosen)
+
+
+def test_a_rung_over_budget_is_estimated_from_block_0_and_still_compared(monkeypatch):
+    weights = random_weights("llama")
+    rungs = run_ladder(weights, workload(weights, budget=0))
+    one, four = "block 0 alone, 1 of the 4 tokens", "block 0 alone, all 4 tokens"
+    assert [rung.estimated for rung in rungs] == [one, *[four] * 4, *[None] * 3]
+    assert rungs[1].compared == "rows of 1 of 4 tokens after block 0"
+    assert rungs[2].compared == "rows of 4 of 4 tokens after block 0"
+    assert rungs[6].compared == "logits"
+    assert all(rung.ok for rung in rungs)
+    monkeypatch.setattr(
+        HeadsAsDimension,
+        "_merge",
+        lambda self, c: c.flatten(0, -3).flip(0).transpose(-3, -2).flatten(-2),
+    )
+    assert not run_ladder(weights, workload(weights, budget=0), numbers=[3, 4])[1].ok
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_an_estimate_counts_what_the_whole_would(kind):
+    weights = random_weights(kind)
+    whole = run_ladder(weights, workload(weights, more=3, rounds=0))
+    estimated = run_ladder(weights, workload(weights, more=3, budget=0))
+    for found, counted in zip(estimated, whole, strict=True):
+        assert found.prompt_work == counted.prompt_work
+        calls = [(work.gemv, work.gemm) for work in (found.token_work, counted.token_work)]
+        assert calls[0] == pytest.approx(calls[1])
+        # the square of attention is taken halfway, not averaged
+        assert found.token_work.flops == pytest.approx(counted.token_work.flops, rel=0.01)
+
+
+def test_the_loops_estimate_scales_by_their_multiply_adds(monkeypatch):
+    weights = random_weights("llama")
+    monkeypatch.setattr(estimating, "timed", lambda call: (call(), 1.0))
+    (rung,) = run_ladder(weights, workload(weights, budget=0), numbers=[1])
+    adds = [multiply_adds(weights.config, n) for n in (4, 5, 6)]
+    part = multiply_adds(weights.config, 1, 0)
+    assert rung.prompt_s.median == pytest.approx(adds[0] / part)
+    assert rung.token_s.median == pytest.approx((adds[1] + adds[2]) / 2 / part)
+
+
+def test_blocks_are_taken_as_often_as_there_are(monkeypatch):
+    weights = random_weights("llama")
+    monkeypatch.setattr(estimating, "timed", lambda call: (call(), 1.0))
+    (rung,) = run_ladder(weights, workload(weights, budget=0), numbers=[3])
+    assert rung.prompt_s.median == len(weights.blocks)  # block and head 1 s, every other block 1 s
+
+
+def test_large_logits_are_held_to_a_share_of_the_largest():
+    weights = random_weights("gpt2")
+    norm = weights.final_norm
+    louder = replace(norm, w=norm.w * 40, b=norm.b * 40)
+    loud = replace(weights, final_norm=louder)
+    rungs = run_ladder(loud, workload(weights, rounds=0), numbers=range(2, 8))
+    assert all(rung.ok for rung in rungs)
+    assert rungs[1].allowed > 2e-4
+
+
+def test_no_two_sequences_are_alike():
+    weights = random_weights("gpt2")
+    run = plan_workload(weights, [5, 9], more=1, sequences=6)
+    assert len({tuple(row) for row in run.prompts.tolist()}) == 6
+
+
+def test_a_model_that_is_not_finite_says_so():
+    weights = random_weights("gpt2")
+    decoder = weights.decoder
+    kept = decoder.ln_final.w.clone()
+    decoder.ln_final.w[3] = torch.nan
+    try:
+        with pytest.raises(NotFinite):
+            workload(weights)
+    finally:
+        decoder.ln_final.w.copy_(kept)
+
+
+def test_only_the_rungs_that_are_requested():
+    weights = random_weights("gpt2")
+    rungs = run_ladder(weights, workload(weights, rounds=0), numbers=[6, 3, 8])
+    assert [rung.number for rung in rungs] == [3, 6, 8]
+    assert rungs[1].ok
+
+
+def test_nan_is_no_agreement(monkeypatch):
+    weights = random_weights("gpt2")
+    nothing = HeadsAsDimension.forward
+
+    def broken(self, ids, until=None):
+        return nothing(self, ids, until) * torch.nan
+
+    monkeypatch.setattr(HeadsAsDimension, "forward", broken)
+    rungs = run_ladder(weights, workload(weights, rounds=0), numbers=[3, 4])
+    assert not rungs[1].ok
+
+
+def test_steps_of_the_first_layer_are_kept():
+    weights = random_weights("llama")
+    rungs = run_ladder(weights, workload(weights, rounds=0))
+    for rung in rungs:
+        assert rung.steps, rung.number
+    moved = {step.formula: step.moved for step in rungs[3].steps if step.source is not None}
+    assert moved["K_rotᵀ"] is False
+    assert moved["C as n × d, heads merged"] is True
+
+
+@pytest.mark.parametrize(("width", "letter"), [(8, "d/h"), (16, "d_k")])
+def test_a_head_is_called_d_h_only_where_it_is(tmp_path, width, letter):
+    draw = torch.Generator().manual_seed(1)
+    tensors = llama_tensors()
+    for i in range(2):
+        for part, heads in (("q", 4), ("k", 2), ("v", 2)):
+            shape = (heads * width, 32)
+            name = f"model.layers.{i}.self_attn.{part}_proj.weight"
+            tensors[name] = torch.randn(shape, generator=draw) * 0.3
+        name = f"model.layers.{i}.self_attn.o_proj.weight"
+        tensors[name] = torch.randn((32, 4 * width), generator=draw) * 0.3
+    folder = write_llama(tmp_path / "m", tensors, head_dim=width)
+    weights = Weights.of(load(str(folder), dtype="float32").decoder)
+    other = {"d/h": "d_k", "d_k": "d/h"}[letter]
+    assert letter in dict(axis_sizes(weights.config, tokens=4, sequences=1))
+    for rung in run_ladder(weights, workload(weights, rounds=0)):
+        assert rung.ok
+        written = [*rung.change, rung.idea]
+        written += [text for step in rung.steps for text in (step.formula, step.axes, step.note)]
+        assert not any(other in text for text in written)
+        assert any(letter in text for text in written)

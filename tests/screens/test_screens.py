@@ -1,0 +1,229 @@
+"""Golden screens: what every command shows at 40, 80 and 120 columns.
+
+`pytest tests/screens --update-screens` writes them anew: read the difference before it goes in.
+What is measured (times, rates, bytes held) and what the machine is are replaced; the rest is to
+the letter, in float64, so that no processor's rounding is in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from llmcli.cli.app import main
+from llmcli.observe.environment import environment
+
+GOLDEN = Path(__file__).parent / "golden"
+WIDTHS = (40, 80, 120)
+TEXT = "The cat sat on the mat because the cat was tired."
+TINY = ("-m", "tiny")
+EXACT = (*TINY, "--dtype", "float64")
+
+
+@dataclass(frozen=True)
+class Screen:
+    """`argv`, and whether its numbers are measured ones, which are replaced."""
+
+    argv: tuple[str, ...]
+    measured: bool = False
+    variants: bool = False  # also coloured, with NO_COLOR, on a dumb terminal, and in a pipe
+    wide: bool = False  # a table that others parse is as wide as it is
+
+
+SCREENS = {
+    "root": Screen(("--help",), wide=True),  # its examples are not broken
+    "generate": Screen(
+        ("generate", "Once upon a time", *EXACT, "--greedy", "-n", "12", "--stats", "full"), True
+    ),
+    "generate-logprobs": Screen(
+        ("generate", "Once upon a time", *EXACT, "--greedy", "-n", "6", "--logprobs", "3"), True
+    ),
+    "chat": Screen(("chat", *EXACT, "--prompt", "Tell me a story.", "--greedy", "-n", "8"), True),
+    "timing": Screen(("timing", TEXT, *TINY, "-n", "2", "--pairs", "3"), True, True),
+    "bench": Screen(("bench", *TINY, "-p", "16", "-n", "4", "-r", "2"), True, wide=True),
+    "ladder": Screen(("ladder", *EXACT), True),
+    "explain": Screen(("explain", "blocks.1.attn.pattern[0,3,1]", TEXT, *EXACT), variants=True),
+    "load": Screen(("load", *TINY), True),
+    "info": Screen(("info", *TINY), True, True),
+    "info-families": Screen(("info", "--families")),
+    "shapes": Screen(("shapes", *TINY), variants=True),
+    "shapes-names": Screen(("shapes", "--names", *TINY)),
+    "attention": Screen(("attention", TEXT, *EXACT), variants=True),
+    "attention-head": Screen(("attention", TEXT, "--layer", "1", "--head", "0", *EXACT)),
+    "attention-pairs": Screen(("attention", TEXT, "--top-pairs", "8", *EXACT)),
+    "attention-metric": Screen(("attention", "--synthetic", "16", "--map", "induction", *EXACT)),
+    "experts": Screen(("experts", TEXT, "-m", "MIXTURE", "--random-weights", "--dtype", "float64")),
+    "lens": Screen(("lens", TEXT, *EXACT)),
+    "dump": Screen(("dump", TEXT, "--name", "blocks.*.resid_post", *EXACT)),
+    "score": Screen(("score", TEXT, *EXACT)),
+    "tokens": Screen(("tokens", TEXT, *TINY)),
+    "models": Screen(("models",)),
+    "env": Screen(("env",), True),
+    "error": Screen(("generate", "x", "-m", "nothing.gguf")),
+    "usage": Screen(("attention", "--laier", "3")),
+}
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch, tmp_path):
+    """Nothing of this machine's caches and settings; a pager that is none."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LLMCLI_PAGER", "")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def on_terminal(argv, columns, monkeypatch):
+    """What `main(argv)` writes to a terminal of 24 lines, and to stderr, which is a pipe."""
+    controller, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    attributes = termios.tcgetattr(inner)
+    attributes[1] &= ~termios.OPOST  # a newline stays one character
+    termios.tcsetattr(inner, termios.TCSANOW, attributes)
+    pieces = []
+
+    def read():
+        while True:
+            try:
+                if not (piece := os.read(controller, 65536)):
+                    return
+            except OSError:  # the other end was closed
+                return
+            pieces.append(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    err = io.StringIO()
+    with os.fdopen(inner, "w", encoding="utf-8") as out, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        code = main(list(argv))
+    reader.join(30)
+    os.close(controller)
+    return code, b"".join(pieces).decode(), err.getvalue()
+
+
+def in_a_pipe(argv, capfd):
+    capfd.readouterr()
+    code = main(list(argv))
+    captured = capfd.readouterr()
+    return code, captured.out, captured.err
+
+
+MACHINE = re.compile(r"\b(\d[\d,.]*)([  ]?)([kMGTPµnm]?i?)(B/s|FLOP/s|FLOP|B|s|tok/s)\b")
+
+
+def settle(text, *, measured, tmp):
+    """`text` without what differs from run to run and from machine to machine."""
+    of = environment()
+    words = {
+        of.processor: "PROCESSOR", of.platform: "PLATFORM", of.torch or "-": "TORCH",
+        of.python: "PYTHON", " ".join(of.features) or "-": "FEATURES", str(tmp): "~",
+        of.kernel_level: "KERNELS",
+    }  # fmt: skip
+    for found, name in sorted(words.items(), key=lambda item: -len(item[0])):
+        text = re.sub(rf"(?<!\w){re.escape(found)}(?!\w)", name, text)
+    if measured:
+        text = MACHINE.sub(lambda found: f"#{found[2]}{found[4]}", text)
+        text = re.sub(r"\d[\d,.]*(e[-+]\d+)?", "#", text)
+        text = re.sub(r"[█▉▊▋▌▍▎▏▁▂▃▄▅▆▇─━╸╺]+", "▄", text)
+        text = re.sub(r" {2,}", "  ", text)
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def mixture(folder):
+    """The configuration of a small mixture beside `tiny`'s tokenizer."""
+    import json
+    import shutil
+
+    from llmcli.checkpoints import locate
+
+    source = locate("tiny")
+    for file in source.iterdir():
+        if file.name.startswith("tokenizer"):
+            shutil.copy(file, folder)
+    vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
+    config = {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32,
+        "vocab_size": vocabulary, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def sections(name, monkeypatch, capfd, tmp_path):
+    """(title, text) of each way in which a screen is shown."""
+    screen = SCREENS[name]
+    folder = tmp_path / "mixture"
+    folder.mkdir()
+    argv = [mixture(folder) if word == "MIXTURE" else word for word in screen.argv]
+
+    def settled(shown):
+        code, out, err = shown
+        text = settle(out, measured=screen.measured, tmp=tmp_path)
+        notes = settle(err, measured=True, tmp=tmp_path)
+        return text + (f"--- stderr\n{notes}" if notes else "") + f"--- exit {code}\n"
+
+    for columns in WIDTHS:
+        code, out, err = on_terminal(argv, columns, monkeypatch)
+        wide = [line for line in plain(out).splitlines() if cell_len(line) > columns]
+        assert not wide or screen.wide, f"wider than {columns} columns: {wide[0]}"
+        yield f"{columns} columns", settled((code, plain(out), err))
+    if not screen.variants:
+        return
+    coloured = settled(on_terminal(argv, 80, monkeypatch))
+    yield "coloured", coloured.replace("\x1b", "␛")
+    for title, variable, value in (("NO_COLOR", "NO_COLOR", "1"), ("dumb", "TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            shown = on_terminal(argv, 80, monkeypatch)
+        assert "\x1b[3" not in shown[1]
+        yield title, settled(shown)
+    shown = in_a_pipe(argv, capfd)
+    assert "\x1b" not in shown[1]
+    yield "piped", settled(shown)
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_screen(name, monkeypatch, capfd, tmp_path, request):
+    found = "".join(
+        f"=== {title}\n{text}" for title, text in sections(name, monkeypatch, capfd, tmp_path)
+    )
+    file = GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-screens"):
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(found, encoding="utf-8")
+    assert found == file.read_text(encoding="utf-8")
+
+
+def test_no_screen_is_left_over():
+    assert sorted(file.stem for file in GOLDEN.glob("*.txt")) == sorted(SCREENS)
+
+
+def test_what_differs_between_machines_is_replaced(tmp_path):
+    of = environment()
+    text = f"{of.processor} read 12.3 GB/s in {tmp_path}/x, 1,024 tokens   ███\n"
+    assert settle(text, measured=True, tmp=tmp_path) == "PROCESSOR read # B/s in ~/x, # tokens  ▄\n"
+    assert settle("a 1.5\n", measured=False, tmp=tmp_path) == "a 1.5\n"

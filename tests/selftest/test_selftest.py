@@ -1,0 +1,235 @@
+"""`selftest` passes here, sees planted faults, and compares itself with a receipt."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llmcli.cli.app import main
+from llmcli.commands.selftest.measure import arithmetic, children, machine, run
+from llmcli.commands.selftest.measure.arithmetic import MODELS, Group, groups_of, measure_groups
+from llmcli.commands.selftest.report import (
+    GroupResult,
+    MemoryResult,
+    RateResult,
+    Receipt,
+    SelftestReport,
+    compare,
+)
+from llmcli.errors import WriteFailed
+from llmcli.nn.step import Step
+from llmcli.reports.checks import ViewCheck
+
+CPU = torch.device("cpu")
+FEW = ("llama", "gpt2", "layers that differ", "experts", "short convolutions", "gated deltanet")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Each property of few models: all of them take a minute."""
+    every = groups_of(CPU)
+
+    def some(group):
+        names = [name for name in group.models if name in FEW or group.name == "replay"][:6]
+        return replace(group, models={name: group.models[name] for name in names})
+
+    monkeypatch.setattr(arithmetic, "groups_of", lambda device: [some(group) for group in every])
+
+
+def failed():
+    return {result.check.name for result in measure_groups(CPU) if not result.check.ok}
+
+
+def test_all_properties_hold_here(few):
+    results = measure_groups(CPU)
+    assert [result.check.name for result in results] == [group.name for group in groups_of(CPU)]
+    assert [result.check for result in results if not result.check.ok] == []
+    assert all(result.models > 1 for result in results)
+
+
+def test_a_fault_below_the_library_s_attention_is_seen(few, monkeypatch):
+    attend = F.scaled_dot_product_attention
+
+    def wrong(q, k, v, **options):
+        return attend(q, k, v, **options) * (1 + 1e-6)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
+    assert "float64" in failed()
+
+
+@pytest.mark.parametrize(
+    ("plant", "seen"),
+    [
+        ("a tap that changes a number", "taps"),
+        ("edits that are dropped", "edits"),
+        ("positions that are off by one in steps", "steps"),
+        ("products that lose bits", "float32"),
+    ],
+)
+def test_planted_faults_turn_their_check_red(few, monkeypatch, plant, seen):
+    emit = Step.emit
+    if seen == "taps":
+        def tapped(self, name, tensor):
+            out = emit(self, name, tensor)
+            return out * (1 + 2**-20) if self.tap and out.is_floating_point() else out
+        monkeypatch.setattr(Step, "emit", tapped)
+    elif seen == "edits":
+        def dropped(self, name, tensor):
+            self.edits = {}
+            return emit(self, name, tensor)
+        monkeypatch.setattr(Step, "emit", dropped)
+    elif seen == "steps":
+        monkeypatch.setattr(
+            Step, "positions", property(lambda self: torch.arange(self.tokens) + self.starts[0] + 1)
+        )
+        rope = Step._rope
+        monkeypatch.setattr(
+            Step, "_rope",
+            lambda self, config: tuple(one * (1 + 1e-4 * (self.starts[0] > 0))
+                                       for one in rope(self, config)),
+        )  # fmt: skip
+    else:
+        product = F.linear
+        monkeypatch.setattr(
+            F, "linear",
+            lambda x, w, b=None: product(x.bfloat16().to(x.dtype), w, b)
+            if x.dtype == torch.float32 else product(x, w, b),
+        )  # fmt: skip
+    assert seen in failed(), plant
+
+
+def test_a_replayed_step_that_differs_is_seen(monkeypatch):
+    (group,) = (one for one in groups_of(CPU) if one.name == "replay")
+    name = next(iter(group.models))
+    stepped = arithmetic._stepped
+    monkeypatch.setattr(
+        arithmetic, "_stepped", lambda decoder, tapped: stepped(decoder, tapped) + 1e-3 * tapped
+    )
+    value, _ = group.measure(group.models[name], CPU)
+    assert value > group.tolerance
+
+
+def test_nan_is_wrong(monkeypatch):
+    group = Group("x", "x holds", 1.0, lambda config, device: (float("nan"), "y"), MODELS)
+    monkeypatch.setattr(arithmetic, "groups_of", lambda device: [group])
+    (result,) = measure_groups(CPU)
+    assert not result.check.ok
+
+
+def test_levels_and_exhaustion(monkeypatch):
+    monkeypatch.setattr(children.native, "levels", lambda: ["portable", "avx2"])
+    said = {"portable": "a", "avx2": "b"}
+
+    class Done:
+        returncode, stderr = 0, ""
+
+        def __init__(self, text):
+            self.stdout = text
+
+    monkeypatch.setattr(
+        children, "_run", lambda words, environ: Done(said[environ["LLMCLI_KERNELS"]])
+    )
+    result = children.measure_levels()
+    assert not result.check.ok
+    assert result.check.where == "portable"
+    said["portable"] = "b"
+    assert children.measure_levels().check.ok
+    monkeypatch.setattr(children.native, "levels", list)
+    assert children.measure_levels() is None
+    monkeypatch.setattr(children, "_run", lambda words, environ: Done(""))
+    assert not children.measure_exhaustion(CPU).check.ok
+
+
+def test_memory_that_runs_out_ends_with_5():
+    assert children.measure_exhaustion(CPU).check.ok
+
+
+def test_rates_and_memory_of_a_shape(monkeypatch):
+    small = dict(machine._SHAPES["1B"], hidden_size=64, intermediate_size=96, head_dim=16,
+                 num_attention_heads=4, num_key_value_heads=2, vocab_size=1024,
+                 num_hidden_layers=4)  # fmt: skip
+    monkeypatch.setitem(machine._SHAPES, "1B", small)
+    monkeypatch.setattr(machine, "_READ", 1 << 20)
+    monkeypatch.setattr(machine, "PROMPT", 16)
+    rates, memory = machine.measure_shape(machine.shape("1B", 2), CPU, against=False)
+    assert [(rate.phase, rate.layers, rate.all_layers) for rate in rates] == [
+        ("decode", 2, 4), ("prefill", 2, 4),
+    ]  # fmt: skip
+    assert all(rate.tokens_per_s > 0 and rate.share > 0 for rate in rates)
+    assert memory.estimated > 0
+    assert machine.fitting_layers("1B", CPU, 3) == 3
+    monkeypatch.setattr(machine, "available_bytes", lambda device: 1)
+    assert machine.fitting_layers("1B", CPU, 3) == 0
+
+
+CHECK = ViewCheck(name="taps", words="observing changes no bit", value=0.0, tolerance=0.0)
+RATE = RateResult(
+    shape="1B", phase="decode", format="bfloat16", tokens_per_s=10.0, share=0.7, layers=16,
+    all_layers=16, versus=1.5,
+)  # fmt: skip
+REPORT = SelftestReport(
+    device="cpu", groups=(GroupResult(check=CHECK, models=60, seconds=1.0),), rates=(RATE,),
+    memory=(MemoryResult(shape="1B", estimated=1 << 30, measured=1 << 30),), ceilings=None,
+    refused=(), seconds=2.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """`measured(report)`: what the command finds."""
+    monkeypatch.setattr(run, "measure_selftest", lambda device, **_: REPORT)
+    return lambda report: monkeypatch.setattr(run, "measure_selftest", lambda device, **_: report)
+
+
+def test_a_receipt_is_written_and_verified(measured, tmp_path, capsys):
+    path = tmp_path / "receipt.json"
+    assert main(["selftest", "-o", str(path)]) == 0
+    assert "observing changes no bit" in capsys.readouterr().out
+    document = json.loads(path.read_text())
+    assert document["checks"]["taps"]["ok"]
+    assert main(["selftest", "--verify", str(path)]) == 0
+    assert "as in the receipt" in capsys.readouterr().out
+    measured(replace(REPORT, rates=(replace(RATE, tokens_per_s=5.0),)))
+    assert main(["selftest", "--verify", str(path)]) == 0  # slower is said, and is no fault
+    assert "1B decode: 5 tok/s, 10 then" in capsys.readouterr().out
+    wrong = replace(REPORT.groups[0], check=replace(CHECK, value=1.0))
+    measured(replace(REPORT, groups=(wrong,)))
+    assert main(["selftest", "--verify", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert "taps passed in the receipt and fails now" in captured.out
+    assert "check failed: observing changes no bit" in captured.err
+
+
+def test_rates_of_another_machine_are_not_compared():
+    receipt = Receipt(processor="x", gpus=(), device="cpu", passed={}, rates={("1B", "decode"): 99})
+    assert compare(receipt, REPORT, same_machine=False) == []
+    assert len(compare(receipt, REPORT)) == 1
+    lacking = replace(receipt, passed={"levels": True})
+    assert compare(lacking, REPORT, same_machine=False) == ["levels was not checked now"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"schema": "llmcli.bench/1"}',
+             '{"schema": "llmcli.selftest/1"}', "[" * 100_000,
+             '{"schema": "llmcli.selftest/1", "environment": 3}']
+)  # fmt: skip
+def test_what_is_no_receipt_is_refused_before_anything_runs(measured, text, tmp_path, capsys):
+    measured(None)
+    path = tmp_path / "receipt.json"
+    path.write_text(text)
+    assert main(["selftest", "--verify", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: `{path}` is no receipt: "), err
+    assert "hint: `llmcli selftest -o receipt.json` writes one" in err
+    assert main(["selftest", "--verify", str(tmp_path / "none.json")]) == 2
+
+
+def test_a_full_disk(monkeypatch):
+    def full(self, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(children.Path, "write_text", full)
+    with pytest.raises(WriteFailed, match="No space left"):
+        children.measure_exhaustion(CPU)
