@@ -187,12 +187,12 @@ def fitted(text: str, width: int, ink: Ink) -> str:
     if ink.ascii:
         text = text.encode("ascii", "backslashreplace").decode("ascii")
     if cell_len(text) > width:
-        text = _cut(text, width - 1) + ("~" if ink.ascii else "…")
+        text = cut(text, width - 1) + ("~" if ink.ascii else "…")
     gap = " " * (width - cell_len(text))
     return text + ("\u200e" if _leftward(text) else "") + gap
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
     """As much of the beginning as fits: a wide character that does not is left out."""
     while text and cell_len(text) > width:
         text = text[:-1]

@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.reports.matrix import Matrix
-from llmcli.ui.cells import Ink, Line, fitted, padded, painted
+from llmcli.ui.cells import Ink, Line, cut, fitted, padded, painted
 from llmcli.ui.layout import WIDEST, Dotted
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, quoted
@@ -221,8 +221,13 @@ class Cells:
 
 
 def _under(name: str, width: int, ink: Ink) -> str:
-    """A name below a cell, cut where it is longer, to the right as numbers are."""
-    shown = fitted(name, min(cell_len(name), width - 1), ink)
+    """A name below a cell, cut where it is longer, to the right as numbers are.
+
+    In so little room the … would take a letter that says more; its row has the whole token.
+    """
+    room = width - 1
+    name = cut(name, room) if room < SHORTEST else name
+    shown = fitted(name, min(cell_len(name), room), ink)
     return " " * (width - 1 - cell_len(shown)) + shown + " "
 
 
