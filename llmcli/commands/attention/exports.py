@@ -18,8 +18,7 @@ from llmcli.cli.looking import token_texts
 from llmcli.cli.output import ExportFile, write_document, write_file
 from llmcli.commands.attention.options import ViewOptions
 from llmcli.commands.attention.report.heads import AttentionReport
-from llmcli.commands.attention.report.metrics import recurrent_layers
-from llmcli.commands.attention.report.request import AttentionRequest
+from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
 from llmcli.errors import UsageError
 from llmcli.reports.matrix import What
 from llmcli.reports.numbers import spans

@@ -15,8 +15,13 @@ from llmcli.anatomy.graph import graph
 from llmcli.cli.looking import check_span, parse_numbers, parse_span
 from llmcli.cli.params import opt
 from llmcli.commands.attention.report.heads import Metric
-from llmcli.commands.attention.report.metrics import METRICS, MOST_RANKED, RANK, unknown_metrics
-from llmcli.commands.attention.report.request import AttentionRequest, computed, head_counts
+from llmcli.commands.attention.report.metrics import METRICS, MOST_RANKED, RANK
+from llmcli.commands.attention.report.request import (
+    AttentionRequest,
+    computed,
+    head_counts,
+    unknown_metrics,
+)
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
 from llmcli.reports.numbers import spans

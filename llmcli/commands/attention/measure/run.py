@@ -15,14 +15,8 @@ from llmcli.commands.attention.measure.kept import TopPairs
 from llmcli.commands.attention.measure.layer import Layer, OnMatrix, Shared
 from llmcli.commands.attention.measure.metrics import undetermined_kinds
 from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
-from llmcli.commands.attention.report.metrics import (
-    LABELS,
-    METRICS,
-    MOST_RANKED,
-    RANK,
-    unknown_metrics,
-)
-from llmcli.commands.attention.report.request import AttentionRequest
+from llmcli.commands.attention.report.metrics import LABELS, METRICS, MOST_RANKED, RANK
+from llmcli.commands.attention.report.request import AttentionRequest, unknown_metrics
 from llmcli.generation.sampling import Sampling
 from llmcli.model import Model, dtype_name
 from llmcli.observe.attention.block import Tokens

@@ -6,10 +6,7 @@ T; logarithms are natural.
 
 from __future__ import annotations
 
-from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.report.heads import Label, Metric
-from llmcli.config import ModelConfig
-from llmcli.graph.recurrence import LinearMap, Recurrence
 
 MOST_RANKED = 1024  # tokens: a rank needs the whole matrix and time ~ T³
 
@@ -160,28 +157,3 @@ LABELS: tuple[Label, ...] = (
 )
 EVEN = "broad"  # the kind of a head that attends evenly to all keys
 COMMON = ("sink", "local", "broad")  # kinds that most heads of a model may be of
-
-
-def unknown_metrics(config: ModelConfig) -> dict[str, str]:
-    """The metrics that no head of the model has, and why."""
-    found = {}
-    mixers = (layer.attention for layer in config.layers)
-    if not any(mixer is not None and mixer.sinks for mixer in mixers):
-        found[LEARNED_SINK] = "no head of this model has a learned sink"
-    mixed = recurrent_layers(config)
-    if not mixed:
-        found |= dict.fromkeys(LINEAR, "no head of this model has a state in place of a softmax")
-    elif all(recurrence.plain for recurrence in mixed.values()):
-        found[OVERWRITTEN] = "no head of this model takes anything off its state"
-    return found
-
-
-def recurrent_layers(config: ModelConfig) -> dict[int, Recurrence]:
-    """The layers whose map is that of a recurrence: its weights have signs."""
-    found, model = {}, graph(config)
-    for layer in range(len(config.layers)):
-        node = model.mixing(layer)
-        above = None if node is None else model[node.op.inputs[0]].op
-        if isinstance(above, LinearMap):
-            found[layer] = above.of
-    return found

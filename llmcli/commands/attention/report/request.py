@@ -11,8 +11,16 @@ from typing import Literal
 
 from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.report.heads import Metric, PairsBy
-from llmcli.commands.attention.report.metrics import COLOURED_BY, METRICS, USUAL
+from llmcli.commands.attention.report.metrics import (
+    COLOURED_BY,
+    LEARNED_SINK,
+    LINEAR,
+    METRICS,
+    OVERWRITTEN,
+    USUAL,
+)
 from llmcli.config import ModelConfig
+from llmcli.graph.recurrence import LinearMap, Recurrence
 from llmcli.reports.matrix import What
 
 Span = tuple[int, int]  # positions `first` … `last`-1
@@ -89,3 +97,28 @@ def head_counts(config: ModelConfig) -> dict[int, int]:
 def computed(named: set[str]) -> tuple[str, ...]:
     """The metrics that one pass gives, and those that are `named` besides."""
     return tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *named})
+
+
+def unknown_metrics(config: ModelConfig) -> dict[str, str]:
+    """The metrics that no head of the model has, and why."""
+    found = {}
+    mixers = (layer.attention for layer in config.layers)
+    if not any(mixer is not None and mixer.sinks for mixer in mixers):
+        found[LEARNED_SINK] = "no head of this model has a learned sink"
+    mixed = recurrent_layers(config)
+    if not mixed:
+        found |= dict.fromkeys(LINEAR, "no head of this model has a state in place of a softmax")
+    elif all(recurrence.plain for recurrence in mixed.values()):
+        found[OVERWRITTEN] = "no head of this model takes anything off its state"
+    return found
+
+
+def recurrent_layers(config: ModelConfig) -> dict[int, Recurrence]:
+    """The layers whose map is that of a recurrence: its weights have signs."""
+    found, model = {}, graph(config)
+    for layer in range(len(config.layers)):
+        node = model.mixing(layer)
+        above = None if node is None else model[node.op.inputs[0]].op
+        if isinstance(above, LinearMap):
+            found[layer] = above.of
+    return found
