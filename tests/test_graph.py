@@ -37,6 +37,13 @@ def test_states_of_one_name_are_refused_with_what_they_hold():
         random_decoder(llama(beside))
 
 
+def test_sizes_of_one_letter_are_refused_where_they_differ():
+    """One would silently be built as large as the other."""
+    plain = replace(GATED, hidden=GATED.hidden + 2)
+    with pytest.raises(ValueError, match="`F` is 30 and 32"):
+        random_decoder(llama(block(branch(ATTENTION), branch(GATED), branch(plain))))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_groups_of_timing_are_in_the_order_of_execution(name):
     """Norms before the parts, what is added behind them, whatever the layers and their blocks."""

@@ -20,9 +20,9 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import measure_load
-from llmcli.commands.load.view.screen import render_load
+from llmcli.commands.load.view import render_load
 from llmcli.commands.shapes.measure.ran import run_checks
-from llmcli.commands.shapes.measure.tensors import Calls
+from llmcli.commands.shapes.measure.tensors import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
 from llmcli.loading import load_checkpoint, load_shapes
@@ -79,7 +79,7 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     assert model.describe()["weight_bytes"] == held
     assert load_shapes(open_checkpoint(folder), dtype=dtype).weight_bytes == held
     assert memory_need(model.config, numbers, batch=1, context=8).weights == held
-    calls = Calls(config=model.config, batch=1, tokens=4, numbers=numbers)
+    calls = ShapesRequest(config=model.config, batch=1, tokens=4, numbers=numbers)
     assert sum(spec.bytes for spec in calls.parameters()) == held
     call = Call(batch=1, tokens=1, past=3, phase="decode")
     table = parameters_of(model.decoder)["embed.W"]

@@ -23,6 +23,7 @@ from llmcli.commands.selftest.measure.models import (  # noqa: F401
     CONFIGS,
     GATED,
     MODELS,
+    PLE,
     RMS,
     VOCAB,
     block,

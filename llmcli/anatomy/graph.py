@@ -187,7 +187,10 @@ class Graph:
             if other is not state:
                 raise ValueError(f"`{other.holds}` and `{state.holds}` are both `{state.name}`")
         self.kernels += part.kernels
-        self._sizes.setdefault(layer, dict(whole)).update(part.sizes)
+        sizes = self._sizes.setdefault(layer, dict(whole))
+        for letter, size in part.sizes.items():
+            if sizes.setdefault(letter, size) != size:
+                raise ValueError(f"layer {layer}: `{letter}` is {sizes[letter]} and {size}")
         self._documents.setdefault(layer, {}).update(part.documents)
         self.absent.setdefault(layer, []).extend(part.absent)
         self.similar.setdefault(layer, []).extend(part.similar)

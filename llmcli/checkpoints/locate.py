@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from llmcli.checkpoints.cache.used import mark_used
+from llmcli.checkpoints.cache.locks import mark_used
 from llmcli.checkpoints.catalog import CATALOG, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown

@@ -87,12 +87,13 @@ class Root(TyperGroup):
     """`llmcli` itself: `entries` names the commands, a module each.
 
     `nested` are commands of two words, `bench compare`; the first of them is a command, too.
-    Of those in `bare` no other word follows the first.
+    Of those in `bare` no other word follows the first. `aliases`: other names of nested ones.
     """
 
     entries: Mapping[str, Entry] = {}
     nested: Mapping[str, Entry] = {}
     bare: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = {}
 
     def get_help_option(self, ctx: Any) -> Any:
         """typer's `-h/--help`, converted by our rules like every other option."""
@@ -121,7 +122,8 @@ class Root(TyperGroup):
         if name not in self.entries:
             hint = _suggestion(name, self.entries, self.nested)
             raise UsageError(f"there is no command `{name}`", hint=hint)
-        if (both := " ".join(args[:2])) in self.nested:
+        both = " ".join(args[:2])
+        if (both := self.aliases.get(both, both)) in self.nested:
             return both, self.get_command(ctx, both), args[2:]
         if len(args) > 1 and (near := _nested(both, self.nested, self.bare)):
             raise UsageError(f"there is no command `{both}`", hint=near)

@@ -59,8 +59,8 @@ def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
     """
     if name == "auto":
         return tuple(sorted(devices, key=lambda device: not device.usable))
-    asked = "cuda:0" if name == "cuda" else name
-    found = tuple(device for device in devices if device.device == asked)
+    wanted = "cuda:0" if name == "cuda" else name
+    found = tuple(device for device in devices if device.device == wanted)
     if not found:
         there = ", ".join(device.device for device in devices)
         raise UsageError(f"there is no device `{name}` here", hint=f"there is: {there}")

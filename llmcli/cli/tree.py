@@ -67,6 +67,12 @@ NESTED = {
     for name, summary in SUBCOMMANDS.items()
 }
 
+ALIASES = {
+    "models ls": "models list",
+    "models remove": "models rm",
+    "models delete": "models rm",
+}
+
 HELP = "Run language models in the terminal and see exactly what they compute."
 EPILOG = "`COMMAND --help` lists options; `help TOPIC` explains models, formats, sampling."
 
@@ -79,6 +85,7 @@ class LlmcliRoot(Root):
     }  # fmt: skip
     nested = NESTED
     bare = frozenset({"models"})
+    aliases = ALIASES
 
 
 def _version(value: bool) -> None:

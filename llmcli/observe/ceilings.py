@@ -8,8 +8,10 @@ byte twice.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -17,7 +19,6 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.observe.cpu_caches import cpu_caches
 from llmcli.observe.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
 from llmcli.reports.ceilings import MEMORY, Ceilings, ReadRate
 from llmcli.reports.progress import Progress
@@ -123,3 +124,48 @@ def _threads(device: torch.device, threads: int) -> Iterator[None]:
                 yield
         else:
             yield
+
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], ...]:
+    """(`L2`, bytes), (`L3`, bytes) …: what so many threads have together, smallest first.
+
+    Of the processors that this process may run on; a cache that several of them share counts
+    once, and one of their own once for each thread. Empty where the system does not say (outside
+    Linux, in some sandboxes). `root` is for tests.
+    """
+    found: dict[int, dict[str, int]] = {}  # level → which processors share it → bytes
+    for processor in _processors():
+        cache = root / f"sys/devices/system/cpu/cpu{processor}/cache"
+        for index in sorted(cache.glob("index*")):
+            level, size = _read(index / "level"), _bytes(_read(index / "size"))
+            if not level.isdigit() or size is None or _read(index / "type") == "Instruction":
+                continue
+            shared = _read(index / "shared_cpu_map") or str(processor)
+            found.setdefault(int(level), {})[shared] = size
+    return tuple(
+        (f"L{level}", sum(sorted(sizes.values(), reverse=True)[:threads]))
+        for level, sizes in sorted(found.items())
+        if level > 1
+    )
+
+
+def _processors() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _bytes(text: str) -> int | None:
+    """Bytes of `32768K`; None for anything else."""
+    number, unit = text[:-1], text[-1:]
+    return int(number) * _UNITS[unit] if number.isdigit() and unit in _UNITS else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

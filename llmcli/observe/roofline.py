@@ -1,4 +1,4 @@
-"""The least time in which a machine could do some work, part by part.
+"""Lower bounds of the time in which a machine can do some work, part by part.
 
 A roofline (Williams, Waterman & Patterson 2009) with the ceilings of the machine at hand. What a
 step streams (weights and cached keys and values) comes from where all of it fits: from memory, or
@@ -19,7 +19,7 @@ COMPUTE = "compute"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Least:
+class TimeLowerBound:
     """Seconds in which a part's bytes arrive at best, and in which it is computed at best.
 
     `level` is where most of the time of the bytes is spent: `memory`, or a cache.
@@ -40,9 +40,9 @@ class Least:
         return self.level if self.moving >= self.computing else COMPUTE
 
 
-def least(
+def time_lower_bound(
     work: PartWork, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
-) -> Least:
+) -> TimeLowerBound:
     """Of one part that is computed `calls` times, in `numbers`.
 
     `working_set`: bytes that a whole step streams, weights and cache. Products with weights may
@@ -54,14 +54,14 @@ def least(
     matrix = ceilings.matrix(numbers.products if weighted else numbers.dtype)
     streaming = (work.weights + work.cache) / streamed.bytes_per_s
     passing = work.activations / own.bytes_per_s
-    return Least(
+    return TimeLowerBound(
         moving=streaming + passing,
         computing=0.0 if matrix is None else work.flops / matrix.flops_per_s,
         level=streamed.level if streaming >= passing else own.level,
     )
 
 
-def least_seconds(
+def lower_bound_seconds(
     works: Works, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
 ) -> float | None:
     """Of all parts one after the other: `works` is the sum over `calls` forward calls.
@@ -71,6 +71,6 @@ def least_seconds(
     if None in (ceilings.matrix(numbers.products), ceilings.matrix(numbers.dtype)):
         return None
     return sum(
-        least(work, calls, ceilings, numbers=numbers, working_set=working_set).seconds
+        time_lower_bound(work, calls, ceilings, numbers=numbers, working_set=working_set).seconds
         for *_, work in works
     )

@@ -1,9 +1,8 @@
-"""The machine, the software and the settings that a result was measured with."""
+"""The machine and the software that a result was measured with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,54 +29,3 @@ class Environment:
     threads: int | None = None
     kernels: tuple[str, ...] = ()
     kernel_level: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One setting: its value, and whether a flag, a variable, the file or nobody set it.
-
-    `value` is None where nothing is set and something else decides, which `words` name; a path
-    is absolute there, and in words begins with `~` where it can. A secret is only True.
-    """
-
-    name: str
-    value: str | bool | None
-    words: str
-    source: Literal["flag", "environment", "file", "default"]
-    origin: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfiguredOption:
-    """An option that the configuration file sets, for all commands or for one."""
-
-    command: str | None
-    option: str
-    value: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfigurationProblem:
-    """What is wrong with the configuration file, and what to do about it."""
-
-    message: str
-    hint: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfigurationReport:
-    """The configuration file: its place (None: none is read), and what it sets."""
-
-    path: str | None
-    exists: bool
-    options: tuple[ConfiguredOption, ...] = ()
-    problems: tuple[ConfigurationProblem, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentReport:
-    """What `llmcli env` prints."""
-
-    environment: Environment
-    settings: tuple[Setting, ...]
-    configuration: ConfigurationReport

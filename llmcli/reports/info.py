@@ -1,30 +1,16 @@
-"""What a model is, from its headers: sizes, layers, tokenizer, formats, and whether it fits."""
+"""What a model is made of, and what it needs of a device: types that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from llmcli.reports.checks import ViewCheck
 from llmcli.reports.work import PartWork
 
 # The formats of a model of which no weights are used, by the names that all documents have.
 NO_FORMATS: dict[str, None] = dict.fromkeys(
     ("weight_format", "activation_format", "cache_format", "product_format")
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """Who the model is, empty where nobody says: `summary` is our catalog's, `kind` a class."""
-
-    summary: str = ""
-    name: str = ""
-    organization: str = ""
-    license: str = ""
-    languages: tuple[str, ...] = ()
-    kind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,43 +59,8 @@ class LayerType:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredFormat:
-    """The tensors of a file that are stored alike: `numbers` in so many bytes."""
-
-    format: str
-    tensors: int
-    numbers: int
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileFacts:
-    """What lies on the disk. `metadata`: of a GGUF file, or `__metadata__` of safetensors."""
-
-    kind: Literal["safetensors", "gguf"]
-    path: str
-    files: int
-    bytes: int
-    tensors: int
-    formats: tuple[StoredFormat, ...]
-    metadata: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerFacts:
-    """Ids with their texts; `adds_bos`: in front of every text, by the tokenizer's own rule."""
-
-    kind: str
-    vocabulary: int
-    bos: tuple[int, str] | None
-    adds_bos: bool
-    eos: tuple[tuple[int, str], ...]
-    chat_template: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Device:
-    """Memory of one device in bytes, None where it cannot be asked.
+    """Memory of one device in bytes, None where it is unknown.
 
     `bfloat16`: whether it multiplies bfloat16 itself. `usable` is false where the installed
     PyTorch is one without CUDA.
@@ -176,27 +127,11 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlopsNeed:
-    """FLOPs for one sequence of up to `context` tokens: matrix products, 2 a multiply-add.
-
-    `first` and `last`: to decode the token at the first and at the last position, which see one
-    key and all of them. `prompt`: to read `context` tokens at once, with logits of the last
-    alone, of the pairs that the causal mask and the window leave; `prompt_full` of the full square.
-    """
-
-    context: int
-    first: int
-    last: int
-    prompt: int
-    prompt_full: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeviceFit:
     """Whether a run fits what is free there, and the longest context that does.
 
     `token`: what it takes to decode the last token of the context, of all sequences together.
-    `longest` is at most the model's own context (or the one asked for), 0 where not even one
+    `longest` is at most the model's own context (or the requested one), 0 where not even one
     token fits; it and `fits` are None where free memory is unknown or the device not usable.
     """
 
@@ -205,61 +140,3 @@ class DeviceFit:
     token: PartWork
     fits: bool | None
     longest: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """What the configuration says, and what follows for memory on each device.
-
-    `fits` begins with the device that would be used. `positions`: rows of learned positions, a
-    hard limit of the context. `declared`: the dtype that config.json names, and the bytes that all
-    parameters take in it; None where it names none that we know. Embeddings are multiplied by
-    `embedding_scale`, logits by `logit_scale`, and those have a soft cap of `logit_cap`.
-    """
-
-    family: str
-    model_type: str
-    width: int
-    vocabulary: int
-    context: int
-    positions: int | None
-    tied: bool
-    counts: ParameterCounts
-    layers: tuple[LayerType, ...]
-    flops: FlopsNeed
-    fits: tuple[DeviceFit, ...]
-    declared: tuple[str, int] | None = None
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_cap: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class InfoReport:
-    """What `llmcli info` prints; `model` is None where there is no configuration that we know.
-
-    `unknown` says why `model`, or the tokenizer, is missing. `ignored`: GGUF metadata that has no
-    effect for this architecture, here and in llama.cpp.
-    """
-
-    name: str
-    file: FileFacts
-    model: ModelFacts | None
-    tokenizer: TokenizerFacts | None
-    about: About = About()
-    unknown: tuple[str, ...] = ()
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    checks: tuple[ViewCheck, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FamilyFacts:
-    """A supported family: what checkpoints call it, and what it is made of."""
-
-    name: str
-    words: str
-    hf_types: tuple[str, ...]
-    gguf_architectures: tuple[str, ...]
-    mixers: tuple[str, ...]
-    feed_forwards: tuple[str, ...]
-    checked: str

@@ -77,7 +77,7 @@ class PulledModel:
 class Removal:
     """What goes together: `bytes` become free, `paths` are files and whole directories.
 
-    `why` is empty for what was asked for by name.
+    `why` is empty for what was named.
     """
 
     name: str

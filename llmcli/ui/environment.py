@@ -1,42 +1,10 @@
-"""The environment header and the table of settings."""
+"""The machine and the software in one line."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
-from rich.text import Text
-
-from llmcli.reports.environment import (
-    ConfigurationReport,
-    Environment,
-    EnvironmentReport,
-    Setting,
-)
+from llmcli.reports.environment import Environment
 from llmcli.reports.numbers import counted
-from llmcli.ui.stats import size
-from llmcli.ui.theme import FAINT, HEADING, one_line
-
-LONG = 200  # characters of a value of the configuration file
-
-
-def render_environment(report: EnvironmentReport) -> RenderableType:
-    """The machine in two columns, then each setting with its source."""
-    settings = [
-        (setting.name, one_line(setting.words), _source(setting)) for setting in report.settings
-    ]
-    parts: list[RenderableType] = [
-        Text("machine", style=HEADING), _machine(report.environment),
-        Text("\nsettings", style=HEADING), Settings(settings),
-    ]  # fmt: skip
-    if report.configuration.options or report.configuration.problems:
-        heading = Text("\nconfiguration file", style=HEADING)
-        parts += [heading, *_configuration(report.configuration)]
-    return Group(*parts)
+from llmcli.ui.theme import one_line
 
 
 def environment_words(environment: Environment) -> list[str]:
@@ -51,69 +19,3 @@ def environment_words(environment: Environment) -> list[str]:
     if environment.threads is not None:
         software.insert(1, counted(environment.threads, "thread"))
     return [one_line(words) for words in (*where, *software)]
-
-
-def _source(setting: Setting) -> str:
-    kinds = {"flag": "flag", "environment": "variable", "file": "config key"}
-    return f"{kinds[setting.source]} {setting.origin}" if setting.origin else setting.source
-
-
-def _configuration(report: ConfigurationReport) -> Iterator[RenderableType]:
-    """What the file sets, a long text cut, and what is wrong with it."""
-    rows = []
-    for option in report.options:
-        name = option.option if option.command is None else f"[{option.command}] {option.option}"
-        value = json.dumps(option.value, ensure_ascii=False)
-        rows.append((name, value if len(value) <= LONG else f"{value[:LONG]}…"))
-    if rows:
-        yield _grid(rows)
-    for problem in report.problems:
-        yield Text(one_line(f"error: {problem.message}"))
-        if problem.hint:
-            yield Text(one_line(f"hint: {problem.hint}"))
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Name, value and source in columns; in few columns a long value has a line of its own."""
-
-    rows: Sequence[tuple[str, str, str]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        names, sources = (max(cell_len(row[i]) for row in self.rows) for i in (0, 2))
-        room = options.max_width - names - sources - 4
-        values = max((n for row in self.rows if (n := cell_len(row[1])) <= room), default=0)
-        for name, value, source in self.rows:
-            if cell_len(value) <= room:
-                parts = [f"{name:{names}}  {set_cell_size(value, values)}  ", source]
-            else:
-                parts = [f"{name:{names}}  ", source, f"\n  {value}"]
-            line = Text(no_wrap=True, overflow="ignore")
-            for part in parts:
-                line.append(part, style=FAINT if part is source else "")
-            yield line
-
-
-def _machine(environment: Environment) -> RenderableType:
-    memory = environment.memory_bytes
-    rows = [
-        ("processor", environment.processor),
-        ("cores", str(environment.cores)),
-        ("features", " ".join(environment.features) or "unknown"),
-        ("memory", "unknown" if memory is None else size(memory)),
-        ("GPU", ", ".join(environment.gpus) or "none found"),
-        ("driver", environment.driver or "none found"),
-        ("PyTorch", environment.torch or "not installed"),
-        ("kernels", environment.kernel_level),
-        ("Python", environment.python),
-        ("platform", environment.platform),
-        ("llmcli", environment.llmcli),
-    ]
-    return _grid(rows)
-
-
-def _grid(rows: Iterable[tuple[str, str]]) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows:
-        table.add_row(Text(name), Text(one_line(value), overflow="fold"))
-    return table

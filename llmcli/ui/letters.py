@@ -59,7 +59,7 @@ AXES = {
 
 
 def letter_line(letter: str, value: int, aliases: bool) -> str:
-    """`h = 8 heads (A, n_heads)`: a letter, how many, of what, and its `aliases` where asked for.
+    """`h = 8 heads (A, n_heads)`: a letter, how many, of what, and its `aliases` where wanted.
 
     Raises KeyError for a letter that is not in `LETTERS`.
     """

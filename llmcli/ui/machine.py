@@ -1,4 +1,4 @@
-"""What the machine can do at most, what memory was held, and what was done once."""
+"""What the machine can do at most, and what was faster than that."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def ceiling_words(ceilings: Ceilings) -> Iterator[str]:
     for matrix in ceilings.matrices:
         way = f" ({matrix.way})" if matrix.way not in ("", "direct") else ""
         yield f"{matrix.dtype} matrix products {unit(matrix.flops_per_s, 'FLOP/s')}{way}"
+
+
+def ceiling_summary(ceilings: Ceilings) -> Iterator[str]:
+    """Of memory and of products with weights alone: what decides in most runs."""
+    last = ceilings.reads[-1]
+    yield f"{last.level} {unit(last.bytes_per_s, 'B/s')}"
+    for matrix in ceilings.matrices[:1]:
+        yield f"{matrix.dtype} products {unit(matrix.flops_per_s, 'FLOP/s')}"
 
 
 def beyond(names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import pytest
 from hub_stand_in import SHA, Answer, HubStandIn
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.checkpoints.cache.layout import hub_cache
+from llmcli.checkpoints.cache.hub import hub_cache
 from llmcli.checkpoints.hub import fetching
 from llmcli.checkpoints.hub.calls import bytes_of, prepare, reachable
 from llmcli.checkpoints.hub.download import cached, download

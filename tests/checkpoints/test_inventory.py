@@ -15,12 +15,11 @@ import pytest
 from hub_cache_files import MAIN, OLD, lock_of, tree_of, write_revision
 
 from llmcli.checkpoints import catalog
-from llmcli.checkpoints.cache import used
+from llmcli.checkpoints.cache import locks
 from llmcli.checkpoints.cache.inventory import Inventory
-from llmcli.checkpoints.cache.named import pieces_of
+from llmcli.checkpoints.cache.locks import home_of, mark_used
 from llmcli.checkpoints.cache.prune import left_over
-from llmcli.checkpoints.cache.removal import remove
-from llmcli.checkpoints.cache.used import home_of, mark_used
+from llmcli.checkpoints.cache.removal import pieces_of, remove
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.checkpoints.hub.marks import marked
 from llmcli.checkpoints.locate import find
@@ -38,8 +37,8 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
     yield root
-    while used._held:
-        os.close(used._held.popitem()[1])
+    while locks._held:
+        os.close(locks._held.popitem()[1])
 
 
 def rows():
@@ -90,7 +89,7 @@ def test_names_are_what_one_types_and_sizes_what_the_disk_holds(hub):
     assert hub_use.bytes == (1052 + 3) + 1052 + (60 + 4), "what two commits share counts once"
 
 
-def test_a_cache_as_the_library_reads_it(hub):
+def test_models_alone_are_listed_and_their_bytes_are_the_library_s(hub):
     from huggingface_hub import scan_cache_dir
 
     rng = random.Random(5)
@@ -101,21 +100,12 @@ def test_a_cache_as_the_library_reads_it(hub):
             refs = ["main", "refs/pr/1"] if commit == MAIN else []
             write_revision(hub, repository, files, commit=commit, refs=refs)
     (hub / "datasets--a--data" / "snapshots").mkdir(parents=True)
-    inventory, info = Inventory.read(), scan_cache_dir(hub)
+    inventory = Inventory.read()
     assert inventory.others == 1
-    assert inventory.caches()[1].bytes == info.size_on_disk
-    theirs = {r.repo_id: r for r in info.repos if r.repo_type == "model"}
-    assert {r.name for r in inventory.repositories} == set(theirs)
-    for repository in inventory.repositories:
-        revisions = {r.commit_hash: r for r in theirs[repository.name].revisions}
-        for revision in repository.revisions:
-            their = revisions.pop(revision.commit)
-            assert set(revision.refs) == their.refs
-            assert revision.path == their.snapshot_path
-            assert {(f.path, f.blob, f.size) for f in revision.files} == {
-                (f.file_path, f.blob_path, f.size_on_disk) for f in their.files
-            }
-        assert not revisions
+    assert inventory.caches()[1].bytes == scan_cache_dir(hub).size_on_disk
+    assert list(rows()) == [name + at for name in ("a/one", "a/two", "b/three")
+                            for at in ("", f"@{OLD[:12]}")]  # fmt: skip
+    assert rows()["a/one"].refs == ("main", "refs/pr/1")
 
 
 INDEX = "model.safetensors.index.json"
@@ -163,26 +153,80 @@ def test_a_part_or_a_blob_that_is_gone(hub):
     write_revision(hub, "org/q", {"m-00001-of-00002.gguf": b"x"})
     snapshot = write_revision(hub, "org/name", SAFE)
     (snapshot / "model.safetensors").resolve().unlink()
-    assert {model.state for model in rows().values()} == {"incomplete"}
-    assert rows()["org/name"].bytes == 52
+    assert {name: model.state for name, model in rows().items()} == {
+        "org/name": "unreadable", "hf:org/q/m-00001-of-00002.gguf": "incomplete",
+    }  # fmt: skip
+    (warning,) = Inventory.read().warnings()
+    assert warning.startswith("`org/name` in the hub cache: blob missing (broken symlink)")
+    take("org/name")
+    assert list(rows()) == ["hf:org/q/m-00001-of-00002.gguf"]
 
 
-def test_what_cannot_be_read_is_a_warning_and_can_be_removed(hub):
-    write_revision(hub, "org/good", SAFE)
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside a broken one"])
+def test_what_cannot_be_read_is_a_warning_and_can_be_removed(hub, other):
+    """The library skips most of them, stops at the bytes, and would wait for the pipe."""
+    write_revision(hub, "org/good", SAFE, refs=["main", "v1"])
     (hub / "models--org--empty").mkdir()
     (hub / "models--org--file").write_text("")
-    broken = write_revision(hub, "org/broken", SAFE)
-    (broken.parent.parent / "refs" / "main").write_bytes(b"\xff\xfe\x00")
-    (broken.parent / "stray").write_text("no directory")
-    inventory = Inventory.read()
-    assert inventory.warnings() == ("`org/file` in the hub cache: it is no directory",)
+    stray = write_revision(hub, "org/stray", SAFE)
+    (stray.parent / "stray").write_text("no directory")
+    moved = write_revision(hub, "org/moved", SAFE)
+    (moved.parent.parent / "refs" / "main").write_text("c" * 40)
+    bad = {"org/file", "org/stray", "org/moved"}
+    if other:
+        for name in ("bytes", "pipe"):
+            reference = write_revision(hub, f"org/{name}", SAFE).parent.parent / "refs" / "main"
+            bad.add(f"org/{name}")
+            if name == "bytes":
+                reference.write_bytes(b"\xff\xfe\x00")
+            else:
+                reference.unlink()
+                os.mkfifo(reference)
+    warnings = Inventory.read().warnings()
+    said = {line.split("`")[1]: line.split(": ", 1)[1] for line in warnings}
+    assert said.keys() == bad
+    assert said["org/file"].startswith(f"repo path is not a directory: {hub}/models--org--file")
+    assert "refer to missing commit" in said["org/moved"]
     found = rows()
-    assert found["org/file"].state == "unreadable"
+    assert {name for name, model in found.items() if model.state == "unreadable"} == bad
     assert found["org/empty"].state == "nothing in it"
-    assert found[f"org/broken@{MAIN[:12]}"].complete, "a ref that names no commit is none"
-    take("org/file", "org/empty", f"org/broken@{MAIN[:12]}")
+    assert found["org/good"].complete
+    assert found["org/good"].refs == ("main", "v1")
+    before = Inventory.read().caches()[1].bytes
+    take("org/empty", *sorted(bad))
     assert set(rows()) == {"org/good"}
-    assert not (hub / "models--org--file").exists()
+    assert Inventory.read().caches()[1].bytes == before
+    assert os.listdir(hub) == ["models--org--good"]
+    take("org/good")
+    assert tree_of(hub) == {}
+
+
+def test_a_disk_that_is_full_while_one_repository_is_scanned(hub, monkeypatch):
+    write_revision(hub, "org/name", SAFE)
+    reference = write_revision(hub, "org/bad", SAFE).parent.parent / "refs" / "main"
+    reference.write_bytes(b"\xff\xfe\x00")
+
+    def full(*arguments, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", full)
+    assert [line.split(": ", 1)[1] for line in Inventory.read().warnings()] == [
+        "no space left on device", "no space left on device",
+    ]  # fmt: skip
+
+
+def test_a_commit_that_two_repositories_have_goes_from_one(hub):
+    """A copy that was pushed under another name has the same commits."""
+    for name in ("org/one", "org/two"):
+        write_revision(hub, name, SAFE)
+        write_revision(hub, name, {"a.gguf": name.encode()}, commit=OLD, refs=["v1"])
+    for name in ("org/two", "org/two@v1"):
+        before = tree_of(hub)
+        take(name)
+        assert all("models--org--two" in path for path in before.keys() - tree_of(hub).keys())
+        assert name not in rows()
+    take("org/one@v1")
+    assert set(rows()) == {"org/one"}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -230,7 +274,7 @@ def test_a_revision_goes_with_what_only_it_needs(hub):
     write_revision(hub, "org/other", SAFE)
     before = tree_of(hub)
     (piece,) = pieces_of(["org/name@v1"], Inventory.read())
-    assert piece.told.bytes == 3
+    assert piece.removal.bytes == 3
     gone, kept = take("org/name@v1")
     assert kept == []
     assert [removal.bytes for removal in gone] == [3]
@@ -248,7 +292,7 @@ def test_all_revisions_at_once(hub):
     write_revision(hub, "org/name", SAFE)
     write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
     gone, _ = take("org/name", "org/name@v1", "org/name")
-    assert [removal.bytes for removal in gone] == [1052, 3], "shared bytes go with the first"
+    assert [removal.bytes for removal in gone] == [2, 1053], "shared bytes go with the last"
     assert tree_of(hub) == {}
 
 
@@ -327,8 +371,13 @@ def test_links_inside_are_removed_and_not_followed(hub, outside):
     (snapshot / "file").symlink_to(outside / "precious")
     (snapshot / "up").symlink_to("../../../../outside/precious")
     (snapshot / "folder").symlink_to(outside)
-    (snapshot.parent.parent / "refs" / "x").symlink_to(outside / "precious")
-    assert take("org/name")[0][0].bytes == 1052
+    write_revision(hub, "org/name", {**SAFE, "config.json": b"{  }"}, commit=OLD, refs=["v1"])
+    assert take("org/name")[0][0].bytes == 2
+    assert set(rows()) == {"org/name@v1"}
+    refs = snapshot.parent.parent / "refs"
+    (refs / "x").symlink_to(outside / "precious")  # not a commit, so that nothing is read
+    assert rows()["org/name"].state == "unreadable"
+    take("org/name")
     assert tree_of(hub) == {}
 
 
@@ -390,7 +439,7 @@ def hold(path: Path) -> subprocess.Popen[bytes]:
 
 
 def use(path: Path) -> subprocess.Popen[bytes]:
-    code = "import sys, pathlib; from llmcli.checkpoints.cache.used import mark_used"
+    code = "import sys, pathlib; from llmcli.checkpoints.cache.locks import mark_used"
     run = "mark_used(pathlib.Path(sys.argv[1])); print(); sys.stdout.flush(); sys.stdin.read()"
     return _started(f"{code}; {run}", path)
 
@@ -425,10 +474,10 @@ def test_what_another_process_runs_stays_until_it_ends(hub):
     assert tree_of(hub) == {}
 
 
-def test_a_repository_that_cannot_be_read_may_be_in_use_too(hub, monkeypatch):
+def test_a_repository_that_cannot_be_read_may_be_in_use_too(hub):
     snapshot = write_revision(hub, "org/name", SAFE)
     write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
-    monkeypatch.setattr("llmcli.checkpoints.cache.layout._MOST_FILES", 1)
+    (snapshot.parent / OLD / "config.json").resolve().unlink()
     assert rows()["org/name"].state == "unreadable"
     running = use(snapshot)
     before = tree_of(hub)
@@ -450,7 +499,7 @@ def test_what_another_process_fetches_stays(hub):
     assert clear()[0] == []
     assert half.exists()
     end(downloading)
-    assert clear()[0][0].why == "half of a download that was killed"
+    assert clear()[0][0].why == "a stale partial download"
     assert not half.exists()
     assert rows()["org/name"].complete
 
@@ -576,10 +625,10 @@ def test_whoever_finds_a_model_uses_it(small, hub):
     for name, weights in (("small", small.file), (str(snapshot), snapshot / "model.safetensors")):
         aged(weights.resolve(), 40)
         _, path = find(name, offline=True)
-        assert home_of(path) in used._held
+        assert home_of(path) in locks._held
         assert weights.stat().st_atime == pytest.approx(time.time(), abs=60)
     find("tiny")
-    assert len(used._held) == 2, "what ships with llmcli is in no cache"
+    assert len(locks._held) == 2, "what ships with llmcli is in no cache"
 
 
 def test_left_overs_of_our_cache(small):
@@ -597,7 +646,7 @@ def test_left_overs_of_our_cache(small):
     assert [(r.name, r.bytes) for r in gone] == [("small", 13)]
     assert "in use" in kept[0]
     end(fetching)
-    assert [(r.bytes, r.why) for r in clear()[0]] == [(5, "left by a fetch that was killed")]
+    assert [(r.bytes, r.why) for r in clear()[0]] == [(5, "left by an interrupted fetch")]
     assert set(tree_of(models)) == {
         "file", "linked-0123456789ab", f"{small.file.parent.name}/.lock",
         f"{small.file.parent.name}/small.gguf",
@@ -628,7 +677,7 @@ def test_left_overs_of_the_hub_cache(hub):
     assert kept == []
     assert {(r.name, r.why, r.bytes) for r in gone} == {
         ("org/asked", "a repository with no model in it", 0),
-        ("org/name", "half of a download that was killed", 5),
+        ("org/name", "a stale partial download", 5),
         ("org/name", "no snapshot links to it", 3),
         (f"org/name@{OLD[:12]}", "a branch has moved on from this commit", 3),
     }

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
-from llmcli.commands.bench import settings
-from llmcli.commands.bench.lists import flags, numbers, pairs, words
-from llmcli.commands.bench.options import SubjectOptions, SweptOptions
-from llmcli.commands.bench.settings import model_names, planned
-from llmcli.commands.bench.unused import UnusedOptions, unused_names
+from llmcli.commands.bench import request
+from llmcli.commands.bench.options import (
+    OurOptions,
+    RunOptions,
+    SubjectOptions,
+    SweptOptions,
+    UnusedOptions,
+)
+from llmcli.commands.bench.request import bench_request, flags, model_names, numbers, pairs, words
 from llmcli.errors import UsageError
 
 
@@ -36,7 +40,7 @@ def test_numbers(given: Any, expected: tuple[int, ...]) -> None:
 
 
 def test_all_layers_are_minus_one() -> None:
-    assert numbers("--n-gpu-layers", ["-1", "0"], (), least=-1) == (-1, 0)
+    assert numbers("--n-gpu-layers", ["-1", "0"], (), at_least=-1) == (-1, 0)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +94,14 @@ def test_flags_and_words() -> None:
 
 
 def plan(*, tests: Any = None, swept: Any = None, unused: Any = None, models: Any = ("m",)) -> Any:
-    return planned(
+    return bench_request(
         models,
-        2,
-        SubjectOptions(**(tests or {})),
-        SweptOptions(**(swept or {})),
-        UnusedOptions(**(unused or {})),
+        threads=2,
+        tests=SubjectOptions(**(tests or {})),
+        swept=SweptOptions(**(swept or {})),
+        runs=RunOptions(),
+        ours=OurOptions(),
+        unused=UnusedOptions(**(unused or {})),
     )
 
 
@@ -132,7 +138,7 @@ def test_more_than_anybody_can_wait_for() -> None:
 
 
 def test_tests_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "all_tests", lambda *_: pytest.fail("made"))
+    monkeypatch.setattr(request, "all_tests", lambda *_: pytest.fail("made"))
     with pytest.raises(UsageError, match="these are 199,970,001 tests"):
         plan(tests={"n_prompt": ["0-9999"], "n_gen": ["1-9999"], "n_depth": ["1-9999"],
                     "n_pg": ["4,4", "0,0"]}, swept={"threads": ["1"]})  # fmt: skip
@@ -180,7 +186,7 @@ def test_fields_of_options_without_effect(
 ) -> None:
     (only,) = plan(unused={option: [given]}).configurations
     assert getattr(only, field) == value
-    assert unused_names(UnusedOptions(**{option: [given]})) == ["--" + option.replace("_", "-")]
+    assert UnusedOptions(**{option: [given]}).names == ["--" + option.replace("_", "-")]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cli_tiny import write_tiny
 
 import llmcli
 from llmcli.cli.output import Output
-from llmcli.commands.bench import build
+from llmcli.commands.bench import ending
 from llmcli.commands.bench.measure.ours import Ours
 from llmcli.commands.bench.report.fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
 from llmcli.commands.bench.streams import Status
@@ -446,7 +446,7 @@ def test_devices(cli: Callable[..., Any]) -> None:
     [
         (["-o", "json", "--json"], "`--json` and `-o json` are two formats for one stdout"),
         (["-o", "xml"], "`--output` has no choice `xml`"),
-        (["--list-devices", "--json"], "`--list-devices` is for people"),
+        (["--list-devices", "--json"], "`--list-devices` prints text only"),
         (["-p", "0", "-n", "0"], "all tests have 0 tokens"),
         (["-p", "8-4"], "`--n-prompt 8-4` ends before it begins"),
         (["-pg", "8"], "`-pg` takes two numbers, not `8`"),
@@ -492,8 +492,21 @@ def test_a_command_of_two_words(cli: Callable[..., Any]) -> None:
 def test_the_program_is_named_by_its_version_where_it_is_no_checkout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    by = build.bencher()
+    by = ending.bencher()
     assert re.fullmatch(r"[0-9a-f]{8}", by.build_commit) or by.build_number == 0
-    monkeypatch.setattr(build, "_git", lambda root, *words: "")
-    by = build.bencher()
+    monkeypatch.setattr(ending, "_git", lambda root, *words: "")
+    by = ending.bencher()
     assert (by.build_commit, by.build_number) == (llmcli.__version__, 0)
+
+
+def test_the_environment_is_once_in_a_document_and_never_in_a_stream(cli):
+    """Rows keep llama-bench's own fields of the machine, which its readers look for."""
+    argv = ("bench", "-m", "tiny", "-p", "2,3", "-n", "0", "-r", "1", "-t", "1", "--no-ceilings")
+    document = cli(*argv, "--json")
+    assert document.out.count('"environment"') == 1
+    assert document.json()["environment"]["torch"]
+    lines = [json.loads(line) for line in cli(*argv, "-o", "jsonl").out.splitlines()]
+    assert len(lines) == 2
+    for row in (*lines, *document.json()["rows"]):
+        assert "environment" not in row
+        assert {"cpu_info", "gpu_info", "backends", "build_commit"} <= set(row)

@@ -116,7 +116,7 @@ def test_a_model_that_is_not_the_same_is_said(
     assert f"note: transformers does not compute what llmcli does with `{folder}`: KL " in (
         result.err
     )
-    assert "✗ not so: " in result.out
+    assert "✗ check failed: " in result.out
     document = cli("bench", "-m", folder, "--against", "transformers", *SHORT, "--json").json()
     assert not document["checks"]["same_model"]["ok"]
 

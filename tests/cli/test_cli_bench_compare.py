@@ -57,7 +57,7 @@ def test_a_table_with_ratios_and_noise(cli: Cli, after: Callable[..., str]) -> N
     assert "2.000" in lines[0]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "sql", "md"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "md"])
 def test_formats_may_be_mixed(cli: Cli, kind: str) -> None:
     result = cli("bench", "compare", BEFORE, str(DATA / f"results.{kind}"), "--json")
     ratios = [test["ratio"] for test in result.json()["tests"]]
@@ -245,7 +245,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return files
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "sql", "md", "document"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "md", "document"])
 def test_our_own_results_in_every_format(cli: Cli, ours: dict[str, str], kind: str) -> None:
     said = cli("bench", "compare", ours["json"], ours[kind], "--json").json()
     assert [test["test"] for test in said["tests"]] == ["pp4", "tg2"]

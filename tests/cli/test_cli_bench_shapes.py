@@ -68,13 +68,13 @@ def test_the_screen_says_what_it_would_take_at_least(cli: Cli, model: str) -> No
     result = cli(*asked, "-p", "0", "-n", "1", "-t", "1")
     assert (result.code, result.err) == (0, "")
     assert "| not run |" in " ".join(result.out.split())
-    assert "at least" in result.out
+    assert "lower bound" in result.out
     assert "needs" in result.out
     assert "peak" not in result.out
     assert "1.5 s" in result.out or "1.50 s" in result.out
     bare = cli(*asked, "-p", "0", "-n", "1", "-t", "1", "--no-ceilings")
     assert bare.code == 0
-    assert "at least" not in bare.out
+    assert "lower bound" not in bare.out
 
 
 def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(

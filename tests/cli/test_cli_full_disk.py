@@ -43,6 +43,8 @@ INSTALLED = "tests/cli/test_cli_full_disk.py::test_completion_is_installed_whole
 WRITES = {
     "commands.selftest.measure.children:measure_exhaustion": "tests/selftest/test_selftest.py::"
     "test_a_full_disk",
+    "checkpoints.cache.hub:_repositories": "tests/checkpoints/test_inventory.py::"
+    "test_a_disk_that_is_full_while_one_repository_is_scanned",
     "checkpoints.fetch:_copy_verified": FETCHED,
     "checkpoints.fetch:_fetch": FETCHED,
     "checkpoints.fetch:_locked": FETCHED,
@@ -87,7 +89,7 @@ ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
     "cli.completion:main": "writes this repository's own completions, for its developers",
     "cli.streams:give_up": "to /dev/null",
-    "commands.bench.measure.peers.quiet:silent": "to /dev/null",
+    "commands.bench.measure.peers.peer:silent": "to /dev/null",
     "observe.peaks:_set_back": "to the kernel, below /proc",
     "text.template_renderer:TemplateRenderer._answer": "to a pipe",
 }

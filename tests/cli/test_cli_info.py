@@ -49,6 +49,7 @@ def test_the_document_has_everything(cli, tmp_path):
     assert tokenizer["bos"] == {"id": 4, "text": "<|begin|>"}
     assert tokenizer["chat_template"]
     assert [check["ok"] for check in document["checks"].values()] == [True, True]
+    assert document["ok"] is True
     assert document["file"]["formats"][0]["numbers"] == model["parameters"]
     assert document["unknown"] == []
 
@@ -58,7 +59,7 @@ def test_what_follows_from_the_context_length(cli, tmp_path):
     longer = cli("info", "-m", folder, "--context-length", "1000")
     assert longer.code == 0
     assert "note: the model was trained for 128 tokens" in longer.err
-    assert "memory for 1,000 tokens" in longer.out
+    assert "free, for 1,000 tokens\n" in longer.out
     beyond = cli("info", "-m", "tiny", "--context-length", "513")
     assert beyond.code == 2
     assert "512 positions" in beyond.err
@@ -79,11 +80,23 @@ def test_a_file_of_another_model_is_shown_and_fails(cli, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 47}))
     result = cli("info", "-m", folder)
     assert result.code == 1
-    assert "✗ not so" in result.out
-    assert "it is not so that the stored tensors hold" in result.err
+    assert "✗ check failed: the stored tensors hold" in result.out
+    assert "check failed: the stored tensors hold" in result.err
     shown = cli("info", "-m", folder, "--json")
     assert shown.code == 1
     assert shown.json()["checks"]["stored_numbers"]["ok"] is False
+
+
+def test_the_answer_fits_a_screen_and_all_has_the_rest(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    brief, full = cli("info", "-m", "tiny").out, cli("info", "-m", "tiny", "--all").out
+    assert len(brief.splitlines()) < 24
+    assert brief.splitlines()[2].startswith("fits on cpu: ")
+    assert brief.endswith("\n\n✓ 2 checks · --checks\n")
+    for words in ("FLOPs", "EOS 0", "numbers of 16 bits", "most tensors while it is read"):
+        assert words not in brief
+        assert words in full
+    assert "every parameter has its tensor" in cli("info", "-m", "tiny", "--checks").out
 
 
 def test_a_lone_file_has_its_facts_and_its_metadata(cli, tmp_path):
@@ -130,7 +143,7 @@ def test_metadata_that_is_not_text_and_long_lists_in_json(cli, tmp_path):
     assert metadata["many"] == {"length": 50, "first": list(range(16))}
 
 
-@pytest.mark.parametrize("argv", [["-m", "tiny"], ["--metadata"]])
+@pytest.mark.parametrize("argv", [["-m", "tiny"], ["--metadata"], ["--all"]])
 def test_families_are_of_no_model(cli, argv):
     result = cli("info", "--families", *argv)
     assert (result.code, result.out) == (2, "")

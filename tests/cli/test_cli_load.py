@@ -13,7 +13,7 @@ from cli_tiny import write_tiny
 from safetensors.numpy import load_file, save_file
 
 from llmcli.cli.options import ModelOptions
-from llmcli.commands.load.command import _again
+from llmcli.commands.load.command import _refetch
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,13 @@ def test_layers_are_folded_and_all_of_them_are_shown_when_asked(cli, folder):
     assert "blocks.{0-1}.mlp.W_up" in result.out
     assert "F32 [48 32] × 2" in result.out
     assert "head.W is embed.W" in result.out
-    *_, numbers, whole = result.out.rstrip().splitlines()
-    assert numbers.startswith("✓ no NaN and no infinity in ")
-    assert whole == "✓ whole: 20 tensors, 7 checks"
+    whole = "✓ whole: 20 tensors, all numbers finite, 7 checks"
+    assert result.out.splitlines()[1] == f"{whole} · --checks · --all"
+    assert result.out.count("✓") == 1
+    checked = cli("load", "-m", folder, "--checks").out
+    assert checked.splitlines()[-1] == whole
+    assert checked.count("✓") == 8
+    assert "✓ no NaN and no infinity in " in checked
     every = cli("load", "-m", folder, "--all").out
     assert "blocks.0.mlp.W_up" in every
     assert "blocks.1.mlp.W_up" in every
@@ -76,6 +80,15 @@ def test_the_document_has_each_stage_with_what_it_took(cli, folder):
     assert first["numbers"]["std"] == pytest.approx(float(numbers.std()), rel=1e-5)
 
 
+def test_the_answer_fits_a_screen(cli, folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    brief, full = cli("load", "-m", folder).out, cli("load", "-m", folder, "--all").out
+    assert len(brief.splitlines()) < 24
+    for words in ("mean", "look at the numbers  ", "blocks.1."):
+        assert words not in brief
+        assert words in full
+
+
 def test_verdicts_alone(cli, folder):
     result = cli("load", "-m", folder, "--check")
     assert (result.code, result.err) == (0, "")
@@ -91,7 +104,8 @@ def test_not_a_number_exits_7_after_the_view(cli, changed, flags):
     result = cli("load", "-m", path, *flags)
     assert result.code == 7
     name = "model.layers.1.mlp.up_proj.weight[3,7]" if flags else "blocks.1.mlp.W_up[7,3]"
-    assert result.out.rstrip().splitlines()[-1] == f"✗ `{name}` is not a number"
+    at = -1 if flags else 1
+    assert result.out.rstrip().splitlines()[at] == f"✗ `{name}` is not a number"
     if not flags:  # the layer is not folded with the others
         assert "1 NaN at [7,3]" in result.out
         assert "blocks.0.mlp.W_up" in result.out
@@ -216,7 +230,7 @@ def test_in_ascii_marks_are_words(folder):
     ],
 )
 def test_what_to_do_with_a_file_of_bad_numbers_is_said_by_where_it_came_from(name, words):
-    assert words in _again(ModelOptions(model=name))
+    assert words in _refetch(ModelOptions(model=name))
 
 
 def test_an_architecture_that_is_not_supported_is_no_fault_of_the_file(cli, tmp_path):

@@ -18,7 +18,7 @@ from cli_tiny import write_tiny
 from hub_cache_files import OLD, tree_of, write_revision
 from hub_stand_in import HubStandIn
 
-from llmcli.checkpoints.cache import used
+from llmcli.checkpoints.cache import locks
 
 SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
 
@@ -31,15 +31,15 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
     write_revision(root, "org/name", SAFE)
     yield root
-    while used._held:
-        os.close(used._held.popitem()[1])
+    while locks._held:
+        os.close(locks._held.popitem()[1])
 
 
 def test_alone_it_is_the_list(cli, hub):
     result = cli("models")
     assert result.code == 0
     assert result.err == ""
-    assert result.out == cli("models", "list").out
+    assert result.out == cli("models", "list").out == cli("models", "ls").out
     rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
     assert " ".join(rows["org/name"][1:]) == "2 KiB complete just now hub cache 3 aaaaaaaaaaaa"
     assert rows["tiny"][1:] == ["7.43", "MiB", "complete", "package", "8"]
@@ -51,7 +51,9 @@ def test_a_warning_is_a_note_and_no_failure(cli, hub):
     (hub / "models--org--x").write_text("")
     result = cli("models")
     assert result.code == 0
-    assert result.err == "note: `org/x` in the hub cache: it is no directory\n"
+    assert result.err == (
+        f"note: `org/x` in the hub cache: repo path is not a directory: {hub}/models--org--x\n"
+    )
     assert cli("models", "-q").err == ""
     assert cli("models", "--json").json()["warnings"] == [result.err[6:].strip()]
 
@@ -89,7 +91,9 @@ def test_a_path_is_for_scripts(cli, hub):
         (["prune", "--older-than", "soon"], 2, "such as `--older-than 30d`"),
         (["prune", "--older-than", "-1d"], 2, "`--older-than`"),
         (["lst"], 2, "did you mean `llmcli models list`?"),
-        (["remove"], 2, "did you mean `llmcli models rm`?"),
+        (["remove"], 2, "needs NAME..."),
+        (["delete", "tiny"], 2, "ships with llmcli"),
+        (["ls", "x"], 2, "one argument too many"),
         (["nonsense"], 2, "hint: the commands are models list, models pull, models rm, "),
         (["verify", "--help"], 2, "there is no command `models verify`"),
         (["help"], 2, "see `llmcli models --help`"),
@@ -144,7 +148,7 @@ def test_json_of_what_goes(cli, hub):
 def test_prune(cli, hub):
     assert cli("models", "prune", "-y").out == "nothing to remove\n"
     write_revision(hub, "org/name", {"model.safetensors": b"old"}, commit=OLD, refs=[])
-    assert "left over 3 B" in cli("models").out
+    assert "stale downloads and replaced versions 3 B" in cli("models").out
     assert cli("models", "prune").code == 2
     result = cli("models", "prune", "--yes")
     assert result.code == 0
@@ -238,8 +242,8 @@ def stand_in(monkeypatch, tmp_path, tiny):
     with HubStandIn({"org/name": whole, "org/quants": quants}) as hub:
         hub.cache = hub.here(monkeypatch, tmp_path)
         yield hub
-    while used._held:
-        os.close(used._held.popitem()[1])
+    while locks._held:
+        os.close(locks._held.popitem()[1])
 
 
 def test_pull_fetches_once_and_says_where(cli, stand_in):
@@ -341,7 +345,7 @@ def test_a_pull_that_was_killed_is_pruned(cli, stand_in, tmp_path):
     pulling.wait(20)
     halves = list(stand_in.cache.glob("*/blobs/*.incomplete"))
     assert halves
-    assert "half of a download that was killed" in cli("models", "prune", "-y").out
+    assert "a stale partial download" in cli("models", "prune", "-y").out
     assert not any(map(os.path.lexists, halves))
     stand_in.release.set()
     assert cli("models", "pull", "hf:org/quants/b.gguf").code == 0

@@ -269,7 +269,7 @@ def test_info_and_shapes_tell_what_is_kept(run, cli, path):
         "smaller_from": (held + 4 * ring) // (2 * 4 * 2 * 16) + 1,
     }  # fmt: skip
     assert run("shapes", "--dtype", "float32")["cache"]["states"] == states
-    said = cli("info", "-m", path).out
+    said = cli("info", "-m", path, "--all").out
     assert "0 B a token" in said
     assert "less than keys and values of as many of its attention layers from" in said
 

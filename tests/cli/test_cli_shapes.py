@@ -27,6 +27,7 @@ from llmcli.graph.spec import Call
         ["-m", "tiny"],
         ["-m", "tiny", "--json"],
         ["-m", "tiny", "--names"],
+        ["-m", "tiny", "--all"],
         ["--params", "--layer=0"],
     ],
 )
@@ -107,7 +108,7 @@ def test_a_models_name_as_text_is_told(run_tiny, command):
 
 
 def test_a_check_that_does_not_hold_is_shown_and_exits_1(run_tiny, monkeypatch):
-    honest = ran.Calls.plan
+    honest = ran.ShapesRequest.plan
 
     def lying(self, phase):
         plan = honest(self, phase)
@@ -117,10 +118,10 @@ def test_a_check_that_does_not_hold_is_shown_and_exits_1(run_tiny, monkeypatch):
         )
         return replace(plan, tensors=tuple(specs))
 
-    monkeypatch.setattr(ran.Calls, "plan", lying)
-    result = run_tiny("shapes", "abc", "--phase", "prefill")
+    monkeypatch.setattr(ran.ShapesRequest, "plan", lying)
+    result = run_tiny("shapes", "abc", "--phase", "prefill", "--all")
     assert result.code == 1
-    assert "✗ not so" in result.out
+    assert "✗ check failed" in result.out
     assert "blocks.0.attn.pattern" in result.out  # what there is is shown, layers apart
     assert "`blocks.1.resid_mid" in result.err
     document = run_tiny("shapes", "abc", "--json")
@@ -136,11 +137,11 @@ def test_weights_of_another_model_are_seen_without_reading_them(cli, tmp_path):
     assert result.code == 4  # as of every command that would load them
     assert "the checkpoint does not fit its own configuration" in result.err
     assert "`model.layers.0.mlp.down_proj.weight` should be [32, 40] but is [32, 48]" in result.err
-    assert "✗ not so" in result.out
+    assert "✗ check failed" in result.out
 
 
 def test_a_configuration_alone_is_enough(cli, tiny):
-    result = cli("shapes", "-m", tiny)
+    result = cli("shapes", "-m", tiny, "--all")
     assert result.code == 0
     assert "blocks.{0-1}.mlp.W_down" in result.out
     assert "×2, layers 0-1, identical" in result.out
@@ -202,6 +203,28 @@ def test_what_cannot_be_is_refused(cli, tiny, argv, words):
 def test_what_is_not_there_is_refused_before_the_weights(cli, tiny, argv, monkeypatch):
     monkeypatch.setattr("llmcli.loading.load_checkpoint", lambda *_, **__: pytest.fail("loaded"))
     assert cli("shapes", "-m", tiny, "text", *argv).code == 2
+
+
+def test_a_model_is_one_table_and_all_has_everything(cli, tiny, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    brief = cli("shapes", "-m", tiny)
+    assert brief.code == 0
+    lines = brief.out.splitlines()
+    assert len(lines) < 50
+    assert "blocks.{0-1} × 2, identical" in lines
+    assert "blocks.{0-1} × 2: ln1.w [32] · attn.W_q [32 32]" in brief.out
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if "  [B" in line}
+    assert rows["attn.scores"] == "[B H T S] [1 4 12 12] S = Q_rot K_rotᵀ / √(d/h) + M"
+    assert rows["resid_pre"] == "[B T D] [1 12 32] X = E, then H of block 0"
+    assert lines[-1] == "✓ 2 checks · --checks"
+    document = cli("shapes", "-m", tiny, "--json", "--activations").json()
+    tensors = {tensor["name"] for tensor in document["tensors"] if tensor["kind"] == "activation"}
+    names = {name.removeprefix("blocks.0.").removeprefix("blocks.1.") for name in tensors}
+    assert names - set(rows) == {"ln1.scale", "ln2.scale", "ln_final.scale", "logits"}
+    decode = cli("shapes", "-m", tiny, "--phase", "decode").out
+    assert "[1 4 1 13]" in decode
+    monkeypatch.setenv("COLUMNS", "40")
+    assert max(map(len, cli("shapes", "-m", tiny).out.splitlines())) <= 40
 
 
 def test_learned_positions_bound_the_tokens(cli):

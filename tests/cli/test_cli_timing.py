@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -32,8 +33,9 @@ from llmcli.cli.output import Output, Screen
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt
 from llmcli.commands.timing.before import base_bytes, prompt_tokens
+from llmcli.commands.timing.command import TimingOptions
+from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.run import Job
-from llmcli.commands.timing.options import TimingOptions
 from llmcli.errors import UsageError
 from llmcli.families import translate
 from llmcli.parts.mlp.forward import Mlp
@@ -74,17 +76,46 @@ def test_the_view(timing, path):
     lines = result.out.splitlines()
     assert lines[0] == f"{path} (float32 on cpu)"
     assert re.fullmatch(r".* · torch .* · 1 thread · kernels .* · llmcli .*", lines[1])
+    assert re.fullmatch(r"start-up: torch .*, headers .*, weights .*, tokenize .*", lines[2])
+    assert lines[4].startswith("prefill: 8 tokens · ")
+    assert lines[5].startswith("decode: 3 tokens after 8 · ")
+    assert lines[-4].startswith("timing overhead: prefill ")
+    assert "2 pairs" in lines[-4]
+    assert re.match(r"ceilings: .*, float32 products .* · peak memory .*", lines[-3])
+    assert re.fullmatch(r"✓ [45] checks · --checks", lines[-1])
+    assert len(lines) <= 21
+
+
+def test_all_that_is_known_of_a_phase(timing):
+    lines = timing(TEXT, "--phase", "decode").out.splitlines()
     loading = r"read the headers .* · load the weights .* \(.*B of file → .*B float32, .*B/s\)"
     assert re.fullmatch(rf"start-up: import torch .* · {loading} · tokenize .*", lines[2])
-    assert lines[4].startswith("prefill: 8 tokens · ")
-    assert lines[8].startswith("decode: 3 tokens after 8 · ")
-    assert lines[10].startswith(f"  GEMV (one row times a weight matrix): {WEIGHTS} a token, ")
-    assert sum("looking costs " in line for line in lines) == 2
-    assert sum(line.startswith("gaps ") for line in lines) == 2
+    assert lines[6].startswith(f"  GEMV (one row times a weight matrix): {WEIGHTS} a token, ")
+    assert sum("overhead " in line for line in lines) == 1
+    assert sum(line.startswith("gaps ") for line in lines) == 1
     assert any(line.startswith("ceilings of this machine (cpu, 1 thread) · ") for line in lines)
-    names = re.fullmatch(r"✓ (\d) checks: (.*)", lines[-1])
-    assert int(names[1]) == len(names[2].split(", ")) >= 4
-    assert len(lines) <= 60
+    assert sum("looking" in line or "clocks" in line for line in lines) == 0
+
+
+def test_without_pairs_there_are_as_many_as_it_takes(cli, path, monkeypatch):
+    """Each pair takes a second of a clock that stands still else, and the tenth is the last."""
+    plain, now = timing_run._pair, [0.0]
+
+    def pair(job, phase, clock, first, *, bare_first):
+        _, run, off = plain(job, phase, clock, first, bare_first=bare_first)
+        now[0] += 1.0
+        wall = 0.3 + 0.2 * (int(now[0]) % 3)  # never tight
+        return 0.25, replace(run, wall_s=wall), off
+
+    monkeypatch.setattr(timing_run, "_pair", pair)
+    monkeypatch.setattr(timing_run, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(llmcli.commands.timing.measure.report, "perf_counter", lambda: now[0])
+    argv = ("timing", "-m", path, TEXT, "-n", "2", "--threads", "1")
+    phases = cli(*argv, "--json").json()["phases"]
+    assert [phase["pairs"] for phase in phases] == [5, 5]
+    assert all(phase["spread"] > 0.03 for phase in phases)
+    now[0] = 0.0
+    assert cli(*argv, "--json", "--pairs", "12").json()["phases"][0]["pairs"] == 12
 
 
 def test_parts_and_gaps_add_up_to_the_wall_time(document):
@@ -450,8 +481,8 @@ def test_a_check_that_does_not_hold_is_shown_and_exits_1(timing, monkeypatch):
     monkeypatch.setattr(llmcli.commands.timing.measure.checks, "_APART_S", -1.0)
     result = timing(TEXT)
     assert result.code == 1
-    assert "✗ not so: parts and gaps add up to the wall time" in result.out
-    assert "it is not so that parts and gaps add up" in " ".join(result.err.split())
+    assert "✗ check failed: parts and gaps add up to the wall time" in result.out
+    assert "check failed: parts and gaps add up" in " ".join(result.err.split())
     said = timing(TEXT, "--json").json()
     assert (said["ok"], said["checks"]["adds_up"]["ok"]) == (False, False)
 
@@ -466,7 +497,7 @@ def test_time_that_is_in_no_part_is_missed(timing, monkeypatch):
     )
     result = timing(TEXT)
     assert result.code == 1
-    assert "✗ not so: parts and gaps add up to the wall time" in result.out
+    assert "✗ check failed: parts and gaps add up to the wall time" in result.out
 
 
 def test_nan_in_the_weights_exits_7(cli, path, tmp_path):
@@ -500,8 +531,8 @@ def test_interrupted_while_measuring(timing):
     lines = result.out.splitlines()
     assert lines[2].startswith("start-up: ")
     assert lines[4].startswith("prefill: 8 tokens · ")
-    assert any(line.startswith("prefill with clocks") for line in lines)
-    assert any(line.startswith("ceilings of this machine") for line in lines)
+    assert any(line.startswith("ms by part") for line in lines)
+    assert any(line.startswith("ceilings: ") for line in lines)
     assert not any(line.startswith("decode") for line in lines)
     assert "interrupted after prefill" in result.err
 

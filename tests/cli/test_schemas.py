@@ -21,7 +21,7 @@ from jsonschema import Draft202012Validator
 from safetensors.numpy import load_file, save_file
 
 from llmcli.cli.tree import ENTRIES, NESTED, root
-from llmcli.commands.selftest.measure import arithmetic, children
+from llmcli.commands.selftest.measure import arithmetic, run
 from llmcli.nn.block import Block
 
 # Words for models stand for what `models` makes; every other word is the user's own.
@@ -161,7 +161,8 @@ def brief_selftest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few models, and without processes of its own."""
     few = {name: arithmetic.MODELS[name] for name in ("llama", "gpt2")}
     monkeypatch.setattr(arithmetic, "MODELS", few)
-    monkeypatch.setattr(children.native, "levels", list)
+    monkeypatch.setattr(run, "measure_levels", lambda: None)
+    monkeypatch.setattr(run, "measure_exhaustion", lambda device: run.measure_groups(device)[0])
 
 
 @pytest.fixture

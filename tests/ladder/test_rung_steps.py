@@ -345,7 +345,7 @@ def test_one_more_token_is_one_row_without_a_mask():
 
 
 # two feed-forwards of one block have one size there, whatever their configurations say
-@pytest.mark.parametrize("name", [name for name in DENSE if name != "one and three sublayers"])
+@pytest.mark.parametrize("name", DENSE)
 @pytest.mark.parametrize("until", [None, 0])
 def test_multiply_adds_are_those_that_the_loops_do(name, until, monkeypatch):
     of = weights(DENSE[name])

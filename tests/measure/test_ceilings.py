@@ -11,10 +11,8 @@ from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.kernels import native
 from llmcli.observe import ceilings as module
-from llmcli.observe import cpu_caches as caches_module
 from llmcli.observe import rates
-from llmcli.observe.ceilings import measure_ceilings
-from llmcli.observe.cpu_caches import cpu_caches
+from llmcli.observe.ceilings import cpu_caches, measure_ceilings
 from llmcli.observe.peaks import Peak, resident_bytes
 from llmcli.reports.ceilings import Ceilings, ReadRate
 
@@ -25,7 +23,7 @@ MIB = 2**20
 @pytest.fixture
 def two_sockets(tmp_path, monkeypatch):
     """Four processors on two sockets: their own L1 and L2, and an L3 for each pair."""
-    monkeypatch.setattr(caches_module, "_processors", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(module, "_processors", lambda: [0, 1, 2, 3])
     for processor in range(4):
         for index, (level, kind, size, shared) in enumerate((
             (1, "Data", "48K", 1 << processor),
@@ -49,7 +47,7 @@ def test_a_shared_cache_counts_once_and_an_own_one_for_every_thread(two_sockets)
 
 
 def test_processors_that_may_not_be_used_do_not_count(two_sockets, monkeypatch):
-    monkeypatch.setattr(caches_module, "_processors", lambda: [1])
+    monkeypatch.setattr(module, "_processors", lambda: [1])
     assert cpu_caches(4, two_sockets) == (("L2", MIB), ("L3", 32 * MIB))
 
 

@@ -13,7 +13,7 @@ from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llam
 import llmcli.commands.load.measure.run as run_module
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.load.measure.fold import folded
+from llmcli.commands.load.measure.ledger import folded
 from llmcli.commands.load.measure.run import measure_load
 from llmcli.commands.load.report import LedgerLine
 from llmcli.families import translate

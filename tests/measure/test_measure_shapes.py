@@ -19,14 +19,13 @@ from llmcli.anatomy import fold, plan
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.shapes.measure import ran
 from llmcli.commands.shapes.measure import tensors as shapes
-from llmcli.commands.shapes.measure.names import name_rows
 from llmcli.commands.shapes.measure.ran import run_checks, sources_check
 from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
 from llmcli.commands.shapes.measure.tensors import (
-    Asked,
-    Calls,
+    ShapesRequest,
     folded_check,
     model_shapes,
+    name_rows,
     symbols_check,
 )
 from llmcli.config import ModelConfig, sequential
@@ -174,8 +173,8 @@ def test_every_row_is_what_an_independent_hook_saw(config, call):
     """In both phases each tensor that is shown came, as it is described, from an operation."""
     batch, tokens, dtype = call
     model = model_of(config, dtype)
-    said = Calls(config=config, batch=batch, tokens=tokens, numbers=Arithmetic.of(dtype))
-    report = model_shapes(said, ("prefill", "decode"), Asked(), {})
+    said = ShapesRequest(config=config, batch=batch, tokens=tokens, numbers=Arithmetic.of(dtype))
+    report = model_shapes(said, {})
     state = model.decoder.new_state(batch, tokens + 1)
     for phase, new in (("prefill", tokens), ("decode", 1)):
         emitted = {}
@@ -303,7 +302,7 @@ SPEC_FAULTS = {
 @pytest.mark.parametrize("fault", SPEC_FAULTS)
 def test_a_fault_in_the_specs_turns_its_check_red(fault, monkeypatch):
     expected, name, change = SPEC_FAULTS[fault]
-    honest = Calls.plan
+    honest = ShapesRequest.plan
 
     def lying(self, phase):
         plan = honest(self, phase)
@@ -312,14 +311,14 @@ def test_a_fault_in_the_specs_turns_its_check_red(fault, monkeypatch):
         ]
         return replace(plan, tensors=tuple(specs))
 
-    monkeypatch.setattr(Calls, "plan", lying)
+    monkeypatch.setattr(ShapesRequest, "plan", lying)
     checks = {check.name: check for check in run_checks(model_of(llama()), [1, 2, 3], 1)}
     assert not checks[expected].ok
     assert checks[expected].where.startswith(name.removesuffix("mid"))
 
 
 def test_wrong_letters_and_wrong_rows_are_seen():
-    said = Calls(config=llama(), batch=1, tokens=5, numbers=FLOAT32)
+    said = ShapesRequest(config=llama(), batch=1, tokens=5, numbers=FLOAT32)
     tensors = said.tensors(("prefill", "decode"))
     rows = shapes.fold_kinds(tensors, said.config, lambda spec: None)
     assert symbols_check(tensors, said).ok
@@ -336,8 +335,8 @@ def test_wrong_letters_and_wrong_rows_are_seen():
 
 def test_equal_sizes_keep_their_own_letters():
     """T = D = 12 and H = Hk: a shape is what its letters say, not what has the same size."""
-    said = Calls(config=llama(kv_heads=4), batch=12, tokens=12, numbers=FLOAT32)
-    report = model_shapes(said, ("prefill", "decode"), Asked(), {})
+    said = ShapesRequest(config=llama(kv_heads=4), batch=12, tokens=12, numbers=FLOAT32)
+    report = model_shapes(said, {})
     rows = {row.name: row for row in report.rows}
     assert rows["embed"].first.axes == ("B", "T", "D")
     assert rows["embed"].first.shape == (12, 12, 12)
@@ -347,23 +346,24 @@ def test_equal_sizes_keep_their_own_letters():
 
 def test_the_cache_grows_by_what_a_state_takes_more():
     config = llama(layers=3, window=4)
-    said = Calls(config=config, batch=2, tokens=9, numbers=BFLOAT16)
-    growth = model_shapes(said, ("prefill",), Asked(), {}).growth
+    said = ShapesRequest(config=config, batch=2, tokens=9, numbers=BFLOAT16)
+    growth = model_shapes(replace(said, phases=("prefill",)), {}).growth
     decoder = Decoder(config, device="meta", dtype=torch.bfloat16)
     sizes = [decoder.new_state(2, capacity).nbytes for capacity in (9, 10)]
     assert [growth.prefill, growth.decode] == sizes
     assert growth.per_token == sizes[1] - sizes[0] == 3 * growth.per_layer[0]
 
 
-def test_what_is_asked_for_is_what_is_shown():
-    said = Calls(config=llama(layers=4), batch=1, tokens=3, numbers=FLOAT32)
-    asked = Asked(kinds=("activation",), layers=(1, 3), names=None)
-    report = model_shapes(said, ("decode",), asked, {})
+def test_what_is_requested_is_what_is_shown():
+    said = ShapesRequest(config=llama(layers=4), batch=1, tokens=3, numbers=FLOAT32)
+    report = model_shapes(
+        replace(said, phases=("decode",), kinds=("activation",), layers=(1, 3)), {}
+    )
     assert {tensor.layer for tensor in report.tensors} == {1, 3}
     assert {row.layers for row in report.rows} == {(1, 3)}
     assert {tensor.phase for tensor in report.tensors} == {"decode"}
-    one = Asked(names=frozenset({"logits"}))
-    assert [row.name for row in model_shapes(said, ("prefill",), one, {}).rows] == ["logits"]
+    one = replace(said, names=frozenset({"logits"}))
+    assert [row.name for row in model_shapes(one, {}).rows] == ["logits"]
 
 
 def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
@@ -382,8 +382,8 @@ def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
 
 
 def test_names_have_one_row_each_and_their_aliases():
-    said = Calls(config=llama(layers=12), batch=1, tokens=3, numbers=FLOAT32)
-    rows = {row.name: row for row in name_rows(said, Asked())}
+    said = ShapesRequest(config=llama(layers=12), batch=1, tokens=3, numbers=FLOAT32)
+    rows = {row.name: row for row in name_rows(said)}
     row = rows["blocks.{0-11}.attn.pattern"]
     assert "blocks.{i}.attn.hook_pattern" in row.aliases
     assert "pattern{i}" in row.aliases
@@ -404,8 +404,8 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
     ffn = replace(config.layers[0].parts[-1], hidden=28672)
     layer = sequential(mixer, ffn, norm=config.final_norm)
     config = replace(config, layers=(layer,) * 80)
-    said = Calls(config=config, batch=1, tokens=8192, numbers=BFLOAT16)
-    report = model_shapes(said, ("prefill", "decode"), Asked(), {})
+    said = ShapesRequest(config=config, batch=1, tokens=8192, numbers=BFLOAT16)
+    report = model_shapes(said, {})
     assert report.parameters == 70_553_706_496
     assert report.growth.per_token == 80 * 2 * 8 * 128 * 2
     assert len(report.rows) < 50
@@ -415,7 +415,7 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
 
 def test_describing_imports_no_torch():
     of = "llmcli.commands.shapes"
-    code = f"import sys, {of}.measure.tensors, {of}.measure.names, {of}.view.screen\n"
+    code = f"import sys, {of}.measure.tensors, {of}.measure.stored, {of}.view\n"
     code += "sys.exit('torch' in sys.modules)"
     assert children.run([sys.executable, "-c", code], check=False).returncode == 0
     assert "torch" in vars(ran)
@@ -427,13 +427,13 @@ def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path
     model = load(str(write(tmp_path / "m")), dtype=dtype, device="cpu")
     config, rules = translate(model.checkpoint)
     stored = stored_tensors(model.checkpoint, rules, config)
-    said = Calls(config=config, batch=2, tokens=4, numbers=Arithmetic.of(dtype))
+    said = ShapesRequest(config=config, batch=2, tokens=4, numbers=Arithmetic.of(dtype))
     checks = (
         *run_checks(model, [5, 1, 3, 1], 2),
         *sources_check(model.ledger, stored),
         *stored_check(model.checkpoint, rules, config),
     )
-    report = model_shapes(said, ("prefill", "decode"), Asked(), stored, checks, ran=True)
+    report = model_shapes(said, stored, checks, ran=True)
     assert [check.name for check in report.checks if not check.ok] == []
     assert len(report.checks) == 11
     sources = {row.source for row in report.rows if row.first.kind == "parameter"}
@@ -447,7 +447,7 @@ def test_smollm2_is_what_it_says(smollm2_path):
     assert [check.name for check in checks if not check.ok] == []
     config, rules = translate(model.checkpoint)
     stored = stored_tensors(model.checkpoint, rules, config)
-    said = Calls(config=config, batch=1, tokens=4, numbers=FLOAT32)
-    report = model_shapes(said, ("prefill", "decode"), Asked(), stored, checks, ran=True)
+    said = ShapesRequest(config=config, batch=1, tokens=4, numbers=FLOAT32)
+    report = model_shapes(said, stored, checks, ran=True)
     assert report.parameters == 134_515_008
     assert {len(row.layers) for row in report.rows} == {0, 1, 29, 30}

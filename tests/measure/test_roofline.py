@@ -1,4 +1,4 @@
-"""The least time of some work: by hand, and of parts one after the other."""
+"""The lower bound of the time of some work: by hand, and of parts one after the other."""
 
 import gc
 
@@ -6,7 +6,7 @@ import pytest
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.observe.quiet import quiet
-from llmcli.observe.roofline import least, least_seconds
+from llmcli.observe.roofline import lower_bound_seconds, time_lower_bound
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
 
@@ -28,7 +28,7 @@ MEMORY, CACHED = 200 << 20, 1000
 
 
 def of(work, calls=1, working_set=MEMORY):
-    found = least(work, calls, CEILINGS, numbers=FLOAT32, working_set=working_set)
+    found = time_lower_bound(work, calls, CEILINGS, numbers=FLOAT32, working_set=working_set)
     return found.nearest, pytest.approx(found.seconds)
 
 
@@ -53,12 +53,12 @@ def test_parts_come_one_after_the_other():
         ("qkv", 1, PartWork(flops=10**10)),
         ("norm", None, PartWork(activations=10**7)),
     )
-    found = least_seconds(works, 10, CEILINGS, numbers=FLOAT32, working_set=MEMORY)
+    found = lower_bound_seconds(works, 10, CEILINGS, numbers=FLOAT32, working_set=MEMORY)
     assert found == pytest.approx(0.01 + 0.1 + 1e-4)
 
 
-def test_without_the_rate_of_products_there_is_no_least_time():
-    assert least_seconds((), 1, CEILINGS, numbers=FLOAT64, working_set=MEMORY) is None
+def test_without_the_rate_of_products_there_is_no_lower_bound():
+    assert lower_bound_seconds((), 1, CEILINGS, numbers=FLOAT64, working_set=MEMORY) is None
 
 
 def test_the_collector_is_off_within_and_as_it_was_afterwards():

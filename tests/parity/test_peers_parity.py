@@ -18,7 +18,7 @@ from parity_types import Checkpoints
 from zoo import PACKED, ZOO, Variant, attending, packed, variant
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.bench.measure.peers.same import compare
+from llmcli.commands.bench.measure.peers.peer import same_model
 from llmcli.commands.bench.measure.peers.transformers import open_transformers
 from llmcli.commands.bench.report.results import Settings
 from llmcli.errors import UnsupportedModel, UsageError
@@ -64,7 +64,7 @@ def difference(model: Model) -> float:
         ours = model.decoder(torch.tensor([ids[:count]]), logits="last")[0, -1].log_softmax(-1)
         theirs = peer.logits().to(ours.dtype).log_softmax(-1)
         worst = max(worst, (ours - theirs).abs().nan_to_num(torch.inf).max().item())
-    assert compare(model, peer, threads=1).ok
+    assert same_model(model, peer, threads=1).ok
     peer.close()
     return worst
 

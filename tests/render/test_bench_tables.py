@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from llmcli.commands.bench.report.fields import Bencher, percentile
-from llmcli.commands.bench.report.results import Against, BenchReport, BenchRow, Ran, Settings
+from llmcli.commands.bench.report.results import (
+    Against,
+    BenchReport,
+    BenchRow,
+    EngineInfo,
+    Settings,
+)
 from llmcli.commands.bench.report.results import Test as Counts
-from llmcli.commands.bench.view.as_csv import CsvWriter
-from llmcli.commands.bench.view.markdown import MarkdownWriter, Shown
+from llmcli.commands.bench.view.formats import CsvWriter
+from llmcli.commands.bench.view.markdown import MarkdownWriter, TableColumns
 from llmcli.commands.bench.view.table import render_beside
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
@@ -22,7 +29,7 @@ DEFAULT = Settings(
     type_k="auto", type_v="auto", n_gpu_layers=-1, flash_attn="auto", no_kv_offload=False,
     embeddings=False, use_mmap=True,
 )  # fmt: skip
-RAN = Ran(
+RAN = EngineInfo(
     engine="llmcli", version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
     model_n_params=6_738_415_616, backend="CUDA", device="cuda:0", dtype="bfloat16",
     weight_format="bfloat16", product_format="bfloat16",
@@ -30,7 +37,7 @@ RAN = Ran(
 )  # fmt: skip
 PROMPT = BenchRow(
     number=1, settings=DEFAULT, test=Counts(n_prompt=512, n_gen=0, depth=0), engine="llmcli",
-    test_time="2026-01-02T03:04:05Z", ran=RAN, samples_ns=(200_000_000, 250_000_000),
+    test_time="2026-01-02T03:04:05Z", info=RAN, samples_ns=(200_000_000, 250_000_000),
     first_ns=(200_000_000, 250_000_000), peak_memory_bytes=5 << 30, roofline_ns=90_000_000.0,
     work=PartWork(flops=7_000_000_000_000, weights=10**9),
 )  # fmt: skip
@@ -39,14 +46,15 @@ TEXT = replace(
     samples_ns=(100_000_000,), token_ns=(10_000_000, 20_000_000, 30_000_000, 40_000_000),
 )  # fmt: skip
 FAILED = replace(
-    PROMPT, ran=None, samples_ns=(), first_ns=(), work=None, roofline_ns=None,
+    PROMPT, info=None, samples_ns=(), first_ns=(), work=None, roofline_ns=None,
     error=(5, "out_of_memory", "no room | for\nit"),
 )  # fmt: skip
 
 
-def markdown(*rows: BenchRow, settings: tuple[Settings, ...] = (DEFAULT,), **more: bool) -> str:
+def markdown(*rows: BenchRow, settings: tuple[Settings, ...] = (DEFAULT,), **more: Any) -> str:
     where = {"gpu": True, "cpu": False} | more
-    writer = MarkdownWriter(by=BY, shown=Shown(settings=settings, default=DEFAULT, **where))
+    columns = TableColumns(settings=settings, default=DEFAULT, **where)
+    writer = MarkdownWriter(by=BY, columns=columns)
     return writer.header() + "".join(map(writer.row, rows)) + writer.footer()
 
 
@@ -104,7 +112,7 @@ def test_a_row_of_shapes_alone_has_no_rate() -> None:
 
 
 def test_sizes_below_a_gibibyte_and_a_billion() -> None:
-    small = replace(PROMPT, ran=replace(RAN, model_size=98_362_432, model_n_params=134_515_008))
+    small = replace(PROMPT, info=replace(RAN, model_size=98_362_432, model_n_params=134_515_008))
     assert "|  93.81 MiB |   134.52 M |" in markdown(small)
 
 
@@ -141,6 +149,32 @@ def shown(width: int, *rows: BenchRow, weights: str = "", **more: object) -> lis
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("room", "kept"),
+    [
+        (120, "model size params backend ngl test t/s"),
+        (100, "model size params backend ngl test t/s"),
+        (90, "model size backend ngl test t/s"),
+        (80, "model backend ngl test t/s"),
+        (60, "model ngl test t/s"),
+        (55, "model test t/s"),
+        (40, "test t/s"),
+        (20, "test t/s"),
+    ],
+)
+def test_what_every_row_repeats_goes_where_there_is_no_room(room: int, kept: str) -> None:
+    lines = markdown(PROMPT, TEXT, room=room).splitlines()
+    assert lines[0].replace("|", " ").split() == kept.split()
+    assert room < 40 or max(map(len, lines[:4])) <= room
+    assert lines[3].endswith(" 40.00 ± 0.00 |")
+
+
+def test_what_tells_rows_apart_stays() -> None:
+    other = replace(DEFAULT, model="other", n_threads=DEFAULT.n_threads + 1)
+    lines = markdown(PROMPT, settings=(DEFAULT, other), room=40).splitlines()
+    assert lines[0].replace("|", " ").split() == ["model", "threads", "test", "t/s"]
+
+
 def test_the_second_table() -> None:
     lines = shown(140, PROMPT, TEXT, FAILED, ceilings=(CEILINGS,), against=(RATIO,))
     heading = "test first token token p50 p90 p99 FLOPs peak GPU roofline"
@@ -149,14 +183,14 @@ def test_the_second_table() -> None:
     assert " ".join(lines[4].split()) == "tg4 @ d1024 25 ms 37 ms 39.7 ms 7 T 5 GiB 90 %"
     text = "\n".join(lines)
     assert "error" not in text  # the first table has it
-    assert "ceilings (cuda:0, 8 threads, bfloat16) · memory 2 TB/s" in text
+    assert "ceilings: memory 2 TB/s, bfloat16 products 700 TFLOP/s" in text
     assert "load 1.50 s" in text
     assert lines[-1] == "A CPU · 8 cores · 1 thread"
 
 
 def test_peaks_estimates_and_both_counts() -> None:
     work = PartWork(flops=7_000_000_000_000, flops_full=9_000_000_000_000, weights=10**9)
-    row = replace(PROMPT, ran=replace(CPU, base_bytes=3 << 28), work=work)
+    row = replace(PROMPT, info=replace(CPU, base_bytes=3 << 28), work=work)
     lines = shown(140, row)
     assert " ".join(lines[1].split()) == "test first token FLOPs full square peak RSS roofline"
     assert " ".join(lines[3].split()) == "pp512 225 ms 7 T 9 T 5 GiB 40 %"
@@ -165,10 +199,10 @@ def test_peaks_estimates_and_both_counts() -> None:
     assert "base 768 MiB (RSS before the model) · load 1.50 s" in lines
     meta = replace(
         PROMPT, samples_ns=(), first_ns=(), peak_memory_bytes=None, meta=True, work=None,
-        estimated_memory_bytes=3 << 30, ran=replace(CPU, device="meta", load_s=None),
+        estimated_memory_bytes=3 << 30, info=replace(CPU, device="meta", load_s=None),
     )  # fmt: skip
     lines = shown(140, meta)
-    assert " ".join(lines[1].split()) == "test needs at least"
+    assert " ".join(lines[1].split()) == "test needs lower bound"
     assert " ".join(lines[3].split()) == "pp512 3 GiB 90 ms"
 
 
@@ -180,7 +214,8 @@ def test_whose_weights_are_random() -> None:
 
 
 def test_ratios_have_a_verdict_and_that_of_the_means() -> None:
-    theirs = replace(TEXT, number=3, engine="transformers", ran=replace(RAN, engine="transformers"))
+    other = replace(RAN, engine="transformers")
+    theirs = replace(TEXT, number=3, engine="transformers", info=other)
     close = replace(RATIO, test=PROMPT.test, lowest=0.99, number=1)
     fast = replace(RATIO, lowest=1.01)
     slow = replace(RATIO, median=0.5, lowest=0.4, highest=0.6, quartiles=(0.45, 0.55))
@@ -212,8 +247,8 @@ def test_each_device_and_dtype_has_its_ceilings() -> None:
         CEILINGS, device="cpu", threads=1, matrices=(MatrixRate(dtype="float32", flops_per_s=1e11),)
     )
     text = "\n".join(shown(140, PROMPT, ceilings=(CEILINGS, other)))
-    assert "ceilings (cuda:0, 8 threads, bfloat16) · memory 2 TB/s" in text
-    assert "ceilings (cpu, 1 thread, float32) · memory 2 TB/s" in text
+    assert "ceilings (cuda:0, 8 threads): memory 2 TB/s, bfloat16 products 700 TFLOP/s" in text
+    assert "ceilings (cpu, 1 thread): memory 2 TB/s, float32 products 100 GFLOP/s" in text
 
 
 def test_few_columns_keep_what_nobody_else_measures() -> None:

@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from llmcli.reports.environment import (
+from llmcli.commands.env.report import (
     ConfigurationProblem,
     ConfigurationReport,
     ConfiguredOption,
-    Environment,
     EnvironmentReport,
     Setting,
 )
+from llmcli.commands.env.view import Settings, render_environment
+from llmcli.reports.environment import Environment
 from llmcli.reports.info import NO_FORMATS
 from llmcli.reports.text import (
     Comparison,
@@ -29,7 +30,6 @@ from llmcli.reports.text import (
     TokensReport,
 )
 from llmcli.ui import stats, theme, tokens
-from llmcli.ui.environment import Settings, render_environment
 
 
 def shown(renderable, width=80):
@@ -338,12 +338,12 @@ def test_environment_never_reads_markup_or_codes():
     )
     text = shown(render_environment(report))
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "processor CPU [bold]" in lines
+    assert "processor CPU [bold] · 8 cores" in lines
     assert "memory 16 GiB" in lines
-    assert "PyTorch not installed" in lines
+    assert "software llmcli 0.1.0 · PyTorch not installed · Python 3.12.1" in lines
     assert "model evil\\x1b[2J variable LLMCLI_MODEL" in lines
     assert "seed 3 flag --seed" in lines
-    assert "dtype auto default" in lines
+    assert "dtype auto" in lines
     assert any(line.startswith('[chat] system "\\x9b2Jxx') for line in lines)
     assert 0 < text.count("x" * 10) * 10 <= 200
     assert "error: evil\\x1b[2J" in lines

@@ -9,23 +9,25 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.commands.info.view import render_families, render_info
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.info import (
-    NO_FORMATS,
+from llmcli.commands.info.report import (
     About,
-    Device,
-    DeviceFit,
     FamilyFacts,
     FileFacts,
     FlopsNeed,
     InfoReport,
-    LayerType,
-    MemoryNeed,
     ModelFacts,
-    ParameterCounts,
     StoredFormat,
     TokenizerFacts,
+)
+from llmcli.commands.info.view import render_families, render_info
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.info import (
+    NO_FORMATS,
+    Device,
+    DeviceFit,
+    LayerType,
+    MemoryNeed,
+    ParameterCounts,
 )
 from llmcli.reports.work import PartWork
 
@@ -121,9 +123,36 @@ def shown(renderable, width, *, colour=False):
 
 
 def test_what_is_said_at_eighty_columns():
-    lines = shown(render_info(REPORT), 80)
+    assert shown(render_info(REPORT), 80) == [
+        "smollm2",
+        "does not fit on cpu: 5.05 GiB of 4 GiB free, for 2 sequences of 8,192 tokens;",
+        "100 tokens fit",
+        "",
+        "family      llama · type llama · width 576 · vocabulary 49,152",
+        "parameters  134,515,008 · embedding 28.3 M · attention 26.5 M · MLP 79.6 M",
+        "            norms 35.1 k · head tied to the embedding",
+        "layers      3 × full attention · 9 heads of 64 · 3 kv heads · rotary · RMSNorm",
+        "            silu MLP of 1,536, gated · layers 0,2-3",
+        "            1 × sliding window of 4,096 keys · 9 heads of 64 · 1 kv head",
+        "            rotary · q and k normalized · RMSNorm · silu MLP of 1,536, gated",
+        "            layer 1",
+        "context     8,192 tokens",
+        "tokenizer   BPE · 49,152 tokens · chat template",
+        "stored      GGUF, 1 file · 93.8 MiB on disk · Q4_1 200 B",
+        "path        /models/x.gguf",
+        "cpu         weights 3 GiB (bfloat16) · cache 1 GiB (128 KiB a token)",
+        "            prompt 50 MiB · copies 1 GiB · libraries 56 MiB · 100 tokens fit",
+        "",
+    ]
+
+
+def test_all_of_it_at_eighty_columns():
+    lines = shown(render_info(REPORT, full=True), 80)
     assert lines == [
         "smollm2",
+        "does not fit on cpu: 5.05 GiB of 4 GiB free, for 2 sequences of 8,192 tokens;",
+        "100 tokens fit",
+        "",
         "family      llama · type llama · width 576 · vocabulary 49,152",
         "parameters  134,515,008 (135 M) · all active",
         "            embedding 28,311,552 · attention 26,542,080 · MLP 79,626,240",
@@ -140,7 +169,7 @@ def test_what_is_said_at_eighty_columns():
         '            BOS 1 "<|im_start|>" (not put in front) · EOS 2 "<|im_end|>"',
         "stored      GGUF, 1 file · 93.8 MiB on disk · 271 tensors of 200 B",
         "            Q4_1 200 B · 320 numbers of 5 bits · 271 tensors",
-        "            1 metadata key",
+        "            1 metadata key, shown by --metadata",
         "path        /models/x.gguf",
         "",
         "memory for 8,192 tokens, 2 sequences",
@@ -163,8 +192,6 @@ def test_what_is_said_at_eighty_columns():
         "  others       8 MiB   what its parts compute",
         "cpu: Some CPU, 16 GiB",
         "",
-        "✓ it holds · exactly",
-        "",
     ]
 
 
@@ -182,7 +209,11 @@ def test_every_line_fits_and_every_device_is_there(width, gpus):
         for i in range(gpus)
     ]
     report = replace(REPORT, model=replace(MODEL, fits=(*fits, *MODEL.fits)))
-    lines = shown(render_info(report, metadata=True), width)
+    brief = shown(render_info(report, metadata=True), width)
+    assert max(map(cell_len, brief)) <= width
+    assert all(any(line.startswith(f"cuda:{i} ") for line in brief) for i in range(gpus))
+    assert sum("fits: 5.05 GiB of 4" in line for line in brief) == gpus
+    lines = shown(render_info(report, full=True), width)
     assert max(map(cell_len, lines)) <= width
     heads = " ".join(line for line in lines if line.startswith(" " * 9))
     assert all(f"cuda:{i}" in heads for i in range(gpus))
@@ -196,9 +227,18 @@ def test_what_is_not_known_is_said():
         DeviceFit(device=device, need=NEED, token=TOKEN, fits=None, longest=None)
         for device in (replace(CPU, free_bytes=None), replace(CPU, usable=False))
     )
-    text = "\n".join(shown(render_info(replace(REPORT, model=replace(MODEL, fits=fits))), 80))
+    both = replace(REPORT, model=replace(MODEL, fits=fits))
+    text = "\n".join(shown(render_info(both, full=True), 80))
     assert "fits         unknown    no CUDA" in text
     assert "no CUDA: not in the PyTorch that is installed" in text
+    verdicts = [
+        " ".join(shown(render_info(replace(REPORT, model=replace(MODEL, fits=(fit,)))), 200)[1:2])
+        for fit in fits
+    ]
+    need = "5.05 GiB needed for 2 sequences of 8,192 tokens; the"
+    assert verdicts == [
+        f"{need} free memory of cpu is unknown", f"{need} installed PyTorch has no CUDA",
+    ]  # fmt: skip
     alone = replace(REPORT, model=None, tokenizer=None, unknown=("no config.json",), checks=())
     lines = shown(render_info(alone), 80)
     assert "unknown  no config.json" in lines
@@ -224,13 +264,12 @@ def test_who_the_model_is():
         summary="SmolLM2, 98 MB", name="Smol", organization="HF", license="mit", languages=("en",)
     )
     lines = shown(render_info(replace(REPORT, about=about)), 80)
-    assert lines[1:3] == [
-        "name        SmolLM2, 98 MB",
-        "            Smol · by HF · license mit · language en",
-    ]
+    assert lines[1] == "SmolLM2, 98 MB"
+    lines = shown(render_info(replace(REPORT, about=about), full=True), 80)
+    assert lines[1:3] == ["SmolLM2, 98 MB", "Smol · by HF · license mit · language en"]
     lines = shown(render_info(replace(REPORT, about=About(kind="A", languages=("en", "de")))), 80)
-    assert lines[1] == "name        A · languages en, de"
-    assert lines[2].startswith("family")
+    assert lines[1] == "A · languages en, de"
+    assert lines[2].startswith("does not fit")
 
 
 def test_a_configuration_alone_says_its_dtype():
@@ -250,7 +289,7 @@ def test_nothing_that_a_file_says_reaches_the_terminal_raw():
         file=replace(FILE, path=evil, metadata={evil: evil, "list": [evil] * 9, "raw": "\udcff"}),
         tokenizer=replace(REPORT.tokenizer, kind=evil, bos=(1, evil), eos=((2, evil),)),
     )
-    text = "\n".join(shown(render_info(report, metadata=True), 100))
+    text = "\n".join(shown(render_info(report, full=True, metadata=True), 100))
     assert not set("\x1b\x07\udcff") & set(text)
     assert "[red]x" in text
     assert "(9 entries)" in text.replace("\n", " ")
@@ -272,10 +311,13 @@ def test_metadata_is_cut_where_it_is_long():
 
 
 def test_yes_is_green_and_no_is_red():
-    assert any("\x1b[31m" in line for line in shown(render_info(REPORT), 80, colour=True))
+    full = shown(render_info(REPORT, full=True), 80, colour=True)
+    assert sum("\x1b[31m" in line for line in full) >= 2, "in the sentence and in the table"
+    assert "\x1b[31mdoes not fit" in shown(render_info(REPORT), 80, colour=True)[1]
     fits = tuple(replace(fit, fits=True) for fit in MODEL.fits)
     good = replace(REPORT, model=replace(MODEL, fits=fits))
-    assert any("\x1b[32m" in line for line in shown(render_info(good), 80, colour=True))
+    assert any("\x1b[32m" in line for line in shown(render_info(good, full=True), 80, colour=True))
+    assert "\x1b[32mfits on cpu" in shown(render_info(good), 80, colour=True)[1]
 
 
 def test_families_are_facts_too():

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from llmcli.commands.load.report import Claim, LedgerLine, LoadReport, Numbers, Shared, Stage
-from llmcli.commands.load.view.screen import render_check, render_load
+from llmcli.commands.load.view import render_check, render_load
 from llmcli.reports.checks import ViewCheck
 
 NUMBERS = Numbers(
@@ -56,45 +56,53 @@ def printed(view, width):
     return capture.get()
 
 
-def loaded(report=REPORT, width=200, lines=LINES):
-    return printed(render_load(report, "m (Q4_1 → bfloat16 on cpu)", lines), width)
+def loaded(report=REPORT, width=200, lines=LINES, **more):
+    return printed(render_load(report, "m (Q4_1 → bfloat16 on cpu)", lines, **more), width)
 
 
 def test_every_part_of_the_report_is_there():
     lines = loaded().splitlines()
     assert lines[0] == "m (Q4_1 → bfloat16 on cpu)"
-    assert lines[1] == (
+    assert lines[3] == (
         "3 tensors in 2 files, 5 MiB · 4,000 parameters, 8 MiB of memory · "
         "peak memory 300 MiB, of it 100 MiB Python and PyTorch before"
     )
-    cells = [cell.strip() for cell in lines[5].split("   ") if cell.strip()]
+    cells = [cell.strip() for cell in lines[7].split("   ") if cell.strip()]
     assert cells == [
         "blocks.{0-29}.attn.W_q", "blk.{0-29}.attn_q.weight", "Q4_1 [576 576] × 30", "6 MiB",
         "dequantized, unpaired rows of 9 heads", "0.25", "1", "-2", "3", "0.05 %",
     ]  # fmt: skip
-    assert "to bfloat16" in lines[6]
-    assert lines[7].split() == [
+    assert "to bfloat16" in lines[8]
+    assert lines[9].split() == [
         "–", "rope.inv_freq", "F32", "[32]", "128", "B", "frequencies,", "which", "are", "computed",
     ]  # fmt: skip
 
 
 def test_time_has_its_share_and_bytes_their_speed():
-    lines = [" ".join(line.split()) for line in loaded().splitlines()]
+    lines = [" ".join(line.split()) for line in loaded(full=True).splitlines()]
     assert "find or fetch 250 ms 25 %" in lines
     assert "read, some twice 500 ms 50 % 954 MiB 2 GB/s" in lines, "of 4 MiB of tensors"
-    once = loaded(replace(REPORT, tensor_bytes=10**9)).splitlines()
+    once = loaded(replace(REPORT, tensor_bytes=10**9), full=True).splitlines()
     assert "read 500 ms 50 % 954 MiB 2 GB/s" in [" ".join(line.split()) for line in once]
     assert "together 1.00 s" in lines
+    assert (
+        "1.00 s in all · read 500 ms at 2 GB/s · find or fetch 250 ms · convert 250 ms at 4 GB/s"
+        in loaded().splitlines()
+    )
 
 
-def test_good_news_last():
-    assert loaded().splitlines()[-6:] == [
+def test_the_verdict_is_first_and_each_of_them_last():
+    assert loaded().splitlines()[1:3] == [
+        "✓ whole: 3 tensors, all numbers finite, 4 checks · --checks · --all",
+        "head.W is embed.W: one matrix of 1 MiB",
+    ]
+    assert loaded(checks=True).splitlines()[-6:] == [
         "head.W is embed.W: one matrix of 1 MiB",
         "✓ every parameter has its tensor, and every tensor its place",
         "✓ `total_size`: 1,000",
         "✓ nothing is left over · exactly",
         "✓ no NaN and no infinity in 4,000 numbers",
-        "✓ whole: 3 tensors, 4 checks",
+        "✓ whole: 3 tensors, all numbers finite, 4 checks",
     ]
 
 
@@ -105,7 +113,7 @@ def test_of_some_lines_there_is_no_more_than_what_is_wrong_and_the_last_verdict(
 
     good = brief()
     assert len(good) == 5
-    assert good[-1] == "✓ whole: 3 tensors, 4 checks"
+    assert good[-1] == "✓ whole: 3 tensors, all numbers finite, 4 checks"
     wrong = brief(
         claims=(CLAIM, replace(CLAIM, ok=False, holds="999")),
         checks=(CHECK, replace(CHECK, value=1.0, words="all is there")),
@@ -113,15 +121,18 @@ def test_of_some_lines_there_is_no_more_than_what_is_wrong_and_the_last_verdict(
         not_finite="`y[0]` is infinite",
     )
     assert [line[:20] for line in wrong[4:]] == [
-        "✗ no tensor for `x`", "✗ `total_size`: 1,00", "✗ not so: all is the",
+        "✗ no tensor for `x`", "✗ `total_size`: 1,00", "✗ check failed: all ",
         "✗ `y[0]` is infinite",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_nothing_is_lost_where_it_is_narrow(width):
-    text = loaded(width=width)
+    text = loaded(width=width, full=True)
     assert max(map(len, text.splitlines())) <= width
+    few = loaded(width=width).splitlines()
+    assert max(map(len, few)) <= width
+    assert len(few) < len(text.splitlines()) - 5, "columns without room are left out"
     flat = " ".join(text.split())
     for part in ("blk.{0-29}.attn_q.weight", "Q4_1 [576 576] × 30", "6 MiB", "-2", "0.05 %"):
         assert part in flat
@@ -133,7 +144,7 @@ def test_what_is_not_finite_has_a_column_that_stays(width):
     lines = (replace(LINES[0], numbers=bad), *LINES[1:])
     text = loaded(replace(REPORT, not_finite="`blocks.0.attn.W_q[1,2]` is nan"), width, lines)
     assert "3 NaN, 1 +∞, 1 −∞, first at [1,2]" in text
-    assert text.splitlines()[-1] == "✗ `blocks.0.attn.W_q[1,2]` is nan"
+    assert text.splitlines()[1] == "✗ `blocks.0.attn.W_q[1,2]` is nan"
     assert "no infinity" not in text
     assert "NaN" not in loaded().split("stage")[0]
 
@@ -142,7 +153,7 @@ def test_a_tensor_of_nothing_but_nan_has_no_mean():
     none = replace(
         NUMBERS, mean=math.nan, std=math.nan, low=math.nan, high=math.nan, nan=2000, zeros=0
     )
-    row = loaded(lines=(replace(LINES[1], numbers=none),)).splitlines()[5]
+    row = loaded(lines=(replace(LINES[1], numbers=none),)).splitlines()[7]
     assert row.split()[-5:] == ["–", "–", "–", "–", "0"]
 
 
@@ -172,7 +183,7 @@ def test_the_verdicts_are_alone_with_the_name_and_the_sizes():
         ({"claims": (replace(CLAIM, holds="about 1 k"),)}, "✓ `total_size`: 1,000 · about 1 k"),
         (
             {"checks": (replace(CHECK, value=7.0, where="the end of x"),)},
-            "✗ not so: nothing is left over · 7 of 0 allowed · worst at the end of x",
+            "✗ check failed: nothing is left over · 7 of 0 allowed · worst at the end of x",
         ),
         ({"notes": ("F4 was not looked at",)}, "! F4 was not looked at"),
         (

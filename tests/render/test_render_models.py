@@ -75,7 +75,7 @@ def test_a_table_where_there_is_room():
         "",
         "llmcli cache 0 B · /own",
         "hub cache 3 MiB · /hub · besides 1 repository that is no model",
-        "left over 1 KiB · `llmcli models prune` removes it",
+        "stale downloads and replaced versions 1 KiB · `llmcli models prune` removes them",
     ]
 
 

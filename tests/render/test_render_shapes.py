@@ -19,8 +19,12 @@ from llmcli.commands.shapes.report import (
     ShapeTensor,
     Stored,
 )
-from llmcli.commands.shapes.view.names import render_names
-from llmcli.commands.shapes.view.screen import render_shapes, render_stored
+from llmcli.commands.shapes.view import (
+    render_names,
+    render_overview,
+    render_shapes,
+    render_stored,
+)
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.letters import axis_line
@@ -154,7 +158,6 @@ def test_a_wide_screen_has_every_column_in_one_line():
         "540 KiB after the prompt · 585 KiB after one token more",
         "",
         "×30, layers 0-29, identical",
-        "✓ all shapes fit · exactly",
         "from headers alone · with a prompt the model is run, too",
     ]
 
@@ -231,17 +234,57 @@ def test_only_what_was_folded_is_called_identical():
     assert text.count("identical") == 1
 
 
-def test_a_failed_check_says_where():
-    wrong = ViewCheck(name="x", words="all shapes fit", value=2.0, tolerance=0.0, where="embed")
-    text = shown(render_shapes(replace(REPORT, checks=(wrong,), ran=True), "m"))
-    assert "✗ not so: all shapes fit" in text
-    assert "worst at embed" in text
-    assert "from headers alone" not in text
+def test_what_was_run_is_not_from_headers_alone():
+    assert "from headers alone" not in shown(render_shapes(replace(REPORT, ran=True), "m"))
+
+
+def test_a_model_on_few_lines():
+    entry = replace(
+        QUERY, name="blocks.0.resid_pre", layers=(0,), formula="X = E", memory="view of embed"
+    )
+    later = replace(
+        entry, name="blocks.{1-29}.resid_pre", layers=tuple(range(1, 30)),
+        formula="X = H of the block before = T + X", memory="view of resid_post before",
+    )  # fmt: skip
+    norm = replace(
+        QUERY, name="blocks.{0-29}.ln1.scale", tensors=(tensor(axes=("B", "T", "1")),) * 2
+    )
+    raw = replace(QUERY, name="logits_raw", layers=(), formula="logits = H W", memory="own")
+    same = replace(raw, name="logits", memory="view of logits_raw")
+    long = replace(QUERY, name="blocks.{0-29}.attn.k", formula="K = " + "x " * 20 + "x")
+    rows = (WEIGHT, entry, later, norm, QUERY, long, raw, same, KEPT)
+    kinds = (LayerKind(layers=tuple(range(30)), window=4096),)
+    report = replace(REPORT, rows=rows, kinds=kinds, example=True)
+    assert shown(render_overview(report, "smollm2"), 80).splitlines() == [
+        "smollm2",
+        "B = 1 sequence · T = 12 new tokens, then 1 · H = 9 heads",
+        "T is an example: --tokens",
+        "",
+        "parameters: 134,515,008 · 513 MiB in float32",
+        "blocks.{0-29} × 30: attn.W_q [576 576]",
+        "",
+        "activation      letters     prefill      formula",
+        "blocks.{0-29} × 30, identical, a token sees 4096 keys at most",
+        "resid_pre       [B H T dh]  [1 9 12 64]  X = E, then H of the block before",
+        "attn.q          [B H T dh]  [1 9 12 64]  Q = T¹ W_q",
+        "attn.k          [B H T dh]  [1 9 12 64]",
+        "    K = x x x x x x x x x x x x x x x x x x x x x",
+        "",
+        "logits_raw      [B H T dh]  [1 9 12 64]  logits = H W",
+        "cache.{0-29}.k  [B H T dh]  [1 9 12 64]  copy of attn.k_rot",
+        "cache 45 KiB a token · FLOPs 3.23 G prefill, 270 M decode",
+        "--all: dtypes, bytes, memory, sources",
+    ]
+    narrow = shown(render_overview(report, "smollm2"), 40).splitlines()
+    assert max(map(cell_len, narrow)) <= 40
+    at = narrow.index("attn.q          [B H T dh]")
+    assert narrow[at + 1] == "    [1 9 12 64] · Q = T¹ W_q"
 
 
 def test_hostile_names_are_spelled_out():
     hostile = replace(WEIGHT, source="a\x1b[2J[bold]b")
     title = "m\x1b]0;x\x07"
+    assert "\x1b" not in shown(render_overview(replace(REPORT, rows=(hostile,)), title))
     for text in (
         shown(render_shapes(replace(REPORT, rows=(hostile,)), title)),
         shown(render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title)),

@@ -119,7 +119,7 @@ def test_nan_is_wrong(monkeypatch):
 
 
 def test_levels_and_exhaustion(monkeypatch):
-    monkeypatch.setattr(children.native, "levels", lambda: ["portable", "avx2"])
+    monkeypatch.setattr(children, "levels_here", lambda: ["portable", "avx2"])
     said = {"portable": "a", "avx2": "b"}
 
     class Done:
@@ -136,7 +136,7 @@ def test_levels_and_exhaustion(monkeypatch):
     assert result.check.where == "portable"
     said["portable"] = "b"
     assert children.measure_levels().check.ok
-    monkeypatch.setattr(children.native, "levels", list)
+    monkeypatch.setattr(children, "levels_here", list)
     assert children.measure_levels() is None
     monkeypatch.setattr(children, "_run", lambda words, environ: Done(""))
     assert not children.measure_exhaustion(CPU).check.ok

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmcli.checkpoints.cache.commits import shortened
-from llmcli.checkpoints.cache.layout import (
-    CachedFile,
+from llmcli.checkpoints.cache.hub import (
     CachedRepository,
-    CachedRevision,
+    files_of,
     hub_cache,
+    on_disk,
     read_hub_cache,
+    shortened,
 )
-from llmcli.checkpoints.cache.sizes import facts, on_disk, regular
-from llmcli.checkpoints.cache.used import WEIGHTS
+from llmcli.checkpoints.cache.locks import WEIGHTS
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, state_of
 from llmcli.checkpoints.hub.marks import absent, unverified
 from llmcli.checkpoints.split import part_names
 from llmcli.reports.models import CacheUse, StoredModel
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedFileInfo, CachedRevisionInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +37,8 @@ class Stored:
     model: StoredModel
     entry: CatalogEntry | None = None
     repository: CachedRepository | None = None
-    revision: CachedRevision | None = None
-    files: tuple[CachedFile, ...] = ()
+    revision: CachedRevisionInfo | None = None
+    files: Mapping[str, CachedFileInfo] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +62,15 @@ class Inventory:
         """The catalog, here or not, then the hub's cache by name."""
         for entry in CATALOG.values():
             found = self._of_catalog(entry)
-            told = replace(found.model, license=entry.license, purpose=entry.purpose)
-            yield replace(found, model=told)
+            model = replace(found.model, license=entry.license, purpose=entry.purpose)
+            yield replace(found, model=model)
         for repository in self.repositories:
-            for revision in repository.revisions:
-                if revision.files and not pinned(repository, revision):
+            filled = [revision for revision in repository.revisions if revision.files]
+            for revision in filled:
+                if not pinned(repository, revision):
                     yield from _rows(repository, revision)
-            if not any(revision.files for revision in repository.revisions):
-                yield Stored(model=_unreadable(repository), repository=repository)
+            if not filled:
+                yield Stored(model=_without_files(repository), repository=repository)
 
     def warnings(self) -> tuple[str, ...]:
         """A line for each repository that cannot be read."""
@@ -74,7 +80,7 @@ class Inventory:
     def caches(self) -> tuple[CacheUse, ...]:
         """What both of them take."""
         files = [f for r in self.repositories for v in r.revisions for f in v.files]
-        own = sum(size for _, size, _ in regular(self.own))
+        own = sum(size for size, _ in _sizes(self.own))
         return (
             CacheUse(place="llmcli cache", path=str(self.own.parent), bytes=own),
             CacheUse(
@@ -87,112 +93,134 @@ class Inventory:
             for repository in self.repositories:
                 for revision in repository.revisions:
                     if revision.files and _is_of(entry, repository, revision):
-                        return _row(entry.name, repository, revision, revision.files)
+                        return _row(entry.name, repository, revision, files_of(revision))
         elif entry.file is not None and entry.is_cached():
             return Stored(model=_of_file(entry, entry.file), entry=entry)
         return Stored(model=_nowhere(entry), entry=entry)
 
 
-def pinned(repository: CachedRepository, revision: CachedRevision) -> bool:
+def pinned(repository: CachedRepository, revision: CachedRevisionInfo) -> bool:
     """Whether it is a model of the catalog, which has a name for it."""
     return any(_is_of(entry, repository, revision) for entry in CATALOG.values())
 
 
-def _is_of(entry: CatalogEntry, repository: CachedRepository, revision: CachedRevision) -> bool:
-    return entry.repository == repository.name and entry.revision == revision.commit
+def _is_of(
+    entry: CatalogEntry, repository: CachedRepository, revision: CachedRevisionInfo
+) -> bool:
+    return entry.repository == repository.name and entry.revision == revision.commit_hash
 
 
-def groups(revision: CachedRevision) -> list[list[CachedFile]]:
-    """Its GGUF models, the parts of one together, by name."""
-    found: dict[str, list[CachedFile]] = {}
-    for file in revision.files:
-        if file.name.lower().endswith(".gguf"):
-            found.setdefault((part_names(file.name) or (file.name,))[0], []).append(file)
-    return list(found.values())
-
-
-def name_of(repository: CachedRepository, revision: CachedRevision) -> str:
+def name_of(repository: CachedRepository, revision: CachedRevisionInfo) -> str:
     """`org/name` for the default branch, else with a branch, a tag or the commit behind it.
 
-    Of the commit as many digits as tell it from the others here.
+    Of the commit as many digits as no other here begins with.
     """
     if "main" in revision.refs:
         return repository.name
-    short = shortened(revision.commit, [one.commit for one in repository.revisions])
-    return f"{repository.name}@{next(iter(revision.refs), short)}"
+    short = shortened(revision.commit_hash, [one.commit_hash for one in repository.revisions])
+    return f"{repository.name}@{min(revision.refs, default=short)}"
 
 
-def _rows(repository: CachedRepository, revision: CachedRevision) -> Iterator[Stored]:
+def bytes_at(path: Path) -> int:
+    """What the model at `path` takes: a file with all its parts, or the files of a directory."""
+    found = [path.with_name(name) for name in part_names(path.name) or (path.name,)]
+    if path.is_dir():
+        found = [Path(where) / name for where, _, names in os.walk(path) for name in names]
+    sizes = {}
+    for file in found:
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def _rows(repository: CachedRepository, revision: CachedRevisionInfo) -> Iterator[Stored]:
     """One model, or where a repository has GGUF files (each is one) a model for each of them."""
-    name = name_of(repository, revision)
-    ggufs = groups(revision)
-    among = {file.name for group in ggufs for file in group}
-    rest = tuple(file for file in revision.files if file.name not in among)
-    if not ggufs or any(file.name.endswith(".safetensors") for file in rest):
-        yield _row(name, repository, revision, rest)
+    name, files = name_of(repository, revision), files_of(revision)
+    ggufs: dict[str, dict[str, CachedFileInfo]] = {}  # the parts of one together
+    for file in [file for file in files if file.lower().endswith(".gguf")]:
+        ggufs.setdefault((part_names(file) or (file,))[0], {})[file] = files.pop(file)
+    if not ggufs or any(file.endswith(".safetensors") for file in files):
+        yield _row(name, repository, revision, files)
     _, at, rev = name.partition("@")
-    for group in ggufs:
-        yield _row(
-            f"hf:{repository.name}/{group[0].name}{at}{rev}", repository, revision, tuple(group)
-        )
+    for parts in ggufs.values():
+        first = next(iter(parts))
+        yield _row(f"hf:{repository.name}/{first}{at}{rev}", repository, revision, parts)
 
 
 def _row(
-    name: str, repository: CachedRepository, revision: CachedRevision, files: tuple[CachedFile, ...]
-) -> Stored:
-    one = _is_gguf(files)
-    here = [file for file in files if file.key is not None]
-    weights = [file for file in here if file.name.lower().endswith(WEIGHTS)]
+    name: str, repository: CachedRepository, revision: CachedRevisionInfo,
+    files: Mapping[str, CachedFileInfo],
+) -> Stored:  # fmt: skip
+    weights = [file for one, file in files.items() if one.lower().endswith(WEIGHTS)]
+    path = next(iter(files.values())).file_path if _is_gguf(files) else revision.snapshot_path
     model = StoredModel(
         name=name,
         place="hub cache",
-        path=str(files[0].path if one else revision.path),
-        bytes=on_disk(files),
+        path=str(path),
+        bytes=on_disk(files.values()),
         files=len(files),
-        revision=revision.commit,
-        refs=revision.refs,
-        last_used=max((file.used for file in weights or here), default=None),
-        state=state(revision, files),
+        revision=revision.commit_hash,
+        refs=tuple(sorted(revision.refs)),
+        last_used=max(
+            max(file.blob_last_accessed, file.blob_last_modified)
+            for file in weights or files.values()
+        ),
+        state=_state(revision, files),
     )
     return Stored(model=model, repository=repository, revision=revision, files=files)
 
 
-def state(revision: CachedRevision, files: tuple[CachedFile, ...]) -> str:
+def _state(revision: CachedRevisionInfo, files: Mapping[str, CachedFileInfo]) -> str:
     """`complete`, or what is wrong with the model that `files` of the revision are."""
-    marks = unverified(revision.path)
-    here = {file.name for file in files if file.key is not None and file.name not in marks}
+    snapshot = revision.snapshot_path
+    verified = files.keys() - unverified(snapshot)
     if _is_gguf(files):
-        parts = part_names(files[0].name) or (files[0].name,)
-        return COMPLETE if here.issuperset(parts) else BROKEN
-    if len(here) < len(files):
+        first = next(iter(files))
+        return COMPLETE if verified.issuperset(part_names(first) or (first,)) else BROKEN
+    if len(verified) < len(files):
         return BROKEN
-    return state_of(here, revision.path / INDEX, absent(revision.path))
+    return state_of(verified, snapshot / INDEX, absent(snapshot))
 
 
-def _is_gguf(files: tuple[CachedFile, ...]) -> bool:
-    return len(files) > 0 and files[0].name.lower().endswith(".gguf")
+def _is_gguf(files: Mapping[str, CachedFileInfo]) -> bool:
+    return next(iter(files)).lower().endswith(".gguf")
 
 
-def _unreadable(repository: CachedRepository) -> StoredModel:
+def _without_files(repository: CachedRepository) -> StoredModel:
     return StoredModel(
         name=repository.name, place="hub cache", path=str(repository.path), bytes=0, files=0,
-        revision=None, refs=(), last_used=None, state="unreadable" if repository.problem else
-        "nothing in it",
+        revision=None, refs=(), last_used=None,
+        state="unreadable" if repository.problem else "nothing in it",
     )  # fmt: skip
+
+
+def _sizes(folder: Path) -> Iterator[tuple[int, float]]:
+    """Bytes and last use of every file below `folder`; links are not followed, and take nothing."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield _facts(Path(where) / name)
+
+
+def _facts(path: Path) -> tuple[int, float]:
+    status = os.lstat(path)
+    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return size, max(status.st_atime, status.st_mtime)
 
 
 def _of_file(entry: CatalogEntry, path: Path) -> StoredModel:
     bundled = entry.folder is not None
-    files = list(regular(path)) if bundled else [facts(path)]
+    files = list(_sizes(path)) if bundled else [_facts(path)]
     return StoredModel(
         name=entry.name,
         place="package" if bundled else "llmcli cache",
         path=str(path),
-        bytes=sum(size for _, size, _ in files),
+        bytes=sum(size for size, _ in files),
         files=len(files),
         revision=None,
         refs=(),
-        last_used=None if bundled else max(used for _, _, used in files),
+        last_used=None if bundled else max(used for _, used in files),
         state=COMPLETE,
     )
 

@@ -1,9 +1,9 @@
-"""What is in the two caches and helps nobody: left by what was killed, or replaced by a newer one.
+"""What is in the two caches and is not needed: stale partial downloads, and replaced versions.
 
-In our cache: scratch of fetches that were killed, and versions of a file that the catalog no
-longer names. In the hub's, of models alone: halves of downloads, blobs that no snapshot links
-to, commits that a branch has moved on from, those of which a download only began, and
-repositories with nothing in them.
+In our cache: scratch of interrupted fetches, and versions of a file that the catalog no longer
+names. In the hub's, of models alone: partial downloads, blobs that no snapshot links to, commits
+that a branch has moved on from, those of which a download only began, and repositories with
+nothing in them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmcli.checkpoints.cache.hub import CachedRepository, files_of
 from llmcli.checkpoints.cache.inventory import Inventory, Stored, name_of, pinned
-from llmcli.checkpoints.cache.layout import CachedRepository
-from llmcli.checkpoints.cache.named import chosen
-from llmcli.checkpoints.cache.removal import Part, Piece, of_hub, of_own, of_repository
+from llmcli.checkpoints.cache.removal import (
+    Part,
+    Piece,
+    chosen,
+    of_hub,
+    of_own,
+    unlinked,
+    whole_repository,
+)
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.fetch import SCRATCH
 from llmcli.checkpoints.hub.files import SMALL
 from llmcli.reports.models import ago
 
 _VERSION = re.compile(r"(?P<name>.+)-[0-9a-f]{12}")
-_UNLOCKED_S = 3600.0  # after which a half that has no lock file is nobody's any more
+_UNLOCKED_S = 3600.0  # after which a partial download without a lock file is stale
 
 
 def left_over(inventory: Inventory, unused_since: float | None = None) -> list[Piece]:
@@ -48,7 +55,7 @@ def left_over(inventory: Inventory, unused_since: float | None = None) -> list[P
 
 
 def _paths(part: Part) -> tuple[Path, ...]:
-    return (part.revision.path, *(file.path for file in part.files))
+    return (part.revision.snapshot_path, *(file.file_path for file in part.files.values()))
 
 
 def _unused(inventory: Inventory, before: float) -> Iterator[tuple[Stored, str]]:
@@ -72,25 +79,25 @@ def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
             reason = "a version that the catalog no longer names"
             yield of_own(folder, version["name"], reason, [folder], inventory.own)
         elif scratch := sorted(folder.glob(SCRATCH + "*")):
-            reason = "left by a fetch that was killed"
+            reason = "left by an interrupted fetch"
             yield of_own(folder, entry.name, reason, scratch, inventory.own)
 
 
 def _needless(repository: CachedRepository) -> Iterator[Part]:
     """Commits that were replaced, or of which only the beginning was fetched.
 
-    Where no commit has a branch, they were asked for by commit, as the catalog does.
+    Where no commit has a branch, they were fetched by commit, as the catalog does.
     """
     branches = any(revision.refs for revision in repository.revisions)
     some = any(revision.files for revision in repository.revisions)
     for revision in repository.revisions:
-        reason = ""
+        reason, rests = "", _at_rest(revision.snapshot_path)
         if not revision.files:
-            reason = "a snapshot with nothing in it" if some and _at_rest(revision.path) else ""
+            reason = "a snapshot with nothing in it" if some and rests else ""
         elif not revision.refs and not pinned(repository, revision):
             if branches:
                 reason = "a branch has moved on from this commit"
-            elif all(file.name in SMALL for file in revision.files) and _at_rest(revision.path):
+            elif rests and all(name in SMALL for name in files_of(revision)):
                 reason = "what is beside weights, without them"
         if reason:
             yield Part(
@@ -98,36 +105,35 @@ def _needless(repository: CachedRepository) -> Iterator[Part]:
                 why=reason,
                 repository=repository,
                 revision=revision,
-                files=revision.files,
+                files=files_of(revision),
             )
 
 
 def _of_repository(repository: CachedRepository, inventory: Inventory) -> Iterator[Piece]:
     if repository.problem or repository.path.is_symlink():
         return
-    name, root = repository.name, inventory.root
+    root = inventory.root
     if not any(revision.files for revision in repository.revisions) and _at_rest(repository.path):
-        reason = "a repository with no model in it"
-        yield of_repository(repository, name, reason, [repository.path], root)
+        yield whole_repository(repository, "a repository with no model in it", root)
         return
-    linked = {file.blob for revision in repository.revisions for file in revision.files}
+    linked = {file.blob_path for revision in repository.revisions for file in revision.files}
     try:
         blobs = sorted(set((repository.path / "blobs").iterdir()) - linked)
     except OSError:
         return
-    halves = [blob for blob in blobs if blob.name.endswith(".incomplete")]
+    partial = [blob for blob in blobs if blob.name.endswith(".incomplete")]
     for reason, paths in (
-        ("half of a download that was killed", [h for h in halves if _ended(h, repository)]),
-        ("no snapshot links to it", [b for b in blobs if b not in halves and _at_rest(b)]),
+        ("a stale partial download", [half for half in partial if _ended(half, repository)]),
+        ("no snapshot links to it", [b for b in blobs if b not in partial and _at_rest(b)]),
     ):
         if paths:
-            yield of_repository(repository, name, reason, paths, root)
+            yield unlinked(repository, reason, paths, root)
 
 
-def _ended(half: Path, repository: CachedRepository) -> bool:
-    """Whether nobody writes it: it has a lock, taken before it is removed, or has rested long."""
-    etag = half.name.split(".")[0]
-    return (repository.locks / f"{etag}.lock").exists() or _at_rest(half)
+def _ended(partial: Path, repository: CachedRepository) -> bool:
+    """Whether no process writes it: it has a lock, which removal takes, or has rested long."""
+    etag = partial.name.split(".")[0]
+    return (repository.locks / f"{etag}.lock").exists() or _at_rest(partial)
 
 
 def _at_rest(path: Path) -> bool:

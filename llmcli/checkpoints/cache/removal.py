@@ -1,40 +1,62 @@
 """Removing models from the two caches: what goes together, who may be using it, and nothing else.
 
-Every path comes from a listing of the cache, none from what was typed or from inside a file, and
-is removed only if real directories lead to it from the cache's own: a link is never followed.
+What has to go of the hub's cache is huggingface_hub's to find and to delete. What it does not look
+at is looked at here: whether another process uses it, whether real directories lead to it from the
+cache (a link is never followed), and whether it is gone afterwards. Every path comes from a listing
+of the cache, none from what was typed or from inside a file.
 """
 
 from __future__ import annotations
 
+import difflib
 import errno
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmcli.checkpoints.cache.inventory import Inventory
-from llmcli.checkpoints.cache.layout import CachedFile, CachedRepository, CachedRevision
-from llmcli.checkpoints.cache.sizes import bytes_below
-from llmcli.checkpoints.cache.used import WEIGHTS, taken
+from llmcli.checkpoints.cache.hub import CachedRepository, files_of, lengthened
+from llmcli.checkpoints.cache.inventory import Inventory, Stored
+from llmcli.checkpoints.cache.locks import WEIGHTS, exclusive
+from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.files import shown, why
-from llmcli.errors import WriteFailed
-from llmcli.reports.models import Removal
+from llmcli.checkpoints.names import HubId, parse
+from llmcli.checkpoints.split import part_names
+from llmcli.errors import ModelNotFound, UsageError, WriteFailed
+from llmcli.reports.models import Place, Removal
+
+if TYPE_CHECKING:
+    from huggingface_hub import (
+        CachedFileInfo,
+        CachedRevisionInfo,
+        DeleteCacheStrategy,
+        HFCacheInfo,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """What is removed together: `paths` in that order, all below the cache `root`.
+    """What is removed together, below the cache `root`: the library's `strategy`, or `paths`.
 
-    `locks` are what others hold who use it or fetch it. `repository` is removed, too, once no
-    snapshot is left in it.
+    `locks` are what others hold who use it or fetch it.
     """
 
-    told: Removal
+    removal: Removal
     root: Path
-    paths: tuple[Path, ...]
     locks: tuple[Path, ...]
-    repository: Path | None = None
+    paths: tuple[Path, ...] = ()
+    strategy: DeleteCacheStrategy | None = None
+
+    @property
+    def goes(self) -> tuple[Path, ...]:
+        """Everything that it deletes."""
+        plan = self.strategy
+        if plan is None:
+            return self.paths
+        return (*plan.repos, *plan.snapshots, *plan.files, *plan.refs, *plan.blobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,70 +66,203 @@ class Part:
     name: str
     why: str
     repository: CachedRepository
-    revision: CachedRevision
-    files: tuple[CachedFile, ...]
+    revision: CachedRevisionInfo
+    files: Mapping[str, CachedFileInfo]
+
+
+# from what is typed after `models rm` to what is removed
+
+
+def pieces_of(
+    names: Sequence[str], inventory: Inventory, revision: str | None = None
+) -> list[Piece]:
+    """What has to go for each of `names`, as they are typed after `-m`, each of them once.
+
+    `revision` is that of all of them, None where each has its own or the default branch's.
+    Raises UsageError for what is in no cache, ModelNotFound for what is not on this machine.
+    """
+    found = [_selected(name, inventory, revision) for name in dict.fromkeys(names)]
+    pieces = [one for one in found if isinstance(one, Piece)]
+    return pieces + of_hub([one for one in found if isinstance(one, Part)], inventory)
+
+
+def _selected(name: str, inventory: Inventory, revision: str | None) -> Part | Piece:
+    """The part of a repository, or all of something else, that `name` stands for."""
+    for stored in inventory.stored() if revision is None else ():
+        if stored.model.name == name:
+            if stored.model.place == "package":
+                raise UsageError(
+                    f"`{name}` ships with llmcli and cannot be removed by itself",
+                    hint="`llmcli models list` shows what can",
+                )
+            if stored.model.place == "nowhere":
+                raise _not_here(name, inventory)
+            return chosen(stored, inventory, "")
+    found = parse(name, revision=revision)
+    if isinstance(found, Path):
+        raise UsageError(
+            f"`{shown(name)}` is a path, and `models rm` removes what is in the caches",
+            hint="remove the file itself, or name a model of `llmcli models list`",
+        )
+    part = _of_id(name, found, inventory) if isinstance(found, HubId) else None
+    if part is None:
+        raise _not_here(name, inventory)
+    return part
+
+
+def chosen(stored: Stored, inventory: Inventory, reason: str) -> Part | Piece:
+    """What has to go for a model of the inventory that is in one of the caches."""
+    name = stored.model.name
+    if stored.repository is None:
+        assert stored.model.path is not None
+        folder = inventory.own / Path(stored.model.path).parent.name
+        return of_own(folder, name, reason, [folder], inventory.own)
+    if stored.revision is None:
+        return whole_repository(stored.repository, reason, inventory.root)
+    return Part(
+        name=name, why=reason, repository=stored.repository, revision=stored.revision,
+        files=stored.files,
+    )  # fmt: skip
+
+
+def _of_id(name: str, hub: HubId, inventory: Inventory) -> Part | None:
+    """What a line of the list has another name for: another branch, a commit, all GGUF files."""
+    wanted = hub.revision or "main"
+    for repository in inventory.repositories:
+        if repository.name != hub.repository:
+            continue
+        commit = lengthened(wanted, [one.commit_hash for one in repository.revisions])
+        for revision in repository.revisions:
+            if wanted not in revision.refs and commit != revision.commit_hash:
+                continue
+            files = files_of(revision)
+            if hub.file is not None:
+                parts = part_names(hub.file) or (hub.file,)
+                files = {part: files[part] for part in parts if part in files}
+            if files:
+                return Part(name=name, why="", repository=repository, revision=revision,
+                            files=files)  # fmt: skip
+    return None
+
+
+def _not_here(name: str, inventory: Inventory) -> ModelNotFound:
+    here = [s.model.name for s in inventory.stored() if s.model.place != "nowhere"]
+    near = difflib.get_close_matches(name, here, n=1)
+    hint = "`llmcli models list` shows what is"
+    if near and name not in CATALOG:
+        hint = f"did you mean `{shown(near[0], 200)}`?"
+    return ModelNotFound(f"`{shown(name)}` is not on this machine", hint=hint)
+
+
+# what goes together
 
 
 def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
-    """A piece for each part: its links and branches, then the blobs that nothing else links to."""
-    stays = _staying(parts, inventory)
-    kept, keys = {file.blob for file in stays}, {file.key for file in stays} | {None}
-    alive = {file.path for file in stays}
-    last = {part.revision.path: part for part in parts}
+    """A piece for each part, in order: what the library deletes once the parts before are gone.
+
+    What several need goes with the last of them. Files beside which no weights are left go too.
+    """
+    left: dict[Path, HFCacheInfo | None] = {}
     pieces = []
     for part in parts:
-        blobs, freed = _own_blobs(part.repository), 0
-        whole = part is last[part.revision.path] and alive.isdisjoint(
-            file.path for file in part.revision.files
-        )
-        files = part.revision.files if whole else part.files
-        gone = []
-        for file in files:
-            inside = file.blob.parent == blobs or file.blob == file.path
-            if inside and file.key not in keys:
-                keys.add(file.key)
-                freed += file.size
-            if file.blob.parent == blobs and file.blob not in kept:
-                kept.add(file.blob)
-                gone.append(file.blob)
-        refs = [part.repository.path / "refs" / ref for ref in part.revision.refs]
-        first = [*refs, part.revision.path] if whole else [file.path for file in files]
+        path, snapshot = part.repository.path, part.revision.snapshot_path
+        info = left.get(path, part.repository.scanned)
+        repository = None if info is None else next(iter(info.repos), None)
+        revisions = frozenset() if repository is None else repository.revisions
+        revision = next((one for one in revisions if one.snapshot_path == snapshot), None)
+        if info is None or repository is None or revision is None:
+            continue  # another part has all of it
+        gone = {file.file_path for file in part.files.values()}
+        rest = frozenset(file for file in revision.files if file.file_path not in gone)
+        if any(file.file_path.name.lower().endswith(WEIGHTS) for file in rest):
+            strategy = info.delete_files(*(revision.files - rest))
+            remaining = revisions - {revision} | {replace(revision, files=rest)}
+            where = sorted(strategy.files)
+        else:
+            strategy = info.delete_revisions(revision.commit_hash)
+            remaining, where = revisions - {revision}, [snapshot]
+        repositories = {replace(repository, revisions=remaining)} if remaining else set()
+        left[path] = replace(info, repos=frozenset(repositories))
+        homes = [one.revision.snapshot_path for one in parts if one.repository is part.repository]
         pieces.append(
-            _piece(part.name, part.why, freed, (*first, *gone), inventory.root, part.repository,
-                   [p.revision.path for p in parts if p.repository is part.repository])
-        )  # fmt: skip
+            _piece(part.name, part.why, part.repository, strategy, where, homes, inventory.root)
+        )
     return pieces
 
 
-def of_repository(
-    repository: CachedRepository, name: str, reason: str, paths: Sequence[Path], root: Path
-) -> Piece:
-    """Files in `repository` that no snapshot links to, or the whole of it.
-
-    That needs the locks of all snapshots, also of those that could not be read.
-    """
-    freed = sum(map(bytes_below, paths))
+def whole_repository(repository: CachedRepository, reason: str, root: Path) -> Piece:
+    """All of a repository, which takes the locks of all snapshots, of unreadable ones too."""
     homes = [
         home
-        for home in sorted(repository.path.glob("snapshots/*") if repository.path in paths else ())
+        for home in sorted(repository.path.glob("snapshots/*"))
         if home.is_dir() and not home.is_symlink()
     ]
-    return _piece(name, reason, freed, tuple(paths), root, repository, homes)
+    strategy = _strategy(root, [repository.path], repos=frozenset({repository.path}))
+    return _piece(repository.name, reason, repository, strategy, [], homes, root)
+
+
+def unlinked(
+    repository: CachedRepository, reason: str, blobs: Sequence[Path], root: Path
+) -> Piece:
+    """Files in `repository` that no snapshot links to."""
+    strategy = _strategy(root, blobs, blobs=frozenset(blobs))
+    return _piece(repository.name, reason, repository, strategy, [], [], root)
 
 
 def of_own(folder: Path, name: str, reason: str, paths: Sequence[Path], root: Path) -> Piece:
     """`paths` in the directory `folder` of our cache, or that directory itself."""
-    told = Removal(
-        name=name, place="llmcli cache", why=reason, bytes=sum(map(bytes_below, paths)),
-        paths=tuple(map(str, paths)),
+    removal = _removal(name, "llmcli cache", reason, sum(map(_bytes_below, paths)), paths)
+    return Piece(removal=removal, root=root, paths=tuple(paths), locks=(folder, folder / ".lock"))
+
+
+def _strategy(
+    root: Path, paths: Sequence[Path], *, repos: frozenset[Path] = frozenset(),
+    blobs: frozenset[Path] = frozenset(),
+) -> DeleteCacheStrategy:  # fmt: skip
+    """For what a scan does not list."""
+    from huggingface_hub import DeleteCacheStrategy
+
+    return DeleteCacheStrategy(
+        expected_freed_size=sum(map(_bytes_below, paths)), repos=repos, blobs=blobs,
+        refs=frozenset(), snapshots=frozenset(), cache_dir=root,
     )  # fmt: skip
-    return Piece(told=told, root=root, paths=tuple(paths), locks=(folder, folder / ".lock"))
+
+
+def _piece(
+    name: str, reason: str, repository: CachedRepository, strategy: DeleteCacheStrategy,
+    where: Sequence[Path], homes: Sequence[Path], root: Path,
+) -> Piece:  # fmt: skip
+    """`where` the model lies is the first of the paths that are shown."""
+    rest = [strategy.repos, strategy.snapshots, strategy.refs, strategy.blobs]
+    paths = dict.fromkeys([*where, *(path for kind in rest for path in sorted(kind))])
+    removal = _removal(name, "hub cache", reason, strategy.expected_freed_size, [*paths])
+    locks = (*homes, *sorted(repository.locks.glob("*.lock")))
+    return Piece(removal=removal, root=root, locks=locks, strategy=strategy)
+
+
+def _removal(name: str, place: Place, reason: str, nbytes: int, paths: Sequence[Path]) -> Removal:
+    return Removal(name=name, place=place, why=reason, bytes=nbytes, paths=tuple(map(str, paths)))
+
+
+def _bytes_below(path: Path) -> int:
+    """What a file, or all files in a directory, take on the disk; links take nothing."""
+    if path.is_symlink():
+        return 0
+    if path.is_dir():
+        return sum(_bytes_below(Path(w) / name) for w, _, names in os.walk(path) for name in names)
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+# removing it
 
 
 def remove(
     pieces: Sequence[Piece], planned: Callable[[], list[Piece]], *, passing_over: bool
 ) -> tuple[list[Removal], list[str]]:
-    """Removes `pieces`; what `planned` lists no longer once all locks are held stays.
+    """Removes `pieces`, as `planned` lists them once all locks are held.
 
     Returns what is gone, and lines about what is not. Where something is in use or cannot be
     removed: with `passing_over` the rest goes; else WriteFailed, and for what is in use before
@@ -117,116 +272,79 @@ def remove(
     kept: list[str] = []
     for together in [[piece] for piece in pieces] if passing_over else [pieces]:
         try:
-            _remove_together(together, planned)
+            gone += _remove_together(together, planned)
         except WriteFailed as error:
             if not passing_over:
                 raise
             kept.append(error.message)
-        else:
-            gone += [piece.told for piece in together]
     return gone, kept
 
 
-def _remove_together(pieces: Sequence[Piece], planned: Callable[[], list[Piece]]) -> None:
-    names = shown(", ".join(piece.told.name for piece in pieces), 200)
+def _remove_together(
+    pieces: Sequence[Piece], planned: Callable[[], list[Piece]]
+) -> list[Removal]:
+    names = shown(", ".join(piece.removal.name for piece in pieces), 200)
     for piece in pieces:
-        for path in piece.paths:
-            _need_inside(path, piece.root)
+        _need_inside(piece)
+    wanted = {(piece.removal.name, piece.removal.why) for piece in pieces}
+    held = {lock: None for piece in pieces for lock in piece.locks}
+    gone = []
     try:
-        with taken(tuple(lock for piece in pieces for lock in piece.locks)) as holder:
-            if holder is not None:
-                raise WriteFailed(
-                    f"`{names}` is in use: another process holds `{shown(holder)}`",
-                    hint="wait until that one has ended",
-                )
+        with exclusive(tuple(held)) as holder:
+            _need_free(names, holder)
             # a download may have ended since, whose snapshot links to a blob of the first plan
-            still = {path for piece in planned() for path in piece.paths}
-            for piece in pieces:
-                _remove(piece, still)
+            current = [p for p in planned() if (p.removal.name, p.removal.why) in wanted]
+            new = {lock: None for piece in current for lock in piece.locks if lock not in held}
+            with exclusive(tuple(new)) as holder:
+                _need_free(names, holder)
+                for piece in current:
+                    _need_inside(piece)
+                    _delete(piece)
+                    gone.append(piece.removal)
     except OSError as error:
         place = f" (`{shown(Path(error.filename))}`)" if error.filename else ""
         raise WriteFailed(
             f"`{names}` cannot be removed: {why(error)}{place}",
             hint="see who owns the files of the cache",
         ) from None
+    return gone
 
 
-def _staying(parts: Sequence[Part], inventory: Inventory) -> list[CachedFile]:
-    """All files of the cache but those of `parts`, and but what is no model without them."""
-    gone = {file.path for part in parts for file in part.files}
-    for revision in {part.revision.path: part.revision for part in parts}.values():
-        rest = [file for file in revision.files if file.path not in gone]
-        if not any(file.name.lower().endswith(WEIGHTS) for file in rest):
-            gone.update(file.path for file in rest)  # a card and a configuration
-    return [
-        file
-        for repository in inventory.repositories
-        for revision in repository.revisions
-        for file in revision.files
-        if file.path not in gone
-    ]
-
-
-def _own_blobs(repository: CachedRepository) -> Path:
-    return repository.path / "blobs"
-
-
-def _piece(
-    name: str, reason: str, freed: int, paths: tuple[Path, ...], root: Path,
-    repository: CachedRepository, homes: Iterable[Path],
-) -> Piece:  # fmt: skip
-    listed = sorted(paths, key=lambda path: path.parent.name != "snapshots")  # where it lies
-    told = Removal(
-        name=name, place="hub cache", why=reason, bytes=freed, paths=tuple(map(str, listed))
-    )
-    locks = (*homes, *sorted(repository.locks.glob("*.lock")))
-    return Piece(told=told, root=root, paths=paths, locks=locks, repository=repository.path)
-
-
-def _remove(piece: Piece, still: set[Path]) -> None:
-    for path in piece.paths:
-        if path in still:
-            _delete(path, piece.root)
-    repository = piece.repository
-    if repository is not None and not any(s.is_dir() for s in repository.glob("snapshots/*")):
-        _delete(repository, piece.root)
-
-
-def _need_inside(path: Path, root: Path) -> None:
-    """Raises WriteFailed unless real directories lead from `root` to `path`.
-
-    What lies in the cache itself is a directory of one model, and may be no link either.
-    """
-    inner = path.relative_to(root)
-    folders = [root / Path(*inner.parts[:depth]) for depth in range(1, max(2, len(inner.parts)))]
-    link = next((folder for folder in folders if folder.is_symlink()), None)
-    if ".." in inner.parts or link is not None:
+def _need_free(names: str, holder: Path | None) -> None:
+    if holder is not None:
         raise WriteFailed(
-            f"`{shown(link or path)}` leads out of the cache, where nothing is removed",
-            hint="remove the link by hand, and what it leads to if that is not needed either",
+            f"`{names}` is in use: another process holds `{shown(holder)}`",
+            hint="wait until that one has ended",
         )
 
 
-def _delete(path: Path, root: Path) -> None:
-    """A file, a link (never what it leads to), or a directory with all that is in it."""
-    _need_inside(path, root)
-    if path.is_symlink() and path.parent.name == "blobs":
-        _delete_shared(path, root)
-    elif path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path)
+def _need_inside(piece: Piece) -> None:
+    """Raises WriteFailed unless real directories lead from the cache to all that goes.
+
+    What lies in the cache itself is a directory of one model, and may be no link either; nor may
+    be the directories of a repository that goes as a whole.
+    """
+    repositories = () if piece.strategy is None else piece.strategy.repos
+    inner = [repo / name / "x" for repo in repositories for name in ("blobs", "refs", "snapshots")]
+    for path in (*piece.goes, *inner):
+        parts = path.relative_to(piece.root).parts
+        folders = [piece.root.joinpath(*parts[:n]) for n in range(1, max(2, len(parts)))]
+        link = next((folder for folder in folders if folder.is_symlink()), None)
+        if ".." in parts or link is not None:
+            raise WriteFailed(
+                f"`{shown(link or path)}` leads out of the cache, where nothing is removed",
+                hint="remove the link by hand, and what it leads to if that is not needed either",
+            )
 
 
-def _delete_shared(blob: Path, root: Path) -> None:
-    """A blob that the library shares between repositories: it counts who else needs it."""
-    from huggingface_hub import DeleteCacheStrategy
-
-    nothing: frozenset[Path] = frozenset()
-    strategy = DeleteCacheStrategy(
-        expected_freed_size=0, blobs=frozenset({blob}), refs=nothing, repos=nothing,
-        snapshots=nothing, cache_dir=root,
-    )  # fmt: skip
-    strategy.execute()
-    if os.path.lexists(blob):  # the library only logs what it may not remove
-        raise PermissionError(errno.EACCES, "permission denied", str(blob))
+def _delete(piece: Piece) -> None:
+    """Raises OSError, for what the library only logs as well."""
+    if piece.strategy is None:
+        for path in piece.paths:
+            shutil.rmtree(path)
+        return
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it would print a traceback
+    piece.strategy.execute()
+    for path in piece.goes:
+        if os.path.lexists(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

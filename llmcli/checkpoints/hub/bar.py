@@ -1,4 +1,4 @@
-"""Bytes over all files of a download, told to our progress instead of huggingface_hub's bars."""
+"""Bytes over all files of a download, for our progress instead of huggingface_hub's bars."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bar(count: Counted, check_room: Callable[[int], None] | None = None) -> Any:
 
         def __init__(self, **options: Any) -> None:
             if options.get("total") is None:
-                raise NetworkError("the hub does not tell how large a file is")
+                raise NetworkError("the hub does not state how large a file is")
             self.total = int(options["total"])
             self._done = int(options.get("initial") or 0)
             if check_room is not None:

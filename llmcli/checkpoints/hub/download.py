@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from llmcli.checkpoints.cache.commits import spelled_out
+from llmcli.checkpoints.cache.hub import spelled_out
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.checkpoints.hub.calls import explained

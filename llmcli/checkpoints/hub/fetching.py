@@ -1,4 +1,4 @@
-"""Fetches files of the hub into its cache: room is asked for, and large ones are verified."""
+"""Fetches files of the hub into its cache: free space is checked, and large ones are verified."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fetch_files(
 
     What another fetch of ours left there before it was verified is verified now, or fetched again.
     For use inside `explained`. Raises WriteFailed before anything is fetched where the cache has
-    no room for it, CheckpointError for a file whose sha256 is not what the hub told.
+    no room for it, CheckpointError for a file whose sha256 is not the one that the hub states.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -89,7 +89,7 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
 
 
 def _remove_left_overs(blob: Path) -> None:
-    """What killed downloads of the same file left, unless one of them is at it again."""
+    """Stale partial downloads of the same file; those of a running one stay."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     lock = blob.parents[2] / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
@@ -107,15 +107,15 @@ def _check_room(needed: int) -> None:
     folder = Path(constants.HF_HUB_CACHE).expanduser().absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    with contextlib.suppress(OSError):  # what cannot be asked is found out by writing
+    with contextlib.suppress(OSError):  # what is unknown is found out by writing
         if needed > shutil.disk_usage(folder).free:
             raise unwritable(None, room=needed)
 
 
 def _verify(name: str, path: Path, listing: Listing) -> None:
-    """Compares a file with the digest that the hub told: of a large one its name in the cache.
+    """Compares a file with the digest that the hub states: of a large one its name in the cache.
 
-    A wrong one is removed, so that nothing finds it. What the hub tells no digest of passes.
+    A wrong one is removed, so that nothing finds it. What the hub has no digest of passes.
     """
     blob = path.resolve()
     expected, kind = listing.sha256.get(name), "sha256"

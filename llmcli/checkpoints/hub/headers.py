@@ -139,7 +139,7 @@ def _write_header(model: HubId, name: str, listing: Listing, target: Path) -> No
     size = listing.sizes[name]
     if (size or 0) > _MAX_FILE:
         raise CheckpointError(
-            f"`{shown(name)}` has {size} bytes, as the hub tells, which no file has",
+            f"`{shown(name)}` has {size} bytes, as the hub states, which no file has",
             hint="look for another repository with the same model",
         )
     if name.lower().endswith(".gguf"):

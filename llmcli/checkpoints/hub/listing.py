@@ -1,4 +1,4 @@
-"""What a repository on the hub holds, as the hub tells it: checked, for the hub is a stranger."""
+"""What a repository on the hub holds, as the hub states it: checked, for it is untrusted."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """A repository at one commit: bytes of each file (None: not told), and digests.
+    """A repository at one commit: bytes of each file (None: not stated), and digests.
 
-    `sha256` of the large ones, `git`: the names that git gives the others, where they are told.
+    `sha256` of the large ones, `git`: the names that git gives the others, where they are stated.
     """
 
     commit: str
@@ -51,8 +51,8 @@ def listed(model: HubId) -> Listing:
         url += f"/revision/{quote(model.revision, safe='')}"
     body = _body(url + "?blobs=true")
     try:
-        told = json.loads(body)
-        sha, siblings = told["sha"], told["siblings"]
+        stated = json.loads(body)
+        sha, siblings = stated["sha"], stated["siblings"]
         if not COMMIT.fullmatch(sha):
             raise ValueError("its commit is none")
         if len(siblings) > _MOST_FILES:
@@ -70,26 +70,28 @@ def listed(model: HubId) -> Listing:
             f"what answers for the hub ({shown(constants.ENDPOINT)}) does not speak its language",
             hint="check HF_ENDPOINT, and whether the network wants a login in a browser first",
         ) from None
-    return Listing(commit=sha, sizes=sizes, sha256=_told(large, SHA256), git=_told(small, COMMIT))
+    return Listing(
+        commit=sha, sizes=sizes, sha256=_digests(large, SHA256), git=_digests(small, COMMIT)
+    )
 
 
-def _name(told: Any) -> str:
+def _name(stated: Any) -> str:
     """The name of a file, which becomes one below the cache; CheckpointError for any other text."""
-    if not isinstance(told, str):
+    if not isinstance(stated, str):
         raise ValueError("a name that is none")
     try:
-        odd = any(len(part) > 255 for part in told.encode().split(b"/"))
+        odd = any(len(part) > 255 for part in stated.encode().split(b"/"))
     except UnicodeEncodeError:
         odd = True
-    if odd or set(told) & set("\\\0") or {"", ".", ".."} & set(told.split("/")):
+    if odd or set(stated) & set("\\\0") or {"", ".", ".."} & set(stated.split("/")):
         raise CheckpointError(
-            f"the hub names a file `{shown(told)}`, which is no name",
+            f"the hub names a file `{shown(stated)}`, which is no name",
             hint="look for another repository with the same model",
         )
-    return told
+    return stated
 
 
-def _told(digests: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, str]:
+def _digests(digests: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, str]:
     return {
         name: digest
         for name, digest in digests.items()
@@ -97,8 +99,8 @@ def _told(digests: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, str
     }
 
 
-def _size(told: Any) -> int | None:
-    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else None
+def _size(stated: Any) -> int | None:
+    return stated if type(stated) is int and stated >= 0 else None
 
 
 def _body(url: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -12,16 +13,19 @@ from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import need_directory
-from llmcli.commands.bench.ending import finish, machine_words
-from llmcli.commands.bench.options import SubjectOptions, SweptOptions
-from llmcli.commands.bench.runs import BenchOutput, OurOptions, RunOptions
-from llmcli.commands.bench.settings import Plan, model_names, planned
-from llmcli.commands.bench.unused import UnusedOptions, unused_names
+from llmcli.commands.bench.options import (
+    BenchOutput,
+    OurOptions,
+    RunOptions,
+    SubjectOptions,
+    SweptOptions,
+    UnusedOptions,
+)
+from llmcli.commands.bench.request import bench_request, model_names
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.commands.bench.report.results import BenchRow
-    from llmcli.commands.bench.view.markdown import Shown
+    from llmcli.commands.bench.report.results import BenchRequest, BenchRow
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
 PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
@@ -61,38 +65,38 @@ def command(
     out = Output("bench", output)
     _check(runs, ours, output)
     if runs.list_devices:
-        from llmcli.commands.bench.devices import device_lines
+        from llmcli.commands.bench.ending import device_lines
 
         out.write("".join(device_lines()))
         return
     if tests.hf_token:
         os.environ["HF_TOKEN"] = tests.hf_token
     models = model_names(tests)
-    planned(models or ("",), 1, tests, swept, unused)  # refused before anything is imported
+    request = partial(
+        bench_request, tests=tests, swept=swept, runs=runs, ours=ours, unused=unused
+    )  # fmt: skip
+    request(models or ("",), threads=1)  # refused before anything is imported
     need_directory()
     with Progress(out, "starting …"), SIGNALS.abrupt():
         import torch
-    found = models or (_default_model(ours, runs, out),)
-    plan = planned(found, torch.get_num_threads(), tests, swept, unused)
-    _note_unused(unused, out)
-    _measure(plan, runs, ours, out)
+    models = models or (_default_model(ours, runs, out),)
+    if names := [f"`{name}`" for name in unused.names]:
+        out.note(f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect here")
+
+    _run(request(models, threads=torch.get_num_threads()), runs, out)
 
 
-def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> None:
-    """Runs the sweep, and writes what comes of it."""
-    from llmcli.commands.bench.build import bencher
-    from llmcli.commands.bench.measure.plan import needed
+def _run(request: BenchRequest, runs: RunOptions, out: Output) -> None:
+    """Measures, writing each row as it is there, and ends with what the rows have in common."""
+    from llmcli.commands.bench.ending import bencher, finish, machine_words
     from llmcli.commands.bench.measure.sweep import sweep
-    from llmcli.commands.bench.run import Suppliers
-    from llmcli.commands.bench.streams import Status, Streams, make_writer
+    from llmcli.commands.bench.streams import Status, open_streams
+    from llmcli.commands.bench.suppliers import Suppliers
     from llmcli.observe.busy import Busy
 
-    by, shown = bencher(), _shown(plan, ours)
-    format = "none" if out.json else runs.output or "md"
-    streams = Streams(out, make_writer(format, by, shown), make_writer(runs.output_err, by, shown))
-    status = Status(out, lines=runs.progress)
-    shapes = all(settings.device == "meta" for settings in plan.configurations)
-    if runs.verbose:
+    by, status = bencher(), Status(out, lines=runs.progress)
+    streams = open_streams(out, by, request, runs)
+    if request.verbose:
         out.note(", ".join(machine_words()))
 
     def on_row(row: BenchRow) -> None:
@@ -100,37 +104,15 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
         SIGNALS.check()
         streams.row(row)
 
-    longest = max(needed(test) for test in plan.tests)
-    with Suppliers(
-        ours, out, status, verbose=runs.verbose, shapes=shapes, longest=longest
-    ) as suppliers:
+    with Suppliers(request, out, status) as suppliers:
         streams.begin()
         busy = Busy()
-        report = sweep(
-            plan.configurations,
-            plan.tests,
-            repetitions=runs.repetitions,
-            warmup=not runs.no_warmup,
-            delay_s=runs.delay,
-            seed=ours.seed,
-            load=suppliers.load,
-            peer=suppliers.peer if ours.against is not None else None,
-            peer_name=ours.against or "transformers",
-            ceilings=suppliers.ceilings,
-            on_row=on_row,
-            on_progress=status.said,
-            known=suppliers.known,
-        )
+        report = sweep(request, suppliers, on_row=on_row, on_progress=status.said)
         status.erase()
         streams.end()
-        computing = [row.settings.n_threads for row in report.rows if _on_cpu(row)]
-        load = busy.load(max(computing, default=1))
+        load = busy.load(report.cpu_threads)
         report = replace(report, checks=suppliers.checks, machine_load=load)
-        finish(report, format, by, suppliers, ours, out)
-
-
-def _on_cpu(row: BenchRow) -> bool:
-    return row.ran is not None and row.ran.device == "cpu"
+        finish(report, runs.output, by, request, list(suppliers.models.values()), out)
 
 
 def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
@@ -141,7 +123,7 @@ def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
             hint="`-o json` is llama-bench's array, `--json` one document with everything",
         )
     if output.json and runs.list_devices:
-        raise UsageError("`--list-devices` is for people and goes without `--json`")
+        raise UsageError("`--list-devices` prints text only and goes without `--json`")
     ModelOptions(quantize=ours.quantize).check()
     if ours.against is not None and find_spec(PACKAGES[ours.against]) is None:
         package = {"llama.cpp": "llama-cpp-python"}.get(ours.against, ours.against)
@@ -154,7 +136,7 @@ def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
 def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
     """The name of the model where none is named; fetched if it has to be, `tiny` if it cannot.
 
-    An array of rows is one, too, where that is interrupted.
+    `-o json` is an array of rows, an empty one, even where this is interrupted.
     """
     from llmcli.checkpoints.locate import find
 
@@ -171,30 +153,3 @@ def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
         if runs.output == "json":
             out.write("[]\n")
         raise
-
-
-def _note_unused(unused: UnusedOptions, out: Output) -> None:
-    names = unused_names(unused)
-    if names:
-        listed = ", ".join(f"`{name}`" for name in names)
-        out.note(f"{listed} {'has' if len(names) == 1 else 'have'} no effect here")
-
-
-def _shown(plan: Plan, ours: OurOptions) -> Shown:
-    """Which columns the Markdown table has: of a GPU, of a CPU, of what varies."""
-    from llmcli.commands.bench.view.markdown import Shown
-    from llmcli.devices import resolve_device
-
-    def gpu(device: str, layers: int) -> bool:
-        if device == "auto":
-            return layers != 0 and resolve_device("auto").type != "cpu"
-        return device.partition(":")[0] in ("cuda", "mps")
-
-    found = {gpu(settings.device, settings.n_gpu_layers) for settings in plan.configurations}
-    return Shown(
-        settings=plan.configurations,
-        default=plan.default,
-        gpu=True in found,
-        cpu=False in found,
-        engines=ours.against is not None,
-    )

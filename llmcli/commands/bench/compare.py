@@ -23,10 +23,10 @@ Examples:
   llmcli bench compare before.json after.json
   llmcli bench compare llama-bench.csv ours.md
   llmcli bench -m tiny -o jsonl | llmcli bench compare before.jsonl - --fail-if-slower 5%
-  llmcli bench compare A.sql B.sql --json
+  llmcli bench compare A.csv B.csv --json
 
-A file is told by what is in it: JSON, JSONL, CSV, SQL or Markdown of llama-bench or of
-`llmcli bench`, or an SQLite database with llama-bench's table.
+The format of a file is detected: JSON, JSONL, CSV or Markdown, of llama-bench or of
+`llmcli bench`.
 """
 MOST = 32 << 20  # bytes of a file, some ten thousand rows
 HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for stdin"
@@ -49,24 +49,22 @@ class CompareOptions:
 def command(sides: CompareOptions, output: OutputOptions) -> None:
     """How much faster result B of a benchmark is than result A, test by test.
 
-    Tests are the same where everything is that varies within a file; what is fixed in each file
-    may differ, and is told. The ratio of B to A comes with its 95 % interval: where 1 is in it,
-    the difference is noise. Exit 1 where the two have no test in common.
+    Tests match where all settings that vary within a file are equal; settings that are fixed in
+    each file may differ and are listed. The ratio of B to A comes with its 95 % interval: where 1
+    is in it, the difference is noise. Exit 1 where the two have no test in common.
     """
     bound = None if sides.fail_if_slower is None else _share(sides.fail_if_slower)
     if sides.first == sides.second == "-":
         raise UsageError("`-` can be one side only", hint="write one of them to a file")
     out = Output("bench-compare", output)
     from llmcli.commands.bench.measure.compare import compare_results
+    from llmcli.commands.bench.view.comparison import render_comparison
 
     read = [_read(path, out) for path in (sides.first, sides.second)]
     report = compare_results(*read, slower_than=bound)
-    if out.json:
-        out.document(_body(report), model=None, environment=environment())
-    else:
-        from llmcli.commands.bench.view.comparison import render_comparison
-
-        out.show(render_comparison(report))
+    out.present(
+        lambda: render_comparison(report), _body(report), model=None, environment=environment()
+    )
     _require(report)
 
 

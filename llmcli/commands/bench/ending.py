@@ -2,20 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import llmcli
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.output import Output
 from llmcli.cli.running import kernels_of
-from llmcli.commands.bench.runs import OurOptions
+from llmcli.commands.bench.report.fields import Bencher, device_words
+from llmcli.commands.bench.report.results import BenchReport, BenchRequest
+from llmcli.commands.bench.view.formats import row_object
 from llmcli.errors import LlmcliError
 from llmcli.observe.environment import environment
+from llmcli.observe.memory import machine_devices
+from llmcli.reports.ceilings import Ceilings
+from llmcli.reports.checks import checks_document
+from llmcli.reports.numbers import counted
 
-if TYPE_CHECKING:
-    from llmcli.commands.bench.report.fields import Bencher
-    from llmcli.commands.bench.report.results import BenchReport
-    from llmcli.commands.bench.run import Suppliers
+_SECONDS = 5
+
+
+def bencher() -> Bencher:
+    """The program and the machine; a number of 0 stands for an installed version.
+
+    llama-bench's number counts the commits, and so does ours where there are any to count.
+    """
+    machine = environment()
+    root = Path(llmcli.__file__).resolve().parents[1]
+    commit, number = llmcli.__version__, 0
+    if (root / ".git").exists():  # not that of a project which has us in its own environment
+        said = _git(root, "rev-parse", "--short=8", "HEAD")
+        count = _git(root, "rev-list", "--count", "HEAD")
+        if said and count.isdecimal():
+            commit, number = said, int(count)
+    return Bencher(
+        build_commit=commit,
+        build_number=number,
+        cpu_info=machine.processor,
+        gpu_info=", ".join(machine.gpus),
+    )
+
+
+def _git(root: Path, *words: str) -> str:
+    """What git says, nothing where it is not installed or refuses."""
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(root), *words],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.strip()
+
+
+def device_lines() -> Iterator[str]:
+    """`CUDA0: name (MiB, MiB free)`, as llama-bench lists them; the CPU, too."""
+    yield "Available devices:\n"
+    for device in machine_devices():
+        name = "CPU" if device.device == "cpu" else device_words(device.device)
+        sizes = [
+            f"{'unknown' if nbytes is None else nbytes // 2**20} MiB{word}"
+            for nbytes, word in ((device.total_bytes, ""), (device.free_bytes, " free"))
+        ]
+        yield f"  {name}: {device.name} ({', '.join(sizes)})\n"
+
+
+def bench_document(
+    report: BenchReport, by: Bencher, models: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Rows with the keys of `-o json` and the time of every token, ratios, ceilings."""
+    return {
+        "models": models,
+        "rows": [
+            row_object(row, by) | {"number": row.number, "samples_token_ns": row.token_ns}
+            for row in report.rows
+        ],
+        "against": [
+            vars(pair) | {"test": pair.test.name, "undecided": pair.undecided}
+            for pair in report.against
+        ],
+        "ceilings": [_ceilings(ceilings) for ceilings in report.ceilings],
+        "machine_load": report.machine_load and report.machine_load.document(),
+        "checks": checks_document(report.checks),
+        "interrupted": report.interrupted,
+        "finish_reason": "interrupted" if report.interrupted else "complete",
+    }
+
+
+def _ceilings(ceilings: Ceilings) -> dict[str, Any]:
+    caches = [{"level": level, "bytes": held} for level, held in ceilings.caches]
+    return vars(ceilings) | {"caches": caches}
 
 
 class NothingRan(LlmcliError):
@@ -30,42 +111,35 @@ class NothingRan(LlmcliError):
 
 def finish(
     report: BenchReport,
-    format: str,
+    format: str | None,
     by: Bencher,
-    suppliers: Suppliers,
-    ours: OurOptions,
+    request: BenchRequest,
+    models: Sequence[Mapping[str, Any]],
     out: Output,
 ) -> None:
     """The second table or the document, and how the command ends."""
-    from llmcli.commands.bench.streams import failures
+    from llmcli.commands.bench.view.table import against_notes, render_beside
 
     if out.json:
-        from llmcli.commands.bench.document import bench_document
-
-        models = list(suppliers.models.values())
-        body = bench_document(report, by, models)
         header = environment(kernels=kernels_of(*models))
+        body = bench_document(report, by, models)
         out.document(body, model=models[0] if models else None, environment=header)
-    elif format == "md":
-        from llmcli.commands.bench.view.table import render_beside
-
-        weights = f"random weights (seed {ours.seed})" if ours.random_weights else ""
-        machine = machine_words(*suppliers.models.values())
-        out.show(render_beside(report, machine, weights=weights))
+    elif format in (None, "md"):
+        weights = f"random weights (seed {request.seed})" if request.random_weights else ""
+        out.show(render_beside(report, machine_words(*models), weights=weights))
     else:
-        from llmcli.commands.bench.view.footer import against_notes
-
         for words in against_notes(report):
             out.note(words)
     if report.machine_load is not None and report.machine_load.slowed:
         out.note(report.machine_load.words)
     if report.interrupted:
-        raise SIGNALS.stopped(told=out.json, where=_after(report))
+        after = f" after {counted(len(report.rows), 'test')}" if report.rows else ""
+        raise SIGNALS.stopped(told=out.json, where=after)
     errors = [(row.error, row.hint) for row in report.rows if row.error is not None]
     if errors and len(errors) == len(report.rows):
         raise NothingRan(*errors[0])
     if errors:
-        out.note(failures(report.rows))
+        out.note(f"{len(errors)} of {len(report.rows)} tests could not run")
 
 
 def machine_words(*models: Mapping[str, Any]) -> list[str]:
@@ -73,8 +147,3 @@ def machine_words(*models: Mapping[str, Any]) -> list[str]:
     from llmcli.ui.environment import environment_words
 
     return environment_words(environment(kernels=kernels_of(*models)))
-
-
-def _after(report: BenchReport) -> str:
-    rows = len(report.rows)
-    return f" after {rows} test{'s' * (rows != 1)}" if rows else ""

@@ -1,195 +1,186 @@
-"""What is measured: the options of llama-bench that take lists, by its names."""
+"""The options of `llmcli bench`: llama-bench's by its names, and ours, which are long ones only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import ClassVar, Literal
 
-import typer
+from llmcli.cli.options import MODEL, OUTPUT, OutputOptions
+from llmcli.cli.params import opt
 
-from llmcli.cli.options import MODEL
+TESTS, SWEPT, RUNS = "Tests", "Swept (lists as for tests)", "Runs"
+OURS, UNUSED = "Beyond llama-bench", "Accepted without effect"
 
-TESTS, SWEPT = "Tests", "Swept (lists as for tests)"
-
-Texts = list[str] | None
-
-
-def option(panel: str, *names: str, metavar: str | None = None, help: str) -> Any:
-    """One option under the heading `panel`."""
-    return typer.Option(*names, metavar=metavar, rich_help_panel=panel, help=help)
+Texts = list[str] | None  # lists and ranges, given once or several times
+Format = Literal["csv", "json", "jsonl", "md", "sql", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
     """What is measured, on which models."""
 
-    model: Annotated[
-        Texts,
-        option(
-            MODEL,
-            "-m",
-            "--model",
-            metavar="MODEL",
-            help="A catalog name (smollm2, tiny), a "
-            "path, or org/name[@rev] on the hub. [default: $LLMCLI_MODEL, else smollm2]",
-        ),
-    ] = None
-    hf_repo: Annotated[
-        Texts,
-        option(MODEL, "-hf", "-hfr", "--hf-repo", metavar="ORG/NAME", help="A model on the hub."),
-    ] = None
-    hf_file: Annotated[
-        Texts, option(MODEL, "-hff", "--hf-file", metavar="FILE", help="One file of --hf-repo.")
-    ] = None
-    hf_token: Annotated[
-        str | None,
-        option(
-            MODEL, "-hft", "--hf-token", metavar="TOKEN", help="For the hub, instead of $HF_TOKEN."
-        ),
-    ] = None
-    n_prompt: Annotated[
-        Texts,
-        option(
-            TESTS,
-            "-p",
-            "--n-prompt",
-            metavar="N",
-            help="Prompts of so many tokens, 0 for "
-            "none; a list (16,32) or a range (1-4, 1-9+2, 1-8*2). [default: 512]",
-        ),
-    ] = None
-    n_gen: Annotated[
-        Texts,
-        option(
-            TESTS, "-n", "--n-gen", metavar="N", help="Texts of so many new tokens. [default: 128]"
-        ),
-    ] = None
-    n_pg: Annotated[
-        Texts,
-        option(
-            TESTS,
-            "-pg",
-            metavar="PP,TG",
-            help="A prompt and new tokens after it, in one run; may be repeated.",
-        ),
-    ] = None
-    n_depth: Annotated[
-        Texts,
-        option(
-            TESTS,
-            "-d",
-            "--n-depth",
-            metavar="N",
-            help="Tokens that are in the cache before the clock starts. [default: 0]",
-        ),
-    ] = None
+    panel: ClassVar[str] = TESTS
+    model: Texts = opt(
+        None, "-m", "--model", "MODEL",
+        "A catalog name (smollm2, tiny), a path, or org/name[@rev] on the hub. "
+        "[default: $LLMCLI_MODEL, else smollm2]", panel=MODEL,
+    )  # fmt: skip
+    hf_repo: Texts = opt(
+        None, "-hf", "-hfr", "--hf-repo", "ORG/NAME", "A model on the hub.", panel=MODEL,
+    )  # fmt: skip
+    hf_file: Texts = opt(
+        None, "-hff", "--hf-file", "FILE", "One file of --hf-repo.", panel=MODEL,
+    )  # fmt: skip
+    hf_token: str | None = opt(
+        None, "-hft", "--hf-token", "TOKEN", "For the hub, instead of $HF_TOKEN.", panel=MODEL,
+    )  # fmt: skip
+    n_prompt: Texts = opt(
+        None, "-p", "--n-prompt", "N",
+        "Prompts of so many tokens, 0 for none; a list (16,32) or a range (1-4, 1-9+2, 1-8*2). "
+        "[default: 512]",
+    )  # fmt: skip
+    n_gen: Texts = opt(None, "-n", "--n-gen", "N", "Texts of so many new tokens. [default: 128]")
+    n_pg: Texts = opt(
+        None, "-pg", "PP,TG", "A prompt and new tokens after it, in one run; may be repeated."
+    )
+    n_depth: Texts = opt(
+        None, "-d", "--n-depth", "N",
+        "Tokens that are in the cache before the clock starts. [default: 0]",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweptOptions:
     """What may take several values: every combination is a configuration."""
 
-    batch_size: Annotated[
-        Texts,
-        option(
-            SWEPT,
-            "-b",
-            "--batch-size",
-            metavar="N",
-            help="Tokens of a prompt handed over at once. [default: 2048]",
-        ),
-    ] = None
-    ubatch_size: Annotated[
-        Texts,
-        option(
-            SWEPT,
-            "-ub",
-            "--ubatch-size",
-            metavar="N",
-            help="Tokens of a prompt computed at once. [default: 512]",
-        ),
-    ] = None
-    threads: Annotated[
-        Texts,
-        option(
-            MODEL,
-            "-t",
-            "--threads",
-            metavar="N",
-            help="CPU threads. [default: OMP_NUM_THREADS, else one per core]",
-        ),
-    ] = None
-    dtype: Annotated[
-        Texts,
-        option(
-            MODEL,
-            "--dtype",
-            metavar="DTYPE",
-            help="Arithmetic: auto, float64, float32, bfloat16 or float16. [default: auto]",
-        ),
-    ] = None
-    device: Annotated[
-        Texts,
-        option(
-            MODEL,
-            "-dev",
-            "--device",
-            metavar="DEVICE",
-            help="auto, cpu (or none), cuda:0 (or "
-            "CUDA0), mps, or meta: no weights, memory and FLOPs only. [default: auto]",
-        ),
-    ] = None
-    cache_type_k: Annotated[
-        Texts,
-        option(
-            SWEPT,
-            "-ctk",
-            "--cache-type-k",
-            metavar="TYPE",
-            help="Keys in the cache: f32, f16, bf16 … [default: that of the arithmetic]",
-        ),
-    ] = None
-    cache_type_v: Annotated[
-        Texts,
-        option(SWEPT, "-ctv", "--cache-type-v", metavar="TYPE", help="Values in the cache."),
-    ] = None
-    n_gpu_layers: Annotated[
-        Texts,
-        option(
-            SWEPT,
-            "-ngl",
-            "--n-gpu-layers",
-            metavar="N",
-            help="Layers on the GPU; -1 for all. [default: -1]",
-        ),
-    ] = None
-    no_kv_offload: Annotated[
-        Texts,
-        option(
-            SWEPT,
-            "-nkvo",
-            "--no-kv-offload",
-            metavar="0|1",
-            help="Keep the cache off the GPU. [default: 0]",
-        ),
-    ] = None
-    flash_attn: Annotated[
-        Texts,
-        option(
-            SWEPT,
-            "-fa",
-            "--flash-attn",
-            metavar="on|off|auto",
-            help="Fused attention. [default: auto]",
-        ),
-    ] = None
-    embeddings: Annotated[
-        Texts,
-        option(
-            SWEPT,
-            "-embd",
-            "--embeddings",
-            metavar="0|1",
-            help="Embeddings instead of logits. [default: 0]",
-        ),
-    ] = None
+    panel: ClassVar[str] = SWEPT
+    batch_size: Texts = opt(
+        None, "-b", "--batch-size", "N", "Tokens of a prompt handed over at once. [default: 2048]"
+    )
+    ubatch_size: Texts = opt(
+        None, "-ub", "--ubatch-size", "N", "Tokens of a prompt computed at once. [default: 512]"
+    )
+    threads: Texts = opt(
+        None, "-t", "--threads", "N",
+        "CPU threads. [default: OMP_NUM_THREADS, else one per core]", panel=MODEL,
+    )  # fmt: skip
+    dtype: Texts = opt(
+        None, "--dtype", "DTYPE",
+        "Arithmetic: auto, float64, float32, bfloat16 or float16. [default: auto]", panel=MODEL,
+    )  # fmt: skip
+    device: Texts = opt(
+        None, "-dev", "--device", "DEVICE",
+        "auto, cpu (or none), cuda:0 (or CUDA0), mps, or meta: no weights, memory and FLOPs only. "
+        "[default: auto]", panel=MODEL,
+    )  # fmt: skip
+    cache_type_k: Texts = opt(
+        None, "-ctk", "--cache-type-k", "TYPE",
+        "Keys in the cache: f32, f16, bf16 … [default: that of the arithmetic]",
+    )  # fmt: skip
+    cache_type_v: Texts = opt(None, "-ctv", "--cache-type-v", "TYPE", "Values in the cache.")
+    n_gpu_layers: Texts = opt(
+        None, "-ngl", "--n-gpu-layers", "N", "Layers on the GPU; -1 for all. [default: -1]"
+    )
+    no_kv_offload: Texts = opt(
+        None, "-nkvo", "--no-kv-offload", "0|1", "Keep the cache off the GPU. [default: 0]"
+    )
+    flash_attn: Texts = opt(
+        None, "-fa", "--flash-attn", "on|off|auto", "Fused attention. [default: auto]"
+    )
+    embeddings: Texts = opt(
+        None, "-embd", "--embeddings", "0|1", "Embeddings instead of logits. [default: 0]"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How it is measured and shown."""
+
+    panel: ClassVar[str] = RUNS
+    repetitions: int = opt(
+        5, "-r", "--repetitions", "N", "Runs of each test.", at_least=1, at_most=1_000_000
+    )
+    delay: float = opt(
+        0.0, "--delay", "SECONDS", "Pause before each test. [default: 0]",
+        at_least=0, at_most=86_400,
+    )  # fmt: skip
+    no_warmup: bool = opt(False, "--no-warmup", "No runs before those that count.")
+    output: Format | None = opt(
+        None, "-o", "--output", "FORMAT",
+        "Format on stdout: csv, json, jsonl, md, sql or none. [default: md]",
+    )  # fmt: skip
+    output_err: Format = opt(
+        "none", "-oe", "--output-err", "FORMAT", "Format on stderr, too. [default: none]"
+    )
+    progress: bool = opt(False, "--progress", "A line on stderr for every run.")
+    verbose: bool = opt(False, "-v", "--verbose", "Machine, ceilings and loads on stderr.")
+    list_devices: bool = opt(False, "--list-devices", "List the devices, and nothing else.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OurOptions:
+    """What llama-bench has not."""
+
+    panel: ClassVar[str] = OURS
+    against: Literal["transformers", "llama.cpp"] | None = opt(
+        None, "--against", "ENGINE",
+        "Measure transformers or llama.cpp on the same weights, too, the runs of both in turns.",
+    )  # fmt: skip
+    random_weights: bool = opt(
+        False, "--random-weights",
+        "The model from its configuration alone, its weights drawn with --seed.",
+    )  # fmt: skip
+    seed: int = opt(
+        0, "--seed", "N", "Seed of the random tokens. [default: 0]",
+        at_least=0, at_most=2**63 - 1,
+    )  # fmt: skip
+    no_ceilings: bool = opt(
+        False, "--no-ceilings",
+        "Do not measure what the machine can do at most, which takes a second; the share of the "
+        "roofline is left out.",
+    )  # fmt: skip
+    revision: str | None = opt(None, "--revision", "REV", "Branch, tag or commit on the hub.")
+    quantize: Literal["auto", "none", "int8", "int4"] = opt(
+        "auto", "--quantize", "FORMAT",
+        "Weight format: auto (the file's), none, int8 or int4.",
+    )  # fmt: skip
+    offline: bool = opt(False, "--offline", "Use only what is on this machine.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnusedOptions:
+    """llama-bench's options that change nothing here; those in its fields are kept for them."""
+
+    panel: ClassVar[str] = UNUSED
+    cpu_mask: Texts = opt(None, "-C", "--cpu-mask", "HEX", "Cores. [default: 0x0]")
+    cpu_strict: Texts = opt(None, "--cpu-strict", "0|1", "Strict placement.")
+    poll: Texts = opt(None, "--poll", "0...100", "Polling. [default: 50]")
+    n_cpu_moe: Texts = opt(None, "-ncmoe", "--n-cpu-moe", "N", "Experts on the CPU.")
+    split_mode: Texts = opt(None, "-sm", "--split-mode", "none|layer|row", "Several GPUs.")
+    main_gpu: Texts = opt(None, "-mg", "--main-gpu", "I", "The first GPU.")
+    tensor_split: Texts = opt(None, "-ts", "--tensor-split", "A/B", "Share of each GPU.")
+    override_tensor: Texts = opt(
+        None, "-ot", "--override-tensor", "NAME=TYPE;…", "Places of tensors."
+    )
+    mmap: Texts = opt(None, "-mmp", "--mmap", "0|1", "Memory mapping.")
+    load_mode: Texts = opt(None, "-lm", "--load-mode", "MODE", "How files are read.")
+    direct_io: Texts = opt(None, "-dio", "--direct-io", "0|1", "Reading past caches.")
+    no_op_offload: Texts = opt(None, "-nopo", "--no-op-offload", "0|1", "Host operations.")
+    no_host: Texts = opt(None, "--no-host", "0|1", "No host buffers.")
+    fit_target: Texts = opt(None, "-fitt", "--fit-target", "MIB", "Margin on the GPU.")
+    fit_ctx: Texts = opt(None, "-fitc", "--fit-ctx", "N", "Smallest context with it.")
+    rpc: str | None = opt(None, "-rpc", "--rpc", "SERVERS", "Remote devices.")
+    numa: str | None = opt(None, "--numa", "MODE", "Memory nodes.")
+    prio: str | None = opt(None, "--prio", "0|1|2|3|-1", "Priority.")
+
+    @property
+    def names(self) -> list[str]:
+        """Those that were given, as they are spelled out."""
+        return ["--" + name.replace("_", "-") for name, given in vars(self).items() if given]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOutput(OutputOptions):
+    """As everywhere, without `-q`: short options are llama-bench's."""
+
+    quiet: bool = opt(False, "--quiet", "No progress, notes or warnings.", panel=OUTPUT)

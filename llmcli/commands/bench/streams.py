@@ -3,45 +3,59 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from llmcli.cli.output import Output
 from llmcli.cli.progress import PATIENCE_S
 from llmcli.cli.streams import erase_line
-from llmcli.commands.bench.report.results import BenchRow
+from llmcli.commands.bench.options import RunOptions
+from llmcli.commands.bench.report.results import BenchRequest, BenchRow
 from llmcli.errors import WriteFailed
 from llmcli.ui.stats import duration
 from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.fields import Bencher
-    from llmcli.commands.bench.view.markdown import Shown
-    from llmcli.commands.bench.view.writer import Writer
+    from llmcli.commands.bench.view.formats import Writer
+    from llmcli.commands.bench.view.markdown import TableColumns
 
 _OFTEN_S = 0.1
 
 
-def make_writer(format: str, by: Bencher, shown: Shown) -> Writer | None:
-    """The writer of `-o` and `-oe`; None for `none`."""
-    from llmcli.commands.bench.view.as_csv import CsvWriter
-    from llmcli.commands.bench.view.as_json import JsonLinesWriter, JsonWriter
-    from llmcli.commands.bench.view.as_sql import SqlWriter
+def open_streams(out: Output, by: Bencher, request: BenchRequest, runs: RunOptions) -> Streams:
+    """The rows on stdout as `-o` says, none with `--json`, and on stderr as `-oe` says.
+
+    Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
+    """
+    from llmcli.commands.bench.view.formats import WRITERS
     from llmcli.commands.bench.view.markdown import MarkdownWriter
 
-    match format:
-        case "md":
-            return MarkdownWriter(by=by, shown=shown)
-        case "csv":
-            return CsvWriter(by)
-        case "json":
-            return JsonWriter(by)
-        case "jsonl":
-            return JsonLinesWriter(by)
-        case "sql":
-            return SqlWriter(by)
-    return None
+    def writer(format: str, room: int | None = None) -> Writer | None:
+        if format == "md":
+            return MarkdownWriter(by=by, columns=_columns(request, room))
+        return WRITERS[format](by) if format in WRITERS else None
+
+    room = out.out.width if runs.output is None else None
+    first = None if out.json else writer(runs.output or "md", room)
+    return Streams(out, first, writer(runs.output_err))
+
+
+def _columns(request: BenchRequest, room: int | None) -> TableColumns:
+    """Those of the Markdown table: of a GPU, of a CPU, of what varies."""
+    from llmcli.commands.bench.view.markdown import TableColumns
+    from llmcli.devices import resolve_device
+
+    def gpu(device: str, layers: int) -> bool:
+        if device == "auto":
+            return layers != 0 and resolve_device("auto").type != "cpu"
+        return device.partition(":")[0] in ("cuda", "mps")
+
+    found = {gpu(settings.device, settings.n_gpu_layers) for settings in request.configurations}
+    return TableColumns(
+        settings=request.configurations, default=request.default, gpu=True in found,
+        cpu=False in found, engines=request.against is not None, room=room,
+    )  # fmt: skip
 
 
 class Streams:
@@ -79,7 +93,7 @@ class Streams:
 
 
 def _second(text: str) -> None:
-    """Rows on stderr, asked for: unlike progress they must not get lost unnoticed."""
+    """Requested rows on stderr: unlike progress they must not get lost unnoticed."""
     if sys.stderr is None:
         raise WriteFailed("could not write the rows of `-oe`: stderr is closed")
     try:
@@ -153,9 +167,3 @@ class Status:
         self.erase()
         _aside(words[: self._screen.width - 1])
         self._there = True
-
-
-def failures(rows: Sequence[BenchRow]) -> str:
-    """`2 of 8 tests could not run`, empty where all could."""
-    failed = sum(row.error is not None for row in rows)
-    return f"{failed} of {len(rows)} tests could not run" if failed else ""

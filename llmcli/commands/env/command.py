@@ -12,29 +12,31 @@ import typer
 from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES
 from llmcli.cli.configuration.file import place, read
 from llmcli.cli.configuration.values import VARIABLES, examined, names_from_file
-from llmcli.cli.options import ModelOptions, OutputOptions
+from llmcli.cli.options import ModelOptions, PagedOutputOptions
 from llmcli.cli.output import Output
-from llmcli.errors import UsageError
-from llmcli.kernels.native import VARIABLE as KERNELS
-from llmcli.observe.environment import environment, usable_cores
-from llmcli.reports.environment import (
+from llmcli.commands.env.report import (
     ConfigurationProblem,
     ConfigurationReport,
     ConfiguredOption,
     EnvironmentReport,
     Setting,
 )
+from llmcli.errors import UsageError
+from llmcli.kernels.native import VARIABLE as KERNELS
+from llmcli.observe.environment import environment, usable_cores
 
-TOLERANT = True  # of a configuration file that is wrong: it is told
+TOLERANT = True  # of a configuration file that is wrong: it is reported
 
 
-def command(model: ModelOptions, output: OutputOptions, ctx: typer.Context) -> None:
+def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context) -> None:
     """This machine and its software, and where each setting comes from.
 
     The header is the one that goes into every measured result. Options given here are shown as
     they would be used by other commands, and so is what the configuration file sets. PyTorch is
     not imported.
     """
+    from llmcli.commands.env.view import render_environment
+
     out = Output("env", output)
     model.check()
     configuration = _configuration()
@@ -43,18 +45,19 @@ def command(model: ModelOptions, output: OutputOptions, ctx: typer.Context) -> N
     machine = environment()
     if threads.isdecimal():
         machine = replace(machine, threads=int(threads))
-    if out.json:
-        listed = [
-            {name: value for name, value in vars(setting).items() if name != "words"}
-            for setting in found
-        ]
-        body = {"settings": listed, "configuration": configuration}
-        out.document(body, model=None, environment=machine)
-        return
-    from llmcli.ui.environment import render_environment
-
     report = EnvironmentReport(environment=machine, settings=found, configuration=configuration)
-    out.show(render_environment(report))
+    out.present(
+        lambda: render_environment(report),
+        {
+            "settings": [
+                {name: value for name, value in vars(setting).items() if name != "words"}
+                for setting in found
+            ],
+            "configuration": configuration,
+        },
+        model=None,
+        environment=machine,
+    )
 
 
 def _configuration() -> ConfigurationReport:
@@ -124,8 +127,8 @@ def settings(
     offline = pick(
         "offline", ("--offline", model.offline), VARIABLES["offline"], "off"
     )
-    asked = model.offline or offline_from_environment()
-    offline = replace(offline, value=asked, words="on" if asked else "off")
+    used = model.offline or offline_from_environment()
+    offline = replace(offline, value=used, words="on" if used else "off")
     token = pick("hub token", none, ("HF_TOKEN",), None, "not set")
     if token.value is not None:
         token = replace(token, value=True, words="set, not shown")

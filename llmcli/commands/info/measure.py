@@ -11,6 +11,16 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import count_parameters, layer_types
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints.catalog import CATALOG
+from llmcli.commands.info.report import (
+    About,
+    FamilyFacts,
+    FileFacts,
+    FlopsNeed,
+    InfoReport,
+    ModelFacts,
+    StoredFormat,
+    TokenizerFacts,
+)
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import (
     Plan,
@@ -24,15 +34,7 @@ from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.observe.fit import Run, chosen_arithmetic, fit, unscaled
 from llmcli.reports.checks import ViewCheck, difference
 from llmcli.reports.info import (
-    About,
     Device,
-    FamilyFacts,
-    FileFacts,
-    FlopsNeed,
-    InfoReport,
-    ModelFacts,
-    StoredFormat,
-    TokenizerFacts,
 )
 from llmcli.reports.work import PartWork
 from llmcli.text import load_tokenizer
@@ -60,11 +62,11 @@ def measure_info(
     CheckpointError.
     """
     unknown: list[str] = []
-    loaded, untold = None, None
+    loaded, unreadable = None, None
     try:
         loaded = load_tokenizer(checkpoint)
     except CheckpointError as error:
-        untold = error.message
+        unreadable = error.message
     model: ModelFacts | None = None
     checks: tuple[ViewCheck, ...] = ()
     ignored: dict[str, str] = {}
@@ -87,8 +89,8 @@ def measure_info(
             ignored = ignored_metadata(checkpoint)
         except UnsupportedModel as error:
             unknown.append(error.message)
-    if untold is not None:
-        unknown.append(untold)
+    if unreadable is not None:
+        unknown.append(unreadable)
     return InfoReport(
         name=checkpoint.name,
         about=about(checkpoint),

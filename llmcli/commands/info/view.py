@@ -9,52 +9,62 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.reports.info import (
+from llmcli.commands.info.report import (
     About,
     FamilyFacts,
     FileFacts,
     FlopsNeed,
     InfoReport,
-    LayerType,
     ModelFacts,
     TokenizerFacts,
 )
-from llmcli.reports.numbers import spans
-from llmcli.ui.checks import render_checks
-from llmcli.ui.layout import filled
-from llmcli.ui.memory import render_memory
+from llmcli.reports.info import DeviceFit, LayerType, MemoryNeed
+from llmcli.reports.numbers import counted, spans
+from llmcli.ui.layout import Column, Dotted, Rows, filled
+from llmcli.ui.memory import state_words
 from llmcli.ui.rates import scaled
 from llmcli.ui.stats import size
 from llmcli.ui.theme import FAINT, HEADING, one_line, quoted
 
+GOOD, BAD = "green", "red"
+_LABEL, _DEVICE = 9, 14  # columns of the table of memory: the parts' names, and each device
 _LONG_TEXT, _LONG_LIST = 200, 6  # of metadata: characters of a text, entries of a list
 
 
-def render_info(report: InfoReport, *, metadata: bool = False) -> RenderableType:
-    """The model, its tokenizer and its file, then memory; `metadata`: the file's own, too."""
-    facts: list[tuple[str, Sequence[str]]] = [*_about(report.about)]
-    if report.model is not None:
-        facts += _model(report.model)
+def render_info(
+    report: InfoReport, *, full: bool = False, metadata: bool = False
+) -> RenderableType:
+    """The model, whether it fits in one sentence, its tokenizer and file, and memory.
+
+    `full`: with what few need; `metadata`: with the file's own.
+    """
+    model = report.model
+    facts: list[tuple[str, Sequence[str]]] = [] if model is None else [*_model(model, full)]
     if report.tokenizer is not None:
-        facts += _tokenizer(report.tokenizer)
-    facts += _file(report.file, None if report.model is None else report.model.declared)
+        facts += _tokenizer(report.tokenizer, full)
+    facts += _file(report.file, None if model is None else model.declared, full)
     facts += [
         ("ignored", (one_line(f"{key} = {value}"), "llama.cpp does not read it here either"))
         for key, value in report.ignored.items()
     ]
     facts += [("unknown", (one_line(reason),)) for reason in report.unknown]
-    parts: list[RenderableType] = [Text(one_line(report.name), style=HEADING), Facts(facts)]
-    if report.model is not None:
-        parts += render_memory(report.model.fits)
+    parts: list[RenderableType] = [Text(one_line(report.name), style=HEADING)]
+    parts += [Dotted(line, FAINT) for line in _about(report.about, full)]
+    if model is not None:
+        parts += [_verdict(model.fits[0], model.context), Text()]
+        if not full:
+            for fit in model.fits:
+                facts += _memory(fit, len(model.fits) == 1)
+    parts.append(Facts(facts))
+    if model is not None and full:
+        parts += _memory_table(model.fits)
     if metadata:
         parts += _metadata(report.file)
-    if report.checks:
-        parts += [Text(""), render_checks(report.checks)]
     return Group(*parts)
 
 
 def render_families(families: Sequence[FamilyFacts]) -> RenderableType:
-    """Each family: what it is made of, and the names by which checkpoints ask for it."""
+    """Each family: what it is made of, and the names that checkpoints have for it."""
     rows: list[tuple[str, Sequence[str]]] = []
     for family in families:
         rows.append((family.name, (family.words,)))
@@ -91,23 +101,23 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def _about(about: About) -> Iterator[tuple[str, Sequence[str]]]:
-    """What our catalog says, then what the model says of itself."""
+def _about(about: About, full: bool) -> list[list[str]]:
+    """What our catalog says, else, or for `full` too, what the model says of itself."""
+    languages = f"language{'s' * (len(about.languages) > 1)} " + ", ".join(about.languages)
     named = [
         about.name,
         about.kind,
         about.organization and f"by {about.organization}",
         about.license and f"license {about.license}",
-        about.languages
-        and f"language{'s' * (len(about.languages) > 1)} " + ", ".join(about.languages),
+        languages if about.languages else "",
     ]
-    lines = [[about.summary], [one_line(str(words)) for words in named if words]]
-    for number, words in enumerate(line for line in lines if any(line)):
-        yield "" if number else "name", words
+    own = [one_line(words) for words in named if words]
+    lines = [[about.summary] if about.summary else [], own if full or not about.summary else []]
+    return [line for line in lines if line]
 
 
-def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
-    counts = model.counts
+def _model(model: ModelFacts, full: bool) -> Iterator[tuple[str, Sequence[str]]]:
+    counts, number = model.counts, count if full else _short
     yield (
         "family",
         (
@@ -117,11 +127,11 @@ def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
             f"vocabulary {count(model.vocabulary)}",
         ),
     )
-    words = [f"{count(counts.total)} ({_short(counts.total)})"]
-    words.append(
-        "all active" if counts.active == counts.total else f"{count(counts.active)} active"
-    )
-    yield "parameters", words
+    words = [count(counts.total) + (f" ({_short(counts.total)})" if full else "")]
+    if counts.active != counts.total:
+        words.append(f"{count(counts.active)} active")
+    elif full:
+        words.append("all active")
     parts = {
         "embedding": counts.embedding,
         "attention": counts.attention,
@@ -130,7 +140,7 @@ def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
         "norms": counts.norms,
         "head": counts.head,
     }
-    shown = [f"{name} {count(number)}" for name, number in parts.items() if number]
+    shown = [f"{name} {number(size_)}" for name, size_ in parts.items() if size_]
     if model.tied:
         shown.append("head tied to the embedding")
     if model.embedding_scale != 1:
@@ -139,10 +149,11 @@ def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
         shown.append(f"logits × {model.logit_scale:.4g}")
     if model.logit_cap is not None:
         shown.append(f"logits capped at {model.logit_cap:g}")
-    yield "", shown
-    for number, layers in enumerate(model.layers):
-        yield "" if number else "layers", _layers(layers, len(model.layers) > 1)
-    yield "FLOPs", _flops(model.flops)
+    yield from (("parameters", words), ("", shown)) if full else (("parameters", words + shown),)
+    for place, layers in enumerate(model.layers):
+        yield "" if place else "layers", _layers(layers, len(model.layers) > 1)
+    if full:
+        yield "FLOPs", _flops(model.flops)
     limit = " learned positions" if model.positions is not None else ""
     yield "context", (f"{count(model.context)} tokens{' =' + limit if limit else ''}",)
 
@@ -181,9 +192,11 @@ def _layers(kind: LayerType, numbered: bool) -> list[str]:
     return parts
 
 
-def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, Sequence[str]]]:
+def _tokenizer(facts: TokenizerFacts, full: bool) -> Iterator[tuple[str, Sequence[str]]]:
     template = "chat template" if facts.chat_template else "no chat template"
     yield "tokenizer", (one_line(facts.kind), f"{count(facts.vocabulary)} tokens", template)
+    if not full:
+        return
     ends = [f"EOS {token} {quoted(text)}" for token, text in facts.eos] or ["no EOS"]
     if facts.bos is None:
         yield "", ("no BOS", *ends)
@@ -192,30 +205,27 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, Sequence[str]]]:
         yield "", (f"BOS {facts.bos[0]} {quoted(facts.bos[1])} ({added})", *ends)
 
 
-def _file(file: FileFacts, declared: tuple[str, int] | None) -> Iterator[tuple[str, Sequence[str]]]:
+def _file(
+    file: FileFacts, declared: tuple[str, int] | None, full: bool
+) -> Iterator[tuple[str, Sequence[str]]]:
     kind = {"gguf": "GGUF", "safetensors": "safetensors"}[file.kind]
+    each = [f"{one_line(stored.format)} {size(stored.bytes)}" for stored in file.formats]
     if file.files:
         number = "1 file" if file.files == 1 else f"{file.files} files"
         tensors = "1 tensor" if file.tensors == 1 else f"{count(file.tensors)} tensors"
         held = size(sum(stored.bytes for stored in file.formats))
-        yield "stored", (f"{kind}, {number}", f"{size(file.bytes)} on disk", f"{tensors} of {held}")
+        words = [f"{kind}, {number}", f"{size(file.bytes)} on disk", f"{tensors} of {held}"]
+        yield "stored", words if full else [*words[:2], *each]
     else:
         yield "stored", ("a configuration without weights",)
         if declared is not None:
             yield "", (f"says {declared[0]}, in which the weights have {size(declared[1])}",)
-    for stored in file.formats:
-        each = 8 * stored.bytes / stored.numbers if stored.numbers else 0
-        yield (
-            "",
-            (
-                f"{one_line(stored.format)} {size(stored.bytes)}",
-                f"{count(stored.numbers)} numbers of {each:g} bits",
-                "1 tensor" if stored.tensors == 1 else f"{count(stored.tensors)} tensors",
-            ),
-        )
-    if file.metadata:
-        keys = len(file.metadata)
-        yield "", (f"{keys} metadata key{'s' if keys > 1 else ''}",)
+    for words_, stored in zip(each, file.formats if full else (), strict=False):
+        bits = 8 * stored.bytes / stored.numbers if stored.numbers else 0
+        number = "1 tensor" if stored.tensors == 1 else f"{count(stored.tensors)} tensors"
+        yield "", (words_, f"{count(stored.numbers)} numbers of {bits:g} bits", number)
+    if file.metadata and full:
+        yield "", (f"{counted(len(file.metadata), 'metadata key')}, shown by --metadata",)
     yield "path", (one_line(file.path),)
 
 
@@ -244,3 +254,158 @@ def _short(number: int) -> str:
         if number >= scale:
             return f"{number / scale:.3g} {unit}"
     return str(number)
+
+
+# whether it fits
+
+
+def _verdict(fit: DeviceFit, context: int) -> Text:
+    """One sentence about the device that a run would use first; `context` is the model's own."""
+    need, device = fit.need, fit.device
+    tokens = f"{count(need.context)} token{'s' * (need.context != 1)}"
+    if need.context == context:
+        tokens = f"its whole context of {tokens}"
+    if need.batch > 1:
+        tokens = f"{need.batch} sequences of {count(need.context)} tokens"
+    needed = f"{size(need.total)} needed for {tokens}"
+    if not device.usable:
+        return Text(f"{needed}; the installed PyTorch has no CUDA", style=FAINT)
+    if fit.fits is None:
+        return Text(f"{needed}; the free memory of {device.device} is unknown", style=FAINT)
+    free = f"of {_size(device.free_bytes)} free"
+    if fit.fits:
+        words = f"fits on {device.device}: {size(need.total)} {free}, for {tokens}"
+        return Text(words, style=GOOD)
+    rest = f"{count(fit.longest)} tokens fit" if fit.longest else "not even one token fits"
+    if _stays_in_the_file(fit):
+        rest += ", and its blocks stay in the mapped file"
+    words = f"does not fit on {device.device}: {size(need.total)} {free}, for {tokens}; {rest}"
+    return Text(words, style=BAD)
+
+
+def _memory(fit: DeviceFit, alone: bool) -> Iterator[tuple[str, Sequence[str]]]:
+    """What a device needs, part by part; whether that fits where it is not `alone`."""
+    need, device = fit.need, fit.device
+    growing = f" ({size(need.cache_per_token)} a token)" if need.cache_per_token else ""
+    state = {True: "fits", False: "does not fit", None: "unknown"}[fit.fits]
+    state = state if device.usable else "no CUDA in the installed PyTorch"
+    parts = [
+        "" if alone else f"{state}: {size(need.total)} of {_size(device.free_bytes)} free",
+        f"weights {size(need.weights)} ({need.formats['weight_format']})",
+        f"cache {size(need.cache)}{growing}",
+        f"prompt {size(need.activations)}",
+        f"copies {size(need.copies)}" if need.copies else "",
+        f"libraries {size(need.runtime)}" if need.runtime else "",
+        f"{count(fit.longest)} tokens fit" if fit.longest not in (None, need.context) else "",
+        _formats(fit),
+    ]
+    yield device.device, [part for part in parts if part]
+
+
+def _memory_table(fits: Sequence[DeviceFit]) -> list[RenderableType]:
+    """A heading, the table, and what the devices are."""
+    need = fits[0].need
+    sequences = f", {need.batch} sequences" if need.batch > 1 else ""
+    heading = f"\nmemory for {need.context:,} tokens{sequences}"
+    names = [
+        f"{fit.device.device}: {one_line(fit.device.name)}, {_size(fit.device.total_bytes)}"
+        + (f", {formats}" if (formats := _formats(fit)) else "")
+        for fit in fits
+    ]
+    if not all(fit.device.usable for fit in fits):
+        names.append("no CUDA: not in the PyTorch that is installed")
+    states = [Dotted(state_words(need.states), FAINT)] if need.states is not None else []
+    return [Text(heading, style=HEADING), MemoryTable(fits), *states, Dotted(names, FAINT)]
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """A column a device, a line for each part; as many devices beside each other as fit."""
+
+    fits: Sequence[DeviceFit]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        beside = max(1, (options.max_width - _LABEL) // _DEVICE)
+        for first in range(0, len(self.fits), beside):
+            yield self._table(self.fits[first : first + beside])
+
+    def _table(self, fits: Sequence[DeviceFit]) -> Rows:
+        columns = [
+            Column("", right=False),
+            *(Column(fit.device.device) for fit in fits),
+            Column("", right=False, cut=True, first_to_go=1),
+        ]
+        rows = [("format", [fit.need.formats["weight_format"] for fit in fits], "of the weights")]
+        parts = [
+            ("weights", [fit.need.weights for fit in fits], ""),
+            ("cache", [fit.need.cache for fit in fits], _cached(fits[0].need)),
+            ("  a token", [fit.need.cache_per_token for fit in fits], ""),
+            ("copies", [fit.need.copies for fit in fits], "of the cache, when a sequence ends"),
+            ("prompt", [fit.need.activations for fit in fits], "most tensors while it is read"),
+            ("libraries", [fit.need.runtime for fit in fits], "their buffers, and the tokenizer"),
+            ("needed", [fit.need.total for fit in fits], "at once, beside PyTorch itself"),
+        ]
+        rows += [
+            (name, [size(nbytes) for nbytes in sizes], note) for name, sizes, note in parts
+            if any(sizes)
+        ]  # fmt: skip
+        rows.append(("free", [_size(fit.device.free_bytes) for fit in fits], ""))
+        longest = ["unknown" if fit.longest is None else f"{fit.longest:,}" for fit in fits]
+        lines = [
+            [Text(name), *map(Text, cells), Text(note, style=FAINT)] for name, cells, note in rows
+        ]
+        mapped = "blocks stay in the mapped file" if any(map(_stays_in_the_file, fits)) else ""
+        lines.append([Text("fits"), *map(_fits, fits), Text(mapped, style=FAINT)])
+        note = Text("tokens that fit", style=FAINT)
+        lines.append([Text("longest"), *map(Text, longest), note])
+        lines += _decoding(fits)
+        return Rows(columns, lines)
+
+
+def _cached(need: MemoryNeed) -> str:
+    if need.states is None:
+        return "keys and values of every token"
+    return "states, and keys and values" if need.cache_per_token else "states"
+
+
+def _decoding(fits: Sequence[DeviceFit]) -> Iterator[list[Text]]:
+    """What has to be moved for one token more, and of what that is."""
+    works = [fit.token for fit in fits]
+    last = "read and written for the last token" + (" of each" if fits[0].need.batch > 1 else "")
+    parts = [
+        ("decoding", [work.bytes for work in works], last),
+        ("  weights", [work.weights for work in works], "each once"),
+        ("  cache", [work.cache for work in works], "what the token sees"),
+        ("  others", [work.activations for work in works], "what its parts compute"),
+    ]
+    for name, sizes, note in parts:
+        yield [Text(name), *(Text(size(nbytes)) for nbytes in sizes), Text(note, style=FAINT)]
+
+
+def _fits(fit: DeviceFit) -> Text:
+    if not fit.device.usable:
+        return Text("no CUDA", style=FAINT)
+    if fit.fits is None:
+        return Text("unknown", style=FAINT)
+    return Text("yes", style=GOOD) if fit.fits else Text("no", style=BAD)
+
+
+def _stays_in_the_file(fit: DeviceFit) -> bool:
+    """Whether loading leaves weights in blocks where they are: on a CPU without memory for them."""
+    free, packed = fit.device.free_bytes, fit.need.formats["product_format"] == "int8"
+    return packed and fit.device.device == "cpu" and free is not None and fit.need.weights > free
+
+
+def _formats(fit: DeviceFit) -> str:
+    """What is rounded otherwise than the weights, where there is anything."""
+    used = fit.need.formats
+    if len({*used.values()}) == 1:
+        return ""
+    return (
+        f"{used['product_format']} products, {used['activation_format']} activations, "
+        f"{used['cache_format']} cache"
+    )
+
+
+def _size(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else size(nbytes)

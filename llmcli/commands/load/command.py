@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.checkpoints.names import parse
 from llmcli.cli.exits import SIGNALS
-from llmcli.cli.options import ModelOptions, OutputOptions
+from llmcli.cli.options import ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of, need_directory
-from llmcli.commands.load.document import load_document
-from llmcli.commands.load.options import LoadOptions, check_options, chosen
-from llmcli.commands.load.report import LoadReport
-from llmcli.errors import CheckpointError, NotFinite, WeightMismatch
+from llmcli.commands.load.report import LedgerLine, LoadReport
+from llmcli.errors import CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.observe.environment import environment
+from llmcli.reports.checks import checks_document
 from llmcli.reports.info import NO_FORMATS
 
 if TYPE_CHECKING:
@@ -33,25 +38,80 @@ Examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How much is shown."""
+
+    panel: ClassVar[str] = "Load"
+    check: bool = opt(
+        False, "--check",
+        "Verdicts only, of the numbers as the files have them: no model is built, and any file of "
+        "tensors will do.",
+    )  # fmt: skip
+    all: bool = opt(False, "--all", "A line for every tensor of every layer and for every stage.")
+    filter: str | None = opt(
+        None, "--filter", "GLOB",
+        "The lines of these parameters or tensors alone, such as blocks.0.*.",
+    )  # fmt: skip
+
+
+def check_options(load: LoadOptions, model: ModelOptions) -> None:
+    """Raises UsageError for options that say nothing of what is done."""
+    if model.random_weights:
+        raise UsageError("with `--random-weights` there is nothing to load", hint="leave it out")
+    refused = {
+        "--all": load.all,
+        "--filter": load.filter is not None,
+        "--dtype": model.dtype != "auto",
+        "--device": model.device != "auto",
+    }
+    for flag, given in refused.items():
+        if load.check and given:
+            raise UsageError(
+                f"`--check` gives verdicts of the numbers as they are stored, without `{flag}`",
+                hint="leave one of them out",
+            )
+
+
+def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerLine]:
+    """The requested lines; raises UsageError for a pattern that none has."""
+    if load.filter is None:
+        return report.lines if load.all else report.rows
+    pattern = load.filter
+    found = [
+        line
+        for line in report.lines
+        if any(fnmatchcase(name, pattern) for name in (line.parameter, line.source) if name)
+    ]
+    if not found:
+        names = [name for line in report.lines for name in (line.parameter, line.source) if name]
+        near = get_close_matches(pattern, names, n=1)
+        raise UsageError(
+            f"no parameter and no tensor is called `{pattern}`",
+            hint=f"did you mean `{near[0]}`?" if near else f"for example `{names[0]}`",
+        )
+    return found
+
+
 class _Unfit(CheckpointError):
     """What does not fit, which the view on stdout has."""
 
     told = True
 
 
-class _Told(NotFinite):
+class _Reported(NotFinite):
     """Numbers that are not finite, which the view on stdout has."""
 
     told = True
 
 
-def command(load: LoadOptions, model: ModelOptions, output: OutputOptions) -> None:
-    """Load a model and tell what became of every tensor of its files.
+def command(load: LoadOptions, model: ModelOptions, output: ViewOutputOptions) -> None:
+    """Load a model and report what became of every tensor of its files.
 
     Each tensor with the parameter that it fills, or why it is dropped; what was done to it, and
     what its numbers are like; the time and the bytes a second of each stage, and peak memory.
-    What files claim of their weights is held against what they have. NaN and infinity exit 7,
-    what does not fit or is not as it is said to be exits 4.
+    What files claim of their weights is compared with what they have. NaN and infinity exit 7,
+    what does not fit or contradicts the files exits 4.
     """
     out = Output("load", output)
     check_options(load, model)
@@ -159,20 +219,24 @@ def _about(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Output) -> None:
-    lines = chosen(report, load)
-    if out.json:
-        kernels = () if load.check else kernels_of(about)
-        body = load_document(report, lines if load.filter is not None else report.lines)
-        out.document(body, model=about, environment=environment(kernels=kernels))
-        return
-    from llmcli.commands.load.view.screen import render_check, render_load
+    from llmcli.commands.load.view import render_check, render_load
     from llmcli.ui.stats import model_line
 
+    lines = chosen(report, load)
+    brief = load.filter is not None
     if load.check:
-        out.show(render_check(report, about["name"]))
+        view = partial(render_check, report, about["name"])
     else:
-        brief = load.filter is not None
-        out.show(render_load(report, model_line(about), lines, brief=brief))
+        view = partial(
+            render_load, report, model_line(about), lines, brief=brief, full=load.all,
+            checks=out.checks,
+        )  # fmt: skip
+    out.present(
+        view,
+        load_document(report, lines if brief else report.lines),
+        model=about,
+        environment=environment(kernels=() if load.check else kernels_of(about)),
+    )
 
 
 def _named(model: ModelOptions) -> str:
@@ -180,7 +244,7 @@ def _named(model: ModelOptions) -> str:
     return "" if model.model is None else f" -m {quote(model.model)}"
 
 
-def _again(model: ModelOptions) -> str:
+def _refetch(model: ModelOptions) -> str:
     """How to get a model once more whose file has such numbers."""
     given = model.model
     if given is None or isinstance(parse(given), Path):
@@ -192,7 +256,7 @@ def _again(model: ModelOptions) -> str:
 
 
 def _judge(report: LoadReport, model: ModelOptions) -> None:
-    """Raises CheckpointError for what does not fit or is not so, NotFinite for NaN and infinity."""
+    """Raises CheckpointError for what does not fit or is wrong, NotFinite for NaN and infinity."""
     if report.fault:
         raise _Unfit(report.fault, hint=report.hint)
     wrong = [
@@ -201,11 +265,51 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
             for claim in report.claims
             if claim.must and not claim.ok
         ),
-        *(f"it is not so that {check.words}" for check in report.checks if not check.ok),
+        *(f"check failed: {check.words}" for check in report.checks if not check.ok),
     ]
     if wrong:
         raise _Unfit(wrong[0])
     if report.not_finite:
         half = report.dtype == "float16"  # which infinity may come from, and NaN may not
-        hint = None if half else _again(model)
-        raise _Told(report.not_finite, hint=hint, dtype=report.dtype or "")
+        hint = None if half else _refetch(model)
+        raise _Reported(report.not_finite, hint=hint, dtype=report.dtype or "")
+
+
+def load_document(report: LoadReport, lines: Sequence[LedgerLine]) -> dict[str, Any]:
+    """Everything of the view as numbers, and a line of the ledger for each use of a tensor."""
+    return {
+        "dtype": report.dtype,
+        "device": report.device,
+        "files": report.files,
+        "bytes": {
+            "files": report.file_bytes,
+            "tensors": report.tensor_bytes,
+            "weights": report.weight_bytes,
+        },
+        "memory": {
+            "before": report.base_bytes, "peak": report.peak_bytes, "device": report.device_bytes,
+        },
+        "stages": [vars(stage) | {"bytes_per_s": stage.bytes_per_s} for stage in report.stages],
+        "ledger": [_line(line) for line in lines],
+        "shared": report.shared,
+        "claims": report.claims,
+        "numbers": report.looked_at,
+        "notes": report.notes,
+        "fault": report.fault or None,
+        "not_finite": report.not_finite or None,
+        "checks": checks_document(report.checks),
+        "ok": report.ok,
+    }  # fmt: skip
+
+
+def _line(line: LedgerLine) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(line).items() if name != "tensors"}
+    numbers = line.numbers
+    names = {"low": "min", "high": "max", "infinite": "inf", "negative": "negative_inf"}
+    return fields | {
+        "parameter": line.parameter or None,
+        "reason": line.reason or None,
+        "numbers": None
+        if numbers is None
+        else {names.get(name, name): value for name, value in vars(numbers).items()},
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmcli.cli.options import OutputOptions
+from llmcli.cli.options import PagedOutputOptions
 from llmcli.cli.output import Output
 from llmcli.observe.environment import environment
 from llmcli.reports.models import ModelsReport
@@ -20,23 +20,26 @@ Examples:
 """
 
 
-def command(output: OutputOptions) -> None:
+def command(output: PagedOutputOptions) -> None:
     """The models that `-m` knows by name: those of the catalog, and those in the caches.
 
     With the place, the size, the commit and the last use of each, and whether anything of it is
     missing. Looks at file names and sizes; reads no weights, and makes no network call.
     """
-    out = Output("models-list", output)
-    report = _report()
-    if out.json:
-        models = [vars(model) | {"complete": model.complete} for model in report.models]
-        out.document(vars(report) | {"models": models}, model=None, environment=environment())
-        return
     from llmcli.commands.models.view import render_models
 
-    out.show(render_models(report))
-    for warning in report.warnings:
-        out.note(warning)
+    out = Output("models-list", output)
+    report = _report()
+    models = [vars(model) | {"complete": model.complete} for model in report.models]
+    out.present(
+        lambda: render_models(report),
+        vars(report) | {"models": models},
+        model=None,
+        environment=environment(),
+    )
+    if not out.json:
+        for warning in report.warnings:
+            out.note(warning)
 
 
 def _report() -> ModelsReport:
@@ -47,6 +50,6 @@ def _report() -> ModelsReport:
     return ModelsReport(
         models=tuple(stored.model for stored in inventory.stored()),
         caches=inventory.caches(),
-        left_over=sum(piece.told.bytes for piece in left_over(inventory)),
+        left_over=sum(piece.removal.bytes for piece in left_over(inventory)),
         warnings=inventory.warnings(),
     )

@@ -11,7 +11,7 @@ from llmcli.checkpoints.locate import find
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import arg
-from llmcli.commands.models.options import RevisionOptions
+from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError
 from llmcli.observe.environment import environment
 from llmcli.ui.theme import encodable
@@ -31,25 +31,25 @@ class PathOptions:
     name: str = arg(..., "NAME", "The model, as it is written after `-m`.")
 
 
-def command(asked: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:
+def command(path: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:
     """Where a model lies: its file, or its directory. Exit 3 where it is not on this machine.
 
     Fetches nothing; `llmcli models pull NAME` does.
     """
     out = Output("models-path", output)
     try:
-        _, path = find(asked.name, revision=at.revision, offline=True)
+        _, place = find(path.name, revision=at.revision, offline=True)
     except NetworkError:
-        words = shown(asked.name) + (f" --revision {shown(at.revision)}" if at.revision else "")
+        words = shown(path.name) + (f" --revision {shown(at.revision)}" if at.revision else "")
         raise ModelNotFound(
             f"`{words}` is not on this machine", hint=f"`llmcli models pull {words}` fetches it"
         ) from None
-    whole = os.path.abspath(path)
+    whole = os.path.abspath(place)
     if out.json:
-        out.document({"name": asked.name, "path": whole}, model=None, environment=environment())
+        out.document({"name": path.name, "path": whole}, model=None, environment=environment())
     elif encodable(whole) != whole:
         raise LlmcliError(
-            f"the path of `{shown(asked.name)}` is not UTF-8: {shown(Path(whole))}",
+            f"the path of `{shown(path.name)}` is not UTF-8: {shown(Path(whole))}",
             hint="rename its directory, or name it in the shell by a pattern",
         )
     else:

@@ -1,4 +1,4 @@
-"""`llmcli models prune`: removes what nobody needs any more."""
+"""`llmcli models prune`: removes stale downloads and replaced versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import opt
-from llmcli.commands.models.removing import REMOVAL, RemovingOptions, run_removal
+from llmcli.commands.models.rm import REMOVAL, RemovingOptions, run_removal
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ class PruneOptions:
     )  # fmt: skip
 
 
-def command(needed: PruneOptions, removing: RemovingOptions, output: OutputOptions) -> None:
-    """Removes what fetches that were killed left, and what newer versions have replaced.
+def command(prune: PruneOptions, removing: RemovingOptions, output: OutputOptions) -> None:
+    """Removes stale partial downloads, and what newer versions have replaced.
 
     In our cache: scratch, and versions that the catalog no longer names. In the hub's, of models
-    alone: halves of downloads, files that no snapshot links to, commits that a branch has moved on
+    alone: partial downloads, files that no snapshot links to, commits that a branch has moved on
     from, downloads that only began, empty repositories. Other programs share the hub's cache:
     `--dry-run` shows what would go. What another process is using stays.
     """
-    age = None if needed.older_than is None else _seconds(needed.older_than)
+    age = None if prune.older_than is None else _seconds(prune.older_than)
     out = Output("models-prune", output)
     from llmcli.checkpoints.cache.inventory import Inventory
     from llmcli.checkpoints.cache.prune import left_over
@@ -54,8 +54,8 @@ def command(needed: PruneOptions, removing: RemovingOptions, output: OutputOptio
     def planned() -> list[Piece]:
         return left_over(Inventory.read(), since)
 
-    asked = {"older_than": needed.older_than}
-    run_removal(out, removing, planned, passing_over=True, more=asked)
+    more = {"older_than": prune.older_than}
+    run_removal(out, removing, planned, passing_over=True, more=more)
 
 
 def _seconds(text: str) -> float:

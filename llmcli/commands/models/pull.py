@@ -19,7 +19,6 @@ from llmcli.cli.options import MODEL, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import arg, opt
 from llmcli.cli.progress import Progress
-from llmcli.commands.models.options import RevisionOptions
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.models import PulledModel
@@ -34,6 +33,17 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RevisionOptions:
+    """Which version of what is on the hub."""
+
+    panel: ClassVar[str] = MODEL
+    revision: str | None = opt(
+        None, "--revision", "REV",
+        "Branch, tag or commit on the hub, for all models that are named.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class PullOptions:
     """Which models."""
 
@@ -42,7 +52,7 @@ class PullOptions:
     offline: bool = opt(False, "--offline", "Use only what is on this machine.")
 
 
-def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> None:
+def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> None:
     """Fetches models into the caches and says where they are.
 
     What is there already is not fetched again, and makes no network call. Only the files that
@@ -50,7 +60,7 @@ def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> N
     several cannot be had, the others are fetched all the same; it exits as the first that failed.
     """
     out = Output("models-pull", output)
-    for name in asked.names:  # a wrong name is told before the first one is downloaded
+    for name in pull.names:  # a wrong name is refused before the first one is downloaded
         if isinstance(parse(name, revision=at.revision), Path):
             hint = "name a model of the catalog, or `org/name` on the hub"
             if meant := hub_name(name):
@@ -58,13 +68,13 @@ def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> N
             raise UsageError(
                 f"`{shown(name)}` is a path, and `models pull` fetches what is elsewhere", hint=hint
             )
-    names = list(dict.fromkeys(asked.names))
+    names = list(dict.fromkeys(pull.names))
     pulled: list[PulledModel] = []
     errors: dict[str, LlmcliError] = {}
     stopped = False
     for name in names:
         try:
-            pulled.append(_pull(name, at.revision, asked.offline, out))
+            pulled.append(_pull(name, at.revision, pull.offline, out))
         except (KeyboardInterrupt, Exception) as error:
             stopped = isinstance(error, KeyboardInterrupt) or SIGNALS.received is not None
             if stopped:
@@ -73,7 +83,9 @@ def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> N
                 raise
             errors[name] = error
             if len(names) > 1:
-                _tell(error)
+                tell(f"error: {error.message}")
+                if error.hint:
+                    tell(f"hint: {error.hint}")
         else:
             _show(out, pulled[-1])
     first = next(iter(errors.values()), None)
@@ -89,19 +101,13 @@ def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> N
 
 
 def _pull(name: str, revision: str | None, offline: bool, out: Output) -> PulledModel:
-    from llmcli.checkpoints.cache.sizes import bytes_at
+    from llmcli.checkpoints.cache.inventory import bytes_at
 
     fetched = not _is_here(name, revision)
     with Progress(out) as progress:
         _, path = find(name, revision=revision, offline=offline, progress=progress, note=out.note)
     whole = Path(os.path.abspath(path))
     return PulledModel(name=name, path=str(whole), bytes=bytes_at(whole), fetched=fetched)
-
-
-def _tell(error: LlmcliError) -> None:
-    tell(f"error: {error.message}")
-    if error.hint:
-        tell(f"hint: {error.hint}")
 
 
 def _show(out: Output, pulled: PulledModel) -> None:

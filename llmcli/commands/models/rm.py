@@ -1,15 +1,20 @@
-"""`llmcli models rm`: removes models from the caches."""
+"""`llmcli models rm`: removes models from the caches; what is removed is shown and confirmed."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
-from llmcli.cli.params import arg
-from llmcli.commands.models.options import RevisionOptions
-from llmcli.commands.models.removing import RemovingOptions, run_removal
+from llmcli.cli.params import arg, opt
+from llmcli.commands.models.pull import RevisionOptions
+from llmcli.errors import UsageError
+from llmcli.observe.environment import environment
+from llmcli.reports.models import RemovalReport
 
 if TYPE_CHECKING:
     from llmcli.checkpoints.cache.removal import Piece
@@ -23,6 +28,9 @@ Examples:
 """
 
 
+REMOVAL = "Removal"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RmOptions:
     """Which models."""
@@ -30,20 +38,86 @@ class RmOptions:
     names: list[str] = arg(..., "NAME...", "Models, as `llmcli models list` names them.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RemovingOptions:
+    """Whether anything is removed, and whether it is confirmed first."""
+
+    panel: ClassVar[str] = REMOVAL
+    yes: bool = opt(False, "-y", "--yes", "Remove without asking.")
+    dry_run: bool = opt(False, "--dry-run", "Only show what would go.")
+
+
 def command(
-    asked: RmOptions, at: RevisionOptions, removing: RemovingOptions, output: OutputOptions
+    rm: RmOptions, at: RevisionOptions, removing: RemovingOptions, output: OutputOptions
 ) -> None:
     """Removes models from our cache and from the hub's, which other programs share.
 
     Of a repository the named revision goes, and the files that no other revision needs. Asks
-    first where somebody can answer. What another process fetches or runs is not removed, a link
+    first on a terminal. What another process fetches or runs is not removed, a link
     is never followed, and nothing outside of the two caches is touched.
     """
     out = Output("models-rm", output)
     from llmcli.checkpoints.cache.inventory import Inventory
-    from llmcli.checkpoints.cache.named import pieces_of
+    from llmcli.checkpoints.cache.removal import pieces_of
 
     def planned() -> list[Piece]:
-        return pieces_of(asked.names, Inventory.read(), at.revision)
+        return pieces_of(rm.names, Inventory.read(), at.revision)
 
     run_removal(out, removing, planned, passing_over=False)
+
+
+def run_removal(
+    out: Output,
+    options: RemovingOptions,
+    planned: Callable[[], list[Piece]],
+    *,
+    passing_over: bool,
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Shows what `planned` lists, asks, and removes it; `more` are keys of the JSON document.
+
+    With `passing_over` what is in use stays and the rest goes. Raises UsageError where it has to
+    be asked and nobody can answer, WriteFailed where something could not be removed.
+    """
+    from llmcli.checkpoints.cache.removal import remove
+    from llmcli.commands.models.view import render_removal
+
+    pieces = planned()
+    plan = RemovalReport(
+        removed=tuple(piece.removal for piece in pieces), kept=(), dry_run=True
+    )
+    if not pieces or options.dry_run:
+        _show(out, plan, more)
+        return
+    if not options.yes:
+        _need_terminal()
+        out.aside(render_removal(plan))
+        if not _agreed():
+            out.note("nothing was removed")
+            return
+    gone, kept = remove(pieces, planned, passing_over=passing_over)
+    report = RemovalReport(removed=tuple(gone), kept=tuple(kept), dry_run=False)
+    _show(out, report, more)
+    for line in kept:
+        out.note(line)
+
+
+def _show(out: Output, report: RemovalReport, more: Mapping[str, object]) -> None:
+    from llmcli.commands.models.view import render_removal
+
+    body = vars(report) | {"bytes": report.bytes, **more}
+    out.present(lambda: render_removal(report), body, model=None, environment=environment())
+
+
+def _need_terminal() -> None:
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr and sys.stderr.isatty()):
+        raise UsageError(
+            "removing models needs a confirmation, and there is no terminal to ask on",
+            hint="add `--yes`, or `--dry-run` to see what would go",
+        )
+
+
+def _agreed() -> bool:
+    sys.stderr.write("remove it? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

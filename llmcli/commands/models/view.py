@@ -30,7 +30,7 @@ _COLUMNS = (
     ),
 )
 _FEW = len(_COLUMNS) - 2  # those without which the others may fit
-_SHORT = 12  # letters of a commit, which tell it from all others
+_SHORT = 12  # digits of a commit, which no other begins with
 
 
 def render_models(report: ModelsReport, *, now: float | None = None) -> RenderableType:
@@ -52,8 +52,8 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
         for cache in report.caches
     ]  # fmt: skip
     if report.left_over:
-        words = f"left over {size(report.left_over)}"
-        footer.append(Dotted([words, "`llmcli models prune` removes it"], FAINT))
+        words = f"stale downloads and replaced versions {size(report.left_over)}"
+        footer.append(Dotted([words, "`llmcli models prune` removes them"], FAINT))
     return Group(models, Text(""), *offered, *footer)
 
 

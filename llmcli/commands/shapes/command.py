@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmcli.cli.headers import chosen_devices, opened_headers
-from llmcli.cli.looking import token_texts
-from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
-from llmcli.cli.output import Output, require
+from llmcli.cli.looking import parse_numbers, token_texts
+from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
+from llmcli.cli.output import Output
+from llmcli.cli.params import LARGEST, opt
 from llmcli.cli.running import kernels_of, load_model
-from llmcli.commands.shapes.document import shapes_document, stored_tensor
-from llmcli.commands.shapes.options import TOKENS, CallOptions, ChoiceOptions
+from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.info import NO_FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
-    from llmcli.commands.shapes.measure.tensors import Asked, Calls
-    from llmcli.commands.shapes.report import ShapesReport
+    from llmcli.commands.shapes.measure.tensors import ShapesRequest
     from llmcli.config import ModelConfig
     from llmcli.families import Rule
+    from llmcli.graph.spec import Kind, Phase
+
+TOKENS = 12  # of the prompt that shapes are written out for where none is given
+HINT = "where the file's shapes are wrong, fetch it again; else this is a fault of ours"
 
 EPILOG = """
 Letters, and what the papers call the same:
@@ -45,73 +50,182 @@ Examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShapesOptions:
+    """Which calls of the model the numbers are for, which tensors, and how much is said of them."""
+
+    panel: ClassVar[str] = "Shapes"
+    phase: Literal["prefill", "decode", "both"] = opt(
+        "both", "--phase", "PHASE",
+        "Reading the prompt (prefill), one step after it (decode), or both.",
+    )  # fmt: skip
+    batch: int = opt(1, "--batch", "B", "Sequences side by side.", at_least=1, at_most=LARGEST)
+    tokens: int | None = opt(
+        None, "--tokens", "T",
+        f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
+        at_least=1, at_most=LARGEST,
+    )  # fmt: skip
+    all: bool = opt(
+        False, "--all",
+        "Every tensor with dtype, bytes, FLOPs, memory and the file's own name. [default: where "
+        "tensors are chosen by the options below]",
+    )  # fmt: skip
+    params: bool = opt(False, "--params", "Parameters only.")
+    activations: bool = opt(False, "--activations", "Activations and the cache only.")
+    layer: str | None = opt(None, "--layer", "0,3-5", "These layers only; -1 is the last.")
+    filter: str | None = opt(
+        None, "--filter", "GLOB",
+        "Names only that match: blocks.*.attn.q, blocks.0-3.*, others' names too.",
+    )  # fmt: skip
+    names: bool = opt(
+        False, "--names",
+        "What each tensor is, its formula, and what others call it.",
+    )  # fmt: skip
+
+    @property
+    def detailed(self) -> bool:
+        """Whether everything about each tensor is shown."""
+        chosen = self.params or self.activations
+        return self.all or chosen or self.layer is not None or self.filter is not None
+
+    def check(self, *, prompt: bool) -> None:
+        """Raises UsageError for options that contradict each other, or a `prompt`."""
+        if self.params and self.activations:
+            raise UsageError(
+                "`--params` and `--activations` exclude each other",
+                hint="leave both out, and everything is shown",
+            )
+        if self.params and self.phase != "both":
+            raise UsageError(
+                "`--phase` is about activations and the cache, and `--params` shows neither",
+                hint="leave one of them out",
+            )
+        if prompt and self.tokens is not None:
+            raise UsageError(
+                "`--tokens` goes without a prompt, which has its own", hint="leave one of them out"
+            )
+        if prompt and self.names:
+            raise UsageError(
+                "`--names` goes without a prompt: names are the same for all",
+                hint="leave one of them out",
+            )
+
+    def request(
+        self, config: ModelConfig, numbers: Arithmetic, tokens: int | None = None
+    ) -> ShapesRequest:
+        """What is computed; `tokens` of a prompt, None where there is none.
+
+        Raises UsageError for layers and names that are not there, PromptTooLong where a model that
+        has learned its positions has too few of them.
+        """
+        from llmcli.anatomy.names import select
+        from llmcli.commands.shapes.measure.tensors import ShapesRequest
+        from llmcli.families.sources import sources
+
+        kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
+        if self.params or self.activations:
+            kinds = kinds[:1] if self.params else kinds[1:]
+        phases: tuple[Phase, ...] = ("prefill", "decode")
+        layers = names = None
+        if self.layer is not None:
+            layers = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
+        if self.filter is not None:
+            names = frozenset(select(self.filter, config, kinds=kinds, sources=sources(config)))
+        found = ShapesRequest(
+            config=config, numbers=numbers, batch=self.batch,
+            tokens=tokens or self.tokens or TOKENS,
+            phases=phases if self.phase == "both" else (self.phase,),
+            kinds=kinds, layers=layers, names=names, example=not (tokens or self.tokens),
+        )  # fmt: skip
+        positions = config.embedding.positions
+        if positions is not None and found.tokens + 1 > positions:
+            raise PromptTooLong(
+                f"{found.tokens} tokens and one step more do not fit the {positions} positions "
+                "that the model has learned",
+                hint=f"use at most {positions - 1} tokens",
+            )
+        return found
+
+    def stored(self, tensors: Sequence[Stored]) -> tuple[Stored, ...]:
+        """Of the tensors of a file that has no configuration, those whose own names match.
+
+        Raises UsageError for what needs a configuration, and where none matches.
+        """
+        for flag, given in (("--layer", self.layer is not None), ("--names", self.names)):
+            if given:
+                raise UsageError(
+                    f"`{flag}` needs the model's config.json beside the file",
+                    hint='choose tensors by the names in the file: `--filter "*.0.*"`',
+                )
+        if self.filter is None:
+            return tuple(tensors)
+        found = tuple(
+            tensor
+            for tensor in tensors  # a name may have brackets of its own
+            if tensor.source == self.filter or fnmatchcase(tensor.source, self.filter)
+        )
+        if not found:
+            near = get_close_matches(self.filter, [tensor.source for tensor in tensors], 1)
+            raise UsageError(
+                f"the file has no tensor `{self.filter}`",
+                hint=f"did you mean `{near[0]}`?"
+                if near
+                else 'leave it out to see all of them, or use `*`, as in `--filter "*norm*"`',
+            )
+        return found
+
+
 def command(
     prompt: GivenPromptOptions,
-    call: CallOptions,
-    choice: ChoiceOptions,
+    shapes: ShapesOptions,
     model: ModelOptions,
-    output: OutputOptions,
+    output: ViewOutputOptions,
 ) -> None:
     """Every tensor of a model: letters, numbers, memory, formula, and the file's own name.
 
     From the configuration and the headers of the files alone, without weights and without
     PyTorch. With a PROMPT the model is loaded and run, and every shape, dtype and view is
-    compared with what it really had. Layers that are identical are one row.
+    compared with what it really had. Layers that are identical are one row. A model as a whole is
+    one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
     out = Output("shapes", output)
     given = prompt.prompt is not None or prompt.file is not None or prompt.ids is not None
-    choice.check(call)
-    if given and call.tokens is not None:
-        raise UsageError(
-            "`--tokens` goes without a prompt, which has its own", hint="leave one of them out"
-        )
-    if given and choice.names:
-        raise UsageError(
-            "`--names` goes without a prompt: names are the same for all",
-            hint="leave one of them out",
-        )
+    shapes.check(prompt=given)
     if given:
-        _show_run(prompt, call, choice, model, out)
+        _show_run(prompt, shapes, model, out)
     else:
-        _show_headers(call, choice, model, out)
+        _show_headers(shapes, model, out)
 
 
-def _show_headers(
-    call: CallOptions, choice: ChoiceOptions, options: ModelOptions, out: Output
-) -> None:
+def _show_headers(shapes: ShapesOptions, options: ModelOptions, out: Output) -> None:
     """What the configuration and the headers of the files say."""
     from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
-    from llmcli.commands.shapes.measure.tensors import Calls, model_shapes
+    from llmcli.commands.shapes.measure.tensors import model_shapes
     from llmcli.families import plan, translate
     from llmcli.observe.fit import chosen_arithmetic
     from llmcli.observe.memory import cpu, machine_devices
 
-    # a driver is asked for its GPUs only where one may be meant
+    # a driver is queried for its GPUs only where one may be meant
     devices = (cpu(),) if options.device == "cpu" else machine_devices()
     device = chosen_devices(options.device, devices)[0]
     with opened_headers(options, out) as (checkpoint, place):
-        if checkpoint.config is None and choice.params:
-            _show_stored(checkpoint, choice, out)
+        if checkpoint.config is None and shapes.params:
+            _show_stored(checkpoint, shapes, out)
             return
         config, rules = translate(checkpoint)
-        formats = {info.format for info in checkpoint.tensors.values()}
         todo = plan(checkpoint.tensors, rules, config)
         numbers = chosen_arithmetic(
             checkpoint, config, todo, device, options.dtype, options.quantize
         )
-        tokens = call.tokens or TOKENS
-        calls = Calls(config=config, batch=call.batch, tokens=tokens, numbers=numbers)
-        _check_positions(calls)
-        asked = choice.asked(config)
-        about = _about(calls, checkpoint.name, place, formats, device.device)
-        if choice.names:
-            _show_names(calls, asked, about, out, example=call.tokens is None)
+        request = shapes.request(config, numbers)
+        about = _about(request, checkpoint, place, device.device)
+        if shapes.names:
+            _show_names(request, about, out)
             return
         stored = stored_tensors(checkpoint, rules, config)
         checks = stored_check(checkpoint, rules, config)
-        report = model_shapes(calls, call.phases(), asked, stored, checks)
         try:
-            _show(replace(report, example=call.tokens is None), about, out)
+            _show(model_shapes(request, stored, checks), about, shapes, out)
         except CheckFailed:
             _require_fit(checkpoint, rules, config)
             raise
@@ -123,24 +237,26 @@ def _require_fit(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelCon
     from llmcli.families import plan
 
     if checkpoint.tensors:
-        from llmcli.weights import check_fit  # and so PyTorch, where there is a fault to tell
+        from llmcli.weights import check_fit  # and so PyTorch, where there is a fault to report
 
         todo = plan(checkpoint.tensors, rules, config)
         check_fit(todo, checkpoint.tensors, parameters(config))
 
 
-def _about(calls: Calls, name: str, place: str, formats: set[str], device: str) -> dict[str, Any]:
-    """The `model` object of the document, as far as headers tell."""
-    weights = calls.parameters()
+def _about(
+    request: ShapesRequest, checkpoint: Checkpoint, place: str, device: str
+) -> dict[str, Any]:
+    """The `model` object of the document, as far as the headers go."""
+    weights, config = request.parameters(), request.config
     return {
-        "name": name,
+        "name": checkpoint.name,
         "path": place,
-        "family": calls.config.family,
-        "model_type": calls.config.model_type,
+        "family": config.family,
+        "model_type": config.model_type,
         "parameters": sum(spec.count for spec in weights),
-        "context": calls.config.context,
-        "stored_formats": sorted(formats),
-        **calls.numbers.describe(calls.config),
+        "context": config.context,
+        "stored_formats": sorted({info.format for info in checkpoint.tensors.values()}),
+        **request.numbers.describe(config),
         "weight_bytes": sum(spec.bytes or 0 for spec in weights),
         "device": device,
         "random_weights_seed": None,
@@ -148,107 +264,138 @@ def _about(calls: Calls, name: str, place: str, formats: set[str], device: str) 
 
 
 def _show_run(
-    prompt: GivenPromptOptions,
-    call: CallOptions,
-    choice: ChoiceOptions,
-    options: ModelOptions,
-    out: Output,
+    prompt: GivenPromptOptions, shapes: ShapesOptions, options: ModelOptions, out: Output
 ) -> None:
     """The same of a loaded model that has read the prompt and taken one step more."""
+    from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.cli.encoding import check_fits, encode
     from llmcli.cli.prompts import note_model_name, read_prompt
     from llmcli.cli.template import ChatOptions
     from llmcli.commands.shapes.measure.stored import stored_tensors
-    from llmcli.commands.shapes.measure.tensors import Calls, model_shapes
+    from llmcli.commands.shapes.measure.tensors import model_shapes
     from llmcli.families import translate
 
     note_model_name(prompt.prompt, out.note)
     given = read_prompt(prompt)
 
     def check(config: ModelConfig) -> None:
-        choice.asked(config)  # refuses layers and names that are not there
+        shapes.request(config, Arithmetic.of("float32"), 1)  # refuses what is not there
 
     model = load_model(options, out, text=given.ids is None, check=check).model
     config = model.config
-    asked = choice.asked(config)
     encoded = encode(given, ChatOptions(raw=True), model)
     room = options.context_length or config.context
     list(check_fits([encoded], 1, room, largest=config.embedding.positions))
 
     from llmcli.commands.shapes.measure.ran import run_checks, sources_check
 
-    tokens, numbers = len(encoded.ids), model.arithmetic
-    calls = Calls(config=config, batch=call.batch, tokens=tokens, numbers=numbers)
-    _check_positions(calls)
+    request = shapes.request(config, model.arithmetic, len(encoded.ids))
     stored = stored_tensors(model.checkpoint, translate(model.checkpoint)[1], config)
     checks = (
-        *run_checks(model, encoded.ids, call.batch),
+        *run_checks(model, encoded.ids, request.batch),
         *sources_check(model.ledger, stored),
     )
-    report = model_shapes(calls, call.phases(), asked, stored, checks, ran=True)
+    report = model_shapes(request, stored, checks, ran=True)
     report = replace(report, prompt=token_texts(model, encoded.ids))
-    _show(report, model.describe(), out)
+    _show(report, model.describe(), shapes, out)
 
 
-def _show(report: ShapesReport, about: dict[str, Any], out: Output) -> None:
+def _show(
+    report: ShapesReport, about: dict[str, Any], shapes: ShapesOptions, out: Output
+) -> None:
+    from llmcli.commands.shapes.view import render_overview, render_shapes
+    from llmcli.ui.stats import model_line
+
     if not report.rows:
         raise UsageError(
             "these options together leave no tensor to show",
             hint="embeddings, the final norm and the head are in no layer",
         )
-    if out.json:
-        machine = environment(kernels=kernels_of(about) if report.ran else ())
-        out.document(shapes_document(report), model=about, environment=machine)
-    else:
-        from llmcli.commands.shapes.view.screen import render_shapes
-        from llmcli.ui.stats import model_line
-
-        out.show(render_shapes(report, model_line(about)))
-    require(
-        report.checks,
-        "where the file's shapes are wrong, fetch it again; else this is a fault of ours",
+    render, title = render_shapes if shapes.detailed else render_overview, model_line(about)
+    out.present(
+        lambda: render(report, title),
+        _body(report),
+        model=about,
+        environment=environment(kernels=kernels_of(about) if report.ran else ()),
+        checks=report.checks,
+        hint=HINT,
     )
 
 
-def _show_names(
-    calls: Calls, asked: Asked, about: dict[str, Any], out: Output, *, example: bool
-) -> None:
-    from llmcli.commands.shapes.measure.names import name_rows
-    from llmcli.commands.shapes.measure.tensors import letter_values
-
-    rows = name_rows(calls, asked)
-    if out.json:
-        out.document({"names": rows}, model=about, environment=environment())
-        return
-    from llmcli.commands.shapes.view.names import render_names
+def _show_names(request: ShapesRequest, about: dict[str, Any], out: Output) -> None:
+    from llmcli.commands.shapes.measure.tensors import letter_values, name_rows
+    from llmcli.commands.shapes.view import render_names
     from llmcli.ui.stats import model_line
 
-    letters = letter_values(calls, ("prefill",))
-    out.show(render_names(rows, letters, model_line(about), example=example))
+    rows, letters = name_rows(request), letter_values(request, ("prefill",))
+    out.present(
+        lambda: render_names(rows, letters, model_line(about), example=request.example),
+        {"names": rows},
+        model=about,
+        environment=environment(),
+    )
 
 
-def _show_stored(checkpoint: Checkpoint, choice: ChoiceOptions, out: Output) -> None:
+def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> None:
     """The file's own tensors, where nothing says what they are."""
     from llmcli.commands.shapes.measure.stored import file_tensors
+    from llmcli.commands.shapes.view import render_stored
 
-    tensors = choice.chosen(file_tensors(checkpoint))
-    if out.json:
-        about = {"name": checkpoint.name, "path": checkpoint.path, **NO_FORMATS}
-        body = {"tensors": [stored_tensor(tensor) for tensor in tensors], "checks": {}}
-        out.document(body, model=about, environment=environment())
-        return
-    from llmcli.commands.shapes.view.screen import render_stored
+    tensors = shapes.stored(file_tensors(checkpoint))
+    if not out.json:
+        out.note("there is no config.json beside the file: these are its tensors as stored")
+    out.present(
+        lambda: render_stored(tensors, checkpoint.name),
+        {"tensors": [_unknown(tensor) for tensor in tensors], "checks": {}},
+        model={"name": checkpoint.name, "path": checkpoint.path, **NO_FORMATS},
+        environment=environment(),
+    )
 
-    out.note("there is no config.json beside the file: these are its tensors as they are stored")
-    out.show(render_stored(tensors, checkpoint.name))
+
+def _body(report: ShapesReport) -> dict[str, Any]:
+    """The report as JSON has it: every tensor by itself, and which of them are one row."""
+    rows = [{"name": row.name, "layers": row.layers, "formula": row.formula} for row in report.rows]
+    return {
+        "batch": report.batch,
+        "tokens": report.tokens,
+        "phases": report.phases,
+        "ran": report.ran,
+        "prompt": [{"id": id, "text": text} for id, text in report.prompt],
+        "letters": report.letters,
+        "tensors": [_tensor(tensor) for tensor in report.tensors],
+        "rows": rows,
+        "layers": report.kinds,
+        "cache": report.growth,
+        "flops": report.flops,
+    }
 
 
-def _check_positions(calls: Calls) -> None:
-    """Raises PromptTooLong where a model that has learned its positions has too few of them."""
-    positions = calls.config.embedding.positions
-    if positions is not None and calls.tokens + 1 > positions:
-        raise PromptTooLong(
-            f"{calls.tokens} tokens and one step more do not fit the {positions} positions that "
-            "the model has learned",
-            hint=f"use at most {positions - 1} tokens",
-        )
+def _tensor(tensor: ShapeTensor) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(tensor).items() if name != "stored"}
+    return fields if tensor.stored is None else fields | _in_file(tensor.stored)
+
+
+def _in_file(stored: Stored) -> dict[str, Any]:
+    return {
+        "source": stored.source,
+        "stored_shape": stored.shape,
+        "stored_format": stored.format,
+        "stored_bytes": stored.bytes,
+        "operations": stored.operations,
+    }
+
+
+def _unknown(stored: Stored) -> dict[str, Any]:
+    """A tensor that nothing describes: without letters, formula and place."""
+    return {
+        "name": stored.source,
+        "kind": "parameter",
+        "axes": None,
+        "shape": stored.shape,
+        "dtype": stored.format,
+        "bytes": stored.bytes,
+        "phase": None,
+        "layer": None,
+        "formula": None,
+        **_in_file(stored),
+    }

@@ -115,7 +115,7 @@ class CallFlops:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapesReport:
-    """All that was asked for; `tensors` one by one, `rows` the same folded.
+    """All that was requested; `tensors` one by one, `rows` the same folded.
 
     `ran`: the shapes were compared with a real run of the model, else the specs with themselves
     and with the headers. `weight_bytes`: of all parameters in `weight_format`; `parameters`: how

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.cli.encoding import encode
 from llmcli.cli.exits import SIGNALS
-from llmcli.cli.files import whole_file, written
+from llmcli.cli.files import check_size, kind_of_file, whole_file, written
 from llmcli.cli.looking import room_for
-from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
-from llmcli.cli.output import Output, jsonable, require
+from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
+from llmcli.cli.output import Output, jsonable
+from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt, prompt_or_builtin
 from llmcli.cli.running import Loaded, kernels_of, load_model
 from llmcli.cli.template import ChatOptions
 from llmcli.commands.timing.before import Before, measuring
-from llmcli.commands.timing.document import timing_document
-from llmcli.commands.timing.options import TimingOptions
-from llmcli.commands.timing.report import Stage, TimingReport
-from llmcli.errors import PromptTooLong
+from llmcli.commands.timing.report import (
+    PHASES,
+    PartTime,
+    PhaseName,
+    PhaseTime,
+    Stage,
+    TimingReport,
+    TimingRequest,
+)
+from llmcli.commands.timing.view.trace import trace_size
+from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.numbers import counted
+from llmcli.reports.work import PartWork
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
     from llmcli.model import Model
 
+TIMING = "Timing"
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
 ffn_act, ffn_down, residual, head, sample (the choice of a token), and gaps:
@@ -37,13 +48,13 @@ a mixture of experts router, experts (bytes are those of the experts that ran)
 and shared, embeddings of each layer ple. A part lasts from the end of the one
 before it to its own, so that all of them add up to the wall time.
 
-Of ceiling: the share that is reached of the nearest ceiling, as measured on
-this machine before the model is loaded. Bound by: that ceiling (memory, a
-cache, or compute) from half of it on; else calls, where starting the
-operations explains the time; else kernel, the code of the operations.
-
-FLOPs: matrix products, 2 a multiply-add; causal counts the pairs that the mask
-leaves, full square all of them.
+Both phases stand side by side, with the share of the nearest ceiling that is
+reached (as measured on this machine before the model is loaded) behind what a
+part is bound by: that ceiling (memory, a cache, or compute) from half of it on;
+else calls, where starting the operations explains the time; else kernel, the
+code of the operations. One phase alone (--phase) and --layers show FLOPs (2 a
+multiply-add; causal: of the pairs that the mask leaves; full square: of all),
+bytes and rates, and all ceilings and memory peaks.
 
 Examples:
 
@@ -57,15 +68,99 @@ _HINT = "other programs may have taken the processor: run it again when they are
 _SHORT = LOOKED_AT[:24].rstrip() + " …"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimingOptions:
+    """What is run how often, what is shown of it, and where the trace goes."""
+
+    panel: ClassVar[str] = TIMING
+    phase: Literal["prefill", "decode", "both"] = opt(
+        "both", "--phase", "PHASE",
+        "Time reading the prompt (prefill), writing after it (decode), or both.",
+    )  # fmt: skip
+    max_tokens: int = opt(
+        16, "-n", "--max-tokens", "N",
+        "Tokens that are written after the prompt, end of text or not.", at_least=1,
+    )  # fmt: skip
+    pairs: int | None = opt(
+        None, "--pairs", "N",
+        "Instrumented runs, and as many without instrumentation, in turns; the median one is "
+        "shown. [default: until the quartiles are within 3 %, for at most 10 seconds]",
+        at_least=1, at_most=10_000,
+    )  # fmt: skip
+    layers: bool = opt(
+        False, "--layers", "Also the parts of every layer, and all that is known of each phase."
+    )
+    unfused: bool = opt(
+        False, "--unfused",
+        "Also compute in pieces what a fused kernel does at once, and time these apart.",
+    )  # fmt: skip
+    trace: str | None = opt(
+        None, "--trace", "FILE",
+        "Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing.",
+    )  # fmt: skip
+    force: bool = opt(False, "--force", "Write the trace however large it gets.")
+
+    def check(self) -> None:
+        """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
+        if self.trace is not None:
+            kind_of_file(self.trace, ("json",), option="--trace")
+        elif self.force:
+            raise UsageError(
+                "`--force` is about the size of a file, and none is written",
+                hint="add `--trace FILE.json`, or leave it out",
+            )
+
+    def check_trace(self, layers: int, tokens: int) -> None:
+        """Raises UsageError or WriteFailed where the trace of a run gets too large.
+
+        Of a prompt of so many `tokens`.
+        """
+        if self.trace is not None:
+            calls = self.new_tokens
+            if "prefill" in self.phases:
+                calls += -(-tokens // PROMPT_CHUNK)
+            smaller = "write fewer tokens with --max-tokens"
+            nbytes = trace_size(layers, calls)
+            check_size(self.trace, nbytes, force=self.force, smaller=smaller)
+
+    @property
+    def phases(self) -> tuple[PhaseName, ...]:
+        """The phases that are timed."""
+        return PHASES if self.phase == "both" else (self.phase,)
+
+    @property
+    def new_tokens(self) -> int:
+        """How many are written: none where only reading is timed."""
+        return 0 if self.phase == "prefill" else self.max_tokens
+
+    @property
+    def details(self) -> bool:
+        """Whether each phase is shown with all that is known of it: not where two have to fit."""
+        return self.layers or self.unfused or self.phase != "both"
+
+    @property
+    def request(self) -> TimingRequest:
+        """What is measured."""
+        return TimingRequest(
+            new_tokens=self.new_tokens, phases=self.phases, pairs=self.pairs,
+            unfused=self.unfused, trace=self.trace is not None,
+        )  # fmt: skip
+
+
 def command(
-    prompt: GivenPromptOptions, timing: TimingOptions, model: ModelOptions, output: OutputOptions
+    prompt: GivenPromptOptions,
+    timing: TimingOptions,
+    model: ModelOptions,
+    output: ViewOutputOptions,
 ) -> None:
     """Where the time goes: load, prompt and new tokens, part by part, against this machine.
 
     Each part's time, FLOPs and bytes, what it reaches of the read and matrix rates that are
-    measured here first, and what it waits for. Runs with clocks and without take turns, which
-    shows what looking costs; parts and gaps add up to the wall time, or the command exits 1.
+    measured here first, and what it waits for. Instrumented runs and bare ones take turns, which
+    shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
     """
+    from llmcli.commands.timing.view.screen import render_opening, render_timing
+
     out = Output("timing", output)
     timing.check()
     given = prompt_or_builtin(prompt, LOOKED_AT, lambda s: out.note(s.replace(LOOKED_AT, _SHORT)))
@@ -76,13 +171,27 @@ def command(
     ids = _ids(given, timing, model, loaded.model)
     stages = [*_stages(loaded), Stage(name="tokenize", seconds=perf_counter() - begin)]
     stages = stages[: None if given.ids is None else -1]
-    _open(loaded.model, stages, out)
-    report = _measured(loaded.model, ids, found[0], stages, timing, out)
-    _show(report, loaded.model, timing, out)
+    about, title = loaded.model.describe(), _title(loaded.model)
+    header = environment(kernels=kernels_of(about))
+    if not out.json:  # it is there if the runs are cut short
+        out.show(render_opening(title, header, stages, about, details=timing.details))
+    report = _measured(loaded.model, ids, found[0], stages, timing.request, out)
+    try:
+        out.present(
+            lambda: render_timing(report, layers=timing.layers, details=timing.details),
+            _body(report), model=about, environment=header, checks=report.checks, hint=_HINT,
+        )  # fmt: skip
+    except CheckFailed:
+        if not report.interrupted:
+            raise
+    finally:
+        if report.machine_load is not None and report.machine_load.slowed:
+            out.note(report.machine_load.words)
+        if timing.trace is not None and report.phases:
+            _write_trace(timing.trace, report, title, about | asdict(header), out)
     if report.interrupted:
         after = f" after {report.phases[-1].name}" if report.phases else ""
         raise SIGNALS.stopped(told=out.json, where=after)
-    require(report.checks, _HINT)
 
 
 def _ids(
@@ -132,27 +241,12 @@ def _title(model: Model) -> str:
     return words if model.random_seed is None else f"{words}, random weights"
 
 
-def _open(model: Model, stages: Sequence[Stage], out: Output) -> None:
-    """What is known before the runs, so that it is there if they are cut short."""
-    if out.json:
-        return
-    from llmcli.commands.timing.view.screen import render_opening
-
-    about = model.describe()
-    out.show(
-        render_opening(
-            _title(model), environment(kernels=kernels_of(about)), stages,
-            weight_bytes=model.weight_bytes, format=about["weight_format"],
-        )
-    )  # fmt: skip
-
-
 def _measured(
     model: Model,
     ids: Sequence[int],
     before: Before,
     stages: Sequence[Stage],
-    timing: TimingOptions,
+    request: TimingRequest,
     out: Output,
 ) -> TimingReport:
     """The runs, held against the ceilings."""
@@ -162,37 +256,60 @@ def _measured(
     busy = Busy()
     with Progress(out) as progress:
         report = measure_timing(
-            model,
-            ids,
-            new_tokens=timing.new_tokens,
-            pairs=timing.pairs,
-            ceilings=before.ceilings,
-            stages=stages,
-            phases=timing.phases,
-            base=before.base,
-            unfused=timing.unfused,
-            trace=timing.trace is not None,
+            model, ids, request, ceilings=before.ceilings, stages=stages, base=before.base,
             progress=progress,
-        )
+        )  # fmt: skip
     ceilings = report.ceilings
     threads = ceilings.threads if ceilings.device == "cpu" else 1
     return replace(report, machine_load=busy.load(threads))
 
 
-def _show(report: TimingReport, model: Model, timing: TimingOptions, out: Output) -> None:
-    """The report to the screen or as JSON, then the trace, which a full disk may refuse."""
-    about = model.describe()
-    header = environment(kernels=kernels_of(about))
-    if out.json:
-        out.document(timing_document(report), model=about, environment=header)
-    else:
-        from llmcli.commands.timing.view.screen import render_timing
+def _body(report: TimingReport) -> dict[str, Any]:
+    """Everything that the view shows, and every part of every layer; the trace is a file."""
+    apart = ("checks", "interrupted")
+    fields = {name: value for name, value in vars(report).items() if name not in apart}
+    return fields | {
+        "finish_reason": "interrupted" if report.interrupted else "complete",
+        "phases": [_phase(phase) for phase in report.phases],
+        "working_set_in": report.ceilings.read(report.working_set).level,
+        "splits": [
+            vars(split) | {"pieces": [{"name": name, "seconds": s} for name, s in split.pieces]}
+            for split in report.splits
+        ],
+        "machine_load": report.machine_load and report.machine_load.document(),
+        "ceilings": vars(report.ceilings)
+        | {"caches": [{"level": name, "bytes": held} for name, held in report.ceilings.caches]},
+    }
 
-        out.show(render_timing(report, layers=timing.layers))
-    if report.machine_load is not None and report.machine_load.slowed:
-        out.note(report.machine_load.words)
-    if timing.trace is not None and report.phases:
-        _write_trace(timing.trace, report, _title(model), about | asdict(header), out)
+
+def _phase(phase: PhaseTime) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(phase).items() if name != "spans"}
+    return fields | {
+        "pairs": len(phase.overhead.ratios),
+        "spread": phase.overhead.spread,
+        "tokens_per_s": phase.tokens / phase.bare_s if phase.bare_s > 0 else None,
+        "work": _work(phase.work),
+        "parts": [_part(part, phase) for part in phase.parts],
+        "totals": [_part(part, phase) for part in phase.totals],
+    }
+
+
+def _part(part: PartTime, phase: PhaseTime) -> dict[str, Any]:
+    """Rates are null where there is no such work, or no time."""
+
+    def per_second(amount: int) -> float | None:
+        return amount / part.seconds if amount and part.seconds > 0 else None
+
+    return vars(part) | {
+        "share": part.seconds / phase.seconds if phase.seconds > 0 else None,
+        "work": _work(part.work),
+        "bytes_per_s": per_second(part.work.bytes),
+        "flops_per_s": per_second(part.work.flops),
+    }
+
+
+def _work(work: PartWork) -> dict[str, int]:
+    return vars(work) | {"bytes": work.bytes}
 
 
 def _write_trace(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from llmcli.anatomy.work import step_bytes
 from llmcli.cli.looking import InChat, Shown
 from llmcli.cli.progress import Progress
+from llmcli.commands.timing.report import TimingRequest
 
-WRITTEN, PAIRS = 8, 3  # tokens that are generated, and runs with and without clocks
+WRITTEN, PAIRS = 8, 3  # tokens that are generated, and pairs of runs
 
 
 def look(chat: InChat, _given: dict[str, str]) -> Shown:
@@ -24,9 +25,9 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
             working_set=step_bytes(model.config, tokens + WRITTEN, numbers=model.arithmetic),
         )  # fmt: skip
         report = measure_timing(
-            model, chat.ids[-tokens:], new_tokens=WRITTEN, pairs=PAIRS, ceilings=ceilings,
-            stages=(), progress=progress,
+            model, chat.ids[-tokens:], TimingRequest(new_tokens=WRITTEN, pairs=PAIRS),
+            ceilings=ceilings, progress=progress,
         )  # fmt: skip
     if report.interrupted:
         raise KeyboardInterrupt
-    return render_timing(report, layers=False), report.checks
+    return render_timing(report), report.checks

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import quantiles
 from typing import Literal
 
 from llmcli.reports.ceilings import Ceilings
@@ -14,6 +17,36 @@ from llmcli.reports.work import PartWork
 # that ceiling; else `calls`, where starting its operations explains at least half of the rest; else
 # `kernel`: neither ceiling is near and it is not the starting, but the operations' own code.
 Bound = str
+
+
+PhaseName = Literal["prefill", "decode"]
+PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
+TIGHT = 0.03  # of the median: quartiles that are no further apart need no more pairs
+FEWEST = 5  # pairs, before their quartiles say anything
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingRequest:
+    """What is run: `batch` prompts are read, and `new_tokens` written after each of them.
+
+    `pairs` of runs, one instrumented and one not; None: until the times are tight, which takes
+    at most `limit_s` seconds for all phases together (but one pair of each is always run).
+    `trace` keeps the spans, `unfused` also times the pieces of fused kernels.
+    """
+
+    new_tokens: int
+    phases: tuple[PhaseName, ...] = PHASES
+    pairs: int | None = None
+    limit_s: float = 10.0
+    batch: int = 1
+    unfused: bool = False
+    trace: bool = False
+
+    @property
+    def timed(self) -> tuple[PhaseName, ...]:
+        """The phases in their order, decoding only where there are new tokens."""
+        wanted = [name for name in PHASES if name in self.phases]
+        return tuple(name for name in wanted if name == "prefill" or self.new_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +104,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """What looking costs: instrumented and bare runs in turns, seconds of each pair.
+    """The instrumentation overhead: instrumented and bare runs in turns, seconds of each pair.
 
     `ratios` are instrumented ÷ bare, pair by pair; `quartiles` the first and the third of them.
     """
@@ -86,8 +119,37 @@ class Overhead:
 
     @property
     def within_noise(self) -> bool:
-        """Whether looking costs less than what runs differ by: no cost is between the quartiles."""
+        """Whether the overhead is less than what runs differ by: 1 is between the quartiles."""
         return self.quartiles[0] <= 1 <= self.quartiles[1]
+
+    @property
+    def spread(self) -> float:
+        """See `spread_of`."""
+        return spread_of(self.watched_s, self.bare_s)
+
+    @property
+    def tight(self) -> bool:
+        """See `are_tight`."""
+        return are_tight(self.watched_s, self.bare_s)
+
+
+def are_tight(watched_s: Sequence[float], bare_s: Sequence[float]) -> bool:
+    """Whether these pairs are enough to trust the medians."""
+    return len(bare_s) >= FEWEST and spread_of(watched_s, bare_s) <= TIGHT
+
+
+def spread_of(watched_s: Sequence[float], bare_s: Sequence[float]) -> float:
+    """The distance of the quartiles as a share of the median: the largest of both times' and of
+    their ratios'; infinite for a single pair.
+    """
+    if len(bare_s) < 2:
+        return math.inf
+    ratios = [watched / bare for watched, bare in zip(watched_s, bare_s, strict=True)]
+    found = 0.0
+    for values in (watched_s, bare_s, ratios):
+        first, middle, third = quantiles(values, n=4, method="inclusive")
+        found = max(found, (third - first) / middle)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +157,15 @@ class PhaseTime:
     """Reading the prompt, or writing tokens after it: one instrumented run, the median of many.
 
     `seconds` is the wall time of that run, `tokens` how many it read or wrote in `calls` forward
-    calls; `bare_s` the median without looking (of an even number of runs the lower one of the two
-    in the middle, with and without; of hundreds the nearest that was kept). `parts` has each
-    (layer, part) in the order of the forward pass, `totals` each part over all layers, the gaps
-    last: their seconds add up to `seconds`. `work` is of the whole phase. `peak` is the most
+    calls; `bare_s` the median without instrumentation (of an even number of runs the lower one of
+    the two in the middle, with and without; of hundreds the nearest that was kept). `parts` has
+    each (layer, part) in the order of the forward pass, `totals` each part over all layers, the
+    gaps last: their seconds add up to `seconds`. `work` is of the whole phase. `peak` is the most
     memory held (resident, or the GPU's where it runs on one). `gemv_s`, `gemm_s`: seconds of the
     products with a weight matrix, by whether the call that they are in gives one row or many.
     """
 
-    name: Literal["prefill", "decode"]
+    name: PhaseName
     tokens: int
     past: int
     calls: int

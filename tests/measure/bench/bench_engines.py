@@ -3,7 +3,9 @@
 from contextlib import contextmanager
 
 from llmcli.commands.bench.measure import run
-from llmcli.commands.bench.report.results import Ran, Settings
+from llmcli.commands.bench.measure.sweep import sweep
+from llmcli.commands.bench.report.results import BenchRequest, EngineInfo, Settings
+from llmcli.commands.bench.report.results import Test as Case
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
 
@@ -34,8 +36,8 @@ def settings(**other):
     )  # fmt: skip
 
 
-def ran(engine="llmcli", **other):
-    return Ran(
+def info(engine="llmcli", **other):
+    return EngineInfo(
         **{
             "engine": engine, "version": "1", "model_type": "llama 1M F16", "model_size": 2_000_000,
             "model_n_params": 1_000_000, "backend": "CPU", "device": "cpu", "dtype": "float32",
@@ -65,7 +67,7 @@ class FakeEngine:
 
     def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1):
         self.clock = clock or Clock()
-        self.ran = ran(name)
+        self.info = info(name)
         self.bos = bos
         self.log = [] if log is None else log
         self.held = None
@@ -131,3 +133,31 @@ def raises(error, when):
             raise error
 
     return trouble
+
+
+TESTS = Case(n_prompt=8, n_gen=0, depth=0), Case(n_prompt=0, n_gen=4, depth=0)
+
+
+class Supplies:
+    """A sweep's, of functions; without them no peer, no ceilings, nothing known of headers."""
+
+    def __init__(self, load, peer=None, ceilings=lambda engine, reads: None,
+                 known=lambda settings: None):  # fmt: skip
+        self.load, self.peer, self.ceilings, self.known = load, peer, ceilings, known
+
+
+def swept(load, *, configurations=None, tests=TESTS, on_row=None, on_progress=None,
+          peer=None, peer_name="transformers", **other):  # fmt: skip
+    """(the report, the rows as they were handed out)."""
+    rows = []
+    functions = {name: other.pop(name) for name in ("ceilings", "known") if name in other}
+    request = BenchRequest(
+        configurations=tuple(configurations or [settings()]), tests=tuple(tests),
+        default=settings(), against=peer_name if peer else None,
+        **({"repetitions": 2, "warmup": False, "seed": 1} | other),
+    )  # fmt: skip
+    report = sweep(
+        request, Supplies(load, peer, **functions), on_row=on_row or rows.append,
+        on_progress=on_progress,
+    )  # fmt: skip
+    return report, rows

@@ -10,8 +10,7 @@ from statistics import fmean, stdev
 import pytest
 
 from llmcli.commands.bench.measure.compare import compare_results
-from llmcli.commands.bench.measure.noise import interval, pool
-from llmcli.commands.bench.measure.student import two_sided
+from llmcli.commands.bench.measure.intervals import interval, pool, two_sided
 from llmcli.commands.bench.report.comparison import ComparisonReport, Rate, Result, Results
 
 

@@ -4,18 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from bench_engines import settings
+from bench_engines import settings, swept
 from tiny_checkpoints import LLAMA, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure import loader as loader_module
-from llmcli.commands.bench.measure.kernels import has_flash
-from llmcli.commands.bench.measure.loaded import ran_of
 from llmcli.commands.bench.measure.loader import Loader
-from llmcli.commands.bench.measure.ours import Ours
-from llmcli.commands.bench.measure.plan import all_tests
-from llmcli.commands.bench.measure.sweep import sweep
+from llmcli.commands.bench.measure.ours import Ours, engine_info, has_flash
+from llmcli.commands.bench.request import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
 from llmcli.nn.decoder import Decoder
@@ -112,7 +109,7 @@ def test_it_says_what_ran(folder):
     engine = loader(folder)(settings())
     tensors = llama_tensors()
     numbers = sum(tensor.numel() for tensor in tensors.values())
-    ran = engine.ran
+    ran = engine.info
     assert (ran.model_n_params, ran.model_size) == (numbers, 4 * numbers)
     assert ran.bits_per_weight == 32
     assert ran.model_type == "llama 0M all F32"
@@ -121,7 +118,7 @@ def test_it_says_what_ran(folder):
     assert ran.load_s > 0.25
     assert engine.vocab == LLAMA["vocab_size"]
     assert engine.bos is None  # there is no tokenizer
-    half = loader(folder)(settings(dtype="bfloat16")).ran
+    half = loader(folder)(settings(dtype="bfloat16")).info
     assert (half.model_size, half.bits_per_weight, half.type_k) == (2 * numbers, 16, "bf16")
 
 
@@ -148,7 +145,7 @@ def test_a_model_is_loaded_once_for_settings_that_share_it(folder):
     one = load(settings())
     other = load(settings(flash_attn="off"))
     assert opened == ["tiny"]
-    assert one.ran == other.ran
+    assert one.info == other.info
     load(settings(dtype="bfloat16"))
     load(settings(dtype="bfloat16", model="other"))
     assert opened == ["tiny", "tiny", "other"]
@@ -174,11 +171,11 @@ def test_what_cannot_be_had_is_refused(folder, asked, word):
 def test_what_makes_no_difference_on_a_cpu_is_not(folder):
     for asked in ({"type_k": "f32", "type_v": "f32"}, {"n_gpu_layers": 99}, {"no_kv_offload": True},
                   {"use_mmap": False}, {"n_gpu_layers": 0, "device": "auto"}):  # fmt: skip
-        assert loader(folder)(settings(**asked)).ran.device == "cpu"
+        assert loader(folder)(settings(**asked)).info.device == "cpu"
 
 
 def test_on_a_gpu_all_layers_are_there_or_none():
-    from llmcli.commands.bench.measure.refused import refuse_for
+    from llmcli.commands.bench.measure.loader import refuse_for
 
     def ask(**asked):
         refuse_for(settings(**asked), cache_type="f16", gpu=True, layers=4, flash=True)
@@ -234,7 +231,8 @@ def test_a_configuration_alone_is_enough_with_random_weights(folder):
 def test_meta_needs_no_weights_and_computes_shapes(folder, calls):
     (folder / "model.safetensors").unlink()
     engine = loader(folder)(settings(device="meta"))
-    assert (engine.ran.device, engine.ran.backend, engine.ran.dtype) == ("meta", "meta", "float32")
+    found = engine.info
+    assert (found.device, found.backend, found.dtype) == ("meta", "meta", "float32")
     engine.start(12, 1, 4)
     engine.read(IDS)
     engine.step(1)
@@ -255,17 +253,12 @@ def test_shapes_are_of_the_dtype_that_the_device_would_have(folder):
 
 def test_a_whole_sweep(folder):
     """Rows of a real engine, those that cannot be among them."""
-    rows = []
-    report = sweep(
-        [settings(), settings(type_k="q8_0"), settings(device="meta"), settings(n_ubatch=2)],
-        all_tests([6], [3], [(4, 2)], [0, 5]),
-        repetitions=3,
-        warmup=True,
-        delay_s=0.0,
-        seed=1,
-        load=loader(folder),
-        ceilings=lambda engine, reads: None,
-        on_row=rows.append,
+    configurations = [
+        settings(), settings(type_k="q8_0"), settings(device="meta"), settings(n_ubatch=2)
+    ]  # fmt: skip
+    tests = all_tests([6], [3], [(4, 2)], [0, 5])
+    report, rows = swept(
+        loader(folder), configurations=configurations, tests=tests, repetitions=3, warmup=True
     )
     assert report.rows == tuple(rows)
     assert [bool(row.error) for row in rows] == [False] * 6 + [True] * 6 + [False] * 12
@@ -276,7 +269,7 @@ def test_a_whole_sweep(folder):
         assert min(row.samples_ns) > 0
         whole = sum(row.first_ns) + sum(row.token_ns)
         assert whole == sum(row.samples_ns)
-        assert row.peak_memory_bytes > row.ran.model_size
+        assert row.peak_memory_bytes > row.info.model_size
     assert [row.work for row in rows[:6]] == [row.work for row in rows[12:18]]
 
 
@@ -285,7 +278,7 @@ def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
         bos_id, add_bos = 11, True
 
     model = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32")
-    engine = Ours(model, ran_of(model, 0.0))
+    engine = Ours(model, engine_info(model, 0.0))
     assert engine.bos is None
     model.tokenizer = Tokenizer()
     assert engine.bos == 11
@@ -294,11 +287,11 @@ def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
 
 
 def test_loading_has_a_base_and_a_peak(folder):
-    ran = loader(folder)(settings()).ran
+    ran = loader(folder)(settings()).info
     assert ran.load_peak.phase == "load"
     assert ran.load_peak.device_bytes is None
     assert ran.base_bytes > 10 * 2**20  # of Python and PyTorch
-    shapes = loader(folder)(settings(device="meta")).ran
+    shapes = loader(folder)(settings(device="meta")).info
     assert (shapes.base_bytes, shapes.load_peak) == (None, None)
 
 
@@ -314,7 +307,7 @@ def test_headers_say_what_a_model_is_that_was_not_loaded(folder):
 
     load = Loader(never, headers=headers)
     known = load.known(settings(type_k="q8_0"))
-    there = loader(folder)(settings()).ran
+    there = loader(folder)(settings()).info
     assert known == dataclasses.replace(there, load_s=None, base_bytes=None, load_peak=None)
     assert load.known(settings(type_k="q4_0")) is known
     assert asked == ["tiny"]
@@ -330,7 +323,7 @@ def test_headers_say_what_a_model_is_that_was_not_loaded(folder):
 
 def test_a_model_that_is_loaded_is_known(folder):
     load = loader(folder)
-    there = load(settings()).ran
+    there = load(settings()).info
     with pytest.raises(UsageError):
         load(settings(type_k="f16"))
     assert load.known(settings(type_k="f16")).model_size == there.model_size
@@ -367,22 +360,18 @@ def test_flash_attention_that_is_not_there_is_refused(folder, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_on_a_gpu_every_call_is_done_when_it_returns(folder):
     engine = loader(folder)(settings(device="cuda:0"))
-    assert (engine.ran.backend, engine.ran.n_gpu_layers) == ("CUDA", 3)
+    assert (engine.info.backend, engine.info.n_gpu_layers) == ("CUDA", 3)
     engine.start(len(IDS) + 1, 1, 4)
     for call in (lambda: engine.read(IDS), lambda: engine.step(3)):
         call()
         assert torch.cuda.current_stream().query()
-    rows = []
-    sweep(
-        [settings(device="cuda:0"), settings(device="cuda:0", n_gpu_layers=1)],
-        all_tests([6], [3], [], [0, 4]),
-        repetitions=2, warmup=True, delay_s=0.0, seed=1, load=loader(folder),
-        ceilings=lambda engine, reads: None, on_row=rows.append,
-    )  # fmt: skip
+    gpu = [settings(device="cuda:0"), settings(device="cuda:0", n_gpu_layers=1)]
+    tests = all_tests([6], [3], [], [0, 4])
+    _, rows = swept(loader(folder), configurations=gpu, tests=tests, warmup=True)
     assert [bool(row.error) for row in rows] == [False] * 4 + [True] * 4
-    assert all(row.peak_memory_bytes >= row.ran.model_size for row in rows[:4])
+    assert all(row.peak_memory_bytes >= row.info.model_size for row in rows[:4])
     for row in rows[:4]:
-        assert all(one.device_bytes >= row.ran.model_size for one in row.peaks[1:])
+        assert all(one.device_bytes >= row.info.model_size for one in row.peaks[1:])
     with pytest.raises(UsageError, match="no flash attention in f32"):
         loader(folder)(settings(device="cuda:0", flash_attn="on"))
     loader(folder)(settings(device="cuda:0", dtype="bfloat16", flash_attn="on"))

@@ -5,7 +5,6 @@ import gc
 import pytest
 from bench_engines import FakeEngine, raises, settings, watch, words
 
-from llmcli.commands.bench.measure import plan
 from llmcli.commands.bench.measure.run import Bench, Run
 from llmcli.commands.bench.report.results import Test as Case
 from llmcli.errors import OutOfMemory, UsageError
@@ -15,7 +14,7 @@ def through(engine, test, *, repetitions=1, warmup=False, room=None, said=None, 
     """All repetitions of a test: (the bench, its runs)."""
     said = said or (lambda line: None)
     bench = bench or Bench(engine, settings(**how), seed=1)
-    bench.prepare(test, room or plan.needed(test), warmup=warmup, said=said)
+    bench.prepare(test, room or test.capacity, warmup=warmup, said=said)
     return bench, [bench.repeat(test, n, repetitions, said) for n in range(repetitions)]
 
 

@@ -5,15 +5,14 @@ import re
 from statistics import mean
 
 import pytest
-from bench_engines import CEILINGS, FakeEngine, raises, ran, settings, watch, words
+from bench_engines import CEILINGS, FakeEngine, info, raises, settings, swept, watch, words
 from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.bench.measure import counts
 from llmcli.commands.bench.measure import sweep as module
-from llmcli.commands.bench.measure.plan import all_tests
-from llmcli.commands.bench.measure.sweep import sweep
 from llmcli.commands.bench.report.results import Test as Case
+from llmcli.commands.bench.request import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.observe import peaks
 from llmcli.observe.held import Held
@@ -21,19 +20,6 @@ from llmcli.reports.text import PhasePeak
 
 MIB = 2**20
 PP, TG = Case(n_prompt=8, n_gen=0, depth=0), Case(n_prompt=0, n_gen=4, depth=0)
-
-
-def swept(load, *, configurations=None, tests=(PP, TG), on_row=None, **other):
-    """(the report, the rows as they were handed out)."""
-    rows = []
-    options = {
-        "repetitions": 2, "warmup": False, "delay_s": 0.0, "seed": 1,
-        "ceilings": lambda e, reads: None,
-    } | other  # fmt: skip
-    report = sweep(
-        configurations or [settings()], tests, load=load, on_row=on_row or rows.append, **options
-    )
-    return report, rows
 
 
 def test_statistics_are_those_of_a_hand_computation(monkeypatch):
@@ -138,7 +124,7 @@ def test_a_test_that_fails_is_a_row_and_the_others_are_run(word, error, told):
     report, _ = swept(lambda chosen: engine, tests=tests, on_progress=fail_in_the_second)
     assert [row.error for row in report.rows] == [None, told, None]
     assert [len(row.samples_ns) for row in report.rows] == [2, 0, 2]
-    assert report.rows[1].ran == engine.ran
+    assert report.rows[1].info == engine.info
     assert report.rows[1].avg_ts == report.rows[1].avg_ns == 0
 
 
@@ -184,7 +170,7 @@ def test_a_model_that_does_not_load_is_a_row_for_each_test():
     report, rows = swept(load, configurations=chosen)
     assert [row.error and row.error[0] for row in rows] == [4, 4, 4, 4, None, None]
     assert rows[0].error == (4, "checkpoint", "it is broken")
-    assert rows[0].ran is None
+    assert rows[0].info is None
     assert rows[0].engine == "llmcli"
     assert tried == ["broken", "tiny"]  # once for both of its configurations
     assert report.rows == tuple(rows)
@@ -312,7 +298,7 @@ class Counting(FakeEngine):
 
     @property
     def numbers(self):
-        return Arithmetic.of(self.ran.dtype)
+        return Arithmetic.of(self.info.dtype)
 
 
 def test_work_and_the_roofline_stand_in_rows_of_an_engine_that_has_them():
@@ -339,7 +325,7 @@ def test_on_the_device_meta_nothing_is_timed():
     class Shapes(Counting):
         def __init__(self):
             super().__init__()
-            self.ran = ran(device="meta")
+            self.info = info(device="meta")
 
     engine = Shapes()
     _, rows = swept(lambda c: engine, ceilings=lambda e, reads: CEILINGS, repetitions=5)
@@ -396,7 +382,7 @@ class Greedy(FakeEngine):
 def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
     load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
     engine = Greedy(Memory(monkeypatch))
-    engine.ran = ran(load_peak=load, base_bytes=3)
+    engine.info = info(load_peak=load, base_bytes=3)
     tests = [Case(n_prompt=8, n_gen=2, depth=0), TG, Case(n_prompt=0, n_gen=2, depth=4)]
     for warmup in (False, True):
         _, rows = swept(lambda c: engine, tests=tests, warmup=warmup)
@@ -406,7 +392,7 @@ def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
         assert found == [whole, text, whole]
         # the most of the whole test, its start included
         assert [row.peak_memory_bytes for row in rows] == [400 * MIB] * 3
-        assert all(row.ran.base_bytes == 3 for row in rows)
+        assert all(row.info.base_bytes == 3 for row in rows)
         assert all(one.device_bytes is None for row in rows for one in row.peaks)
 
 
@@ -415,14 +401,14 @@ def test_memory_of_two_engines_in_one_process_is_nobodys():
 
     def named(name):
         engine = FakeEngine(name=name)
-        engine.ran = ran(name, load_peak=load, base_bytes=3)
+        engine.info = info(name, load_peak=load, base_bytes=3)
         return engine
 
     _, rows = swept(lambda c: named("llmcli"), peer=lambda c: named("transformers"), tests=[PP])
     for row in rows:
         assert row.samples_ns
         assert (row.peak_memory_bytes, row.peaks) == (None, ())
-        assert (row.ran.base_bytes, row.ran.load_peak) == (None, None)
+        assert (row.info.base_bytes, row.info.load_peak) == (None, None)
 
 
 def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
@@ -449,16 +435,16 @@ def test_a_row_that_failed_says_what_the_headers_do():
 
     def known(chosen):
         asked.append(chosen)
-        return ran(model_type="llama 70B F16", load_s=None)
+        return info(model_type="llama 70B F16", load_s=None)
 
     _, rows = swept(load, peer=load, peer_name="transformers", tests=[PP], known=known)
-    assert [row.ran.model_type for row in rows] == ["llama 70B F16"] * 2
-    assert [row.ran.engine for row in rows] == ["llmcli", "transformers"]
-    assert [row.ran.version for row in rows] == ["1", ""]  # nothing is known of the other
-    assert all(row.ran.load_s is None for row in rows)
+    assert [row.info.model_type for row in rows] == ["llama 70B F16"] * 2
+    assert [row.info.engine for row in rows] == ["llmcli", "transformers"]
+    assert [row.info.version for row in rows] == ["1", ""]  # nothing is known of the other
+    assert all(row.info.load_s is None for row in rows)
     assert asked[0] == settings()
     _, [row] = swept(load, tests=[PP])
-    assert row.ran is None
+    assert row.info is None
 
 
 def test_where_ours_is_not_loaded_no_other_engine_is():
@@ -478,11 +464,11 @@ def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads():
 
     def load(chosen):
         engine = Counting()
-        engine.ran = ran(dtype=chosen.dtype)
+        engine.info = info(dtype=chosen.dtype)
         return engine
 
     def ceilings(engine, reads):
-        asked.append((engine.ran.dtype, reads))
+        asked.append((engine.info.dtype, reads))
         return dataclasses.replace(CEILINGS, threads=len(asked))
 
     chosen = [settings(model=name, dtype=dtype) for dtype in ("float32", "float64")

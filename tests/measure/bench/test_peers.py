@@ -15,11 +15,8 @@ from tiny_checkpoints import write_gpt2, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure.engine import Counted
-from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp
-from llmcli.commands.bench.measure.peers.llama_words import cache_type
-from llmcli.commands.bench.measure.peers.open import PEERS, open_peer
-from llmcli.commands.bench.measure.peers.quiet import silent
-from llmcli.commands.bench.measure.peers.same import compare
+from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp, cache_type
+from llmcli.commands.bench.measure.peers.peer import PEERS, open_peer, same_model, silent
 from llmcli.commands.bench.report.results import Settings
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
@@ -80,7 +77,7 @@ def test_what_is_said_of_transformers(ours):
 
     peer = open_peer("transformers", ours, SETTINGS)
     count = sum(slot.numel() for slot in parameters_of(ours.decoder).values())
-    ran = peer.ran
+    ran = peer.info
     assert (ran.engine, ran.version) == ("transformers", transformers.__version__)
     assert (ran.model_n_params, ran.model_size, ran.bits_per_weight) == (count, 4 * count, 32)
     assert (ran.backend, ran.device, ran.dtype, ran.n_gpu_layers) == ("CPU", "cpu", "float32", 0)
@@ -95,8 +92,8 @@ def test_what_is_said_of_transformers(ours):
 def test_bfloat16_stays_bfloat16_and_is_the_same_but_for_rounding(tmp_path):
     ours = model(tmp_path, dtype="bfloat16")
     peer = open_peer("transformers", ours, SETTINGS)
-    assert (peer.ran.dtype, peer.ran.bits_per_weight) == ("bfloat16", 16)
-    same = compare(ours, peer, threads=1)
+    assert (peer.info.dtype, peer.info.bits_per_weight) == ("bfloat16", 16)
+    same = same_model(ours, peer, threads=1)
     assert same.ok
     assert same.tolerance == 0.03
 
@@ -128,7 +125,7 @@ def test_both_engines_have_the_kernel_of_attention_that_was_asked_for(ours, monk
 def test_only_a_directory_that_it_reads_itself_has_a_time_to_load(tmp_path):
     for seed, timed in ((None, True), (5, False)):
         peer = open_peer("transformers", model(tmp_path, random_weights=seed), SETTINGS)
-        assert (peer.ran.load_s is not None) is timed
+        assert (peer.info.load_s is not None) is timed
 
 
 def test_a_token_is_made_on_the_device(ours, monkeypatch):
@@ -159,7 +156,7 @@ def test_both_read_one_text_that_begins_with_bos(ours, monkeypatch):
 
     monkeypatch.setattr(type(ours.decoder), "__call__", of_ours)
     monkeypatch.setattr(type(peer), "read", of_theirs)
-    assert compare(ours, peer, threads=1, seed=3).ok
+    assert same_model(ours, peer, threads=1, seed=3).ok
     assert read["ours"] == read["theirs"]
     assert read["ours"][0] == 7
     assert len(set(read["ours"])) > 10
@@ -183,22 +180,22 @@ def test_llama_cpps_memory_that_cannot_go_back_is_told():
 @pytest.mark.parametrize("fault", ["weight", "nan"])
 def test_other_weights_are_seen(ours, fault):
     peer = open_peer("transformers", ours, SETTINGS)
-    good = compare(ours, peer, threads=1)
+    good = same_model(ours, peer, threads=1)
     assert good.ok
     assert good.words == "transformers predicts the same after 8 × 32 random tokens, KL in nats"
     weight = parameters_of(ours.decoder)["blocks.1.attn.W_v"]
     weight[0] = weight[1] if fault == "weight" else torch.nan
-    assert not compare(ours, peer, threads=1).ok
+    assert not same_model(ours, peer, threads=1).ok
 
 
 def test_copies_are_compared_not_the_same_memory(tmp_path):
     """Else no fault of ours could ever show, and the peer would read our layout of the weights."""
     ours = model(tmp_path, random_weights=1)
     peer = open_peer("transformers", ours, SETTINGS)
-    before = compare(ours, peer, threads=1).value
+    before = same_model(ours, peer, threads=1).value
     for slot in parameters_of(ours.decoder).values():
         slot.add_(0.05)
-    assert compare(ours, peer, threads=1).value > 1e3 * max(before, 1e-12)
+    assert same_model(ours, peer, threads=1).value > 1e3 * max(before, 1e-12)
 
 
 def test_threads_are_those_of_the_test(ours):
@@ -310,8 +307,8 @@ def test_types_of_llama_cpps_cache():
 def test_llama_cpp_computes_what_we_do(smollm2_path, dtype, capfd):
     ours = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype=dtype)
     peer = open_peer("llama.cpp", ours, SETTINGS)
-    assert compare(ours, peer, threads=1).ok
-    ran = peer.ran
+    assert same_model(ours, peer, threads=1).ok
+    ran = peer.info
     assert ran.model_n_params == 134515008
     assert ran.model_size == sum(info.nbytes for info in ours.checkpoint.tensors.values())
     assert ran.bits_per_weight == 8 * ran.model_size / ran.model_n_params
@@ -328,7 +325,7 @@ def test_llama_cpp_computes_what_we_do(smollm2_path, dtype, capfd):
     assert ours.tokenizer.decode([int(theirs.argmax())]) == " Rome"
     assert float((mine.exp() * (mine - theirs)).sum()) < 0.05
     parameters_of(ours.decoder)["blocks.3.mlp.W_down"].mul_(1.5)
-    assert not compare(ours, peer, threads=1).ok
+    assert not same_model(ours, peer, threads=1).ok
     peer.close()
     assert capfd.readouterr() == ("", "")
 
@@ -349,7 +346,7 @@ def test_what_llama_cpp_cannot_load_is_one_line(ours, tmp_path, capfd):
 def test_transformers_on_the_gguf_file(smollm2_path, capfd):
     ours = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
     peer = open_peer("transformers", ours, SETTINGS)
-    same = compare(ours, peer, threads=1)
+    same = same_model(ours, peer, threads=1)
     assert same.ok
     assert same.value < 1e-9
     assert capfd.readouterr() == ("", "")

@@ -6,7 +6,7 @@ import pytest
 from timed_models import CEILINGS
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.commands.timing.measure.bounds import Roof
+from llmcli.commands.timing.measure.phase import Roof
 from llmcli.commands.timing.report import PartTime
 from llmcli.reports.work import PartWork
 

@@ -5,7 +5,7 @@ import sys
 import torch
 from timed_models import small, timed
 
-from llmcli.commands.timing.measure.operations import OperationCount
+from llmcli.commands.timing.measure.clock import OperationCount
 from llmcli.ops.elements import add
 
 

@@ -18,7 +18,7 @@ from llmcli.commands.timing.measure.clock import EventClock, HostClock
 from llmcli.commands.timing.measure.parts import in_order
 from llmcli.commands.timing.measure.report import measure_timing
 from llmcli.commands.timing.measure.workload import working_set
-from llmcli.commands.timing.report import Stage
+from llmcli.commands.timing.report import Stage, TimingRequest
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.nn.step import Step
 
@@ -87,8 +87,9 @@ def test_the_peak_is_that_of_stages_and_phases():
     assert report.peak == max(peaks, default=None)  # the system may keep no mark
     stages = (Stage(name="load the weights", seconds=1.0, peak=2**50),)
     report = measure_timing(
-        model, [1, 2], new_tokens=1, pairs=1, ceilings=CEILINGS, stages=stages, base=7
-    )
+        model, [1, 2], TimingRequest(new_tokens=1, pairs=1), ceilings=CEILINGS, stages=stages,
+        base=7,
+    )  # fmt: skip
     assert (report.peak, report.base, report.stages) == (stages[0].peak, 7, stages)
 
 
@@ -121,12 +122,15 @@ def test_a_long_prompt_is_several_calls():
 
 def test_pairs_begin_with_either_run_in_turns(monkeypatch):
     order = []
-    bare, watched = timing_run._bare, timing_run._watched
-    monkeypatch.setattr(timing_run, "_bare", lambda *a: order.append("bare") or bare(*a))
-    monkeypatch.setattr(timing_run, "_watched", lambda *a: order.append("watched") or watched(*a))
+    for name in ("_bare", "_instrumented"):
+        plain = getattr(timing_run, name)
+        monkeypatch.setattr(
+            timing_run, name, lambda *a, name=name, plain=plain: order.append(name) or plain(*a)
+        )
     timed(small("llama"), new_tokens=0, pairs=3)
-    warm = ["bare", "watched", "watched"]  # the last one counts operations
-    assert order == [*warm, "bare", "watched", "watched", "bare", "bare", "watched"]
+    bare, clocked = "_bare", "_instrumented"
+    warm = [bare, clocked, clocked]  # the last one counts operations
+    assert order == [*warm, bare, clocked, clocked, bare, bare, clocked]
 
 
 def test_progress_is_told_pair_by_pair():

@@ -5,6 +5,7 @@ from small_models import ids, random_model
 from zoo import MODELS
 
 from llmcli.commands.timing.measure.report import measure_timing
+from llmcli.commands.timing.report import TimingRequest
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
@@ -28,10 +29,9 @@ def small(name, dtype=torch.float32):
     return random_model(MODELS[name], dtype)
 
 
-def timed(model, prompt=PROMPT, new_tokens=3, pairs=1, **rest):
-    return measure_timing(
-        model, prompt, new_tokens=new_tokens, pairs=pairs, ceilings=CEILINGS, stages=(), **rest
-    )
+def timed(model, prompt=PROMPT, new_tokens=3, pairs=1, progress=None, base=None, **rest):
+    request = TimingRequest(new_tokens=new_tokens, pairs=pairs, **rest)
+    return measure_timing(model, prompt, request, ceilings=CEILINGS, base=base, progress=progress)
 
 
 def red(report):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmcli.commands.bench.measure.noise import USUAL_RUNS, interval, pool
+from llmcli.commands.bench.measure.intervals import USUAL_RUNS, interval, pool
 from llmcli.commands.bench.measure.row import SETTINGS
 from llmcli.commands.bench.report.comparison import (
     ComparedTest,

@@ -1,21 +1,36 @@
-"""What a test computes, the least time that could take on a machine, and the memory it needs."""
+"""What a test computes, a lower bound of its time on a machine, and the memory it needs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.work import Works, added, calls_work, decode_work, step_bytes
-from llmcli.commands.bench.measure import plan
+from llmcli.anatomy.work import (
+    Works,
+    added,
+    calls_work,
+    decode_work,
+    prompt_calls,
+    step_bytes,
+)
 from llmcli.commands.bench.report.results import Settings, Test
 from llmcli.config import ModelConfig
 from llmcli.devices import resolve_device
 from llmcli.graph.spec import Call, Logits
-from llmcli.observe.roofline import least_seconds
+from llmcli.observe.roofline import lower_bound_seconds
 from llmcli.ops.processor import has_bfloat16
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.work import PartWork
+
+
+def calls(tokens: int, settings: Settings, depth: int = 0) -> Iterator[tuple[Call, Logits]]:
+    """The forward calls that read a prompt after `depth` tokens; each piece ends with logits."""
+    past = depth
+    for piece in settings.pieces(tokens):
+        yield from prompt_calls(batch=1, tokens=piece, past=past, chunk=settings.chunk)
+        past += piece
 
 
 def work(config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings) -> PartWork:
@@ -25,19 +40,19 @@ def work(config: ModelConfig, numbers: Arithmetic, test: Test, settings: Setting
 
 def working_set(config: ModelConfig, numbers: Arithmetic, test: Test) -> int:
     """Bytes that the last step of a run reads again: the weights, and the keys and values."""
-    return step_bytes(config, plan.needed(test), numbers=numbers)
+    return step_bytes(config, test.capacity, numbers=numbers)
 
 
 def roofline_ns(
     config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, ceilings: Ceilings
 ) -> float | None:
-    """The least time of one run, each part waiting for its bytes or for its products.
+    """The lower bound of one run's time, each part waiting for its bytes or for its products.
 
-    See `measure.roofline`. None where the rate of such products was not measured.
+    See `observe.roofline`. None where the rate of such products was not measured.
     """
     reads = working_set(config, numbers, test)
     seconds = [
-        least_seconds(works, calls, ceilings, numbers=numbers, working_set=reads)
+        lower_bound_seconds(works, calls, ceilings, numbers=numbers, working_set=reads)
         for calls, works in _phases(config, numbers, test, settings)
     ]
     known = [one for one in seconds if one is not None]
@@ -47,14 +62,14 @@ def roofline_ns(
 def memory_bytes(config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings) -> int:
     """Weights, cache and activations that such a run takes, as `info` counts them.
 
-    On the device that `auto` is: only shapes are asked that.
+    On the device that `auto` is: needed for shapes alone.
     """
     need = memory_need(
         config,
         numbers,
         batch=1,
-        context=plan.needed(test),
-        chunk=plan.chunk(settings),
+        context=test.capacity,
+        chunk=settings.chunk,
         cuda=resolve_device("auto").type == "cuda",
         native=has_bfloat16(),
     )
@@ -65,11 +80,11 @@ def _phases(
     config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings
 ) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
-    reading = tuple(plan.calls(test.n_prompt, settings, test.depth))
+    reading = tuple(calls(test.n_prompt, settings, test.depth))
     return _counted(config, numbers, test, reading)
 
 
-@lru_cache(maxsize=8)  # asked for twice for a row, and takes half a millisecond a token
+@lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
 def _counted(
     config: ModelConfig, numbers: Arithmetic, test: Test, reading: tuple[tuple[Call, Logits], ...]
 ) -> tuple[tuple[int, Works], ...]:

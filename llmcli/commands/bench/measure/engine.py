@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.commands.bench.report.results import Ran
+from llmcli.commands.bench.report.results import EngineInfo
 from llmcli.config import ModelConfig
 
 
@@ -15,7 +15,7 @@ class Engine(Protocol):
     """One model, loaded. Every call returns when the device has done the work."""
 
     @property
-    def ran(self) -> Ran:
+    def info(self) -> EngineInfo:
         """Of the engine, its model, and how it computes."""
 
     @property
@@ -29,7 +29,7 @@ class Engine(Protocol):
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty memory with room for so many tokens; prompts are read `chunk` at a time.
 
-        Raises OutOfMemory where it does not fit, UsageError where it cannot be had.
+        Raises OutOfMemory where it does not fit, UsageError where it is not supported.
         """
 
     def computing(self) -> AbstractContextManager[object]:

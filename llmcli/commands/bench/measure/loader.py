@@ -10,18 +10,66 @@ from time import perf_counter
 import torch
 
 from llmcli.checkpoints import Checkpoint
-from llmcli.commands.bench.measure.kernels import has_flash
-from llmcli.commands.bench.measure.loaded import ran_of
-from llmcli.commands.bench.measure.ours import Ours
-from llmcli.commands.bench.measure.refused import refuse, refuse_for
-from llmcli.commands.bench.report.results import Ran, Settings
+from llmcli.commands.bench.measure.ours import Ours, engine_info, has_flash
+from llmcli.commands.bench.report.llama_names import CACHE_OF, FLASH
+from llmcli.commands.bench.report.results import EngineInfo, Settings
 from llmcli.devices import resolve_device
-from llmcli.errors import LlmcliError
+from llmcli.errors import LlmcliError, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
 from llmcli.model import Model
 from llmcli.observe.held import phase_peak
 from llmcli.observe.peaks import Peak, resident_bytes
 from llmcli.reports.progress import Progress
+
+_DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
+_PLAIN = ("auto", *CACHE_OF.values())  # formats that a cache is kept in
+
+
+def refuse(settings: Settings) -> None:
+    """Raises UsageError for settings that no model can be run with."""
+    for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
+        if kind not in _PLAIN:
+            raise UsageError(
+                f"a cache of `{kind}` ({name}) has no kernel in this version",
+                hint=f"leave out `-ct{name[-1]}`: the cache is kept in the numbers of the model",
+            )
+    if settings.flash_attn not in FLASH:
+        raise UsageError(f"`{settings.flash_attn}` is not a way of flash attention")
+    if settings.embeddings:
+        raise UsageError(
+            "embeddings instead of logits cannot be benchmarked", hint="leave out `-embd`"
+        )
+    for name, number in (("n_batch", settings.n_batch), ("n_ubatch", settings.n_ubatch)):
+        if number < 1:
+            raise UsageError(f"{name} is `{number}`, it must be 1 or more")
+
+
+def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int, flash: bool) -> None:
+    """The same of a model that is loaded: its cache has one type, it lies on one device.
+
+    `flash`: there is a kernel of attention for it that keeps no scores.
+    """
+    if settings.flash_attn == "on" and not flash:
+        raise UsageError(
+            f"there is no flash attention in {cache_type} on this device",
+            hint="leave out `-fa`, or try `--dtype bfloat16`",
+        )
+    for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
+        if kind not in ("auto", cache_type):
+            raise UsageError(
+                f"a cache of `{kind}` ({name}) in a model that keeps it in {cache_type} has no "
+                "kernel in this version",
+                hint=f"leave out `-ct{name[-1]}`, or compute in it too: `--dtype {_DTYPES[kind]}`",
+            )
+    if gpu and settings.no_kv_offload:
+        raise UsageError(
+            "a cache on the CPU for a model on a GPU is not supported", hint="leave out `-nkvo`"
+        )
+    if gpu and 0 <= settings.n_gpu_layers <= layers:
+        raise UsageError(
+            f"{settings.n_gpu_layers} of {layers + 1} layers on a GPU: it has all or none",
+            hint="write `-ngl 0` for the CPU alone, or leave it out",
+        )
 
 
 class Loader:
@@ -48,8 +96,8 @@ class Loader:
         self._progress = progress
         self._key: tuple[str, str, str] | None = None
         self._model: Model | None = None
-        self._ran: Ran | None = None
-        self._known: dict[tuple[str, str, str], Ran | None] = {}
+        self._info: EngineInfo | None = None
+        self._known: dict[tuple[str, str, str], EngineInfo | None] = {}
 
     @property
     def model(self) -> Model | None:
@@ -60,47 +108,47 @@ class Loader:
         """What is loaded, if those settings are about it."""
         return self._model if _key(settings) == self._key else None
 
-    def known(self, settings: Settings) -> Ran | None:
+    def known(self, settings: Settings) -> EngineInfo | None:
         """What the headers say of a model that was not loaded; None where they cannot be read."""
         key = _key(settings)
-        if self._ran is not None and key == self._key:
-            return replace(self._ran, load_s=None, base_bytes=None, load_peak=None)
+        if self._info is not None and key == self._key:
+            return replace(self._info, load_s=None, base_bytes=None, load_peak=None)
         if key not in self._known:
             self._known[key] = self._from_headers(*key)
         return self._known[key]
 
-    def _from_headers(self, name: str, device: str, dtype: str) -> Ran | None:
+    def _from_headers(self, name: str, device: str, dtype: str) -> EngineInfo | None:
         try:
             checkpoint = self._headers(name)
             on = torch.device("meta") if device == "meta" else resolve_device(device)
             like = "auto" if device == "meta" else str(on)
             model = load_shapes(checkpoint, dtype=dtype, quantize=self._quantize, like=like)
-            return ran_of(model, None, on=on)
+            return engine_info(model, None, on=on)
         except (LlmcliError, OSError):
             return None
 
     def __call__(self, settings: Settings) -> Ours:
-        """Raises UsageError for what cannot be had, and what opening and loading raise."""
+        """Raises UsageError for what is not supported, and what opening and loading raise."""
         refuse(settings)
         key = _key(settings)
         if self._model is None or key != self._key:
             self._load(*key)
         self._key = key
-        model, ran = self._model, self._ran
+        model, info = self._model, self._info
         assert model is not None
-        assert ran is not None
+        assert info is not None
         refuse_for(
             settings,
-            cache_type=ran.type_k,
+            cache_type=info.type_k,
             gpu=model.device.type in ("cuda", "mps"),
             layers=len(model.config.layers),
             flash=has_flash(model.device, model.dtype),
         )
-        return Ours(model, ran, flash=settings.flash_attn != "off")
+        return Ours(model, info, flash=settings.flash_attn != "off")
 
     def close(self) -> None:
         """Gives the model's memory back."""
-        had, self._model, self._ran = self._model is not None, None, None
+        had, self._model, self._info = self._model is not None, None, None
         if had:
             gc.collect()
             torch.cuda.empty_cache()  # nothing where CUDA was never used
@@ -111,7 +159,7 @@ class Loader:
             checkpoint, open_s = self._open(name)
             begin = perf_counter()
             self._model = load_shapes(checkpoint, dtype=dtype, quantize=self._quantize)
-            self._ran = ran_of(self._model, open_s + perf_counter() - begin)
+            self._info = engine_info(self._model, open_s + perf_counter() - begin)
             return
         on, base = resolve_device(device), resident_bytes()
         with Peak(on) as peak:
@@ -128,7 +176,7 @@ class Loader:
             )
             load_s = open_s + perf_counter() - begin
         held = phase_peak("load", [peak])
-        self._ran = ran_of(self._model, load_s, base=base, peak=held)
+        self._info = engine_info(self._model, load_s, base=base, peak=held)
 
 
 def _key(settings: Settings) -> tuple[str, str, str]:

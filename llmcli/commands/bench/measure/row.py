@@ -1,4 +1,4 @@
-"""One row of a benchmark as a file has it, told from what cannot be one."""
+"""One row of a benchmark as a file has it, validated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from llmcli.commands.bench.report.comparison import Rate, Result
-from llmcli.commands.bench.report.llama_words import count_words, size_words
+from llmcli.commands.bench.report.llama_names import count_words, size_words
 from llmcli.commands.bench.report.results import Test
 from llmcli.errors import UsageError
 
@@ -23,7 +23,7 @@ SETTINGS = (
     "tensor_buft_overrides", "use_mmap", "use_direct_io", "load_mode", "embeddings",
     "no_op_offload", "no_host", "repack",
 )  # fmt: skip
-HINT = "give what llama-bench or `llmcli bench` has written with -o json, jsonl, csv, sql or md"
+HINT = "give what llama-bench or `llmcli bench` has written with -o json, jsonl, csv or md"
 _MOST_TOKENS = 10**12  # of a test: what is beyond these is a mistake
 _DOUBTFUL = 0.01  # between a mean and that of the runs
 _SLOWEST, _FASTEST = 1e-9, 1e15  # tokens per second
@@ -129,7 +129,7 @@ def _error(value: Any) -> str:
 
 
 def _spelled(field: str, value: Any) -> str:
-    """One spelling for what JSON, SQL and Markdown write differently."""
+    """One spelling for what JSON, CSV and Markdown write differently."""
     if value is None:
         return ""
     if isinstance(value, bool):

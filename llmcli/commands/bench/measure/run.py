@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
 
-from llmcli.commands.bench.measure import plan
 from llmcli.commands.bench.measure.engine import Engine
 from llmcli.commands.bench.report.results import Settings, Test
 from llmcli.errors import OutOfMemory, UsageError
@@ -15,6 +15,18 @@ from llmcli.observe.held import Held
 from llmcli.observe.quiet import quiet
 
 Said = Callable[[str], None]
+
+
+def random_ids(seed: int, what: str, tokens: int, vocab: int, bos: int | None) -> list[int]:
+    """Random ids, the same for every engine: with BOS in front where there is one.
+
+    `what` names the run, so that no two runs read the same text.
+    """
+    draw = random.Random(f"{seed} {what}")
+    found = [draw.randrange(vocab) for _ in range(tokens)]
+    if bos is not None and found:
+        found[0] = bos
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +64,13 @@ class Bench:
         read once for all of them. Where so much does not fit, the machine or the positions that
         the model has learned, the test has its own.
         """
-        if not (test.depth and self._filled == test.depth and self._room >= plan.needed(test)):
+        if not (test.depth and self._filled == test.depth and self._room >= test.capacity):
             try:
                 self._start(room)
             except (OutOfMemory, UsageError):
-                if room == plan.needed(test):
+                if room == test.capacity:
                     raise
-                self._start(plan.needed(test))
+                self._start(test.capacity)
         if not warmup:
             return
         with self.engine.computing():
@@ -125,7 +137,7 @@ class Bench:
 
     def _start(self, room: int) -> None:
         self.forget()
-        self.engine.start(room, self._settings.n_threads, plan.chunk(self._settings))
+        self.engine.start(room, self._settings.n_threads, self._settings.chunk)
         self._room = room
 
     def _read(self, ids: list[int]) -> None:
@@ -135,10 +147,10 @@ class Bench:
 
     def _split(self, ids: list[int]) -> list[list[int]]:
         found, done = [], 0
-        for size in plan.pieces(len(ids), self._settings):
+        for size in self._settings.pieces(len(ids)):
             found.append(ids[done : done + size])
             done += size
         return found
 
     def _ids(self, what: str, tokens: int) -> list[int]:
-        return plan.ids(self._seed, what, tokens, self.engine.vocab, self.engine.bos)
+        return random_ids(self._seed, what, tokens, self.engine.vocab, self.engine.bos)

@@ -7,71 +7,86 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from time import sleep
+from typing import Protocol
 
-from llmcli.commands.bench.measure import counts, plan
-from llmcli.commands.bench.measure.engine import Counted
-from llmcli.commands.bench.measure.lane import Lane, Load
-from llmcli.commands.bench.measure.ratios import against
+from llmcli.commands.bench.measure import counts
+from llmcli.commands.bench.measure.engine import Counted, Engine
 from llmcli.commands.bench.measure.run import Bench, Run
+from llmcli.commands.bench.measure.slot import EngineSlot
 from llmcli.commands.bench.report.results import (
+    Against,
     BenchReport,
+    BenchRequest,
     BenchRow,
+    EngineInfo,
     EngineName,
-    Ran,
     Settings,
     Test,
 )
+from llmcli.observe.ratios import paired
 from llmcli.reports.ceilings import Ceilings
 
 
+def against(ours: BenchRow, theirs: BenchRow, order: Sequence[EngineName]) -> Against:
+    """Ours ÷ theirs in tokens per second of each pair of runs, which `order` lists as made."""
+    ratios = paired(theirs.samples_ns, ours.samples_ns)
+    return Against(
+        test=ours.test,
+        peer=theirs.engine,
+        ratios=ratios.values,
+        median=ratios.median,
+        lowest=ratios.lowest,
+        highest=ratios.highest,
+        quartiles=ratios.quartiles,
+        of_means=ours.avg_ts / theirs.avg_ts,
+        order=tuple(order),
+        number=ours.number,
+    )
+
+
+class Supplies(Protocol):
+    """What a sweep needs from outside: engines, ceilings, and what headers say."""
+
+    def load(self, settings: Settings) -> Engine:
+        """This program's engine for those settings."""
+
+    def peer(self, settings: Settings) -> Engine:
+        """The peer's, with the same weights; called only where `BenchRequest.against` is given."""
+
+    def ceilings(self, engine: Counted, working_set: int) -> Ceilings | None:
+        """Of the machine, for an engine that is loaded and the bytes that a step of the longest
+        test reads; called once for every device, arithmetic and number of threads.
+        """
+
+    def known(self, settings: Settings) -> EngineInfo | None:
+        """What the headers say of a model that was not loaded."""
+
+
 def sweep(
-    configurations: Sequence[Settings],
-    tests: Sequence[Test],
+    request: BenchRequest,
+    supplies: Supplies,
     *,
-    repetitions: int,
-    warmup: bool,
-    delay_s: float,
-    seed: int,
-    load: Load,
-    peer: Load | None = None,
-    peer_name: EngineName = "transformers",
-    ceilings: Callable[[Counted, int], Ceilings | None],
     on_row: Callable[[BenchRow], None],
     on_progress: Callable[[str], None] | None = None,
-    known: Callable[[Settings], Ran | None] = lambda settings: None,
 ) -> BenchReport:
     """Every test of every configuration, in that order; each row is handed out when it is there.
 
-    An engine is kept while the configurations differ in what it is told at `start` only. With a
-    `peer` both engines are loaded and their runs take turns, who begins changing each time; a
-    row of ours comes before the peer's of the same test. `ceilings(engine, working set)` is asked
-    once for every device, arithmetic and number of threads, with the engine loaded and the bytes
-    that the last step of the longest test reads. `known(settings)` is what the headers say of a
-    model that was not loaded. `delay_s` passes before each test. `on_progress` hears what
-    llama-bench says, `benchmark 1/4: prompt run 1/5`.
+    An engine is kept while the configurations differ in what `start` takes only. With a peer both
+    engines are loaded and their runs take turns, who begins changing each time; a row of ours
+    comes before the peer's of the same test. `on_progress` hears what llama-bench says,
+    `benchmark 1/4: prompt run 1/5`.
 
     Errors that a user can cause, memory that is not there, and whatever a peer raises make rows
     of their kind. KeyboardInterrupt ends the sweep: the report has the rows that are whole.
     """
-    lanes = [Lane(name="llmcli", load=load, alone=peer is None)]
-    if peer is not None:
-        lanes.append(Lane(name=peer_name, load=peer, alone=False))
-    run = _Sweep(
-        repetitions=repetitions,
-        warmup=warmup,
-        delay_s=delay_s,
-        seed=seed,
-        lanes=lanes,
-        ceilings=ceilings,
-        on_row=on_row,
-        on_progress=on_progress,
-        known=known,
-        longest=max(tests, key=plan.needed, default=None),
-        total=len(configurations) * len(tests),
-    )
+    alone = request.against is None
+    slots = [EngineSlot(name="llmcli", load=supplies.load, alone=alone)]
+    if request.against is not None:
+        slots.append(EngineSlot(name=request.against, load=supplies.peer, alone=False))
+    run = _Sweep(request, supplies, slots, on_row, on_progress)
     try:
-        for settings in configurations:
-            run.configuration(settings, tests)
+        for settings in request.configurations:
+            run.configuration(settings)
     except KeyboardInterrupt:
         run.report = replace(run.report, interrupted=True)
     finally:
@@ -81,81 +96,79 @@ def sweep(
 
 @dataclass
 class _Sweep:
-    """What is the same for all tests, and what has come of them so far."""
+    """The request, and what has come of it so far."""
 
-    repetitions: int
-    warmup: bool
-    delay_s: float
-    seed: int
-    lanes: list[Lane]
-    ceilings: Callable[[Counted, int], Ceilings | None]
+    request: BenchRequest
+    supplies: Supplies
+    slots: list[EngineSlot]
     on_row: Callable[[BenchRow], None]
     on_progress: Callable[[str], None] | None
-    known: Callable[[Settings], Ran | None]
-    longest: Test | None
-    total: int
     report: BenchReport = field(default_factory=lambda: BenchReport(rows=()))
     done: int = 0
-    asked: dict[tuple[str, str, str, int], Ceilings | None] = field(default_factory=dict)
+    measured: dict[tuple[str, str, str, int], Ceilings | None] = field(default_factory=dict)
 
     def close(self) -> None:
         """Gives the engines back."""
-        for lane in self.lanes:
-            lane.close()
+        for slot in self.slots:
+            slot.close()
 
-    def configuration(self, settings: Settings, tests: Sequence[Test]) -> None:
+    def configuration(self, settings: Settings) -> None:
         """All tests with those settings."""
-        for lane in self.lanes:
-            if lane.settings is not None and not plan.same_engine(lane.settings, settings):
-                lane.close()  # all of them before one is loaded: old and new may not fit
-        ours, *others = self.lanes
-        ours.open(settings, self.seed)
-        for lane in others:
-            lane.open(settings, self.seed, beside=ours)
+        for slot in self.slots:
+            if slot.settings is not None and not slot.settings.same_engine(settings):
+                slot.close()  # all of them before one is loaded: old and new may not fit
+        ours, *others = self.slots
+        ours.open(settings, self.request.seed)
+        for slot in others:
+            slot.open(settings, self.request.seed, beside=ours)
+        tests = self.request.tests
         for number, test in enumerate(tests):
-            if self.delay_s:
-                sleep(self.delay_s)
+            if self.request.delay_s:
+                sleep(self.request.delay_s)
             self.done += 1
             self._say("starting")
             began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             order = self._runs(test, _room(tests[number:]))
-            self._tell(settings, test, began, order)
+            self._add_rows(settings, test, began, order)
 
     def _say(self, what: str) -> None:
         if self.on_progress is not None:
-            self.on_progress(f"benchmark {self.done}/{self.total}: {what}")
+            total = len(self.request.configurations) * len(self.request.tests)
+            self.on_progress(f"benchmark {self.done}/{total}: {what}")
 
     def _said(self, bench: Bench) -> Callable[[str], None]:
         """Which engine it is, where there are two: `prompt run 1/5 (transformers)`."""
-        if len(self.lanes) == 1:
+        if len(self.slots) == 1:
             return self._say
-        return lambda what: self._say(f"{what} ({bench.engine.ran.engine})")
+        return lambda what: self._say(f"{what} ({bench.engine.info.engine})")
 
     def _runs(self, test: Test, room: int) -> list[EngineName]:
         """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
         order: list[EngineName] = []
-        for lane in self.lanes:
-            lane.begin()
-            warmup = self.warmup or lane.meta  # so that the shapes are really computed
+        for slot in self.slots:
+            slot.begin()
+            warmup = self.request.warmup or slot.meta  # so that the shapes are really computed
 
             def prepare(bench: Bench, warmup: bool = warmup) -> None:
                 bench.prepare(test, room, warmup=warmup, said=self._said(bench))
 
-            lane.attempt(prepare)
-        for number in range(self.repetitions):
+            slot.attempt(prepare)
+        for number in range(self.request.repetitions):
 
             def repeat(bench: Bench, number: int = number) -> Run:
-                return bench.repeat(test, number, self.repetitions, self._said(bench))
+                return bench.repeat(test, number, self.request.repetitions, self._said(bench))
 
-            for lane in self.lanes[:: 1 if number % 2 == 0 else -1]:
-                if not lane.meta:
-                    lane.attempt(repeat)
-                    order.append(lane.name)
+            for slot in self.slots[:: 1 if number % 2 == 0 else -1]:
+                if not slot.meta:
+                    slot.attempt(repeat)
+                    order.append(slot.name)
         return order
 
-    def _tell(self, settings: Settings, test: Test, began: str, order: list[EngineName]) -> None:
+    def _add_rows(
+        self, settings: Settings, test: Test, began: str, order: list[EngineName]
+    ) -> None:
         """The rows of a test, ours first, and how they compare."""
-        rows = [self._row(lane, settings, test, began) for lane in self.lanes]
+        rows = [self._row(slot, settings, test, began) for slot in self.slots]
         rows = [
             replace(row, number=len(self.report.rows) + place)
             for place, row in enumerate(rows, start=1)
@@ -168,56 +181,55 @@ class _Sweep:
         for row in rows:
             self.on_row(row)
 
-    def _row(self, lane: Lane, settings: Settings, test: Test, began: str) -> BenchRow:
+    def _row(self, slot: EngineSlot, settings: Settings, test: Test, began: str) -> BenchRow:
         row = BenchRow(
             number=0,
             settings=settings,
             test=test,
-            engine=lane.name,
+            engine=slot.name,
             test_time=began,
-            error=lane.failed,
-            hint=lane.hint if lane.failed is not None else None,
+            error=slot.failed,
+            hint=slot.hint if slot.failed is not None else None,
         )
-        engine = lane.engine
+        engine = slot.engine
         if engine is None:
-            return replace(row, ran=self._known(lane))
-        row = lane.measured(row)
-        if lane.failed is not None or not isinstance(engine, Counted):
+            return replace(row, info=self._known(slot))
+        row = slot.measured(row)
+        if slot.failed is not None or not isinstance(engine, Counted):
             return row
         return self._counted(row, engine)
 
-    def _known(self, lane: Lane) -> Ran | None:
-        """What the headers say of a model that this engine did not load, whichever it is."""
-        assert lane.settings is not None
-        found = self.known(lane.settings)
-        if found is None or lane.name == found.engine:
+    def _known(self, slot: EngineSlot) -> EngineInfo | None:
+        """What the headers say of a model that the engine of this slot did not load."""
+        assert slot.settings is not None
+        found = self.supplies.known(slot.settings)
+        if found is None or slot.name == found.engine:
             return found
-        return replace(found, engine=lane.name, version="")
+        return replace(found, engine=slot.name, version="")
 
     def _counted(self, row: BenchRow, engine: Counted) -> BenchRow:
         """With what is known from the configuration; on the device `meta` it is all there is."""
-        config, numbers, device = engine.config, engine.numbers, engine.ran.device
+        config, numbers, device = engine.config, engine.numbers, engine.info.device
         settings, test = row.settings, row.test
         row = replace(row, work=counts.work(config, numbers, test, settings))
         if row.meta:
             need = counts.memory_bytes(config, numbers, test, settings)
             row = replace(row, estimated_memory_bytes=need)
         key = (device, numbers.dtype, numbers.products, settings.n_threads)
-        if key not in self.asked:
-            assert self.longest is not None
-            reads = counts.working_set(config, numbers, self.longest)
-            self.asked[key] = found = self.ceilings(engine, reads)
+        if key not in self.measured:
+            reads = counts.working_set(config, numbers, self.request.longest)
+            self.measured[key] = found = self.supplies.ceilings(engine, reads)
             if found is not None:
                 self.report = replace(self.report, ceilings=(*self.report.ceilings, found))
-        ceilings = self.asked[key]
+        ceilings = self.measured[key]
         if ceilings is None:
             return row
-        least = counts.roofline_ns(config, numbers, test, settings, ceilings)
-        return replace(row, roofline_ns=least)
+        bound = counts.roofline_ns(config, numbers, test, settings, ceilings)
+        return replace(row, roofline_ns=bound)
 
 
 def _room(tests: Sequence[Test]) -> int:
     """What the first test needs, and those after it that begin with the same depth."""
     depth = tests[0].depth
     alike = takewhile(lambda test: depth and test.depth == depth, tests[1:])
-    return max(plan.needed(test) for test in (tests[0], *alike))
+    return max(test.capacity for test in (tests[0], *alike))

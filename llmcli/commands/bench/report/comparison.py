@@ -112,7 +112,7 @@ class ComparisonReport:
     """`unsaid`: (side, setting) where only the other side's file says what it was.
 
     `assumed_runs`: what is taken for `Rate.runs` where it is None. `slower_than` is the share
-    that B may be slower, None where nothing was asked for.
+    that B may be slower, None where no bound was given.
     """
 
     a: Source

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from llmcli.commands.bench.report.llama_words import FLASH
+from llmcli.commands.bench.report.llama_names import FLASH
 from llmcli.commands.bench.report.results import BenchRow
 from llmcli.reports.text import PhasePeak
 
@@ -61,31 +61,35 @@ def device_words(device: str) -> str:
 
 
 def backend(row: BenchRow) -> str:
-    """`CPU`, `CUDA` …: of the engine, or what was asked for where none came to run.
+    """`CPU`, `CUDA` …: of the engine, or the requested one where none was loaded.
 
     `CPU,transformers` of a peer, as llama-bench joins several: a reader that groups rows by
     llama-bench's fields never takes two engines for one.
     """
     kind = row.settings.device.partition(":")[0]
     found = {"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU")
-    if row.ran is not None:
-        found = row.ran.backend
+    if row.info is not None:
+        found = row.info.backend
     return found if row.engine == "llmcli" else f"{found},{row.engine}"
 
 
 def _commit(row: BenchRow, by: Bencher) -> str:
-    """Of the engine: a peer's version, or its name where it did not come to say one."""
+    """Of the engine: a peer's version, or its name where it is not known."""
     if row.engine == "llmcli":
         return by.build_commit
-    return (row.ran.version if row.ran is not None else "") or row.engine
+    return (row.info.version if row.info is not None else "") or row.engine
 
 
 def _model_type(row: BenchRow) -> str:
-    return row.settings.model if row.ran is None else row.ran.model_type
+    return row.settings.model if row.info is None else row.info.model_type
 
 
-def _type(row: BenchRow, asked: str) -> str:
-    return asked if asked != "auto" or row.ran is None else row.ran.type_k
+def _type(row: BenchRow, requested: str) -> str:
+    return requested if requested != "auto" or row.info is None else row.info.type_k
+
+
+def _bits(row: BenchRow) -> float | None:
+    return None if row.info is None else row.info.bits_per_weight
 
 
 def _rounded(value: float | None) -> int | None:
@@ -123,8 +127,8 @@ FIELDS: tuple[Field, ...] = (
     Field("backends", "text", lambda row, by: backend(row)),
     Field("model_filename", "text", lambda row, by: row.settings.model),
     Field("model_type", "text", lambda row, by: _model_type(row)),
-    Field("model_size", "integer", lambda row, by: row.ran.model_size if row.ran else 0),
-    Field("model_n_params", "integer", lambda row, by: row.ran.model_n_params if row.ran else 0),
+    Field("model_size", "integer", lambda row, by: row.info.model_size if row.info else 0),
+    Field("model_n_params", "integer", lambda row, by: row.info.model_n_params if row.info else 0),
     Field("n_batch", "integer", lambda row, by: row.settings.n_batch),
     Field("n_ubatch", "integer", lambda row, by: row.settings.n_ubatch),
     Field("n_threads", "integer", lambda row, by: row.settings.n_threads),
@@ -164,14 +168,14 @@ SAMPLES: tuple[Field, ...] = (
 
 OURS: tuple[Field, ...] = (
     Field("engine", "text", lambda row, by: row.engine),
-    Field("engine_version", "text", lambda row, by: row.ran.version if row.ran else None),
-    Field("device", "text", lambda row, by: (row.ran or row.settings).device),
-    Field("dtype", "text", lambda row, by: (row.ran or row.settings).dtype),
-    Field("weight_format", "text", lambda row, by: row.ran.weight_format if row.ran else None),
-    Field("product_format", "text", lambda row, by: row.ran.product_format if row.ran else None),
-    Field("gpu_layers", "integer", lambda row, by: row.ran.n_gpu_layers if row.ran else None),
-    Field("bits_per_weight", "real", lambda row, by: row.ran.bits_per_weight if row.ran else None),
-    Field("load_s", "real", lambda row, by: row.ran.load_s if row.ran else None),
+    Field("engine_version", "text", lambda row, by: row.info.version if row.info else None),
+    Field("device", "text", lambda row, by: (row.info or row.settings).device),
+    Field("dtype", "text", lambda row, by: (row.info or row.settings).dtype),
+    Field("weight_format", "text", lambda row, by: row.info.weight_format if row.info else None),
+    Field("product_format", "text", lambda row, by: row.info.product_format if row.info else None),
+    Field("gpu_layers", "integer", lambda row, by: row.info.n_gpu_layers if row.info else None),
+    Field("bits_per_weight", "real", lambda row, by: _bits(row)),
+    Field("load_s", "real", lambda row, by: row.info.load_s if row.info else None),
     # lists are in JSON alone, and a mean with its deviation says little without their number
     Field("runs", "integer", lambda row, by: len(row.samples_ns)),
     Field("ttft_ns", "integer", lambda row, by: _first(row)),
@@ -179,7 +183,7 @@ OURS: tuple[Field, ...] = (
     Field("token_p90_ns", "integer", lambda row, by: _rounded(percentile(row.token_ns, 90))),
     Field("token_p99_ns", "integer", lambda row, by: _rounded(percentile(row.token_ns, 99))),
     Field("peak_memory_bytes", "integer", lambda row, by: row.peak_memory_bytes),
-    Field("base_bytes", "integer", lambda row, by: row.ran.base_bytes if row.ran else None),
+    Field("base_bytes", "integer", lambda row, by: row.info.base_bytes if row.info else None),
     *_held("load"),
     *_held("prefill"),
     *_held("decode"),

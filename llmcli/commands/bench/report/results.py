@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Literal
 
-from llmcli.commands.bench.report.llama_words import CACHE_OF
+from llmcli.commands.bench.report.llama_names import CACHE_OF
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.machine_load import MachineLoad
@@ -36,13 +36,18 @@ class Test:
         """Tokens of one run that are counted."""
         return self.n_prompt + self.n_gen
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that the cache must have room for."""
+        return self.depth + self.tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One configuration of a sweep: what llama-bench's options ask for, in our words.
+    """One configuration of a sweep: what llama-bench's options request, in our words.
 
-    `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as they were asked for:
-    what cannot be had makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
+    `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as requested: what is
+    not supported makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
     What has a default below has no effect here and is kept for the fields of the same name.
     """
 
@@ -70,9 +75,60 @@ class Settings:
     no_op_offload: bool = False
     no_host: bool = False
 
+    @property
+    def chunk(self) -> int:
+        """Tokens of one forward call: `n_ubatch`, which is at most `n_batch` (llama.cpp's rule)."""
+        return min(self.n_ubatch, self.n_batch)
+
+    def pieces(self, tokens: int) -> list[int]:
+        """A prompt in pieces of `n_batch`; each is read in calls of `chunk`."""
+        whole, rest = divmod(tokens, self.n_batch)
+        return [self.n_batch] * whole + [rest] * (rest > 0)
+
+    def same_engine(self, other: Settings) -> bool:
+        """Whether one engine serves both: they differ at most in what `Engine.start` takes."""
+        return self == replace(
+            other, n_batch=self.n_batch, n_ubatch=self.n_ubatch, n_threads=self.n_threads
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class BenchRequest:
+    """What a benchmark measures: every test of every configuration, in that order.
+
+    `default` is the configuration without any option. `against`: the peer that runs the same
+    tests in turns with us. Weights are random where `random_weights` says so, drawn from `seed`
+    as the tokens are.
+    """
+
+    configurations: tuple[Settings, ...]
+    tests: tuple[Test, ...]
+    default: Settings
+    repetitions: int = 5
+    warmup: bool = True
+    delay_s: float = 0.0
+    seed: int = 0
+    against: EngineName | None = None
+    ceilings: bool = True
+    random_weights: bool = False
+    quantize: Literal["auto", "none", "int8", "int4"] = "auto"
+    revision: str | None = None
+    offline: bool = False
+    verbose: bool = False
+
+    @property
+    def longest(self) -> Test:
+        """The test that needs the most room."""
+        return max(self.tests, key=lambda test: test.capacity)
+
+    @property
+    def shapes_only(self) -> bool:
+        """Whether nothing is loaded: every configuration is on the device `meta`."""
+        return all(settings.device == "meta" for settings in self.configurations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
     """What the engine says of itself and of the model that it has loaded.
 
     `type_k`, `backend`, `device` are those in force. `dtype` is that of the activations,
@@ -118,8 +174,8 @@ class BenchRow:
     `samples_ns` has a run each. `first_ns` are the times to the first logits of runs that read a
     prompt; `token_ns` those of every single generated token, run after run. `work` is of one run.
     `error` is (exit code, kind, message) of a row that could not run, `hint` what can be done
-    about it; its `ran` is what is known
-    of the model from its headers, None where they cannot be read.
+    about it; its `info` is what is known of the model from its headers, None where they cannot
+    be read.
 
     `peak_memory_bytes` is the most that this process (or its GPU) held during the test, `peaks`
     the most of `load`, `prefill` (what is read: the depth, prompts) and `decode`. There are none
@@ -132,7 +188,7 @@ class BenchRow:
     test: Test
     engine: EngineName
     test_time: str
-    ran: Ran | None = None
+    info: EngineInfo | None = None
     samples_ns: tuple[int, ...] = ()
     first_ns: tuple[int, ...] = ()
     token_ns: tuple[int, ...] = ()
@@ -173,7 +229,7 @@ class BenchRow:
 
     @property
     def roofline_share(self) -> float | None:
-        """The least time that the measured ceilings allow ÷ the mean time."""
+        """The lower bound of the time by the measured ceilings ÷ the mean time."""
         if self.roofline_ns is None or not self.samples_ns:
             return None
         return self.roofline_ns / self.avg_ns
@@ -218,3 +274,9 @@ class BenchReport:
     interrupted: bool = False
     checks: tuple[ViewCheck, ...] = field(default=())
     machine_load: MachineLoad | None = None
+
+    @property
+    def cpu_threads(self) -> int:
+        """The most threads that computed on the CPU, 1 where none did."""
+        found = [r.settings.n_threads for r in self.rows if r.info and r.info.device == "cpu"]
+        return max(found, default=1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmcli.commands.bench.report.fields import FIELDS, OURS, Bencher, backend
-from llmcli.commands.bench.report.llama_words import count_words, size_words
+from llmcli.commands.bench.report.llama_names import count_words, size_words
 from llmcli.commands.bench.report.results import BenchRow, Settings
-from llmcli.commands.bench.view.as_csv import plain
+from llmcli.commands.bench.view.formats import plain
 from llmcli.ui.theme import one_line
 
 _BY_NAME = {item.name: item for item in (*FIELDS, *OURS)}
@@ -25,7 +25,7 @@ _WIDTHS = {
     "engine": -12,
 }  # fmt: skip
 _BOTH = -17  # `CUDA,transformers`
-# (field, attribute of Settings): columns that are shown where they vary or were asked for
+# (field, attribute of Settings): columns that are shown where they vary or were given
 _OPTIONAL = (
     ("n_cpu_moe", "n_cpu_moe"), ("n_threads", "n_threads"), ("cpu_mask", "cpu_mask"),
     ("cpu_strict", "cpu_strict"), ("poll", "poll"), ("n_batch", "n_batch"),
@@ -38,11 +38,18 @@ _OPTIONAL = (
 )  # fmt: skip
 
 
+# Where llama-bench's table is wider than the terminal: narrower cells, and what every row repeats
+# goes, in this order, as far as it must
+_NARROW = {"model": -16, "test": 10, "t/s": 16}
+_FIRST_TO_GO = ("params", "size", "backend")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class TableColumns:
     """What decides the columns: all configurations, and what each option is where none is given.
 
-    `gpu`: some of them run on one. `cpu`: some of them do not. `engines`: more than ours.
+    `gpu`: some of them run on one. `cpu`: some of them do not. `engines`: more than ours. `room`:
+    the columns of the terminal, None where the table is llama-bench's whatever its width.
     """
 
     settings: Sequence[Settings]
@@ -50,6 +57,7 @@ class Shown:
     gpu: bool
     cpu: bool
     engines: bool = False
+    room: int | None = None
 
     def fields(self) -> tuple[str, ...]:
         """The columns, in llama-bench's order; ours before the test."""
@@ -60,28 +68,46 @@ class Shown:
                 names.append(name)
         return (*names, *(["engine"] if self.engines else []), "test", "t/s")
 
+    def widths(self) -> dict[str, int]:
+        """The columns that there is room for, with the width of their cells."""
+        found = {name: _width(name) for name in self.fields()}
+        if self.engines:
+            found["backend"] = _BOTH  # named with a peer's engine
+        if self.room is None or _total(found) <= self.room:
+            return found
+        found = {name: _NARROW.get(name, width) for name, width in found.items()}
+        attributes = {**dict(_OPTIONAL), "n_gpu_layers": "n_gpu_layers", "model": "model"}
+        alike = [
+            name
+            for name, attribute in attributes.items()
+            if len({getattr(one, attribute) for one in self.settings}) == 1
+        ]
+        for name in (*_FIRST_TO_GO, *alike):
+            if _total(found) > self.room:
+                found.pop(name, None)
+        return found
+
 
 @dataclass(kw_only=True)
 class MarkdownWriter:
     """The table, and `build: …` below it."""
 
     by: Bencher
-    shown: Shown
-    _fields: tuple[str, ...] = field(init=False)
+    columns: TableColumns
+    _widths: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._fields = self.shown.fields()
+        self._widths = self.columns.widths()
 
     def header(self) -> str:
         """The names, and the line that says how columns are aligned."""
-        names = [self._cell(name, SHORT.get(name, name)) for name in self._fields]
-        widths = [self._width(name) for name in self._fields]
-        lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths]
+        names = [self._cell(name, SHORT.get(name, name)) for name in self._widths]
+        lines = ["-" * (abs(w) - 1) + (":" if w > 0 else "-") for w in self._widths.values()]
         return _line(names) + _line(lines)
 
     def row(self, row: BenchRow) -> str:
         """One line."""
-        return _line([self._cell(name, self._text(name, row)) for name in self._fields])
+        return _line([self._cell(name, self._text(name, row)) for name in self._widths])
 
     def footer(self) -> str:
         """The program's commit and number."""
@@ -94,23 +120,19 @@ class MarkdownWriter:
             return row.test.name
         if name == "backend":
             return backend(row)
-        if name in ("size", "params") and row.ran is None:
+        if name in ("size", "params") and row.info is None:
             return ""
         if name == "size":
-            return size_words(int(row.ran.model_size)) if row.ran else ""
+            return size_words(int(row.info.model_size)) if row.info else ""
         if name == "params":
-            return count_words(int(row.ran.model_n_params)) if row.ran else ""
+            return count_words(int(row.info.model_n_params)) if row.info else ""
         known = _BY_NAME["model_type" if name == "model" else name]
         return plain(known, known.value(row, self.by))
-
-    def _width(self, name: str) -> int:
-        """llama-bench's, but that a backend is named with a peer's engine where there is one."""
-        return _BOTH if name == "backend" and self.shown.engines else _width(name)
 
     def _cell(self, name: str, text: str) -> str:
         """A bar in it would begin the next cell, and a line break the next row."""
         text = one_line(text).replace("|", "\\|")
-        width = self._width(name)
+        width = self._widths[name]
         return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
 
 
@@ -127,6 +149,11 @@ def _width(name: str) -> int:
     width = max(len(name), 10)
     known = _BY_NAME.get(name)
     return -width if known is None or known.kind == "text" else width
+
+
+def _total(widths: Mapping[str, int]) -> int:
+    """Columns of a line with its bars."""
+    return sum(abs(width) + 3 for width in widths.values()) + 1
 
 
 def _line(cells: Sequence[str]) -> str:

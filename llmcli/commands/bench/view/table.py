@@ -1,4 +1,4 @@
-"""What llama-bench does not measure: a second table below its own, and how two engines compare."""
+"""What llama-bench does not measure: a second table below its own, and how engines compare."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.bench.report.fields import device_words, percentile
-from llmcli.commands.bench.report.results import Against, BenchReport, BenchRow, Settings
-from llmcli.commands.bench.view.footer import footer, verdict
+from llmcli.commands.bench.report.results import (
+    Against,
+    BenchReport,
+    BenchRow,
+    EngineInfo,
+    Settings,
+)
 from llmcli.commands.bench.view.markdown import SHORT
-from llmcli.ui.layout import Column, Rows
+from llmcli.reports.ceilings import Ceilings
+from llmcli.reports.numbers import counted
+from llmcli.ui.checks import render_checks
+from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.machine import SURELY, beyond, ceiling_summary
 from llmcli.ui.rates import unit
 from llmcli.ui.stats import duration, size
-from llmcli.ui.theme import HEADING, one_line
+from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _Cell = Callable[[BenchRow], str]
 _Label = tuple[Column, list[str]]  # what tells rows apart: the column, and its cell for each row
@@ -31,7 +40,7 @@ _MEASURED: tuple[tuple[Column, _Cell], ...] = (
     (Column("peak GPU", first_to_go=1), lambda row: _peak(row, gpu=True)),
     (Column("needs", first_to_go=1), lambda row: _bytes(row.estimated_memory_bytes)),
     (Column("roofline", first_to_go=1), lambda row: _share(row.roofline_share)),
-    (Column("at least"), lambda row: _ns(row.roofline_ns if row.meta else None)),
+    (Column("lower bound"), lambda row: _ns(row.roofline_ns if row.meta else None)),
 )
 
 
@@ -40,7 +49,7 @@ def render_beside(
 ) -> RenderableType:
     """Rows that ran: times to the first token and of every next one, FLOPs, memory, roofline.
 
-    Of shapes alone: the least time that a run would take on this machine, and the memory that it
+    Of shapes alone: the lower bound of a run's time on this machine, and the memory that it
     needs. Columns without a value are left out. Below, the ratios, where the numbers come from
     (`weights`: that they are not the model's own), and the machine with its software in words.
     """
@@ -124,7 +133,7 @@ def _full(row: BenchRow) -> str:
 
 
 def _peak(row: BenchRow, *, gpu: bool) -> str:
-    on_gpu = row.ran is not None and row.ran.device.startswith("cuda")
+    on_gpu = row.info is not None and row.info.device.startswith("cuda")
     return _bytes(row.peak_memory_bytes if on_gpu is gpu else None)
 
 
@@ -142,3 +151,69 @@ def _bytes(value: int | None) -> str:
 
 def _share(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
+
+
+SHARED = "both engines are in this process: neither has a peak memory of its own"
+
+
+def footer(
+    report: BenchReport, rows: Sequence[BenchRow], machine: Sequence[str], weights: str
+) -> Iterator[RenderableType]:
+    """Lines of words, after an empty one. `rows` are those that ran."""
+    infos = list(dict.fromkeys(row.info for row in rows if row.info is not None))
+    lines = [[*([weights] if weights else []), *_loaded(infos), *_ceilings(report.ceilings)]]
+    if any(row.engine != "llmcli" for row in report.rows):  # also one that could not run
+        lines += [[*_engines(infos)], [SHARED]]
+    faster = [row for row in rows if (row.roofline_share or 0) > SURELY]
+    lines += [[beyond(dict.fromkeys(row.test.name for row in faster))]]
+    lines += [list(machine)]
+    yield Text("")
+    if report.checks:
+        yield render_checks(report.checks)
+    for words in lines:
+        if any(words):
+            yield Dotted([one_line(word) for word in words], style=FAINT)
+
+
+def against_notes(report: BenchReport) -> Iterator[str]:
+    """The ratios and the check of the weights in words, for formats that have only rows."""
+    for pair in report.against:
+        yield (
+            f"llmcli ÷ {pair.peer}, {pair.test.name}: {pair.median:.2f}×, the median of "
+            f"{counted(len(pair.ratios), 'pair')} ({pair.lowest:.2f}× … {pair.highest:.2f}×): "
+            f"{verdict(pair)}"
+        )
+    for check in report.checks:
+        yield f"{'' if check.ok else 'check failed: '}{check.words}: {check.value:.2g}"
+
+
+def verdict(pair: Against) -> str:
+    """`faster`, `slower`, or `undecided` where the runs differ by more than the engines."""
+    if pair.undecided:
+        return "undecided"
+    return "faster" if pair.median > 1 else "slower"
+
+
+def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:
+    """What this process held before the model, and how long each took to be there."""
+    base = next((info.base_bytes for info in infos if info.base_bytes is not None), None)
+    if base is not None:
+        yield f"base {size(base)} (RSS before the model)"
+    timed = [info for info in infos if info.load_s is not None]
+    for info in timed:
+        of = f" ({info.engine}, {info.model_type}, {info.device})" if len(timed) > 1 else ""
+        yield f"load {duration(info.load_s or 0.0)}{of}"
+
+
+def _engines(infos: Sequence[EngineInfo]) -> Iterator[str]:
+    """What each engine is, and in what it holds the weights."""
+    for info in infos:
+        version = info.version if info.version[:1].isdigit() else f"({info.version})"
+        yield f"{info.engine} {version}: {info.formats}, {info.bits_per_weight:.3g} bits a weight"
+
+
+def _ceilings(measured: Sequence[Ceilings]) -> Iterator[str]:
+    """What the roofline is made of; which it is of where there are several. `-v` has all rates."""
+    for one in measured:
+        where = f" ({one.device}, {counted(one.threads, 'thread')})" if len(measured) > 1 else ""
+        yield f"ceilings{where}: {', '.join(ceiling_summary(one))}"

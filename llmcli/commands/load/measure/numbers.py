@@ -95,7 +95,7 @@ def _at(numbers: Numbers, index: tuple[int, ...]) -> Numbers:
     return replace(numbers, first_bad=index)
 
 
-def told(name: str, numbers: Numbers | None) -> str:
+def not_finite(name: str, numbers: Numbers | None) -> str:
     """Which number of `name` is the first that is not finite, empty where all are."""
     if numbers is None or numbers.first_bad is None:
         return ""

@@ -1,21 +1,31 @@
-"""Loads a model, or only looks through its files, and tells what there was."""
+"""Loads a model, or only looks through its files, and reports what is there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from llmcli import devices
 from llmcli.anatomy import parameters
 from llmcli.anatomy.graph import graph
-from llmcli.checkpoints import Checkpoint
+from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.commands.load.measure.claims import claims
-from llmcli.commands.load.measure.fold import folded
-from llmcli.commands.load.measure.layout import layout_check
-from llmcli.commands.load.measure.ledger import filled_check, ledger_check, ledger_lines, line_of
-from llmcli.commands.load.measure.numbers import parameter_numbers, readable, stored_numbers, told
-from llmcli.commands.load.measure.shared import shared_tensors
-from llmcli.commands.load.report import LedgerLine, LoadReport, Numbers, Stage
+from llmcli.commands.load.measure.ledger import (
+    filled_check,
+    folded,
+    layout_check,
+    ledger_check,
+    ledger_lines,
+    line_of,
+)
+from llmcli.commands.load.measure.numbers import (
+    not_finite,
+    parameter_numbers,
+    readable,
+    stored_numbers,
+)
+from llmcli.commands.load.report import LedgerLine, LoadReport, Numbers, Shared, Stage
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.loading import configured, fitting_plan, load_checkpoint
@@ -29,6 +39,8 @@ LOOKING = "looking at the numbers"
 # Two are half as fast again where nothing else runs; where something does they wait for each other
 # after each of thousands of small operations, and are many times slower.
 _THREADS = 1
+_SAMPLE = 4096  # bytes of the beginning, the middle and the end that are compared first
+_PIECE = 1 << 22
 
 
 def measure_load(
@@ -54,10 +66,10 @@ def measure_load(
         with stages("scan", model.weight_bytes):
             numbers = _parameters(model, progress)
     about = _About(config=model.config, tokenizer=model.tokenizer)
-    if model.tokenizer is None:  # there is none, or it is broken: why, is told
+    if model.tokenizer is None:  # there is none, or it is broken: the reason is reported
         about = _with_tokenizer(about, checkpoint)
     lines = ledger_lines(model.ledger, checkpoint, model.config, numbers)
-    found = [told(line.parameter, line.numbers) for line in lines]
+    found = [not_finite(line.parameter, line.numbers) for line in lines]
     report = _report(checkpoint, about, lines, found, stages, base, peak)
     tied = model.decoder.weight("embed.W").nbytes
     return model, replace(
@@ -90,7 +102,7 @@ def check_files(
         with stages("scan", held):
             numbers = _tensors(checkpoint, held, progress)
     lines = tuple(replace(line, numbers=numbers.get(line.source)) for line in lines)
-    found = [told(name, one) for name, one in numbers.items()]
+    found = [not_finite(name, one) for name, one in numbers.items()]
     report = _report(checkpoint, about, lines, found, stages, base, peak)
     return replace(report, looked_at=sum(one.count for one in numbers.values()))
 
@@ -172,7 +184,7 @@ def _report(
     checkpoint: Checkpoint,
     about: _About,
     lines: tuple[LedgerLine, ...],
-    not_finite: Sequence[str],
+    faults: Sequence[str],
     stages: Stages,
     base: int | None,
     peak: Peak,
@@ -205,5 +217,48 @@ def _report(
         looked_at=0,
         fault=about.fault,
         hint=about.hint,
-        not_finite=next(filter(None, not_finite), ""),
+        not_finite=next(filter(None, faults), ""),
     )
+
+
+def shared_tensors(
+    checkpoint: Checkpoint, config: ModelConfig | None, weight_bytes: int | None
+) -> Iterator[Shared]:
+    """A tied head, of which `weight_bytes` are in memory; then stored matrices that are equal.
+
+    Vectors are left out: norms are all ones in many a model. Tensors are read whole only where
+    samples of them are equal.
+    """
+    if config is not None and config.head.tied:
+        yield Shared(kind="tied", names=("head.W", "embed.W"), bytes=weight_bytes or 0)
+    alike: dict[Hashable, list[TensorInfo]] = {}
+    for info in checkpoint.tensors.values():
+        if len(info.shape) > 1 and info.nbytes:
+            alike.setdefault(_sample(checkpoint, info), []).append(info)
+    for group in alike.values():
+        if len(group) < 2:
+            continue
+        same: dict[bytes, list[TensorInfo]] = {}
+        for info in group:
+            same.setdefault(_digest(checkpoint, info), []).append(info)
+        for equal in same.values():
+            if len(equal) > 1:
+                names = tuple(info.name for info in equal)
+                yield Shared(kind="equal", names=names, bytes=equal[0].nbytes)
+
+
+def _sample(checkpoint: Checkpoint, info: TensorInfo) -> Hashable:
+    """What equal tensors have in common, and few others."""
+    starts = (0, info.nbytes // 2, max(0, info.nbytes - _SAMPLE))
+    pieces = (
+        bytes(checkpoint.read(info.name, start, min(start + _SAMPLE, info.nbytes)))
+        for start in starts
+    )
+    return info.format, info.shape, hashlib.blake2b(b"".join(pieces)).digest()
+
+
+def _digest(checkpoint: Checkpoint, info: TensorInfo) -> bytes:
+    found = hashlib.blake2b()
+    for start in range(0, info.nbytes, _PIECE):
+        found.update(checkpoint.read(info.name, start, min(start + _PIECE, info.nbytes)))
+    return found.digest()

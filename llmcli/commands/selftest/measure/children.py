@@ -14,7 +14,7 @@ import torch
 
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.errors import WriteFailed
-from llmcli.kernels import native
+from llmcli.kernels.native import levels as levels_here
 from llmcli.reports.checks import ViewCheck
 
 _DIGEST = "from llmcli.commands.selftest.measure.arithmetic import digest; print(digest())"
@@ -30,7 +30,7 @@ _WAIT_S = 120
 def measure_levels() -> GroupResult | None:
     """Packed models at every level of this processor's kernels; None where there are no kernels."""
     begin, found = perf_counter(), {}
-    for level in native.levels():
+    for level in levels_here():
         done = _run(["-c", _DIGEST], {"LLMCLI_KERNELS": level})
         found[level] = done.stdout.strip() if done.returncode == 0 else f"exit {done.returncode}"
     if not found:

@@ -197,7 +197,10 @@ BLOCKS: dict[str, ModelConfig] = {
     ),) * 2),
     "one and three sublayers": llama(
         block(branch(ATTENTION)), block(branch(GATED)),
-        block(branch(ATTENTION, None), branch(GATED), branch(PLAIN, None, RMS)),
+        block(
+            branch(ATTENTION, None), branch(GATED),
+            branch(dataclasses.replace(PLAIN, hidden=GATED.hidden), None, RMS),
+        ),
     ),
     "short convolutions": llama(
         sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from llmcli import devices
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
-from llmcli.commands.shapes.measure.tensors import Calls
+from llmcli.commands.shapes.measure.tensors import ShapesRequest
 from llmcli.commands.shapes.report import Stored
 from llmcli.engine.session import Session
 from llmcli.formats.packed import Packed
@@ -72,14 +72,14 @@ def run_checks(model: Model, ids: Sequence[int], batch: int) -> tuple[ViewCheck,
 
     Raises OutOfMemory where cache and logits do not fit.
     """
-    calls = Calls(
+    request = ShapesRequest(
         config=model.config, batch=batch, tokens=len(ids), numbers=model.arithmetic
     )
     ran = _run(model, ids, batch)
-    plans = {phase: calls.plan(phase) for phase in PHASES}
+    plans = {phase: request.plan(phase) for phase in PHASES}
     written = {phase: plan.written for phase, plan in plans.items()}
     derived = {spec.name: spec for spec in plans["decode"].derived}
-    kept = calls.states("decode")
+    kept = request.states("decode")
     return (
         _shapes_check(written, ran.seen),
         _dtypes_check(written, ran.seen),
@@ -87,7 +87,7 @@ def run_checks(model: Model, ids: Sequence[int], batch: int) -> tuple[ViewCheck,
         _derived_check(derived, ran),
         _cache_check(kept, ran.state),
         _copies_check(kept, ran),
-        _parameters_check(calls.parameters(), model),
+        _parameters_check(request.parameters(), model),
     )
 
 

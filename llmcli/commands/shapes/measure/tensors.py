@@ -12,17 +12,20 @@ from llmcli.anatomy.counts import state_need
 from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.letters import Letters
+from llmcli.anatomy.names import Names
 from llmcli.commands.shapes.report import (
     CacheGrowth,
     CallFlops,
     LayerKind,
     LetterValue,
+    NameRow,
     ShapeRow,
     ShapesReport,
     ShapeTensor,
     Stored,
 )
 from llmcli.config import ModelConfig
+from llmcli.families.sources import sources
 from llmcli.graph.spec import Call, Kind, Phase
 from llmcli.reports.checks import ViewCheck, difference
 from llmcli.reports.numbers import counted, spans
@@ -31,30 +34,30 @@ LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is shown: tensors of those kinds, of those layers and names (None: all of them)."""
+class ShapesRequest:
+    """Reading a prompt of `tokens` tokens, and the step after it, for `batch` sequences.
 
+    Shown are `phases`, and the tensors of those kinds, layers and names (None: all of them).
+    `example`: the number of tokens was not given.
+    """
+
+    config: ModelConfig
+    numbers: Arithmetic
+    batch: int
+    tokens: int
+    phases: tuple[Phase, ...] = ("prefill", "decode")
     kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
     layers: tuple[int, ...] | None = None
     names: frozenset[str] | None = None
+    example: bool = False
 
     def takes(self, spec: TensorSpec) -> bool:
-        """Whether the tensor is one of them."""
+        """Whether the tensor is shown."""
         return (
             spec.kind in self.kinds
             and (self.layers is None or spec.layer in self.layers)
             and (self.names is None or spec.name in self.names)
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calls:
-    """Reading a prompt of `tokens` tokens, and the step after it, for `batch` sequences."""
-
-    config: ModelConfig
-    batch: int
-    tokens: int
-    numbers: Arithmetic
 
     def letters(self, phase: Phase) -> Letters:
         """The sizes of that phase's axes."""
@@ -94,52 +97,52 @@ class Calls:
 
 
 def model_shapes(
-    calls: Calls,
-    phases: Sequence[Phase],
-    asked: Asked,
+    request: ShapesRequest,
     stored: Mapping[str, Stored],
     checks: Iterable[ViewCheck] = (),
     *,
     ran: bool = False,
 ) -> ShapesReport:
-    """All tensors that are asked for, one by one and folded, with the checks of the specs.
+    """All tensors that are requested, one by one and folded, with the checks of the specs.
 
     `stored`: parameter → its tensor in the checkpoint, as far as there are any; `checks`: further
     ones, of the headers or of a real run (`ran`).
     """
-    every = calls.tensors(phases)
-    tensors = [item for item in every if asked.takes(item[0])]
+    phases = request.phases
+    every = request.tensors(phases)
+    tensors = [item for item in every if request.takes(item[0])]
 
     def in_file(spec: TensorSpec) -> object:
         return _file_template(stored.get(spec.name), spec)
 
-    rows = fold_kinds(tensors, calls.config, in_file)
+    rows = fold_kinds(tensors, request.config, in_file)
     weights = [item[0] for item in every if item[0].kind == "parameter"]
     known = sum(item.bytes for item in stored.values())
     return ShapesReport(
-        weight_format=calls.numbers.weight_format(calls.config),
-        batch=calls.batch,
-        tokens=calls.tokens,
-        phases=tuple(phases),
-        letters=letter_values(calls, phases),
-        kinds=_kinds(calls.config),
+        weight_format=request.numbers.weight_format(request.config),
+        batch=request.batch,
+        tokens=request.tokens,
+        phases=phases,
+        letters=letter_values(request, phases),
+        kinds=_kinds(request.config),
         tensors=tuple(
-            _tensor(spec, calls, stored.get(spec.name)) for item in tensors for spec in item
+            _tensor(spec, request, stored.get(spec.name)) for item in tensors for spec in item
         ),
-        rows=tuple(_row(row, calls, stored) for row in rows),
-        growth=_growth(calls),
-        flops=tuple(_flops(phase, calls.plan(phase).tensors) for phase in phases),
+        rows=tuple(_row(row, request, stored) for row in rows),
+        growth=_growth(request),
+        flops=tuple(_flops(phase, request.plan(phase).tensors) for phase in phases),
         parameters=sum(spec.count for spec in weights),
         weight_bytes=sum(spec.bytes or 0 for spec in weights),
         stored_bytes=known if stored else None,
         ran=ran,
-        checks=(symbols_check(tensors, calls), folded_check(tensors, rows), *checks),
+        example=request.example,
+        checks=(symbols_check(tensors, request), folded_check(tensors, rows), *checks),
     )
 
 
-def symbols_check(tensors: Sequence[Phases], calls: Calls) -> ViewCheck:
+def symbols_check(tensors: Sequence[Phases], request: ShapesRequest) -> ViewCheck:
     """Every shape is what its letters say, with the sizes of the configuration and the call."""
-    letters = {phase: calls.letters(phase) for phase in ("prefill", "decode")}
+    letters = {phase: request.letters(phase) for phase in ("prefill", "decode")}
     wrong = []
     for spec in (spec for item in tensors for spec in item):
         sizes = letters[spec.phase or "prefill"]
@@ -167,15 +170,15 @@ def _file_template(stored: Stored | None, spec: TensorSpec) -> object:
     return replace(stored, source=numbered(stored.source, spec.layer, "{}"))
 
 
-def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTensor:
-    letters = calls.letters(spec.phase or "prefill")
+def _tensor(spec: TensorSpec, request: ShapesRequest, stored: Stored | None) -> ShapeTensor:
+    letters = request.letters(spec.phase or "prefill")
     return ShapeTensor(
         name=spec.name,
         kind=spec.kind,
         axes=spec.axes,
         documents=letters.documented(spec.axes, spec.layer),
         shape=spec.shape,
-        dtype=spec.dtype or calls.numbers.dtype,
+        dtype=spec.dtype or request.numbers.dtype,
         bytes=spec.bytes or 0,
         flops=spec.flops - spec.masked_flops,
         flops_full=spec.flops,
@@ -188,18 +191,18 @@ def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTenso
     )
 
 
-def _row(row: Folded, calls: Calls, stored: Mapping[str, Stored]) -> ShapeRow:
+def _row(row: Folded, request: ShapesRequest, stored: Mapping[str, Stored]) -> ShapeRow:
     file = stored.get(row.phases[0].name)
     source = "" if file is None else file.source
     if len(row.layers) > 1:
         source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
-    tensors = tuple(_tensor(spec, calls, file) for spec in row.phases)
+    tensors = tuple(_tensor(spec, request, file) for spec in row.phases)
     return ShapeRow(
         name=row.name,
         layers=row.layers,
         tensors=tensors,
         formula=row.formula,
-        memory=_memory(row.phases, graph(calls.config)),
+        memory=_memory(row.phases, graph(request.config)),
         source=source,
     )
 
@@ -222,9 +225,9 @@ def _memory(phases: Phases, model: Graph) -> str:
     return f"{whole} {spec.shares.removeprefix(here)}"
 
 
-def letter_values(calls: Calls, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
+def letter_values(request: ShapesRequest, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
     """Each letter with its sizes in the phases; where layers differ, with all of theirs."""
-    config = calls.config
+    config = request.config
     blocks: list[int | None] = [*range(len(config.layers))] or [None]
     found = []
     model = graph(config)
@@ -233,7 +236,7 @@ def letter_values(calls: Calls, phases: Sequence[Phase]) -> tuple[LetterValue, .
         values: dict[int, None] = {}
         documents: dict[str, None] = {}
         for phase in phases:
-            letters = calls.letters(phase)
+            letters = request.letters(phase)
             for block in blocks:
                 sizes = letters.sizes(block)
                 if letter in sizes:
@@ -262,16 +265,55 @@ def _flops(phase: Phase, specs: Sequence[TensorSpec]) -> CallFlops:
     return CallFlops(phase=phase, flops=full - hidden, flops_full=full)
 
 
-def _growth(calls: Calls) -> CacheGrowth:
-    grown = {layer: 0 for layer in range(len(calls.config.layers))}  # some do not grow
+def _growth(request: ShapesRequest) -> CacheGrowth:
+    grown = {layer: 0 for layer in range(len(request.config.layers))}  # some do not grow
     for capacity, sign in ((1, 1), (0, -1)):
-        for spec in calls.numbers.states(calls.config, batch=calls.batch, capacity=capacity):
+        for spec in request.numbers.states(request.config, batch=request.batch, capacity=capacity):
             assert spec.layer is not None
             grown[spec.layer] += sign * (spec.bytes or 0)
     return CacheGrowth(
         per_token=sum(grown.values()),
-        per_layer=tuple(grown[kind.layers[0]] for kind in _kinds(calls.config)),
-        prefill=sum(spec.bytes or 0 for spec in calls.states("prefill")),
-        decode=sum(spec.bytes or 0 for spec in calls.states("decode")),
-        states=state_need(calls.config, calls.numbers),
+        per_layer=tuple(grown[kind.layers[0]] for kind in _kinds(request.config)),
+        prefill=sum(spec.bytes or 0 for spec in request.states("prefill")),
+        decode=sum(spec.bytes or 0 for spec in request.states("decode")),
+        states=state_need(request.config, request.numbers),
     )
+
+
+# the table of names
+
+
+def name_rows(request: ShapesRequest) -> tuple[NameRow, ...]:
+    """A row for each name that is requested, those of repeated layers in one.
+
+    In the order of execution, parameters first and states last.
+    """
+    config = request.config
+    known = Names(config, sources(config))
+    tensors = [item for item in request.tensors(("prefill",)) if request.takes(item[0])]
+    rows = []
+    for row in fold_kinds(tensors, config, lambda spec: None):
+        spec = row.phases[0]
+        others = known.aliases(spec.name)
+        if spec.layer is not None and len(row.layers) > 1:
+            others = tuple(_unnumbered(alias, spec.layer) for alias in others)
+        rows.append(
+            NameRow(
+                name=row.name,
+                kind=spec.kind,
+                axes=spec.axes,
+                shape=spec.shape,
+                documents=request.letters("prefill").documented(spec.axes, spec.layer),
+                words=graph(config).words(spec.name),
+                formula=row.formula,
+                aliases=others,
+            )
+        )
+    return tuple(rows)
+
+
+def _unnumbered(alias: str, layer: int) -> str:
+    """`{i}` for the layer's number, which stands between dots or, in a short name, inside: `k6`."""
+    if "." in alias:
+        return numbered(alias, layer, "{i}")
+    return alias.replace(str(layer), "{i}", 1)

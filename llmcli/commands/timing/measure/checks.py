@@ -1,12 +1,12 @@
-"""What `timing` says of itself: the time adds up, nothing is missing, looking changed nothing."""
+"""Whether the time adds up, nothing is missing, and instrumentation changed no number."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from llmcli.commands.timing.measure.clock import Marks
-from llmcli.commands.timing.measure.run import PhaseName, Runs
-from llmcli.commands.timing.report import PhaseTime
+from llmcli.commands.timing.measure.run import Runs
+from llmcli.commands.timing.report import PhaseName, PhaseTime
 from llmcli.reports.checks import ViewCheck
 
 _APART = 0.02  # of the wall time …
@@ -110,7 +110,7 @@ def _same(runs: Mapping[PhaseName, Runs]) -> ViewCheck:
     worst = max(unlike, key=lambda name: unlike[name])
     return ViewCheck(
         name="same",
-        words="watched runs compute the logits and tokens of a bare one, bit for bit",
+        words="instrumented runs compute the logits and tokens of a bare one, bit for bit",
         value=float(sum(unlike.values())),
         tolerance=0.0,
         where=worst if unlike[worst] else "",

@@ -1,14 +1,15 @@
-"""A phase as it is reported: the median run with a clock, held against the roof."""
+"""A phase as it is reported: the median instrumented run, each part against its lower bound."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_low
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import added
-from llmcli.commands.timing.measure.bounds import Roof
 from llmcli.commands.timing.measure.parts import (
     GAPS,
     Piece,
@@ -18,17 +19,62 @@ from llmcli.commands.timing.measure.parts import (
     pieces,
     spans,
 )
-from llmcli.commands.timing.measure.run import PhaseName, Runs
+from llmcli.commands.timing.measure.run import Runs
 from llmcli.commands.timing.measure.workload import Workload
-from llmcli.commands.timing.report import Overhead, PartTime, PhaseTime
+from llmcli.commands.timing.report import Overhead, PartTime, PhaseName, PhaseTime
 from llmcli.observe.ratios import paired
+from llmcli.observe.roofline import TimeLowerBound, time_lower_bound
+from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.work import PartWork
+
+CALLS, KERNEL = "calls", "kernel"
+_NEAR = 0.5  # of a ceiling: from there on it is what the part waits for
+_EXPLAINED = 0.5  # of the time beyond the lower bound: so much of it, and it is the starting
+_LAUNCHING = 0.9  # of the device's time in which the host was still starting it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """The ceilings for one run in `numbers`, of which a step streams `working_set` bytes.
+
+    `apart`: the device works behind the host, so that the host's time is one of its own.
+    """
+
+    ceilings: Ceilings
+    numbers: Arithmetic
+    working_set: int
+    apart: bool
+
+    def bounded(self, part: PartTime) -> PartTime:
+        """The same with its bound, where it does counted work in some time."""
+        found = time_lower_bound(
+            part.work, part.calls, self.ceilings, numbers=self.numbers,
+            working_set=self.working_set,
+        )  # fmt: skip
+        if found.seconds == 0 or part.seconds <= 0:
+            return part
+        return replace(
+            part,
+            bound=self._bound(part, found),
+            nearest=found.nearest,
+            of_bound=found.seconds / part.seconds,
+        )
+
+    def _bound(self, part: PartTime, found: TimeLowerBound) -> str:
+        """A ceiling only where it is near; the start of operations only where it takes so long."""
+        if self.apart and part.host_s >= _LAUNCHING * part.seconds:
+            return CALLS
+        if found.seconds >= _NEAR * part.seconds:
+            return found.nearest
+        starting = part.operations * self.ceilings.start_s
+        explained = starting >= _EXPLAINED * (part.seconds - found.seconds)
+        return CALLS if explained else KERNEL
 
 
 def phase_time(
     workload: Workload, name: PhaseName, runs: Runs, roof: Roof, *, trace: bool
 ) -> PhaseTime:
-    """The median watched run of the phase, part by part; `trace` keeps its spans."""
+    """The median instrumented run of the phase, part by part; `trace` keeps its spans."""
     works = workload.works(name, runs.experts)
     model = graph(workload.model.config)
     run = list(pieces(runs.median.marks, model))
@@ -85,7 +131,7 @@ def product_seconds(
 
 
 def overhead(watched_s: Sequence[float], bare_s: Sequence[float]) -> Overhead:
-    """What looking costs, pair by pair."""
+    """The instrumentation overhead, pair by pair."""
     ratios = paired(watched_s, bare_s)
     return Overhead(
         watched_s=tuple(watched_s),

@@ -1,56 +1,56 @@
-"""Where the time goes: the two phases of a run, measured, told apart and held against the roof."""
+"""Where the time goes: both phases of a run, split into parts, held against the roof."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 
 from llmcli.anatomy.counts import memory_need
-from llmcli.commands.timing.measure.bounds import Roof
 from llmcli.commands.timing.measure.checks import memory_check, timing_checks
-from llmcli.commands.timing.measure.phase import phase_time
-from llmcli.commands.timing.measure.run import Job, PhaseName, Runs, run_pairs
+from llmcli.commands.timing.measure.phase import Roof, phase_time
+from llmcli.commands.timing.measure.run import Job, Runs, Until, run_pairs
 from llmcli.commands.timing.measure.unfused import measure_splits
 from llmcli.commands.timing.measure.workload import Workload, working_set
-from llmcli.commands.timing.report import PhaseTime, SplitTime, Stage, TimingReport
+from llmcli.commands.timing.report import (
+    PhaseName,
+    PhaseTime,
+    SplitTime,
+    Stage,
+    TimingReport,
+    TimingRequest,
+)
 from llmcli.model import Model
 from llmcli.ops import processor
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
 
-BOTH: tuple[PhaseName, ...] = ("prefill", "decode")
 Splits = tuple[tuple[SplitTime, ...], tuple[ViewCheck, ...]]
 
 
 def measure_timing(
     model: Model,
     ids: Sequence[int],
+    request: TimingRequest,
     *,
-    new_tokens: int,
-    pairs: int,
-    batch: int = 1,
     ceilings: Ceilings,
-    stages: Sequence[Stage],
-    phases: Sequence[PhaseName] = BOTH,
+    stages: Sequence[Stage] = (),
     base: int | None = None,
-    unfused: bool = False,
-    trace: bool = False,
     progress: Progress | None = None,
 ) -> TimingReport:
-    """Reads `batch` times the prompt and writes `new_tokens` greedy tokens after it, end or not.
+    """Reads the prompt and writes greedy tokens after it, end of text or not, again and again.
 
-    Each of `phases` runs `pairs` times with a clock and as often without (decoding only where
-    there are new tokens). `trace` keeps the spans; `unfused` computes what fused kernels do in
-    pieces too, in a run of its own. `ceilings`, `stages` and `base` are measured by the caller.
-    A KeyboardInterrupt ends the measuring: the report has what there is by then, and says so.
-    Raises OutOfMemory where the cache does not fit, NotFinite for logits with a NaN.
+    `ceilings`, `stages` and `base` are measured by the caller. A KeyboardInterrupt ends the
+    measuring: the report has what there is by then, and says so. Raises OutOfMemory where the
+    cache does not fit, NotFinite for logits with a NaN.
     """
+    batch, new_tokens = request.batch, request.new_tokens
     workload = Workload(model=model, batch=batch, tokens=len(ids), new_tokens=new_tokens)
-    chosen = [name for name in BOTH if name in phases and (name == "prefill" or new_tokens)]
-    if not chosen or pairs < 1:
+    chosen = request.timed
+    if not chosen or request.pairs == 0:
         raise ValueError("there is nothing to time")
     step = working_set(model, tokens=len(ids) + new_tokens, batch=batch)
     roof = Roof(
@@ -64,13 +64,16 @@ def measure_timing(
     try:
         with _current(model.device):
             job = Job(model, ids, new_tokens=new_tokens, batch=batch)
-            for name in chosen:
-                run = run_pairs(job, name, pairs, progress=progress)
-                timed.append(phase_time(workload, name, run, roof, trace=trace))
+            begin = perf_counter()
+            for number, name in enumerate(chosen, 1):
+                end = begin + request.limit_s * number / len(chosen)  # what one leaves is another's
+                until = Until(pairs=request.pairs, begin=perf_counter(), end=end)
+                run = run_pairs(job, name, until, progress=progress)
+                timed.append(phase_time(workload, name, run, roof, trace=request.trace))
                 runs[name] = run
                 if run.interrupted:
                     raise KeyboardInterrupt
-            if unfused:
+            if request.unfused:
                 splits = measure_splits(job, timed, progress)
     except KeyboardInterrupt:
         interrupted = True
@@ -82,7 +85,7 @@ def measure_timing(
         {name: workload.flops(name) for name in runs},
     )
     peak, estimated = _most(stages, timed), _estimated(workload)
-    if BOTH[0] in runs:  # what reading the prompt takes is in the estimate
+    if "prefill" in runs:  # what reading the prompt takes is in the estimate
         checks += memory_check(base, peak, estimated)
     return TimingReport(
         prompt_tokens=len(ids),

@@ -1,27 +1,22 @@
-"""Runs a phase again and again: bare, and with a clock, in turns.
-
-Every run of a phase begins in the same state, reads or writes the same tokens and so computes
-the same: what differs is only who looks.
-
-Axes: B sequences, V vocabulary.
-"""
+"""Runs a phase again and again, with a clock and without, in turns, until the times settle."""
 
 from __future__ import annotations
 
+import math
+from array import array
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
 
 from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.work import Ran
-from llmcli.commands.timing.measure.clock import Marks, RunClock, clock_for
-from llmcli.commands.timing.measure.kept import Kept, Watched
-from llmcli.commands.timing.measure.operations import OperationCount
+from llmcli.commands.timing.measure.clock import Marks, OperationCount, RunClock, clock_for
+from llmcli.commands.timing.report import PhaseName, are_tight
 from llmcli.engine.session import Session
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
@@ -32,12 +27,52 @@ from llmcli.observe.peaks import Peak
 from llmcli.observe.quiet import quiet
 from llmcli.reports.progress import Progress
 
-PhaseName = Literal["prefill", "decode"]
+MOST = 128  # runs whose marks are kept: 61 KB each for 16 tokens of a model of 30 layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstrumentedRun:
+    """A run with a clock: its wall time, measured around it, and its marks."""
+
+    wall_s: float
+    marks: Marks
+
+
+class Kept:
+    """Of many instrumented runs the median one, without keeping the marks of all of them.
+
+    Where there are more than `MOST` the one goes whose neighbours are nearest to each other in the
+    order of all times: one near the median, whatever it will be, is still there.
+    """
+
+    def __init__(self) -> None:
+        self._walls: array[float] = array("d")  # of all runs, in order of time
+        self._kept: list[InstrumentedRun] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, run: InstrumentedRun) -> None:
+        """One more."""
+        insort(self._walls, run.wall_s)
+        insort(self._kept, run, key=lambda kept: kept.wall_s)
+        if len(self._kept) > MOST:
+            places = [bisect_left(self._walls, kept.wall_s) for kept in self._kept]
+            apart = [after - before for before, after in zip(places, places[2:], strict=False)]
+            del self._kept[1 + apart.index(min(apart))]
+
+    @property
+    def median(self) -> InstrumentedRun:
+        """The one in the middle (the lower one of two), or the nearest to it that was kept."""
+        middle = self._walls[(len(self._walls) - 1) // 2]
+        return min(self._kept, key=lambda kept: abs(kept.wall_s - middle))
+
+
 SAMPLE = "sample"  # the mark of a token that is chosen
 
 
 @dataclass(frozen=True, kw_only=True)
-class Out:
+class RunOutput:
     """What a run computed: ids `[B, n]` of the tokens that it chose, and its last logits."""
 
     ids: tuple[tuple[int, ...], ...]
@@ -46,18 +81,18 @@ class Out:
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """All runs of one phase: seconds of each pair, the median watched run, and what was computed.
+    """All runs of one phase: seconds of each pair, the median instrumented run, what was computed.
 
-    `unlike` counts the numbers (logits and ids) in which a watched run differs from the first bare
-    one. `peak`: the most bytes held during that first run. `operations`: marks with operations in
-    the place of seconds. `experts`: how many of each layer ran, over all calls. `interrupted`:
-    there are the pairs that were whole.
+    `unlike` counts the numbers (logits and ids) in which an instrumented run differs from the
+    first bare one. `peak`: the most bytes held during that first run. `operations`: marks with
+    operations in the place of seconds. `experts`: how many of each layer ran, over all calls.
+    `interrupted`: there are the pairs that were whole.
     """
 
     watched_s: tuple[float, ...]
     bare_s: tuple[float, ...]
-    median: Watched
-    out: Out
+    median: InstrumentedRun
+    out: RunOutput
     unlike: int
     peak: int | None
     operations: Marks
@@ -84,7 +119,7 @@ class Job:
         )
         self.session = Session(model.decoder, batch, capacity)
 
-    def run(self, phase: PhaseName, clock: RunClock | None, tap: Tap | None = None) -> Out:
+    def run(self, phase: PhaseName, clock: RunClock | None, tap: Tap | None = None) -> RunOutput:
         """The phase once, from its beginning: `ready` comes before it, and is no part of it."""
         return self._prefill(clock, tap) if phase == "prefill" else self._decode(clock, tap)
 
@@ -102,15 +137,15 @@ class Job:
             device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),
         )  # fmt: skip
 
-    def check_finite(self, out: Out) -> None:
+    def check_finite(self, out: RunOutput) -> None:
         """Raises NotFinite where logits have a NaN or an infinity, as generating does."""
         self._picker.pick(out.logits_BV)
 
-    def _prefill(self, clock: RunClock | None, tap: Tap | None) -> Out:
+    def _prefill(self, clock: RunClock | None, tap: Tap | None) -> RunOutput:
         logits_BV = self.session.prefill(self.prompts, clock=clock, tap=tap)
-        return Out(ids=(), logits_BV=logits_BV)
+        return RunOutput(ids=(), logits_BV=logits_BV)
 
-    def _decode(self, clock: RunClock | None, tap: Tap | None) -> Out:
+    def _decode(self, clock: RunClock | None, tap: Tap | None) -> RunOutput:
         """Choose, compute, `new_tokens` times, as `generate` does."""
         chosen: list[tuple[int, ...]] = []
         for choices in self.session.decode(
@@ -120,36 +155,65 @@ class Job:
                 clock(SAMPLE)
             chosen.append(tuple(choice.id for choice in choices))
         assert self.session.logits_BV is not None
-        return Out(ids=tuple(zip(*chosen, strict=True)), logits_BV=self.session.logits_BV)
+        return RunOutput(ids=tuple(zip(*chosen, strict=True)), logits_BV=self.session.logits_BV)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """When a phase has run often enough: after `pairs`, or once its times are tight or its time is
+    up, which began at `begin` and is over at `end` (of `perf_counter`).
+    """
+
+    pairs: int | None
+    begin: float = 0.0
+    end: float = math.inf
+
+    def over(self, bare_s: Sequence[float], watched_s: Sequence[float], now: float) -> bool:
+        """Whether no further pair is run. A pair that would end too late is not begun."""
+        if self.pairs is not None or not bare_s:
+            return len(bare_s) == self.pairs
+        if now + bare_s[-1] + watched_s[-1] > self.end:
+            return True
+        if len(bare_s) % (1 + len(bare_s) // 20):  # of many pairs a few more cost little
+            return False
+        return are_tight(watched_s, bare_s)
+
+    def done(self, pairs: int, now: float) -> tuple[int, int]:
+        """(done, total) for a progress bar: of the pairs with the runs to warm up, or of time."""
+        if self.pairs is not None:
+            return pairs + 1, self.pairs + 1
+        share = (now - self.begin) / max(self.end - self.begin, 1e-9)
+        return round(1000 * min(1.0, share)), 1000
 
 
 def run_pairs(
-    job: Job, phase: PhaseName, pairs: int, *, clock: RunClock | None = None,
+    job: Job, phase: PhaseName, until: Until, *, clock: RunClock | None = None,
     progress: Progress | None = None,
 ) -> Runs:  # fmt: skip
-    """A bare and a watched run to warm up, then `pairs` of both, each first in every other pair.
+    """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
     `clock`: for tests; the device's own without. Raises NotFinite, and KeyboardInterrupt where no
     pair is whole by then.
     """
     clock = clock_for(job.model.device) if clock is None else clock
     words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
-    _tell(progress, words, 0, pairs)
+    report = progress or (lambda what, done, total: None)
+    report(words, 0, until.done(0, perf_counter())[1])
     job.ready(phase)  # what the phase begins with is no part of its memory
     with Peak(job.model.device) as peak:
         first, _ = _bare(job, phase)
     job.check_finite(first)
-    unlike = _unlike(first, _watched(job, phase, clock)[0])
+    unlike = _unlike(first, _instrumented(job, phase, clock)[0])
     with OperationCount() as count:
-        operations = _watched(job, phase, count)[1].marks
+        operations = _instrumented(job, phase, count)[1].marks
     experts = _experts(job, phase)
     bare_s: list[float] = []
     watched_s: list[float] = []
-    kept, interrupted = Kept(pairs), False
+    kept, interrupted = Kept(), False
     try:
-        for pair in range(pairs):
-            _tell(progress, words, pair + 1, pairs)
-            bare, run, off = _pair(job, phase, clock, first, bare_first=pair % 2 == 0)
+        while not until.over(bare_s, watched_s, perf_counter()):
+            report(words, *until.done(len(bare_s), perf_counter()))
+            bare, run, off = _pair(job, phase, clock, first, bare_first=len(bare_s) % 2 == 0)
             kept.add(run)
             unlike += off
             bare_s.append(bare)
@@ -188,25 +252,19 @@ def _experts(job: Job, phase: PhaseName) -> dict[int, int]:
 
 
 def _pair(
-    job: Job, phase: PhaseName, clock: RunClock, first: Out, *, bare_first: bool
-) -> tuple[float, Watched, int]:
-    """Seconds of the bare run, the watched one, and in how many numbers this one differs."""
+    job: Job, phase: PhaseName, clock: RunClock, first: RunOutput, *, bare_first: bool
+) -> tuple[float, InstrumentedRun, int]:
+    """Seconds of the bare run, the instrumented one, and in how many numbers this one differs."""
     if bare_first:
         bare = _bare(job, phase)[1]
-        out, run = _watched(job, phase, clock)
+        out, run = _instrumented(job, phase, clock)
     else:
-        out, run = _watched(job, phase, clock)
+        out, run = _instrumented(job, phase, clock)
         bare = _bare(job, phase)[1]
     return bare, run, _unlike(first, out)
 
 
-def _tell(progress: Progress | None, words: str, done: int, pairs: int) -> None:
-    """The runs to warm up are a pair too."""
-    if progress is not None:
-        progress(words, done, pairs + 1)
-
-
-def _bare(job: Job, phase: PhaseName) -> tuple[Out, float]:
+def _bare(job: Job, phase: PhaseName) -> tuple[RunOutput, float]:
     job.ready(phase)
     devices.wait_for(job.model.device)
     with quiet():
@@ -216,7 +274,7 @@ def _bare(job: Job, phase: PhaseName) -> tuple[Out, float]:
         return out, perf_counter() - begin
 
 
-def _watched(job: Job, phase: PhaseName, clock: RunClock) -> tuple[Out, Watched]:
+def _instrumented(job: Job, phase: PhaseName, clock: RunClock) -> tuple[RunOutput, InstrumentedRun]:
     job.ready(phase)
     devices.wait_for(job.model.device)
     with quiet():
@@ -225,10 +283,10 @@ def _watched(job: Job, phase: PhaseName, clock: RunClock) -> tuple[Out, Watched]
         out = job.run(phase, clock)
         clock.stop()
         wall_s = perf_counter() - begin
-    return out, Watched(wall_s=wall_s, marks=clock.marks())
+    return out, InstrumentedRun(wall_s=wall_s, marks=clock.marks())
 
 
-def _unlike(one: Out, other: Out) -> int:
+def _unlike(one: RunOutput, other: RunOutput) -> int:
     """How many logits and ids differ, bit for bit."""
     ids = sum(
         a != b

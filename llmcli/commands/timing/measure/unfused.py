@@ -20,8 +20,8 @@ from torch import Tensor
 
 from llmcli.anatomy.graph import graph
 from llmcli.commands.timing.measure.clock import RunClock, clock_for
-from llmcli.commands.timing.measure.run import Job, PhaseName
-from llmcli.commands.timing.report import PhaseTime, SplitTime
+from llmcli.commands.timing.measure.run import Job
+from llmcli.commands.timing.report import PhaseName, PhaseTime, SplitTime
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Mix, Project, Score, Softmax
 from llmcli.model import Model

@@ -20,7 +20,7 @@ from llmcli.anatomy.work import (
     total_work,
 )
 from llmcli.commands.timing.measure.parts import expected_marks
-from llmcli.commands.timing.measure.run import PhaseName
+from llmcli.commands.timing.report import PhaseName
 from llmcli.graph.spec import Call, Logits
 from llmcli.model import Model
 from llmcli.reports.work import PartWork

@@ -24,7 +24,7 @@ Times = dict[tuple[int | None, str], float]
 
 
 def render_layers(phase: PhaseTime) -> RenderableType:
-    """A row a layer, a column a part; the part with the least time is the first to go."""
+    """A row a layer, a column a part; the part that takes the least time is the first to go."""
     tokens = phase.tokens if phase.name == "decode" else 1
     times = times_by_layer(phase)
     layers = sorted({layer for layer, _ in times if layer is not None})
@@ -71,7 +71,7 @@ class LayersTable:
         if self.marked:
             notes.append(f"{MARK} more than {UNLIKE:g} times the median of the layers")
         if not self.rows.fit(options.max_width):
-            notes.append("parts with the least time are left out: there is no room for them")
+            notes.append("the smallest parts are left out: there is no room for them")
         yield from (Text(note, style=FAINT) for note in notes)
 
 

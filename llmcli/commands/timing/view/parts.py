@@ -15,6 +15,7 @@ from llmcli.ui.rates import digits_for, milliseconds, percent, rate, scaled, uni
 from llmcli.ui.theme import HEADING, NUMBER
 
 BAR = 20  # columns of a bar for all of the time
+FEW = 7  # parts that are shown beside those of another phase
 CALLS, KERNEL = "calls", "kernel"  # the bounds of what is near no ceiling
 _BOUND = {"memory": "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
@@ -106,6 +107,77 @@ class PartsTable:
         yield Text(unit(work.bytes / tokens, "B") if work.bytes else "")
         yield Text(rate(work.bytes, seconds))
         yield Text(rate(work.flops, seconds))
+
+
+@dataclass(frozen=True)
+class BothPhases:
+    """All phases side by side: milliseconds, share of the time, and what a part is bound by with
+    the share of that ceiling. The `FEW` largest parts; the others are one row.
+    """
+
+    phases: Sequence[PhaseTime]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [Column("ms by part", right=False)]
+        for phase in self.phases:
+            columns.append(Column("per token" if phase.name == "decode" else phase.name))
+            columns.append(Column("share", first_to_go=1))
+            columns.append(Column("GB/s", first_to_go=3))
+            columns.append(Column("GFLOP/s", first_to_go=4))
+            columns.append(Column("bound by", right=False, first_to_go=2))
+        shown, others = self._split()
+        rows = [[Text(name), *self._cells([name])] for name in shown]
+        if others:
+            rows.append([Text(f"{len(others)} others"), *self._cells(others)])
+        rows.append([Text("all"), *self._cells([*shown, *others])])
+        for cell in rows[-1]:
+            cell.stylize(HEADING)
+        yield Rows(columns, rows)
+
+    def _split(self) -> tuple[list[str], list[str]]:
+        """The parts with the largest share of a phase, in their order, and the others."""
+        shares: dict[str, float] = {}
+        for phase in self.phases:
+            for part in phase.totals:
+                share = part.seconds / phase.seconds if phase.seconds else 0.0
+                shares[part.part] = max(shares.get(part.part, 0.0), share)
+        longest = max((phase.totals for phase in self.phases), key=len)
+        order = list(dict.fromkeys([*(part.part for part in longest), *shares]))
+        largest = sorted(order, key=lambda name: -shares[name])
+        kept = order if len(order) <= FEW + 1 else largest[:FEW]
+        return [one for one in order if one in kept], [one for one in order if one not in kept]
+
+    def _cells(self, names: Sequence[str]) -> Iterator[Text]:
+        """Those of each phase for the sum of some parts; empty where it has none of them."""
+        for phase in self.phases:
+            own = [part for part in phase.totals if part.part in names]
+            if not own:
+                yield from (Text() for _ in range(5))
+                continue
+            seconds = sum(part.seconds for part in own)
+            work = sum((part.work for part in own), PartWork())
+            tokens = phase.tokens if phase.name == "decode" else 1
+            digits = min(2, digits_for([phase.seconds / tokens]))
+            yield Text(milliseconds(seconds / tokens, digits))
+            yield Text(_whole_percent(seconds / phase.seconds if phase.seconds else 0.0))
+            yield Text(rate(work.bytes, seconds))
+            yield Text(rate(work.flops, seconds))
+            yield self._bound(own, seconds)
+
+    def _bound(self, parts: Sequence[PartTime], seconds: float) -> Text:
+        """`memory 51 %` of one part; of several the share of their ceilings alone."""
+        reached = [part.seconds * part.of_bound for part in parts if part.of_bound is not None]
+        if not reached or not seconds:
+            return Text()
+        share = _whole_percent(sum(reached) / seconds)
+        if len(parts) > 1:
+            return Text(share)
+        bound = parts[0].bound or ""
+        return Text(f"{bound} {share}", style=_BOUND.get(bound, _CACHE))
+
+
+def _whole_percent(share: float) -> str:
+    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
 
 def floor_s(phase: PhaseTime) -> float | None:

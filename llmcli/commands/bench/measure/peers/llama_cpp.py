@@ -1,8 +1,4 @@
-"""llama.cpp on the same GGUF file, through its C interface as llama-bench calls it.
-
-Every prompt is one `llama_decode` per batch and every token one more; only the last token has
-logits. The names are those of `include/llama.h`.
-"""
+"""llama.cpp on the same GGUF file, through its C interface as llama-bench calls it."""
 
 from __future__ import annotations
 
@@ -15,12 +11,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.peers.llama_words import Log, cache_type
-from llmcli.commands.bench.measure.peers.quiet import silent
-from llmcli.commands.bench.report.llama_words import FLASH
-from llmcli.commands.bench.report.results import Ran, Settings
+from llmcli.commands.bench.measure.peers.peer import silent
+from llmcli.commands.bench.report.llama_names import CACHE_OF, CACHE_TYPES, FLASH
+from llmcli.commands.bench.report.results import EngineInfo, Settings
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.model import Model
+
+_ERROR = 4  # GGML_LOG_LEVEL_ERROR
+
+
+class Log:
+    """Takes what llama.cpp writes, and keeps the last error of it."""
+
+    def __init__(self, library: Any) -> None:
+        self._last = ""
+
+        @library.llama_log_callback  # type: ignore[untyped-decorator]
+        def hear(level: int, text: bytes, _: Any) -> None:
+            if level == _ERROR and text.strip():
+                self._last = text.decode(errors="replace").strip().split("\n")[0]
+
+        self._hear = hear  # llama.cpp keeps only the address
+        library.llama_log_set(hear, ctypes.c_void_p(0))
+
+    def reason(self) -> str:
+        """`: its last words`, or nothing."""
+        return f": {self._last}" if self._last else ""
+
+
+_DEFAULT = "f16"  # of a cache, where nothing is said
+
+
+def cache_type(requested: str) -> tuple[str, int]:
+    """(name, number) of a cache's type; `auto` is f16, as it is there by default."""
+    name = _DEFAULT if requested == "auto" else CACHE_OF.get(requested, requested)
+    if name not in CACHE_TYPES:
+        raise UsageError(
+            f"llama.cpp has no cache of type `{requested}`", hint=f"one of {', '.join(CACHE_TYPES)}"
+        )
+    return name, CACHE_TYPES[name]
+
 
 _LAYERS_ALL = 999  # as many as there are
 _BACKENDS = {"cuda": "CUDA", "mps": "Metal"}
@@ -53,7 +83,7 @@ class LlamaCpp:
         size = int(library.llama_model_size(model))
         count = int(library.llama_model_n_params(model))
         on_gpu = _on_gpu(library, ours)
-        self._ran = Ran(
+        self._info = EngineInfo(
             engine="llama.cpp",
             version=f"llama-cpp-python {library.__version__}",
             model_type=described,
@@ -71,9 +101,9 @@ class LlamaCpp:
         )
 
     @property
-    def ran(self) -> Ran:
+    def info(self) -> EngineInfo:
         """Of llama.cpp and the file; `dtype` is the file's type, `Q4_K - Medium`."""
-        return self._ran
+        return self._info
 
     @property
     def vocab(self) -> int:
@@ -86,7 +116,7 @@ class LlamaCpp:
         return self._bos
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
-        """A new context: `n_ubatch` is `chunk`, keys and values of the types asked for.
+        """A new context: `n_ubatch` is `chunk`, keys and values of the requested types.
 
         Raises OutOfMemory where there is none, with what llama.cpp says.
         """
@@ -103,7 +133,7 @@ class LlamaCpp:
             self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise OutOfMemory(
-                f"llama.cpp has no memory for {tokens} tokens{self._log.told()}",
+                f"llama.cpp has no memory for {tokens} tokens{self._log.reason()}",
                 hint="use a smaller depth or prompt",
             )
         self._memory = self._lib.llama_get_memory(self._context)
@@ -130,7 +160,7 @@ class LlamaCpp:
         code = self._lib.llama_decode(self._context, batch)
         if code:
             raise OutOfMemory(
-                f"llama.cpp could not compute {len(ids)} tokens (code {code}){self._log.told()}"
+                f"llama.cpp could not compute {len(ids)} tokens (code {code}){self._log.reason()}"
             )
 
     def rewind(self, tokens: int) -> None:
@@ -204,7 +234,7 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         model = library.llama_model_load_from_file(str(ours.checkpoint.files[0]).encode(), params)
     if not model:
         raise CheckpointError(
-            f"llama.cpp cannot load `{ours.name}`{_logs[0].told()}", hint="leave out `--against`"
+            f"llama.cpp cannot load `{ours.name}`{_logs[0].reason()}", hint="leave out `--against`"
         )
     return LlamaCpp(library, model, _logs[0], settings, ours, time.perf_counter() - start)
 

@@ -15,16 +15,15 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
-from llmcli.commands.bench.measure.kernels import attention
-from llmcli.commands.bench.measure.loaded import bos_of, ran_of
+from llmcli.commands.bench.measure.ours import attention, bos_of, engine_info
 from llmcli.commands.bench.measure.peers.filled import (
     filled,
     read_model,
     reads_itself,
     without_weights,
 )
-from llmcli.commands.bench.measure.peers.quiet import silent
-from llmcli.commands.bench.report.results import Ran, Settings
+from llmcli.commands.bench.measure.peers.peer import silent
+from llmcli.commands.bench.report.results import EngineInfo, Settings
 from llmcli.config import ModelConfig
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError
 from llmcli.model import Model, dtype_name
@@ -56,8 +55,8 @@ class Transformers:
         parameters = list(model.parameters())
         count = sum(value.numel() for value in parameters)
         size = sum(value.nbytes for value in parameters)
-        self._ran = replace(
-            ran_of(ours, load_s, numbers=self._numbers),
+        self._info = replace(
+            engine_info(ours, load_s, numbers=self._numbers),
             engine="transformers",
             version=version,
             model_size=size,
@@ -66,9 +65,9 @@ class Transformers:
         )
 
     @property
-    def ran(self) -> Ran:
+    def info(self) -> EngineInfo:
         """Of transformers and its model."""
-        return self._ran
+        return self._info
 
     @property
     def config(self) -> ModelConfig:
@@ -153,7 +152,7 @@ class Transformers:
 
 
 def open_transformers(ours: Model, settings: Settings) -> Transformers:
-    """transformers' model in our dtype on our device, its attention by the kernel asked for.
+    """transformers' model in our dtype on our device, its attention by the requested kernel.
 
     Its time to load is that of a directory that it reads itself, None where it is filled.
     Raises UsageError where it is not installed or has no such model, OutOfMemory.

@@ -1,7 +1,7 @@
 """Whether a model in a cache is in use, and when it was last: kept without a file of our own.
 
 Whoever opens a model holds a shared lock on its directory until the process ends, which works in
-a cache that cannot be written too; whoever removes it needs the exclusive one. The last use is
+a cache that cannot be written too; removing it needs the exclusive one. The last use is
 the access time of its weights, set by hand: file systems are mounted so that reading does not.
 """
 
@@ -30,7 +30,7 @@ def home_of(path: Path) -> Path | None:
     ours = Path(os.path.realpath(cache_dir() / "models"))
     absolute = Path(os.path.abspath(path))
     for folder in (absolute, *absolute.parents):
-        inside = Path(os.path.realpath(folder.parent))  # as whoever removes it calls it
+        inside = Path(os.path.realpath(folder.parent))  # as removal names it
         if inside == ours or (
             inside.name == "snapshots" and inside.parent.name.startswith("models--")
         ):
@@ -62,10 +62,10 @@ def mark_used(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def taken(paths: tuple[Path, ...]) -> Iterator[Path | None]:
+def exclusive(paths: tuple[Path, ...]) -> Iterator[Path | None]:
     """Hold exclusive locks on files or directories; the first that others hold, else None.
 
-    What is not there is held by nobody. This process lets go of what it marked as used itself.
+    A missing path is not held. This process lets go of what it marked as used itself.
     Raises OSError for one that may not be opened.
     """
     with contextlib.ExitStack() as stack:
@@ -83,6 +83,6 @@ def taken(paths: tuple[Path, ...]) -> Iterator[Path | None]:
             except BlockingIOError:
                 yield path
                 return
-            except OSError:  # a file system without locks: nobody can have told us
+            except OSError:  # a file system without locks: no lock can be held there
                 continue
         yield None

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.load.report import LedgerLine, LoadReport, Numbers
-from llmcli.commands.load.view.verdicts import verdicts, wrong
+from llmcli.commands.load.report import Claim, LedgerLine, LoadReport, Numbers, Shared
 from llmcli.reports.numbers import counted
-from llmcli.ui.checks import WRONG
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.checks import BAD, GOOD, WRONG, Marked, render_checks
+from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
 from llmcli.ui.rates import unit
 from llmcli.ui.stats import SHORT, duration, size
 from llmcli.ui.theme import FAINT, HEADING, one_line
@@ -31,6 +30,7 @@ _LEDGER = (
     Column("zeros", first_to_go=7, labelled=True),
 )
 _BAD = Column("NaN, ±∞", right=False)  # stays, too, where something is not finite
+_MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
 _STAGES = (
     Column("stage", right=False),
     Column("time"),
@@ -38,6 +38,8 @@ _STAGES = (
     Column("bytes", first_to_go=1),
     Column("speed", first_to_go=1),
 )
+LABEL = "!"  # a label that is not true, which nothing depends on
+_DOUBTFUL = "yellow"
 _WORDS = {
     "find": "find or fetch",
     "headers": "read the headers",
@@ -53,29 +55,42 @@ _WORDS = {
 
 
 def render_load(
-    report: LoadReport, model: str, lines: Sequence[LedgerLine], *, brief: bool = False
+    report: LoadReport,
+    model: str,
+    lines: Sequence[LedgerLine],
+    *,
+    brief: bool = False,
+    full: bool = False,
+    checks: bool = False,
 ) -> RenderableType:
-    """`lines` as a table, then stages and verdicts; `model` is its line.
+    """`lines` as a table, then time; the verdict is above it. `model` is its line.
 
-    `brief`: of the rest no more than what is wrong, and the last verdict.
+    Columns for which there is no room are left out, with `full` or `brief` put below their rows.
+    `brief`: of the rest only what is wrong, and the last verdict; `full`: each stage in a row;
+    `checks`: every verdict, at the end.
     """
     columns, rows = list(_LEDGER), [_row(line, line.dtype or report.dtype) for line in lines]
     if any(_is_bad(line.numbers) for line in lines):
         columns.insert(2, _BAD)
         for row, line in zip(rows, lines, strict=True):
             row.insert(2, Text(_bad(line.numbers), style=row[0].style))
-    table = Rows(columns, rows, spill=True)
+    table = Rows(columns, rows, spill=brief or full)
     if brief:
         return Group(Text(one_line(model), style=HEADING), table, *wrong(report))
+    time: list[RenderableType] = [Dotted([*_durations(report)], FAINT)]
+    if full:
+        time = [Rows(_STAGES, list(_stages(report))), Text("")]
+    shared = [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
+    ending = [*wrong(report, () if full else _MORE), *_notes(report), *shared]
     return Group(
         Text(one_line(model), style=HEADING),
+        *([] if checks else ending),
         Dotted(list(_facts(report)), FAINT),
         Text(""),
         table,
         Text(""),
-        Rows(_STAGES, list(_stages(report))),
-        Text(""),
-        *verdicts(report),
+        *time,
+        *(verdicts(report) if checks else ()),
     )
 
 
@@ -151,11 +166,21 @@ def _bad(numbers: Numbers | None) -> str:
         return ""
     above = numbers.infinite - numbers.negative
     kinds = ((numbers.nan, "NaN"), (above, "+∞"), (numbers.negative, "−∞"))
-    told = ", ".join(f"{count:,} {word}" for count, word in kinds if count)
+    words = ", ".join(f"{count:,} {word}" for count, word in kinds if count)
     if numbers.first_bad is None:
-        return told
+        return words
     first = " at" if numbers.count - numbers.finite == 1 else ", first at"
-    return f"{told}{first} [{','.join(map(str, numbers.first_bad))}]"
+    return f"{words}{first} [{','.join(map(str, numbers.first_bad))}]"
+
+
+def _durations(report: LoadReport) -> Iterator[str]:
+    """The time in all, then the stages that take most of it."""
+    total = sum(stage.seconds for stage in report.stages)
+    yield f"{duration(total)} in all"
+    for stage in sorted(report.stages, key=lambda stage: -stage.seconds):
+        if stage.seconds >= 0.01 * total:
+            speed = "" if stage.bytes_per_s is None else f" at {unit(stage.bytes_per_s, 'B/s')}"
+            yield f"{_WORDS.get(stage.name, stage.name)} {duration(stage.seconds)}{speed}"
 
 
 def _stages(report: LoadReport) -> Iterator[list[Text]]:
@@ -172,3 +197,74 @@ def _stages(report: LoadReport) -> Iterator[list[Text]]:
         )
         yield [Text(cell) for cell in cells]
     yield [Text(cell, style=HEADING) for cell in ("together", duration(total), "", "", "")]
+
+
+# verdicts
+
+
+def verdicts(report: LoadReport) -> Iterator[RenderableType]:
+    """What is shared, then what holds and what does not, the numbers and the whole last."""
+    for shared in report.shared:
+        yield Text(one_line(_shared(shared)), style=FAINT)
+    if report.fault:
+        yield Marked(BAD, one_line(report.fault), WRONG)
+    elif not any(line.parameter for line in report.lines):
+        words = "there is no config.json: of which model these tensors are, is not known"
+        yield Text(words, style=FAINT)
+    else:
+        yield Marked(GOOD, "every parameter has its tensor, and every tensor its place", FAINT)
+    yield from map(_claim, report.claims)
+    yield render_checks(report.checks)
+    yield from _notes(report)
+    if report.not_finite:
+        yield Marked(BAD, one_line(report.not_finite), WRONG)
+    else:
+        words = f"no NaN and no infinity in {counted(report.looked_at, 'number')}"
+        yield Marked(GOOD, words, FAINT)
+    if report.ok:
+        yield _whole(report)
+
+
+def wrong(report: LoadReport, more: Sequence[str] = ()) -> Iterator[RenderableType]:
+    """The verdicts that are not good, else the last one; `more`: options that show the others."""
+    if report.fault:
+        yield Marked(BAD, one_line(report.fault), WRONG)
+    yield from (_claim(claim) for claim in report.claims if not claim.ok)
+    failed = [check for check in report.checks if not check.ok]
+    if failed:
+        yield render_checks(failed)
+    if report.not_finite:
+        yield Marked(BAD, one_line(report.not_finite), WRONG)
+    if report.ok:
+        yield _whole(report, more)
+
+
+def _notes(report: LoadReport) -> Iterator[RenderableType]:
+    """What was not looked at."""
+    return (Marked(LABEL, one_line(note), _DOUBTFUL) for note in report.notes)
+
+
+def _whole(report: LoadReport, more: Sequence[str] = ()) -> RenderableType:
+    tensors = len({line.source for line in report.lines})
+    fitted = any(line.parameter for line in report.lines)  # each has its place
+    checks = len(report.checks) + len(report.claims) + fitted + 1  # and each is finite
+    words = f"whole: {counted(tensors, 'tensor')}, all numbers finite, {counted(checks, 'check')}"
+    return Marked(GOOD, SEPARATOR.join([words, *more]), FAINT)
+
+
+def _shared(shared: Shared) -> str:
+    if shared.kind == "tied":
+        return f"{shared.names[0]} is {shared.names[1]}: one matrix of {size(shared.bytes)}"
+    names = " and ".join(shared.names[:3])
+    more = f" and {len(shared.names) - 3} more" if len(shared.names) > 3 else ""
+    return f"{names}{more} hold the same numbers, {size(shared.bytes)} each"
+
+
+def _claim(claim: Claim) -> RenderableType:
+    what = one_line(claim.what)
+    says, holds = one_line(claim.says), one_line(claim.holds)
+    if claim.ok:
+        there = "" if says == holds else SEPARATOR + holds
+        return Marked(GOOD, f"{what}: {says}{there}", FAINT)
+    words = f"{what}: {says}, but it is {holds}"
+    return Marked(BAD, words, WRONG) if claim.must else Marked(LABEL, words, _DOUBTFUL)

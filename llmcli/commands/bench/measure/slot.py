@@ -1,4 +1,4 @@
-"""One engine's place in a sweep: what is loaded in it, or why nothing is."""
+"""An engine slot of a sweep: what is loaded in it, or why nothing is."""
 
 from __future__ import annotations
 
@@ -8,17 +8,41 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from llmcli.commands.bench.measure.engine import Engine
-from llmcli.commands.bench.measure.failure import Failure, failure, hint_for
 from llmcli.commands.bench.measure.run import Bench, Run
 from llmcli.commands.bench.report.results import BenchRow, EngineName, Settings
+from llmcli.errors import LlmcliError, as_out_of_memory, first_line
 from llmcli.observe.held import Held
 from llmcli.observe.peaks import Peak
+
+Failure = tuple[int, str, str]  # exit code, kind, one line
+
+
+def failure(error: Exception) -> Failure:
+    """Of any exception: ours as they are, memory that is not there as OutOfMemory.
+
+    Anything else is a bug here or in a peer: exit 1, the exception named.
+    """
+    known = error if isinstance(error, LlmcliError) else as_out_of_memory(error)
+    if known is None:
+        words = f"internal error: {type(error).__name__}: {first_line(error)}"
+        return LlmcliError.code, LlmcliError.kind, words
+    return known.code, known.kind, known.message
+
+
+def hint_for(error: Exception) -> str | None:
+    """What can be done about it, where that is known."""
+    if isinstance(error, LlmcliError):
+        return error.hint
+    hint = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
+    known = as_out_of_memory(error, hint=hint)
+    return None if known is None else known.hint
+
 
 Load = Callable[[Settings], Engine]
 
 
 @dataclass
-class Lane:
+class EngineSlot:
     """An engine with its settings, or `failed`; the runs and the peak of the test at hand.
 
     `alone`: no other engine is in this process, whose memory would be in every peak.
@@ -35,7 +59,7 @@ class Lane:
     runs: list[Run] = field(default_factory=list)
     peak: int | None = None
 
-    def open(self, settings: Settings, seed: int, *, beside: Lane | None = None) -> None:
+    def open(self, settings: Settings, seed: int, *, beside: EngineSlot | None = None) -> None:
         """The engine for those settings: the one that is there where it serves them too.
 
         Where the one `beside` was not loaded there is nothing to compare with: this fails alike.
@@ -65,7 +89,7 @@ class Lane:
     @property
     def meta(self) -> bool:
         """Whether there are only shapes: nothing to time."""
-        return self.engine is not None and self.engine.ran.device == "meta"
+        return self.engine is not None and self.engine.info.device == "meta"
 
     def begin(self) -> None:
         """Another test: nothing of the one before is left."""
@@ -78,10 +102,10 @@ class Lane:
         """The row with what the engine says of itself, the runs, and the memory if it is known."""
         if self.engine is None:
             return row
-        ran = self.engine.ran
-        row = replace(row, ran=ran, engine=ran.engine, meta=self.meta)
+        info = self.engine.info
+        row = replace(row, info=info, engine=info.engine, meta=self.meta)
         if not self.alone:
-            row = replace(row, ran=replace(ran, base_bytes=None, load_peak=None))
+            row = replace(row, info=replace(info, base_bytes=None, load_peak=None))
         if self.failed is not None or self.bench is None:
             return row
         row = replace(
@@ -92,7 +116,7 @@ class Lane:
         )
         if self.meta or not self.alone:
             return row
-        load = () if ran.load_peak is None else (ran.load_peak,)
+        load = () if info.load_peak is None else (info.load_peak,)
         return replace(row, peak_memory_bytes=self.peak, peaks=load + self.bench.held.peaks)
 
     def attempt(self, action: Callable[[Bench], Run | None]) -> None:
@@ -112,5 +136,5 @@ class Lane:
 
 def _gpu(engine: Engine) -> torch.device | None:
     """The GPU whose memory counts, None where it is the process's."""
-    device = engine.ran.device
+    device = engine.info.device
     return torch.device(device) if device.startswith("cuda") else None

@@ -1,4 +1,4 @@
-"""Tables of all tensors, repeated layers folded: letters, sizes, memory, formulas, sources."""
+"""All tensors, repeated layers folded: one table of the model, details of each, their names."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from llmcli.commands.shapes.report import (
+    LayerKind,
     LetterValue,
+    NameRow,
     ShapeRow,
     ShapesReport,
     ShapeTensor,
     Stored,
 )
 from llmcli.reports.numbers import counted, spans
-from llmcli.ui.checks import render_checks
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import GAP, Column, Dotted, Rows
 from llmcli.ui.letters import axis_line
 from llmcli.ui.memory import state_words
 from llmcli.ui.rates import scaled
 from llmcli.ui.stats import size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
 
+_WHAT = ("what it is", "its formula", "what others call it: {i} is a layer's number")
+_NARROW = "  "  # between the columns of the table of the model
 ENDS = 12  # tokens of a long prompt that are shown at each end
 _SECTIONS = (
     ("parameter", "parameters"),
@@ -33,8 +37,117 @@ _SECTIONS = (
 )
 
 
+def render_overview(report: ShapesReport, title: str) -> RenderableType:
+    """The model in the order of computation: parameters in few lines, then a line a tensor.
+
+    Without the divisors of norms, and without views that are what they are views of.
+    """
+    letters = [axis_line(one.letter, one.letter, one.values) for one in report.letters]
+    if report.example:
+        letters.append("T is an example: --tokens")
+    parts: list[RenderableType] = [
+        Text(one_line(title), style=HEADING), Dotted(letters, FAINT),
+    ]  # fmt: skip
+    if report.prompt:
+        parts.append(_prompt(report.prompt))
+    weights = [row for row in report.rows if row.first.kind == "parameter"]
+    heading = f"parameters: {report.parameters:,} · {size(report.weight_bytes)} in "
+    parts.append(Text(f"\n{heading}{report.weight_format}", style=HEADING))
+    parts.append(Dotted([*_weights(weights)]))
+    formulas: dict[str, str] = {}
+    rows = []
+    for row in report.rows:
+        known = formulas.get(row.memory.removeprefix("view of ")) == row.formula
+        formulas[row.name] = row.formula
+        if row.first.kind != "parameter" and row.first.axes[-1] != "1" and not known:
+            rows.append(row)
+    flops = ", ".join(f"{scaled(call.flops)} {call.phase}" for call in report.flops)
+    totals = [
+        f"cache {size(report.growth.per_token)} a token", f"FLOPs {flops}",
+        "--all: dtypes, bytes, memory, sources",
+    ]  # fmt: skip
+    table = Overview(rows, report.kinds, report.phases[0])
+    return Group(*parts, Text(), table, Dotted(totals, FAINT))
+
+
+def _place(name: str) -> tuple[str, str]:
+    """`blocks.{0-29}` and `attn.q`; the first is empty outside the blocks."""
+    if not name.startswith("blocks."):
+        return "", name
+    head, number, rest = name.split(".", 2)
+    return f"{head}.{number}", rest
+
+
+def _weights(rows: Sequence[ShapeRow]) -> Iterator[str]:
+    """`attn.W_q [576 576]`; the first of those that layers share says which layers."""
+    before = ""
+    for row in rows:
+        place, name = _place(row.name)
+        many = f"{place} × {len(row.layers)}: " if len(row.layers) > 1 else f"{place}: "
+        yield f"{many if place and place != before else ''}{name} {listed(row.first.shape)}"
+        before = place
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Names, letters, sizes in `phase` and formulas, blocks under the layers that share them.
+
+    A formula that is too long for its column is below its row; on few columns all are.
+    """
+
+    rows: Sequence[ShapeRow]
+    kinds: Sequence[LayerKind]
+    phase: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [*self._lines()]
+        widths = [max(cell_len(line[column]) for line in lines if len(line) > 1)
+                  for column in range(3)]  # fmt: skip
+        room = options.max_width - sum(widths) - 3 * len(_NARROW)
+        beside = room >= sum(widths) // 2
+        for number, line in enumerate(lines):
+            style = HEADING if not number or len(line) == 1 else ""
+            if len(line) == 1:
+                yield Text(line[0], style=style)
+                continue
+            formula = line[3]
+            cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
+            if beside:
+                short = cell_len(formula) <= room
+                yield Text(_NARROW.join([*cells, formula * short]).rstrip(), style=style)
+                if not short:
+                    yield Indented(Text(formula))
+            else:
+                yield Text(_NARROW.join(cells[:2]).rstrip(), style=style)
+                yield Indented(Dotted(line[2:], style or FAINT))
+
+    def _lines(self) -> Iterator[tuple[str, ...]]:
+        yield "activation", "letters", self.phase, "formula"
+        place, entry = "", ""
+        for number, row in enumerate(self.rows):
+            here, name = _place(row.name)
+            formula = row.memory if row.first.kind == "state" else row.formula
+            if name == "resid_pre":
+                after = next(iter(self.rows[number + 1 :]), row)
+                if _place(after.name)[1] == name:  # the first layer has another entry
+                    entry = formula
+                    continue
+                here = _place(after.name)[0] if entry else here
+                formula = f"{entry}, then {formula.split(' = ')[1]}" if entry else formula
+                entry = ""
+            if here != place:
+                layers = next(r.layers for r in self.rows if _place(r.name)[0] == here)
+                many = f" × {len(layers)}, identical" if len(layers) > 1 else ""
+                kind = next((kind for kind in self.kinds if {*layers} & {*kind.layers}), None)
+                if here and kind is not None and kind.window is not None:
+                    many += f", a token sees {kind.window} keys at most"
+                yield (f"{here}{many}" if here else "",)
+            place = here
+            yield one_line(name), listed(row.first.axes), listed(row.tensors[0].shape), formula
+
+
 def render_shapes(report: ShapesReport, title: str) -> RenderableType:
-    """The letters with their sizes, a table for each kind of tensor, totals and checks."""
+    """Everything about every tensor: the letters' sizes, a table for each kind, and totals."""
     parts: list[RenderableType] = [
         Text(one_line(title), style=HEADING),
         *sizes_of_letters(report.letters, report.example),
@@ -47,7 +160,7 @@ def render_shapes(report: ShapesReport, title: str) -> RenderableType:
             parts += [Text(), Text(_heading(words, rows, report), style=HEADING)]
             parts.append(_table(kind, rows, report))
             parts += _below(kind, rows, report)
-    parts += [Text(), *_folds(report), render_checks(report.checks)]
+    parts += [Text(), *_folds(report)]
     if not report.ran:
         parts.append(Dotted(["from headers alone", "with a prompt the model is run, too"], FAINT))
     return Group(*parts)
@@ -123,7 +236,7 @@ def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
 
 
 def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
-    """The columns of a section, in order; what is missed least is the first to go below."""
+    """The columns of a section, in order; the least important is the first to go below."""
 
     def field(name: str, goes: int, cell: Callable[[ShapeRow], Text]) -> Field:
         labelled, right = name in (*report.phases, "FLOPs"), name in ("bytes", "FLOPs")
@@ -259,3 +372,46 @@ def _folds(report: ShapesReport) -> Iterator[RenderableType]:
 def listed(items: Sequence[object]) -> str:
     """`[1 9 12 64]`."""
     return f"[{' '.join(map(str, items))}]"
+
+
+# the table of names
+
+
+def render_names(
+    rows: Sequence[NameRow], letters: Sequence[LetterValue], title: str, *, example: bool = False
+) -> RenderableType:
+    """Each name with its axes and their sizes, those of the papers, what it is, its aliases.
+
+    `example`: the number of tokens is an example.
+    """
+    parts: list[RenderableType] = [
+        Text(one_line(title), style=HEADING),
+        *sizes_of_letters(letters, example),
+        Text(),
+        Text("name   [letters] = [sizes]   the papers' letters", style=HEADING),
+        Indented(Dotted(_WHAT, HEADING)),
+    ]
+    for row in rows:
+        lines = [row.words, row.formula] if row.kind != "state" else [row.formula]
+        axes = f"{listed(row.axes)} = {listed(row.shape)}"
+        parts += [Text(), Named(row.name, (axes, " × ".join(row.documents)))]
+        parts.append(Indented(Dotted(lines)))
+        if row.aliases:
+            parts.append(Indented(Dotted([one_line(alias) for alias in row.aliases], FAINT)))
+    return Group(*parts)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A name and what stands behind it, below it where the line is too short."""
+
+    name: str
+    facts: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        facts = GAP.join(self.facts)
+        if cell_len(self.name + GAP + facts) <= options.max_width:
+            yield Text.assemble((self.name, HEADING), GAP, (facts, NUMBER))
+        else:
+            yield Text(self.name, style=HEADING)
+            yield Indented(Dotted(self.facts, NUMBER))

@@ -1,4 +1,4 @@
-"""What a sweep is handed: models by their names, ceilings, the other engine."""
+"""What a sweep is supplied with: models by their names, ceilings, the peer engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from llmcli.cli.exits import SIGNALS
 from llmcli.cli.headers import opened_headers
 from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
-from llmcli.commands.bench.report.results import Ran, Settings
-from llmcli.commands.bench.runs import OurOptions
+from llmcli.commands.bench.report.results import BenchRequest, EngineInfo, Settings
 from llmcli.commands.bench.streams import Status
 from llmcli.errors import LlmcliError
 
@@ -25,29 +24,17 @@ if TYPE_CHECKING:
 
 
 class Suppliers:
-    """`load`, `peer` and `ceilings` of one sweep.
+    """What a sweep is supplied with: engines, ceilings, and the facts in headers.
 
-    `models` are those that were loaded, as documents describe them. `longest`: tokens of the
-    longest test. A context manager: headers that were fetched for shapes alone go at its end.
+    `models` are those that were loaded, as documents describe them. A context manager: headers
+    that were fetched for shapes alone go at its end.
     """
 
-    def __init__(
-        self,
-        options: OurOptions,
-        out: Output,
-        status: Status,
-        *,
-        verbose: bool,
-        shapes: bool,
-        longest: int,
-    ) -> None:
+    def __init__(self, request: BenchRequest, out: Output, status: Status) -> None:
         self.models: dict[tuple[str, str, str], dict[str, Any]] = {}
-        self._options = options
+        self._request = request
         self._out = out
         self._status = status
-        self._verbose = verbose
-        self._shapes = shapes
-        self._longest = longest
         self._stack = ExitStack()
         self._loader: Loader | None = None
         self._same: dict[tuple[str, str, str], ViewCheck] = {}
@@ -65,47 +52,46 @@ class Suppliers:
         from llmcli.commands.bench.measure.loader import Loader
 
         if self._loader is None:
-            drawn = self._options.seed if self._options.random_weights else None
+            drawn = self._request.seed if self._request.random_weights else None
             self._loader = Loader(
-                self._open, headers=self._headers, quantize=self._options.quantize,
+                self._open, headers=self._headers, quantize=self._request.quantize,
                 random_weights=drawn, progress=self._status,
             )  # fmt: skip
         engine = self._loader(settings)
         SIGNALS.check()  # a signal's exception may have got lost in a library
         model = self._loader.model
-        key = (settings.model, engine.ran.device, engine.ran.weight_format)
+        key = (settings.model, engine.info.device, engine.info.weight_format)
         if model is not None and key not in self.models:
             if model.config.embedding.positions is None:  # beyond learned ones nothing runs
                 self._note_length(settings.model, model.config.context)
             self.models[key] = model.describe()
-            self._tell(f"loaded {settings.model} in {engine.ran.load_s or 0:.3g} s: "
-                       f"{engine.ran.formats} on {engine.ran.device}")  # fmt: skip
+            self._tell(f"loaded {settings.model} in {engine.info.load_s or 0:.3g} s: "
+                       f"{engine.info.formats} on {engine.info.device}")  # fmt: skip
         return engine
 
-    def known(self, settings: Settings) -> Ran | None:
+    def known(self, settings: Settings) -> EngineInfo | None:
         """What the headers say of a model that could not be loaded, if they are here."""
         return None if self._loader is None else self._loader.known(settings)
 
     def peer(self, settings: Settings) -> Engine:
         """The engine of `--against` with the same weights, compared with ours once."""
-        from llmcli.commands.bench.measure.peers.open import open_peer
-        from llmcli.commands.bench.measure.peers.same import compare
+        from llmcli.commands.bench.measure.peers.peer import open_peer, same_model
 
         model = None if self._loader is None else self._loader.model_for(settings)
-        if model is None or self._options.against is None:
+        if model is None or self._request.against is None:
             raise LlmcliError("the model could not be loaded")
-        engine = open_peer(self._options.against, model, settings)
+        engine = open_peer(self._request.against, model, settings)
         weights = model.arithmetic.weight_format(model.config)
-        key = (settings.model, engine.ran.device, weights)
+        key = (settings.model, engine.info.device, weights)
         if key not in self._same:
-            same = compare(model, engine, threads=settings.n_threads, seed=self._options.seed)
+            same = same_model(model, engine, threads=settings.n_threads, seed=self._request.seed)
             if self._same:  # the names of a document's checks differ
                 same = replace(same, name=f"{same.name}_{len(self._same) + 1}")
             self._same[key] = replace(same, words=f"{', '.join(key)}: {same.words}")
             if not same.ok:
                 self._status.erase()
                 self._out.note(
-                    f"{engine.ran.engine} does not compute what llmcli does with "
+                    f"{engine.info.engine} does not compute what llmcli does with "
                     f"`{settings.model}`: KL {same.value:.2g} nats, where rounding explains "
                     f"{same.tolerance:.2g}"
                 )
@@ -122,7 +108,7 @@ class Suppliers:
         `working_set`: bytes that a step of its longest test reads again and again.
         Of shapes alone: what it could do with such a model on the device that it would take.
         """
-        if self._options.no_ceilings:
+        if not self._request.ceilings:
             return None
         import torch
 
@@ -130,9 +116,9 @@ class Suppliers:
         from llmcli.observe.ceilings import measure_ceilings
         from llmcli.ui.machine import ceiling_words
 
-        meta = engine.ran.device == "meta"
+        meta = engine.info.device == "meta"
         found = measure_ceilings(
-            resolve_device("auto" if meta else engine.ran.device),
+            resolve_device("auto" if meta else engine.info.device),
             engine.numbers,
             threads=torch.get_num_threads(),
             working_set=working_set,
@@ -144,9 +130,9 @@ class Suppliers:
 
     def _open(self, name: str) -> tuple[Checkpoint, float]:
         """The checkpoint, and the seconds that its headers took once they were there."""
-        if self._shapes:
+        if self._request.shapes_only:
             options = ModelOptions(
-                model=name, revision=self._options.revision, offline=self._options.offline
+                model=name, revision=self._request.revision, offline=self._request.offline
             )
             begin = perf_counter()
             checkpoint, _ = self._stack.enter_context(opened_headers(options, self._out))
@@ -156,8 +142,8 @@ class Suppliers:
 
         name, path = find(
             name,
-            revision=self._options.revision,
-            offline=self._options.offline,
+            revision=self._request.revision,
+            offline=self._request.offline,
             progress=self._status,
             note=self._out.note,
         )
@@ -169,21 +155,22 @@ class Suppliers:
         from llmcli.checkpoints import open_checkpoint
         from llmcli.checkpoints.locate import find
 
-        if self._shapes:
+        if self._request.shapes_only:
             return self._open(name)[0]
-        name, path = find(name, revision=self._options.revision, offline=True)
+        name, path = find(name, revision=self._request.revision, offline=True)
         return open_checkpoint(path, name=name)
 
     def _note_length(self, name: str, trained: int) -> None:
         """Once a model: speed is speed there too, but nobody reads so long a text with it."""
-        if self._longest > trained and not any(known == name for known, *_ in self.models):
+        longest = self._request.longest.capacity
+        if longest > trained and not any(known == name for known, *_ in self.models):
             self._status.erase()
             self._out.note(
-                f"tests of {self._longest:,} tokens go beyond the {trained:,} that `{name}` "
-                "was trained with"
+                f"tests of {longest:,} tokens go beyond the {trained:,} that `{name}` was trained "
+                "with"
             )
 
     def _tell(self, words: str) -> None:
-        if self._verbose:
+        if self._request.verbose:
             self._status.erase()
             self._out.note(words)

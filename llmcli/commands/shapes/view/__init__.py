@@ -1,1 +1,0 @@
-"""The table of tensors and the table of names."""
