@@ -11,8 +11,8 @@ from llmcli.checkpoints import CATALOG
 from llmcli.cli.exits import run
 from llmcli.cli.sampling import RANGES
 from llmcli.cli.tree import ENTRIES, NESTED, root
-from llmcli.commands.attention.measure.labels import FEWEST, LABELS
-from llmcli.commands.attention.report.metrics import METRICS, MOST_RANKED
+from llmcli.commands.attention.measure.metrics import FEWEST
+from llmcli.commands.attention.report.metrics import LABELS, METRICS, MOST_RANKED
 from llmcli.commands.help.measure import READ, TABLES, vocabulary
 from llmcli.commands.help.report import TOPICS
 from llmcli.engine.sampling import Sampling

@@ -8,6 +8,7 @@ holds a lock on it, which ends with the process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -18,11 +19,13 @@ import secrets
 import shlex
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, BinaryIO
 
 from llmcli.errors import UsageError, WriteFailed
@@ -30,6 +33,8 @@ from llmcli.errors import UsageError, WriteFailed
 # bytes above which `--force` is asked for; a browser reads a page as a whole
 PAGE_CAP = 64 << 20
 FILE_CAP = 1 << 30
+OPENING_S = 3.0  # within that xdg-open says that it opens nothing
+SHOWN = ("html", "png")  # what `--open` shows
 OTHER_PLACE = "write to another file or directory"
 _PARTIAL = re.compile(r"\.llmcli-[0-9a-f]{12}\.part")
 
@@ -137,15 +142,64 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
             )
 
 
+def check_export(path: str | None, allowed: Sequence[str], *, show: bool) -> str:
+    """The kind of the file of `-o`, empty without one; `show`: whether `--open` was given.
+
+    Raises UsageError for what cannot be opened, and as `kind_of_file` does.
+    """
+    if path is None:
+        return ""
+    kind = kind_of_file(path, allowed)
+    if show and kind not in SHOWN:
+        raise UsageError(
+            f"`--open` shows .html and .png files, and `{path}` is neither",
+            hint="leave -o out, and a page is made and opened, or name such a file",
+        )
+    return kind
+
+
+def page_to_open(command: str) -> str:
+    """The path of a page that is only looked at: in a new directory, which others cannot read.
+
+    The page stays, for the browser reads it later; without one the directory goes with the process.
+    """
+    folder = mkdtemp(prefix=f"llmcli-{command}-")
+
+    def remove_empty() -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+    atexit.register(remove_empty)
+    return os.path.join(folder, f"{command}.html")
+
+
 def open_file(path: str) -> None:
     """Shows a file in the program that the desktop has for it; raises UsageError without one."""
-    import typer
-
-    if typer.launch(path) != 0:
+    if launch(path) != 0:
         raise UsageError(
             f"`{path}` is written, and nothing here can open it",
             hint="open it with a browser or an image viewer",
         )
+
+
+def launch(path: str) -> int:
+    """The exit code of the desktop's opener, 0 where it still runs after a while, 127 without one.
+
+    `typer.launch` does not wait, and so does not see that nothing was opened: on a server without
+    a desktop xdg-open fails after a second, with a list of browsers that are not there.
+    """
+    opener = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
+    if opener is None:
+        return 127
+    quiet = subprocess.DEVNULL
+    command = [opener, os.path.abspath(path)]
+    child = subprocess.Popen(
+        command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        return child.wait(OPENING_S)
+    except subprocess.TimeoutExpired:  # it is the browser itself, and somebody reads
+        return 0
 
 
 def written(path: str, holds: str) -> str:

@@ -22,7 +22,7 @@ from llmcli.cli.options import OutputOptions, PagedOutputOptions, ViewOutputOpti
 from llmcli.cli.pager import fits, page
 from llmcli.cli.streams import STDOUT, begin_line, give_up
 from llmcli.cli.wrap import columns, given_columns
-from llmcli.errors import CheckFailed, WriteFailed
+from llmcli.errors import CheckFailed, UsageError, WriteFailed
 from llmcli.reports.checks import ViewCheck, checks_document
 from llmcli.ui.theme import encodable
 
@@ -36,14 +36,16 @@ EXPLAIN = "`llmcli explain` finds the formula that does not hold"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportFile:
-    """A file that a view also writes: the JSON document where `make` is None, else its bytes.
+    """A file that a view also writes: its bytes are made by `make`, or `write(document)` writes it.
 
-    `holds`: what it contains, in words. `open`: whether it is shown at once.
+    Without either it is the JSON document. `holds`: what it contains, in words. `open`: whether it
+    is shown at once.
     """
 
     path: str
     holds: str
     make: Callable[[], bytes] | None = None
+    write: Callable[[Mapping[str, Any]], None] | None = None
     open: bool = False
 
 
@@ -137,13 +139,15 @@ class Output:
 
         `body` is the document's, to which `checks` and `ok` are added where there are any. The file
         is written first, whole or not at all. A view that is taller than the terminal goes through
-        the pager. Raises WriteFailed, and CheckFailed with `hint` where a check fails.
+        the pager. Raises WriteFailed, CheckFailed with `hint` where a check fails, and UsageError
+        where nothing can open the file.
         """
         if checks:
             ok = all(check.ok for check in checks)
             body = {**body, "checks": checks_document(checks), "ok": ok}
+        failed = None
         if file is not None:
-            self._save(file, self.envelope(body, model=model, environment=environment))
+            failed = self._save(file, self.envelope(body, model=model, environment=environment))
         if self.json:
             self.document(body, model=model, environment=environment)
         else:
@@ -154,15 +158,24 @@ class Output:
             ending = [Text(), render_checks(checks, full=self.checks)] if checks else []
             self.show(view(), *ending, paged=self.pager)
         require(checks, hint)
+        if failed is not None:
+            raise failed
 
-    def _save(self, file: ExportFile, document: Mapping[str, Any]) -> None:
-        if file.make is None:
+    def _save(self, file: ExportFile, document: Mapping[str, Any]) -> UsageError | None:
+        """Writes and opens the file; what is wrong with opening it is said below the result."""
+        if file.write is not None:
+            file.write(document)
+        elif file.make is None:
             write_document(file.path, document)
         else:
             write_file(file.path, file.make())
         self.note(written(file.path, file.holds))
-        if file.open:
-            open_file(file.path)
+        try:
+            if file.open:
+                open_file(file.path)
+        except UsageError as error:
+            return error
+        return None
 
     def aside(self, *renderables: RenderableType) -> None:
         """Renders to stderr."""

@@ -100,15 +100,21 @@ class Ink:
         )  # where black and white are as easy to read
 
 
-def painted(fractions: np.ndarray, ink: Ink, *, wide: bool) -> list[Line]:
+def painted(
+    fractions: np.ndarray, ink: Ink, *, width: int, texts: Sequence[Sequence[str]] = ()
+) -> list[Line]:
     """The lines of a matrix `[rows, columns]` of places 0 … 1, NaN masked; equal cells merged.
 
-    `wide`: a cell is two columns and a line, which is nearly a square. Else it is one column,
-    and half a line where `ink.halves`.
+    A cell is `width` columns and a line; of one column it is half a line where `ink.halves`.
+    `texts`: what stands in each cell, to the right, shorter than it (by two where there is no
+    colour: a shade stands in front).
     """
     codes = ink.codes(fractions)
-    if wide or not ink.halves:
-        return [_whole(row, ink, 2 if wide else 1) for row in codes.tolist()]
+    if texts:
+        rows = zip(codes.tolist(), texts, strict=True)
+        return [[_lettered(*one, ink, width) for one in zip(*row, strict=True)] for row in rows]
+    if width > 1 or not ink.halves:
+        return [_whole(row, ink, width) for row in codes.tolist()]
     if len(codes) % 2:
         codes = np.vstack([codes, np.full((1, codes.shape[1]), MASKED)])
     return [
@@ -117,12 +123,21 @@ def painted(fractions: np.ndarray, ink: Ink, *, wide: bool) -> list[Line]:
     ]
 
 
+def _lettered(code: int, text: str, ink: Ink, width: int) -> Segment:
+    if code == MASKED:
+        return Segment(f"{ink.dot:>{width - 1}} ", Style.parse(FAINT))
+    if ink.kind == "shades":
+        return Segment(f"{ink.shade(code)}{text:>{width - 2}} ")
+    return Segment(f"{text:>{width - 1}} ", ink.behind(code))
+
+
 def _whole(row: list[int], ink: Ink, width: int) -> Line:
     line = []
     for code, same in groupby(row):
         count = len(list(same))
         if code == MASKED:
-            line.append(Segment(f"{ink.dot:<{width}}" * count, Style.parse(FAINT)))
+            dot = f"{ink.dot:<{width}}" if width < 3 else f"{ink.dot:^{width}}"
+            line.append(Segment(dot * count, Style.parse(FAINT)))
         elif ink.kind == "shades":
             line.append(Segment(ink.shade(code) * width * count))
         else:
@@ -172,12 +187,12 @@ def fitted(text: str, width: int, ink: Ink) -> str:
     if ink.ascii:
         text = text.encode("ascii", "backslashreplace").decode("ascii")
     if cell_len(text) > width:
-        text = _cut(text, width - 1) + ("~" if ink.ascii else "…")
+        text = cut(text, width - 1) + ("~" if ink.ascii else "…")
     gap = " " * (width - cell_len(text))
     return text + ("\u200e" if _leftward(text) else "") + gap
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
     """As much of the beginning as fits: a wide character that does not is left out."""
     while text and cell_len(text) > width:
         text = text[:-1]

@@ -17,23 +17,28 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.reports.matrix import Matrix
-from llmcli.ui.cells import Ink, Line, fitted, padded, painted
+from llmcli.ui.cells import Ink, Line, cut, fitted, padded, painted
 from llmcli.ui.layout import WIDEST, Dotted
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, quoted
 
 TALLEST = 64  # rows that are drawn as large cells, a line each
-GUTTER, LABEL = 14, 24  # least and most columns of the tokens on the left
-LEAST = 6  # columns with which a token can still be told
-PANEL, GAP = 24, 2  # least columns of one of several heatmaps, and those between two
+GUTTER, LABEL = 14, 24  # fewest and most columns of the tokens on the left
+SHORTEST = 6  # columns with which a token can still be told apart
+NAMED = 4  # columns of a cell that has its token below it
+LEAST_NUMBER = 0.1  # where nothing is larger, two decimals say too little
+WIDE = 12  # columns of a cell at most
+PANEL, GAP = 24, 2  # fewest columns of one of several heatmaps, and those between two
+SHORT = 6  # columns of half a colour bar beside its words
 KEYS = 48  # so many keys are spelled out below, where the rows do not name them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heatmap:
-    """One head's matrix with `tokens` (the text of every position) on the left, keys below.
+    """One head's matrix with `tokens` (the text of every position) on the left and below.
 
-    The first `given` tokens (None: all) are the prompt; a + marks those that the model wrote.
+    Cells are as wide as there is room, with their numbers in them where these fit. The first
+    `given` tokens (None: all) are the prompt; a + marks those that the model wrote.
     """
 
     matrix: Matrix
@@ -47,23 +52,37 @@ class Heatmap:
         shown = pooled(self.matrix, max(8, width - GUTTER))
         rows, columns = shown.values.shape
         wide = rows <= TALLEST and 2 * columns + GUTTER <= width
-        cell, each = 2 if wide else 1, 2 if ink.halves and not wide else 1
-        gutter = min(self._needed(each), max(GUTTER, width - columns * cell))
-        lines = painted(self.scale.fractions(shown.values), ink, wide=wide)
+        each = 2 if ink.halves and not wide else 1
+        gutter = min(self._needed(each), max(GUTTER, width - columns * (2 if wide else 1)))
+        names = [self._column(at) for at in range(*shown.keys)] if shown.pool == 1 else []
+        longest = max((cell_len(name) for name in names), default=0)
+        cells = Cells.of([shown], ink, width - gutter, longest)
+        lines = cells.painted(shown, self.scale)
         for at, line in enumerate(lines):
             here = [self._position(shown, at * each + below, rows) for below in range(each)]
             yield Segment(self._label(here, gutter - 1, ink) + " ")
             yield from line
             yield Segment.line()
-        below = ticks(shown.keys[0], shown.pool, columns, cell)
-        yield Segment(f"{'key':>{gutter - 1}} {below}".rstrip(), Style.parse(FAINT))
-        yield Segment.line()
-        if border := written(shown, self.given, cell, width - gutter):
-            yield Segment(f"{'':{gutter}}{border}", Style.parse(FAINT))
-            yield Segment.line()
-        notes = [*about(shown, self.given), spread(shown.values)]
-        yield from console.render(Dotted(notes, FAINT), options)
-        yield from self._keys(console, options, shown)
+        yield from _faint_line(f"{'key':>{gutter - 1}} {cells.ticks(shown)}")
+        named = cells.width >= NAMED and names
+        if named:
+            below = "".join(_under(name, cells.width, ink) for name in names)
+            yield from _faint_line(" " * gutter + below)
+        if border := written(shown, self.given, cells.width, width - gutter):
+            yield from _faint_line(f"{'':{gutter}}{border}")
+        whole = (0, len(self.tokens))
+        notes = list(about(shown, self.given))
+        if not cells.numbers:
+            notes.append(spread(shown.values))
+        if not cells.numbers or len(notes) > 1 or (shown.queries, shown.keys) != (whole, whole):
+            yield from console.render(Dotted(notes, FAINT), options)
+        if not named or longest >= cells.width:
+            yield from self._keys(console, options, shown)
+
+    def _column(self, at: int) -> str:
+        """A token below its column: its row has it in quotes."""
+        text = quoted(self.tokens[at])[1:-1] if self.tokens[at] else ""
+        return text.strip() or "␣" * len(text)
 
     def _needed(self, each: int) -> int:
         """Columns of the longest label, but no more than is good."""
@@ -81,7 +100,7 @@ class Heatmap:
         number, room = f"{first:>{digits}} ", width - digits - 1
         known = [at for at in positions if at is not None]
         each = (room + 1) // len(known)  # with the gap after it
-        if each <= min(self._longest, LEAST):  # only the upper one's is readable
+        if each <= min(self._longest, SHORTEST):  # only the upper one's is readable
             known, each = known[:1], room + 1
         widths = [each - 1] * (len(known) - 1) + [room - each * (len(known) - 1)]
         texts = [fitted(self._text(at), w, ink) for at, w in zip(known, widths, strict=True)]
@@ -123,20 +142,21 @@ class Panels:
         width = min(options.max_width, WIDEST) - gutter
         beside = self._beside(width)
         room = (width + GAP) // beside - GAP
+        parts = [pooled(matrix, room) for matrix in self.matrices]
+        cells = Cells.of(parts, ink, room)
         for first in range(0, len(self.matrices), beside):
             if first:
                 yield Segment.line()
             some = range(first, min(first + beside, len(self.matrices)))
-            panels = [self._panel(at, room, ink) for at in some]
-            sides = self._sides(room, gutter, ink)
+            panels = [self._panel(parts[at], self.titles[at], room, cells) for at in some]
+            sides = self._sides(parts[0], gutter, cells)
             for side, *lines in zip(sides, *panels, strict=True):
                 yield Segment(side, Style.parse(FAINT))
                 for number, line in enumerate(lines):
                     yield from padded(line, room + GAP) if number < len(lines) - 1 else line
                 yield Segment.line()
-        shown = pooled(self.matrices[0], room)
         values = np.concatenate([matrix.values.ravel() for matrix in self.matrices])
-        notes = [*about(shown, self.given), spread(values)]
+        notes = [*about(parts[0], self.given), *([] if cells.numbers else [spread(values)])]
         yield from console.render(Dotted(notes, FAINT), options)
 
     def _beside(self, width: int) -> int:
@@ -146,30 +166,81 @@ class Panels:
         most = whole if whole > 1 else (width + GAP) // (PANEL + GAP)
         return max(1, min(len(self.matrices), most))
 
-    def _sides(self, room: int, gutter: int, ink: Ink) -> list[str]:
+    def _sides(self, shown: Matrix, gutter: int, cells: Cells) -> list[str]:
         """The first query of every line of a panel, beside which these stand."""
-        shown = pooled(self.matrices[0], room)
-        rows, columns = shown.values.shape
-        step = 2 if ink.halves and 2 * columns > room else 1
+        step = 2 if cells.ink.halves and cells.width == 1 else 1
         sides = []
-        for at in range(shown.queries[0], shown.queries[0] + rows * shown.pool, step * shown.pool):
+        last = shown.queries[0] + len(shown.values) * shown.pool
+        for at in range(shown.queries[0], last, step * shown.pool):
             mark = "+" if self.given is not None and at >= self.given else " "
             sides.append(f"{at:>{gutter - 2}}{mark} ")
         return [" " * gutter, *sides, " " * gutter]
 
-    def _panel(self, at: int, room: int, ink: Ink) -> list[Line]:
-        shown = pooled(self.matrices[at], room)
+    def _panel(self, shown: Matrix, title: str, room: int, cells: Cells) -> list[Line]:
+        heading = Segment(fitted(title, room, cells.ink), Style.parse(HEADING))
+        below = Segment(cells.ticks(shown), Style.parse(FAINT))
+        return [[heading], *cells.painted(shown, self.scale), [below]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a heatmap: columns of one, and whether it has its number in it."""
+
+    ink: Ink
+    width: int
+    numbers: bool
+
+    @classmethod
+    def of(cls, matrices: Sequence[Matrix], ink: Ink, room: int, longest: int = 0) -> Cells:
+        """As wide as `room` columns let those of all `matrices` be, and as something needs.
+
+        Which are numbers, and names below a cell: the `longest` takes so many columns.
+        """
+        rows, columns = matrices[0].values.shape
+        most = room // max(1, columns) if rows <= TALLEST else 1
+        if most < 2:
+            return cls(ink, 1, numbers=False)
+        values = np.concatenate([matrix.values.ravel() for matrix in matrices])
+        digits = max((len(brief(value)) for value in values[~np.isnan(values)]), default=0)
+        needed = digits + (2 if ink.kind == "shades" else 1)
+        width = min(most, max(2, needed, min(longest + 1, WIDE)))
+        telling = bool(digits) and float(np.nanmax(np.abs(values))) >= LEAST_NUMBER
+        return cls(ink, width, numbers=telling and matrices[0].pool == 1 and needed <= width)
+
+    def painted(self, shown: Matrix, scale: Scale) -> list[Line]:
+        """The lines of the matrix."""
+        texts = [[brief(value) for value in row] for row in shown.values] if self.numbers else ()
+        return painted(scale.fractions(shown.values), self.ink, width=self.width, texts=texts)
+
+    def ticks(self, shown: Matrix) -> str:
+        """Positions of keys below the cells."""
         columns = shown.values.shape[1]
-        wide = 2 * columns <= room
-        heading = Segment(fitted(self.titles[at], room, ink), Style.parse(HEADING))
-        below = ticks(shown.keys[0], shown.pool, columns, 2 if wide else 1)
-        lines = painted(self.scale.fractions(shown.values), ink, wide=wide)
-        return [[heading], *lines, [Segment(below, Style.parse(FAINT))]]
+        if self.width >= NAMED and shown.pool == 1 and len(str(shown.keys[1])) < self.width:
+            return "".join(f"{at:>{self.width - 1}} " for at in range(*shown.keys))
+        return ticks(shown.keys[0], shown.pool, columns, self.width)
+
+
+def _under(name: str, width: int, ink: Ink) -> str:
+    """A name below a cell, cut where it is longer, to the right as numbers are.
+
+    In so little room the … would take a letter that says more; its row has the whole token.
+    """
+    room = width - 1
+    name = cut(name, room) if room < SHORTEST else name
+    shown = fitted(name, min(cell_len(name), room), ink)
+    return " " * (width - 1 - cell_len(shown)) + shown + " "
+
+
+def _faint_line(text: str) -> Iterator[Segment]:
+    yield Segment(text.rstrip(), Style.parse(FAINT))
+    yield Segment.line()
 
 
 @dataclass(frozen=True)
 class ColourBar:
     """What the colours, or shades, mean: the scale's ends and its middle, and the masked cell.
+
+    On one line where it has room beside its words.
 
     `words` say what is shown; `masked` is what the dot stands for, empty where there is none.
     """
@@ -187,15 +258,22 @@ class ColourBar:
         kind = "" if self.scale.kind == "linear" else f" ({self.scale.kind} scale)"
         dot = f"   {ink.dot} {self.masked}" if self.masked else ""
         used = len("".join([*ends, middle])) + 4 + len(dot)
+        words = f"{self.words}{kind}"
+        beside = options.max_width - cell_len(words) - 2 - used
         half = max(4, min(16, (options.max_width - used) // 2))
-        yield Text(f"{self.words}{kind}")
+        if beside >= 2 * SHORT:
+            half = min(16, beside // 2)
+            yield Segment(f"{words}  ")
+        else:
+            yield Text(words)
         places = np.linspace(0, 1, half)[None]
-        left, right = Segment.divide(painted(places, ink, wide=True)[0], [half, 2 * half])
+        left, right = Segment.divide(painted(places, ink, width=2)[0], [half, 2 * half])
         yield Segment(f"{ends[0]} ")
         yield from left
         yield Segment(f" {middle} ")
         yield from right
-        yield Segment(f" {ends[1]}{dot}")
+        yield Segment(f" {ends[1]}")
+        yield Segment(dot, Style.parse(FAINT))
         yield Segment.line()
 
 
@@ -215,8 +293,8 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
     values = np.where(np.isnan(squares), -np.inf, squares).max(axis=(1, 3))
     values[np.isneginf(values)] = np.nan
     if matrix.signed:
-        least = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
-        values = np.where(-least > values, least, values)
+        lowest = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
+        values = np.where(-lowest > values, lowest, values)
     return Matrix(
         layer=matrix.layer,
         head=matrix.head,
@@ -271,6 +349,16 @@ def spread(values: np.ndarray) -> str:
 def number(value: float) -> str:
     """Three digits, with a minus sign."""
     return f"{value + 0.0:.3g}".replace("-", "−")
+
+
+def brief(value: float) -> str:
+    """A number in a cell: `.07`, `1.0`, `−3.4`, `12`."""
+    size = abs(float(value))
+    if size < 0.995:
+        digits = f"{size:.2f}"[1:]
+        return digits if value > 0 or digits == ".00" else f"−{digits}"
+    digits = f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
+    return digits if value > 0 else f"−{digits}"
 
 
 def ticks(first: int, pool: int, columns: int, cell: int) -> str:

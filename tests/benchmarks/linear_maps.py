@@ -29,7 +29,6 @@ import torch
 from llmcli.config import *
 from llmcli.loading import randomize
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.report.metrics import USUAL
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.delta.config import DeltaConfig
@@ -62,7 +61,7 @@ ids = torch.randint(8192, (length,), generator=torch.Generator().manual_seed(0))
 measure_attention(model, ids[:64])  # what is allocated once
 before = held("VmRSS")
 start = time.perf_counter()
-report = measure_attention(model, ids, metrics=USUAL)
+report = measure_attention(model, ids)
 seconds = time.perf_counter() - start
 checks = {{check.name: [check.value, check.tolerance] for check in report.checks}}
 lives = [head.metrics["half_life"] for head in report.layers[0].heads]

@@ -9,7 +9,7 @@ import pytest
 from llmcli.cli.looking import NewTokensOptions
 from llmcli.cli.options import ModelOptions, PromptOptions
 from llmcli.commands.attention.options import HeadOptions, ViewOptions
-from llmcli.commands.attention.replay_command import again
+from llmcli.commands.attention.prompt import again
 
 
 @pytest.mark.parametrize(

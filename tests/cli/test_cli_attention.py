@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shlex
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,14 +18,15 @@ from safetensors.numpy import load_file
 
 import llmcli.cli.files
 import llmcli.commands.attention.command
+import llmcli.commands.attention.exports
 import llmcli.commands.attention.measure.run
-import llmcli.commands.attention.run
+import llmcli.commands.attention.options
 import llmcli.loading
 import llmcli.nn.decoder
 import llmcli.parts.attention.forward
 from llmcli.cli.output import Screen
 from llmcli.cli.prompts import LOOKED_AT
-from llmcli.commands.attention.files import Planned
+from llmcli.commands.attention.exports import Planned
 
 TEXT = "abcabcab"
 
@@ -62,10 +64,14 @@ def test_the_overview(attention, path):
     lines = result.out.splitlines()
     assert lines[0] == f"{path} (float32 on cpu)"
     assert lines[1].startswith('8 tokens · 0 "a" · 1 "b"')
-    assert re.fullmatch(r"layer +0 +1 +2 +3", lines[3])
+    assert re.fullmatch(r"layer +0 +1 +2 +3", lines[2])
     assert len([line for line in lines if re.match(r"\d .*│", line)]) == 2  # 2 heads a kv head
-    assert any(line.startswith("p previous-token (previous_token ≥ 0.4") for line in lines)
-    assert len([line for line in lines if line.startswith("✓")]) >= 3
+    kinds = "previous-token|induction|duplicate|sink|local|broad"
+    assert any(re.match(rf"[pidslb·] ({kinds}) ≥ 0\.\d: \d of 8 heads", line) for line in lines)
+    assert lines[-1].startswith("✓ 4 checks")
+    assert len([line for line in lines if line.startswith("✓")]) == 1
+    full = attention(TEXT, "--dtype", "float32", "--checks").out.splitlines()
+    assert len([line for line in full if line.startswith("✓")]) == 4
 
 
 def test_without_a_prompt_the_built_in_one_is_looked_at(attention, path):
@@ -115,32 +121,40 @@ def test_scores_become_the_pattern(matrices):
 
 def test_one_head_is_a_heatmap_of_its_weights(attention, matrices):
     lines = attention(TEXT, "--layer", "1", "--head", "2", "--scale", "linear").out.splitlines()
-    at = lines.index("layer 1 (full), head 2, keys and values of kv head 1")
+    at = lines.index("layer 1 (full), head 2, kv head 1, 8 tokens, queries down, keys across")
     pattern = matrices(TEXT)[1][2]
     for query in range(8):
         row = lines[at + 1 + query]
         assert row.startswith(f'{query} "{TEXT[query]}"')
-        shades = row[14:].ljust(16)
+        cells = row[14:].ljust(8 * 5)
         for key in range(8):
-            sign = "·" if key > query else " ░▒▓█"[int(pattern[query, key] * 4 + 0.5)]
-            assert shades[2 * key] == sign
-    assert any(line == "pattern: the weights of every query, 1 in all" for line in lines)
+            cell, weight = cells[5 * key : 5 * key + 5], pattern[query, key]
+            if key > query:
+                assert cell.strip() == "·"
+                continue
+            assert cell[0] == " ░▒▓█"[int(weight * 4 + 0.5)]
+            assert float(cell[1:]) == pytest.approx(weight, abs=0.00501)
+    assert lines[at + 9].split() == ["key", *map(str, range(8))]
+    assert lines[at + 10].split() == list(TEXT)
+    assert any(line.startswith("pattern: each row sums to 1") for line in lines)
 
 
 def test_a_part_is_that_part(attention, matrices):
     argv = (TEXT, "--layer", "0", "--head", "1", "--query", "4:7", "--key", "-6:-4")
     lines = attention(*argv).out.splitlines()
     part = matrices(TEXT)[0][1][4:7, 2:4]
-    assert f"queries 4:7 down, keys 2:4 across · values {part.min():.3g} … {part.max():.3g}" in (
-        lines
-    )
-    assert 'keys · 2 "c" · 3 "a"' in lines
+    assert "queries 4:7 down, keys 2:4 across" in lines
+    rows = [line[14:] for line in lines if re.match(r'[456] "', line)]
+    numbers = [float(n) for row in rows for n in re.findall(r"\d?\.\d+", row)]
+    assert numbers == pytest.approx(part.ravel().tolist(), abs=0.00501)
+    [keys] = [at for at, line in enumerate(lines) if line.split()[:1] == ["key"]]
+    assert (lines[keys].split(), lines[keys + 1].split()) == (["key", "2", "3"], ["c", "a"])
 
 
 def test_several_heads_stand_side_by_side(attention):
     out = attention(TEXT, "--layer", "0").out
     assert re.search(r"^ +0\.0 kv 0 +0\.1 kv 0 +0\.2 kv 1 +0\.3 kv 1 *$", out, re.MULTILINE)
-    assert re.search(r"^7 +[ ░▒▓█]", out, re.MULTILINE)
+    assert re.search(r"^7 +[ ░▒▓█][ \d]?\.\d\d", out, re.MULTILINE)
 
 
 def test_a_map_and_a_table_have_the_same_numbers(attention):
@@ -194,12 +208,12 @@ def test_pairs_of_some_queries_and_keys(attention, matrices):
 def test_one_head_has_everything_on_one_page(attention):
     argv = (TEXT, "--layer", "1", "--head", "2")
     alone = attention(*argv).out
-    assert re.search("^(kinds ·|of no kind)", alone, re.MULTILINE)
+    assert re.search(r"^(of no kind|[a-z-]+ \(\d?\.\d+ ≥)", alone, re.MULTILINE)
     document = attention(*argv, "--json").json()
     [head] = document["layers"][0]["heads"]
     assert f"effective_keys {head['metrics']['effective_keys']:.2f}" in alone
     both = attention(*argv, "--metrics", "all", "--top-pairs", "2", "--map", "sink").out
-    drawn = alone[alone.index("layer 1 (full), head 2") : alone.index("queries 0:8 down")]
+    drawn = alone[alone.index("layer 1 (full), head 2") : alone.index("pattern: each row")]
     assert drawn in both  # the heatmap stays
     for name, value in head["metrics"].items():
         shown = "–" if value is None else f"{value:.4g}"
@@ -211,14 +225,14 @@ def test_one_head_has_everything_on_one_page(attention):
 
 def hints(result):
     """The command lines that a page proposes."""
-    return re.findall(r"^to see one.*?: llmcli (attention .*)$", result.out, re.MULTILINE)
+    return re.findall(r"^head \d+\.\d+.*?:\s+llmcli (attention .*)$", result.out, re.MULTILINE)
 
 
 def test_what_it_proposes_can_be_run(cli, path, attention, tmp_path):
     tokens = attention("--synthetic", "6", "--seed", "3", "--json").json()["tokens"]
     for argv in ((TEXT, "--generate", "2"), ("--synthetic", "6", "--seed", "3"), ("a 'b'",)):
         found = hints(attention(*argv, "--dtype", "float64"))
-        assert 1 <= len(found) <= 3
+        assert len(found) == 1
         for line in found:
             result = cli(*shlex.split(line), "--json")
             assert result.code == 0
@@ -231,7 +245,7 @@ def test_what_it_proposes_can_be_run(cli, path, attention, tmp_path):
                 assert document["prompt_tokens"] == 8
                 assert len(document["tokens"]) == 10
     result = attention(TEXT)
-    [repeated] = re.findall(r"for more: llmcli (attention .*)$", result.out, re.MULTILINE)
+    [repeated] = re.findall(r"try:\s+llmcli (attention .*)$", result.out, re.MULTILINE)
     assert len(cli(*shlex.split(repeated), "--json").json()["tokens"]) == 65
 
 
@@ -246,7 +260,7 @@ def test_a_long_text_is_not_repeated_and_a_pipe_stands_before(
     with (tmp_path / "a.txt").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         out = cli("attention", "-m", path, "-").out
-    assert re.search(r"^to see one.*?: … \| llmcli attention - -m", out, re.MULTILINE)
+    assert re.search(r"^head \d.*?:\s+… \| llmcli attention - -m", out, re.MULTILINE)
 
 
 def test_an_end_before_the_span_is_told(attention, monkeypatch, tmp_path):
@@ -284,7 +298,7 @@ def test_synthetic_text_is_random_and_comes_twice(attention):
     assert ids == [t["id"] for t in attention("--synthetic", "6", "--json").json()["tokens"]]
     other = attention("--synthetic", "6", "--seed", "3", "--json").json()["tokens"]
     assert [t["id"] for t in other] != ids
-    assert "for more:" not in attention("--synthetic", "6").out
+    assert "try:" not in attention("--synthetic", "6").out
 
 
 def test_new_tokens_are_looked_at(attention, path, cli):
@@ -409,9 +423,9 @@ def test_the_size_is_known_before_the_run(attention, monkeypatch, tmp_path, kind
     sizes = []
     check = Planned.check
 
-    def kept(self):
+    def kept(self, **options):
         sizes.append(self.size())
-        check(self)
+        check(self, **options)
 
     monkeypatch.setattr(Planned, "check", kept)
     file = tmp_path / f"a.{kind}"
@@ -421,8 +435,9 @@ def test_the_size_is_known_before_the_run(attention, monkeypatch, tmp_path, kind
 
 def test_a_file_that_gets_too_large_is_refused_before_the_run(attention, monkeypatch, tmp_path):
     monkeypatch.setattr(llmcli.cli.files, "FILE_CAP", 1000)
+    monkeypatch.setattr(llmcli.commands.attention.exports, "FILE_CAP", 1000)
     monkeypatch.setattr(
-        llmcli.commands.attention.run.Run, "measured", lambda *_: pytest.fail("it was run")
+        llmcli.commands.attention.command, "measured", lambda *_: pytest.fail("it was run")
     )
     file = str(tmp_path / "a.npz")
     result = attention(TEXT, "-o", file)
@@ -454,9 +469,9 @@ def test_a_mask_that_lets_through_exits_1_with_the_whole_view(attention, monkeyp
     file = tmp_path / "a.npz"
     result = attention(TEXT, "--layer", "0", "--head", "0", "-o", str(file))
     assert result.code == 1
-    assert "✗ not so:" in result.out
+    assert "✗ check failed:" in result.out
     assert "█" in result.out  # the result is shown nevertheless
-    assert "error: it is not so that" in result.err
+    assert "error: check failed: " in result.err
     assert json.loads(json.loads(str(np.load(file)["metadata"]))["ok"]) is False
     document = attention(TEXT, "--json")
     assert document.code == 1
@@ -473,7 +488,7 @@ def test_a_pattern_that_is_not_the_layers_exits_1(attention, monkeypatch, wrong)
     monkeypatch.setattr(llmcli.parts.attention.forward.Attention, "score_rows", planted)
     result = attention(TEXT)
     assert result.code == 1
-    assert "✗ not so:" in result.out
+    assert "✗ check failed:" in result.out
 
 
 @pytest.mark.parametrize(
@@ -512,7 +527,7 @@ def test_what_makes_no_sense_is_refused_before_weights_are_read(
 
 
 def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(attention, monkeypatch):
-    monkeypatch.setattr(llmcli.commands.attention.run, "MOST_RANKED", 4)
+    monkeypatch.setattr(llmcli.commands.attention.options, "MOST_RANKED", 4)
     monkeypatch.setattr(llmcli.commands.attention.measure.run, "MOST_RANKED", 4)
     result = attention(TEXT, "--map", "effective_rank")
     assert result.code == 2
@@ -581,5 +596,122 @@ def test_every_screen_fits(attention, monkeypatch, width, argv):
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert "\x1b[" in out
     assert "\x1b" not in plain
-    # the first line is the model's path, which is not ours to cut
-    assert max(map(cell_len, plain.splitlines()[1:])) <= width
+    # the first line is the model's path, which is not ours to cut; a command is never broken
+    lines = [line for line in plain.splitlines()[1:] if not line.startswith("llmcli ")]
+    assert max(map(cell_len, lines)) <= width
+
+
+# what is opened
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What was opened, and whether that works; no program is started."""
+    found = []
+
+    def launch(path):
+        found.append(path)
+        return found.code
+
+    class Found(list):
+        code = 0
+
+    found = Found()
+    monkeypatch.setattr("llmcli.cli.files.launch", launch)
+    return found
+
+
+def test_a_page_is_made_and_opened(attention, launched, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = attention(TEXT, "--layer", "0", "--head", "1", "--open")
+    assert result.code == 0
+    [page] = launched
+    assert page.endswith("attention.html")
+    text = (tmp_path / page).read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>")
+    assert f"note: wrote `{page}`" in result.err
+    assert "layer 0 (full), head 1" in result.out  # and it is shown here, too
+    assert (tmp_path / page).parent.stat().st_mode & 0o077 == 0  # for nobody else
+
+
+@pytest.mark.parametrize("kind", ["html", "png"])
+def test_the_file_that_is_written_is_opened(attention, launched, tmp_path, kind):
+    file = tmp_path / f"a.{kind}"
+    assert attention(TEXT, "-o", str(file), "--open", "--json").json()["ok"]
+    assert launched == [str(file)]
+    assert file.stat().st_size > 1000
+
+
+def test_where_nothing_can_be_opened_the_result_is_shown_and_the_file_stays(
+    attention, launched, tmp_path
+):
+    launched.code = 1
+    file = tmp_path / "a.html"
+    result = attention(TEXT, "-o", str(file), "--open")
+    assert result.code == 2
+    assert re.search(r"^✓ \d checks", result.out, re.MULTILINE)
+    assert f"error: `{file}` is written, and nothing here can open it" in result.err
+    assert "open it with a browser" in result.err
+    assert file.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("echo 'links: not found' >&2; exit 3", 2), ("sleep 3", 0), (None, 2)],
+)
+def test_an_opener_that_opens_nothing_is_noticed(
+    attention, monkeypatch, tmp_path, script, code
+):
+    monkeypatch.setattr(llmcli.cli.files, "OPENING_S", 0.5 if script == "sleep 3" else 30.0)
+    opener = tmp_path / ("open" if sys.platform == "darwin" else "xdg-open")
+    if script is not None:
+        opener.write_text(f"#!/bin/sh\n{script}\n")
+        opener.chmod(0o755)
+    path = str(tmp_path) + (":/usr/bin:/bin" if script == "sleep 3" else "")
+    monkeypatch.setenv("PATH", path)
+    file = tmp_path / "a.png"
+    result = attention(TEXT, "-o", str(file), "--open")
+    assert result.code == code
+    assert ("nothing here can open it" in result.err) == (code == 2)
+    assert file.exists()
+
+
+def test_only_pages_and_pictures_are_opened(attention, launched, monkeypatch):
+    monkeypatch.setattr(
+        llmcli.loading, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
+    )
+    result = attention(TEXT, "-o", "a.npz", "--open")
+    assert result.code == 2
+    assert "`--open` shows .html and .png files" in result.err
+    result = attention(TEXT, "--what", "state", "--open")
+    assert result.code == 2
+    assert "`--open` is about maps of tokens" in result.err
+    assert launched == []
+
+
+def test_a_run_that_fails_leaves_no_directory(attention, launched, monkeypatch, tmp_path):
+    ended = []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("atexit.register", ended.append)
+    monkeypatch.setattr(llmcli.cli.files, "PAGE_CAP", 100)
+    result = attention(TEXT, "--open")
+    assert result.code == 2
+    assert "--force" in result.err
+    [end] = ended
+    end()
+    assert not list(tmp_path.iterdir())
+    assert launched == []
+
+
+# one sentence where there is nothing to show
+
+
+def test_a_metric_without_eligible_rows_is_a_sentence(attention):
+    result = attention("abcd", "--map", "induction")
+    assert result.code == 0
+    assert "induction: undefined for every head, because no token of this text occurs" in result.out
+    assert "--synthetic 32" in result.out
+    assert "│" not in result.out
+    table = attention("abcd", "--metrics", "duplicate,entropy").out
+    assert "duplicate: undefined for every head" in table
+    assert re.search(r"^head +kv +entropy$", table, re.MULTILINE)

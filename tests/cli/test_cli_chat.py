@@ -776,7 +776,7 @@ def test_look_shows_the_conversation_and_leaves_it(converse):
     )  # fmt: skip
     assert said.code == 0
     assert "error: there is nothing to look at" in said.err
-    assert "to see one" in said.out
+    assert re.search(r"^head \d+\.\d+", said.out, re.MULTILINE)
     assert "/look attention --layer" in said.out
     assert "the last row is the model's output" in said.out
     assert "prefill" in said.out

@@ -12,7 +12,7 @@ from llmcli.cli.messages import read_conversation
 from llmcli.cli.options import PromptOptions
 from llmcli.cli.prompts import read_prompt
 from llmcli.cli.template import TemplateOptions, template_variables
-from llmcli.commands.attention.replay_command import again
+from llmcli.commands.attention.prompt import again
 from llmcli.errors import UsageError
 
 END, USER, ASSISTANT, SYSTEM = range(4)

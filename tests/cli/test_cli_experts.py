@@ -30,7 +30,7 @@ def test_a_map_a_table_and_checks(experts, mixture):
     assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
     assert [line.split()[0] for line in lines[3:5]] == ["1", "2"]
     assert "within the best 2 of 4 groups by the sum of their 2 largest" in result.out
-    assert lines[-1] == "✓ 5 checks: choice, weights, sum, loads, cache · --checks"
+    assert lines[-1] == "✓ 5 checks · --checks"
     full = experts("hello", "--dtype", "float32", "--checks").out.splitlines()
     assert [line[0] for line in full[-5:]] == ["✓"] * 5
     assert full[:-5] == lines[:-1]
@@ -109,7 +109,9 @@ def test_files(experts, tmp_path):
     said = experts("hello", "--json", "-o", str(tmp_path / "x.json"))
     document = said.json()
     assert json.loads((tmp_path / "x.json").read_text("utf-8")) == document
-    assert said.err == f"note: wrote `{tmp_path / 'x.json'}`\n"
+    size = f"{(tmp_path / 'x.json').stat().st_size / 1024:.3g} KiB"
+    wrote = f"note: wrote `{tmp_path / 'x.json'}` ({size})"
+    assert said.err == f"{wrote}: the choices at 5 positions\n"
     for ending, begins in (("png", b"\x89PNG"), ("html", b"<!doctype html>"), ("csv", b"layer,")):
         assert experts("hello", "-o", str(tmp_path / f"x.{ending}")).code == 0
         assert (tmp_path / f"x.{ending}").read_bytes().startswith(begins)
@@ -117,6 +119,25 @@ def test_files(experts, tmp_path):
     chosen = [[int(row["expert"]) for row in rows if row["layer"] == "1"][at : at + 3]
               for at in range(0, 15, 3)]  # fmt: skip
     assert chosen == document["layers"][0]["chosen"]
+
+
+def test_a_page_is_opened(experts, monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr("llmcli.cli.files.launch", lambda path: opened.append(path) or 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert experts("hello", "--open").code == 0
+    file = tmp_path / "x.png"
+    assert experts("hello", "-o", str(file), "--open").code == 0
+    assert opened[1:] == [str(file)]
+    assert (tmp_path / opened[0]).read_bytes().startswith(b"<!doctype html>")
+    refused = experts("hello", "-o", "x.csv", "--open")
+    assert refused.code == 2
+    assert "`--open` shows .html and .png files, and `x.csv` is neither" in refused.err
+    monkeypatch.setattr("llmcli.cli.files.launch", lambda path: 1)
+    failed = experts("hello", "-o", str(file), "--open")
+    assert failed.code == 2
+    assert "nothing here can open it" in failed.err
+    assert "✓ 5 checks" in failed.out
 
 
 @pytest.mark.parametrize("ending", ["json", "csv", "html"])
@@ -141,6 +162,6 @@ def test_a_check_that_does_not_hold_ends_with_1(experts, monkeypatch):
     monkeypatch.setattr(forward, "weigh", lambda *x: weigh(*x).flip(-1))
     result = experts("hello", "--dtype", "float32")
     assert result.code == 1
-    assert "✗ not so: scores and weights are what their formulas make" in result.out
+    assert "✗ check failed: scores and weights are what their formulas make" in result.out
     assert "worst at blocks.1.moe.expert_weight[" in " ".join(result.out.split())
-    assert result.err.startswith("error: it is not so that scores and weights are what")
+    assert result.err.startswith("error: check failed: scores and weights are what")

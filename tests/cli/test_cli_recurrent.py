@@ -133,15 +133,13 @@ def test_metrics_are_of_shares(run):
 
 def test_numbers_do_not_depend_on_blocks(path):
     from llmcli.commands.attention.measure.run import measure_attention
-    from llmcli.commands.attention.measure.wanted import Drawn
+    from llmcli.commands.attention.report.request import AttentionRequest
     from llmcli.loading import load
 
     model, ids = load(path, dtype="float64"), [(7 * i * i + 3 * i) % 2000 for i in range(150)]
-    drawn = Drawn(most=20)
-    whole, parts = (
-        measure_attention(model, ids, layers=[0, 1], matrices=drawn, pairs=5, block_rows=rows)
-        for rows in (None, 7)
-    )
+    heads = dict.fromkeys((0, 1), tuple(range(4)))
+    request = AttentionRequest(heads=heads, drawn=True, most_cells=20, pairs=5)
+    whole, parts = (measure_attention(model, ids, request, block_rows=rows) for rows in (None, 7))
     assert parts.ok
     assert whole.pairs == pytest.approx(parts.pairs) or [
         (one.layer, one.head, one.query, one.key) for one in whole.pairs
@@ -158,14 +156,14 @@ def test_text(cli, path):
     said = cli("attention", "-m", path, TEXT, "--dtype", "float32")
     assert said.code == 0
     lines = said.out.splitlines()
-    assert any(line.startswith("0 gated DeltaNet ") for line in lines)
+    assert "gated DeltaNet: layer 0 · Mamba-2: layer 1 · full: layer 2" in lines
     words = "its weights are signed, and rows do not sum to 1; values come after a convolution"
     kinds = "layers 0-1 (gated DeltaNet, Mamba-2)"
     assert f"{kinds}: the exact equivalent map: {words}: column j mixes tokens j−3 to j" in lines
     assert "metrics of weights with signs are of |A[i,j]|, divided by its row's sum" in said.out
     one = cli("attention", "-m", path, TEXT, "--layer", "0", "--head", "1").out
     assert "pattern: weights with their signs, around 0" in one
-    assert "not told: broad, weights with signs are no distribution" in one
+    assert "broad (weights with signs are no distribution" in one
     assert "overwritten ." in one
     assert "half_life ∞" in one
     assert "half_life" not in cli("attention", "-m", path, TEXT, "--layer", "2", "--head", "1").out

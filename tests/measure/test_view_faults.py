@@ -12,6 +12,7 @@ from small_models import ids
 
 from llmcli.anatomy.names import select
 from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
@@ -54,7 +55,7 @@ def attention(of):
 
 
 def attention_of_new_tokens(of):
-    return measure_attention(of, PROMPT, generate=3).checks
+    return measure_attention(of, PROMPT, AttentionRequest(generate=3)).checks
 
 
 def lens(of):

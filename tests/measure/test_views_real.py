@@ -17,6 +17,7 @@ from torch import Tensor
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.dump.report import DumpPlan
@@ -50,7 +51,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def attention(model: Model, ids: list[int], new: int) -> Any:
-    return measure_attention(model, ids, generate=new, weighted=True, pairs=5)
+    request = AttentionRequest(generate=new, weighted=True, pairs=5)
+    return measure_attention(model, ids, request)
 
 
 def lens(model: Model, ids: list[int], new: int) -> Any:

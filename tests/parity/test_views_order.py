@@ -17,6 +17,7 @@ from parity_types import Checkpoints
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
@@ -37,9 +38,8 @@ def attention(model: Model, ids: list[int]) -> Numbers:
     def keep(layer: int, values_HTS: np.ndarray) -> None:
         found[str(layer)] = values_HTS.copy()
 
-    found["report"] = measure_attention(
-        model, ids, metrics=METRICS, pairs=5, weighted=True, generate=2, on_matrix=keep
-    )
+    request = AttentionRequest(metrics=METRICS, pairs=5, weighted=True, generate=2)
+    found["report"] = measure_attention(model, ids, request, on_matrix=keep)
     return found
 
 

@@ -23,11 +23,19 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from llmcli.commands.attention.report.heads import LayerReport
-from llmcli.commands.attention.view.head import head_kinds, head_numbers, is_single
-from llmcli.commands.attention.view.map import Found, HeadMap, scale_of, short
+from llmcli.commands.attention.view.map import (
+    Found,
+    HeadMap,
+    kinds_found,
+    quiet_kinds,
+    scale_of,
+    short,
+)
 from llmcli.commands.attention.view.screen import (
     Calls,
+    head_summary,
     heatmaps,
+    is_single,
     metric_map,
     overview,
     render_attention,
@@ -112,11 +120,75 @@ def test_colours_are_those_of_the_metric():
         assert f"48;2;{colour}m" in text
 
 
-def test_a_window_stands_beside_its_layer():
+def test_kinds_of_layers_are_named_where_there_are_several():
     mixed = (*grouped_layers(1), *grouped_layers(1, kind="window 4"))
-    found = lines_of(head_map(report(layers=(mixed[0], replace(mixed[1], layer=1)))))
-    assert found[1].startswith("0 full     ")
-    assert found[2].startswith("1 window 4 ")
+    found = report(layers=(mixed[0], replace(mixed[1], layer=1)))
+    assert "full: layer 0 · window 4: layer 1" in lines_of(overview(found, CALLS))
+    assert "window" not in "\n".join(lines_of(overview(report(), CALLS)))
+
+
+def tall(layers, heads, group=1, **metrics):
+    """So many layers of plain heads; the metric of head h of layer n is n + h / heads."""
+    return report(layers=tuple(
+        LayerReport(
+            layer=n, kind="full", kv_heads=heads // group,
+            heads=tuple(
+                head(h, h // group, previous_token=(n + h / heads) / layers, **metrics)
+                for h in range(heads)
+            ),
+        )
+        for n in range(layers)
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "group", "width", "lines"),
+    [(30, 9, 3, 80, 10), (12, 12, 1, 80, 6), (24, 16, 8, 80, 8), (32, 32, 4, 80, 16),
+     (32, 32, 4, 120, 11), (30, 9, 3, 40, 10), (80, 64, 8, 80, 80), (9, 9, 3, 80, 9)],
+)  # fmt: skip
+def test_layers_stand_beside_each_other_where_there_are_many(layers, heads, group, width, lines):
+    found = lines_of(head_map(tall(layers, heads, group)), width=width)
+    assert len(found) == 1 + lines
+    assert all(cell_len(line) <= width for line in found)
+    # what is beside each other is read down, then on to the right
+    columns = [re.findall(r"(?:^|  ) ?(\d+) (?=[ -])", line) for line in found[1:]]
+    numbers = sorted(int(number) for row in columns for number in row)
+    assert numbers == list(range(layers))
+    assert [int(row[0]) for row in columns] == list(range(lines))
+
+
+def test_numbers_of_layers_beside_each_other_are_those_of_the_heads():
+    found = lines_of(head_map(tall(30, 9, 3), PREVIOUS, numbers=True))
+    assert len(found) == 16
+    for row, line in enumerate(found[1:]):
+        numbers = line.split()
+        for layer, own in ((row, numbers[:10]), (row + 15, numbers[10:])):
+            expected = [short((layer + h / 9) / 30, True) for h in range(9)]
+            assert own == [str(layer), *expected]
+
+
+def test_a_kind_that_most_heads_are_of_is_quiet():
+    def layers(sinks, broad):
+        heads = tuple(
+            head(n, n, ("sink",) * (n < sinks) + ("broad",) * (n < broad),
+                 normalized_entropy=0.9 if n < broad else 0.1)
+            for n in range(8)
+        )  # fmt: skip
+        return report(layers=(LayerReport(layer=0, kind="full", kv_heads=8, heads=heads),),
+                      labels=(*LABELS, SINK))  # fmt: skip
+
+    SINK = replace(LABELS[0], name="sink", letter="s", metric="induction")
+    often = layers(6, 1)
+    assert quiet_kinds(often) == ("sink",)
+    assert lines_of(head_map(often))[1].split() == ["0", "b", *"·····", "-", "-"]
+    assert any(line.startswith("· sink ≥ 0.4: 6 of 8 heads · ") for line in
+               lines_of(kinds_found(often), width=200))  # fmt: skip
+    rare = layers(2, 0)
+    assert quiet_kinds(rare) == ()
+    assert lines_of(head_map(rare))[1].split() == ["0", "s", "s", *"------"]
+    coloured = shown(head_map(often), colour="truecolor")
+    assert re.search(r"\x1b\[2;[\d;]*m +·", coloured)  # dim
+    assert re.search(r"\x1b\[1;[\d;]*m +b", coloured)  # bold
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -130,11 +202,12 @@ def test_every_head_is_there_at_every_width(width, heads, numbers):
     )  # fmt: skip
     found = lines_of(head_map(report(layers=(layer,)), PREVIOUS, numbers=numbers), width=width)
     assert all(cell_len(line) <= width for line in found)
-    rows = [line.removeprefix("0      ") for line in found if line.startswith("0 ")]
+    rows = [re.sub("^0 +", "", line) for line in found if re.match("0 +[-.]", line)]
     signs = [sign for row in rows for sign in re.split(r"[ │]+", row) if sign]
-    assert len(signs) == heads
     if numbers:
         assert signs == [short(n / heads, True) for n in range(heads)]
+    else:
+        assert "".join(signs) == "-" * heads
     assert "".join(rows).count("│") <= heads // group - 1
 
 
@@ -144,28 +217,30 @@ def test_blocks_end_where_groups_do():
     )
     found = lines_of(head_map(report(layers=(layer,)), PREVIOUS, numbers=True), width=40)
     headers = [line.split()[1:] for line in found if line.startswith("layer")]
-    assert headers == [[str(n) for n in range(8)], [str(n) for n in range(8, 16)]]
+    assert headers == []
+    headers = [line.split() for line in found if not line.startswith("0")]
+    assert [header for header in headers if header] == [
+        [str(n) for n in range(8)], [str(n) for n in range(8, 16)]
+    ]  # fmt: skip
 
 
 def test_the_overview_names_what_it_found_and_by_which_rule():
     found = lines_of(overview(report(), CALLS))
-    assert "p previous-token (previous_token ≥ 0.4, 3 rows): 2 heads · 1.1 .93 · 2.0 .50" in found
-    assert "i induction (induction ≥ 0.4, 3 rows): none; highest 0.0 .10" in found
-    assert "b broad (normalized_entropy ≥ 0.8, 3 rows): 1 head · 2.0 .90" in found
-    assert "to see one (previous-token): llmcli attention x --layer 1 --head 1" in found
-    assert "to see one (broad): llmcli attention x --layer 2 --head 0" in found
-    assert "a head is written layer.head; bars part heads that share keys and values" in found
+    assert "p previous-token ≥ 0.4: 2 of 12 heads · 1.1 .93 · 2.0 .50" in found
+    assert "no head: induction (highest 0.0 .10)" in found
+    assert "b broad ≥ 0.8: 1 of 12 heads · 2.0 .90" in found
+    assert "head 1.1 (previous-token): llmcli attention x --layer 1 --head 1" in found
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
-    [(0, "no token of this text comes again"), (1, "told from 1 row of repeated tokens only"),
-     (31, "told from 31 rows of repeated tokens only"), (32, None)],
+    [(0, "no token comes twice"), (1, "1 row of repeated tokens only"),
+     (31, "31 rows of repeated tokens only"), (32, None)],
 )  # fmt: skip
-def test_few_rows_of_repeated_tokens_are_told(rows, words):
+def test_few_rows_of_repeated_tokens_are_mentioned(rows, words):
     found = report(rows={metric.name: 50 for metric in METRICS} | {"induction": rows})
     lines = [line for line in lines_of(overview(found, CALLS), width=200) if "--synthetic" in line]
-    expected = f"induction and duplicate heads: {words}; for more: llmcli attention --synthetic 32"
+    expected = f"induction, duplicate: {words}; try: llmcli attention --synthetic 32"
     assert lines == ([] if words is None else [expected])
     repeated = overview(found, replace(CALLS, repeated=None))
     assert "--synthetic" not in "\n".join(lines_of(repeated))
@@ -181,13 +256,10 @@ def test_repeated_text_leads_to_an_induction_head():
 
     def proposed(calls):
         text = "\n".join(lines_of(overview(report(layers=(layer,)), calls), width=200))
-        return re.findall(r"to see one \((\S+)\): llmcli attention x (.*)", text)
+        return re.findall(r"head \S+ \((\S+)\): llmcli attention x (.*)", text)
 
-    first, second, third = proposed(replace(CALLS, repeated=None))
-    assert first == ("induction", "--layer 4 --head 2")
-    assert second == ("previous-token", "--layer 4 --head 0")
-    assert third == ("broad", "--layer 4 --head 2")
-    assert [kind for kind, _ in proposed(CALLS)] == ["previous-token", "induction", "broad"]
+    assert proposed(replace(CALLS, repeated=None)) == [("induction", "--layer 4 --head 2")]
+    assert proposed(CALLS) == [("previous-token", "--layer 4 --head 0")]
 
 
 def many_heads(count):
@@ -206,16 +278,16 @@ def many_heads(count):
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 @pytest.mark.parametrize("count", [1, 7, 90, 300])
-def test_as_many_heads_are_named_as_two_lines_hold(width, count):
+def test_as_many_heads_are_named_as_a_line_holds(width, count):
     lines = lines_of(Found(many_heads(count), LABELS[0]), width=width)
-    assert len(lines) <= (2 if width > 40 else 3)  # of 40 columns the rule alone fills two
+    assert len(lines) <= (1 if width > 40 else 2)  # of 40 columns the rule alone fills one
     assert max(map(len, lines)) <= width
     named = re.findall(r"10\.\d+ \.\d\d", " ".join(lines))
     more = re.search(r"(\d+) more$", lines[-1])
     assert len(named) + (int(more[1]) if more else 0) == count
     assert named == [f"10.{n} {short(0.9 - n / 1000, True)}" for n in range(len(named))]
     if width >= 80 and more:
-        assert sum(map(len, lines)) > 2 * width - 40  # no room is left for two more
+        assert sum(map(len, lines)) > width - 25  # no room is left for two more
 
 
 def test_a_kind_that_cannot_be_told_says_why():
@@ -223,57 +295,65 @@ def test_a_kind_that_cannot_be_told_says_why():
         layer=0, kind="full", kv_heads=2, heads=(head(0, previous_token=0.9), head(1))
     )
     found = report(layers=(layer,), unlabelled=(("previous-token", "only 2 rows count"),))
-    [line] = lines_of(Found(found, LABELS[0]))
-    assert line.endswith("3 rows): not told, only 2 rows count")
-    assert "none; highest" in lines_of(Found(found, LABELS[1]))[0]
+    lines = lines_of(kinds_found(found))
+    assert lines[-1] == "undetermined: previous-token (only 2 rows count)"
+    assert lines[-2].startswith("no head: induction (highest")
+    assert "undetermined" not in "\n".join(lines_of(kinds_found(found, ["previous-token"])))
     [line] = lines_of(Found(replace(found, layers=grouped_layers()), LABELS[0]), width=200)
-    assert ": 2 heads; elsewhere not told, only 2 rows count · 1.1 .93" in line
+    assert ": 2 of 12 heads · 1.1 .93" in line
+    lines = lines_of(kinds_found(replace(found, layers=grouped_layers())))
+    assert lines[-1] == "undetermined: previous-token (only 2 rows count)"
     single = replace(found, layers=(replace(layer, heads=layer.heads[:1]),))
-    assert lines_of(head_kinds(single)) == [
-        "of no kind · not told: previous-token, only 2 rows count"
+    assert lines_of(head_summary(single, numbers=False)) == [
+        "of no kind · undetermined: previous-token (only 2 rows count)"
     ]
 
 
 def test_a_value_below_the_threshold_is_not_rounded_up_to_it():
     layer = LayerReport(layer=0, kind="full", kv_heads=1, heads=(head(0, previous_token=0.3999),))
-    [line] = lines_of(Found(report(layers=(layer,)), LABELS[0]))
-    assert line.endswith("none; highest 0.0 .39")
+    assert Found(report(layers=(layer,)), LABELS[0]).highest == "previous-token (highest 0.0 .39)"
     undefined = replace(layer, heads=(head(0, previous_token=math.nan),))
-    assert lines_of(Found(report(layers=(undefined,)), LABELS[0]))[0].endswith(": none")
+    assert Found(report(layers=(undefined,)), LABELS[0]).highest == "previous-token"
 
 
 def test_a_bare_model_has_no_kinds_and_no_bars():
     layer = LayerReport(layer=0, kind="full", kv_heads=2, heads=(head(0), head(1)))
     found = lines_of(overview(report(layers=(layer,)), CALLS))
-    assert "to see one: llmcli attention x --layer 0 --head 0" in found
-    assert "a head is written layer.head" in found
+    assert "head 0.0: llmcli attention x --layer 0 --head 0" in found
+    assert "│" not in "\n".join(found)
 
 
-def test_the_page_ends_with_its_checks_and_says_what_was_left_out():
+def test_the_page_says_what_was_left_out():
     found = report(checks=(GOOD, BAD), skipped=(("effective_rank", "too long"),), weighted=True)
     lines = lines_of(render_attention(found, "tiny [b]\x1b", [overview(found, CALLS)]))
     assert lines[0] == "tiny [b]\\x1b"
     assert lines[1] == '3 tokens · 0 "a" · 1 " b" · 2 " c"'
     assert "effective_rank was left out: too long" in lines
     assert any("A[i,j] ‖v_j W_O‖" in line for line in lines)
-    assert lines[-2].startswith("✓ every row sums to 1")
-    assert lines[-1].startswith("✗ not so: pattern @ values = z")
-    assert "\x1b[1;31m✗" in shown(render_attention(found, "t", []), colour="standard")
+    assert not any(line[:1] in "✓✗" for line in lines if line)  # `Output.present` shows checks
 
 
-def test_generated_tokens_are_told():
-    lines = lines_of(render_attention(report(prompt_tokens=2), "t", []))
-    assert lines[1].startswith("3 tokens, from 2 on generated · 0")
+@pytest.mark.parametrize("width", [30, 40, 80, 200])
+def test_the_prompt_is_a_line(width):
+    lines = lines_of(render_attention(report(prompt_tokens=2), "t", []), width=width)
+    assert lines[1].startswith("3 tokens, from 2 on generated")
     many = report(tuple("abcdefghijklmnopqrstuvwxyz"))
-    assert "… 10 more" in "\n".join(lines_of(render_attention(many, "t", [])))
+    lines = lines_of(render_attention(many, "t", []), width=width)
+    assert len(lines) == 2
+    named = [int(at) for at in re.findall(r'(\d+) "', lines[1])]
+    more = re.search(r"… (\d+) more", lines[1])
+    assert len(named) + (int(more[1]) if more else 0) == 26
+    assert named == sorted(named)
+    if width >= 80:
+        assert {0, 25} <= set(named)
 
 
 def test_one_head_has_its_tokens_several_their_names():
     one = report(matrices=(matrix(pattern(3), layer=1, head=2, kv_head=1),))
     lines = lines_of(heatmaps(one, "sqrt"))
-    assert lines[0] == "layer 1 (full), head 2, keys and values of kv head 1"
+    assert lines[0] == "layer 1 (full), head 2, kv head 1, 3 tokens, queries down, keys across"
     assert lines[1].startswith('0 "a"')
-    assert "pattern: the weights of every query, 1 in all (sqrt scale)" in lines
+    assert any(line.startswith("pattern: each row sums to 1 (sqrt scale)  0 ") for line in lines)
     two = report(matrices=tuple(matrix(pattern(3), head=n, kv_head=n // 2) for n in (1, 2)))
     assert lines_of(heatmaps(two, "linear"))[0].split() == ["0.1", "kv", "0", "0.2", "kv", "1"]
 
@@ -281,8 +361,8 @@ def test_one_head_has_its_tokens_several_their_names():
 def test_scores_have_their_own_scale_around_zero():
     values = np.array([[-4.0, np.nan], [1.0, 2.0]])
     lines = lines_of(heatmaps(report(what="scores", matrices=(matrix(values),)), "linear"))
-    assert any(line.startswith("−4 ") and " 4 " in line for line in lines)
-    assert any(line.startswith("scores:") for line in lines)
+    assert any(re.fullmatch(r"scores: .*  −4 .* 0 .* 4   · masked", line) for line in lines)
+    assert [re.findall(r"−?\d\.\d", line) for line in lines[1:3]] == [["−4.0"], ["1.0", "2.0"]]
 
 
 def test_a_token_without_text_is_its_id():
@@ -347,14 +427,16 @@ def test_the_metrics_of_one_head_stand_below_each_other():
 
 
 def test_one_head_tells_its_kinds_and_its_numbers():
-    assert lines_of(head_kinds(one_head())) == ["kinds · previous-token (previous_token .93 ≥ 0.4)"]
-    numbers = "\n".join(lines_of(head_numbers(one_head())))
+    kinds = lines_of(head_summary(one_head(), numbers=False))
+    assert kinds == ["previous-token (.93 ≥ 0.4)"]
+    numbers = "\n".join(lines_of(head_summary(one_head(), numbers=True)))
     assert "effective_keys 1.00" in numbers
-    assert "previous_token .93\ninduction undefined" in numbers
+    assert "previous_token .93" not in numbers
+    assert "induction" not in numbers  # it has none
     assert is_single(one_head())
     assert not is_single(report())
-    plain = LayerReport(layer=0, kind="full", kv_heads=1, heads=(head(0),))
-    assert lines_of(head_kinds(report(layers=(plain,))))[0].startswith("of no kind")
+    plain = report(layers=(LayerReport(layer=0, kind="full", kv_heads=1, heads=(head(0),)),))
+    assert lines_of(head_summary(plain, numbers=False))[0].startswith("of no kind")
 
 
 def test_what_is_weighted_is_said_where_it_is():
@@ -364,8 +446,8 @@ def test_what_is_weighted_is_said_where_it_is():
     assert "metrics of A[i,j] ‖v_j W_O‖" not in text
     found = report(weighted=True)
     for view in (
-        overview(found, CALLS), metric_map(found, PREVIOUS, "linear"), head_numbers(
-            one_head(weighted=True)), metric_table(found, METRICS),
+        overview(found, CALLS), metric_map(found, PREVIOUS, "linear"),
+        head_summary(one_head(weighted=True), numbers=True), metric_table(found, METRICS),
     ):  # fmt: skip
         assert "metrics of A[i,j] ‖v_j W_O‖" in "\n".join(lines_of(view))
     assert "‖v_j W_O‖" not in "\n".join(lines_of(overview(report(), CALLS)))
@@ -382,8 +464,8 @@ def test_a_map_without_colour_has_no_key_of_shades():
         assert not set("░▒▓█") & set(plain)
         assert "how spread out" not in plain
         assert "- of no kind" in plain
-        assert ("· undefined" in plain) == (found is undefined)
-        assert "colour: normalized_entropy, how spread out" in coloured
+        assert ("? undefined" in plain) == (found is undefined)
+        assert "colour: normalized_entropy " in coloured
     numbers = "\n".join(lines_of(metric_map(report(), PREVIOUS, "linear")))
     assert "previous_token, attention to the token before" in numbers
     assert not set("░▒▓█") & set(numbers)
@@ -426,3 +508,49 @@ def test_every_view_fits_with_any_token(width, colour):
     assert "\u202e" not in plain
     assert "[red]" in plain
     assert max(map(cell_len, plain.splitlines())) <= width
+
+
+def test_a_metric_that_no_head_has_is_a_sentence():
+    undefined = report(layers=tuple(
+        replace(layer, heads=tuple(replace(h, metrics=h.metrics | {"induction": math.nan})
+                                   for h in layer.heads)) for layer in grouped_layers()
+    ))  # fmt: skip
+    why = "undefined for every head, because no token of this text occurs again within what a head"
+    lines = lines_of(metric_map(undefined, INDUCTION, "linear", CALLS), width=120)
+    assert lines == [
+        f"induction: {why} sees", "try: llmcli attention --synthetic 32 --map induction"
+    ]  # fmt: skip
+    table = lines_of(metric_table(undefined, METRICS), width=120)
+    assert "induction" not in table[0]
+    assert any(line.startswith(f"induction: {why}") for line in table)
+    alone = lines_of(metric_table(undefined, [INDUCTION]), width=120)
+    assert alone == [f"induction: {why} sees"]
+    assert "because" not in "\n".join(lines_of(metric_table(report(), METRICS)))
+
+
+@pytest.mark.parametrize("colour", [None, "truecolor"])
+def test_screens_of_a_small_model_fit_80_by_24(colour):
+    """30 layers of 9 heads, 13 tokens; below stand a blank line, the checks and the next prompt."""
+    labels = ("previous-token", "induction", "broad")
+    layers = tuple(
+        LayerReport(
+            layer=n, kind="full", kv_heads=3,
+            heads=tuple(head(h, h // 3, (labels[(n + h) % 3],)) for h in range(9)),
+        )
+        for n in range(30)
+    )  # fmt: skip
+    texts = [" because", " cat", " sat", " on", " the", " mat"] * 3
+    found = report(tuple(texts[:13]), layers=layers, rows={"induction": 3})
+    page = render_attention(found, "m", [overview(found, CALLS)])
+    assert len(lines_of(page, colour=colour)) <= 21
+    one = replace(
+        found, matrices=(matrix(pattern(13), layer=1, head=2),),
+        layers=(replace(layers[1], heads=layers[1].heads[2:3]),),
+    )  # fmt: skip
+    views = [heatmaps(one, "sqrt"), head_summary(one, numbers=True)]
+    lines = lines_of(render_attention(one, "m", views), colour=colour)
+    assert len(lines) <= 21 + 1  # these two views are one in the command, without a line between
+    assert max(map(cell_len, lines)) <= 80
+    assert lines[2].split()[:2] == ["0", '"']
+    assert "1.0" in lines[2]
+    assert lines[16].split()[:3] == ["bec…", "cat", "sat"]

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 from files_reports import attention_report, patterns
 
-from llmcli.commands.attention.view.as_csv import AttentionCsv, csv_file_size
+from llmcli.commands.attention.view.export import (
+    AttentionCsv,
+    csv_file_size,
+    visible,
+    visible_count,
+)
 from llmcli.ui.theme import quoted
-from llmcli.ui.visible import visible, visible_count
 
 
 def written(report, made, window=None):

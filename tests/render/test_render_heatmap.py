@@ -15,7 +15,7 @@ from rich.segment import Segment
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.cells import Ink, fitted, painted
 from llmcli.ui.checks import render_checks
-from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, pooled, ticks
+from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, brief, pooled, ticks
 from llmcli.ui.palette import DIVERGING, KINDS, VIRIDIS, Scale, rgb
 
 SHARE = Scale(low=0.0, high=1.0)
@@ -116,7 +116,7 @@ def test_scales_by_hand():
 def test_a_line_holds_two_rows_in_their_own_colours():
     rows = np.array([[0.0, 1.0, 0.5, np.nan, np.nan], [1.0, 1.0, np.nan, 0.25, np.nan]])
     ink = Ink("rgb")
-    [line] = painted(rows, ink, wide=False)
+    [line] = painted(rows, ink, width=1)
     colour = {place: tuple(rgb(np.array([place]))[0].tolist()) for place in (0, 0.25, 0.5, 1)}
     assert cells(line, ink) == [
         ("▀", colour[0], colour[1]),
@@ -128,14 +128,14 @@ def test_a_line_holds_two_rows_in_their_own_colours():
 
 
 def test_an_odd_last_row_leaves_the_half_below_it_alone():
-    lines = painted(np.full((3, 2), 0.5), Ink("rgb"), wide=False)
+    lines = painted(np.full((3, 2), 0.5), Ink("rgb"), width=1)
     assert len(lines) == 2
     assert [cell[0] for cell in cells(lines[1], Ink("rgb"))] == ["▀", "▀"]
     assert {cell[2] for cell in cells(lines[1], Ink("rgb"))} == {None}
 
 
 def test_equal_neighbours_are_one_piece():
-    [line] = painted(np.zeros((2, 500)), Ink("rgb"), wide=False)
+    [line] = painted(np.zeros((2, 500)), Ink("rgb"), width=1)
     assert len(line) == 1
     assert line[0].cell_length == 500
 
@@ -144,7 +144,7 @@ def test_equal_neighbours_are_one_piece():
 @pytest.mark.parametrize("wide", [False, True])
 def test_masked_is_unlike_any_value(ink, wide):
     values = np.concatenate([[np.nan], np.linspace(0, 1, 300)])[None]
-    found = cells(painted(values, ink, wide=wide)[0], ink)
+    found = cells(painted(values, ink, width=1 + wide)[0], ink)
     step = 2 if wide else 1
     masked, others = found[0], found[step:]
     assert masked[0] == ink.dot
@@ -157,16 +157,16 @@ def test_masked_is_unlike_any_value(ink, wide):
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (5, 4)])
 def test_every_cell_has_its_columns(ink, shape):
     for wide in (False, True):
-        lines = painted(np.zeros(shape), ink, wide=wide)
+        lines = painted(np.zeros(shape), ink, width=1 + wide)
         half = ink.halves and not wide
         assert len(lines) == (-(-shape[0] // 2) if half else shape[0])
         assert {sum(s.cell_length for s in line) for line in lines} == {shape[1] * (1 + wide)}
 
 
 def test_ascii_signs_are_ascii():
-    lines = painted(np.array([[0.0, 0.3, 1.0, np.nan]]), Ink("shades", True), wide=True)
+    lines = painted(np.array([[0.0, 0.3, 1.0, np.nan]]), Ink("shades", True), width=2)
     assert "".join(s.text for s in lines[0]).isascii()
-    coloured = painted(np.array([[0.0, 0.3, 1.0, np.nan]] * 2), Ink("rgb", True), wide=False)
+    coloured = painted(np.array([[0.0, 0.3, 1.0, np.nan]] * 2), Ink("rgb", True), width=1)
     assert len(coloured) == 2  # no half blocks
     assert "".join(s.text for line in coloured for s in line).isascii()
 
@@ -192,15 +192,50 @@ def test_letters_from_the_right_do_not_move_what_follows():
 
 
 def test_a_small_matrix_as_text():
-    found = lines_of(heatmap(pattern(4), ["In", " the", "\n", " a"]))
-    assert found == [
+    picture = heatmap(pattern(4), ["In", " the", "\n", " a"])
+    assert lines_of(picture) == [
+        '0 "In"        █1.0    ·    ·    · ',
+        '1 " the"      ▒.50 ▒.50    ·    · ',
+        '2 "\\n"        ▒.50  .00 ▒.50    · ',
+        '3 " a"        ▒.50  .00  .00 ▒.50 ',
+        "          key    0    1    2    3",
+        "                In  the   \\n    a",
+    ]
+    assert lines_of(picture, colour="truecolor")[3:] == [
+        '3 " a"        .50 .00 .00 .50 ',
+        "          key   0   1   2   3",
+        "               In the  \\n   a",
+    ]
+
+
+def test_cells_without_room_for_numbers_are_shades():
+    found = lines_of(heatmap(pattern(4), ["In", " the", "\n", " a"]), width=23)
+    assert "values 0 … 1" in found
+    assert found[:5] == [
         '0 "In"        ██· · · ',
         '1 " the"      ▒▒▒▒· · ',
         '2 "\\n"        ▒▒  ▒▒· ',
         '3 " a"        ▒▒    ▒▒',
         "          key 0 1 2 3",
-        "queries 0:4 down, keys 0:4 across · values 0 … 1",
     ]
+
+
+def test_a_name_below_a_column_is_as_wide_as_its_cell():
+    names = [" because", " the", "中文字字", "a", "  "]
+    found = lines_of(heatmap(pattern(5), names), width=120)
+    assert found[6].split() == ["because", "the", "中文字字", "a", "␣␣"]
+    narrow = lines_of(heatmap(pattern(5), names), width=40)
+    assert narrow[6].split() == ["beca", "the", "中文", "a", "␣␣"]
+    assert [cell_len(line) for line in narrow[:5]] == [39] * 5
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.0, ".00"), (0.004, ".00"), (-0.004, ".00"), (0.07, ".07"), (0.994, ".99"), (0.996, "1.0"),
+     (-0.5, "−.50"), (-3.44, "−3.4"), (9.96, "10"), (-123.4, "−123")],
+)  # fmt: skip
+def test_numbers_in_cells_are_short(value, words):
+    assert brief(value) == words
 
 
 def test_half_blocks_have_two_tokens_a_line():
@@ -270,14 +305,17 @@ def test_a_part_names_its_keys_where_its_rows_do_not():
                    keys=(0, 6))  # fmt: skip
     found = lines_of(part)
     assert found[0].startswith('40 "w40"')
-    assert "queries 40:44 down, keys 0:6 across" in found[5]
-    assert found[6] == 'keys · 0 "w0" · 1 "w1" · 2 "w2" · 3 "w3" · 4 "w4" · 5 "w5"'
+    assert found[4].split() == ["key", *"012345"]
+    assert found[5].split() == [f"w{at}" for at in range(6)]
+    assert "queries 40:44 down, keys 0:6 across" in found[6]
+    narrow = " ".join(lines_of(part, width=27))  # no room for names below the columns
+    assert narrow.endswith('keys · 0 "w0" · 1 "w1" 2 "w2" · 3 "w3" · 4 "w4" 5 "w5"')
 
 
 def test_a_window_is_seen_as_masked_on_both_sides():
     found = lines_of(heatmap(pattern(5, window=2)))
-    assert found[3].endswith("· · ▒▒▒▒· ")
-    assert found[4].endswith("· · · ▒▒▒▒")
+    assert found[3].endswith(" ·    · ▒.50 ▒.50    · ")
+    assert found[4].endswith(" ·    ·    · ▒.50 ▒.50 ")
 
 
 def test_tokens_that_were_never_written_are_no_rows():
@@ -354,14 +392,15 @@ def test_tokens_that_the_model_wrote_are_marked(width, colour, given):
     text = "\n".join(lines)
     assert {int(at) for at in re.findall(r'\+"t(\d+)"', text)} <= set(range(given, 23))
     assert {int(at) for at in re.findall(r'[^+]"t(\d+)"', text)} <= set(range(given))
-    keys = next(number for number, line in enumerate(lines) if " key 0" in line)
-    where = lines[keys + 1].index("^")  # below the first key that the model wrote
+    keys = next(number for number, line in enumerate(lines) if line.split()[:2] == ["key", "0"])
+    mark = lines[keys + (2 if width == 200 else 1)]  # below names, where these have room
+    where = mark.index("^")  # below the first key that the model wrote
     if width > 40:
-        assert f"from {given} on written by the model" in lines[keys + 1]
+        assert f"from {given} on written by the model" in mark
     row = next(line for line in lines if re.match(f" *{given} ", line)) if not colour else None
     if row is not None:
         assert row[where] in " ░▒▓█"
-        assert row[where + (2 if width >= 60 else 1) :].strip("· ") == ""
+        assert row[where + {40: 1, 80: 2, 200: 5}[width] :].strip("· ") == ""
     assert f"+ written by the model, from {given} on" in text
     assert max(map(cell_len, lines)) <= width
 
@@ -388,14 +427,16 @@ def test_panels_share_one_scale():
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_bar_has_both_ends_the_middle_and_the_mask(width):
     scale = Scale(low=0, high=1, kind="sqrt")
-    words, bar = lines_of(ColourBar("pattern", scale), width=width)
+    lines = lines_of(ColourBar("pattern", scale), width=width)
+    words, bar = lines if width == 40 else (lines[0][:20], lines[0][22:])
     assert words == "pattern (sqrt scale)"
     assert re.fullmatch(r"0 .+ 0\.25 .+ 1   · masked", bar)
-    assert cell_len(bar) <= width
-    assert "masked" not in lines_of(ColourBar("x", scale, ""), width=width)[1]
-    assert lines_of(ColourBar("x", Scale(low=0, high=1, kind="log")))[1].startswith("<0.0001 ")
+    assert all(cell_len(line) <= width for line in lines)
+    assert "masked" not in "\n".join(lines_of(ColourBar("x", scale, ""), width=width))
+    log = lines_of(ColourBar("x", Scale(low=0, high=1, kind="log")))
+    assert log[0].startswith("x (log scale)  <0.0001 ")
     signed = Scale(low=-5.5, high=5.5, signed=True)
-    assert re.fullmatch(r"−5\.5 .+ 0 .+ 5\.5   · masked", lines_of(ColourBar("x", signed))[1])
+    assert re.fullmatch(r"x  −5\.5 .+ 0 .+ 5\.5   · masked", lines_of(ColourBar("x", signed))[0])
 
 
 def test_a_check_that_fails_is_marked_and_says_where():
@@ -407,14 +448,14 @@ def test_a_check_that_fails_is_marked_and_says_where():
     assert found == [
         "✓ every row sums to 1 · 2e-07 of 1e-05 allowed",
         "✓ masked is 0 · exactly",
-        "✗ not so: x = y · 0.5 of 1e-05 allowed · worst at layer 1\\n, [2,3]",
-        "✗ not so: z · nan",
+        "✗ check failed: x = y · 0.5 of 1e-05 allowed · worst at layer 1\\n, [2,3]",
+        "✗ check failed: z · nan",
     ]
     assert "\x1b[1;31m✗" in shown(render_checks([bad]), colour="standard")
     plain = lines_of(render_checks([good, bad]), width=24, ascii=True)
     assert plain[0].startswith("ok every row")
     assert plain[1].startswith("   ")
-    assert any(line.startswith("FAIL not so:") for line in plain)
+    assert any(line.startswith("FAIL check") for line in plain)
     assert max(map(len, plain)) <= 24
     narrow = lines_of(render_checks([good]), width=24)
     assert all(cell_len(line) <= 24 for line in narrow)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 
-from llmcli.commands.attention.view.page import AttentionPage, page_size
+from llmcli.commands.attention.view.export import AttentionPage, page_size
 from llmcli.commands.experts.view.export import experts_page
 from llmcli.commands.lens.view.page import lens_page, lens_page_size
 from llmcli.ui.page import build

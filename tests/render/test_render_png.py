@@ -9,8 +9,7 @@ import pytest
 from files_reports import EVIL, WRONG, attention_report, lens_report, matrix, patterns
 from PIL import Image
 
-from llmcli.commands.attention.view.as_png import attention_png
-from llmcli.commands.attention.view.map_as_png import head_map_png
+from llmcli.commands.attention.view.png import attention_png, head_map_png
 from llmcli.commands.lens.view.as_png import MOST, lens_png
 from llmcli.ui import png
 from llmcli.ui.palette import DIVERGING, VIRIDIS, Scale, rgb

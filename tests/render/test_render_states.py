@@ -57,7 +57,7 @@ def test_curves_rise_as_what_they_show():
 
 
 def test_csv():
-    rows = list(csv.DictReader(io.StringIO(b"".join(states_csv(report())).decode())))
+    rows = list(csv.DictReader(io.StringIO(states_csv(report()).decode())))
     assert len(rows) == 2 * 24
     assert rows[25] == {
         "layer": "3", "head": "1", "position": "1", "token": " t1,", "norm": "2",

@@ -6,21 +6,21 @@ import shlex
 from typing import Any
 
 from llmcli.cli.looking import InChat, Shown
-from llmcli.commands.attention.options import HeadOptions, ViewOptions
-from llmcli.commands.attention.request import Asked
-from llmcli.commands.attention.run import Run
+from llmcli.commands.attention.command import measured
+from llmcli.commands.attention.options import HeadOptions, ViewOptions, request_of
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Metrics, or matrices of the heads that are named."""
-    from llmcli.commands.attention.view.screen import Calls, render_attention
+    from llmcli.commands.attention.view.screen import Calls, attention_views, render_attention
+    from llmcli.ui.stats import model_line
 
     named: dict[str, Any] = {name: given[name] for name in ("layer", "head") if name in given}
     rest: dict[str, Any] = {name: text for name, text in given.items() if name not in named}
     heads, view = HeadOptions(**named), ViewOptions(**rest)
-    asked = Asked.of(heads, view, json=False)
-    run = Run(chat.model, tuple(chat.ids), 0, heads, view, asked)
-    report = run.measured(None, chat.out)
+    view.check(heads, json=False)
+    request = request_of(heads, view, chat.model.config, tokens=len(chat.ids))
+    report = measured(chat.model, tuple(chat.ids), request, chat.out)
     repeated = shlex.join(["llmcli", "attention", "--synthetic", "32", "-m", chat.model.name])
-    calls = Calls(same="/look attention", repeated=repeated)
-    return render_attention(report, run.title, run.views(report, calls)), report.checks
+    views = attention_views(report, request, Calls(same="/look attention", repeated=repeated))
+    return render_attention(report, model_line(chat.model.describe()), views), report.checks

@@ -1,19 +1,38 @@
-"""What `llmcli attention` takes: which heads, what of them is shown, and where files go."""
+"""What `llmcli attention` takes: which heads, what of them is shown, and where files go.
+
+All that makes no sense is refused here, before any weight is read.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from llmcli.cli.looking import parse_span
+from llmcli.anatomy.graph import graph
+from llmcli.cli.looking import check_span, parse_numbers, parse_span
 from llmcli.cli.params import opt
+from llmcli.commands.attention.report.heads import Metric
+from llmcli.commands.attention.report.metrics import METRICS, MOST_RANKED, RANK
+from llmcli.commands.attention.report.request import (
+    AttentionRequest,
+    computed,
+    head_counts,
+    unknown_metrics,
+)
+from llmcli.errors import UsageError
+from llmcli.graph.ops import Mix
+from llmcli.reports.numbers import spans
 
 if TYPE_CHECKING:
+    from llmcli.config import ModelConfig
     from llmcli.reports.matrix import What
 
 HEADS, VIEW = "Heads", "View"
 FILES = ("safetensors", "npz", "json", "csv", "html", "png")
+MOST_DRAWN = 12  # matrices on one screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,22 +119,177 @@ class ViewOptions:
         None, "-o", "--output", "FILE",
         f"Also write the heads to a file, by its ending: {', '.join(FILES)}.",
     )  # fmt: skip
+    open: bool = opt(
+        False, "--open",
+        "Show it in a browser: the .html or .png of -o, without that a page with every head.",
+    )  # fmt: skip
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     @property
     def listed(self) -> bool:
-        """Whether something else than matrices is asked for."""
+        """Whether something else than matrices is requested."""
         return self.map is not None or self.metrics is not None or self.top_pairs > 0
 
     @property
     def zoomed(self) -> bool:
-        """Whether a part of the queries or keys is asked for."""
+        """Whether a part of the queries or keys is requested."""
         return self.query is not None or self.key is not None
 
     def draws(self, heads: HeadOptions) -> bool:
         """Whether matrices are drawn: a single head's always, others' where nothing is listed."""
         return heads.single or (heads.named and not self.listed)
 
-    def spans(self, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The queries and the keys that are asked for, of so many tokens."""
-        return parse_span(self.query, tokens, "--query"), parse_span(self.key, tokens, "--key")
+    @property
+    def named(self) -> tuple[Metric | None, tuple[Metric, ...]]:
+        """The metrics of `--map` and of `--metrics`. Raises UsageError for unknown ones."""
+        mapped = () if self.map is None else metrics_named(self.map, "--map")
+        if len(mapped) > 1:
+            raise UsageError("`--map` takes one metric", hint="--metrics takes several")
+        table = () if self.metrics is None else metrics_named(self.metrics, "--metrics")
+        return (mapped[0] if mapped else None), table
+
+    def check(self, heads: HeadOptions, *, json: bool) -> None:
+        """Raises UsageError for options that have nothing to act on, and for unknown metrics."""
+        mapped, _ = self.named
+        drawn = self.draws(heads)
+        for span, option in ((self.query, "--query"), (self.key, "--key")):
+            if span is not None:
+                check_span(span, option)
+        if self.zoomed and not (drawn or self.top_pairs):
+            raise UsageError(
+                f"`--{'query' if self.query is not None else 'key'}` is a part of a head's matrix, "
+                f"and {'none is shown' if heads.named else 'no head is named'}",
+                hint="add --layer and --head, or `--top-pairs 20` for pairs of that part",
+            )
+        if self.patterns and not json:
+            raise UsageError("`--patterns` is for --json", hint="or write them with `-o FILE.json`")
+        if self.all_pairs and not self.top_pairs:
+            raise UsageError("`--all-pairs` is for --top-pairs", hint="such as `--top-pairs 20`")
+        exported = self.save is not None or self.open
+        if self.force and not (exported or self.patterns):
+            raise UsageError(
+                "`--force` is about the size of a file, and none is written",
+                hint="add `-o FILE`, or leave it out",
+            )
+        if heads.what == "scores" and not (drawn or exported or self.patterns):
+            raise UsageError(
+                "`--what scores` is about matrices, and none is shown",
+                hint="add --layer and --head",
+            )
+        if self.scale is not None and not (drawn or exported or mapped is not None):
+            raise UsageError(
+                "`--scale` is for matrices and `--map`, and none is shown",
+                hint="add --layer and --head, or `--map METRIC`",
+            )
+
+
+def request_of(
+    heads: HeadOptions, view: ViewOptions, config: ModelConfig, *, new: int = 0,
+    tokens: int | None = None,
+) -> AttentionRequest:  # fmt: skip
+    """What the options request of a model, once the number of `tokens`, new ones too, is known.
+
+    Before that (None) the same for its errors alone. Raises UsageError for layers, heads and
+    metrics that the model does not have, for too many matrices to draw, and for empty spans.
+    """
+    mapped, table = view.named
+    names = {metric.name for metric in (*table, *filter(None, [mapped]))}
+    for name, why in unknown_metrics(config).items():
+        if name in names and len(table) < len(METRICS):
+            raise UsageError(f"`{name}`: {why}")
+    if mapped and mapped.name == RANK and (tokens or 0) > MOST_RANKED:
+        raise UsageError(
+            f"`--map {RANK}` needs whole matrices: up to {MOST_RANKED} tokens, and there are "
+            f"{tokens}"
+        )
+    chosen = _chosen(heads, config)
+    if heads.what == "scores":
+        _check_scores(chosen, config)
+    drawn = view.draws(heads)
+    count = sum(map(len, chosen.values()))
+    if drawn and count > MOST_DRAWN:
+        if view.zoomed or not (view.save or view.open):
+            raise UsageError(
+                f"those are {count} matrices, and at most {MOST_DRAWN} are drawn",
+                hint="name fewer with --layer and --head, or see all heads with `--map METRIC`",
+            )
+        drawn = False
+    if not count:
+        raise UsageError(
+            "none of these layers has such a head", hint="name others with --layer and --head"
+        )
+
+    def span(text: str | None, option: str) -> tuple[int, int] | None:
+        return None if text is None or tokens is None else parse_span(text, tokens, option)
+
+    return AttentionRequest(
+        heads=chosen,
+        what=heads.matrices,
+        metrics=computed(names),
+        map=mapped,
+        table=table,
+        weighted=heads.weighted,
+        drawn=drawn,
+        queries=span(view.query, "--query"),
+        keys=span(view.key, "--key"),
+        pairs=view.top_pairs,
+        everything=view.all_pairs,
+        generate=new,
+        scale=view.scale,
+    )
+
+
+def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:
+    counts = head_counts(config)
+    layers = tuple(counts)
+    if heads.layer is not None:
+        layers = parse_numbers(heads.layer, len(config.layers), "--layer", "layers")
+        if without := [layer for layer in layers if layer not in counts]:
+            has = f"layers that have: {spans(tuple(counts))}"
+            raise UsageError(
+                f"layer {without[0]} has no attention to look at",
+                hint=has if counts else "`llmcli info` says what",
+            )
+    if not layers:
+        raise UsageError("no layer of this model has attention to look at")
+    most = max(counts[layer] for layer in layers)
+    numbers: Sequence[int] = range(most)
+    if heads.head is not None:
+        numbers = sorted(parse_numbers(heads.head, most, "--head", "heads"))
+    return {
+        layer: tuple(head for head in numbers if head < counts[layer]) for layer in layers
+    }
+
+
+def _check_scores(chosen: Mapping[int, tuple[int, ...]], config: ModelConfig) -> None:
+    """Raises UsageError where a map is made of no scores."""
+    model = graph(config)
+    nodes = ((layer, model.mixing(layer)) for layer in range(len(config.layers)))
+    scored = [
+        layer for layer, node in nodes
+        if node is not None and isinstance(node.op, Mix) and model.score(node.op)
+    ]  # fmt: skip
+    if without := [layer for layer in chosen if layer not in scored]:
+        raise UsageError(
+            f"layer {without[0]} has no scores: no softmax makes its weights of any",
+            hint=f"layers that have: {spans(scored)}; others have `--what pattern`"
+            if scored else "use `--what pattern`",
+        )
+
+
+def metrics_named(text: str, option: str) -> tuple[Metric, ...]:
+    """`all`, or names separated by commas (`-` is as `_`); raises UsageError for others."""
+    by_name = {metric.name: metric for metric in METRICS}
+    found: dict[str, Metric] = {}
+    for name in (part.strip().replace("-", "_") for part in text.split(",")):
+        if name == "all":
+            found |= by_name
+        elif name not in by_name:
+            near = get_close_matches(name, by_name, 3, 0.5)
+            raise UsageError(
+                f"`{option}`: there is no metric `{name}`",
+                hint=f"did you mean {' or '.join(near)}?" if near else f"of {', '.join(by_name)}",
+            )
+        else:
+            found[name] = by_name[name]
+    return tuple(found.values())

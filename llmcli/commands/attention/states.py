@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.anatomy.graph import graph
-from llmcli.cli.files import kind_of_file, whole_file, written
+from llmcli.cli.files import check_export
 from llmcli.cli.looking import parse_numbers
-from llmcli.cli.output import Output, write_document
+from llmcli.cli.output import ExportFile, Output
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of
+from llmcli.cli.running import kernels_of, load_model
 from llmcli.commands.attention.options import HeadOptions, ViewOptions
+from llmcli.commands.attention.prompt import Reading
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
 from llmcli.observe.environment import environment
-from llmcli.reports.checks import checks_document
 from llmcli.reports.numbers import spans
 
 if TYPE_CHECKING:
     from llmcli.commands.attention.report.states import StatesReport
     from llmcli.config import ModelConfig
-    from llmcli.model import Model
 
 FILES = ("json", "csv")
 
@@ -31,6 +31,7 @@ def check_options(heads: HeadOptions, view: ViewOptions) -> None:
         "--map": view.map, "--metrics": view.metrics, "--top-pairs": view.top_pairs,
         "--all-pairs": view.all_pairs, "--query": view.query, "--key": view.key,
         "--scale": view.scale, "--patterns": view.patterns, "--weighted": heads.weighted,
+        "--open": view.open,
     }  # fmt: skip
     for option, value in given.items():
         if value:
@@ -43,8 +44,7 @@ def check_options(heads: HeadOptions, view: ViewOptions) -> None:
             "`--force` is about the size of a file, and none is written",
             hint="add `-o FILE`, or leave it out",
         )
-    if view.save is not None:
-        kind_of_file(view.save, FILES)
+    check_export(view.save, FILES, show=False)
 
 
 def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -76,41 +76,42 @@ def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tu
     return tuple(sorted(layers)), numbers
 
 
-def shown_states(
-    model: Model,
-    ids: tuple[int, ...],
-    new: int,
-    heads: HeadOptions,
-    view: ViewOptions,
-    out: Output,
-) -> StatesReport:
+def show(reading: Reading, heads: HeadOptions, view: ViewOptions, out: Output) -> None:
     """Measures the states, writes the requested file, and shows them."""
-    from llmcli.commands.attention.measure.states import measure_states
     from llmcli.commands.attention.view.states import render_states, states_csv
     from llmcli.ui.stats import model_line
 
+
+    def check(config: ModelConfig) -> None:
+        chosen(heads, config)
+
+    model = load_model(reading.model, out, text=reading.is_text, check=check).model
+    ids = reading.ids(model)
     layers, numbers = chosen(heads, model.config)
+
+    from llmcli.commands.attention.measure.states import measure_states
+
     with Progress(out) as progress:
         report = measure_states(
-            model, ids, layers=layers, heads=numbers, generate=new, progress=progress
-        )
-    about = model.describe()
-    machine = environment(kernels=kernels_of(about))
+            model, ids, layers=layers, heads=numbers, generate=reading.new.generate,
+            progress=progress,
+        )  # fmt: skip
+    about, file = model.describe(), None
     if view.save is not None:
-        if kind_of_file(view.save, FILES) == "json":
-            write_document(view.save, out.envelope(_body(report), model=about, environment=machine))
-        else:
-            with whole_file(view.save) as file:
-                file.writelines(states_csv(report))
-        out.note(written(view.save, f"states of layers {spans(layers)}"))
-    if out.json:
-        out.document(_body(report), model=about, environment=machine)
-    else:
-        out.show(render_states(report, model_line(about)))
-    return report
+        table = None if view.save.lower().endswith(".json") else partial(states_csv, report)
+        file = ExportFile(path=view.save, holds=f"states of layers {spans(layers)}", make=table)
+    out.present(
+        lambda: render_states(report, model_line(about)),
+        _body(report),
+        model=about,
+        environment=environment(kernels=kernels_of(about)),
+        checks=report.checks,
+        file=file,
+    )
 
 
 def _body(report: StatesReport) -> dict[str, Any]:
+    """The report as JSON has it, but for the checks."""
     return {
         "what": "state",
         "dtype": report.dtype,
@@ -121,6 +122,4 @@ def _body(report: StatesReport) -> dict[str, Any]:
             vars(layer) | {"heads": [dict(vars(head)) for head in layer.heads]}
             for layer in report.layers
         ],
-        "checks": checks_document(report.checks),
-        "ok": report.ok,
     }

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.graph import graph
-from llmcli.cli.files import check_size, kind_of_file
+from llmcli.cli.files import check_export, check_size, kind_of_file, page_to_open
 from llmcli.cli.looking import (
     NewTokensOptions,
     check_span,
@@ -52,6 +52,7 @@ Examples:
   llmcli experts "Once upon a time" --generate 16 --position -16:
   llmcli experts "2 + 2 = 4" --position -1
   llmcli experts -f page.txt -o experts.html
+  llmcli experts -f page.txt --open
 """
 
 
@@ -73,6 +74,10 @@ class ExpertsOptions:
         None, "-o", "--output", "FILE",
         f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
     )  # fmt: skip
+    open: bool = opt(
+        False, "--open",
+        "Show it in a browser: the .html or .png of -o, without that a page made for it.",
+    )  # fmt: skip
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     def check(self, config: ModelConfig) -> None:
@@ -82,7 +87,7 @@ class ExpertsOptions:
             check_span(self.position, "--position")
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
-        """Those asked for, in order. Raises UsageError for a layer without experts."""
+        """Those requested, in order. Raises UsageError for a layer without experts."""
         nodes = graph(config).nodes.values()
         routed = [node.layer for node in nodes if isinstance(node.op, Choose)]
         having = tuple(layer for layer in routed if layer is not None)
@@ -122,11 +127,12 @@ def command(
     from llmcli.ui.stats import model_line
 
     out = Output("experts", output)
-    kind = "" if experts.save is None else kind_of_file(experts.save, FILES)
+    check_export(experts.save, FILES, show=experts.open)
+    path = page_to_open("experts") if experts.open and experts.save is None else experts.save
     given = looked_at(prompt, out.note)
     loaded = load_model(model, out, text=given.ids is None, check=experts.check).model
     ids = encode_look(given, template, model, loaded, new=new.generate).ids
-    report = experts_report(loaded, ids, new.generate, experts, kind, out)
+    report = experts_report(loaded, ids, new.generate, experts, path, out)
     about = loaded.describe()
     title = model_line(about)
     out.present(
@@ -135,14 +141,15 @@ def command(
         model=about,
         environment=environment(kernels=kernels_of(about)),
         checks=report.checks,
-        file=None if experts.save is None else _file(experts.save, kind, report, title),
+        file=None if path is None else _file(path, report, title, show=experts.open),
     )
 
 
 def experts_report(
-    model: Model, ids: Sequence[int], generate: int, experts: ExpertsOptions, kind: str, out: Output
-) -> ExpertsReport:
-    """What the options ask of a model; `kind` is that of the file they name, if any."""
+    model: Model, ids: Sequence[int], generate: int, experts: ExpertsOptions, path: str | None,
+    out: Output,
+) -> ExpertsReport:  # fmt: skip
+    """What the options request of a model; `path` of the file that will hold it, if any."""
     from llmcli.commands.experts.measure import measure_experts
 
     layers = experts.layers(model.config)
@@ -151,26 +158,27 @@ def experts_report(
         return range(*parse_span(experts.position, total, "--position"))
 
     positions = span(len(ids) + generate)
-    if experts.save is not None and kind in SIZES:
-        choice, cell, besides = SIZES[kind]
+    if path is not None and (sizes := SIZES.get(kind_of_file(path, FILES))):
+        choice, cell, besides = sizes
         chosen = max(graph(model.config).sizes(layer)["K"] for layer in layers)
         size = besides + len(layers) * len(positions) * (cell + chosen * choice)
         smaller = "choose fewer positions with `--position` or layers with `--layer`"
-        check_size(experts.save, size, force=experts.force, smaller=smaller)
+        check_size(path, size, force=experts.force, smaller=smaller)
     with Progress(out) as progress:
         return measure_experts(
             model, ids, layers, span=span, generate=generate, sampling=greedy(), progress=progress
         )
 
 
-def _file(path: str, kind: str, report: ExpertsReport, title: str) -> ExportFile:
-    """`report` as a file of that kind; `title` names the model."""
+def _file(path: str, report: ExpertsReport, title: str, *, show: bool) -> ExportFile:
+    """`report` as a file; `title` names the model."""
     from llmcli.commands.experts.view import export, picture
 
     makers = {"csv": export.experts_csv, "png": picture.experts_png, "html": export.experts_page}
+    kind = kind_of_file(path, FILES)
     make = None if kind == "json" else partial(makers[kind], report, title)
     holds = counted(len(report.positions), "position")
-    return ExportFile(path=path, holds=f"the choices at {holds}", make=make)
+    return ExportFile(path=path, holds=f"the choices at {holds}", make=make, open=show)
 
 
 def _body(report: ExpertsReport) -> dict[str, Any]:

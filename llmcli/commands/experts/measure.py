@@ -1,7 +1,7 @@
 """Which experts every token takes, seen while the model reads and writes as `generate` does.
 
 Of a layer there are kept, for every token, the chosen experts, their weights, the margin and the
-share of the shared expert; scores and hidden numbers are looked at chunk by chunk and forgotten.
+share of the shared expert; scores and hidden numbers are read chunk by chunk and forgotten.
 
 Axes: T tokens of one call, P positions shown, E experts, K chosen ones, D width.
 """
@@ -158,7 +158,7 @@ class Mixture:
         self._kept.append(tuple(one.cpu() for one in kept))
 
     def _margins(self, first: int, seen: dict[str, Tensor], chosen_TK: Tensor) -> Tensor:
-        """The last chosen less the first refused, of the scores that choose: float32 `[T]`."""
+        """The last chosen minus the first refused, of the scores that choose: float32 `[T]`."""
         known, tokens = rules(self._model.config), len(chosen_TK)
         own = Kernel(
             self._model, known, range(first + tokens), (),
@@ -185,7 +185,7 @@ class Mixture:
         share_E = load_E[load_E > 0] / load_E.sum()
         entropy = float(-(share_E * np.log(share_E)).sum()) + 0.0
         real_P = np.flatnonzero(~np.isnan(margins_P))
-        least = int(real_P[margins_P[real_P].argmin()]) if real_P.size else None
+        smallest = int(real_P[margins_P[real_P].argmin()]) if real_P.size else None
         source = self._graph[choose.source].op
         return ExpertsLayer(
             layer=self._layer,
@@ -205,8 +205,8 @@ class Mixture:
             balance=entropy / math.log(experts) if experts > 1 else 1.0,
             unused=tuple(np.flatnonzero(load_E == 0).tolist()),
             mean_margin=float(margins_P[real_P].mean()) if real_P.size else math.nan,
-            smallest_margin=math.nan if least is None else float(margins_P[least]),
-            smallest_at=None if least is None else positions[least],
+            smallest_margin=math.nan if smallest is None else float(margins_P[smallest]),
+            smallest_at=None if smallest is None else positions[smallest],
             shared_share=float(np.mean(shares[0], dtype=np.float64)) if shares else None,
             chosen=chosen_PK,
             weights=weights_PK,

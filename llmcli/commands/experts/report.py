@@ -28,10 +28,10 @@ class ExpertsLayer:
     are the experts that nobody chose.
 
     `chosen` `[P, K]`, the largest score first, with their `weights` `[P, K]`. `margins` `[P]`: the
-    least score of the chosen less the largest of those refused, as they choose (corrected, within
-    the groups that are left); NaN where none was refused. `smallest_margin` is at the position
-    `smallest_at`. `shared_shares` `[P]`: ‖shared‖ / (‖shared‖ + ‖routed‖), the norms of what the
-    shared expert adds and of the weighted sum of the chosen; None without a shared expert.
+    smallest score of the chosen minus the largest of those refused, as they choose (corrected,
+    within the groups that are left); NaN where none was refused. `smallest_margin` is at the
+    position `smallest_at`. `shared_shares` `[P]`: ‖shared‖ / (‖shared‖ + ‖routed‖), the norms of
+    what the shared expert adds and of the weighted sum of the chosen; None without a shared expert.
     """
 
     layer: int
@@ -59,7 +59,7 @@ class ExpertsLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsReport:
-    """The mixtures of the layers asked for; `positions` index `tokens`, (id, text).
+    """The mixtures of the requested layers; `positions` index `tokens`, (id, text).
 
     The first `prompt_tokens` of `tokens` are the prompt's, the others the model wrote. Loads,
     means and margins are of `positions` alone.

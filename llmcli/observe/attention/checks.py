@@ -1,4 +1,4 @@
-"""What is proven of every row while it is there: that it is a distribution over the right keys,
+"""What is checked of every row while it is there: that it is a distribution over the right keys,
 and that with the values it gives what the fused kernel computed.
 
 Axes: H heads, t rows, S keys of a block, e size of a head's value.
@@ -82,7 +82,7 @@ class Proof:
     def averages(self, heads: int, tokens_T: Tensor) -> Averages | None:
         """For the rows of these tokens, of one call and so many heads.
 
-        None where a number tells by itself that something is off, because it has 24 bits or more.
+        None where a single number shows that something is off, because it has 24 bits or more.
         """
         # weights and results are rounded to 16 bits, as `NARROW_ROUNDINGS` has it
         if not self._narrow_off:
@@ -155,7 +155,7 @@ class Proof:
         sizes_Ht: Tensor,
         averages: tuple[Averages, int] | None = None,
     ) -> None:
-        """Of the map of a recurrence: that it looks at no later token, and that times the values it
+        """Of the map of a recurrence: that it reads no later token, and that times the values it
         is what the kernel computed as `z`.
 
         Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits, and
@@ -263,7 +263,7 @@ def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:
     """How many cells of each row are masked and should not be, or the other way: `[H, t]`.
 
     A masked cell has the weight 0 and the score -∞. Which are is counted anew here: row i sees
-    its last `seen_t` keys. Keys that all rows or none see are looked at as a whole.
+    its last `seen_t` keys. Keys that all rows or none see are compared as a whole.
     """
     last_t = block.positions_t
     begin_t = last_t - block.seen_t + 1

@@ -1,4 +1,4 @@
-"""Rows of the maps of one layer's heads, block by block, each proven when it comes.
+"""Rows of the maps of one layer's heads, block by block, each checked when it comes.
 
 Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query and key, e of a value.
 """
@@ -19,7 +19,7 @@ from llmcli.observe.recurrence import CHUNK, Walk, walk
 
 
 class Rows(NamedTuple):
-    """Some rows of the heads `at` of those looked at, with the values of all keys that they mix.
+    """Some rows of the heads `at` of those requested, with the values of all keys that they mix.
 
     A signed map is made of no scores.
     """
@@ -47,7 +47,7 @@ def proven(
 ) -> Iterator[Rows]:
     """The rows of the queries from position `first` on, block by block.
 
-    `heads` are the heads looked at, `seen` the activations `[H, T, d]` of all heads; all but
+    `heads` are the requested heads, `seen` the activations `[H, T, d]` of all heads; all but
     queries and results have the rows of all tokens. `rows`: so many at a time (None: as memory has
     it). Each block has gone through `proof`, against the kernel's own result, when it comes.
     `walked`: through all tokens, where the map is signed (None: it is walked here). Raises

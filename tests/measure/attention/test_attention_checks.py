@@ -14,6 +14,7 @@ from blocks import norm_of
 from decoder_parameters import parameters_of
 
 from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
 from llmcli.model import Model
@@ -30,7 +31,9 @@ OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  
 
 
 def checked(model, *, generate=0, count=40, rows=None):
-    report = measure_attention(model, ids_of(count), generate=generate, block_rows=rows)
+    report = measure_attention(
+        model, ids_of(count), AttentionRequest(generate=generate), block_rows=rows
+    )
     return {check.name: check for check in report.checks}
 
 

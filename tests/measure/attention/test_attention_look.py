@@ -26,22 +26,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmcli import devices
-from llmcli.commands.attention.measure.pooled import Pooled
+from llmcli.commands.attention.measure.kept import Pooled
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.measure.synthetic import synthetic
-from llmcli.commands.attention.measure.wanted import Drawn
+from llmcli.commands.attention.prompt import synthetic
+from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.nn.decoder import Decoder
 
 
-def exported(model, ids, **options):
+def drawn(most, **options):
+    return AttentionRequest(drawn=True, most_cells=most, **options)
+
+
+def exported(model, ids, request=None, **options):
     found = {}
 
     def keep(layer, matrix):
         assert layer not in found
         found[layer] = matrix.copy()
 
-    report = measure_attention(model, ids, on_matrix=keep, **options)
+    report = measure_attention(model, ids, request, on_matrix=keep, **options)
     return found, report
 
 
@@ -54,7 +58,7 @@ def test_whole_matrices_are_handed_on_layer_by_layer(kind):
         assert found[layer].dtype == np.float64  # the model's
         assert np.abs(found[layer] - a).max() < 1e-12
         assert (found[layer][a == 0] == 0).all()
-    scores, _ = exported(model, ids, what="scores", block_rows=5)
+    scores, _ = exported(model, ids, AttentionRequest(what="scores"), block_rows=5)
     for layer, a in enumerate(patterns(model, ids)):
         assert (np.isneginf(scores[layer]) == (a == 0)).all()
         e = np.exp(scores[layer] - scores[layer].max(-1, keepdims=True))
@@ -62,9 +66,10 @@ def test_whole_matrices_are_handed_on_layer_by_layer(kind):
     assert report.what == "pattern"
 
 
-def test_only_the_layers_and_heads_that_are_asked_for():
+def test_only_the_layers_and_heads_that_are_requested():
     model, ids = small("gqa", layers=3), ids_of(20)
-    found, report = exported(model, ids, layers=[2, 1], heads=[3, 1, 9], matrices=Drawn(most=99))
+    heads = (3, 1, 9)
+    found, report = exported(model, ids, drawn(99, heads={2: heads, 1: heads}))
     assert [layer.layer for layer in report.layers] == [1, 2]
     assert [(head.head, head.kv_head) for head in report.layers[0].heads] == [(1, 0), (3, 1)]
     whole, everything = exported(model, ids)
@@ -75,7 +80,7 @@ def test_only_the_layers_and_heads_that_are_asked_for():
 
 
 def test_heads_that_a_layer_has_not_got_leave_it_empty():
-    report = measure_attention(small(), ids_of(9), heads=[7])
+    report = measure_attention(small(), ids_of(9), AttentionRequest(heads={0: (7,), 1: (7,)}))
     assert report.ok
     assert [layer.heads for layer in report.layers] == [(), ()]
 
@@ -90,7 +95,7 @@ def test_pooled_cells_are_the_largest_of_their_squares(most, queries, keys, rows
     a = np.random.default_rng(0).normal(size=(2, 40, 40))
     i, j = np.arange(40)[:, None], np.arange(40)
     a[:, (j > i) | (i - j >= window)] = -np.inf
-    pooled = Pooled(Drawn(queries=queries, keys=keys, most=most), 2, 40)
+    pooled = Pooled(drawn(most, queries=queries, keys=keys), 2, 40)
     for first in range(0, 40, rows):
         low = max(0, first - window)
         cut = torch.tensor(a[:, first : first + rows, low : first + rows])
@@ -110,8 +115,8 @@ def test_pooled_cells_are_the_largest_of_their_squares(most, queries, keys, rows
 
 def test_drawn_matrices_are_the_pattern_with_nan_where_masked():
     model, ids = small("window"), ids_of(30)
-    drawn = Drawn(queries=(10, 20), keys=(4, 20), most=50)
-    report = measure_attention(model, ids, matrices=drawn, heads=[2])
+    part = drawn(50, queries=(10, 20), keys=(4, 20), heads={0: (2,), 1: (2,)})
+    report = measure_attention(model, ids, part)
     a = patterns(model, ids)[1][2, 10:20, 4:20]
     matrix = report.matrices[1]
     assert (matrix.layer, matrix.head, matrix.kv_head, matrix.pool) == (1, 2, 1, 1)
@@ -128,7 +133,9 @@ def all_pairs(model, ids):
 @pytest.mark.parametrize("everything", [False, True])
 def test_the_largest_pairs(everything):
     model, ids = small("gqa"), ids_of(25)
-    report = measure_attention(model, ids, pairs=9, everything=everything, block_rows=4)
+    report = measure_attention(
+        model, ids, AttentionRequest(pairs=9, everything=everything), block_rows=4
+    )
     allowed = [
         pair for pair in all_pairs(model, ids) if everything or (pair[4] > 0 and pair[3] != pair[4])
     ]
@@ -144,10 +151,8 @@ def test_the_largest_pairs(everything):
 @pytest.mark.parametrize("kind", ["gqa", "window"])
 def test_pairs_of_some_queries_and_keys(block_rows, kind):
     model, ids = small(kind), ids_of(11)
-    within = ((5, 9), (2, 7))
-    report = measure_attention(
-        model, ids, pairs=1000, pairs_within=within, everything=True, block_rows=block_rows
-    )
+    request = AttentionRequest(pairs=1000, queries=(5, 9), keys=(2, 7), everything=True)
+    report = measure_attention(model, ids, request, block_rows=block_rows)
     expected = sorted(
         (pair for pair in all_pairs(model, ids) if 5 <= pair[3] < 9 and 2 <= pair[4] < 7),
         key=lambda pair: -pair[0],
@@ -159,7 +164,7 @@ def test_pairs_of_some_queries_and_keys(block_rows, kind):
 
 def test_pairs_ranked_by_what_is_moved():
     model, ids = small("gqa"), ids_of(25)
-    report = measure_attention(model, ids, pairs=5, pairs_by="weighted")
+    report = measure_attention(model, ids, AttentionRequest(pairs=5, weighted=True))
     seen = {}
     model.decoder(torch.tensor([ids]), tap=seen.__setitem__)
     ranks = []
@@ -178,7 +183,7 @@ def test_pairs_ranked_by_what_is_moved():
 def test_bos_is_no_key_wherever_it_stands():
     model, ids = small(), ids_of(25)
     model.config = dataclasses.replace(model.config, bos=ids[3])
-    report = measure_attention(model, ids, pairs=10_000)
+    report = measure_attention(model, ids, AttentionRequest(pairs=10_000))
     assert ids.count(ids[3]) > 1
     assert all(ids[pair.key] != ids[3] and pair.key > 0 for pair in report.pairs)
 
@@ -191,15 +196,13 @@ def test_bos_is_no_key_wherever_it_stands():
 def test_new_tokens_are_rows_like_the_others(kind, whole):
     """As if the whole text had been the prompt: the cache's offset changes no number."""
     model, ids = small(kind), ids_of(21)
-    options = {"matrices": Drawn(most=10), "pairs": 5}
     found = {}
-    if whole:
-        options["on_matrix"] = found.__setitem__
-    report = measure_attention(model, ids, generate=6, **options)
+    keep = found.__setitem__ if whole else None
+    report = measure_attention(model, ids, drawn(10, pairs=5, generate=6), on_matrix=keep)
     assert report.ok, report.checks
     every = [id for id, _ in report.tokens]
     assert (report.prompt_tokens, len(every), every[:21]) == (21, 27, ids)
-    again = measure_attention(model, every, **options)
+    again = measure_attention(model, every, drawn(10, pairs=5), on_matrix=keep)
     for layer, a in enumerate(patterns(model, every)):
         for head in range(4):
             expected = naive(a[head], every, seen_keys(27, model.config.layers[0].attention.window))
@@ -217,13 +220,11 @@ def test_new_tokens_are_rows_like_the_others(kind, whole):
 
 def test_an_end_of_text_token_ends_the_rows():
     model, ids = small(), ids_of(12)
-    first = measure_attention(model, ids, generate=1).tokens[12][0]
+    first = measure_attention(model, ids, AttentionRequest(generate=1)).tokens[12][0]
     model.eos_ids = frozenset({first})
     found = {}
-    report = measure_attention(
-        model, ids, generate=8, on_matrix=found.__setitem__, matrices=Drawn(most=99),
-        metrics=("entropy", "effective_rank"),
-    )  # fmt: skip
+    request = drawn(99, generate=8, metrics=("entropy", "effective_rank"))
+    report = measure_attention(model, ids, request, on_matrix=found.__setitem__)
     assert len(report.tokens) == 13
     assert found[0].shape == (4, 13, 13)
     assert report.matrices[0].queries == report.matrices[0].keys == (0, 13)
@@ -234,8 +235,10 @@ def test_an_end_of_text_token_ends_the_rows():
 @pytest.mark.parametrize("generate", [0, 3])
 def test_progress_ends_with_all_rows_of_all_heads(generate):
     told = []
+    heads = (0, 2, 3)
+    request = AttentionRequest(heads={0: heads, 1: heads}, generate=generate)
     measure_attention(
-        small("window"), ids_of(15), heads=[0, 2, 3], generate=generate, block_rows=4,
+        small("window"), ids_of(15), request, block_rows=4,
         progress=lambda *said: told.append(said),
     )  # fmt: skip
     looked = [said[1:] for said in told if said[0] == "looking at the heads"]
@@ -262,8 +265,7 @@ def test_one_forward_pass_whose_numbers_are_the_usual_ones(monkeypatch, dtype, g
         return out
 
     monkeypatch.setattr(Decoder, "__call__", counted)
-    options = {"weighted": True, "pairs": 3, "matrices": Drawn(most=9)}
-    exported(model, ids, generate=generate, **options)
+    exported(model, ids, drawn(9, weighted=True, pairs=3, generate=generate))
     assert [begin for begin, *_ in calls] == [0, *range(18, 18 + generate)]
     state = model.decoder.new_state(1, 30) if generate else None
     for _, tokens, options, out in calls:
@@ -288,7 +290,7 @@ def test_what_was_captured_is_not_changed(monkeypatch):
 
     plain = Decoder.__call__
     monkeypatch.setattr(Decoder, "__call__", tapped)
-    exported(model, ids, weighted=True, pairs=3, pairs_by="weighted", matrices=Drawn(most=4))
+    exported(model, ids, drawn(4, weighted=True, pairs=3))
     assert len(before) > 20
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -308,13 +310,11 @@ class Largest(TorchDispatchMode):
 def test_nothing_square_is_kept_for_metrics(monkeypatch):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
     monkeypatch.setattr("llmcli.observe.formulas.CHEAP", 1)
-    for module in ("observe.attention.rows", "commands.attention.measure.labels"):
+    for module in ("observe.attention.rows", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 400
     with Largest() as seen:
-        report = measure_attention(
-            model, ids_of(count), matrices=Drawn(most=20), pairs=5, weighted=True
-        )
+        report = measure_attention(model, ids_of(count), drawn(20, pairs=5, weighted=True))
     assert report.ok
     assert count * 24 <= seen.most < count**2 / 4
 

@@ -23,10 +23,10 @@ from attention_models import (
 from decoder_parameters import parameters_of
 
 from llmcli.commands.attention.measure import run
-from llmcli.commands.attention.measure.labels import LABELS, labels_of
-from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank
+from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.report.metrics import METRICS, USUAL
+from llmcli.commands.attention.report.metrics import LABELS, METRICS, USUAL
+from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.observe.attention.block import Block, Tokens
 from llmcli.parts.attention.config import AttentionConfig
 
@@ -54,7 +54,7 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     model, ids = small(kind), ids_of(75)
     expected = measure_attention(model, ids)
     sizes, make = [], Block.__init__
-    for module in ("observe.attention.rows", "commands.attention.measure.labels"):
+    for module in ("observe.attention.rows", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", cells)
     monkeypatch.setattr(
         Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
@@ -71,7 +71,7 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
 @pytest.mark.parametrize("kind", ["gqa", "window", "no-rotation"])
 def test_weighted_is_the_same_of_what_is_moved(kind):
     model, ids = small(kind), ids_of(30)
-    report = measure_attention(model, ids, weighted=True, block_rows=7)
+    report = measure_attention(model, ids, AttentionRequest(weighted=True), block_rows=7)
     mixer = model.config.layers[0].attention
     seen = {}
     model.decoder(torch.tensor([ids]), tap=seen.__setitem__)
@@ -175,7 +175,8 @@ def test_perfect_heads_get_exactly_their_scores():
     duplicate = [i if i <= n else i - n for i in range(count)]
     first = [0] * count
     model = built([previous, induction, duplicate, itself, first, None], count)
-    report = measure_attention(model, ids, metrics=[metric.name for metric in METRICS])
+    request = AttentionRequest(metrics=tuple(metric.name for metric in METRICS))
+    report = measure_attention(model, ids, request)
     assert report.ok, report.checks
     prev, ind, dup, own, sink, even = metrics_of(report)
     assert prev["previous_token"] == 1
@@ -292,19 +293,20 @@ def test_the_reason_names_the_kind_of_layer_where_there_are_several():
     assert why["local"] == "window 2: no row counts"
     assert why["previous-token"] == "window 2: equal weights would give 0.50"
     assert "broad" not in why
-    alone = measure_attention(model_of(config_of(full, near)), ids_of(30), layers=[1])
+    second = AttentionRequest(heads={1: tuple(range(4))})
+    alone = measure_attention(model_of(config_of(full, near)), ids_of(30), second)
     assert dict(alone.unlabelled)["local"] == "no row counts"
 
 
 def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch):
     monkeypatch.setattr(run, "MOST_RANKED", 20)
-    names = ["effective_rank", "entropy"]
+    names = AttentionRequest(metrics=("effective_rank", "entropy"))
     model = small()
-    within = measure_attention(model, ids_of(20), metrics=names)
+    within = measure_attention(model, ids_of(20), names)
     a = torch.tensor(patterns(model, ids_of(20))[1])
     ranks = [head["effective_rank"] for head in metrics_of(within, 1)]
     assert ranks == pytest.approx(effective_rank(a), rel=1e-9)
-    beyond = measure_attention(model, ids_of(21), metrics=names)
+    beyond = measure_attention(model, ids_of(21), names)
     assert list(beyond.layers[0].heads[0].metrics) == ["entropy"]
     assert [name for name, _ in beyond.skipped] == ["effective_rank"]
     assert "21" in beyond.skipped[0][1]

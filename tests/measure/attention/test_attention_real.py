@@ -9,7 +9,8 @@ import pytest
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.measure.synthetic import synthetic
+from llmcli.commands.attention.prompt import synthetic
+from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.loading import Model, load_checkpoint
 
 pytestmark = pytest.mark.real
@@ -42,9 +43,9 @@ def test_heads_of_every_kind_are_found_and_all_is_proven(smollm2: Model) -> None
 @pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
 def test_no_second_copy_of_the_weights(smollm2: Model) -> None:
     ids = synthetic(smollm2, 60, 0)
-    measure_attention(smollm2, ids[:10], generate=1)  # what is allocated once
+    measure_attention(smollm2, ids[:10], AttentionRequest(generate=1))  # what is allocated once
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = resident("VmRSS")
-    report = measure_attention(smollm2, ids, generate=4, weighted=True, pairs=5)
+    report = measure_attention(smollm2, ids, AttentionRequest(generate=4, weighted=True, pairs=5))
     assert report.ok, report.checks
     assert resident("VmHWM") - before < smollm2.weight_bytes / 4

@@ -1,4 +1,4 @@
-"""One layer: its rows, block by block, through everything that is wanted of them.
+"""One layer: its rows, block by block, through everything that is requested of them.
 
 Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query and key, e of a value.
 """
@@ -6,20 +6,19 @@ Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.commands.attention.measure.labels import LABELS, labels_of
-from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank
-from llmcli.commands.attention.measure.pairs import TopPairs
-from llmcli.commands.attention.measure.pooled import Pooled, Whole
-from llmcli.commands.attention.measure.wanted import Wanted
+from llmcli.commands.attention.measure.kept import Pooled, TopPairs, Whole
+from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.report.heads import HeadReport, LayerReport
-from llmcli.commands.attention.report.metrics import HALF_LIFE, OVERWRITTEN, RANK, USUAL
+from llmcli.commands.attention.report.metrics import HALF_LIFE, LABELS, OVERWRITTEN, RANK, USUAL
+from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.model import Model
 from llmcli.observe.attention.block import Block, Tokens
 from llmcli.observe.attention.checks import Proof
@@ -28,45 +27,51 @@ from llmcli.observe.layer_map import LayerMap
 from llmcli.observe.recurrence import Walk, walk
 from llmcli.reports.matrix import Matrix
 
+OnMatrix = Callable[[int, np.ndarray], None]
 _AT_ONCE = 1 << 22  # numbers of a matrix, 32 MiB of float64
 
 
-class Layer:
-    """What is found out of one layer; `most` is the most tokens that there will be.
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the layers of one pass share.
 
-    `advance(rows)` is told how many rows of how many heads, multiplied, are done.
+    `metrics` that are computed. `on_matrix(layer, [H, T, S])` takes whole matrices. `block_rows`:
+    so many rows at a time, None by memory. `advance(rows)` is called with how many rows of how many
+    heads, multiplied, are done.
     """
 
+    request: AttentionRequest
+    metrics: tuple[str, ...]
+    on_matrix: OnMatrix | None
+    block_rows: int | None
+    proof: Proof
+    pairs: TopPairs
+    advance: Callable[[int], None]
+
+
+class Layer:
+    """The requested `heads` of one layer; `most` is the most tokens that there will be."""
+
     def __init__(
-        self,
-        model: Model,
-        of: LayerMap,
-        wanted: Wanted,
-        most: int,
-        *,
-        proof: Proof,
-        pairs: TopPairs,
-        advance: Callable[[int], None],
+        self, model: Model, of: LayerMap, heads: Sequence[int], most: int, shared: Shared
     ) -> None:
         self.number = of.number
         self.of = of
-        self.heads = wanted.heads_of(of.heads)
+        self.heads = list(heads)
         self._w_o = None if of.output is None else model.decoder.weight(of.output)
-        self._wanted = wanted
-        self._proof = proof
-        self._pairs = pairs
-        self._advance = advance
+        self._request = request = shared.request
+        self._shared = shared
         dtype = model.stream_dtype
-        needed = {*wanted.metrics, *(label.metric for label in LABELS)}
+        needed = {*shared.metrics, *(label.metric for label in LABELS)}
         self._means = RowMeans(tuple(name for name in USUAL if name in needed), len(self.heads))
         self._walked: Walk | None = None
         self._pooled = None
-        if wanted.matrices is not None:
-            self._pooled = Pooled(wanted.matrices, len(self.heads), most, signed=of.signed)
-        self._ranked = Whole(len(self.heads), most, 0.0, dtype) if RANK in wanted.metrics else None
-        masked = 0.0 if wanted.what == "pattern" else -math.inf
+        if request.drawn:
+            self._pooled = Pooled(request, len(self.heads), most, signed=of.signed)
+        self._ranked = Whole(len(self.heads), most, 0.0, dtype) if RANK in shared.metrics else None
+        masked = 0.0 if request.what == "pattern" else -math.inf
         self._exported = None
-        if wanted.on_matrix is not None:
+        if shared.on_matrix is not None:
             self._exported = Whole(len(self.heads), most, masked, dtype)
 
     def add(self, first: int, tokens: Tokens, seen: Mapping[str, Tensor]) -> None:
@@ -74,32 +79,27 @@ class Layer:
         if self.of.signed:
             self._walked = walk(self.of.recurrence(seen))
         shown = proven(
-            self._proof, self.of, self.heads, first, tokens, seen, self._wanted.block_rows,
+            self._shared.proof, self.of, self.heads, first, tokens, seen, self._shared.block_rows,
             self._walked,
         )  # fmt: skip
         norms_HS, of = None, None
         for rows in shown:
-            if self._weighs and of != rows.at:
+            if self._request.weighted and of != rows.at:
                 of, norms_HS = rows.at, self._norms(rows.v_KSe, self.heads[rows.at])
             keys = slice(rows.block.low, rows.block.low + rows.block.a_HtS.shape[2])
             self._keep(rows)
             self._summarize(rows.block, None if norms_HS is None else norms_HS[:, keys], rows.at)
-            self._advance(rows.block.a_HtS[:, :, 0].numel())
+            self._shared.advance(rows.block.a_HtS[:, :, 0].numel())
 
     @property
     def walked(self) -> Walk | None:
         """Where the last rows ended, of a recurrence."""
         return self._walked
 
-    @property
-    def _weighs(self) -> bool:
-        wanted = self._wanted
-        return wanted.weighted or (wanted.pairs > 0 and wanted.pairs_by == "weighted")
-
     def _keep(self, rows: Rows) -> None:
         block, scores_HtS = rows.block, rows.scores_HtS
         shown_HtS = block.a_HtS
-        if self._wanted.what == "scores":
+        if self._request.what == "scores":
             assert scores_HtS is not None
             shown_HtS = scores_HtS
         if self._exported is not None:
@@ -117,13 +117,11 @@ class Layer:
         ranks_HtS, ranked_HtS = summed.a_HtS, block.a_HtS
         if norms_HS is not None:
             moved = replace(block, a_HtS=block.a_HtS * norms_HS[:, None])
-            if self._wanted.pairs_by == "weighted":
-                ranks_HtS = moved.a_HtS.abs()
-            if self._wanted.weighted:
-                summed = moved.shares()
-                summed = summed if self.of.signed else replace(summed, negative_Ht=None)
-                ranked_HtS = summed.a_HtS.copysign(block.a_HtS)
-        self._pairs.add(block, ranks_HtS, self.number, self.heads[at], self.of.group)
+            ranks_HtS = moved.a_HtS.abs()
+            summed = moved.shares()
+            summed = summed if self.of.signed else replace(summed, negative_Ht=None)
+            ranked_HtS = summed.a_HtS.copysign(block.a_HtS)
+        self._shared.pairs.add(block, ranks_HtS, self.number, self.heads[at], self.of.group)
         self._means.add(summed, at)
         if self._ranked is not None:
             self._ranked.add(ranked_HtS.nan_to_num(0.0), at, block.first, block.low)
@@ -157,13 +155,13 @@ class Layer:
         return found_Hee
 
     def finish(
-        self, tokens: int, untold: Container[str]
+        self, tokens: int, undetermined: Container[str]
     ) -> tuple[LayerReport, tuple[Matrix, ...], dict[str, int]]:
         """The report of the layer, its matrices, and how many rows each metric counts.
 
-        No head is of the kinds `untold`.
+        No head is of the kinds that are `undetermined`.
 
-        Hands the whole matrices on where they are asked for, and forgets them.
+        Hands the whole matrices on where somebody takes them, and forgets them.
         """
         metrics, counts = self._means.means(), self._means.rows()
         if self._ranked is not None:
@@ -177,9 +175,9 @@ class Layer:
             one | {name: values[head] for name, values in memory.items()}
             for one, head in zip(metrics, self.heads, strict=True)
         ]
-        if self._exported is not None and self._wanted.on_matrix is not None:
+        if self._exported is not None and self._shared.on_matrix is not None:
             shown_HTS = self._exported.values_HTS[:, :tokens, :tokens]
-            self._wanted.on_matrix(self.number, shown_HTS.numpy())
+            self._shared.on_matrix(self.number, shown_HTS.numpy())
         self._ranked = self._exported = self._walked = None
         report = LayerReport(
             layer=self.number,
@@ -193,8 +191,8 @@ class Layer:
                 HeadReport(
                     head=head,
                     kv_head=head // self.of.group,
-                    metrics={name: found[name] for name in self._wanted.metrics},
-                    labels=labels_of(found, untold),
+                    metrics={name: found[name] for name in self._shared.metrics},
+                    labels=labels_of(found, undetermined),
                 )
                 for head, found in zip(self.heads, metrics, strict=True)
             ),

@@ -1,17 +1,22 @@
-"""What a head's matrix is summed up by, row by row; a row that does not count is NaN.
+"""What a head's matrix is summed up by, row by row, and the kinds of heads that follow from it.
 
-Axes: H heads, t rows. `A[i, j]` is the weight of key j for query i; logarithms are natural.
+A row that does not count is NaN.
+
+Axes: H heads, t rows, S keys. `A[i, j]` is the weight of key j for query i; logarithms are natural.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import torch
 from torch import Tensor
 
-from llmcli.observe.attention.block import Block
+from llmcli.commands.attention.report.metrics import EVEN, LABELS
+from llmcli.observe.attention.block import CELLS, Block, Tokens
+
+FEWEST = 4  # rows that count: the mean of fewer says little of a head
 
 
 def _normalized(block: Block) -> Tensor:
@@ -123,3 +128,56 @@ def effective_rank(matrix: Tensor) -> Tensor:
     p_k = torch.where(total_1 > 0, sigma_k / total_1, 0.0)
     rank: Tensor = torch.special.entr(p_k).sum(-1).exp()
     return torch.where(total_1[..., 0] > 0, rank, 0.0)
+
+
+def labels_of(metrics: Mapping[str, float], undetermined: Container[str] = ()) -> tuple[str, ...]:
+    """The kinds of a head with those metrics, but for those that are `undetermined`.
+
+    A metric that is NaN determines none.
+    """
+    return tuple(
+        label.name
+        for label in LABELS
+        if label.name not in undetermined
+        and not math.isnan(metrics[label.metric])
+        and metrics[label.metric] >= label.threshold
+    )
+
+
+def undetermined_kinds(
+    tokens: Tokens, count: int, window: int | None, *, signed: bool = False
+) -> dict[str, str]:
+    """The kinds that `count` tokens leave undetermined in a layer with that window, and why.
+
+    Of `signed` weights the entropy determines none: they are no distribution.
+
+    Either fewer than `FEWEST` rows count, or a head that attends evenly to every visible key
+    would be called so, too: at the first token of 4, the previous one of a window of 2.
+    """
+    means = RowMeans(tuple(label.metric for label in LABELS), 1)
+    rows = max(1, CELLS // count)
+    for first in range(0, count, rows):
+        means.add(_even(tokens, first, min(rows, count - first), window), slice(0, 1))
+    (even,), counted = means.means(), means.rows()
+    found = {}
+    for label in LABELS:
+        number = counted[label.metric]
+        if number < FEWEST:
+            rows_count = {0: "no row counts", 1: "only 1 row counts"}
+            found[label.name] = rows_count.get(number, f"only {number} rows count")
+        elif label.name == EVEN and signed:
+            found[label.name] = "weights with signs are no distribution with an entropy"
+        elif label.name != EVEN and even[label.metric] >= label.threshold:
+            found[label.name] = f"equal weights would give {even[label.metric]:.2f}"
+    return found
+
+
+def _even(tokens: Tokens, first: int, rows: int, window: int | None) -> Block:
+    """Rows of a head that attends evenly to all the keys that it sees."""
+    device = tokens.ids_N.device
+    low = 0 if window is None else max(0, first - window)
+    at_t1 = torch.arange(first, first + rows, device=device)[:, None]
+    keys_S = torch.arange(low, first + rows, device=device)
+    seen_t1 = (at_t1 + 1).clamp_max(first + rows if window is None else window)
+    visible_tS = (keys_S <= at_t1) & (keys_S > at_t1 - seen_t1)
+    return Block((visible_tS / seen_t1)[None], first, low, seen_t1[:, 0], tokens)

@@ -92,14 +92,14 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionReport:
-    """The heads that were asked for, in order.
+    """The requested heads, in order.
 
     `tokens` are (id, text), the first `prompt_tokens` of them given, the others generated.
     `metrics` and `labels` define the names in `layers`. `weighted`: the metrics are of
     A[i,j]·‖v_j W_O‖ / Σ_j instead of A. `rows`: how many rows each metric is the mean of (most, of
     all heads). `pairs`, the largest first, are of all those layers and heads together.
     `skipped`: metrics that were left out, with the reason. `unlabelled`: kinds that these tokens
-    cannot tell, with the reason; some only in layers of one kind, which the reason names.
+    leave undetermined, with the reason; some only in layers of one kind, which the reason names.
     """
 
     what: What

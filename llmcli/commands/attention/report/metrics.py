@@ -1,4 +1,4 @@
-"""The numbers that sum up a head's attention matrix: what each is called and how it is defined.
+"""The numbers that sum up a head's attention matrix, and the kinds of heads that they tell apart.
 
 Plain data, known before torch is. `A[i, j]` is the weight of key j for the query at position i of
 T; logarithms are natural.
@@ -6,7 +6,7 @@ T; logarithms are natural.
 
 from __future__ import annotations
 
-from llmcli.commands.attention.report.heads import Metric
+from llmcli.commands.attention.report.heads import Label, Metric
 
 MOST_RANKED = 1024  # tokens: a rank needs the whole matrix and time ~ T³
 
@@ -75,7 +75,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="half_life",
         words="after how many tokens half of what one wrote is forgotten",
-        formula="median over j of the least n with Σ_{m=1…n} g[j+m] ≤ −ln 2, g the log-decays",
+        formula="median over j of the smallest n with Σ_{m=1…n} g[j+m] ≤ −ln 2, g the log-decays",
         high=None,
     ),
     Metric(
@@ -136,3 +136,24 @@ HALF_LIFE, OVERWRITTEN = "half_life", "overwritten"
 LINEAR = ("negative", HALF_LIFE, OVERWRITTEN)
 # all that one pass over the rows gives
 USUAL: tuple[str, ...] = tuple(metric.name for metric in METRICS if metric.name != RANK)
+COLOURED_BY = "normalized_entropy"  # the map of kinds: from one token to all of them
+
+_ARENA = "a convention (ARENA's course): no theory sets it"
+_OURS = "llmcli's own choice"
+
+LABELS: tuple[Label, ...] = (
+    Label(name="previous-token", letter="p", metric="previous_token", threshold=0.4, source=_ARENA),
+    Label(name="induction", letter="i", metric="induction", threshold=0.4, source=_ARENA),
+    Label(name="duplicate", letter="d", metric="duplicate", threshold=0.4, source=_ARENA),
+    Label(
+        name="sink",
+        letter="s",
+        metric="sink",
+        threshold=0.3,
+        source="ε of Gu et al. 2025 (arXiv 2410.10781), who have 64 tokens and count row 0",
+    ),
+    Label(name="local", letter="l", metric="locality_8", threshold=0.9, source=_OURS),
+    Label(name="broad", letter="b", metric="normalized_entropy", threshold=0.8, source=_OURS),
+)
+EVEN = "broad"  # the kind of a head that attends evenly to all keys
+COMMON = ("sink", "local", "broad")  # kinds that most heads of a model may be of

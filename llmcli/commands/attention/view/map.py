@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,14 +15,44 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Label, Metric
+from llmcli.commands.attention.report.metrics import COMMON
+from llmcli.reports.numbers import spans
 from llmcli.ui.cells import Ink
 from llmcli.ui.heatmap import ColourBar
-from llmcli.ui.layout import WIDEST, filled
+from llmcli.ui.layout import WIDEST, Dotted, filled
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT
 
+LINES = 10  # of a map: with what stands around it a screen of 24 holds it
 MOST_LETTERS = 3  # kinds of one head that are marked
-FOUND_LINES = 2  # of the heads of one kind that are named
+BESIDE = 2  # columns between two groups of layers that stand beside each other
+MANY = 4  # a kind that more than 1 of so many heads are of is quiet
+
+
+def heads_of(report: AttentionReport) -> Iterator[HeadReport]:
+    """Every head."""
+    for layer in report.layers:
+        yield from layer.heads
+
+
+def shares(report: AttentionReport) -> bool:
+    """Whether heads share keys and values."""
+    return any(head.kv_head != head.head for head in heads_of(report))
+
+
+def quiet_kinds(report: AttentionReport) -> tuple[str, ...]:
+    """The kinds that so many heads are of that a letter for each would hide all others."""
+    found = [label for head in heads_of(report) for label in head.labels]
+    count = sum(1 for _ in heads_of(report))
+    return tuple(name for name in COMMON if MANY * found.count(name) > count)
+
+
+def scale_of(report: AttentionReport, metric: Metric, kind: Kind = "linear") -> Scale:
+    """The metric's own range; where it has no end, up to the largest value there is."""
+    values = [head.metrics[metric.name] for head in heads_of(report)]
+    most = max((value for value in values if math.isfinite(value)), default=metric.low)
+    high = metric.high if metric.high is not None else max(most, metric.low)
+    return Scale(low=metric.low, high=high if high > metric.low else metric.low + 1, kind=kind)
 
 
 def head_map(
@@ -29,35 +60,33 @@ def head_map(
 ) -> RenderableType:
     """The map of a metric with its colours; `numbers`: its values, else the letters of kinds."""
     scale = scale_of(report, metric, kind)
-    words = f"{metric.name}, {metric.words}" + (", norm-weighted" if report.weighted else "")
-    undefined = any(math.isnan(head.metrics[metric.name]) for head in _heads(report))
-    key = MapKey(words, scale, "undefined" if undefined else "", numbers)
-    return Group(HeadMap(report=report, metric=metric, scale=scale, numbers=numbers), key)
+    words = f"{metric.name}, {metric.words}" if numbers else f"colour: {metric.name}"
+    undefined = any(math.isnan(head.metrics[metric.name]) for head in heads_of(report))
+    shown: list[RenderableType] = [
+        HeadMap(report=report, metric=metric, scale=scale, numbers=numbers),
+        MapKey(words + ", norm-weighted" * report.weighted, scale, undefined, numbers),
+    ]
+    if len(kinds := layer_kinds(report)) > 1:
+        shown.append(Dotted(kinds, FAINT))
+    return Group(*shown)
 
 
-def scale_of(report: AttentionReport, metric: Metric, kind: Kind = "linear") -> Scale:
-    """The metric's own range; where it has no end, up to the largest value there is."""
-    values = [head.metrics[metric.name] for head in _heads(report)]
-    most = max((value for value in values if math.isfinite(value)), default=metric.low)
-    high = metric.high if metric.high is not None else max(most, metric.low)
-    return Scale(low=metric.low, high=high if high > metric.low else metric.low + 1, kind=kind)
-
-
-def _heads(report: AttentionReport) -> Iterator[HeadReport]:
+def layer_kinds(report: AttentionReport) -> list[str]:
+    """`full: layers 5, 11` for every kind of layer."""
+    alike: dict[str, list[int]] = {}
     for layer in report.layers:
-        yield from layer.heads
-
-
-def shares(report: AttentionReport) -> bool:
-    """Whether heads share keys and values."""
-    return any(head.kv_head != head.head for head in _heads(report))
+        alike.setdefault(layer.kind, []).append(layer.layer)
+    return [
+        f"{kind}: layer{'s' * (len(layers) > 1)} {spans(layers)}" for kind, layers in alike.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadMap:
     """A line for each layer, a cell for each head, a bar between heads of different kv heads.
 
-    Where the heads do not fit beside each other, the map goes on below.
+    Layers stand beside each other where they would be too many lines. Where not even the heads
+    of one layer fit beside each other, the map goes on below.
     """
 
     report: AttentionReport
@@ -67,37 +96,88 @@ class HeadMap:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ink = Ink.of(console, options)
+        grid = self._arranged(min(options.max_width, WIDEST), ink)
         layers = self.report.layers
-        words = [self._cell(head, ink) for head in _heads(self.report)]
-        cell = 1 + max((len(word) for word in words), default=1)
-        kinds = len({layer.kind for layer in layers}) > 1
-        names = [f"{layer.layer} {layer.kind}" if kinds else str(layer.layer) for layer in layers]
-        gutter = max(len("layer"), *map(len, names)) + 1
-        room = min(options.max_width, WIDEST) - gutter
-        for number, heads in enumerate(self._blocks(room, cell)):
+        for number, heads in enumerate(grid.blocks):
             if number:
                 yield Segment.line()
-            yield Segment(f"{'layer':<{gutter}}{self._header(heads, cell, ink)}", _faint())
+            name = "layer" if grid.gutter > len("layer") else ""
+            header = f"{name:<{grid.gutter}}{self._header(heads, grid, ink)}"
+            width = grid.gutter + self._width(heads, grid) + BESIDE
+            yield Segment(f"{header:<{width}}" * (grid.beside - 1) + header, Style.parse(FAINT))
             yield Segment.line()
-            for name, layer in zip(names, layers, strict=True):
-                yield Segment(f"{name:<{gutter}}")
-                known = {head.head: head for head in layer.heads}
-                for at, head in enumerate(heads):
-                    if at and self._parted(heads[at - 1], head):
-                        yield Segment("|" if ink.ascii else "│", _faint())
-                    yield self._segment(known.get(head), cell, ink)
+            for row in range(grid.lines):
+                for at in range(row, len(layers), grid.lines):
+                    if at >= grid.lines:
+                        yield Segment(" " * BESIDE)
+                    named = str(layers[at].layer)
+                    yield Segment(
+                        f"{named:<{grid.gutter}}" if grid.beside == 1
+                        else f"{named:>{grid.gutter - 1}} "
+                    )  # fmt: skip
+                    yield from self._row(layers[at].heads, heads, grid, ink)
                 yield Segment.line()
 
-    def _blocks(self, room: int, cell: int) -> Iterator[list[int]]:
+    def _row(
+        self, own: Sequence[HeadReport], heads: Sequence[int], grid: _Grid, ink: Ink
+    ) -> Iterator[Segment]:
+        known = {head.head: head for head in own}
+        for at, number in enumerate(heads):
+            if grid.bars and at and self._parted(heads[at - 1], number):
+                yield Segment("|" if ink.ascii else "│", Style.parse(FAINT))
+            yield self._segment(known.get(number), grid, ink)
+
+    def _arranged(self, width: int, ink: Ink) -> _Grid:
+        """The roomiest of the grids that have few lines, else the one with fewest."""
+        digits, count = len(str(self.report.layers[-1].layer)), len(self.report.layers)
+        grids = []
+        for letters, cell, bars in self._cells(ink):
+            grid = _Grid(letters, cell, bars, digits + 1, count, 1, (self._heads,))
+            used = self._width(self._heads, grid) + grid.gutter
+            beside = min((width + BESIDE) // (used + BESIDE), -(-count // LINES))
+            if beside:
+                lines = -(-count // beside)
+                gutter = grid.gutter
+                if beside == 1 and used - gutter + len("layer ") <= width:
+                    gutter = max(gutter, len("layer "))
+                grids.append(_Grid(letters, cell, bars, gutter, lines, beside, (self._heads,)))
+        few = next((grid for grid in grids if grid.lines <= LINES), None)
+        if few or grids:
+            return few or min(grids, key=lambda grid: grid.lines)
+        letters, cell, bars = self._cells(ink)[0 if self.numbers else -1]
+        blocks = tuple(self._blocks(width - digits - 1, cell, bars=bars))
+        return _Grid(letters, cell, bars, digits + 1, count, 1, blocks)
+
+    def _cells(self, ink: Ink) -> list[tuple[int, int, bool]]:
+        """Letters of a cell, its columns, and whether bars part groups: the roomiest first."""
+        if self.numbers:
+            widest = max(len(self._cell(head, 0, ink)) for head in heads_of(self.report))
+            return [(0, widest + 1, True), (0, widest + 1, False)]
+        found = max((len(self._letters(head)) for head in heads_of(self.report)), default=1)
+        most = max(1, min(MOST_LETTERS, found))
+        return [
+            *((count, count + 1, True) for count in range(most, 0, -1)), (1, 2, False),
+            (1, 1, True), (1, 1, False),
+        ]  # fmt: skip
+
+    @cached_property
+    def _heads(self) -> list[int]:
+        return sorted({head.head for head in heads_of(self.report)})
+
+    def _width(self, heads: Sequence[int], grid: _Grid) -> int:
+        parted = sum(self._parted(*pair) for pair in pairwise(heads))
+        return len(heads) * grid.cell + parted * grid.bars
+
+    def _blocks(self, room: int, cell: int, *, bars: bool) -> Iterator[list[int]]:
         """The numbers of the heads in blocks as wide as there is room, groups whole if they fit."""
-        heads = sorted({head.head for head in _heads(self.report)})
+        heads = self._heads
         while heads:
             used, count = 0, 0
             whole = 0  # so many, up to the end of a group
             for at, head in enumerate(heads):
                 parted = at > 0 and self._parted(heads[at - 1], head)
                 whole = at if parted else whole
-                used += cell + parted
+                used += cell + (parted and bars)
                 if at and used > room:
                     break
                 count = at + 1
@@ -115,60 +195,90 @@ class HeadMap:
 
     @cached_property
     def _group(self) -> dict[int, int]:
-        return {head.head: head.kv_head for head in _heads(self.report)}
+        return {head.head: head.kv_head for head in heads_of(self.report)}
 
-    def _header(self, heads: Sequence[int], cell: int, ink: Ink) -> str:
+    @cached_property
+    def _quiet(self) -> tuple[str, ...]:
+        return quiet_kinds(self.report)
+
+    def _header(self, heads: Sequence[int], grid: _Grid, ink: Ink) -> str:
         """The numbers of the heads over their cells, of those that have room."""
-        line, place = "", 0
+        line, place, cell, width = "", 0, grid.cell, self._width(heads, grid)
         for at, head in enumerate(heads):
-            place += at > 0 and self._parted(heads[at - 1], head)
+            place += grid.bars and at > 0 and self._parted(heads[at - 1], head)
             start = place + cell - len(str(head)) if cell > len(str(head)) else place
-            if start > len(line) or not line:
+            fits = start + len(str(head)) <= width
+            if fits and (start > len(line) or not line):
                 line = f"{line:<{start}}{head}"
             place += cell
         return line
 
-    def _cell(self, head: HeadReport, ink: Ink) -> str:
+    def _letters(self, head: HeadReport) -> str:
+        """Of the kinds that are not quiet."""
+        return "".join(
+            label.letter for label in self.report.labels
+            if label.name in head.labels and label.name not in self._quiet
+        )  # fmt: skip
+
+    def _cell(self, head: HeadReport, letters: int, ink: Ink) -> str:
         value = head.metrics[self.metric.name]
         if self.numbers:
             return ink.dot if math.isnan(value) else short(value, self.metric.high == 1.0)
-        letters = [label.letter for label in self.report.labels if label.name in head.labels]
-        if letters:
-            return "".join(letters[:MOST_LETTERS])
-        return ink.dot if math.isnan(value) else "" if ink.kind != "shades" else "-"
+        if found := self._letters(head)[:letters]:
+            return found
+        if head.labels:
+            return ink.dot
+        return "?" if math.isnan(value) else "" if ink.kind != "shades" else "-"
 
-    def _segment(self, head: HeadReport | None, cell: int, ink: Ink) -> Segment:
+    def _segment(self, head: HeadReport | None, grid: _Grid, ink: Ink) -> Segment:
         if head is None:
-            return Segment(" " * cell)
+            return Segment(" " * grid.cell)
         value = np.array([head.metrics[self.metric.name]])
         style = ink.behind(int(ink.codes(self.scale.fractions(value))[0]))
-        return Segment(f"{self._cell(head, ink):>{cell}}", style)
+        text = self._cell(head, grid.letters, ink)
+        if not self.numbers:  # what is unusual stands out
+            style += Style(dim=True) if text == ink.dot else Style(bold=True)
+        return Segment(f"{text:>{grid.cell}}", style)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """How a map is arranged: `beside` groups of `lines` layers, the heads in `blocks` below.
+
+    Of each head so many `letters` in `cell` columns, with `bars` between groups of heads.
+    """
+
+    letters: int
+    cell: int
+    bars: bool
+    gutter: int
+    lines: int
+    beside: int
+    blocks: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class MapKey:
     """What a map's colours mean, and its signs; without colour a map has signs alone.
 
-    `words` say what the metric is, `undefined` what the dot is, empty where there is none.
-    `numbers`: the signs are the metric's values.
+    `words` say what the metric is; `undefined`: of some heads it is. `numbers`: the signs are the
+    metric's values.
     """
 
     words: str
     scale: Scale
-    undefined: str
+    undefined: bool
     numbers: bool
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ink = Ink.of(console, options)
         if ink.kind != "shades":
-            yield ColourBar(f"colour: {self.words}", self.scale, self.undefined)
+            masked = "undefined" if self.undefined and self.numbers else ""
+            yield ColourBar(self.words, self.scale, masked)
             return
-        signs = ["- of no kind"] if not self.numbers else []
-        signs += [f"{ink.dot} {self.undefined}"] if self.undefined else []
-        if self.numbers:
-            yield Text(self.words)
-        if signs:
-            yield Text("   ".join(signs), style=FAINT)
+        signs = ["- of no kind"] if not self.numbers else [self.words]
+        signs += [f"{ink.dot if self.numbers else '?'} undefined"] if self.undefined else []
+        yield Text("   ".join(signs), style=FAINT)
 
 
 def short(value: float, share: bool) -> str:
@@ -181,67 +291,83 @@ def short(value: float, share: bool) -> str:
     return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
 
 
-def kinds_found(report: AttentionReport) -> RenderableType:
-    """For every kind of head its threshold and the heads that are of it, the clearest first."""
-    return Group(*(Found(report, label) for label in report.labels))
+def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> RenderableType:
+    """For every kind of head its threshold and the heads that are of it, the clearest first.
+
+    Kinds that no head is of stand together, and so do those that these tokens leave undetermined,
+    but for those that are `left` to others.
+    """
+    shown: list[RenderableType] = []
+    none, undetermined = [], dict(report.unlabelled)
+    unclear: dict[str, list[str]] = {}
+    for label in report.labels:
+        found = Found(report, label)
+        if found.count:
+            shown.append(found)
+        elif label.name not in undetermined:
+            none.append(found.highest)
+        if label.name in undetermined and label.name not in left:
+            unclear.setdefault(undetermined[label.name], []).append(label.name)
+    if none:
+        shown.append(Dotted([f"no head: {none[0]}", *none[1:]], FAINT))
+    if unclear:
+        parts = [f"{', '.join(names)} ({why})" for why, names in unclear.items()]
+        shown.append(Dotted([f"undetermined: {parts[0]}", *parts[1:]], FAINT))
+    return Group(*shown)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The heads of one kind: as many as two lines hold, and how many there are besides."""
+    """The heads of one kind: as many as a line holds, a second one where there is little room."""
 
     report: AttentionReport
     label: Label
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, WIDEST)
-        rule, *heads = self.parts()
+        rule, heads = self._rule(Ink.of(console, options).dot), self._heads
+        most = 1 if len(filled([rule, *heads[:1]], width)) == 1 else 2
         for count in range(len(heads), -1, -1):
             left = len(heads) - count
             lines = filled([rule, *heads[:count], *([f"{left} more"] if left else [])], width)
-            if len(lines) <= FOUND_LINES or not count:
+            if len(lines) <= most or not count:
                 yield Text("\n".join(lines))
                 return
 
-    def parts(self) -> list[str]:
-        """The rule with the number of heads, and then each of them with its value."""
-        label = self.label
-        known = sorted(
-            (
-                (head.metrics[label.metric], head, f"{layer.layer}.{head.head}")
-                for layer in self.report.layers
-                for head in layer.heads
-                if not math.isnan(head.metrics[label.metric])
-            ),
-            key=lambda one: -one[0],
-        )
-        found = [
-            f"{name} {short(value, True)}" for value, head, name in known
-            if label.name in head.labels
-        ]  # fmt: skip
-        return [
-            f"{label.letter} {label.name} ({self._rule()}): {self._count(found, known)}",
-            *found,
-        ]
+    @property
+    def count(self) -> int:
+        """How many heads are of the kind."""
+        return len(self._heads)
 
-    def _rule(self) -> str:
-        rows = self.report.rows.get(self.label.metric)
-        rule = f"{self.label.metric} ≥ {self.label.threshold:g}"
-        return rule + ("" if rows is None else ", 1 row" if rows == 1 else f", {rows} rows")
-
-    def _count(self, found: Sequence[str], known: Sequence[tuple[float, HeadReport, str]]) -> str:
-        untold = dict(self.report.unlabelled).get(self.label.name)
-        if found:
-            count = f"{len(found)} head" + ("s" if len(found) != 1 else "")
-            return count + (f"; elsewhere not told, {untold}" if untold else "")
-        if untold:
-            return f"not told, {untold}"
-        if not known:
-            return "none"
-        value, _, name = known[0]
+    @property
+    def highest(self) -> str:
+        """The kind, and the head that comes closest to it."""
+        if not self._known:
+            return self.label.name
+        value, _, name = self._known[0]
         # cut, not rounded: what is below the threshold shall not look like it
-        return f"none; highest {name} {short(math.floor(value * 100) / 100, True)}"
+        return f"{self.label.name} (highest {name} {short(math.floor(value * 100) / 100, True)})"
 
+    @cached_property
+    def _known(self) -> list[tuple[float, HeadReport, str]]:
+        """The heads with their values and names, the largest first."""
+        metric = self.label.metric
+        known = (
+            (head.metrics[metric], head, f"{layer.layer}.{head.head}")
+            for layer in self.report.layers for head in layer.heads
+            if not math.isnan(head.metrics[metric])
+        )  # fmt: skip
+        return sorted(known, key=lambda one: -one[0])
 
-def _faint() -> Style:
-    return Style.parse(FAINT)
+    @cached_property
+    def _heads(self) -> list[str]:
+        return [
+            f"{name} {short(value, True)}" for value, head, name in self._known
+            if self.label.name in head.labels
+        ]  # fmt: skip
+
+    def _rule(self, dot: str) -> str:
+        label, count = self.label, self.count
+        mark = dot if label.name in quiet_kinds(self.report) else label.letter
+        of = sum(1 for _ in heads_of(self.report))
+        return f"{mark} {label.name} ≥ {label.threshold:g}: {count} of {of} heads"

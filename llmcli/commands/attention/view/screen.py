@@ -2,54 +2,127 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.attention.report.heads import AttentionReport, LayerReport, Metric
-from llmcli.commands.attention.view.map import head_map, kinds_found, shares
-from llmcli.commands.attention.view.tables import definition, token, unknown_values, weighted_note
+from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport, Metric
+from llmcli.commands.attention.report.metrics import COLOURED_BY, COMMON, LINEAR
+from llmcli.commands.attention.report.request import AttentionRequest
+from llmcli.commands.attention.view.map import head_map, heads_of, kinds_found, shares, short
+from llmcli.commands.attention.view.tables import (
+    definition,
+    metric_table,
+    pair_table,
+    token,
+    undefined_metrics,
+    unknown_values,
+    weighted_note,
+)
 from llmcli.reports.matrix import Matrix
 from llmcli.reports.numbers import spans
-from llmcli.ui.checks import render_checks
 from llmcli.ui.heatmap import ColourBar, Heatmap, Panels
-from llmcli.ui.layout import Dotted
+from llmcli.ui.layout import SEPARATOR, WIDEST, Dotted
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
-ENDS = 8  # tokens of a long prompt that are shown at each end
-MOST_NEXT = 3  # heads that are proposed
+FEW = 64  # tokens that the rows of a heatmap name
 FEW_ROWS = 32  # of repeated tokens: as many as `--synthetic 32` has
-TOLD_BY_REPEATS = ("induction", "duplicate")
-COMMON = ("sink", "local", "broad")  # kinds that many heads are of
-COLOURED_BY = "normalized_entropy"  # the map of kinds: from one token to all of them
+BY_REPEATS = ("induction", "duplicate")
+SPREAD = ("effective_keys", "max_weight", "distance")  # of one head, besides those of kinds
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Command lines that hints begin with: the `same` run, and one over `repeated` tokens.
+
+    `repeated` is None where tokens are repeated already.
+    """
+
+    same: str
+    repeated: str | None
 
 
 def render_attention(
     report: AttentionReport, title: str, views: Sequence[RenderableType]
 ) -> RenderableType:
-    """The model's line, the prompt, the views, and at the end the checks of what they show."""
-    shown: list[RenderableType] = [Text(one_line(title), style=HEADING), _prompt(report)]
-    for view in views:
-        shown += [Text(), view]
-    notes = [f"{name} was left out: {why}" for name, why in report.skipped]
-    if shown_notes := list(layer_notes(report)):
-        shown += [Text(), *(Text(note, style=FAINT) for note in shown_notes)]
-    shown += [Text(note, style=FAINT) for note in notes]
-    return Group(*shown, Text(), render_checks(report.checks))
+    """The model's line, the prompt, and the views."""
+    shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    if not _names_all(report):
+        shown.append(PromptLine(report))
+    for number, view in enumerate(views):
+        shown += [Text(), view] if number else [view]
+    notes = [*layer_notes(report), *(f"{name} was left out: {why}" for name, why in report.skipped)]
+    return Group(*shown, *(Text(note, style=FAINT) for note in notes))
 
 
-def _prompt(report: AttentionReport) -> RenderableType:
+def _names_all(report: AttentionReport) -> bool:
+    """Whether the rows of a heatmap name all tokens."""
+    if len(report.matrices) != 1:
+        return False
+    [matrix] = report.matrices
+    return matrix.queries == (0, len(report.tokens)) and len(report.tokens) <= FEW
+
+
+def attention_views(
+    report: AttentionReport, request: AttentionRequest, calls: Calls
+) -> list[RenderableType]:
+    """What is requested of the report, in the order of the options."""
+    known = {metric.name for metric in report.metrics}
+    table = [metric for metric in request.table if metric.name in known]
+    shown: list[RenderableType] = []
+    if request.drawn:
+        shown.append(heatmaps(report, request.matrix_scale))
+        if is_single(report):
+            shown[-1] = Group(shown[-1], head_summary(report, numbers=not table))
+    if request.map:
+        shown.append(metric_map(report, request.map, request.scale or "linear", calls))
+    if table:
+        shown.append(metric_table(report, table))
+    if request.pairs:
+        last = len(report.tokens)
+        spans = (request.queries or (0, last), request.keys or (0, last))
+        shown.append(
+            pair_table(
+                report, everything=request.everything, spans=spans if request.zoomed else None
+            )
+        )
+    return shown or [overview(report, calls)]
+
+
+@dataclass(frozen=True)
+class PromptLine:
+    """How many tokens there are, and as many of the first and the last as a line holds."""
+
+    report: AttentionReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        count, words = len(self.report.tokens), _count(self.report)
+        width, most = min(options.max_width, WIDEST), min(count, WIDEST)
+        yield Text(next(self._lines(words, count, most, width)), style=FAINT)
+
+    def _lines(self, words: str, count: int, most: int, width: int) -> Iterator[str]:
+        for kept in range(most, -1, -1):
+            first, last = kept - kept // 3, kept // 3
+            left = [f"… {count - kept} more"] if kept < count else []
+            tokens = [token(self.report, at) for at in range(first)]
+            ending = [token(self.report, at) for at in range(count - last, count)]
+            line = SEPARATOR.join([words, *tokens, *left, *ending])
+            if cell_len(line) <= width:
+                yield line
+        yield words
+
+
+def _count(report: AttentionReport) -> str:
     count = len(report.tokens)
-    shown = [token(report, at) for at in range(count)]
-    if count > 2 * ENDS:
-        shown = [*shown[:ENDS], f"… {count - 2 * ENDS} more", *shown[-ENDS:]]
-    words = f"{count} token" + ("s" if count > 1 else "")
+    words = f"{count} token" + "s" * (count != 1)
     if count > report.prompt_tokens:
         words += f", from {report.prompt_tokens} on generated"
-    return Dotted([words, *shown], FAINT)
+    return words
 
 
 def layer_notes(report: AttentionReport) -> Iterator[str]:
@@ -64,55 +137,67 @@ def layer_notes(report: AttentionReport) -> Iterator[str]:
         yield f"layer{'s' * (len(layers) > 1)} {numbers} ({kinds}): {note}"
 
 
-@dataclass(frozen=True)
-class Calls:
-    """Command lines that hints begin with: the `same` run, and one over `repeated` tokens.
-
-    `repeated` is None where tokens are repeated already.
-    """
-
-    same: str
-    repeated: str | None
-
-
 def overview(report: AttentionReport, calls: Calls) -> RenderableType:
     """The map of all heads with the letters of their kinds, the heads found, and what is next."""
     metric = next(metric for metric in report.metrics if metric.name == COLOURED_BY)
-    hint = Text("\n".join(_next(report, calls)), style=FAINT)
-    found = [head_map(report, metric, numbers=False), Text(), kinds_found(report)]
-    return Group(*found, *weighted_note(report), Text(), hint)
+    left = BY_REPEATS if calls.repeated else ()
+    found = [head_map(report, metric, numbers=False), kinds_found(report, left)]
+    hints = [Hint(*hint) for hint in _next(report, calls)]
+    return Group(*found, *weighted_note(report), *hints)
 
 
-def metric_map(report: AttentionReport, metric: Metric, kind: Kind) -> RenderableType:
-    """The map of one metric with its values, and its definition."""
+def metric_map(
+    report: AttentionReport, metric: Metric, kind: Kind, calls: Calls | None = None
+) -> RenderableType:
+    """The map of one metric with its values, and its definition; a sentence where it has none."""
+    if all(math.isnan(head.metrics[metric.name]) for head in heads_of(report)):
+        [why] = undefined_metrics(report, [metric])
+        if calls is None or calls.repeated is None or metric.name not in BY_REPEATS:
+            return Text(why)
+        return Group(Text(why), Hint("try:", f"{calls.repeated} --map {metric.name}"))
     about = Dotted(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, [metric])]
     return Group(shown, about, *unknown, *weighted_note(report))
 
 
-def _next(report: AttentionReport, calls: Calls) -> Iterator[str]:
-    """What to ask next: the clearest heads of some kinds, repeated text where there is little."""
-    bars = "; bars part heads that share keys and values" if shares(report) else ""
-    yield f"a head is written layer.head{bars}"
-    clearest = list(_clearest(report, repeated=calls.repeated is None))
-    for name, layer, head in clearest[:MOST_NEXT]:
-        yield f"to see one ({name}): {calls.same} --layer {layer} --head {head}"
-    if not clearest:
-        layer, head = report.layers[0].layer, report.layers[0].heads[0].head
-        yield f"to see one: {calls.same} --layer {layer} --head {head}"
+@dataclass(frozen=True)
+class Hint:
+    """Words and a command line, which is never broken: it is there to be copied."""
+
+    words: str
+    call: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        beside = cell_len(f"{self.words} {self.call}") <= options.max_width
+        if not beside:
+            yield Text(self.words, style=FAINT)
+        line = f"{self.words} {self.call}" if beside else self.call
+        yield Text(line, style=FAINT, no_wrap=True, overflow="ignore")
+
+
+def _next(report: AttentionReport, calls: Calls) -> Iterator[tuple[str, str]]:
+    """What to run next: repeated text where there is little, the clearest head."""
     rows = report.rows.get("induction", 0)
     if calls.repeated is not None and rows < FEW_ROWS:
-        told = f"told from {rows} row{'s' * (rows != 1)} of repeated tokens only"
-        told = told if rows else "no token of this text comes again"
-        yield f"induction and duplicate heads: {told}; for more: {calls.repeated}"
+        said = f"{rows} row{'s' * (rows != 1)} of repeated tokens only" if rows else (
+            "no token comes twice"
+        )
+        yield f"induction, duplicate: {said}; try:", calls.repeated
+    clearest = next(_clearest(report, repeated=calls.repeated is None), None)
+    layer, head = report.layers[0].layer, report.layers[0].heads[0].head
+    why = ""
+    if clearest is not None:
+        kind, layer, head = clearest
+        why = f" ({kind})"
+    yield f"head {layer}.{head}{why}:", f"{calls.same} --layer {layer} --head {head}"
 
 
 def _clearest(report: AttentionReport, *, repeated: bool) -> Iterator[tuple[str, int, int]]:
-    """(kind, layer, head): of every kind found the clearest head, telling kinds first."""
+    """(kind, layer, head): of every kind found the clearest head, unusual kinds first."""
     order = list(report.labels)
     if repeated:  # such a text is there to show these
-        order.sort(key=lambda label: label.name not in TOLD_BY_REPEATS)
+        order.sort(key=lambda label: label.name not in BY_REPEATS)
     order.sort(key=lambda label: label.name in COMMON)
     for label in order:
         found = [
@@ -132,7 +217,10 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
     if len(report.matrices) == 1:
         matrix = report.matrices[0]
         tokens = [text or f"id {id}" for id, text in report.tokens]
-        heading = Text(_name(matrix, report), style=HEADING)
+        words = _name(matrix, report)
+        if _names_all(report):
+            words += f", {_count(report)}"
+        heading = Text(f"{words}, queries down, keys across", style=HEADING)
         given = report.prompt_tokens
         return Group(heading, Heatmap(matrix=matrix, tokens=tokens, scale=scale, given=given), bar)
     titles = [_title(matrix, report) for matrix in report.matrices]
@@ -152,6 +240,48 @@ def matrix_scale(report: AttentionReport, kind: Kind) -> Scale:
     return Scale(low=0.0, high=1.0, kind=kind)
 
 
+def is_single(report: AttentionReport) -> bool:
+    """Whether the report is of one head."""
+    return sum(1 for _ in heads_of(report)) == 1
+
+
+def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
+    """The kinds that the only head of the report is of; `numbers`: and what it measures."""
+    [head] = heads_of(report)
+    parts = list(_kinds(report, head))
+    notes: list[RenderableType] = []
+    if numbers:
+        parts += _numbers(report, head)
+        parts.append("all: --metrics all")
+        notes = weighted_note(report)
+    return Group(Dotted(parts), *notes)
+
+
+def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
+    found = [label for label in report.labels if label.name in head.labels]
+    if not found:
+        yield "of no kind"
+    for label in found:
+        yield f"{label.name} ({short(head.metrics[label.metric], True)} ≥ {label.threshold:g})"
+    unclear: dict[str, list[str]] = {}
+    for name, why in report.unlabelled:
+        unclear.setdefault(why, []).append(name)
+    if unclear:
+        parts = (f"{', '.join(names)} ({why})" for why, names in unclear.items())
+        yield f"undetermined: {', '.join(parts)}"
+
+
+def _numbers(report: AttentionReport, head: HeadReport) -> Iterator[str]:
+    """The metrics that say most, but for those of kinds, and those that it has no value of."""
+    left = (*head.labels, *dict(report.unlabelled))
+    said = [label.metric for label in report.labels if label.name in left]
+    names = [label.metric for label in report.labels if label.metric not in said]
+    for metric in report.metrics:
+        value = head.metrics[metric.name]
+        if metric.name in (*names, *SPREAD, *LINEAR) and not math.isnan(value):
+            yield f"{metric.name} {short(value, metric.high == 1.0)}"
+
+
 def _not_weighted(report: AttentionReport) -> list[RenderableType]:
     """`--weighted` changes metrics and the order of pairs, not what a matrix holds."""
     held = "its scores" if report.what == "scores" else "A[i,j] itself"
@@ -161,14 +291,14 @@ def _not_weighted(report: AttentionReport) -> list[RenderableType]:
 
 def _words(report: AttentionReport) -> str:
     if report.what == "scores":
-        return "scores: q·k as softmax takes them, in the same colours for every head"
+        return "scores: q·k before softmax"
     if any(matrix.signed for matrix in report.matrices):
-        return "pattern: weights with their signs, around 0, in the same colours for every head"
-    return "pattern: the weights of every query, 1 in all" + (", with its sink" * report.sinks)
+        return "pattern: weights with their signs, around 0"
+    return "pattern: each row sums to 1" + (" with its sink" * report.sinks)
 
 
 def _name(matrix: Matrix, report: AttentionReport) -> str:
-    kv = f", keys and values of kv head {matrix.kv_head}" if shares(report) else ""
+    kv = f", kv head {matrix.kv_head}" if shares(report) else ""
     kind = next(layer.kind for layer in report.layers if layer.layer == matrix.layer)
     return f"layer {matrix.layer} ({kind}), head {matrix.head}{kv}"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from llmcli.commands.attention.report.states import LayerStates, StatesReport
-from llmcli.ui.checks import render_checks
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.stats import size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
@@ -22,7 +21,7 @@ _GAP = 3  # columns between two of a table
 
 
 def render_states(report: StatesReport, title: str) -> RenderableType:
-    """The model's line, a table for each layer, and the checks."""
+    """The model's line, and a table for each layer."""
     shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
     new = len(report.tokens) - report.prompt_tokens
     words = [f"{len(report.tokens)} tokens" + (f", {new} of them generated" if new else "")]
@@ -35,7 +34,7 @@ def render_states(report: StatesReport, title: str) -> RenderableType:
         "norm: √(Σ S²), the curve from 0 to the head's most",
         "rank: exp(−Σ p ln p), p = σ / Σσ of S, the curve from 0 to the most that is possible",
     ]
-    return Group(*shown, Text(), Dotted(notes, FAINT), Text(), render_checks(report.checks))
+    return Group(*shown, Text(), Dotted(notes, FAINT))
 
 
 def _listed(positions: Sequence[int]) -> str:
@@ -90,18 +89,16 @@ def _curve(values: Sequence[float], most: float, room: int, options: ConsoleOpti
     return "".join(signs[min(place, len(signs) - 1)] for place in places)
 
 
-def states_csv(report: StatesReport) -> Iterator[bytes]:
+def states_csv(report: StatesReport) -> bytes:
     """A line for each layer, head and position."""
-    yield _line(COLUMNS)
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(COLUMNS)
     for layer in report.layers:
         for head in layer.heads:
             both = zip(report.positions, head.norms, head.effective_ranks, strict=True)
             for position, norm, rank in both:
                 token = quoted(report.tokens[position][1])[1:-1]
-                yield _line((layer.layer, head.head, position, token, f"{norm:.9g}", f"{rank:.9g}"))
-
-
-def _line(cells: Sequence[object]) -> bytes:
-    line = io.StringIO()
-    csv.writer(line).writerow(cells)
-    return line.getvalue().encode()
+                place = (layer.layer, head.head, position, token)
+                writer.writerow((*place, f"{norm:.9g}", f"{rank:.9g}"))
+    return file.getvalue().encode()

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Metric, Pair
 from llmcli.commands.attention.report.metrics import LINEAR, OVERWRITTEN
-from llmcli.commands.attention.view.map import shares
+from llmcli.commands.attention.view.map import heads_of, shares
 from llmcli.reports.numbers import spans as numbered
 from llmcli.ui.heatmap import span
 from llmcli.ui.layout import GAP, Column, Dotted, Rows
@@ -75,13 +75,42 @@ def _value(head: HeadReport, metric: Metric) -> Text:
 
 def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> RenderableType:
     """The numbers of every head, then what each of them is; of one head they stand together."""
-    heads = [head for layer in report.layers for head in layer.heads]
-    table: RenderableType = MetricTable(report, metrics)
-    notes = [Dotted(definition(report, metric, named=True), FAINT) for metric in metrics]
+    heads = list(heads_of(report))
     if len(heads) == 1:
-        table, notes = _column(report, heads[0], metrics), []
+        shown: list[RenderableType] = [_column(report, heads[0], metrics)]
+    else:
+        empty = [Text(words) for words in undefined_metrics(report, metrics)]
+        metrics = [
+            metric for metric in metrics
+            if not all(math.isnan(head.metrics[metric.name]) for head in heads)
+        ]  # fmt: skip
+        notes = [Dotted(definition(report, metric, named=True), FAINT) for metric in metrics]
+        shown = [MetricTable(report, metrics), *notes, *empty] if metrics else [*empty]
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, metrics)]
-    return Group(table, *notes, *unknown, *weighted_note(report))
+    return Group(*shown, *unknown, *weighted_note(report))
+
+
+def undefined_metrics(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
+    """A sentence for the metrics that no head has a value of, which says why."""
+    reasons: dict[str, list[str]] = {}
+    for metric in metrics:
+        if all(math.isnan(head.metrics[metric.name]) for head in heads_of(report)):
+            reasons.setdefault(_why(metric.name), []).append(metric.name)
+    for why, names in reasons.items():
+        yield f"{', '.join(names)}: undefined for every head, because {why}"
+
+
+def _why(metric: str) -> str:
+    """Why no row counts for a metric."""
+    if metric in ("induction", "duplicate"):
+        return "no token of this text occurs again within what a head sees"
+    if metric.startswith("locality_"):
+        return f"no row sees more than {metric.removeprefix('locality_')} keys"
+    if metric in LINEAR:
+        return "none of these heads has such a state"
+    if metric == "learned_sink":
+        return "none of these heads has a learned sink"
+    return "no row counts: there are too few tokens"
 
 
 def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
@@ -155,7 +184,7 @@ def pair_table(
     """Which tokens attend to which, the largest first.
 
     `everything`: nothing was left out; else the first token and each token itself were. `spans`:
-    the queries and the keys that were looked at, None for all.
+    the queries and the keys of the pairs, None for all.
     """
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
     columns = [

@@ -27,6 +27,7 @@ LEAST, MOST = 4, 12  # columns of a cell
 FEW = 5  # positions that are shown even where that leaves fewer experts in a cell
 TOKEN = 16  # columns of a token in the table, at most
 TOP = 3  # experts that are named as the ones chosen most
+SHORT = (0, 1, 2)  # how short a table may be: from everything to one of those experts
 BARS, ASCII_BARS, UNUSED = "▁▂▃▄▅▆▇█", "123456789", "·"
 
 
@@ -46,11 +47,11 @@ def weight_scale(report: ExpertsReport) -> Scale:
     return Scale(low=0.0, high=most or 1.0)
 
 
-def number(value: float | None) -> str:
-    """Three digits with a minus sign; – for what is not there."""
+def number(value: float | None, digits: int = 3) -> str:
+    """So many digits, with a minus sign; – for what is not there."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{value + 0.0:.3g}".replace("-", "−")
+    return f"{value + 0.0:.{digits}g}".replace("-", "−")
 
 
 def share(value: float) -> str:
@@ -146,42 +147,60 @@ def _cell(
 
 @dataclass(frozen=True)
 class LayersTable:
-    """A row for each layer: load, the experts chosen most, balance, margins, the shared expert."""
+    """A row for each layer: load, the experts chosen most, balance, margins, the shared expert.
+
+    Where that is too wide it is said shorter, before anything stands on a line of its own.
+    """
 
     report: ExpertsReport
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, ink = self.report, Ink.of(console, options)
-        room = max(8, min(options.max_width, WIDEST) // 4)
-        pool = max(-(-layer.experts // room) for layer in report.layers)
+        ink, width = Ink.of(console, options), min(options.max_width, WIDEST)
+        tables = [self._rows(max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT]
+        table, pool = next((one for one in tables if one[0].fit(width)), tables[0])
+        yield table
+        yield Dotted(list(self._about(pool, ink)), FAINT)
+
+    def _rows(self, room: int, ink: Ink, short: int) -> tuple[Rows, int]:
+        """The table with bars in `room` columns, and how many experts one of these stands for.
+
+        `short`: without the token of the smallest margin, and without what says nothing; so many
+        fewer experts are named.
+        """
+        layers = self.report.layers
+        pool = max(-(-layer.experts // room) for layer in layers)
         columns = [
             Column("layer"), Column("load", right=False),
             Column("most", right=False, first_to_go=1),
             Column("balance", first_to_go=2, labelled=True),
             Column("unused", first_to_go=3, labelled=True),
             Column("margin", first_to_go=4, labelled=True),
-            Column("least", right=False, first_to_go=5, labelled=True),
+            Column("min", right=False, first_to_go=5, labelled=True),
             Column("shared", first_to_go=6, labelled=True),
         ]  # fmt: skip
-        rows = [self._row(layer, pool, ink) for layer in report.layers]
-        if all(layer.shared_share is None for layer in report.layers):
-            columns, rows = columns[:-1], [row[:-1] for row in rows]
-        yield Rows(columns, rows, spill=True)
-        yield Dotted(list(self._about(pool, ink)), FAINT)
+        left = {"unused"} if short and not any(layer.unused for layer in layers) else set()
+        if all(layer.shared_share is None for layer in layers):
+            left.add("shared")
+        kept = [at for at, column in enumerate(columns) if column.name not in left]
+        rows = [self._row(layer, pool, ink, short) for layer in layers]
+        picked = [[row[at] for at in kept] for row in rows]
+        return Rows([columns[at] for at in kept], picked, spill=True), pool
 
-    def _row(self, layer: ExpertsLayer, pool: int, ink: Ink) -> list[Text | str]:
-        shared = layer.shared_share
+    def _row(self, layer: ExpertsLayer, pool: int, ink: Ink, short: int) -> list[Text | str]:
+        shared, margin = layer.shared_share, layer.mean_margin
         return [
-            str(layer.layer), load_bars(layer.load, pool, ink), _most(layer),
-            f"{layer.balance:.2f}", str(len(layer.unused)), number(layer.mean_margin),
-            self._least(layer, ink), "–" if shared is None else share(shared),
+            str(layer.layer), load_bars(layer.load, pool, ink), _most(layer, TOP - short),
+            f"{layer.balance:.2f}", str(len(layer.unused)), number(margin, 2 if short else 3),
+            self._smallest(layer, ink, short), "–" if shared is None else share(shared),
         ]  # fmt: skip
 
-    def _least(self, layer: ExpertsLayer, ink: Ink) -> str:
+    def _smallest(self, layer: ExpertsLayer, ink: Ink, short: int) -> str:
         """The smallest margin, and the token that it is of."""
         at = layer.smallest_at
         if at is None:
             return "–"
+        if short:
+            return number(layer.smallest_margin, 1)
         words = in_words(*self.report.tokens[at])
         words = fitted(words, min(TOKEN, cell_len(words)), ink)
         return f"{number(layer.smallest_margin)} at {at} {words}"
@@ -193,7 +212,7 @@ class LayersTable:
         yield "balance: entropy of the load / ln E, 1 where all are chosen alike"
         scores = {layer.scores + " + correction" * layer.corrected for layer in layers}
         of = " or ".join(sorted(scores))
-        yield f"margin: last chosen − first refused, mean and least, of {of}"
+        yield f"margin: last chosen − first refused, mean and smallest, of {of}"
         grouped = next((layer for layer in layers if layer.groups > 1), None)
         if grouped is not None:
             best = best_groups(grouped.kept_groups, grouped.groups, grouped.group_best)
@@ -213,10 +232,10 @@ def load_bars(load: Sequence[int], pool: int, ink: Ink) -> Text:
     return text
 
 
-def _most(layer: ExpertsLayer) -> str:
-    """The experts chosen most, with the share of the tokens that take them."""
+def _most(layer: ExpertsLayer, count: int) -> str:
+    """The `count` experts chosen most, with the share of the tokens that take them."""
     order = sorted(range(layer.experts), key=lambda expert: -layer.load[expert])
-    parts = [f"{at} {share(layer.load[at] / len(layer.chosen))}" for at in order[:TOP]]
+    parts = [f"{at} {share(layer.load[at] / len(layer.chosen))}" for at in order[:count]]
     return ", ".join(part for part, at in zip(parts, order, strict=False) if layer.load[at])
 
 

@@ -1,10 +1,11 @@
-"""Parts of matrices, small enough to look at, and whole ones for those who ask.
+"""What is kept of the rows that come in: the largest pairs, parts of matrices, and whole ones.
 
 Axes: H heads, t rows, S keys, R rows and C columns of what is kept.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 
 import numpy as np
@@ -13,7 +14,69 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.commands.attention.measure.wanted import Drawn
+from llmcli.commands.attention.report.heads import Pair
+from llmcli.commands.attention.report.request import AttentionRequest, Span
+from llmcli.observe.attention.block import Block
+
+
+class TopPairs:
+    """The requested pairs of all layers together, the largest first.
+
+    Unless `everything` counts, a query's own token is no key, nor is the first one or one with
+    the id `bos`: such weights are large in every head and say little.
+    """
+
+    def __init__(self, request: AttentionRequest, bos: int | None) -> None:
+        self.count = request.pairs
+        self._spans = request.queries, request.keys
+        self._everything = request.everything
+        self._bos = bos
+        self._found: list[tuple[float, tuple[int, int, int, int], Pair]] = []
+
+    def add(
+        self, block: Block, ranks_HtS: Tensor, layer: int, heads: list[int], group: int
+    ) -> None:
+        """Those of a block, ranked by `ranks_HtS`; `heads` are the numbers of its heads."""
+        if not self.count:
+            return
+        ranks_HtS = ranks_HtS.nan_to_num(0.0).masked_fill(self._ignored(block), 0.0)
+        best, at = ranks_HtS.flatten().topk(min(self.count, ranks_HtS.numel()))
+        kept = best > 0
+        rows, keys = ranks_HtS.shape[1:]
+        for rank, flat in zip(best[kept].tolist(), at[kept].tolist(), strict=True):
+            head, row, key = flat // (rows * keys), flat // keys % rows, flat % keys
+            number, query, seen = heads[head], block.first + row, block.low + key
+            pair = Pair(
+                layer=layer,
+                head=number,
+                kv_head=number // group,
+                query=query,
+                key=seen,
+                weight=float(block.a_HtS[head, row, key]),
+                rank_value=rank,
+            )
+            order = (-layer, -number, -query, -seen)  # of equal ones the first
+            self._found.append((rank, order, pair))
+        self._found = heapq.nlargest(self.count, self._found, key=lambda found: found[:2])
+
+    def _ignored(self, block: Block) -> Tensor:
+        """Which cells do not count, `[t, S]`."""
+        keys_S, positions_t1 = block.keys_S, block.positions_t[:, None]
+        outside_tS = torch.zeros_like(keys_S > positions_t1)
+        for span, at in zip(self._spans, (positions_t1, keys_S), strict=True):
+            if span is not None:
+                outside_tS |= (at < span[0]) | (at >= span[1])
+        if self._everything:
+            return outside_tS
+        ids_S = block.tokens.ids_N[block.low : block.low + len(keys_S)]
+        left_out_S = keys_S == 0
+        if self._bos is not None:
+            left_out_S |= ids_S == self._bos
+        return outside_tS | left_out_S | (keys_S == positions_t1)
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """The largest first."""
+        return tuple(pair for _, _, pair in self._found)
 
 
 class Pooled:
@@ -22,11 +85,13 @@ class Pooled:
     `tokens` is the most tokens that there will be. `signed`: the largest whatever its sign is.
     """
 
-    def __init__(self, drawn: Drawn, heads: int, tokens: int, *, signed: bool = False) -> None:
-        self.queries = _clipped(drawn.queries, tokens)
-        self.keys = _clipped(drawn.keys, tokens)
+    def __init__(
+        self, request: AttentionRequest, heads: int, tokens: int, *, signed: bool = False
+    ) -> None:
+        self.queries = _clipped(request.queries, tokens)
+        self.keys = _clipped(request.keys, tokens)
         longest = max(last - first for first, last in (self.queries, self.keys))
-        self.pool = max(1, math.ceil(longest / drawn.most))
+        self.pool = max(1, math.ceil(longest / request.most_cells))
         rows, columns = (
             math.ceil((last - first) / self.pool) for first, last in (self.queries, self.keys)
         )
@@ -60,7 +125,7 @@ class Pooled:
             pooled_HRC = part_HtS.reshape(shape).amin((2, 4)).to("cpu", torch.float32)
             torch.minimum(there(self._least_HRC), pooled_HRC, out=there(self._least_HRC))
 
-    def cells(self, head: int, tokens: int) -> tuple[tuple[int, int], tuple[int, int], np.ndarray]:
+    def cells(self, head: int, tokens: int) -> tuple[Span, Span, np.ndarray]:
         """Queries, keys and the cells `[R, C]` of one head, NaN where masked, up to `tokens`."""
         spans = [(first, min(last, tokens)) for first, last in (self.queries, self.keys)]
         rows, columns = (math.ceil((last - first) / self.pool) for first, last in spans)
@@ -102,6 +167,6 @@ def _padding(part: slice, origin: int, pool: int) -> tuple[int, int]:
     return before, -(before + part.stop - part.start) % pool
 
 
-def _clipped(span: tuple[int, int] | None, tokens: int) -> tuple[int, int]:
+def _clipped(span: Span | None, tokens: int) -> Span:
     first, last = span or (0, tokens)
     return min(first, tokens), min(last, tokens)
