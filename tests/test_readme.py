@@ -10,16 +10,16 @@ import pytest
 from llmcli.checkpoints import CATALOG
 from llmcli.cli.exits import run
 from llmcli.cli.sampling import RANGES
+from llmcli.cli.topics import TOPICS
 from llmcli.cli.tree import ENTRIES, NESTED, root
+from llmcli.cli.vocabulary import READ, TABLES, vocabulary
 from llmcli.commands.attention.measure.metrics import FEWEST
-from llmcli.commands.attention.report.metrics import LABELS, METRICS, MOST_RANKED
-from llmcli.commands.help.measure import READ, TABLES, vocabulary
-from llmcli.commands.help.report import TOPICS
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import LlmcliError
 from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native
 from llmcli.ops.quant import DECODERS, PLAIN
+from llmcli.reports.head_metrics import LABELS, METRICS, MOST_RANKED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -138,8 +138,8 @@ def _append(path: Path, line: str) -> str:
 def _argument(command: str, metavars: Sequence[str]) -> Value:
     """What can be the arguments of a command."""
     from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.cli.topics import TOPICS
     from llmcli.cli.tree import ENTRIES
-    from llmcli.commands.help.report import TOPICS
 
     if command in STORED:
         return Value(kind="stored")
@@ -169,7 +169,7 @@ def _options(command: Any, context: Any, endings: Sequence[str]) -> tuple[Spec, 
 def _value(command: str, option: Any, endings: Sequence[str]) -> Value:
     """What the value of an option can be."""
     from llmcli.checkpoints.catalog import CATALOG
-    from llmcli.commands.attention.report.metrics import METRICS
+    from llmcli.reports.head_metrics import METRICS
 
     metavar, name = str(option.metavar or ""), str(option.name)
     choices: Sequence[str] = getattr(getattr(option, "conversion", None), "choices", ())

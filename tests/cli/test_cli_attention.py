@@ -333,7 +333,7 @@ def test_the_model_is_run_once(attention, monkeypatch):
 
 
 def test_the_help_names_every_metric(cli):
-    from llmcli.commands.attention.report.metrics import METRICS
+    from llmcli.reports.head_metrics import METRICS
 
     text = " ".join(cli("attention", "--help").out.split())
     listed = re.search(r"Metrics: (.*?)\. ", text)

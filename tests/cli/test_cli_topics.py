@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from llmcli.cli.topics import TOPICS, spellings, topic_of
 from llmcli.cli.tree import ENTRIES, NESTED
-from llmcli.commands.help.report import TOPICS, spellings, topic_of
 from llmcli.commands.help.view import drawn
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_a_topic_is_plain_text_in_a_pipe(cli, monkeypatch, name):
 @pytest.mark.parametrize("name", list(TOPICS))
 def test_a_topic_on_a_terminal(name, width):
     """Colours instead of markers, and no line of prose that is wider than the terminal."""
-    from llmcli.commands.help.measure import filled
+    from llmcli.cli.vocabulary import filled
 
     console = Console(
         file=io.StringIO(), width=width, force_terminal=True, color_system="standard",

@@ -6,15 +6,9 @@ import math
 
 import numpy as np
 
-from llmcli.commands.attention.report.heads import (
-    AttentionReport,
-    HeadReport,
-    Label,
-    LayerReport,
-    Metric,
-    Pair,
-)
+from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport, Pair
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.head_metrics import Label, Metric
 from llmcli.reports.matrix import Matrix
 
 METRICS = (

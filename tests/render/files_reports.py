@@ -2,16 +2,11 @@
 
 import numpy as np
 
-from llmcli.commands.attention.report.heads import (
-    AttentionReport,
-    HeadReport,
-    Label,
-    LayerReport,
-    Metric,
-)
+from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.head_metrics import Label, Metric
 from llmcli.reports.matrix import Matrix
 
 # what a token can be: ends of scripts, separators of lines, addresses, signs from the right, bytes

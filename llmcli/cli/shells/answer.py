@@ -211,7 +211,7 @@ def _read(path: Path | None) -> Tensors:
                 "state": list(model.states),
                 "parameter": list(model.parameters),
             }
-    from llmcli.commands.help.measure import vocabulary
+    from llmcli.cli.vocabulary import vocabulary
 
     return {kind: list(names) for kind, names in vocabulary().items()}
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from llmcli.anatomy.graph import graph
 from llmcli.cli.looking import check_span, parse_numbers, parse_span
 from llmcli.cli.params import opt
-from llmcli.commands.attention.report.heads import Metric
-from llmcli.commands.attention.report.metrics import METRICS, MOST_RANKED, RANK
 from llmcli.commands.attention.report.request import (
     AttentionRequest,
     computed,
@@ -24,6 +22,7 @@ from llmcli.commands.attention.report.request import (
 )
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
+from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, Metric
 from llmcli.reports.numbers import spans
 
 if TYPE_CHECKING:

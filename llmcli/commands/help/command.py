@@ -11,7 +11,7 @@ import typer
 
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output, make_console
-from llmcli.commands.help.report import TOPICS, Topic, spellings, topic_of
+from llmcli.cli.topics import TOPICS, Topic, spellings, topic_of
 from llmcli.errors import UsageError
 
 EPILOG = """
@@ -64,7 +64,7 @@ def _explained(topic: Topic, out: Output) -> str:
 
     text = topic.text()
     if "<!-- table: " in text:
-        from llmcli.commands.help.measure import filled
+        from llmcli.cli.vocabulary import filled
 
         text = filled(text)
     screen = out.out

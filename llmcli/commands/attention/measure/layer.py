@@ -17,7 +17,6 @@ from torch import Tensor
 from llmcli.commands.attention.measure.kept import Pooled, TopPairs, Whole
 from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.report.heads import HeadReport, LayerReport
-from llmcli.commands.attention.report.metrics import HALF_LIFE, LABELS, OVERWRITTEN, RANK, USUAL
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.model import Model
 from llmcli.observe.attention.block import Block, Tokens
@@ -25,6 +24,7 @@ from llmcli.observe.attention.checks import Proof
 from llmcli.observe.attention.rows import Rows, proven
 from llmcli.observe.layer_map import LayerMap
 from llmcli.observe.recurrence import Walk, walk
+from llmcli.reports.head_metrics import HALF_LIFE, LABELS, OVERWRITTEN, RANK, USUAL
 from llmcli.reports.matrix import Matrix
 
 OnMatrix = Callable[[int, np.ndarray], None]

@@ -15,7 +15,6 @@ from llmcli.commands.attention.measure.kept import TopPairs
 from llmcli.commands.attention.measure.layer import Layer, OnMatrix, Shared
 from llmcli.commands.attention.measure.metrics import undetermined_kinds
 from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
-from llmcli.commands.attention.report.metrics import LABELS, METRICS, MOST_RANKED, RANK
 from llmcli.commands.attention.report.request import AttentionRequest, unknown_metrics
 from llmcli.engine.sampling import Sampling
 from llmcli.model import Model, dtype_name
@@ -28,6 +27,7 @@ from llmcli.observe.kernel import layer_of
 from llmcli.observe.layer_map import LayerMap
 from llmcli.observe.observe import Observed, observe
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.head_metrics import LABELS, METRICS, MOST_RANKED, RANK
 from llmcli.reports.matrix import Matrix
 from llmcli.reports.progress import Progress
 

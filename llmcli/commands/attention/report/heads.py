@@ -10,38 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.head_metrics import Label, Metric
 from llmcli.reports.matrix import Matrix, What
 
 PairsBy = Literal["weight", "weighted"]  # "weighted": weight × ‖v W_O‖
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One number a head: `formula` is its definition, its values lie in `low` … `high`.
-
-    `high` is None where it grows with the prompt. `source`: who defined it.
-    """
-
-    name: str
-    words: str
-    formula: str
-    source: str = ""
-    low: float = 0.0
-    high: float | None = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """A kind of head: those whose `metric` is at least `threshold`, which `source` chose.
-
-    `letter` marks it in a map.
-    """
-
-    name: str
-    letter: str
-    metric: str
-    threshold: float
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True)

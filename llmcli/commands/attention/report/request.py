@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmcli.anatomy.graph import graph
-from llmcli.commands.attention.report.heads import Metric, PairsBy
-from llmcli.commands.attention.report.metrics import (
+from llmcli.commands.attention.report.heads import PairsBy
+from llmcli.config import ModelConfig
+from llmcli.graph.recurrence import LinearMap, Recurrence
+from llmcli.reports.head_metrics import (
     COLOURED_BY,
     LEARNED_SINK,
     LINEAR,
     METRICS,
     OVERWRITTEN,
     USUAL,
+    Metric,
 )
-from llmcli.config import ModelConfig
-from llmcli.graph.recurrence import LinearMap, Recurrence
 from llmcli.reports.matrix import What
 
 Span = tuple[int, int]  # positions `first` … `last`-1

@@ -14,8 +14,8 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Label, Metric
-from llmcli.commands.attention.report.metrics import COMMON
+from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
+from llmcli.reports.head_metrics import COMMON, Label, Metric
 from llmcli.reports.numbers import spans
 from llmcli.ui.cells import Ink
 from llmcli.ui.heatmap import ColourBar

@@ -10,8 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport, Metric
-from llmcli.commands.attention.report.metrics import COLOURED_BY, COMMON, LINEAR
+from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.attention.view.map import head_map, heads_of, kinds_found, shares, short
 from llmcli.commands.attention.view.tables import (
@@ -23,6 +22,7 @@ from llmcli.commands.attention.view.tables import (
     unknown_values,
     weighted_note,
 )
+from llmcli.reports.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
 from llmcli.reports.matrix import Matrix
 from llmcli.reports.numbers import spans
 from llmcli.ui.heatmap import ColourBar, Heatmap, Panels

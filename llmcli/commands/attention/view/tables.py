@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Metric, Pair
-from llmcli.commands.attention.report.metrics import LINEAR, OVERWRITTEN
+from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Pair
 from llmcli.commands.attention.view.map import heads_of, shares
+from llmcli.reports.head_metrics import LINEAR, OVERWRITTEN, Metric
 from llmcli.reports.numbers import spans as numbered
 from llmcli.ui.heatmap import span
 from llmcli.ui.layout import GAP, Column, Dotted, Rows

@@ -6,7 +6,37 @@ T; logarithms are natural.
 
 from __future__ import annotations
 
-from llmcli.commands.attention.report.heads import Label, Metric
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number a head: `formula` is its definition, its values lie in `low` … `high`.
+
+    `high` is None where it grows with the prompt. `source`: who defined it.
+    """
+
+    name: str
+    words: str
+    formula: str
+    source: str = ""
+    low: float = 0.0
+    high: float | None = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A kind of head: those whose `metric` is at least `threshold`, which `source` chose.
+
+    `letter` marks it in a map.
+    """
+
+    name: str
+    letter: str
+    metric: str
+    threshold: float
+    source: str
+
 
 MOST_RANKED = 1024  # tokens: a rank needs the whole matrix and time ~ T³
 

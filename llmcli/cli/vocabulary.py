@@ -9,7 +9,6 @@ from functools import cache
 from llmcli.anatomy.graph import graph
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.tensors import GGML_TYPES
-from llmcli.commands.attention.report.metrics import METRICS
 from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.graph.blocks import IN_16_BITS, PACKED
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -22,6 +21,7 @@ from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.ple.config import PleConfig
 from llmcli.parts.ssm.config import SsmConfig
+from llmcli.reports.head_metrics import METRICS
 
 _BLOCK = re.compile(r"^(blocks|cache)\.\d+\.")
 _MARK = re.compile(r"^<!-- table: ([a-z-]+) -->$", re.MULTILINE)
