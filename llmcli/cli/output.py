@@ -117,7 +117,10 @@ class Output:
 
         `paged`: through the pager where it is taller than the terminal.
         """
-        text = self._rendered(self.out, renderables)
+        self.print(self._rendered(self.out, renderables), paged=paged)
+
+    def print(self, text: str, *, paged: bool = False) -> None:
+        """Writes a whole result; `paged` as in `show`."""
         tall = paged and self.out.animate and not fits(text, get_terminal_size().lines)
         if tall and page(text):
             return

@@ -26,7 +26,10 @@ from llmcli.checkpoints.catalog import CATALOG
 from llmcli.cli.app import main
 from llmcli.cli.files import whole_file
 from llmcli.cli.tree import ENTRIES, NESTED
+from llmcli.commands.selftest.measure import run
+from llmcli.commands.selftest.report import GroupResult
 from llmcli.errors import WriteFailed
+from llmcli.reports.checks import ViewCheck
 
 TESTS = Path(__file__).parents[1]
 ROOT = Path(llmcli.__file__).parent
@@ -144,6 +147,12 @@ def alone(monkeypatch, tmp_path):
     quick = partial(llmcli.observe.ceilings.measure_ceilings, seconds=0.01)
     monkeypatch.setattr(llmcli.observe.ceilings, "measure_ceilings", quick)
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
+    check = GroupResult(
+        check=ViewCheck(name="a", words="b", value=0, tolerance=0), models=1, seconds=0
+    )
+    for name in ("measure_levels", "measure_exhaustion"):
+        monkeypatch.setattr(run, name, lambda *_, **__: check)
+    monkeypatch.setattr(run, "measure_groups", lambda *_, **__: (check,))
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
 
@@ -242,6 +251,7 @@ def test_completion_is_installed_whole_or_not_at_all(cli, monkeypatch, tmp_path,
 
 # a command line of each command that has something to say
 LINES = {
+    "selftest": ["--no-speed"],
     "generate": ["x", "-n", "2"],
     "chat": ["--prompt", "ab", "-n", "2", "--no-stdin"],
     "timing": ["ab", "--pairs", "1", "-n", "1", "--threads", "1"],
@@ -266,7 +276,7 @@ LINES = {
     "models rm": ["smollm2", "--dry-run"],
     "models prune": ["--dry-run"],
 }
-NO_MODEL = ("bench compare", "models", "env")
+NO_MODEL = ("selftest", "bench compare", "models", "env")
 MORE = [
     ["generate", "x", "-n", "2", "--stream-json"],
     ["generate", "x", "-n", "2", "--json"],
@@ -370,7 +380,7 @@ def writes(call):
         return "local_files_only=True" not in whole
     if called == "os.open":
         return any(flag in whole for flag in ("O_WRONLY", "O_RDWR", "O_CREAT"))
-    if called.startswith(("archive.", "ours.", "lane.")):  # a member of a zip, an engine
+    if called.startswith(("archive.", "ours.", "slot.")):  # a member of a zip, an engine
         return False
     modes = [w for w in words if not isinstance(w, ast.Constant) or isinstance(w.value, str)]
     if isinstance(call.func, ast.Name) or name in ("fdopen", "FileIO", "ZipFile"):

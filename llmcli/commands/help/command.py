@@ -45,16 +45,11 @@ def command(asked: HelpOptions) -> None:
     words = asked.subject or []
     out = Output("help", OutputOptions())
     if not words:
-        _show(out, f"{_help_of([])}\n\n{_topics()}\n")
+        out.print(f"{_help_of([])}\n\n{_topics()}\n", paged=True)
     elif topic := topic_of(words):
-        _show(out, _explained(topic, out))
+        out.print(_explained(topic, out), paged=True)
     else:
-        _show(out, f"{_help_of(words)}\n")
-
-
-def _show(out: Output, text: str) -> None:
-    """All that this command prints goes through here: the place for a pager."""
-    out.write(text)
+        out.print(f"{_help_of(words)}\n", paged=True)
 
 
 def _explained(topic: Topic, out: Output) -> str:
