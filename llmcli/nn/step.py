@@ -134,6 +134,11 @@ class Step:
         self._visible: dict[int | None, tuple[Visible, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def observed(self) -> bool:
+        """Whether somebody is shown what is computed in between, changes it or takes its time."""
+        return self.tap is not None or bool(self.edits) or self.clock is not None
+
     def emit(self, name: str, tensor: Tensor) -> Tensor:
         """The named activation as the pass continues with it: `tensor` itself unless it is edited.
 
