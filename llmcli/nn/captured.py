@@ -90,6 +90,10 @@ class CapturedSteps:
         """How many graphs there are."""
         return len(self._graphs)
 
+    def ready(self, slots: int) -> bool:
+        """Whether a step over a bucket of that many slots is captured, if any is."""
+        return self._capture is None or slots in self._graphs
+
     def run(
         self,
         ids_B1: Tensor,

@@ -333,7 +333,9 @@ class Decoder:
         new = [1] * state.batch
         slots = self._slots(state, 1)
         fixed = state.lengths_B, slots
-        before = None if state.rewinds else state.snapshot(slots=False)
+        before = None
+        if not state.rewinds and not state.captured.ready(slots):
+            before = state.snapshot(slots=False)
 
         def run(ids_B1: Tensor) -> Tensor:
             step = Step(

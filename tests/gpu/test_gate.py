@@ -17,6 +17,7 @@ from zoo import MODELS
 from llmcli.engine.session import Session
 from llmcli.formats.dense import writable
 from llmcli.nn.decoder import Decoder
+from llmcli.nn.state import State
 from llmcli.nn.step import Edit
 from llmcli.parts.mlp.forward import GatedMlp
 
@@ -274,3 +275,16 @@ def test_the_card_refuses_what_a_card_refuses(card):
     tape.forget()
     tape.replay()
     assert out.tolist() == [2, 4, 6]
+
+
+def test_a_recurrent_state_is_copied_to_capture_a_step_alone(card, monkeypatch):
+    _, captured = pair("mamba-2", card, [[5, 9, 2]])
+    copies, plain = [], State.snapshot
+
+    def snapshot(self, *, slots=True):
+        copies.append(slots)
+        return plain(self, slots=slots)
+
+    monkeypatch.setattr(State, "snapshot", snapshot)
+    decoded(captured, ids(1, 8))
+    assert copies == [False] * len(card.tapes) == [False, False]
