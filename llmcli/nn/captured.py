@@ -29,7 +29,7 @@ class Replayable(Protocol):
 
 
 class Capture(Protocol):
-    """How a step is captured; `capture_cuda` on a card."""
+    """How a step is captured; `CudaCapture` on a card."""
 
     def __call__(
         self, step: Callable[[], Tensor], undo: Callable[[], None], pool: Any
@@ -51,25 +51,43 @@ def bucket(keys: int, capacity: int, first: int = FIRST_BUCKET) -> int:
     return min(slots, capacity)
 
 
-def capture_cuda(
-    step: Callable[[], Tensor], undo: Callable[[], None], pool: Any
-) -> tuple[Replayable, Tensor, Any]:
-    """See `Capture`. Graphs of one pool share memory: they must not run at the same time."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    pool = torch.cuda.graph_pool_handle() if pool is None else pool
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UPS):
-            step()
-            undo()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            out = step()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(side)
-    return graph, out, pool
+class CudaCapture:
+    """`Capture` on that card. Graphs of one pool share memory: they must not run at the same time.
+
+    All captures have one stream: libraries keep a workspace for each, cuBLAS up to 32 MiB.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the caller captures what is launched."""
+        with torch.cuda.device(self._device):
+            return torch.cuda.is_current_stream_capturing()
+
+    def __call__(
+        self, step: Callable[[], Tensor], undo: Callable[[], None], pool: Any
+    ) -> tuple[Replayable, Tensor, Any]:
+        """See `Capture`."""
+        with torch.cuda.device(self._device):
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            pool = torch.cuda.graph_pool_handle() if pool is None else pool
+            graph = torch.cuda.CUDAGraph()
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM_UPS):
+                    step()
+                    undo()
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    out = step()
+                finally:
+                    graph.capture_end()
+            torch.cuda.current_stream().wait_stream(self._stream)
+        return graph, out, pool
 
 
 class CapturedSteps:

@@ -21,7 +21,7 @@ from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
 from llmcli.kernels import native
 from llmcli.nn.block import Block
-from llmcli.nn.captured import FIRST_BUCKET, Capture, CapturedSteps, bucket, capture_cuda
+from llmcli.nn.captured import FIRST_BUCKET, Capture, CapturedSteps, CudaCapture, bucket
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.replay import Replay, ReplayClock
 from llmcli.nn.state import State
@@ -115,7 +115,9 @@ class Decoder:
         # depend on the length, which is known on the host.
         self.by_length = dynamic
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
-        self.capture: Capture | None = capture_cuda if self.device.type == "cuda" else None
+        self.capture: Capture | None = None
+        if self.device.type == "cuda":
+            self.capture = CudaCapture(self.device)
         self.first_bucket = FIRST_BUCKET
         # why decode steps are computed one by one, None where they are captured
         self.not_captured: str | None = None
@@ -322,8 +324,8 @@ class Decoder:
         assert state.lengths_B is not None
         if ids_B1.shape[1] > 1 or torch.compiler.is_compiling():
             return None
-        if self.capture is capture_cuda and torch.cuda.is_current_stream_capturing():
-            return None  # the caller captures it
+        if isinstance(self.capture, CudaCapture) and self.capture.busy:
+            return None  # it is part of what the caller captures
         if state.steps == 0:
             state.steps = 1
             return None

@@ -147,7 +147,7 @@ class Card(TorchDispatchMode):
             self._tape = None
 
     def capture(self, step, undo, pool):
-        """As `nn.captured.capture_cuda`: what is captured has no effect before it is replayed."""
+        """As `nn.captured.CudaCapture`: what is captured has no effect before it is replayed."""
         step()
         undo()
         with self.captured() as tape:
