@@ -12,6 +12,7 @@ from llmcli.commands.ladder.measure.beyond import beyond
 from llmcli.commands.ladder.measure.runner import run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.workload import plan_workload
+from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
 from llmcli.formats.dense import writable
 from llmcli.loading import load_checkpoint
@@ -58,7 +59,17 @@ def test_unequal_batch(models):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_captured_step_is_replayed_for_the_tokens_after_it(models, batch):
+def test_captured_steps_have_the_bits_of_computed_ones(models, batch):
+    """Over borders of buckets; the host never waits for the device."""
+    decoder = models[1].decoder
+    decoder.first_bucket = 8
+    found = compare_captured(decoder, [[5, 9, 2], [7]][:batch], 20)
+    assert (found.difference, found.graphs, found.reason) == (0, len(found.buckets), None)
+    assert found.buckets == (8, 16, 23)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_step_that_the_caller_captures(models, batch):
     """Nothing in it depends on the position but what lies on the device."""
     decoder = models[1].decoder
     prompt = (torch.arange(9 * batch, device="cuda").view(batch, 9) * 5) % 97

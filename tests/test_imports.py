@@ -26,7 +26,7 @@ LAYERS = (
     {"graph"},
     {"parts", "evaluation"},
     {"checkpoints", "families", "anatomy", "text"},
-    {"ops", "kernels", "devices"},
+    {"ops", "kernels", "triton", "devices"},
     {"formats"},
     {"nn"},
     {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "engine"},
@@ -42,6 +42,7 @@ BESIDE = {
     ("families", "checkpoints"),
     ("text", "checkpoints"),
     ("ops", "kernels"),
+    ("ops", "triton"),
     ("devices", "ops"),
     ("filling", "model"),
     ("filling", "scales"),
@@ -75,6 +76,7 @@ AT_TOP = {
     "view": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
     **{part: {"torch"} for part in (*COMPUTES, "evaluation")},
+    "triton": {"torch", "triton"},  # the kernels of a card, loaded where they are used
     "observe": {"torch", "numpy"},
     "measure": {"torch", "numpy"},
 }
@@ -95,10 +97,13 @@ def part_of(module):
     """`families` for `llmcli.families.rules`; the package itself is ``.
 
     By file name in `parts`: what it is lies below all, what computes it needs torch. So in a
-    command's folder, see above. `llmcli.graph.evaluation` is a part of its own, too.
+    command's folder, see above. `llmcli.graph.evaluation` and `llmcli.kernels.triton` are parts of
+    their own, too.
     """
     if module.startswith("llmcli.graph.evaluation"):
         return "evaluation"
+    if module.startswith("llmcli.kernels.triton"):
+        return "triton"
     folder, _, file = module.rpartition(".")
     if folder.startswith("llmcli.parts.") and file in ("config", "forward"):
         return {"config": "config", "forward": "nn"}[file]

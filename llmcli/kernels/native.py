@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from llmcli.errors import UsageError, first_line
 
 VARIABLE = "LLMCLI_KERNELS"
 LEVELS = ("portable", "avx2", "avx512", "vnni", "amx", "dotprod")  # `enum level` in common.h
+TRITON = "triton"  # no level of a processor: see `ops.on_card`
 _KEPT: list[Any] = []  # memory whose address the library has
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")
 _VERSION = 24  # `llmcli_native_version` in levels.c
@@ -26,6 +28,11 @@ def check() -> None:
     """Raises UsageError for a level in $LLMCLI_KERNELS that is unknown or not to be had here."""
     if _wanted():
         level()
+    if wants_triton() and find_spec("triton") is None:
+        raise UsageError(
+            f"there is no Triton for `{VARIABLE}={TRITON}`",
+            hint=f"unset {VARIABLE}, or install triton beside PyTorch",
+        )
 
 
 def status() -> str:
@@ -76,8 +83,13 @@ def levels() -> list[str]:
     return [name for bit, name in enumerate(LEVELS) if bits >> bit & 1]
 
 
+def wants_triton() -> bool:
+    """Whether $LLMCLI_KERNELS asks for the kernels of a CUDA device; a processor's stay."""
+    return os.environ.get(VARIABLE) == TRITON
+
+
 def _wanted() -> str:
-    return os.environ.get(VARIABLE, "")
+    return "" if wants_triton() else os.environ.get(VARIABLE, "")
 
 
 @cache

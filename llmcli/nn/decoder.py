@@ -16,11 +16,12 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.devices import available_bytes
-from llmcli.errors import UsageError
+from llmcli.errors import UsageError, first_line
 from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
 from llmcli.kernels import native
 from llmcli.nn.block import Block
+from llmcli.nn.captured import FIRST_BUCKET, Capture, CapturedSteps, CudaCapture, bucket
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.replay import Replay, ReplayClock
 from llmcli.nn.state import State
@@ -102,9 +103,6 @@ class Decoder:
             raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
         self.weight_names = parameters.weights.keys()
         self._weights = {**parameters.weights, "head.W": self.head}
-        # Whether a decode step can be captured as a CUDA graph; it then reads every slot, masked.
-        # A processor reads only the keys that are there. Not where a rotation's frequencies depend
-        # on the length, which is known on the host.
         nodes = graph(config).nodes.values()
         rotations = {node.op.rope for node in nodes if isinstance(node.op, Rotate)}
         dynamic = any(map(depends_on_length, rotations))
@@ -112,7 +110,21 @@ class Decoder:
         self._switches = {
             rope.scaling.original for rope in rotations if isinstance(rope.scaling, LongRopeScaling)
         }
+        # Whether a decode step can be captured as a CUDA graph; it then reads a bucket of slots,
+        # masked. A processor reads only the keys that are there. Not where a rotation's frequencies
+        # depend on the length, which is known on the host.
+        self.by_length = dynamic
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
+        self.capture: Capture | None = None
+        if self.device.type == "cuda":
+            self.capture = CudaCapture(self.device)
+        self.first_bucket = FIRST_BUCKET
+        # why decode steps are computed one by one, None where they are captured
+        self.not_captured: str | None = None
+        if self.device.type != "cuda":
+            self.not_captured = "only a CUDA device captures its launches"
+        elif dynamic:
+            self.not_captured = "the frequencies of its rotation depend on the length"
         # Whether a decode step is recorded and replayed; False once it is known not to be possible.
         # Nor where queries grow with their position, for which there is no kernel.
         scores = [one.attention for one in config.layers if one.attention is not None]
@@ -211,7 +223,10 @@ class Decoder:
         late = clock if isinstance(clock, ReplayClock) else None
         steps = (ahead or ids_BT.shape[1] == 1) and lengths is None
         if state is not None and steps and clock is late and not watched:
-            replayed = self._replayed(ids_BT, state, late)
+            if state.lengths_B is None:
+                replayed = self._replayed(ids_BT, state, late)
+            else:  # a graph takes no times
+                replayed = self._captured(ids_BT, state) if late is None else None
             if replayed is not None:
                 return replayed
         step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
@@ -300,6 +315,57 @@ class Decoder:
         state.advance(new)
         return replay.logits.clone().view(*ids_BT.shape, -1)
 
+    def _captured(self, ids_B1: Tensor, state: State) -> Tensor | None:
+        """The same for one token of each sequence by a captured step; None where there is none.
+
+        The first step of a state is not captured: it may be the only one. A capture that fails is
+        not tried again.
+        """
+        assert state.lengths_B is not None
+        if ids_B1.shape[1] > 1 or torch.compiler.is_compiling():
+            return None
+        if isinstance(self.capture, CudaCapture) and self.capture.busy:
+            return None  # it is part of what the caller captures
+        if state.steps == 0:
+            state.steps = 1
+            return None
+        self._check_room(state.lengths, 1, state)
+        if state.captured is None:
+            state.captured = CapturedSteps(state.batch, self.device, self.capture)
+        new = [1] * state.batch
+        slots = self._slots(state, 1)
+        fixed = state.lengths_B, slots
+        before = None
+        if not state.rewinds and not state.captured.ready(slots):
+            before = state.snapshot(slots=False)
+
+        def run(ids_B1: Tensor) -> Tensor:
+            step = Step(
+                state.lengths, 1, new, self._ropes, device=self.device, fixed=fixed,
+                lenders=self._lenders,
+            )  # fmt: skip
+            return self._pass(ids_B1, state, step, "all", None)
+
+        def undo() -> None:
+            if before is not None:
+                state.restore(before)
+
+        try:
+            logits = state.captured.run(ids_B1, slots, run, undo)
+        except RuntimeError as error:
+            if self.capture is None:
+                raise
+            self.capture, self.not_captured = None, f"the capture failed: {first_line(error)}"
+            state.captured = None
+            undo()
+            return None
+        state.advance(new)
+        return logits
+
+    def _slots(self, state: State, tokens: int) -> int:
+        """How many slots a step of fixed shapes reads."""
+        return bucket(max(state.lengths) + tokens, state.capacity, self.first_bucket)
+
     def _check_room(self, starts: Sequence[int], tokens: int, state: State | None) -> None:
         """Raises ValueError where the tokens do not fit the state or the learned positions."""
         longest = max(starts) + tokens
@@ -328,7 +394,7 @@ class Decoder:
         lengths = [tokens] * batch if lengths is None else lengths
         fixed = None
         if state is not None and state.lengths_B is not None and set(lengths) == {1} == {tokens}:
-            fixed = state.lengths_B, state.capacity
+            fixed = state.lengths_B, self._slots(state, tokens)
         return Step(
             starts,
             tokens,

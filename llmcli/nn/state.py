@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.nn.captured import CapturedSteps
 from llmcli.nn.replay import Replay
 
 
@@ -252,7 +253,8 @@ class State:
         self.read_for = list(lengths)
         # steps that were recorded, into this memory, by the tokens that they read of a sequence
         self.replays: dict[int, Replay] = {}
-        self.steps = 0  # that could have been recorded
+        self.captured: CapturedSteps | None = None  # the same on a card
+        self.steps = 0  # that could have been recorded or captured
 
     @property
     def batch(self) -> int:
@@ -284,6 +286,7 @@ class State:
                 layer.grow(capacity)
             self.capacity = capacity
             self.replays.clear()
+            self.captured = None
 
     def select(self, rows: Sequence[int]) -> State:
         """A new state with copies of those sequences: to fork samples or drop finished ones."""

@@ -47,18 +47,23 @@ class Visible(NamedTuple):
 
 
 class RopeTables:
-    """cos and sin for positions 0 … n-1 of one RopeConfig, grown by doubling and kept."""
+    """cos and sin for positions 0 … n-1 of one RopeConfig, grown by doubling and kept.
+
+    Shorter tables are kept, too, together as long as the last: captured steps have their address.
+    """
 
     def __init__(self, config: RopeConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
         self.device = device
         self.dtype = dtype
         self._tables = (torch.empty(0), torch.empty(0))
+        self._shorter: list[tuple[Tensor, Tensor]] = []
 
     def upto(self, length: int) -> tuple[Tensor, Tensor]:
         """Tables `[n, R]` with n ≥ `length`."""
         if len(self._tables[0]) < length:
             size = 1 << max(length - 1, 255).bit_length()
+            self._shorter.append(self._tables)
             self._tables = self._make(torch.arange(size), length)
         return self._tables
 
@@ -76,11 +81,11 @@ class Step:
     """One call: sequence b has `starts[b]` tokens already and gets `lengths[b]` of T new ones.
 
     `totals[b]` is how long it will be once its whole prompt is in (default: after this call).
-    `fixed`: the starts `[B]` on the device and the capacity. One token of each sequence then sees
-    all slots under a mask, and no shape and no number from the host depends on the position: the
-    call can be captured as a CUDA graph and replayed for the next tokens. `recorded`: our kernels
-    compute it while they are recorded, which is the same on a CPU. `lenders`: the attentions whose
-    keys and values others read; `lent` has them, once they are computed.
+    `fixed`: the starts `[B]` on the device and how many slots are read. One token of each sequence
+    then sees all of these under a mask, and no shape and no number from the host depends on the
+    position: the call can be captured as a CUDA graph and replayed for the next tokens. `recorded`:
+    our kernels compute it while they are recorded, which is the same on a CPU. `lenders`: the
+    attentions whose keys and values others read; `lent` has them, once they are computed.
     """
 
     def __init__(
@@ -128,6 +133,11 @@ class Step:
         self._ropes = ropes
         self._visible: dict[int | None, tuple[Visible, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def observed(self) -> bool:
+        """Whether somebody is shown what is computed in between, changes it or takes its time."""
+        return self.tap is not None or bool(self.edits) or self.clock is not None
 
     def emit(self, name: str, tensor: Tensor) -> Tensor:
         """The named activation as the pass continues with it: `tensor` itself unless it is edited.

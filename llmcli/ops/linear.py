@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.kernels import native
-from llmcli.ops import processor
+from llmcli.ops import on_card, processor
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import by_kernel, has_kernel, product_float32
 
@@ -39,6 +39,8 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """
     if x.dtype == torch.float32 and w_NK.dtype in (torch.bfloat16, torch.float16):
         return product_float32(x, w_NK, b_N)
+    if on_card.multiplies(x, w_NK):
+        return on_card.product(x, w_NK, b_N, x.dtype)
     if _takes_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N).to(x.dtype)
     if (

@@ -12,6 +12,7 @@ from torch import Tensor
 from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.anatomy.counts import HEAD_NUMBERS
 from llmcli.kernels import native, program
+from llmcli.ops import on_card
 
 # With more rows, converting the weights costs less than the kernel's arithmetic: break-even was at
 # 24 to 48 rows with AVX-512 and at 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
@@ -30,6 +31,8 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
     or wider on every device, and nothing is rounded to the 16 bits of x: two logits differ if their
     sums do. W may lie in memory by rows or by columns.
     """
+    if on_card.multiplies(x, w_NK):
+        return on_card.product(x, w_NK, b_N, torch.float32)
     if x.dtype == w_NK.dtype and x.dtype in (torch.float32, torch.float64):
         return F.linear(x, w_NK, b_N)
     if has_kernel(x, w_NK):

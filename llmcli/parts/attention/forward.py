@@ -24,7 +24,7 @@ from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.nn.state import KVCache, LayerState, Nothing
 from llmcli.nn.step import Step
-from llmcli.ops import compiled
+from llmcli.ops import compiled, on_card
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, scores, visible_keys, weights
 from llmcli.ops.elements import gate, narrowed
@@ -107,6 +107,12 @@ class Attention(SoftmaxMap):
                 wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
                 window=config.window, cap=config.cap, sinks_H=self.sinks_H,
             ).to(q_BHTd.dtype)  # fmt: skip
+        elif cache is not None and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
+            slots = slice(0, step.keys)
+            z_BHTe = on_card.attend(
+                q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,
+                scale=config.scale, window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+            )  # fmt: skip
         else:
             parts = [
                 attend(

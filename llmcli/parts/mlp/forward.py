@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from llmcli.formats.dense import Dense
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
+from llmcli.ops import on_card
 from llmcli.ops.activations import activation
 from llmcli.ops.elements import gate
 from llmcli.parts.mlp.config import MlpConfig
@@ -37,7 +39,7 @@ class GatedMlp:
     """`(act(X W_gate) ∘ X W_up) W_down` (Shazeer 2020, arXiv 2002.05202), clamped or not."""
 
     def __init__(self, config: MlpConfig, name: str, parameters: Parameters) -> None:
-        self.name, self.clamp = name, config.clamp
+        self.name, self.clamp, self.activation = name, config.clamp, config.activation
         self.act = activation(
             config.activation, None if config.clamp is None else config.clamp.limit
         )
@@ -52,6 +54,14 @@ class GatedMlp:
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
+        weight, bias = self.gate_up.weight, self.gate_up.bias
+        if (
+            not step.observed
+            and self.clamp is None
+            and isinstance(weight, Dense)
+            and on_card.gates(x_BTD, weight.tensor, self.activation)
+        ):
+            return self.down.wide(on_card.gated(x_BTD, weight.tensor, bias, self.activation))
         gate_BTF, up_BTF = self.gate_up.split(self.gate_up(x_BTD))
         gate_BTF = step.emit(f"{self.name}.gate", gate_BTF)
         up_BTF = step.emit(f"{self.name}.up", up_BTF)

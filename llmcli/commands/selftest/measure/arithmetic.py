@@ -18,6 +18,7 @@ from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.measure.small import as_model, copied, random_decoder
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config import ModelConfig
+from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
@@ -28,7 +29,7 @@ from llmcli.reports.progress import Progress
 TOKENS, STEPS = 11, 4
 # Differences of logits as shares of the largest one, and divergences in nats: several times the
 # worst that was measured on a CPU, where a wrong kernel is off by far more.
-FLOAT32, BFLOAT16 = 5e-5, 0.05
+FLOAT32, BFLOAT16, CAPTURED = 5e-5, 0.05, 1e-4
 # Formats whose kernels all levels of a processor compute bit for bit alike.
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
 
@@ -136,6 +137,19 @@ def replayed(config: ModelConfig, device: torch.device) -> tuple[float, str]:
     return difference(*(_stepped(_of_steps(config, device), tap) for tap in (False, True)))
 
 
+def captured(config: ModelConfig, device: torch.device) -> tuple[float, str]:
+    """Steps of static shapes over buckets of slots beside computed ones, in float32.
+
+    On a GPU they are captured as graphs, one for each bucket; a CPU runs the same calls eagerly.
+    """
+    decoder = copied(random_decoder(config), device, torch.float32)
+    decoder.first_bucket = TOKENS - 3
+    check = compare_captured(decoder, prompt_ids().tolist(), 2 * STEPS)
+    if device.type == "cuda" and not decoder.by_length and check.graphs != len(check.buckets):
+        return math.inf, check.reason or f"{check.graphs} graphs of {len(check.buckets)}"
+    return check.difference, "logits"
+
+
 def _of_steps(config: ModelConfig, device: torch.device) -> Decoder:
     """On a GPU in float32; on a CPU packed steps are the ones that are replayed."""
     if device.type != "cpu":
@@ -191,6 +205,8 @@ def groups_of(device: torch.device) -> list[Group]:
               MODELS),
         Group("taps", "observing changes no bit", 0.0, observed, MODELS),
         Group("edits", "an edit changes what it says, and nothing else", 0.0, edited, MODELS),
+        Group("captured", "decode steps of static shapes are the computed ones", CAPTURED, captured,
+              MODELS),
         Group("replay", "a replayed decode step is the computed one", 0.0 if cpu else FLOAT32,
               replayed, packed),
     ]  # fmt: skip

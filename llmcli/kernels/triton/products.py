@@ -1,0 +1,184 @@
+"""Products of one row with a matrix, with what is done before and after them.
+
+Twins of `ops.norm` and `ops.linear`, of `ops.activations` and `ops.elements`, and of `ops.quant`.
+Each program has some rows of the matrix, which are all that is read once.
+
+Axes: M rows of the input, few, K columns of it, N outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 8  # of a program
+COLUMNS = 512  # of a block of them
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+@triton.jit
+def activated(x, ACT: tl.constexpr):
+    """`ops.activations.activation` of that number in `ACTIVATIONS`."""
+    if ACT == 0:
+        return x / (1 + tl.exp(-x))
+    if ACT == 1:
+        return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    if ACT == 2:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x * (1 - 1 / (tl.exp(2 * inner) + 1))
+    return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def row_kernel(
+    x, norm_w, norm_b, w, bias, residual, out, columns, outputs, w_row, eps, offset,
+    KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
+    ADDS: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """KIND 0: no norm, 1: RMSNorm, 2: LayerNorm of x before the product.
+
+    GATED: `w` has gates above as many neurons, and act(gate) · neuron comes out. ADDS: plus a row.
+    """
+    m = tl.program_id(1)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, COLUMNS)
+    x += m.to(tl.int64) * columns
+    mean, inverse = 0.0, 1.0
+    if KIND > 0:
+        if KIND == 2:
+            total = tl.zeros([COLUMNS], tl.float32)
+            for start in range(0, columns, COLUMNS):
+                total += tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32)
+            mean = tl.sum(total, 0) / columns
+        squares = tl.zeros([COLUMNS], tl.float32)
+        for start in range(0, columns, COLUMNS):
+            one = tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32) - mean
+            squares += tl.where(start + c < columns, one * one, 0.0)
+        inverse = 1 / tl.sqrt(tl.sum(squares, 0) / columns + eps)
+    rows = n.to(tl.int64)[:, None] * w_row
+    below = (n + outputs).to(tl.int64)[:, None] * w_row
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    ups = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, columns, COLUMNS):
+        at = start + c
+        there = at < columns
+        one = tl.load(x + at, there, 0.0).to(tl.float32)
+        if KIND > 0:
+            one = (one - mean) * inverse
+            if WEIGHTS:
+                one *= tl.load(norm_w + at, there, 0.0).to(tl.float32) + offset
+            if SHIFT:
+                one += tl.load(norm_b + at, there, 0.0).to(tl.float32)
+        # rounded as what enters a product is
+        one = one.to(w.dtype.element_ty).to(tl.float32)
+        both = (n[:, None] < outputs) & there[None, :]
+        sums += one[None, :] * tl.load(w + rows + at[None, :], both, 0.0).to(tl.float32)
+        if GATED:
+            ups += one[None, :] * tl.load(w + below + at[None, :], both, 0.0).to(tl.float32)
+    y = tl.sum(sums, 1)
+    if BIAS:
+        y += tl.load(bias + n, n < outputs, 0.0).to(tl.float32)
+    if GATED:
+        up = tl.sum(ups, 1)
+        if BIAS:
+            up += tl.load(bias + outputs + n, n < outputs, 0.0).to(tl.float32)
+        narrow = w.dtype.element_ty
+        act = activated(y.to(narrow).to(tl.float32), ACT).to(narrow).to(tl.float32)
+        y = act * up.to(narrow).to(tl.float32)
+    if ADDS:
+        y += tl.load(residual + m * outputs + n, n < outputs, 0.0).to(tl.float32)
+    tl.store(out + m.to(tl.int64) * outputs + n, y.to(out.dtype.element_ty), n < outputs)
+
+
+def product(
+    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None, *, out: torch.dtype,
+    norm: Norm | None = None, activation: str | None = None, residual_MN: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`norm(X) Wᵀ + b + R` of few rows, `[M, N]` in the dtype `out`; sums are float32.
+
+    With an `activation` W has gates and, below them, as many neurons: `act(gate) ∘ neuron`. Their
+    roundings are those of PyTorch's operations one by one.
+    """
+    rows, columns = x_MK.shape
+    gated = activation is not None
+    outputs = len(w_NK) // (2 if gated else 1)
+    y_MN = torch.empty(rows, outputs, device=x_MK.device, dtype=out)
+    w_D, b_D, eps, kind, offset = (None, None, 0.0, 0, 0.0) if norm is None else norm
+    row_kernel[(triton.cdiv(outputs, ROWS), rows)](
+        x_MK.contiguous(), *(x_MK if one is None else one for one in (w_D, b_D)), w_NK,
+        *(x_MK if one is None else one for one in (bias_N, residual_MN)), y_MN, columns, outputs,
+        w_NK.stride(0), eps, offset, KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None,
+        BIAS=bias_N is not None, ADDS=residual_MN is not None, GATED=gated,
+        ACT=ACTIVATIONS.index(activation) if activation is not None else -1,
+        ROWS=ROWS, COLUMNS=COLUMNS,
+    )  # fmt: skip
+    return y_MN
+
+
+Norm = tuple[Tensor | None, Tensor | None, float, int, float]  # weights, bias, eps, KIND, offset
+
+
+@triton.jit
+def packed_kernel(
+    x, w, out, columns, outputs, w_row,
+    FOUR: tl.constexpr, LEAST: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Of blocks of 32 numbers: a float16 factor, the LEAST number in float16, and codes.
+
+    These have 8 bits and a sign or, FOUR, 4 bits: first the lower halves of 16 bytes, then the
+    upper ones; without a LEAST number 8 stands for 0.
+    """
+    m = tl.program_id(1)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    x += m.to(tl.int64) * columns
+    sums = tl.zeros([ROWS, BLOCKS], tl.float32)
+    inside = tl.arange(0, 16 if FOUR else 32)
+    for start in range(0, columns // 32, BLOCKS):
+        block = start + tl.arange(0, BLOCKS)
+        there = (n[:, None] < outputs) & (block[None, :] < columns // 32)
+        base = n.to(tl.int64)[:, None] * w_row + block[None, :] * BYTES
+        low = tl.load(w + base, there, 0).to(tl.uint16)
+        high = tl.load(w + base + 1, there, 0).to(tl.uint16)
+        factor = (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
+        begin = base + (4 if LEAST else 2)
+        codes = tl.load(w + begin[:, :, None] + inside[None, None, :], there[:, :, None], 0)
+        at = block[:, None] * 32 + inside[None, :]
+        within = block[:, None] < columns // 32
+        if FOUR:
+            x_low = tl.load(x + at, within, 0.0).to(tl.float32)
+            x_high = tl.load(x + at + 16, within, 0.0).to(tl.float32)
+            zero = 0 if LEAST else 8
+            lows, highs = (codes & 15).to(tl.float32) - zero, (codes >> 4).to(tl.float32) - zero
+            dots = tl.sum(lows * x_low[None, :, :] + highs * x_high[None, :, :], 2)
+        else:
+            x_all = tl.load(x + at, within, 0.0).to(tl.float32)
+            dots = tl.sum(codes.to(tl.int8, bitcast=True).to(tl.float32) * x_all[None, :, :], 2)
+        sums += dots * factor
+        if LEAST:
+            low = tl.load(w + base + 2, there, 0).to(tl.uint16)
+            high = tl.load(w + base + 3, there, 0).to(tl.uint16)
+            least = (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
+            sums += least * tl.sum(x_low + x_high, 1)[None, :]
+    y = tl.sum(sums, 1)
+    tl.store(out + m.to(tl.int64) * outputs + n, y.to(out.dtype.element_ty), n < outputs)
+
+
+PACKED = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # bytes of a block
+
+
+def packed_product(x_MK: Tensor, raw_Nr: Tensor, format: str) -> Tensor:
+    """`X Wᵀ` in float32 of few rows with a matrix in blocks as a GGUF file has them, uint8.
+
+    The numbers of W are exactly those of `ops.quant.dequantize`; X is not rounded.
+    """
+    rows, columns = x_MK.shape
+    y_MN = torch.empty(rows, len(raw_Nr), device=x_MK.device, dtype=torch.float32)
+    packed_kernel[(triton.cdiv(len(raw_Nr), ROWS), rows)](
+        x_MK.contiguous(), raw_Nr, y_MN, columns, len(raw_Nr), raw_Nr.stride(0),
+        FOUR=format != "Q8_0", LEAST=format == "Q4_1", BYTES=PACKED[format], ROWS=ROWS, BLOCKS=8,
+    )  # fmt: skip
+    return y_MN

@@ -1,0 +1,89 @@
+"""Operations of one row by Triton kernels, on a CUDA device where $LLMCLI_KERNELS is `triton`.
+
+They are off otherwise: that they give the numbers of PyTorch's operations and compile is tested
+without a card, but whether they are faster is not known before they are measured on one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmcli.kernels import native
+from llmcli.parts.mlp.config import Activation
+
+_FEW_ROWS = 4  # of an input: each reads the matrix once more, from a cache where it fits
+_MOST_SIZE = 256  # of a head
+_NARROW = (torch.bfloat16, torch.float16)
+_TAKEN = (torch.float32, *_NARROW)
+_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `ACTIVATIONS` of the kernels
+
+
+@cache
+def kernels() -> Any:
+    """`attend_one` and `product`, None where they are off."""
+    if not native.wants_triton():
+        return None
+    from llmcli.kernels.triton import attention, products
+
+    return SimpleNamespace(attend_one=attention.attend_one, product=products.product)
+
+
+def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
+    """Whether there is a kernel for one query of each head and a cache with these slots."""
+    return (
+        q_BHTd.is_cuda
+        and kernels() is not None
+        and q_BHTd.shape[2] == 1
+        and q_BHTd.dtype in _TAKEN
+        and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
+        and max(q_BHTd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
+    )
+
+
+def attend(
+    q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *, scale: float,
+    window: int | None, cap: float | None, sinks_H: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """`ops.attention.attend` of the tokens at these positions; their slots are written already."""
+    out: Tensor = kernels().attend_one(
+        q_BH1d, k_BKCd, v_BKCe, starts_B, scale=scale, window=window, cap=cap, sinks_H=sinks_H
+    )
+    return out
+
+
+def multiplies(x: Tensor, w_NK: Tensor) -> bool:
+    """Whether there is a kernel for this product: few rows, of one dtype with the matrix."""
+    return (
+        x.is_cuda
+        and kernels() is not None
+        and x.dtype == w_NK.dtype
+        and x.dtype in _TAKEN
+        and w_NK.stride(1) == 1
+        and x.numel() <= _FEW_ROWS * x.shape[-1]
+    )
+
+
+def product(x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`X Wᵀ + b` in that dtype, of float32 sums."""
+    x_MK = x.reshape(-1, x.shape[-1])
+    return _shaped(kernels().product(x_MK, w_NK, b_N, out=dtype), x)
+
+
+def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:
+    """Whether there is one for `act(X W_gate) ∘ X W_up`, the two matrices one below the other."""
+    return activation in _ACTIVATIONS and multiplies(x, w_NK)
+
+
+def gated(x: Tensor, w_NK: Tensor, b_N: Tensor | None, activation: Activation) -> Tensor:
+    """That, rounded as the operations one by one round it."""
+    x_MK = x.reshape(-1, x.shape[-1])
+    return _shaped(kernels().product(x_MK, w_NK, b_N, out=x.dtype, activation=activation), x)
+
+
+def _shaped(out_MN: Tensor, x: Tensor) -> Tensor:
+    return out_MN.view(*x.shape[:-1], out_MN.shape[1])

@@ -1,0 +1,290 @@
+"""A decode step on a card that is not there: what is captured, replayed, and refused.
+
+`card.Card` stands for the device. All that a CUDA graph cannot hold is refused while a step is
+captured, and the replayed step is compared with that of a processor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from card import Card, Refused
+from small_models import ids, random_decoder
+from zoo import MODELS
+
+from llmcli.engine.session import Session
+from llmcli.formats.dense import writable
+from llmcli.nn.decoder import Decoder
+from llmcli.nn.state import State
+from llmcli.nn.step import Edit
+from llmcli.parts.mlp.forward import GatedMlp
+
+LENGTH_ROPES = {"dynamic", "dynamic, within its length", "longrope"}
+CAPACITY, FIRST = 12, 4
+
+
+@pytest.fixture
+def card():
+    with torch.inference_mode(), Card() as card:
+        yield card
+
+
+def put(decoder, card, dtype=torch.float64):
+    """The same model on the card, with buckets of 4, 8 and 12 slots."""
+    there = Decoder(decoder.config, device="cuda", dtype=dtype)
+    for name in decoder.weight_names:
+        writable(there.weight(name)).copy_(writable(decoder.weight(name)))
+    there.capture, there.first_bucket = card.capture, FIRST
+    return there
+
+
+def decoded(session, tokens, **rest):
+    """Logits of tokens that are read one by one."""
+    device = session.decoder.device
+    return [session.extend(one.to(device), **rest).cpu() for one in tokens.split(1, 1)]
+
+
+def same(mine, theirs, tolerance=1e-9):
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_captured_step_is_the_ordinary_one(name, card):
+    """Over two buckets and their border, of unequal sequences."""
+    here = random_decoder(MODELS[name])
+    there = put(here, card)
+    tokens = ids(2, 7)
+    ordinary, captured = Session(here, 2, CAPACITY), Session(there, 2, CAPACITY)
+    for session in (ordinary, captured):
+        session.prefill([[5, 9, 2, 7], [3, 1]])
+    same(decoded(captured, tokens), decoded(ordinary, tokens))
+    assert captured.lengths == ordinary.lengths
+    assert captured.ids == ordinary.ids
+    if name in LENGTH_ROPES:
+        assert there.not_captured == "the frequencies of its rotation depend on the length"
+        assert not card.tapes
+    else:
+        assert there.not_captured is None
+        assert captured.state.captured.buckets == {8, 12}
+        assert captured.state.captured.captured == len(card.tapes) == 2
+        assert captured.state.lengths_B.tolist() == captured.lengths
+
+
+def calls_of(card, session):
+    """What a step launches."""
+    def step(ids_B1, slots, step, undo):
+        with card.captured():
+            return step(ids_B1)
+
+    run = session.state.captured.run
+    session.state.captured.run = step
+    session.extend(torch.full((session.state.batch, 1), 5, device="cuda"))
+    session.state.captured.run = run
+    return card.calls
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in LENGTH_ROPES])
+def test_every_step_of_a_bucket_launches_the_same(name, batch):
+    """Shapes, strides, numbers of the host and what is allocated; and nothing in float64."""
+    with torch.inference_mode(), Card(float64=False) as card:
+        decoder = Decoder(MODELS[name], device="cuda", dtype=torch.bfloat16)
+        decoder.capture = card.capture
+        session = Session(decoder, batch, CAPACITY)
+        for _ in range(2):
+            session.extend(torch.ones(batch, 1, dtype=torch.long, device="cuda"))
+        first, second = calls_of(card, session), calls_of(card, session)
+        assert first == second
+        assert len(first) > 10
+
+
+@pytest.fixture
+def session(card):
+    """Of a small model, after its prompt and a step."""
+    session = Session(put(random_decoder(MODELS["llama"]), card), 1, CAPACITY)
+    session.prefill([[1, 2]])
+    session.extend(torch.tensor([[3]], device="cuda"))
+    return session
+
+
+def planted(monkeypatch, fault):
+    """That in the feed-forward of every layer."""
+    plain = GatedMlp.__call__
+
+    def call(self, x_BTD, step):
+        return plain(self, fault(x_BTD, step), step)
+
+    monkeypatch.setattr(GatedMlp, "__call__", call)
+
+
+def chosen(x, step):
+    """A mask as an index."""
+    return x + x[x > 0].sum()
+
+
+FAULTS = {
+    "item": (lambda x, step: x * float(x.abs().amax().item() > 0), "the host reads a number"),
+    "truth": (lambda x, step: x if x.sum() > 0 else -x, "the host reads a number"),
+    "list": (lambda x, step: x * step.positions.tolist()[0][0], "the host copies numbers"),
+    "host tensor": (lambda x, step: x + torch.ones(x.shape[-1], dtype=x.dtype), "two devices"),
+    "host tensor, copied": (lambda x, step: x + step.starts_B.new_tensor(step.starts), "is copied"),
+    "nonzero": (lambda x, step: x * len(x.nonzero()), "depends on numbers"),
+    "mask": (chosen, "depends on numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault, session, monkeypatch):
+    change, message = FAULTS[fault]
+    planted(monkeypatch, change)
+    with pytest.raises(Refused, match=message):
+        session.extend(torch.tensor([[3]], device="cuda"))
+
+
+def test_a_planted_number_of_the_host_is_found(session, card, monkeypatch):
+    """Which no operation shows: the number is that of the moment of the capture."""
+    planted(monkeypatch, lambda x, step: x + max(step.starts))
+    session.extend(torch.tensor([[3]], device="cuda"))
+    assert calls_of(card, session) != calls_of(card, session)
+
+
+def test_a_planted_shape_that_grows_is_found(session, card, monkeypatch):
+    planted(monkeypatch, lambda x, step: x + 0 * x.new_zeros(max(step.starts)).sum())
+    session.extend(torch.tensor([[3]], device="cuda"))
+    assert calls_of(card, session) != calls_of(card, session)
+
+
+def test_planted_float64_is_found(monkeypatch):
+    planted(monkeypatch, lambda x, step: x.double().to(x.dtype))
+    with torch.inference_mode(), Card(float64=False) as card:
+        decoder = Decoder(MODELS["llama"], device="cuda", dtype=torch.float32)
+        decoder.capture = card.capture
+        session = Session(decoder, 1, CAPACITY)
+        session.extend(torch.tensor([[3, 4]], device="cuda"))
+        session.extend(torch.tensor([[3]], device="cuda"))  # not captured
+        with pytest.raises(Refused, match="makes float64"):
+            session.extend(torch.tensor([[3]], device="cuda"))
+
+
+def test_what_is_kept_from_before_the_capture_shows_in_the_numbers(session, monkeypatch):
+    """A tensor that is made when the step is captured and never again."""
+    made = {}
+
+    def stale(x, step):
+        return x + made.setdefault(step.tokens, step.positions.unsqueeze(-1) * 1)
+
+    planted(monkeypatch, stale)
+    got = decoded(session, ids(1, 3))
+    monkeypatch.undo()
+    planted(monkeypatch, lambda x, step: x + step.positions.unsqueeze(-1))
+    again = Session(session.decoder, 1, CAPACITY)
+    again.prefill([[1, 2]])
+    right = decoded(again, torch.cat((torch.tensor([[3]]), ids(1, 3)), 1))[1:]
+    assert (got[-1] - right[-1]).abs().max() > 1e-3
+
+
+def pair(name, card, prompts, capacity=CAPACITY):
+    here = random_decoder(MODELS[name])
+    both = Session(here, len(prompts), capacity), Session(put(here, card), len(prompts), capacity)
+    for one in both:
+        one.prefill(prompts)
+    return both
+
+
+@pytest.mark.parametrize("name", ["window", "mamba-2", "gated deltanet", "latent attention"])
+def test_more_slots_other_rows_and_a_step_back(name, card):
+    ordinary, captured = pair(name, card, [[5, 9, 2], [3, 1]])
+    tokens = ids(2, 4)
+    same(decoded(captured, tokens), decoded(ordinary, tokens))
+    for session in (ordinary, captured):
+        session.grow(20)
+    assert captured.state.captured is None
+    same(decoded(captured, ids(2, 2, 1)), decoded(ordinary, ids(2, 2, 1)))
+    assert captured.state.captured.captured == 2
+    saved = [session.snapshot() for session in (ordinary, captured)]
+    same(decoded(captured, ids(2, 2, 2)), decoded(ordinary, ids(2, 2, 2)))
+    for session, was in zip((ordinary, captured), saved, strict=True):
+        session.restore(was)
+    graphs = captured.state.captured.captured
+    same(decoded(captured, ids(2, 2, 3)), decoded(ordinary, ids(2, 2, 3)))
+    assert captured.state.captured.captured == graphs  # the memory is the same
+    for session in (ordinary, captured):
+        session.select([1, 0, 1])
+    assert captured.state.captured is None
+    same(decoded(captured, ids(3, 3, 4)), decoded(ordinary, ids(3, 3, 4)))
+    if captured.state.rewinds:
+        for session in (ordinary, captured):
+            session.rewind(3)
+        same(decoded(captured, ids(3, 3, 5)), decoded(ordinary, ids(3, 3, 5)))
+
+
+def test_taps_edits_and_clocks_are_computed(card):
+    ordinary, captured = pair("llama", card, [[5, 9, 2]])
+    seen, marks = Counter(), Counter()
+    edits = [Edit(name="blocks.0.resid_pre", fn=lambda x: 2 * x)]
+    for rest in (
+        {"tap": lambda name, tensor: seen.update([name])}, {"edits": edits},
+        {"clock": lambda name: marks.update([name])},
+    ):  # fmt: skip
+        same(decoded(captured, ids(1, 2), **rest), decoded(ordinary, ids(1, 2), **rest))
+    assert not card.tapes
+    assert seen["blocks.0.attn.q"] == marks["blocks.0.attn.q"] == 4
+
+
+def test_logits_are_memory_of_their_own(card):
+    _, captured = pair("llama", card, [[5, 9, 2]])
+    kept = [captured.extend(one.to("cuda")) for one in ids(1, 4).split(1, 1)]
+    before = [one.cpu() for one in kept]
+    captured.extend(torch.tensor([[8]], device="cuda"))
+    same([one.cpu() for one in kept], before, 0)
+
+
+def test_a_capture_that_fails_is_not_tried_again(card):
+    ordinary, captured = pair("mamba-2", card, [[5, 9, 2]])
+    tried = []
+
+    def fails(step, undo, pool):
+        step()
+        tried.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    captured.decoder.capture = fails
+    same(decoded(captured, ids(1, 5)), decoded(ordinary, ids(1, 5)))
+    assert len(tried) == 1
+    assert captured.decoder.not_captured == (
+        "the capture failed: operation not permitted when stream is capturing"
+    )
+
+
+def test_the_card_refuses_what_a_card_refuses(card):
+    x = torch.ones(3, device="cuda")
+    assert x.is_cuda
+    assert (x + torch.tensor(1.0)).tolist() == [2, 2, 2]
+    with pytest.raises(Refused, match="two devices"):
+        x + torch.ones(3)
+    y = x[None, 1:]
+    y += 1
+    assert x.tolist() == [1, 2, 2]
+    with card.captured() as tape:
+        out = x.cumsum(0) * 2
+    assert out.tolist() == [2, 6, 10]
+    x.fill_(1)
+    tape.forget()
+    tape.replay()
+    assert out.tolist() == [2, 4, 6]
+
+
+def test_a_recurrent_state_is_copied_to_capture_a_step_alone(card, monkeypatch):
+    _, captured = pair("mamba-2", card, [[5, 9, 2]])
+    copies, plain = [], State.snapshot
+
+    def snapshot(self, *, slots=True):
+        copies.append(slots)
+        return plain(self, slots=slots)
+
+    monkeypatch.setattr(State, "snapshot", snapshot)
+    decoded(captured, ids(1, 8))
+    assert copies == [False] * len(card.tapes) == [False, False]

@@ -1,0 +1,106 @@
+"""The kernels of a card, where Triton is installed: in its interpreter, and compiled for cards.
+
+Each in a process of its own: whether kernels are interpreted is settled when they are imported.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from card import Card
+from small_models import ids, random_decoder
+from test_gate import CAPACITY, decoded, put, same
+from zoo import MODELS
+
+from llmcli.engine.session import Session
+from llmcli.errors import UsageError
+from llmcli.kernels import native
+from llmcli.ops import on_card
+from llmcli.ops.activations import activation as activation_of
+from llmcli.ops.attention import attend, visible_keys
+
+HERE = Path(__file__).parent
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("file", "interpreted"), [("triton_twins.py", "1"), ("triton_compiles.py", "0")]
+)
+def test_twins_and_targets(file, interpreted, tmp_path):
+    paths = (str(HERE.parents[1]), os.environ.get("PYTHONPATH", ""))
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", str(HERE / file)], capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path),
+             "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
+
+
+def test_they_are_off_unless_they_are_wanted(monkeypatch):
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    assert on_card.kernels.__wrapped__() is None
+    monkeypatch.setenv(native.VARIABLE, "triton")
+    assert native.wants_triton()
+    monkeypatch.setattr(native, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="there is no Triton for `LLMCLI_KERNELS=triton`"):
+        native.check()
+
+
+def attend_one(q, k, v, starts_B, *, scale, window, cap, sinks_H):
+    calls.append("attend")
+    mask = visible_keys(starts_B.unsqueeze(1), k.shape[2], window).unsqueeze(1)
+    return attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks_H)
+
+
+def product(x, w, b, *, out, activation=None):
+    calls.append(activation or "product")
+    y = F.linear(x, w, b)
+    if activation is not None:
+        gate, up = y.split(len(w) // 2, -1)
+        y = activation_of(activation)(gate) * up
+    return y.to(out)
+
+
+calls = []
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("llama", {"attend", "product", "silu"}),
+        ("window", {"attend", "product", "silu"}),
+        ("caps", {"attend", "product", "silu"}),
+        ("sinks", {"attend", "product", "silu"}),
+        ("gpt2", {"attend", "product"}),
+        ("keys and values of another layer", {"attend", "product"}),
+        ("mamba-2", {"attend", "product"}),
+        ("clamped gates", {"attend", "product"}),
+    ],
+)
+def test_a_captured_step_has_them(name, made, monkeypatch):
+    """By stand-ins made of PyTorch's operations: that they are given what they need."""
+    calls.clear()
+    monkeypatch.setattr(
+        on_card, "kernels", lambda: SimpleNamespace(attend_one=attend_one, product=product)
+    )
+    here = random_decoder(MODELS[name], torch.float32)
+    with torch.inference_mode(), Card(float64=False) as card:
+        there = put(here, card, torch.float32)
+        ordinary, captured = Session(here, 2, CAPACITY), Session(there, 2, CAPACITY)
+        for session in (ordinary, captured):
+            session.prefill([[5, 9, 2, 7], [3, 1]])
+        tokens = ids(2, 6)
+        same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
+        assert made <= set(calls)
+        calls.clear()
+        seen = {}
+        decoded(captured, tokens[:, :1], tap=seen.__setitem__)
+        assert not set(calls) - {"attend", "product"}  # what is within the gated one is shown
+        assert "blocks.0.attn.q" in seen or "attend" not in made or name == "mamba-2"

@@ -1,0 +1,69 @@
+"""Triton's kernels are compiled for cards that are not there. Run by `test_triton`."""
+
+import pytest
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from llmcli.kernels.triton import attention, products
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}  # fmt: skip
+NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "offset": "fp32"}
+FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual"}
+PLAIN = {"x", "q", "k", "v", "bias", "out"}
+ROWS = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
+ROW = {"WEIGHTS": True, "BIAS": True, **ROWS}
+ADDED = {"KIND": 1, "SHIFT": False, "ADDS": True, "GATED": False, "ACT": -1, **ROW}
+GATED = {"KIND": 2, "SHIFT": True, "ADDS": False, "GATED": True, **ROW}
+KERNELS = [
+    *(
+        (attention.split_kernel, {
+            "G": 4, "D": size, "E": size, "SIZE": size, "VALUES": size, "GROUP": 16, "SPLIT": 256,
+            "KEYS": attention.keys_of(size, itemsize), "CAPPED": size == 128,
+        })
+        for size in (64, 128, 256) for itemsize in (2, 4)
+    ),
+    (attention.join_kernel, {"G": 4, "E": 128, "VALUES": 128, "SPLITS": 16, "SUNK": True}),
+    (products.row_kernel, ADDED),
+    *(
+        (products.row_kernel, {**GATED, "ACT": act}) for act in range(len(products.ACTIVATIONS))
+    ),
+    *(
+        (products.packed_kernel, {"FOUR": name != "Q8_0", "LEAST": name == "Q4_1",
+                                  "BYTES": size, "ROWS": products.ROWS, "BLOCKS": 8})
+        for name, size in products.PACKED.items()
+    ),
+]  # fmt: skip
+
+
+def type_of(kernel, name, narrow):
+    if name in FLOATS:
+        return "*fp32"
+    if name == "starts":
+        return "*i64"
+    if name == "w":
+        return "*u8" if kernel is products.packed_kernel else narrow
+    return narrow if name in PLAIN else NUMBERS.get(name, "i32")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("number", range(len(KERNELS)))
+@pytest.mark.parametrize("narrow", ["*bf16", "*fp32"])
+def test_it_compiles(number, target, narrow):
+    kernel, constants = KERNELS[number]
+    itemsize = {"*bf16": 2, "*fp32": 4}[narrow]
+    if kernel is attention.split_kernel:
+        size = constants["SIZE"]
+        if constants["KEYS"] != attention.keys_of(size, itemsize):
+            pytest.skip("of numbers of another size")
+    signature = {
+        name: "constexpr" if name in constants else type_of(kernel, name, narrow)
+        for name in kernel.arg_names
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    made = compile(source, target=TARGETS[target])
+    assert made.asm["cubin" if target.startswith("sm") else "hsaco"]
+    assert made.metadata.shared <= (96 << 10 if target.startswith("sm") else 64 << 10)

@@ -1,0 +1,123 @@
+"""Triton's kernels in its interpreter, against the operations that they are twins of.
+
+Run by `test_triton`, in a process that has TRITON_INTERPRET=1 from its start. The interpreter cuts
+bfloat16 off where a card rounds, and has no products of it: 16 bits are float16 here.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llmcli.kernels.triton.attention import attend_one
+from llmcli.kernels.triton.products import ACTIVATIONS, PACKED, packed_product, product
+from llmcli.ops.activations import activation
+from llmcli.ops.attention import attend, visible_keys
+from llmcli.ops.norm import layer_norm, rms_norm
+from llmcli.ops.quant import dequantize, quantize
+
+DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def drawn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def near(got, want, dtype):
+    assert (got.double() - want.double()).abs().max() <= DTYPES[dtype] * max(1, want.abs().max())
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "values", "slots", "starts", "rest"),
+    [
+        (6, 2, 24, 20, 300, (299, 3), {}),
+        (7, 1, 64, 64, 64, (40,), {}),
+        (3, 3, 80, 80, 70, (0,), {}),
+        (4, 4, 16, 16, 520, (510, 0, 256), {"window": 100}),
+        (8, 2, 128, 64, 90, (89,), {"window": 7, "sinks": True}),
+        (40, 2, 16, 16, 33, (32, 5), {"cap": 5.0}),
+        (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
+    ],
+)
+def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, rest, dtype):
+    """Slots behind the last token have garbage; the cache is a bucket of a larger one."""
+    batch = len(starts)
+    q = drawn(batch, heads, 1, size, dtype=dtype)
+    k, v = (
+        drawn(batch, kv_heads, slots + 20, width, dtype=dtype, seed=width)[:, :, :slots]
+        for width in (size, values)
+    )
+    starts_B = torch.tensor(starts)
+    for b, start in enumerate(starts):
+        k[b, :, start + 1 :], v[b, :, start + 1 :] = torch.nan, torch.nan
+    sinks_H = drawn(heads, seed=9) if rest.get("sinks") else None
+    window, cap = rest.get("window"), rest.get("cap")
+    got = attend_one(
+        q, k, v, starts_B, scale=0.3, window=window, cap=cap, sinks_H=sinks_H
+    )
+    mask = visible_keys(starts_B.unsqueeze(1), slots, window).unsqueeze(1)
+    want = attend(
+        q.double(), k.nan_to_num().double(), v.nan_to_num().double(), scale=0.3, mask=mask,
+        cap=cap, sinks_H=sinks_H,
+    )  # fmt: skip
+    assert got.dtype == dtype
+    near(got, want, dtype)
+
+
+SHAPES = pytest.mark.parametrize(
+    ("rows", "outputs", "columns"), [(1, 40, 96), (3, 7, 600), (1, 33, 1024), (2, 1, 1)]
+)
+
+
+@dtypes
+@SHAPES
+@pytest.mark.parametrize("kind", ["none", "rms", "rms without weights", "layer"])
+def test_a_norm_and_the_product_of_its_rows(rows, outputs, columns, kind, dtype):
+    x, w = drawn(rows, columns), drawn(outputs, columns, dtype=dtype, seed=1) / columns**0.5
+    norm_w, norm_b, b = drawn(columns, seed=2), drawn(columns, seed=3), drawn(outputs, seed=4)
+    norm, normed = {
+        "none": (None, x.to(dtype)),
+        "rms": ((norm_w, None, 1e-5, 1, 1.0), rms_norm(x, norm_w, 1e-5, dtype, offset=1.0)),
+        "rms without weights": ((None, None, 1e-5, 1, 0.0), rms_norm(x, None, 1e-5, dtype)),
+        "layer": ((norm_w, norm_b, 1e-5, 2, 0.0), layer_norm(x, norm_w, norm_b, 1e-5, dtype)),
+    }[kind]
+    got = product(x if norm else x.to(dtype), w, b, out=torch.float32, norm=norm)
+    near(got, F.linear(normed.double(), w.double(), b.double()), torch.float32)
+
+
+@dtypes
+@SHAPES
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gates_neurons_and_the_product_behind_them(rows, outputs, columns, name, dtype):
+    x = drawn(rows, columns, dtype=dtype)
+    w, b = drawn(2 * outputs, columns, dtype=dtype, seed=1) / columns**0.5, drawn(2 * outputs)
+    b = b.to(dtype)
+    gate, up = F.linear(x.float(), w.float(), b.float()).to(dtype).split(outputs, -1)
+    want = activation(name)(gate.float()).to(dtype) * up
+    got = product(x, w, b, out=dtype, activation=name)
+    near(got, want, dtype)
+    down, residual = drawn(5, outputs, dtype=dtype, seed=5), drawn(rows, 5, seed=6)
+    behind = product(got, down, out=torch.float32, residual_MN=residual)
+    near(behind, F.linear(got.double(), down.double()) + residual, torch.float32)
+
+
+def blocks(format, rows, columns):
+    """Numbers of 4 bits around 8 are what the encoder has not got: nibbles of Q4_1's."""
+    raw = quantize(drawn(rows, columns), "Q4_1" if format == "Q4_0" else format)
+    if format == "Q4_0":
+        parts = raw.view(-1, 20)
+        raw = torch.cat((parts[:, :2], parts[:, 4:]), 1).reshape(rows, -1)
+    return raw
+
+
+@dtypes
+@pytest.mark.parametrize("format", PACKED)
+@pytest.mark.parametrize(("rows", "outputs", "columns"), [(1, 37, 320), (3, 8, 32), (1, 1, 512)])
+def test_products_with_blocks(rows, outputs, columns, format, dtype):
+    raw = blocks(format, outputs, columns)
+    x = drawn(rows, columns, dtype=dtype, seed=1)
+    dense = dequantize(raw, format, dtype=torch.float64).view(outputs, columns)
+    got = packed_product(x, raw, format)
+    bound = x.double().abs() @ dense.abs().T
+    assert ((got - x.double() @ dense.T).abs() <= 1e-6 * bound).all()
