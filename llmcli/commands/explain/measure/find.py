@@ -12,10 +12,12 @@ from llmcli.commands.explain.measure.names import Axes
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
+from llmcli.graph.spec import Kind
 from llmcli.observe.rules import rules
 
 _CACHE = "`explain` runs the prompt at once and needs no cache"
 _EXAMPLES = "for example `blocks.0.attn.pattern[0,1,0]`, `blocks.0.mlp_out[0,0]` or `logits[-1,0]`"
+_KINDS: tuple[Kind, ...] = ("activation", "parameter")
 _RAISED = str.maketrans("12345", "¹²³⁴⁵")
 
 
@@ -23,7 +25,7 @@ def find(wanted: Wanted, known: dict[str, Axes], config: ModelConfig) -> Axes:
     """The tensor that was meant; raises UsageError saying why it is not there, or what is."""
     name = wanted.name
     names = Names(config, sources(config))
-    ours = names.canonical(name)
+    ours = names.one(name, _KINDS)
     if ours in known:
         return known[ours]
     if ours is not None:  # all that is named and not in a prompt's run is the cache
@@ -32,7 +34,7 @@ def find(wanted: Wanted, known: dict[str, Axes], config: ModelConfig) -> Axes:
     meant = _by_letter(name, known, config)
     if meant is not None:
         raise _of_letter(wanted, meant)
-    raise names.refusal(name, ("activation", "parameter"), _EXAMPLES)
+    raise names.refusal(name, _KINDS, _EXAMPLES)
 
 
 def _by_letter(name: str, known: dict[str, Axes], config: ModelConfig) -> Axes | None:
