@@ -132,11 +132,17 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewOutputOptions(OutputOptions):
+class PagedOutputOptions(OutputOptions):
+    """The same of a command whose result may be taller than the terminal."""
+
+    no_pager: bool = opt(False, "--no-pager", "Show a long result without a pager.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOutputOptions(PagedOutputOptions):
     """The same of a command whose result is a view with checks."""
 
     checks: bool = opt(False, "--checks", "Show every check with its value and its tolerance.")
-    no_pager: bool = opt(False, "--no-pager", "Show a long result without a pager.")
 
 
 @dataclass(frozen=True, kw_only=True)

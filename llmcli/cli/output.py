@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.cli.exits import tell
 from llmcli.cli.files import open_file, whole_file, written
-from llmcli.cli.options import OutputOptions, ViewOutputOptions
+from llmcli.cli.options import OutputOptions, PagedOutputOptions, ViewOutputOptions
 from llmcli.cli.pager import fits, page
 from llmcli.cli.streams import STDOUT, begin_line, give_up
 from llmcli.cli.wrap import columns, given_columns
@@ -77,7 +77,7 @@ class Output:
         self.json = options.json
         self.quiet = options.quiet
         self.checks = isinstance(options, ViewOutputOptions) and options.checks
-        self.pager = isinstance(options, ViewOutputOptions) and not options.no_pager
+        self.pager = isinstance(options, PagedOutputOptions) and not options.no_pager
         self.fit()
         self.erase: Callable[[], None] | None = None  # takes back a bar that stands on stderr
 

@@ -14,8 +14,7 @@ from llmcli.commands.lens.report import LensReport, LensRow, LensToken
 from llmcli.ui.cells import Ink, fitted
 from llmcli.ui.layout import GAP, Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, NUMBER, confidence_style
-from llmcli.ui.token_text import in_words, short
-from llmcli.ui.tokens import percent
+from llmcli.ui.token_text import in_words, percent, short
 
 BAR = 10  # columns
 OTHER = 16  # columns of a token that is not the likeliest, at most
