@@ -8,6 +8,7 @@ holds a lock on it, which ends with the process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, BinaryIO
 
 from llmcli.errors import UsageError, WriteFailed
@@ -30,6 +31,7 @@ from llmcli.errors import UsageError, WriteFailed
 # bytes above which `--force` is asked for; a browser reads a page as a whole
 PAGE_CAP = 64 << 20
 FILE_CAP = 1 << 30
+SHOWN = ("html", "png")  # what `--open` shows
 OTHER_PLACE = "write to another file or directory"
 _PARTIAL = re.compile(r"\.llmcli-[0-9a-f]{12}\.part")
 
@@ -135,6 +137,37 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
                 f"{size(disk.free)} free",
                 hint=f"{smaller}, or write to another disk",
             )
+
+
+def check_export(path: str | None, allowed: Sequence[str], *, show: bool) -> str:
+    """The kind of the file of `-o`, empty without one; `show`: whether `--open` was given.
+
+    Raises UsageError for what cannot be opened, and as `kind_of_file` does.
+    """
+    if path is None:
+        return ""
+    kind = kind_of_file(path, allowed)
+    if show and kind not in SHOWN:
+        raise UsageError(
+            f"`--open` shows .html and .png files, and `{path}` is neither",
+            hint="leave -o out, and a page is made and opened, or name such a file",
+        )
+    return kind
+
+
+def page_to_open(command: str) -> str:
+    """The path of a page that is only looked at: in a new directory, which others cannot read.
+
+    The page stays, for the browser reads it later; without one the directory goes with the process.
+    """
+    folder = mkdtemp(prefix=f"llmcli-{command}-")
+
+    def remove_empty() -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+    atexit.register(remove_empty)
+    return os.path.join(folder, f"{command}.html")
 
 
 def open_file(path: str) -> None:

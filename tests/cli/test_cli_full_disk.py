@@ -69,7 +69,6 @@ WRITES = {
     "commands.generate.command:_name_a_better_model": "tests/cli/test_cli_generate.py::"
     "test_no_better_model_is_named_where_the_disk_is_full",
     "cli.ladder:_save": NAMED,
-    "commands.lens.files:write_lens": NAMED,
     "cli.output:write_document": NAMED,
     "cli.output:write_file": NAMED,
     "commands.timing.command:_write_trace": NAMED,

@@ -11,7 +11,7 @@ from PIL import Image
 
 from llmcli.commands.attention.view.as_png import attention_png
 from llmcli.commands.attention.view.map_as_png import head_map_png
-from llmcli.commands.lens.view.as_png import MOST, lens_png
+from llmcli.commands.lens.view.png import MOST, lens_png
 from llmcli.ui import png
 from llmcli.ui.palette import DIVERGING, VIRIDIS, Scale, rgb
 from llmcli.ui.png import INK, MASKED, RED, Sheet
