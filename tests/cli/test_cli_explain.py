@@ -16,7 +16,7 @@ import llmcli.commands.explain.measure.derive
 import llmcli.nn.decoder
 import llmcli.parts.attention.forward
 import llmcli.parts.norm.forward
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import names
 from llmcli.loading import load
 
 

@@ -4,8 +4,7 @@ import pytest
 from zoo import BLOCKS
 
 from llmcli.anatomy.indexed import parse
-from llmcli.commands.explain.measure.find import find
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import find, names
 from llmcli.errors import UsageError
 
 

@@ -11,13 +11,13 @@ from explain_models import IDS, NAMES, TEXTS, explained
 from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.commands.explain.measure.derive import explain
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import names
+from llmcli.commands.explain.measure.values import Values
 from llmcli.formats.dense import Dense
 from llmcli.kernels import native
 from llmcli.loading import load
 from llmcli.observe import local
 from llmcli.observe.rules import rules
-from llmcli.observe.values import Values
 
 
 def values_of(model):
