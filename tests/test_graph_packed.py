@@ -11,6 +11,7 @@ from test_graph import FAULTS, TOKENS, run
 from zoo import IN_BLOCKS
 
 from llmcli.anatomy.graph import Graph
+from llmcli.commands.explain.measure.values import Values
 from llmcli.engine.session import Session
 from llmcli.formats.packed import Packed
 from llmcli.graph.blocks import PACKED
@@ -20,9 +21,8 @@ from llmcli.graph.ops import Project
 from llmcli.kernels import native
 from llmcli.nn.step import Edit
 from llmcli.observe.cache import filled
+from llmcli.observe.formulas import worst_number
 from llmcli.observe.kernel import Kernel
-from llmcli.observe.local import worst_number
-from llmcli.observe.values import Values
 from llmcli.ops.quant import dequantize
 
 pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels")

@@ -63,7 +63,7 @@ def others(config: ModelConfig, sources: Sources) -> dict[str, tuple[str, ...]]:
     """Every name of others → what it is called here: one name, or several where it is fused.
 
     The result may be something that this model has not got (`hook_pos_embed`): why it has not is
-    `absent.why_absent`'s to say.
+    `missing.why_absent`'s to say.
     """
     found: dict[str, tuple[str, ...]] = {name: (ours,) for name, ours in listed(config)}
     found |= sources  # the checkpoint's own rules know best

@@ -1,9 +1,10 @@
 """The names of a model's tensors, and from a name or pattern that was typed to these names.
 
 One vocabulary for every view: what a model has (`known`), which of it a pattern means (`select`),
-what another program's name is called here (`canonical`) and the other way round (`aliases`). A
-refusal says why a name is not there, or what is near it. `Names` holds all of it for one model and
-is what to keep where more than one name is asked for.
+what another program's name is called here (`canonical`) and the other way round (`aliases`). The
+end of a name stands for all names that end so: `pattern`, `attn.z`, `3.resid_post`,
+`hook_resid_pre`. A refusal says why a name is missing, or which one is near it. `Names` holds all
+of it for one model and is what to keep where several names are resolved.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from llmcli.anatomy.absent import either, layers_there_are, near, why_absent
 from llmcli.anatomy.aliases import UNLIKE, Sources, others
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.missing import either, layers_there_are, near, why_absent
 from llmcli.anatomy.model import parameters, states
 from llmcli.anatomy.plan import plan
 from llmcli.config import ModelConfig
@@ -36,6 +37,8 @@ _LAYERS = re.compile(
     r"(?:(?<=^)|(?<=\.))(?P<part>blocks|cache|layers|h|blk)\."
     r"(?P<first>-?\d{1,6})(?:-(?P<last>-?\d{1,6}))?(?=\.|$)"
 )
+_BARE_NUMBER = re.compile(r"-?\d{1,6}(?:--?\d{1,6})?\.")  # `3.attn.z`, `0-3.mlp_out`
+_NUMBER = re.compile(r"(?:blocks\.)?(\d{1,6})\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,24 @@ class Names:
             raise UsageError(f"`{name}` holds several tensors in one", hint=f"use {either(meant)}")
         return meant[0] if meant and meant[0] in self.known else None
 
+    def one(self, name: str, kinds: Sequence[Kind]) -> str | None:
+        """The name that is meant by it or by its end; None where there is none.
+
+        Raises UsageError where several names of those kinds end so, and as `canonical` does.
+        """
+        found = self.canonical(name)
+        if found is not None:
+            return found
+        ending = self._ending(name)
+        meant = [n for n in self.known if n in ending and self.known[n].kind in kinds]
+        if len(meant) > 1:
+            few = meant if len(meant) <= 4 else [*meant[:2], meant[-1]]
+            raise UsageError(
+                f"`{name}` is the end of {len(meant)} names",
+                hint=f"name one of them: {either(few)}",
+            )
+        return meant[0] if meant else None
+
     def aliases(self, name: str) -> tuple[str, ...]:
         """As the function of that name says."""
         theirs = self._theirs.get(name, [])
@@ -135,8 +156,9 @@ class Names:
         """The names of those kinds that a pattern means, in execution order, each once.
 
         Names, aliases and globs (`*` also across dots, `?`, `[qk]`), separated by commas; where a
-        block's number stands also a range `0-3` and numbers from the end, `-1`, `-2--1`. Raises
-        UsageError for what matches nothing, saying why, and for names of other kinds.
+        block's number stands also a range `0-3` and numbers from the end, `-1`, `-2--1`. What
+        matches nothing as a whole is the end of names. Raises UsageError for what matches nothing
+        then, saying why, and for names of other kinds.
         """
         items = [item.strip() for item in pattern.split(",")]
         if not all(items):
@@ -169,6 +191,7 @@ class Names:
         _refuse_unlike(item)
         blocks = tuple(_expanded(item, self.config))
         every = {name for one in blocks for name in self._matched(one)}
+        every = every or {name for one in blocks for name in self._ending(one)}
         found = {name for name in every if self.known[name].kind in kinds}
         if found:
             return found
@@ -196,9 +219,27 @@ class Names:
         theirs = (meant for name, meant in self._others.items() if matches(name))
         return {name for meant in theirs for name in meant if name in self.known}
 
+    def _ending(self, item: str) -> set[str]:
+        """The names, of any kind, that end so, in its block where it has one; else those that
+        others call so.
+        """
+        block = _NUMBER.match(item)
+        within, tail = (f"blocks.{block[1]}.", item[block.end() :]) if block else ("", item)
+        ends = re.compile(fnmatch.translate(f"*.{tail}")).match
+        ours = {name for name in self.known if name.startswith(within) and ends(name)}
+        if ours or not re.search("[a-z]", tail, re.I) or self._is_part(tail):
+            return ours
+        theirs = (meant for name, meant in self._others.items() if ends(name))
+        found = {name for meant in theirs for name in meant if name in self.known}
+        return {name for name in found if name.startswith(within)}
+
+    def _is_part(self, name: str) -> bool:
+        """Whether it is what names have before a dot: `blocks.0.attn`, `attn`."""
+        return any(f".{name}." in f".{one}" for one in self.known)
+
     def _matches_nothing(self, first: str, typed: str, kinds: Sequence[Kind]) -> UsageError:
         """`first`: the item for the first of its range's blocks."""
-        if any(name.startswith(f"{first}.") for name in self.known):
+        if self._is_part(first):
             return UsageError(
                 f"`{typed}` is a part of the model, no tensor", hint=f"use `{typed}.*`"
             )
@@ -210,7 +251,7 @@ class Names:
     ) -> UsageError:
         """`globs`: what is near a name without a block is that of all blocks, `blocks.*.attn.q`."""
         plain = self._others.get(example, (example,))[0]
-        reason = why_absent(plain, self.config)
+        reason = why_absent(plain, self.config) or self._why_no_name_ends(plain)
         *others, last = kinds
         sought = f"{', '.join(others)} or {last}" if others else last
         message = f"there is no {sought} `{typed}`"
@@ -230,9 +271,23 @@ class Names:
             close = tuple(dict.fromkeys(_IN_A_BLOCK.sub(r"\1.*.", name) for name in close))
         return UsageError(message, hint=f"did you mean {either(close)}?")
 
+    def _why_no_name_ends(self, tail: str) -> str:
+        """The reason where no name of ours or of others ends so, empty where nothing is known."""
+        tail = _NUMBER.sub("", tail)
+        for name, meant in self._others.items():
+            if name.endswith(f".{tail}") and (why := why_absent(meant[0], self.config)):
+                return why
+        for part in ("attn", "mlp"):
+            why = why_absent(f"{part}.{tail}", self.config)
+            if why and why != why_absent(f"{part}.-", self.config):  # not said of the whole part
+                return why
+        return ""
+
 
 def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
     """An item for every block of its range, the numbers counted from 0."""
+    if _BARE_NUMBER.match(item):
+        item = f"blocks.{item}"
     found = _LAYERS.search(item)
     if found is None:
         yield item
@@ -254,9 +309,10 @@ def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
 
 def _refuse_unlike(name: str) -> None:
     """Raises UsageError for a name of others that is not one thing."""
+    whole = f"blocks.{name}" if _BARE_NUMBER.match(name) else f"blocks.*.{name}"
     for pattern, words, ours, which in UNLIKE:
-        found = re.fullmatch(pattern, name)
-        if found:
+        ways = (re.fullmatch(pattern, one) for one in (name, whole, f"ln1.{name}"))
+        if found := next(filter(None, ways), None):
             instead = [use.format(**found.groupdict()) for use in ours]
             raise UsageError(f"`{name}` {words}", hint=f"use {either(instead)}, {which}")
 

@@ -135,7 +135,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedOutputOptions(OutputOptions):
-    """The same of a command whose result may be long."""
+    """The same of a command whose result may be taller than the terminal."""
 
     no_pager: bool = opt(False, "--no-pager", "Show a long result without a pager.")
 

@@ -140,13 +140,13 @@ class Output:
     ) -> None:
         """The end of a command: its file, its view or JSON document, and what the checks say.
 
-        `body` is the document's, to which `checks` and `ok` are added where there are any. The file
-        is written first, whole or not at all. A view that is taller than the terminal goes through
-        the pager. Raises WriteFailed, CheckFailed with `hint` where a check fails, and UsageError
-        where nothing can open the file.
+        `body` is the document's, to which `checks` and `ok` (unless it has a false one) are added
+        where there are any. The file is written first, whole or not at all. A view that is taller
+        than the terminal goes through the pager. Raises WriteFailed, CheckFailed with `hint` where
+        a check fails, and UsageError where nothing can open the file.
         """
         if checks:
-            ok = all(check.ok for check in checks)
+            ok = all(check.ok for check in checks) and body.get("ok", True)
             body = {**body, "checks": checks_document(checks), "ok": ok}
         failed = None
         if file is not None:

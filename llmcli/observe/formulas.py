@@ -1,25 +1,31 @@
 """Activations that somebody looks at: each is what its formula makes of the kernel's own inputs.
 
-The formulas are those of `explain`, independent of `ops` and in float64. Unlike there a part of
-the activations is enough, such as one layer's. Of a long prompt some rows stand for all where a
+From the embedding rows on roundings add up, and a number that is small because large ones cancel
+is then allowed more than itself. One formula alone is not: a fault is seen where it is made. The
+formulas are those of `explain`, independent of `ops` and in float64; a part of the activations is
+enough, such as one layer's. Of a long prompt some rows stand for all where a
 formula is a product with a matrix, or of queries and keys; all others are compared row by row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
+from llmcli.errors import NotFinite
+from llmcli.formats.packed import Packed
 from llmcli.graph.evaluation.rule import Rule, symbol
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
 from llmcli.model import Model
 from llmcli.observe.kernel import Kernel, layer_of
-from llmcli.observe.local import Found, worst_number
 from llmcli.observe.rules import rules
 from llmcli.reports.checks import ViewCheck
 
@@ -27,6 +33,28 @@ NAME = "formulas"
 
 CHEAP = 1 << 22  # multiplications: a product has so many for its rows, even where fewer are asked
 AT_ONCE = 1 << 20  # numbers of what is compared row by row, half a dozen copies in float64
+
+# How many roundings (eps) of Σ|terms| of a number the kernel may be off in one formula. Measured,
+# the worst of all numbers: 10.7 with smollm2 (100 tokens, a sum of 1536 in which one term leads),
+# 5.3 with tiny (200 tokens), 1.9 with tiny in float64.
+ROUNDINGS = 32
+# A kernel of 16 bits takes its sums in float32, with as many roundings of float32 as above; what it
+# rounds to 16 bits (`Rule.halves`) may be off by so many eps. Rounded correctly it is 0.5.
+NARROW_ROUNDINGS = 0.6
+# On a GPU it may round the parts of a sum, too: so many eps of Σ|terms|. That is not measured.
+NARROW_ROUNDINGS_GPU = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """One number, and the `share` that its difference is of what is allowed."""
+
+    name: str
+    index: tuple[int, ...]
+    derived: float
+    kernel: float
+    allowed: float
+    share: float
 
 
 def formula_inputs(config: ModelConfig, names: Iterable[str]) -> frozenset[str]:
@@ -64,7 +92,7 @@ def formula_checks(
     keys: memory is then linear in the prompt. `prompt_tokens`: so many tokens were one forward
     call, and each later one a call of its own (default: all were one).
 
-    `value` is the largest difference as a share of what is allowed (`explain.local`): 1 and less
+    `value` is the largest difference as a share of what is allowed (`worst_number`): 1 and less
     is right; where some are wrong it is the worst number of the first wrong tensor in execution
     order, and `where` its place. Raises ValueError where a name has no formula or an input is
     missing, NotFinite where a number is NaN.
@@ -186,3 +214,75 @@ def _placed(worst: Found, own: Kernel) -> str:
     index = list(worst.index)
     index[-2] = own.positions[index[-2]]
     return symbol(worst.name, *index)
+
+
+def worst_number(own: Kernel, name: str) -> Found:
+    """Of all numbers of a tensor the one that uses most of what it is allowed.
+
+    Its index counts the rows that `own` has. Raises NotFinite for a NaN in it or in its inputs.
+    """
+    rule = own.rules[name]
+    ours, theirs = rule.tensor(own), own.kernel(name)
+    halves = rule.halves(own, ours) if _is_narrow(own, name) else ours
+    allowed = _allowed(rule.magnitudes(own), halves, own, name).expand_as(ours)
+    ours = own.as_kept(name, ours, theirs, allowed)
+    share = _share(ours, theirs, allowed)
+    at = tuple(int(i) for i in torch.unravel_index(share.argmax(), share.shape))
+    return _found(name, at, ours[at], theirs[at], allowed[at])
+
+
+def number_found(
+    own: Kernel, name: str, index: tuple[int, ...], value: float, magnitude: float
+) -> Found:
+    """One number that its formula makes `value`, its terms in sum as large as `magnitude`."""
+    theirs = own.kernel_row(name, index)[index[-1]]
+    ours, whole = theirs.new_tensor(value), theirs.new_tensor(magnitude)
+    allowed = _allowed(whole, 2 * whole, own, name)  # no rule has more halves
+    ours = own.as_kept(name, ours, theirs, allowed)
+    return _found(name, index, ours, theirs, allowed)
+
+
+def _found(
+    name: str, index: tuple[int, ...], ours: Tensor, theirs: Tensor, allowed: Tensor
+) -> Found:
+    share = float(_share(ours, theirs, allowed))
+    if math.isnan(share):
+        raise NotFinite(
+            f"`{symbol(name, *index)}` is {float(theirs)}, and {float(ours)} by its formula",
+            hint="try `--dtype float64`; the checkpoint may hold NaN",
+        )
+    return Found(name, index, float(ours), float(theirs), float(allowed), share)
+
+
+def _allowed(magnitude: Tensor, halves: Tensor, own: Kernel, name: str) -> Tensor:
+    """Roundings, and what a kernel takes for 0; what is not rounded has to be equal."""
+    found, wide = torch.finfo(own.dtype_of(name)), torch.finfo(torch.float32)
+    if not _is_narrow(own, name):
+        allowed = _roundings(own, name) * (found.eps * magnitude + found.tiny)
+    elif own.model.device.type == "cpu":
+        allowed = NARROW_ROUNDINGS * found.eps * (halves + found.tiny)
+        allowed = allowed + ROUNDINGS * (wide.eps * magnitude + wide.tiny)
+    else:
+        allowed = NARROW_ROUNDINGS_GPU * (found.eps * magnitude + found.tiny)
+    return torch.where(magnitude > 0, allowed, 0.0)
+
+
+def _roundings(own: Kernel, name: str) -> float:
+    """Of the sum of a product of blocks each addition may round by half an eps of all of it.
+
+    They are added from left to right. What comes after a term that leads (a neuron of the first
+    token of smollm2 is a thousand times the others) is rounded in the same direction again and
+    again, where it is less than an ulp of that. Measured: 27 roundings, of the 80 of 1536 columns.
+    """
+    op = own.rules[name].op
+    weight = own.model.decoder.weight(op.weight) if isinstance(op, Project) else None
+    return ROUNDINGS + (weight.additions / 2 if isinstance(weight, Packed) else 0)
+
+
+def _is_narrow(own: Kernel, name: str) -> bool:
+    return own.dtype_of(name).itemsize < torch.float32.itemsize
+
+
+def _share(ours: Tensor, theirs: Tensor, allowed: Tensor) -> Tensor:
+    """The difference as a share of what is allowed; 0 for equal numbers, −∞ of a mask too."""
+    return torch.where(ours == theirs, 0.0, (ours - theirs).abs() / allowed)

@@ -1,4 +1,4 @@
-"""Tokens of a text, how well a model predicts them, and what it wrote."""
+"""The tokens of a text, and what a model wrote."""
 
 from __future__ import annotations
 
@@ -24,59 +24,6 @@ class TokenPiece:
     start: int
     end: int
     special: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokensReport:
-    """A text in tokens, as the model would be given it. `rendered`: the chat template's text."""
-
-    text: str | None
-    rendered: str | None
-    tokens: tuple[TokenPiece, ...]
-    bytes: int
-    vocabulary: int
-    bos: int | None
-    adds_bos: bool
-    eos: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredToken:
-    """A token, its log-probability (natural) given all before it, and its rank (1: likeliest)."""
-
-    id: int
-    text: str
-    logprob: float | None
-    rank: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """How well a model predicts a text. Logarithms are natural, bits are base 2.
-
-    `mean_logprob`, `perplexity` = exp(-mean) and `bits_per_byte` are NaN where nothing could
-    be scored. `window` and `stride`: the most tokens seen at once, and by how many it moves.
-    """
-
-    tokens: tuple[ScoredToken, ...]
-    tokens_scored: int
-    bytes_scored: int
-    mean_logprob: float
-    perplexity: float
-    bits_per_byte: float
-    window: int
-    stride: int
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Two models on one text: theirs minus ours; per token only where the tokens are the same."""
-
-    bits_per_byte: float
-    mean_logprob: float | None
-    largest_difference: float | None
-    same_tokens: bool
 
 
 @dataclass(frozen=True, kw_only=True)

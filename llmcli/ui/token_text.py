@@ -1,4 +1,4 @@
-"""How the views of the logit lens name rows and tokens."""
+"""How views name tokens, their probabilities, and rows of the residual stream."""
 
 from __future__ import annotations
 
@@ -30,3 +30,9 @@ def space(ink: Ink) -> str:
 def in_words(id: int, text: str) -> str:
     """A token in a sentence: quoted, or its id."""
     return quoted(text) if text else f"id {id}"
+
+
+def percent(probability: float) -> str:
+    """`50.00%`, and two significant digits of what is less than a tenth of a percent: `0.0082%`."""
+    value = 100 * probability
+    return f"{value:.2f}%" if value >= 0.1 else f"{value:.2g}%"

@@ -244,7 +244,6 @@ UNKNOWN = [
     ("blocks.1.atn.pattern", "there is no activation or state", "`blocks.1.attn.pattern`"),
     ("blocks.*.atn.pattern", "matches no activation or state", "`blocks.*.attn.pattern`"),
     ("blocks.0-1.attn.patern", "there is no activation or state", "`blocks.0-1.attn.pattern`"),
-    ("attn.v", "there is no activation or state", "did you mean `blocks.*.attn.v`?"),
     ("blocks.1.attn.weights", "there is no activation or state", "`blocks.1.attn.pattern`"),
     ("logit", "there is no activation or state", "`logits`"),
     ("xyzzy", "there is no activation or state", "llmcli shapes --names"),

@@ -85,10 +85,14 @@ def test_a_pattern_means_what_it_says(data, config, kinds):
         found = names.select(" , ".join(chosen), kinds)
     except UsageError:
         return
-    # an item that means nothing of ours is a glob of others' names
+    # an item that means nothing of ours is the end of names, or a glob of others' names
     for name in set(found) - wanted:
         theirs = names.aliases(name)
-        assert any(means(item, other, layers) for item in chosen for other in theirs)
+        assert any(
+            means(item, other, layers) or matches(f"*.{item.rpartition('.')[2]}", other)
+            for item in chosen
+            for other in (name, *theirs)
+        )
 
 
 @pytest.mark.parametrize(
@@ -108,6 +112,17 @@ def test_a_pattern_means_what_it_says(data, config, kinds):
         ("model.layers.1--1.mlp", 2, "blocks.1.mlp_out", "blocks.2.mlp_out"),
         ("model.layers.*.self_attn.[kv]_proj", 6, "blocks.0.attn.k", "blocks.2.attn.v"),
         ("pattern2, k0", 2, "blocks.0.attn.k", "blocks.2.attn.pattern"),
+        ("resid_post", 3, "blocks.0.resid_post", "blocks.2.resid_post"),
+        ("pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
+        ("attn.pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
+        ("attn.hook_pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
+        ("hook_resid_pre", 3, "blocks.0.resid_pre", "blocks.2.resid_pre"),
+        ("1.attn.z", 1, "blocks.1.attn.z", "blocks.1.attn.z"),
+        ("0-1.pattern", 2, "blocks.0.attn.pattern", "blocks.1.attn.pattern"),
+        ("-1.resid_post", 1, "blocks.2.resid_post", "blocks.2.resid_post"),
+        ("v", 6, "blocks.0.attn.v", "cache.2.v"),
+        ("0.attn.[qk]", 2, "blocks.0.attn.q", "blocks.0.attn.k"),
+        ("layers.1.self_attn", 1, "blocks.1.attn_out", "blocks.1.attn_out"),
     ],
 )
 def test_examples(pattern, count, first, last):
@@ -115,6 +130,31 @@ def test_examples(pattern, count, first, last):
     found = select(pattern, config, sources=sources(config))
     assert (len(found), found[0], found[-1]) == (count, first, last)
     assert len(set(found)) == count
+
+
+def test_a_whole_name_is_never_the_end_of_others():
+    assert select("embed", model("llama")) == ("embed",)
+    assert "blocks.0.mlp.post" not in select("resid_post", model("llama"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason", "hint"),
+    [
+        ("attn", "`attn` is a part of the model, no tensor", "use `attn.*`"),
+        ("7.attn.z", "its 3 blocks are `blocks.0` to `blocks.2`", "the last is `blocks.-1`"),
+        ("q_norm", "does not normalize queries and keys", "shapes --names"),
+        ("hook_pos_embed", "no learned positions", "shapes --names"),
+        ("hook_mlp_in", "before the norm in one version", "`blocks.*.resid_mid`"),
+        ("1.hook_mlp_in", "before the norm in one version", "`blocks.1.resid_mid`"),
+        ("W_q", "`W_q` is a parameter, not an activation or a state", ""),
+        ("patern", "there is no activation or state `patern`", "`blocks.*.attn.pattern`"),
+    ],
+)
+def test_an_end_that_no_name_has_says_why(typed, reason, hint):
+    with pytest.raises(UsageError) as caught:
+        select(typed, model("llama"))
+    assert reason in caught.value.message
+    assert hint in caught.value.hint
 
 
 def test_a_fused_tensor_in_a_glob_is_all_that_it_holds():

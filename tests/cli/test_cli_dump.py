@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 
 import llmcli.cli.files as files_module
+from llmcli.cli.prompts import LOOKED_AT
 from llmcli.loading import load
 from llmcli.parts.attention import forward as attention
 
@@ -22,7 +23,8 @@ ALL = "embed,blocks.*,ln_final*,logits*,cache.*"
 
 @pytest.fixture(scope="module")
 def weighted(tmp_path_factory):
-    return write_tiny(tmp_path_factory.mktemp("dump") / "m", weights=True)
+    folder = tmp_path_factory.mktemp("dump") / "m"
+    return write_tiny(folder, weights=True, max_position_embeddings=256)
 
 
 @pytest.fixture
@@ -41,14 +43,47 @@ def test_the_table_has_every_tensor_and_ends_with_its_check(dump):
     result = dump("hello", "--name", "blocks.1.attn.*,logits", "--dtype", "float32")
     assert result.code == 0
     lines = result.out.splitlines()
-    assert lines[1] == "10 tensors · 5 tokens"
-    names = [line.split()[0] for line in lines[5:15]]
+    assert lines[1] == "10 tensors · 5 tokens · no NaN, no infinity"
+    names = [line.split()[0] for line in lines[4:14]]
     assert names[0] == "blocks.1.attn.q"
     assert names[-1] == "logits"
     assert "40 scores are −∞" in result.out
+    assert lines[-1] == "✓ 4 checks · --checks"
+    assert not result.err
+    full = dump("hello", "--name", "blocks.1.attn.*,logits", "--dtype", "float32", "--checks")
+    lines = full.out.splitlines()
     assert lines[-4].startswith("✓ 10 tensors are what the formula makes of the kernel's own")
     assert lines[-1].startswith("✓ the pattern shown · values is the kernel's own z")
-    assert not result.err
+
+
+def test_alone_it_has_the_residual_stream_of_the_built_in_text(dump, tmp_path):
+    result = dump("--no-stdin")
+    assert result.code == 0
+    assert result.err == f"note: no prompt was given: `{LOOKED_AT}` is used\n"
+    rows = [line.split()[0] for line in result.out.splitlines()[4:8]]
+    assert rows == ["embed", "blocks.0.resid_post", "blocks.1.resid_post", "ln_final.out"]
+    document = dump("--no-stdin", "--json", "-o", tmp_path / "a.npz").json()
+    names = [tensor["name"] for tensor in document["tensors"]]
+    assert names == rows == [one for one in np.load(tmp_path / "a.npz") if one != "metadata"]
+    assert document["prompt"]["text"] == LOOKED_AT
+
+
+def test_a_file_is_told_with_its_size(dump, tmp_path):
+    result = dump("hello", "--name", "embed", "-o", tmp_path / "a.npz")
+    assert result.err.startswith(f"note: wrote `{tmp_path / 'a.npz'}` (")
+    assert result.err.endswith("): 1 tensor\n")
+
+
+def test_ends_of_names_and_names_of_transformerlens(dump):
+    def names(typed):
+        document = dump("hello", "--name", typed, "--json").json()
+        return [tensor["name"] for tensor in document["tensors"]]
+
+    patterns = ["blocks.0.attn.pattern", "blocks.1.attn.pattern"]
+    assert names("pattern") == names("hook_pattern") == names("attn.hook_pattern") == patterns
+    assert names("1.attn.z") == ["blocks.1.attn.z"]
+    assert names("hook_pre") == ["blocks.0.mlp.gate", "blocks.1.mlp.gate"]
+    assert names("W_q") == ["blocks.0.attn.W_q", "blocks.1.attn.W_q"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -132,16 +167,16 @@ def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
     assert np.allclose(ours.astype(np.float32), there.T, rtol=1e-2)
 
 
-def test_an_activation_needs_one(dump):
-    result = dump("--name", "blocks.0.attn.W_k,embed")
-    assert result.code == 2
-    assert "there is no prompt" in result.err
+def test_an_activation_beside_it_takes_the_built_in_text(dump):
+    result = dump("--name", "blocks.0.attn.W_k,embed", "--no-stdin")
+    assert result.code == 0
+    assert "no prompt was given" in result.err
+    assert dump("--name", "blocks.0.attn.W_k", "--no-stdin").err == ""
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "`--name` is missing"),
         (["--name", "blocks.0.attn.patern"], "did you mean `blocks.0.attn.pattern`?"),
         (["--name", "pos_embed"], "this model has no `pos_embed`"),
         (["--name", "blocks.7.*"], "its 2 blocks are"),
@@ -212,6 +247,7 @@ def test_a_nan_exits_7_and_what_there_is_is_written(cli, sick, tmp_path, generat
     document = cli(*argv, "--json").json()  # one document, and no other
     assert document["not_finite"] == "`blocks.1.mlp.up[0,7]` is not a number"
     assert document["ok"] is False
+    assert "no NaN" not in result.out
     bad = next(one for one in document["tensors"] if one["nan"])
     assert (bad["name"], bad["first_bad"]) == ("blocks.1.mlp.up", [0, 7])
 
@@ -261,8 +297,8 @@ def test_a_formula_that_does_not_hold_exits_1(dump, monkeypatch):
     monkeypatch.setattr(block.Block, "__call__", faulty)
     result = dump("hello", "--name", "blocks.*.resid_mid", "--dtype", "float32")
     assert result.code == 1
-    assert "error: it is not so that 2 tensors are what the formula makes" in result.err
-    assert "✗ not so" in result.out
+    assert "error: check failed: 2 tensors are what the formula makes" in result.err
+    assert "✗ check failed: 2 tensors" in result.out
     assert "blocks.0.resid_mid[" in result.err
     assert dump("hello", "--name", "blocks.*.resid_mid", "--no-check").code == 0
     document = dump("hello", "--name", "blocks.*.resid_mid", "--json").json()
@@ -289,10 +325,8 @@ def test_the_real_tiny_model_by_the_names_of_others(cli):
     assert rows == ["blocks.0.resid_pre", "blocks.3.attn.pattern"]
 
 
-@pytest.mark.parametrize("argv", [("hello", "--name", "nonsense"), ("--name", "logits")])
-def test_what_the_name_alone_refuses_is_refused_before_the_weights(cli, tiny, argv, monkeypatch):
+def test_what_the_name_alone_refuses_is_refused_before_the_weights(cli, tiny, monkeypatch):
     monkeypatch.setattr("llmcli.loading.load_checkpoint", lambda *_, **__: pytest.fail("loaded"))
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    result = cli("dump", "-m", tiny, *argv)  # its directory has no weights: exit 4 if asked for
+    result = cli("dump", "-m", tiny, "hello", "--name", "nonsense")  # no weights: exit 4 later on
     assert result.code == 2
-    assert "nonsense" in result.err if "nonsense" in argv else "no prompt" in result.err
+    assert "nonsense" in result.err

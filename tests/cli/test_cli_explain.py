@@ -9,6 +9,7 @@ import re
 import shlex
 
 import pytest
+import torch
 from cli_tiny import write_tiny
 from zoo import TYPES
 
@@ -16,7 +17,7 @@ import llmcli.commands.explain.measure.derive
 import llmcli.nn.decoder
 import llmcli.parts.attention.forward
 import llmcli.parts.norm.forward
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import names
 from llmcli.loading import load
 
 
@@ -53,27 +54,32 @@ def test_a_derivation_ends_in_equality(explain, path):
     assert result.err == ""
     lines = result.out.splitlines()
     assert lines[0] == f"{path} (float32 on cpu)"
-    assert lines[1].startswith('0 "h" · 1 "e"')
-    assert lines[2] == (
+    assert lines[2].startswith('0 "h" · 1 "e"')
+    assert (
         "n = 5 tokens (N) · d = 32 width (d_model, hidden_dim) · h = 4 heads (A, n_heads) · "
         "h_kv = 2 heads of keys and values (n_kv_heads) · d/h = 8 a head (d_k, d_v, head_dim) · "
         "F = 48 neurons · v = 261 in the vocabulary (vocab_size)"
-    )
+    ) in lines
     assert "    A = softmax(S) = softmax(Q_rot K_rotᵀ / √(d/h) + M)   h × n × n = 4 × 5 × 5" in (
         lines
     )
     assert re.fullmatch(
         r"A\[2,3,1\] = blocks\.1\.attn\.pattern\[2,3,1\]:   derived 0\.\d+   recomputed 0\.\d+   "
         r"difference \S+   \(allowed \S+\)  ✓",
-        lines[-1],
+        lines[1],
     )
-    assert re.fullmatch(
-        r"check: the fused kernel never writes S and A, so C = A V is compared with its output "
-        r"blocks\.1\.attn\.z\[2,3,\d\], where they differ most:",
-        lines[-4],
+    assert lines[-1] == "✓ 3 checks · --checks"
+    *_, derived, output, formulas = explain(
+        "blocks.1.attn.pattern[2,3,1]", "hello", "--checks"
+    ).out.splitlines()
+    assert derived.startswith("✓ every derived number is the kernel's · ")
+    assert re.match(
+        r"✓ the fused kernel never writes S and A, so C = A V is compared with its output "
+        r"blocks\.1\.attn\.z\[2,3,\d\], where they differ most · ",
+        output,
     )
-    assert re.search(r"^each of the \d+ formulas shown, and every number of \d+ tensors, holds on "
-                     r"the kernel's own inputs; nearest .*✓$", lines[-2])  # fmt: skip
+    assert re.match(r"✓ each of the \d+ formulas shown, and every number of \d+ tensors, holds on "
+                    r"the kernel's own inputs · ", formulas)  # fmt: skip
     assert re.search(r"^ +recomputed from the kernel's q and k: 0\.\d+ · diff", result.out, re.M)
     heads = [int(at) for at in re.findall(r"^ +(\d+) \S+\[[\d,]+\] = ", result.out, re.MULTILINE)]
     assert heads == list(range(1, len(heads) + 1))
@@ -110,15 +116,15 @@ def test_masked_scores_are_null_in_json(explain):
     shown = explain("blocks.0.attn.scores[0,1,3]", "hello").out
     assert "S[0,1,3] = −∞" in shown
     assert "mask M[1,3] = −∞: token 1 may not look at token 3, which comes after it" in shown
-    assert shown.splitlines()[-1].startswith(
+    assert shown.splitlines()[1].startswith(
         "S[0,1,3] = blocks.0.attn.scores[0,1,3]:   derived −∞   recomputed −∞   difference 0 "
     )
-    assert "what is masked needs none of the numbers behind it, the check does" in shown
+    assert "a masked score needs no inputs, its check does" in shown
 
 
 def test_depth_and_full(explain):
     one = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "1").out
-    assert "derived in float64: 1 tensor, up to 1 formula back (--depth); what is" in one
+    assert "1 tensor derived in float64, 1 formula back · further back: the kernel's" in one
     everything = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "all").out
     assert "down to the embedding rows and the weights" in everything
     assert "E = W_E[id]" in everything
@@ -159,7 +165,7 @@ def test_ids_and_a_model_without_tokenizer(cli, tmp_path):
     (folder / "tokenizer_config.json").unlink()
     result = cli("explain", "logits[2,5]", "-m", str(folder), "--ids", "7,8,9")
     assert result.code == 0
-    assert result.out.splitlines()[1] == "0 id 7 · 1 id 8 · 2 id 9"
+    assert result.out.splitlines()[2] == "0 id 7 · 1 id 8 · 2 id 9"
     assert "token 2 · vocabulary 5" in result.out
     assert cli("explain", "logits[2,5]", "-m", str(folder)).code == 4
     assert cli("explain", "logits[2,'a']", "-m", str(folder), "--ids", "7,8,9").code == 2
@@ -169,7 +175,7 @@ def test_parameters(explain):
     result = explain("blocks.0.attn.W_q[2,5]", "hello")
     assert result.code == 0
     assert "from the checkpoint's `model.layers.0.self_attn.q_proj.weight`" in result.out
-    assert result.out.splitlines()[-1].startswith("W_q[2,5] = ")
+    assert result.out.splitlines()[1].startswith("W_q[2,5] = ")
     document = explain("blocks.0.attn.W_q[2,5]", "hello", "--json").json()
     assert document["steps"][0]["source"] == "weights"
     assert document["value"] == document["kernel"]
@@ -255,7 +261,7 @@ def test_help_lists_the_names(cli):
 def test_the_examples_of_the_help_work(cli, stdin):
     text = cli("explain", "--help").out.partition("Examples:")[2]
     commands = [line.strip() for line in text.splitlines() if line.strip()]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for line in commands:
         if line.startswith("echo"):
             stdin(b"And God said\n")
@@ -266,11 +272,27 @@ def test_the_examples_of_the_help_work(cli, stdin):
         assert result.code == 0, (line, result.err)
 
 
-def test_a_number_has_to_be_named(cli):
-    result = cli("explain")
+def test_alone_it_is_the_top_logit_of_the_last_token(cli, path):
+    result = cli("explain", "-m", path)
+    assert result.code == 0
+    number = re.search(r"`logits\[(15,\d+)\]` is the top logit of the last token", result.err)[1]
+    assert "no prompt was given: `In the beginning` is used" in result.err
+    model = load(path, dtype="float32")
+    ids = model.tokenizer.encode("In the beginning")
+    top = int(model.decoder(torch.tensor([ids]))[0, -1].argmax())
+    assert number == f"15,{top}"
+    assert result.out.splitlines()[1].startswith(f"logits[{number}]:")
+    document = cli("explain", "-m", path, "--ids", "7,8,9", "--json").json()
+    assert (document["name"], document["index"][0]) == ("logits", 2)
+
+
+def test_names_of_transformerlens_and_ends_of_names(explain):
+    document = explain("1.hook_resid_pre[2,3]", "hello", "--json").json()
+    assert document["name"] == "blocks.1.resid_pre"
+    result = explain("pattern[0,1,0]", "hello")
     assert result.code == 2
-    assert "`llmcli explain` needs NAME[INDEX]" in result.err
-    assert json.loads(cli("explain", "--json").out)["error"]["kind"] == "usage"
+    assert "`pattern` is the end of 2 names" in result.err
+    assert "name one of them: `blocks.0.attn.pattern` or `blocks.1.attn.pattern`" in result.err
 
 
 def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
@@ -282,7 +304,8 @@ def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
     monkeypatch.setattr(llmcli.parts.attention.forward, "attend", unmasked)
     result = explain("blocks.0.attn.z[0,1,2]", "hello")
     assert result.code == 1
-    assert result.out.splitlines()[-1].endswith("✗")
+    assert result.out.splitlines()[1].endswith("✗")
+    assert "✗ check failed: the formula of blocks.0.attn.z holds on the" in result.out
     assert "error: `blocks.0.attn.z` is not what its formula makes of the kernel's" in result.err
     assert "hint: of the tensors that were checked it is the first" in result.err
     result = explain("blocks.0.attn.z[0,1,2]", "hello", "--json")
@@ -304,7 +327,7 @@ def test_a_small_fault_on_a_long_way_exits_1(explain, monkeypatch):
     result = explain("blocks.1.resid_post[3,2]", "hello", "--depth", "all")
     assert result.code == 1
     assert "error: `blocks.0.ln1.out` is not what its formula makes of the" in result.err
-    assert "the formula of blocks.0.ln1.out does not hold:" in result.out
+    assert "check failed: the formula of blocks.0.ln1.out holds on the kernel's own" in result.out
 
 
 def test_numbers_that_are_none_exit_7(cli, tmp_path):
@@ -338,7 +361,8 @@ def test_every_line_fits_the_terminal(columns, explain, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     for number in ("blocks.1.attn.z[0,5,2]", "blocks.1.resid_post[4,3]", "blocks.0.attn.W_q[0,0]"):
         for more in ((), ("--full",)):
-            out = explain(number, "tab\tand\x1b[31m \u4e2d", "--depth", "all", *more).out
+            text = "tab\tand\x1b[31m \u4e2d"
+            out = explain(number, text, "--depth", "all", "--no-pager", *more).out
             lines = [line for line in out.splitlines() if not line.startswith("/")]
             assert max(map(len, lines)) <= int(columns), max(lines, key=len)
             assert "\x1b" not in out

@@ -77,7 +77,6 @@ WRITES = {
     "commands.generate.command:_name_a_better_model": "tests/cli/test_cli_generate.py::"
     "test_no_better_model_is_named_where_the_disk_is_full",
     "commands.ladder.command:_save": NAMED,
-    "commands.lens.files:write_lens": NAMED,
     "cli.output:Output._save": NAMED,
     "cli.output:write_document": NAMED,
     "cli.shells.answer:_keep": "tests/cli/test_cli_completion.py::"

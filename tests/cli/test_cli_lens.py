@@ -15,7 +15,7 @@ from cli_tiny import write_tiny
 
 import llmcli.commands.lens.measure.run
 from llmcli.cli.prompts import LOOKED_AT
-from llmcli.commands.lens.options import parse_target
+from llmcli.commands.lens.command import parse_target
 from llmcli.errors import UsageError
 from llmcli.loading import load
 from llmcli.parts.norm.forward import Norm
@@ -55,8 +55,10 @@ def test_a_grid_and_its_checks(lens, path):
     assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
     assert [line.split()[0] for line in lines[4:7]] == ["embed", "0", "1"]
     assert lines[8].split()[0] == "settled"
-    assert [line[0] for line in lines[-5:]] == ["✓"] * 5
-    assert lines[-5].startswith("✓ the last row is the model's output, in probability · ")
+    assert lines[-1] == "✓ 5 checks · --checks"
+    full = lens("hello", "--dtype", "float32", "--checks").out.splitlines()
+    assert [line[0] for line in full[-5:]] == ["✓"] * 5
+    assert full[-5].startswith("✓ the last row is the model's output, in probability · ")
 
 
 def test_json_is_the_models_own_output(lens, path):
@@ -127,8 +129,7 @@ def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch):
     out = lens("a text that is longer than the screen").out
     assert asked == [tuple(range(32, 37))]
     assert "positions 34 to 36 of 37 tokens" in out
-    assert "others with --position, such as :34" in out
-    assert "--json and -o have all" in out
+    assert "more: --position :34" in out
     lens("a text that is longer than the screen", "--json")
     assert asked[-1] == tuple(range(37))
 
@@ -256,7 +257,7 @@ def test_generated_tokens_are_marked_everywhere(lens, tmp_path):
     file = tmp_path / "out.csv"
     result = lens("hello", "--generate", "2", "-o", str(file))
     assert "│ from position 5 on the model wrote it" in result.out
-    assert "✓ the cache holds the keys and values that were computed · exactly" in result.out
+    assert "✓ 5 checks" in result.out
     lines = list(csv.DictReader(io.StringIO(file.read_text())))
     marked = {int(line["position"]): line["generated"] for line in lines}
     assert marked == {at: str(int(at >= 5)) for at in range(len(marked))}
@@ -275,8 +276,8 @@ def test_settled_is_the_same_whatever_is_shown(cli, monkeypatch):
 def test_a_last_row_that_is_not_the_output_is_shown_and_exits_1(lens, wrong):
     result = lens("hello")
     assert result.code == 1
-    assert "✗ not so: the last row is the model's output, in probability" in result.out
-    assert "it is not so that the last row is the model's output, in probability" in result.err
+    assert "✗ check failed: the last row is the model's output, in probability" in result.out
+    assert "check failed: the last row is the model's output, in probability" in result.err
     assert "worst at `position " in result.err
     document = lens("hello", "--json").json()
     assert document["ok"] is False
@@ -300,7 +301,8 @@ def test_files(lens, tmp_path):
     for kind in ("json", "csv", "png", "html"):
         result = lens("hello", "-o", str(tmp_path / f"out.{kind}"))
         assert result.code == 0
-        assert result.err == f"note: wrote `{tmp_path / f'out.{kind}'}`\n"
+        assert result.err.startswith(f"note: wrote `{tmp_path / f'out.{kind}'}` (")
+        assert result.err.endswith("): 3 rows at 5 positions\n")
         assert "settled" in result.out
     document = json.loads((tmp_path / "out.json").read_text())
     assert {**document, "environment": 0, "rows": 0} == {**shown, "environment": 0, "rows": 0}
@@ -315,6 +317,40 @@ def test_files(lens, tmp_path):
     page = (tmp_path / "out.html").read_text()
     assert page.startswith("<!")
     assert "blocks.1.resid_post" in page
+
+
+def test_a_page_is_opened(lens, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("typer.launch", lambda path: opened.append(path) or 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = lens("hello", "--open")
+    assert result.code == 0
+    assert "settled" in result.out
+    (page,) = tmp_path.glob("llmcli-lens-*/lens.html")
+    assert opened == [str(page)]
+    assert "blocks.1.resid_post" in page.read_text()
+    lens("hello", "--open", "-o", str(tmp_path / "a.png"))
+    assert opened[1] == str(tmp_path / "a.png")
+    refused = lens("hello", "--open", "-o", str(tmp_path / "a.csv"))
+    assert refused.code == 2
+    assert "`--open` shows .html and .png files" in refused.err
+
+
+def test_on_a_terminal_the_layers_that_fit_and_all_with_all(cli, monkeypatch):
+    from os import terminal_size
+
+    from llmcli.cli.output import Screen
+
+    screen = Screen(True, False, False, 80)
+    monkeypatch.setattr("llmcli.cli.output.Screen.of", lambda *_: screen)
+    monkeypatch.setattr(
+        "llmcli.commands.lens.command.get_terminal_size", lambda: terminal_size((80, 16))
+    )
+    asked = ("lens", "-m", "tiny", "The capital", "--mid")
+    assert "4 of 9 rows · more: --all" in cli(*asked).out
+    assert "rows · more" not in cli(*asked, "--all").out
+    monkeypatch.setattr("llmcli.cli.output.Screen.of", lambda *_: Screen(False, False, False, 80))
+    assert "rows · more" not in cli(*asked).out, "a pipe has no height"
 
 
 def test_a_file_has_all_positions_whatever_the_screen(lens, tmp_path, monkeypatch):
@@ -348,7 +384,7 @@ def test_the_size_is_what_was_said_within_a_tenth(kind, argv, cli, tmp_path, mon
     monkeypatch.setattr("sys.stdin", None)
     said = []
     monkeypatch.setattr(
-        "llmcli.commands.lens.files.check_size", lambda file, size, **_: said.append(size)
+        "llmcli.commands.lens.command.check_size", lambda file, size, **_: said.append(size)
     )
     file = tmp_path / f"out.{kind}"
     assert cli("lens", "-m", "tiny", *argv, "-o", str(file)).code == 0

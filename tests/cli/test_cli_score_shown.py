@@ -9,6 +9,8 @@ import os
 import pytest
 from cli_tiny import write_tiny
 
+from llmcli.cli.prompts import LOOKED_AT
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -23,8 +25,8 @@ def test_ids_without_a_tokenizer_are_scored_but_not_in_bytes(cli, folder):
     assert {token["bytes"] for token in cli(*base, "--json").json()["tokens"]} == {None}
     assert "nothing was scored" not in shown
     assert '""' not in shown
-    assert "token " not in shown.splitlines()[1]
-    assert cli(*base, "--versus", str(folder)).out.splitlines()[-1].startswith("identical")
+    assert shown.splitlines()[-6].split() == ["#", "id", "logprob", "prob", "rank"]
+    assert "\nidentical" in cli(*base, "--versus", str(folder)).out
     other = write_tiny(folder.parent / "o", weights=True, rms_norm_eps=0.5)
     compared = cli(*base, "--versus", str(other)).out
     assert "has the higher mean logprob" in compared
@@ -40,11 +42,26 @@ def test_models_are_named(cli, folder):
 
 def test_all_tokens_only_where_asked_for(cli, folder):
     base = ("score", "-m", str(folder), "ab" * 40)
-    assert "… 40 tokens not shown: --all or --json has them all" in cli(*base).out
+    assert "most surprising 20 of 80: --all or --json" in cli(*base).out
     whole = cli(*base, "--all").out
-    assert "not shown" not in whole
-    assert len(whole.splitlines()) == 1 + 2 + 80 + 5
+    assert "most surprising" not in whole
+    assert len(whole.splitlines()) == 1 + 1 + 2 + 80
     assert len(cli(*base, "--json").json()["tokens"]) == 80
+
+
+def test_alone_on_a_terminal_it_scores_the_built_in_text(cli, tmp_path, monkeypatch):
+    folder = write_tiny(tmp_path / "m", weights=True, max_position_embeddings=256)
+    base = ("score", "-m", str(folder), "--no-pager")
+    assert cli(*base).code == 2
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert "there is no prompt" in cli(*base).err, "the result goes into a pipe"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    result = cli(*base)
+    assert result.code == 0
+    assert f"no prompt was given: `{LOOKED_AT}` is used" in " ".join(result.err.split())
+    assert "perplexity" in result.out
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert "there is no prompt" in cli(*base).err
 
 
 @pytest.mark.parametrize(

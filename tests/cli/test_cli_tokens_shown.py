@@ -17,6 +17,13 @@ def test_tokens_have_their_exact_bytes(cli, tiny):
     assert cli("tokens", "-m", tiny, "--ids", ids, "--json").json()["tokens"] == document["tokens"]
 
 
+def test_a_long_text_is_folded_but_in_json(cli, tiny):
+    base = ("tokens", "-m", tiny, "ab" * 40)
+    assert "… 63 tokens more: --all or --json" in cli(*base).out
+    assert len(cli(*base, "--all").out.splitlines()) > 80
+    assert len(cli(*base, "--json").json()["tokens"]) == 80
+
+
 @pytest.mark.parametrize("given", [("hi",), ("--ids", "70")])
 def test_without_a_tokenizer_there_is_nothing_to_show(cli, tmp_path, given):
     folder = write_tiny(tmp_path / "m")

@@ -10,7 +10,7 @@ from decoder_parameters import parameters_of
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 from llmcli.commands.explain.measure.derive import explain
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import names
 from llmcli.config import ModelConfig
 from llmcli.loading import load
 from llmcli.model import Model

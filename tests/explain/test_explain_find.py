@@ -4,8 +4,7 @@ import pytest
 from zoo import BLOCKS
 
 from llmcli.anatomy.indexed import parse
-from llmcli.commands.explain.measure.find import find
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import find, names
 from llmcli.errors import UsageError
 
 
@@ -31,11 +30,36 @@ from llmcli.errors import UsageError
         ("llama-grouped", "model.norm.weight", "ln_final.w"),
         ("llama-grouped", "blk.1.ffn_down.weight", "blocks.1.mlp.W_down"),
         ("gpt2", "transformer.h.0.ln_1", "blocks.0.ln1.out"),
+        ("llama-grouped", "W_E", "embed.W"),
+        ("llama-grouped", "1.attn.z", "blocks.1.attn.z"),
+        ("llama-grouped", "1.pattern", "blocks.1.attn.pattern"),
+        ("llama-grouped", "1.hook_resid_pre", "blocks.1.resid_pre"),
+        ("llama-grouped", "layers.1.self_attn.q_proj.weight", "blocks.1.attn.W_q"),
+        ("gpt2", "pattern", "blocks.0.attn.pattern"),
+        ("gpt2", "hook_pre", "blocks.0.mlp.pre"),
+        ("gpt2", "W_pos", "pos_embed.W"),
     ],
 )
 def test_names_of_others(model_name, typed, meant, known):
     config, axes = known(model_name)
     assert find(parse(typed), axes, config).name == meant
+
+
+@pytest.mark.parametrize(
+    ("typed", "count", "hint"),
+    [
+        ("pattern", 2, "name one of them: `blocks.0.attn.pattern` or `blocks.1.attn.pattern`"),
+        ("hook_pattern", 2, "name one of them: `blocks.0.attn.pattern` or `blocks.1.attn.pattern`"),
+        ("attn.v", 2, "name one of them: `blocks.0.attn.v` or `blocks.1.attn.v`"),
+        ("1.out", 2, "name one of them: `blocks.1.ln1.out` or `blocks.1.ln2.out`"),
+        ("out", 5, "name one of them: `blocks.0.ln1.out`, `blocks.0.ln2.out` or `ln_final.out`"),
+    ],
+)
+def test_an_end_of_several_names_is_refused_with_them(typed, count, hint, known):
+    config, axes = known("llama-grouped")
+    with pytest.raises(UsageError, match=f"`{typed}` is the end of {count} names") as caught:
+        find(parse(typed), axes, config)
+    assert caught.value.hint == hint
 
 
 def test_a_state_is_what_was_put_there():
@@ -73,6 +97,10 @@ ABSENT = [
     ("llama-grouped", "cache.1.v", "needs no cache", "blocks.1.attn.v"),
     ("odd", "cache.1.k", "needs no cache", "blocks.1.attn.k_norm"),
     ("llama-grouped", "cache.1.state", "keys and values only", None),
+    ("gpt2", "q_norm", "does not normalize queries and keys", None),
+    ("gpt2", "hook_rot_q", "no rotation, it has learned positions", None),
+    ("gpt2", "0.sink", "its attention has no sinks", None),
+    ("llama-grouped", "hook_pos_embed", "no learned positions", None),
 ]
 
 
@@ -101,8 +129,6 @@ def test_a_name_that_the_model_has_not_got_says_why(model_name, typed, reason, c
         ("my.layers.1.self_attn.k_proj", "did you mean `blocks.1.attn.k` or `blocks.1.attn.W_k`?"),
         ("my.layers.1.self_attn.k_proj.weight", "did you mean `blocks.1.attn.W_k`?"),
         ("my.layers.1.mlp.down_proj", "did you mean `blocks.1.mlp_out` or `blocks.1.mlp.W_down`?"),
-        ("pattern", "did you mean `blocks.0.attn.pattern` or `blocks.1.attn.pattern`?"),
-        ("attn.v", "did you mean `blocks.0.attn.v` or `blocks.1.attn.v`?"),
         ("logit", "did you mean `logits`"),
         ("xyzzy", "for example `blocks.0.attn.pattern[0,1,0]`"),
     ],
@@ -126,7 +152,6 @@ LETTERS = [
     ("L[2,3]", "`blocks.N.mlp.post[token,neuron]`", "blocks.0.mlp.post[2,3]"),
     ("H[2,3]", "`blocks.N.resid_post[token,dimension]`", "blocks.0.resid_post[2,3]"),
     ("H'[2,3]", "`ln_final.out[token,dimension]`", "ln_final.out[2,3]"),
-    ("W_E[2,3]", "`embed.W[vocabulary,dimension]`", "embed.W[2,3]"),
     ("W_head[2,3]", "`head.W[dimension,vocabulary]`", "head.W[2,3]"),
 ]
 

@@ -4,8 +4,7 @@ import pytest
 from explain_models import TEXTS
 
 from llmcli.anatomy.indexed import Wanted, parse
-from llmcli.commands.explain.measure.find import find
-from llmcli.commands.explain.measure.index import place, shape_in_letters
+from llmcli.commands.explain.measure.index import find, place, shape_in_letters
 from llmcli.errors import UsageError
 
 

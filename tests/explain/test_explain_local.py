@@ -11,13 +11,13 @@ from explain_models import IDS, NAMES, TEXTS, explained
 from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.commands.explain.measure.derive import explain
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import names
+from llmcli.commands.explain.measure.values import Values
 from llmcli.formats.dense import Dense
 from llmcli.kernels import native
 from llmcli.loading import load
-from llmcli.observe import local
+from llmcli.observe import formulas
 from llmcli.observe.rules import rules
-from llmcli.observe.values import Values
 
 
 def values_of(model):
@@ -138,9 +138,9 @@ def test_what_is_not_rotated_and_relu_are_copies(model):
 def test_what_is_allowed_is_roundings_of_the_terms(model):
     own = values_of(model("gpt2", "float32")).own()
     size = torch.tensor([0.0, 2.0], dtype=torch.float64)
-    allowed = local._allowed(size, size, own, "logits")
+    allowed = formulas._allowed(size, size, own, "logits")
     assert allowed[0] == 0
-    assert math.isclose(float(allowed[1]), local.ROUNDINGS * 2 * 2**-23, rel_tol=1e-9)
+    assert math.isclose(float(allowed[1]), formulas.ROUNDINGS * 2 * 2**-23, rel_tol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -9,7 +9,7 @@ from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, explained
 from test_explain_values import emitted
 
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import names
 from llmcli.observe.rules import rules
 
 CELL = re.compile(r"(Activation\(G\)|[A-Za-z′¹²³⁴⁵_]+)\[([^\]]+)\]")

@@ -14,10 +14,10 @@ from explain_models import IDS, NAMES, explained
 from small_models import random_model
 from zoo import BLOCKS
 
-from llmcli.commands.explain.measure.names import names
+from llmcli.commands.explain.measure.index import names
+from llmcli.commands.explain.measure.values import needed_bytes
 from llmcli.errors import OutOfMemory
 from llmcli.observe.rules import rules
-from llmcli.observe.values import needed_bytes
 
 
 def emitted(model):

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from llmcli.commands.env.report import (
     ConfigurationProblem,
@@ -22,16 +21,8 @@ from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.view import full_stats, short_stats
 from llmcli.reports.environment import Environment
 from llmcli.reports.info import NO_FORMATS
-from llmcli.reports.text import (
-    Comparison,
-    PhasePeak,
-    Score,
-    ScoredToken,
-    Timings,
-    TokenPiece,
-    TokensReport,
-)
-from llmcli.ui import stats, theme, tokens
+from llmcli.reports.text import PhasePeak, Timings
+from llmcli.ui import stats, theme
 
 
 def shown(renderable, width=80):
@@ -131,172 +122,6 @@ def test_durations(seconds, text):
 )  # fmt: skip
 def test_sizes(nbytes, text):
     assert stats.size(nbytes) == text
-
-
-REPORT = TokensReport(
-    text="hi [b]", rendered=None, bytes=6, vocabulary=99, bos=1, adds_bos=True, eos=(2, 5),
-    tokens=(
-        TokenPiece(id=1, text="<s>", bytes="", start=0, end=0, special=True),
-        TokenPiece(id=40, text="hi", bytes="6869", start=0, end=2, special=False),
-        TokenPiece(id=41, text=" [b]\n\x1b", bytes="205b625d0a1b", start=2, end=6, special=False),
-    ),
-)  # fmt: skip
-
-
-def test_tokens():
-    assert shown(tokens.render_tokens(REPORT), 99).splitlines() == [
-        "#   id   token                    bytes",
-        "───────────────────────────────────────",
-        '0    1   "<s>"          special     0–0',
-        '1   40   "hi"                       0–2',
-        '2   41   " [b]\\n\\x1b"               2–6',
-        "3 tokens · 6 bytes, 2.00 a token · vocabulary 99 · BOS 1 is put in front"
-        " · end-of-text ids 2, 5",
-    ]
-
-
-def test_a_long_text_is_drawn_line_by_line_and_not_cell_by_cell(monkeypatch):
-    """A `Text` for every cell took most of the time and the memory of a text of megabytes."""
-    many = replace(REPORT, tokens=REPORT.tokens[1:] * 1000)
-    made = []
-    begin = Text.__init__
-    monkeypatch.setattr(Text, "__init__", lambda *a, **k: made.append(1) or begin(*a, **k))
-    lines = shown(tokens.render_tokens(many), 99).splitlines()
-    assert len(made) < 100
-    assert len(lines) == 2 + 2000 + 1
-    assert lines[2000].split() == ["1998", "40", '"hi"', "0–2"]
-
-
-def test_tokens_in_few_columns():
-    one = replace(REPORT, tokens=REPORT.tokens[2:], bytes=1, adds_bos=False, eos=(2,))
-    assert shown(tokens.render_tokens(one), 25).splitlines() == [
-        "#   id   token      bytes",
-        "─────────────────────────",
-        '0   41   " [b]\\n…     2–6',
-        "1 token",
-        "1 byte, 1.00 a token",
-        "vocabulary 99",
-        "no BOS is put in front",
-        "end-of-text id 2",
-    ]
-
-
-SCORE = Score(
-    tokens=(
-        ScoredToken(id=4, text="[red]", logprob=None, rank=None),
-        ScoredToken(id=5, text=" é internationalis", logprob=math.log(0.5), rank=2),
-    ),
-    tokens_scored=1, bytes_scored=3, mean_logprob=math.log(0.5), perplexity=2.0,
-    bits_per_byte=1 / 3, window=64, stride=32, seconds=0.1,
-)  # fmt: skip
-
-
-def test_score():
-    assert shown(tokens.render_score(SCORE, "m (float32 on cpu)"), 70).splitlines() == [
-        "m (float32 on cpu)",
-        "#   id   token                  logprob     prob   rank",
-        "───────────────────────────────────────────────────────",
-        '0    4   "[red]"                      –        –      –',
-        '1    5   " é internationalis"   -0.6931   50.00%      2',
-        "",
-        "scored         1 of 2 tokens, 3 bytes",
-        "mean logprob   -0.6931",
-        "perplexity     2.0000",
-        "bits per byte  0.3333",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("width", "last"),
-    [
-        (50, '1    5   " é internatio…   -0.6931   50.00%      2'),
-        (38, '1    5   " é interna…   -0.6931      2'),
-        (20, '1    5   " é int…   -0.6931      2'),
-    ],
-)
-def test_a_narrow_score_cuts_tokens_and_never_numbers(width, last):
-    lines = shown(tokens.render_score(SCORE, "m"), width).splitlines()
-    assert lines[4] == last
-    assert max(map(len, lines[1:5])) <= max(width, 34)
-
-
-def test_a_score_without_a_tokenizer_has_no_column_of_tokens():
-    bare = tuple(replace(token, text="") for token in SCORE.tokens)
-    score = replace(SCORE, tokens=bare, bytes_scored=0, bits_per_byte=math.nan)
-    assert shown(tokens.render_score(score, "m")).splitlines()[1:] == [
-        "#   id   logprob     prob   rank",
-        "────────────────────────────────",
-        "0    4         –        –      –",
-        "1    5   -0.6931   50.00%      2",
-        "",
-        "scored         1 of 2 tokens",
-        "mean logprob   -0.6931",
-        "perplexity     2.0000",
-        "bits per byte  undefined: no tokenizer, so no bytes",
-    ]
-
-
-def test_the_middle_of_a_long_score_is_left_out_unless_asked_for():
-    long = replace(SCORE, tokens=(SCORE.tokens[1],) * 61)
-    lines = shown(tokens.render_score(long, "m")).splitlines()
-    assert lines[22].startswith("19 ")
-    assert lines[23] == "… 21 tokens not shown: --all or --json has them all"
-    assert lines[24].startswith("41 ")
-    assert lines[43].startswith("60 ")
-    assert len(shown(tokens.render_score(long, "m", every=True)).splitlines()) == 69
-    sixty = replace(long, tokens=long.tokens[1:])
-    assert "not shown" not in shown(tokens.render_score(sixty, "m"))
-
-
-def test_score_of_nothing_and_of_windows():
-    nothing = replace(SCORE, tokens_scored=0, perplexity=math.nan)
-    assert "perplexity     undefined: nothing was scored" in shown(tokens.render_summary(nothing))
-    windows = shown(tokens.render_summary(replace(SCORE, window=1), "name"))
-    assert windows.startswith("name\n")
-    assert "context        windows of 1 token, 32 apart" in windows
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(2.0, "2.0000"), (33.31931, "33.3193"), (42042.156, "42042.2"), (7654321.9, "7654322"),
-     (1e300, "1e+300"), (math.inf, "infinite")],
-)  # fmt: skip
-def test_perplexities_have_the_digits_that_mean_something(value, text):
-    line = shown(tokens.render_summary(replace(SCORE, perplexity=value))).splitlines()[2]
-    assert line == f"perplexity     {text}"
-
-
-@pytest.mark.parametrize(
-    ("probability", "text"),
-    [(1.0, "100.00%"), (0.0034, "0.34%"), (0.000082, "0.0082%"), (1.6e-7, "1.6e-05%"), (0, "0%")],
-)
-def test_small_probabilities_keep_two_digits(probability, text):
-    assert tokens.percent(probability) == text
-
-
-@pytest.mark.parametrize(
-    ("values", "first", "second"),
-    [
-        ((0.25, -0.5, 0.7, True), "a needs 0.2500 bits per byte fewer", "mean logprob differs by"),
-        ((-0.25, None, None, False), "b needs 0.2500 bits per byte fewer", "their tokens differ"),
-        ((0.0, 0.0, 0.1, True), "both need the same bits per byte", "at most 0.100000"),
-        ((math.nan, 0.5, 0.7, True), "b has the higher mean logprob", "differs by +0.500000"),
-        ((math.nan, None, None, False), "nothing was scored", "their tokens differ"),
-    ],
-)
-def test_comparison(values, first, second):
-    bits, mean, largest, same = values
-    comparison = Comparison(
-        bits_per_byte=bits, mean_logprob=mean, largest_difference=largest, same_tokens=same
-    )
-    lines = shown(tokens.render_comparison(comparison, "a", "b")).splitlines()
-    assert first in lines[0]
-    assert second in lines[1]
-
-
-def test_comparison_with_itself():
-    same = Comparison(bits_per_byte=0.0, mean_logprob=0.0, largest_difference=0.0, same_tokens=True)
-    assert shown(tokens.render_comparison(same, "a", "b")).startswith("identical")
 
 
 @pytest.mark.parametrize(

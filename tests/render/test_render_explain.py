@@ -8,18 +8,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from llmcli.commands.explain.report import Check, Coordinate, Explanation, Letter, Local, Step
 from llmcli.commands.explain.view import number, render_explanation
-from llmcli.reports.explanation import (
-    Check,
-    Coordinate,
-    Explanation,
-    Fact,
-    Letter,
-    Local,
-    Step,
-    Sum,
-    Term,
-)
+from llmcli.reports.explanation import Fact, Sum, Term
 
 
 def shown(renderable, width=80, colour=False):
@@ -78,8 +69,9 @@ def report(*steps, **changes):
 def test_a_dot_product_with_its_largest_terms():
     assert shown(render_explanation(report(DOT), "m (float32 on cpu)")).splitlines() == [
         "m (float32 on cpu)",
+        "Q[0,1,2] = blocks.0.attn.q[0,1,2]:  derived −0.25  kernel −0.25000003",
+        "difference 3e−08  (allowed 1e−06)  ✓",
         '0 "In" · 1 " the\\t"',
-        "n = 2 tokens (N)",
         "",
         "  1 Q[0,1,2] = −0.25",
         '    blocks.0.attn.q[0,1,2] · head 0 · token 1 "a\\x1b[31m\\n"',
@@ -89,17 +81,16 @@ def test_a_dot_product_with_its_largest_terms():
         "    Σ + b_q[2] = 3.00001 + (−3.25001) = −0.25",
         "    kernel −0.25000003 · difference 3e−08 · ✓",
         "",
-        "derived in float64: 3 tensors, up to 4 formulas back (--depth); what is further",
-        "back is the kernel's; this proves the last 4 formulas: --depth all goes to the",
-        "embedding rows",
-        "Q[0,1,2] = blocks.0.attn.q[0,1,2]:  derived −0.25  kernel −0.25000003",
-        "difference 3e−08  (allowed 1e−06)  ✓",
+        "n = 2 tokens (N)",
+        "3 tensors derived in float64, 4 formulas back",
+        "further back: the kernel's numbers (--depth all derives them)",
+        "✓ 1 check · --checks",
     ]
 
 
 def extent(*steps, **changes):
     lines = shown(render_explanation(report(*steps, **changes), "m"), 300).splitlines()
-    return next(line for line in lines if line.startswith("derived in float64"))
+    return next(line for line in lines if "derived in float64" in line)
 
 
 CHECK = Check(words="C = A V", derived=1.0, kernel=1.0, difference=0.0, tolerance=1e-6, ok=True)
@@ -108,19 +99,17 @@ CHECK = Check(words="C = A V", derived=1.0, kernel=1.0, difference=0.0, toleranc
 def test_what_was_derived_and_what_of_it_is_shown():
     two = (replace(DOT, children=(2,)), step(number=2, name="x"))
     assert extent(*two, depth=1, tensors=1) == (
-        "derived in float64: 1 tensor, up to 1 formula back (--depth); what is further back is the "
-        "kernel's; this proves the formula: --depth all goes to the embedding rows; shown is the "
-        "way of the largest terms"
+        "1 tensor derived in float64, 1 formula back · further back: the kernel's numbers "
+        "(--depth all derives them) · shown: the largest terms"
     )
     assert extent(*two, depth=None) == (
-        "derived in float64: 3 tensors, down to the embedding rows and the weights; shown is the "
-        "way of the largest terms"
+        "3 tensors derived in float64, down to the embedding rows and the weights · "
+        "shown: the largest terms"
     )
     masked = step(value=float("-inf"), kernel=float("-inf"), difference=0.0)
-    assert extent(masked, checks=(CHECK,), tensors=5).endswith(
-        "5 tensors, up to 4 formulas back (--depth); what is further back is the kernel's; this "
-        "proves the last 4 formulas: --depth all goes to the embedding rows; what is masked "
-        "needs none of the numbers behind it, the check does"
+    assert extent(masked, checks=(CHECK,), tensors=5) == (
+        "5 tensors derived in float64, 4 formulas back · further back: the kernel's numbers "
+        "(--depth all derives them) · a masked score needs no inputs, its check does"
     )
 
 
@@ -128,15 +117,14 @@ def test_what_the_kernel_never_writes_is_said_to_be_recomputed():
     cell = step(
         name="blocks.0.attn.pattern", symbol="A[0,1,2]", recomputed="the kernel's q and k"
     )
-    lines = shown(render_explanation(report(cell, checks=(CHECK,)), "m"), 300).splitlines()
+    one = render_explanation(report(cell, checks=(CHECK,)), "m", checks=True)
+    lines = shown(one, 300).splitlines()
     assert "    recomputed from the kernel's q and k: −0.25000003 · difference 3e−08 · ✓" in lines
-    assert lines[-1] == (
+    assert lines[1] == (
         "A[0,1,2] = blocks.0.attn.pattern[0,1,2]:   derived −0.25   recomputed −0.25000003   "
         "difference 3e−08   (allowed 1e−06)  ✓"
     )
-    assert lines[-3:-1] == [
-        "check: C = A V:", "derived 1   kernel 1   difference 0   (allowed 1e−06)  ✓"
-    ]  # fmt: skip
+    assert lines[-1] == "✓ C = A V · exactly"
     deep = step(number=2, name="x", source="kernel", recomputed="the kernel's q and k")
     text = shown(render_explanation(report(replace(DOT, children=(2,)), deep), "m"))
     assert "recomputed from the kernel's q and k: a larger --depth derives it, too" in text
@@ -149,23 +137,23 @@ LOCAL = Local(
 
 
 def test_whether_each_formula_holds_for_itself():
-    def told(**changes):
+    def told(*, checks=True, **changes):
         found = report(DOT, local=replace(LOCAL, **changes), ok=changes.get("ok", True))
-        return shown(render_explanation(found, "m"), 300)
+        return shown(render_explanation(found, "m", checks=checks), 300)
 
     assert (
-        "each of the 12 formulas shown, and every number of 34 tensors, holds on the kernel's own "
-        "inputs; nearest to failing is blocks.3.mlp_out[0,80], difference 0.25 of 0.5 allowed  ✓"
+        "✓ each of the 12 formulas shown, and every number of 34 tensors, holds on the kernel's "
+        "own inputs · 0.25 of 0.5 allowed"
     ) in told()
-    assert "\nthe formula shown holds on the kernel's own inputs, exactly  ✓\n" in told(
+    assert "\n✓ the formula shown holds on the kernel's own inputs · exactly" in told(
         formulas=1, tensors=0, difference=0.0
     )
-    wrong = told(ok=False, tolerance=0.125).splitlines()
-    assert wrong[-3:-1] == [
-        "on the kernel's own inputs the formula of blocks.3.mlp_out does not hold:",
-        "blocks.3.mlp_out[0,80]:   derived 69.25   kernel 69.5   difference 0.25   "
-        "(allowed 0.12)  ✗",
-    ]
+    for checks in (True, False):
+        assert (
+            "✗ check failed: the formula of blocks.3.mlp_out holds on the kernel's own inputs · "
+            "0.25 of 0.12 allowed · worst at blocks.3.mlp_out[0,80]"
+        ) in told(ok=False, tolerance=0.125, checks=checks)
+    assert told(checks=False).splitlines()[-1] == "✓ 2 checks · --checks"
 
 
 def test_full_writes_every_term():
@@ -240,10 +228,11 @@ def test_what_differs_is_marked():
     )
     text = shown(render_explanation(report(replace(DOT, children=(2,)), wrong), "m"))
     assert "difference 0.5 · allowed 1e−06 · ✗" in text
-    assert text.splitlines()[-1].endswith("✓"), "the number itself agrees"
+    assert text.splitlines()[2].endswith("✓"), "the number itself agrees"
+    failed = "✗ check failed: every derived number is the kernel's · 0.5 of 1e-06 allowed"
+    assert f"{failed} · worst at X[1,2]" in " ".join(text.split())
     text = shown(render_explanation(report(DOT, checks=(check,)), "m"))
-    assert "check: A V = z" in text
-    assert "derived 1  kernel 2  difference 1  (allowed 1e−06)  ✗" in text.replace("   ", "  ")
+    assert "✗ check failed: A V = z · 1 of 1e-06 allowed" in text
     coloured = shown(render_explanation(report(wrong), "m"), colour=True)
     assert "\x1b[1;31m" in coloured
 
@@ -269,8 +258,9 @@ def test_a_weight_is_no_derivation():
     leaf = step(source="weights", formula="W_q was learned", note="from `x\x1b`")
     text = shown(render_explanation(report(leaf, depth=None, tensors=0), "m"))
     assert "from `x\\x1b`" in text
-    assert text.splitlines()[-1] == "Q[0,1,2] = blocks.0.attn.q[0,1,2] = −0.25"
+    assert text.splitlines()[1] == "Q[0,1,2] = blocks.0.attn.q[0,1,2] = −0.25"
     assert "kernel" not in text
+    assert "check" not in text
 
 
 def test_a_number_that_has_one_name_is_named_once():

@@ -12,9 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
-from llmcli.commands.lens.view.as_csv import COLUMNS, lens_csv
-from llmcli.commands.lens.view.grid import room
-from llmcli.commands.lens.view.screen import render_lens
+from llmcli.commands.lens.view.export import COLUMNS, lens_csv
+from llmcli.commands.lens.view.screen import render_lens, room
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.layout import WIDEST
 
@@ -95,8 +94,9 @@ def test_a_grid_has_a_line_for_each_row_and_a_column_for_each_position():
         "─" * 40,
     ]
     assert shown(report()).splitlines()[9] == "settled   embed      0 mid      44"
-    assert "with its probability in percent · ␣ is a space" in shown(report())
-    settled = "settled: from this layer on the output's token is the likeliest in all of them"
+    text = "likeliest next token after each layer and its probability in % · ␣ is a space"
+    assert text in shown(report())
+    settled = "settled: from this layer on the output's token stays likeliest"
     assert settled in shown(report())
     assert "the model wrote it" not in shown(report())
 
@@ -124,8 +124,7 @@ def test_ranks_instead_of_tokens():
         ["1", "(12%)"], ["10", "(12%)"], ["100", "(12%)"], ["1000", "(12%)"],
     ]  # fmt: skip
     text = " ".join(lines)
-    assert "rank of the output's likeliest token as every layer leaves it (1: likeliest)" in text
-    assert "with its probability" in text
+    assert "rank of the output's likeliest token (1: likeliest) after each layer and its" in text
     coloured = plain(shown(report(cells=lambda row, at: cell(rank=7)), ranks=True, colour=True))
     assert coloured.splitlines()[5].split() == ["embed", "7", "7", "7"]
 
@@ -155,8 +154,8 @@ def test_every_line_fits_and_the_last_positions_are_shown(width, colour, ranks):
     assert len(numbers) <= room(width)
     said = re.search(r"positions (\d+) to (\d+) of (\d+) tokens", " ".join(lines))
     assert tuple(map(int, said.groups())) == (numbers[0], 59, 60)
-    assert f"others with --position, such as :{numbers[0]}" in text
-    assert "have all" not in text, "that is for the caller to say"
+    assert f"more: --position :{numbers[0]}" in text
+    assert "--all" not in text, "that is for the caller to say"
     # one more would not fit
     row = max(cell_len(line) for line in lines if line.startswith(("embed", "0 ", "1 ")))
     assert width - row < 24
@@ -236,7 +235,6 @@ def test_one_position_has_everything_about_it():
     assert 'target, rank: probability and rank of " of", the output\'s likeliest token' in text
     assert "bars: entropy up to ln 100 = 4.61, that of knowing nothing" in text
     assert "KL up to 9.00, its largest here, as log(1 + KL)" in text
-    assert "Early layers do not yet write in the basis" in text
 
 
 def test_a_divergence_that_is_infinite_or_nowhere_has_a_bar_too():
@@ -285,12 +283,33 @@ def test_what_has_no_column_is_on_the_next_line(width):
     assert lines[first + 1].startswith('    " word')
 
 
-def test_the_footer_has_the_checks():
-    assert shown(report()).splitlines()[-1].startswith("✓ the last row is the output · 1e-07 of")
-    red = report(checks=(replace(CHECK, value=0.5, where="position 1, id 3"),))
-    text = " ".join(shown(red).split())
-    assert "✗ not so: the last row is the output · 0.5 of 1e-05 allowed" in text
-    assert "worst at position 1, id 3" in text
+def deep(layers=40, first=0, **changes):
+    made = report(first=first, **changes)
+    rows = [replace(made.rows[2], name=f"blocks.{n}.resid_post") for n in range(layers)]
+    return replace(made, rows=(made.rows[0], *rows), settled=("blocks.3.resid_post",) * (3 - first))
+
+
+@pytest.mark.parametrize("height", [10, 24, 30, 50])
+@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize("options", [{}, {"ranks": True}, {"first": 2}])
+def test_of_many_layers_as_many_as_fit_the_screen(height, colour, options):
+    one = deep(first=options.get("first", 0))
+    how = {"ranks": options.get("ranks", False), "colour": colour}
+    lines = plain(shown(one, height=height, whole="--all", **how)).splitlines()
+    assert len(lines) + 2 < max(height, 19), "two lines of checks, and the prompt of the shell"
+    there = [line for line in lines if re.match(r"(embed|\d+) ", line) and "rows" not in line]
+    names = [line.split()[0] for line in there]
+    assert (names[0], names[-1]) == ("embed", "39")
+    said = re.search(r"(\d+) of 41 rows · more: --all", " ".join(lines))
+    assert int(said[1]) == len(names)
+    if height >= 24:
+        assert len(lines) + 2 >= height - 4, "the room is used"
+    assert "rows" not in plain(shown(one, **how))
+
+
+def test_few_layers_are_all_shown_on_a_screen():
+    assert "rows" not in shown(report(), height=24)
+    assert "more:" not in shown(one_position(), height=24)
 
 
 def test_the_table_for_other_programs_has_every_token_of_every_cell():

@@ -15,7 +15,7 @@ from files_reports import EVIL, WRONG, attention_report, experts_report, lens_re
 
 from llmcli.commands.attention.view.export import AttentionPage, page_size
 from llmcli.commands.experts.view.export import experts_page
-from llmcli.commands.lens.view.page import lens_page, lens_page_size
+from llmcli.commands.lens.view.export import lens_page, lens_page_size
 from llmcli.ui.page import build
 
 TITLE = "a model </title> · Q4_1"

@@ -10,7 +10,7 @@ from files_reports import EVIL, WRONG, attention_report, lens_report, matrix, pa
 from PIL import Image
 
 from llmcli.commands.attention.view.png import attention_png, head_map_png
-from llmcli.commands.lens.view.as_png import MOST, lens_png
+from llmcli.commands.lens.view.png import MOST, lens_png
 from llmcli.ui import png
 from llmcli.ui.palette import DIVERGING, VIRIDIS, Scale, rgb
 from llmcli.ui.png import INK, MASKED, RED, Sheet

@@ -11,34 +11,39 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.names import Names, known
 from llmcli.cli.encoding import Encoded
-from llmcli.cli.files import check_size, kind_of_file, whole_file
+from llmcli.cli.files import check_size, kind_of_file, whole_file, written
 from llmcli.cli.looking import NewTokensOptions, encode_look, token_texts
-from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
-from llmcli.cli.output import Output, require
+from llmcli.cli.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.cli.output import Output
 from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import Prompt, note_model_name, read_prompt
+from llmcli.cli.prompts import LOOKED_AT, looked_at
 from llmcli.cli.running import kernels_of, load_model
 from llmcli.cli.template import TemplateOptions
 from llmcli.commands.dump.report import DumpReport
 from llmcli.config import ModelConfig
-from llmcli.errors import NotFinite, UsageError
+from llmcli.errors import CheckFailed, NotFinite, UsageError
 from llmcli.families.sources import sources
 from llmcli.observe.environment import environment
 from llmcli.reports.checks import checks_document
+from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
     from llmcli.model import Model
 DUMP = "Dump"
 FILES = ("safetensors", "npz")
+STREAM = "embed,blocks.*.resid_post,ln_final.out"
 SMALLER = "name fewer tensors with --name"
 
 EPILOG = """
-Names are those of `llmcli shapes --names`, with a block's number, a range of them (0-3), -1 for
-the last or * for all; several are separated by commas. A parameter needs no prompt.
+Names are those of `llmcli shapes --names` or their ends (resid_post, 3.attn.z), and those of
+TransformerLens (hook_pattern) and the checkpoint; with a block's number, a range of them (0-3), -1
+for the last or * for all; several are separated by commas. A parameter needs no prompt.
 
 Examples:
 
+  llmcli dump
+  llmcli dump "And God said" --name attn.pattern --all
   llmcli dump "And God said" --name "blocks.*.resid_post"
   llmcli dump "Once upon" --name "blocks.0-3.attn.*" -o a.safetensors
   llmcli dump "Once upon" --name "cache.*" --generate 8 -o cache.npz
@@ -53,7 +58,8 @@ class DumpOptions:
     panel: ClassVar[str] = DUMP
     name: str | None = opt(
         None, "--name", "GLOB",
-        "The tensors, such as blocks.*.attn.pattern or blocks.0-3.mlp_out,logits.",
+        "The tensors, such as resid_post, blocks.*.attn.pattern or 0-3.mlp_out,logits. [default: "
+        "the residual stream after every layer]",
     )  # fmt: skip
     to: str | None = opt(
         None, "-o", "--output", "FILE",
@@ -65,9 +71,18 @@ class DumpOptions:
         False, "--no-check",
         "Do not compute the tensors a second time by their formulas.",
     )  # fmt: skip
+    every: bool = opt(
+        False, "--all",
+        "Show every tensor with everything about it, not some layers of many.",
+    )  # fmt: skip
+
+    @property
+    def pattern(self) -> str:
+        """Which names are dumped."""
+        return STREAM if self.name is None else self.name
 
 
-class _Told(NotFinite):
+class _Shown(NotFinite):
     """Numbers that are not finite, which the view on stdout has."""
 
     told = True
@@ -79,62 +94,61 @@ def command(
     new: NewTokensOptions,
     dump: DumpOptions,
     model: ModelOptions,
-    output: OutputOptions,
+    output: ViewOutputOptions,
 ) -> None:
     """Any activation by name: shape, mean, deviation, range and norm, and all of it in a file.
 
-    The numbers are the fast kernel's own; what it never writes (attention scores and pattern, a
-    head's result) is computed from what it wrote. Every tensor has to be what its formula makes
-    of its inputs, in float64, and scores and pattern with the values have to give the kernel's own
-    z, or the command exits 1. NaN and infinity exit 7, but for the −∞ of
-    masked scores; what there is is written.
+    Without `--name`: the residual stream after every layer. The numbers are the fast kernel's own;
+    what it never writes (attention scores and pattern, a head's result) is computed from what it
+    wrote. Every tensor has to be what its formula makes of its inputs, in float64, and scores and
+    pattern with the values have to give the kernel's own z, or the command exits 1. NaN and
+    infinity (except the −∞ of masked scores) exit 7, after the output is written.
     """
+    from llmcli.commands.dump.view import render_dump
+    from llmcli.ui.stats import model_line
+
     out = Output("dump", output)
-    if dump.name is None:
-        raise UsageError(
-            "`--name` is missing: it says which tensors",
-            hint='for example `--name "blocks.*.attn.pattern"`',
-        )
     kind = None if dump.to is None else kind_of_file(dump.to, FILES)
-    note_model_name(prompt.prompt, out.note)
-    given, missing = _prompt(prompt)
+    notes: list[str] = []
+    given = looked_at(prompt, notes.append)
     names: tuple[str, ...] = ()
+    runs = True  # whether the model is run: parameters are there without
 
     def check(config: ModelConfig) -> None:
-        nonlocal names
-        names = chosen(dump.name or "", config)
-        if missing is not None and not _parameters_only(names, config):
-            raise missing
+        nonlocal names, runs
+        names = chosen(dump.pattern, config)
+        there = known(config)
+        runs = any(there[name].kind != "parameter" for name in names)
 
-    text = given is not None and given.ids is None
+    text = given.ids is None and given.text != LOOKED_AT
     loaded = load_model(model, out, text=text, check=check).model
     encoded = Encoded("", (), False)
-    if given is not None:
+    if runs:
+        for note in notes:
+            out.note(note)
         encoded = encode_look(given, template, model, loaded, new=new.generate)
     report, size = _dumped(loaded, names, encoded, kind, new.generate, dump, out)
-    _show(report, encoded, dump.to, size, loaded, out)
-    _judge(report)
-
-
-def _judge(report: DumpReport) -> None:
-    """Raises NotFinite for NaN and infinity, CheckFailed for a check that does not hold."""
+    if dump.to is not None:
+        out.note(written(dump.to, counted(len(report.tensors), "tensor")))
+    about = loaded.describe()
+    try:
+        out.present(
+            lambda: render_dump(report, model_line(about), every=dump.every),
+            _body(report, encoded, dump.to, size),
+            model=about,
+            environment=environment(kernels=kernels_of(about)),
+            checks=report.checks,
+            hint="`llmcli explain` shows how it is computed",
+        )
+    except CheckFailed:
+        if not report.not_finite:
+            raise
     if report.not_finite:
         dumped = any(tensor.first_bad is not None for tensor in report.tensors)
         hint = None  # the usual: dump more, for what was dumped is finite
         if dumped and report.dtype != "float16":
             hint = "of what was dumped it is the first; `llmcli explain` shows what it is made of"
-        raise _Told(report.not_finite, hint=hint, dtype=report.dtype)
-    require(report.checks, "`llmcli explain` shows how it is computed")
-
-
-def _prompt(options: PromptOptions) -> tuple[Prompt | None, UsageError | None]:
-    """The prompt; where there is none, why: parameters are dumped without."""
-    if options.prompt is None and options.file is None and options.ids is None:
-        try:
-            return read_prompt(options), None
-        except UsageError as error:
-            return None, error
-    return read_prompt(options), None
+        raise _Shown(report.not_finite, hint=hint, dtype=report.dtype)
 
 
 def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
@@ -154,11 +168,6 @@ def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
             except UsageError:
                 raise error from None
     return tuple(name for name in names.known if name in found)
-
-
-def _parameters_only(names: Sequence[str], config: ModelConfig) -> bool:
-    there = known(config)
-    return all(there[name].kind == "parameter" for name in names)
 
 
 def _dumped(
@@ -221,7 +230,7 @@ def _metadata(
     return {
         "schema": "llmcli.dump/1",
         "model": model.name,
-        "names": dump.name or "",
+        "names": dump.pattern,
         "prompt": text or "",
         "ids": json.dumps([id for id, _ in tokens]),
         "tokens": json.dumps([text for _, text in tokens]),
@@ -229,29 +238,10 @@ def _metadata(
     }
 
 
-def _show(
-    report: DumpReport,
-    encoded: Encoded,
-    file: str | None,
-    size: int,
-    model: Model,
-    out: Output,
-) -> None:
-    about = model.describe()
-    if out.json:
-        written = None if file is None else {"path": file, "bytes": size}
-        prompt = {"text": encoded.text, "ids": list(encoded.ids)}
-        body = _body(report) | {"prompt": prompt, "file": written}
-        out.document(body, model=about, environment=environment(kernels=kernels_of(about)))
-        return
-    from llmcli.commands.dump.view import render_dump
-    from llmcli.ui.stats import model_line
-
-    out.show(render_dump(report, model_line(about), file=None if file is None else (file, size)))
-
-
-def _body(report: DumpReport) -> dict[str, Any]:
-    """The report as JSON has it: tokens as objects, `min` and `max`, checks by name."""
+def _body(
+    report: DumpReport, encoded: Encoded, file: str | None, size: int
+) -> dict[str, Any]:
+    """The report as JSON has it, but for the checks: tokens as objects, `min` and `max`."""
     return vars(report) | {
         "tokens": [{"id": id, "text": text} for id, text in report.tokens],
         "tensors": [
@@ -260,7 +250,9 @@ def _body(report: DumpReport) -> dict[str, Any]:
         ],
         "checks": checks_document(report.checks),
         "not_finite": report.not_finite or None,
-        "ok": report.ok and not report.not_finite,
+        "ok": not report.not_finite,
+        "prompt": {"text": encoded.text, "ids": list(encoded.ids)},
+        "file": None if file is None else {"path": file, "bytes": size},
     }
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmcli.anatomy.indexed import Wanted, parse
 from llmcli.cli.encoding import check_fits, encode
-from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
+from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, arg, opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, Prompt, prompt_or_builtin
 from llmcli.cli.running import kernels_of, load_model
 from llmcli.cli.template import ChatOptions
+from llmcli.commands.explain.report import Explanation
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.observe.environment import environment
-from llmcli.reports.explanation import Explanation
 
 if TYPE_CHECKING:
-    from llmcli.anatomy.indexed import Wanted
     from llmcli.model import Model
 
 EPILOG = """
@@ -43,6 +43,7 @@ And every parameter: `embed.W`, `blocks.N.attn.W_q`, `blocks.N.attn.b_q`, `block
 
 Examples:
 
+  llmcli explain
   llmcli explain "blocks.3.attn.pattern[2,-1,0]"
   llmcli explain "logits[-1,' the']" "And God said" --depth all
   llmcli explain "blocks.0.ln1.out[' the',5]" --full -m tiny
@@ -54,11 +55,12 @@ Examples:
 class NumberArgument:
     """Which number."""
 
-    number: str = arg(
-        ..., "NAME[INDEX]",
-        "The number. Quote all of it for the shell, with single quotes inside: \"logits[-1,' "
-        "the']\". From 0; -1 is the last; a quoted token stands for its position, in the "
-        "vocabulary for its id.",
+    number: str | None = arg(
+        None, "[NAME[INDEX]]",
+        "The number; a name may be its end (3.attn.z) or TransformerLens' (hook_embed). Quote all "
+        "of it for the shell, with single quotes inside: \"logits[-1,' the']\". From 0; -1 is the "
+        "last; a quoted token stands for its position, in the vocabulary for its id. [default: the "
+        "top logit of the last token]",
     )  # fmt: skip
 
 
@@ -88,12 +90,25 @@ class ExplainOptions:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest:
+    """Which number (None: the top logit of the last token), of which prompt (None: of a parameter).
+
+    `depth`: so many formulas back, None for all; `room`: the most tokens where the user says so.
+    """
+
+    number: Wanted | None
+    prompt: Prompt | None
+    depth: int | None
+    room: int | None
+
+
 def command(
     number: NumberArgument,
     prompt: GivenPromptOptions,
     explain: ExplainOptions,
     model: ModelOptions,
-    output: OutputOptions,
+    output: ViewOutputOptions,
 ) -> None:
     """One number of a model, derived step by step and equal to what the fast kernel computed.
 
@@ -101,59 +116,73 @@ def command(
     embedding rows through dot products, scaling, mask and softmax. The derivation is done in
     float64 with formulas of its own; where it differs from the kernel by more than rounding, the
     command exits 1. The text is taken as it stands, without chat template; a parameter needs none.
+    Without a number it is the top logit of the last token.
     """
-    from llmcli.anatomy.indexed import parse
+    from llmcli.commands.explain.view import render_explanation
+    from llmcli.ui.stats import model_line
 
     out = Output("explain", output)
-    wanted, depth = parse(number.number), explain.formulas()
-    given = None if wanted.parameter else prompt_or_builtin(prompt, BUILTIN, out.note)
-    text = given is not None and given.ids is None
+    request = _request(number, prompt, explain, model, out)
     model.require_exact()
+    text = request.prompt is not None and request.prompt.ids is None
     loaded = load_model(model, out, text=text, wide=True).model
-    report = _derived(loaded, wanted, given, depth, model, out)
+    report = _derived(loaded, request, out)
     about = loaded.describe()
-    if out.json:
-        out.document(_body(report), model=about, environment=environment(kernels=kernels_of(about)))
-    else:
-        from llmcli.commands.explain.view import render_explanation
-        from llmcli.ui.stats import model_line
-
-        out.show(render_explanation(report, model_line(about), full=explain.full))
+    title = model_line(about)
+    out.present(
+        lambda: render_explanation(report, title, full=explain.full, checks=output.checks),
+        _body(report),
+        model=about,
+        environment=environment(kernels=kernels_of(about)),
+    )
+    if report.local is not None and not report.local.ok:
+        raise CheckFailed(
+            f"`{report.local.name}` is not what its formula makes of the kernel's own inputs",
+            hint="of the tensors that were checked it is the first, in the order of execution",
+        )
     if not report.ok:
-        if report.local is not None and not report.local.ok:
-            raise CheckFailed(
-                f"`{report.local.name}` is not what its formula makes of the kernel's own inputs",
-                hint="of the tensors that were checked it is the first, in the order of execution",
-            )
         raise CheckFailed(
             f"the derivation of `{report.name}` and the kernel differ by more than rounding",
             hint="the first step with a ✗ has the difference; `--depth all` derives everything",
         )
 
 
-def _derived(
-    model: Model,
-    wanted: Wanted,
-    given: Prompt | None,
-    depth: int | None,
-    options: ModelOptions,
+def _request(
+    number: NumberArgument,
+    prompt: GivenPromptOptions,
+    explain: ExplainOptions,
+    model: ModelOptions,
     out: Output,
-) -> Explanation:
-    from llmcli.commands.explain.measure.derive import explain
-    from llmcli.commands.explain.measure.find import find
-    from llmcli.commands.explain.measure.index import place
-    from llmcli.commands.explain.measure.names import names
+) -> ExplainRequest:
+    """What the options say. Raises UsageError for what is wrong whatever the model is."""
+    wanted = None if number.number is None else parse(number.number)
+    depth = explain.formulas()
+    parameter = wanted is not None and wanted.parameter
+    given = None if parameter else prompt_or_builtin(prompt, BUILTIN, out.note)
+    return ExplainRequest(number=wanted, prompt=given, depth=depth, room=model.context_length)
 
-    encoded = [] if given is None else [encode(given, ChatOptions(raw=True), model)]
+
+def _derived(model: Model, request: ExplainRequest, out: Output) -> Explanation:
+    from llmcli.commands.explain.measure.derive import explain, top_logit
+    from llmcli.commands.explain.measure.index import find, names, place
+
+    encoded = []
+    if request.prompt is not None:
+        encoded = [encode(request.prompt, ChatOptions(raw=True), model)]
     ids = encoded[0].ids if encoded else ()
     texts = [model.token_text(id) for id in ids]
-    room = options.context_length or model.config.context
+    room = request.room or model.config.context
     # of the notes there is none: nothing is generated
     list(check_fits(encoded, 1, room, largest=model.config.embedding.positions))
-    axes = find(wanted, names(model.config, max(1, len(ids))), model.config)
-    index = place(wanted, axes, texts, model.tokenizer)
     with Progress(out) as progress:
-        return explain(model, ids, texts, axes, index, depth=depth, progress=progress)
+        wanted = request.number
+        if wanted is None:
+            wanted = top_logit(model, ids)
+            shown = ",".join(map(str, wanted.items or ()))
+            out.note(f"no number was given: `logits[{shown}]` is the top logit of the last token")
+        axes = find(wanted, names(model.config, max(1, len(ids))), model.config)
+        index = place(wanted, axes, texts, model.tokenizer)
+        return explain(model, ids, texts, axes, index, depth=request.depth, progress=progress)
 
 
 def _body(report: Explanation) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.segment import Segment
 from rich.text import Text
 
-from llmcli.reports.explanation import Coordinate, Explanation, Fact, Local, Step, Sum, Term
+from llmcli.commands.explain.report import Coordinate, Explanation, Step
+from llmcli.reports.explanation import Fact, Sum, Term
+from llmcli.reports.numbers import counted
+from llmcli.ui.checks import BAD, GOOD, WRONG, render_checks
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.letters import letter_lines
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
@@ -19,33 +22,35 @@ from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
 FEW, SOME = 3, 8  # terms of a long sum that are written out, rows of a table of tokens
 DEEPEST = 4  # levels of indentation, two columns each: beyond, the tree runs straight down
 ROOM = 4  # columns of a step's number
-GOOD, BAD = "✓", "✗"
-WRONG = "bold red"
 
 
-def render_explanation(report: Explanation, title: str, *, full: bool = False) -> RenderableType:
-    """The letters, the steps from the number down to its inputs, and the comparison.
+def render_explanation(
+    report: Explanation, title: str, *, full: bool = False, checks: bool = False
+) -> RenderableType:
+    """The number and what it is compared with, the steps down to its inputs, and the letters.
 
-    `title` is the model's line; `full` writes out every term of every sum.
+    `title` is the model's line; `full` writes out every term of every sum, `checks` every check.
     """
     writer = _Writer(full, _digits(report))
-    shown: list[RenderableType] = [Text(one_line(title), style=HEADING), *_prompt(report)]
-    shown += writer.steps(report.steps)
-    shown += [Text(), *_extent(report), *_checks(report)]
-    if report.local is not None:
-        shown += _alone(report.local, _digits(report))
-    shown.append(_verdict(report))
-    return Group(*shown)
+    found = report.view_checks()
+    return Group(
+        Text(one_line(title), style=HEADING), _verdict(report), *_tokens(report),
+        *writer.steps(report.steps), Text(), *_letters(report), *_extent(report),
+        *([render_checks(found, full=checks)] if found else []),
+    )  # fmt: skip
 
 
-def _prompt(report: Explanation) -> Iterator[RenderableType]:
-    letters = [(letter.letter, letter.value) for letter in report.letters]
+def _tokens(report: Explanation) -> Iterator[RenderableType]:
     tokens = [f"{at} {_label(text, id)}" for at, (id, text) in enumerate(report.tokens)]
     if len(tokens) > 2 * SOME:
         left = len(tokens) - 2 * SOME
         tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
     if tokens:
         yield Dotted(tokens, FAINT)
+
+
+def _letters(report: Explanation) -> Iterator[RenderableType]:
+    letters = [(letter.letter, letter.value) for letter in report.letters]
     yield Dotted(list(letter_lines(letters, aliases=True)), FAINT)
 
 
@@ -99,7 +104,7 @@ class _Writer:
         terms, over = step.terms, total.over
         if over == "s" or self.full:
             what = "key" if over == "s" else "term"
-            yield Spread([f"Σ over {over} of {total.formula}", _count(len(terms), what)])
+            yield Spread([f"Σ over {over} of {total.formula}", counted(len(terms), what)])
             yield from self._table(step, total)
             yield Text(f"Σ = {number(total.value)}")
             return
@@ -215,52 +220,21 @@ def _extent(report: Explanation) -> Iterator[RenderableType]:
     """How much was derived, and what of it is shown."""
     if report.steps[0].source == "weights":
         return
-    parts = [f"derived in float64: {_count(report.tensors, 'tensor')}"]
+    parts = [f"{counted(report.tensors, 'tensor')} derived in float64"]
     if report.depth is None:
         parts[0] += ", down to the embedding rows and the weights"
     else:
-        parts[0] += f", up to {_count(report.depth, 'formula')} back (--depth)"
-        parts.append("what is further back is the kernel's")
-        last = "the formula" if report.depth == 1 else f"the last {report.depth} formulas"
-        parts.append(f"this proves {last}: --depth all goes to the embedding rows")
+        parts[0] += f", {counted(report.depth, 'formula')} back"
+        parts.append("further back: the kernel's numbers (--depth all derives them)")
     if math.isinf(report.steps[-1].value) and report.checks:
-        parts.append("what is masked needs none of the numbers behind it, the check does")
+        parts.append("a masked score needs no inputs, its check does")
     elif len(report.steps) > 1:
-        parts.append("shown is the way of the largest terms")
-    yield Text("; ".join(parts), style=FAINT)
-
-
-def _checks(report: Explanation) -> Iterator[RenderableType]:
-    digits = _digits(report)
-    for check in report.checks:
-        yield Text(f"check: {check.words}:")
-        found = [f"derived {number(check.derived, digits)}"]
-        found += [f"kernel {number(check.kernel, digits)}"]
-        found += _apart(check.difference, check.tolerance, check.ok)
-        yield Spread(found, "" if check.ok else WRONG)
-
-
-def _alone(local: Local, digits: int) -> Iterator[RenderableType]:
-    """Whether each formula holds for itself, and where that is nearest to failing, or fails."""
-    place = f"{local.name}[{','.join(map(str, local.index))}]"
-    if not local.ok:
-        yield Text(f"on the kernel's own inputs the formula of {local.name} does not hold:")
-        found = [f"{place}:", f"derived {number(local.derived, digits)}"]
-        found += [f"kernel {number(local.kernel, digits)}"]
-        yield Spread([*found, *_apart(local.difference, local.tolerance, False)], WRONG)
-        return
-    words = f"each of the {_count(local.formulas, 'formula')} shown"
-    if local.formulas == 1:
-        words = "the formula shown"
-    if local.tensors:
-        words += f", and every number of {_count(local.tensors, 'tensor')},"
-    apart = f"difference {number(local.difference, 2)} of {number(local.tolerance, 2)} allowed"
-    nearest = f"; nearest to failing is {place}, {apart}" if local.difference else ", exactly"
-    yield Text(f"{words} holds on the kernel's own inputs{nearest}  {GOOD}", style=FAINT)
+        parts.append("shown: the largest terms")
+    yield Dotted(parts, FAINT)
 
 
 def _verdict(report: Explanation) -> RenderableType:
-    """The number asked for, by both of its names, derived and as the kernel has it."""
+    """The number by both of its names, derived and as the kernel has it."""
     root, digits = report.steps[0], _digits(report)
     named = f"{root.name}[{','.join(map(str, root.index))}]"
     if named != root.symbol:
@@ -271,13 +245,9 @@ def _verdict(report: Explanation) -> RenderableType:
     theirs = "recomputed" if root.recomputed else "kernel"
     parts = [f"{named}:", f"derived {number(report.value, digits)}"]
     parts += [f"{theirs} {number(report.kernel, digits)}"]
-    parts += _apart(report.difference, report.tolerance, near)
+    parts += [f"difference {number(report.difference, 2)}"]
+    parts += [f"(allowed {number(report.tolerance, 2)})  {GOOD if near else BAD}"]
     return Spread(parts, HEADING if near else WRONG)
-
-
-def _apart(difference: float, tolerance: float, ok: bool) -> list[str]:
-    allowed = f"(allowed {number(tolerance, 2)})  {GOOD if ok else BAD}"
-    return [f"difference {number(difference, 2)}", allowed]
 
 
 def _digits(report: Explanation) -> int:
@@ -325,7 +295,3 @@ def _coordinate(item: Coordinate) -> str:
 
 def _label(text: str, id: int) -> str:
     return quoted(text) if text else f"id {id}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -2,34 +2,116 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.cli.files import kind_of_file
-from llmcli.cli.looking import NewTokensOptions, encode_look, greedy, parse_span
-from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
-from llmcli.cli.output import Output, require
+from llmcli.cli.files import check_export, check_size, kind_of_file, page_to_open
+from llmcli.cli.looking import (
+    NewTokensOptions,
+    check_span,
+    encode_look,
+    greedy,
+    parse_numbers,
+    parse_span,
+)
+from llmcli.cli.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.cli.output import ExportFile, Output
+from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import looked_at
 from llmcli.cli.running import kernels_of, load_model
 from llmcli.cli.template import TemplateOptions
-from llmcli.commands.lens.files import FILES, check_lens_size, write_lens
-from llmcli.commands.lens.options import LensOptions, parse_target, space_note
 from llmcli.commands.lens.report import LensReport
+from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
-from llmcli.reports.checks import checks_document
+from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
+    from llmcli.commands.lens.measure.reader import Target
+    from llmcli.config import ModelConfig
     from llmcli.model import Model
+    from llmcli.text import Tokenizer
+
+LENS = "Lens"
+FILES = ("html", "png", "json", "csv")
+
+# bytes, measured on ordinary texts: of one of the likeliest tokens of a cell, and of what the
+# cell has besides; of the heading, and what a JSON document says of the model
+_CSV, _JSON, _JSON_CELL = 127, 65, 142
+_CSV_HEADING, _JSON_HEADING = 150, 2450
 
 EPILOG = """
+Early layers do not yet write in the basis that the output is read in: their tokens say less about
+them than those of the last layers do (Belrose et al. 2023).
+
 Examples:
 
   llmcli lens "The capital of France is"
   llmcli lens "The capital of France is" --position -1 --target " Paris"
   llmcli lens --layer 20-29 --mid
   llmcli lens "Once upon a time" --generate 8 -o lens.html
+  llmcli lens "Once upon a time" --open
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LensOptions:
+    """Which cells, how many tokens of each, whose rank, and where the file goes."""
+
+    panel: ClassVar[str] = LENS
+    position: str | None = opt(
+        None, "--position", "SPAN",
+        "Positions such as 40:48, :10, -5: or -1; one alone is shown with everything about it. "
+        "[default: on the screen the last that fit, else all]",
+    )  # fmt: skip
+    layer: str | None = opt(
+        None, "--layer", "LAYERS",
+        "Layers such as 0,3-5,-1; the last one is always there. [default: the embedding and all]",
+    )  # fmt: skip
+    mid: bool = opt(
+        False, "--mid",
+        "Also inside a layer, between attention and feed-forward part (resid_mid).",
+    )  # fmt: skip
+    top: int = opt(
+        5, "-k", "--top", "K",
+        "Likeliest tokens of a cell: shown for a single position, in JSON and files.",
+        at_least=1, at_most=1000,
+    )  # fmt: skip
+    target: str = opt(
+        "output", "--target", "TOKEN|next|output",
+        "The token whose rank is followed: one of the vocabulary (quoted where it is called next "
+        "or output, an id without a tokenizer), the text's next one, or the likeliest of the "
+        "model's output. But for the last, cells show ranks.",
+    )  # fmt: skip
+    save: str | None = opt(
+        None, "-o", "--output", "FILE",
+        f"Also write all cells to a file, by its ending: {', '.join(FILES)}.",
+    )  # fmt: skip
+    open: bool = opt(
+        False, "--open",
+        "Show it in a browser: the .html or .png of -o, without that a page made for it.",
+    )  # fmt: skip
+    every: bool = opt(
+        False, "--all",
+        "Show every layer, and for a single position everything about it, however tall it gets.",
+    )  # fmt: skip
+    force: bool = opt(False, "--force", "Write a file however large it gets.")
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses, before the weights are read, what is wrong whatever the tokens are."""
+        self.layers(len(config.layers))
+        if self.position is not None:
+            check_span(self.position, "--position")
+
+    def layers(self, count: int) -> tuple[int, ...] | None:
+        """The chosen ones of so many, None for all. Raises UsageError."""
+        if self.layer is None:
+            return None
+        return parse_numbers(self.layer, count, "--layer", "layers")
 
 
 def command(
@@ -38,7 +120,7 @@ def command(
     new: NewTokensOptions,
     lens: LensOptions,
     model: ModelOptions,
-    output: OutputOptions,
+    output: ViewOutputOptions,
 ) -> None:
     """Logit lens: the likeliest tokens after every layer, at every position.
 
@@ -47,57 +129,52 @@ def command(
     target, entropy and the divergence from the model's output. The last row has to be the
     model's output as a distribution, or the command exits 1.
     """
+    from llmcli.commands.lens.view.screen import render_lens
     from llmcli.ui.stats import model_line
 
     out = Output("lens", output)
-    kind = "" if lens.save is None else kind_of_file(lens.save, FILES)
+    check_export(lens.save, FILES, show=lens.open)
+    path = page_to_open("lens") if lens.open and lens.save is None else lens.save
     given = looked_at(prompt, out.note)
     loaded = load_model(model, out, text=given.ids is None, check=lens.check).model
     ids = encode_look(given, template, model, loaded, new=new.generate).ids
-    report = lens_report(loaded, ids, new, lens, kind, out)
+    report = lens_report(loaded, ids, new.generate, lens, path, out)
     about = loaded.describe()
-    header = environment(kernels=kernels_of(about))
-    body = _body(report)
-    if lens.save is not None:
-        document = out.envelope(body, model=about, environment=header)
-        write_lens(lens.save, kind, report, model_line(about), document)
-        out.note(f"wrote `{lens.save}`")
-    if out.json:
-        out.document(body, model=about, environment=header)
-    else:
-        from llmcli.commands.lens.view.screen import render_lens
-
-        ranks = lens.target != "output"
-        out.show(
-            render_lens(report, model_line(about), ranks=ranks, whole="--json and -o have all")
-        )
-    require(report.checks, "`llmcli explain` finds the formula that does not hold")
+    title = model_line(about)
+    tall = lens.every or not out.out.terminal
+    out.present(
+        lambda: render_lens(
+            report, title, ranks=lens.target != "output", whole="--all",
+            height=None if tall else get_terminal_size().lines,
+        ),
+        _body(report),
+        model=about,
+        environment=environment(kernels=kernels_of(about)),
+        checks=report.checks,
+        file=None if path is None else _file(path, report, title, show=lens.open),
+    )  # fmt: skip
 
 
 def lens_report(
-    model: Model,
-    ids: Sequence[int],
-    new: NewTokensOptions,
-    lens: LensOptions,
-    kind: str,
+    model: Model, ids: Sequence[int], generate: int, lens: LensOptions, path: str | None,
     out: Output,
-) -> LensReport:
-    """What the options ask of a model; `kind` is that of the file they name, if any."""
+) -> LensReport:  # fmt: skip
+    """What the options request of a model; `path` of the file that will hold it, if any."""
     from llmcli.commands.lens.measure.run import Places, measure_lens
-    from llmcli.commands.lens.view.grid import room
+    from llmcli.commands.lens.view.screen import room
 
     layers = len(model.config.layers)
     places = Places(layers=lens.layers(layers), mid=lens.mid)
     target = parse_target(lens.target, model.tokenizer, model.config.vocab)
-    on_screen = None if out.json or lens.save is not None else room(out.out.width)
+    on_screen = None if out.json or path is not None else room(out.out.width)
 
     def span(total: int) -> range:
         first, last = parse_span(lens.position, total, "--position")
         return range(first if on_screen is None else max(first, last - on_screen), last)
 
-    if lens.save is not None:
-        count = len(places.names(model.config)), len(span(len(ids) + new.generate))
-        check_lens_size(lens.save, kind, *count, lens.top, force=lens.force)
+    if path is not None:
+        count = len(places.names(model.config)), len(span(len(ids) + generate))
+        _check_size(path, *count, lens)
     with Progress(out) as progress:
         report = measure_lens(
             model,
@@ -106,7 +183,7 @@ def lens_report(
             places=places,
             top=lens.top,
             target=target,
-            generate=new.generate,
+            generate=generate,
             sampling=greedy(),
             progress=progress,
         )
@@ -117,10 +194,93 @@ def lens_report(
     return report
 
 
-def _body(report: LensReport) -> dict[str, Any]:
-    """The report as JSON has it: tokens as objects, checks by name."""
-    return vars(report) | {
-        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
-        "checks": checks_document(report.checks),
-        "ok": report.ok,
+def _check_size(path: str, rows: int, positions: int, lens: LensOptions) -> None:
+    """Refuses, before anything is computed, a file that gets too large.
+
+    Raises UsageError and WriteFailed as `check_size` does. A picture has a bounded size.
+    """
+    from llmcli.commands.lens.view.export import lens_page_size
+
+    cells = rows * positions
+    sizes = {
+        "html": lens_page_size(rows, positions, lens.top),
+        "json": _JSON_HEADING + cells * (_JSON_CELL + lens.top * _JSON),
+        "csv": _CSV_HEADING + cells * lens.top * _CSV,
     }
+    smaller = "choose fewer positions with `--position` or layers with `--layer`"
+    check_size(path, sizes.get(kind_of_file(path, FILES), 0), force=lens.force, smaller=smaller)
+
+
+def _file(path: str, report: LensReport, title: str, *, show: bool) -> ExportFile:
+    """`report` as a file; `title` names the model."""
+    from llmcli.commands.lens.view.export import lens_csv, lens_page
+    from llmcli.commands.lens.view.png import lens_png
+
+    kind = kind_of_file(path, FILES)
+    makers = {
+        "csv": partial(lens_csv, report), "png": partial(lens_png, report, title),
+        "html": partial(lens_page, report, title),
+    }  # fmt: skip
+    holds = f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}"
+    return ExportFile(path=path, holds=holds, make=makers.get(kind), open=show)
+
+
+def _body(report: LensReport) -> dict[str, Any]:
+    """The report as JSON has it, but for the checks: tokens as objects."""
+    return vars(report) | {"tokens": [{"id": id, "text": text} for id, text in report.tokens]}
+
+
+def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Target:
+    """`output`, `next`, a token of the vocabulary (which may stand in quotes), or its id.
+
+    An id is meant only where there is no tokenizer. Raises UsageError for anything else.
+    """
+    if text == "output":
+        return "output"
+    if text == "next":
+        return "next"
+    if tokenizer is None:
+        if re.fullmatch(r"\d{1,9}", text, re.ASCII) and int(text) < vocabulary:
+            return int(text)
+        raise UsageError(
+            f"`--target {text}`: the model has no tokenizer, so it takes an id, next or output",
+            hint=f"ids go from 0 to {vocabulary - 1}",
+        )
+    token = _unquoted(text)
+    ids = tokenizer.encode(token, add_bos=False)
+    if len(ids) == 1:
+        return ids[0]
+    split = ", ".join(f"`{tokenizer.token_text(id)}`" for id in ids[:8])
+    spaced = tokenizer.encode(f" {token}", add_bos=False)
+    raise UsageError(
+        f"`--target {text}` is {len(ids)} tokens, not one" + (f": {split}" if ids else ""),
+        hint=f'did you mean `--target " {token}"`? a word in a text begins with its space'
+        if len(spaced) == 1 and token
+        else "give one of them; a word in a text usually begins with its space",
+    )
+
+
+def space_note(
+    text: str, target: int, report: LensReport, tokenizer: Tokenizer | None
+) -> str | None:
+    """What is to be known of a target that with a space before it is another token, else None.
+
+    Words in a text begin with their space: that one may be what was meant.
+    """
+    token = _unquoted(text)
+    if tokenizer is None or token.startswith(" "):
+        return None
+    spaced = tokenizer.encode(f" {token}", add_bos=False)
+    if len(spaced) != 1 or spaced[0] == target:
+        return None
+    likeliest = {cell.top[0].id for cell in report.rows[-1].cells}
+    here = ", and the output's likeliest here" if spaced[0] in likeliest else ""
+    return (
+        f'`--target {text}` is the token without a space; `--target " {token}"` is another one'
+        f"{here}"
+    )
+
+
+def _unquoted(text: str) -> str:
+    inside = re.fullmatch(r"(['\"])(.+)\1", text, re.DOTALL)
+    return inside[2] if inside else text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from shutil import get_terminal_size
 from typing import Any
 
-from llmcli.cli.looking import InChat, NewTokensOptions, Shown
-from llmcli.commands.lens.command import lens_report
-from llmcli.commands.lens.options import LensOptions
+from llmcli.cli.looking import InChat, Shown
+from llmcli.commands.lens.command import LensOptions, lens_report
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
@@ -16,6 +16,8 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
 
     options = LensOptions(**dict[str, Any](given))
     options.check(chat.model.config)
-    report = lens_report(chat.model, chat.ids, NewTokensOptions(), options, "", chat.out)
+    report = lens_report(chat.model, chat.ids, 0, options, None, chat.out)
     title = model_line(chat.model.describe())
-    return render_lens(report, title, ranks=options.target != "output"), report.checks
+    height = get_terminal_size().lines
+    shown = render_lens(report, title, ranks=options.target != "output", height=height)
+    return shown, report.checks

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.cli.encoding import pieces
-from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions, SpecialOptions
+from llmcli.cli.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer, read_prompt
+from llmcli.cli.prompts import Prompt, check_ids, looked_at, need_tokenizer, read_prompt
 from llmcli.cli.running import kernels_of, load_model, require_supported
 from llmcli.cli.template import ChatOptions
 from llmcli.commands.score.measure import compare, measure_score
+from llmcli.commands.score.report import Score
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
-from llmcli.reports.text import Score
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -37,7 +38,33 @@ class ScoreOptions:
         "By how many tokens the window moves over a text longer than the context. [default: half "
         "the context]", at_least=1,
     )  # fmt: skip
-    every: bool = opt(False, "--all", "Show all tokens of a long text.")
+    every: bool = opt(
+        False, "--all",
+        "Show all tokens of a long text, not the most surprising ones.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """One text, and how it is read; every model cuts it into its own tokens."""
+
+    text: Prompt
+    parse_special: bool
+    window: int | None  # the most tokens at once; None: the model's context
+    stride: int | None
+
+    def windows(self, model: Model) -> tuple[int, int]:
+        """Window and stride for `model`; raises UsageError where they do not overlap."""
+        window = self.window or model.config.context
+        stride = self.stride or max(1, window // 2)
+        if window < 2:
+            raise UsageError("a context of 1 token leaves nothing to predict from")
+        if stride >= window:
+            raise UsageError(
+                f"`--stride {stride}` is not less than the context of {window} tokens",
+                hint="windows have to overlap, for a token needs others before it",
+            )
+        return window, stride
 
 
 def command(
@@ -45,60 +72,83 @@ def command(
     special: SpecialOptions,
     score: ScoreOptions,
     model: ModelOptions,
-    output: OutputOptions,
+    output: PagedOutputOptions,
 ) -> None:
     """Log-probability of every token of a text, its perplexity and bits per byte.
 
-    The text is taken as it stands: the tokenizer's own BOS rule, no EOS, no chat template (but
+    The text is taken as it stands: the tokenizer's own BOS rule, no EOS, no chat template (except
     for a .json file with `messages`, which is a conversation).
     Logarithms are natural; rank 1 is the likeliest token. A text longer than the context is
     read in overlapping windows.
     """
+    from llmcli.commands.score.view import render_score, render_versus
+    from llmcli.ui.stats import model_line
+
     out = Output("score", output)
-    given = read_prompt(prompt)
+    on_terminal = out.out.terminal and sys.stdin is not None and sys.stdin.isatty()
+    text = looked_at(prompt, out.note) if on_terminal else read_prompt(prompt)
+    request = ScoreRequest(text, not special.no_special, model.context_length, score.stride)
     if score.versus is not None:
-        if given.conversation is not None:
+        if text.conversation is not None:
             raise UsageError(
-                f"{given.where} is a conversation, of which each model's template makes another "
+                f"{text.where} is a conversation, of which each model's template makes another "
                 "text, and `--versus` compares on one",
                 hint="leave one of them out",
             )
         require_supported(model, out, score.versus)
-    loaded = load_model(model, out, text=given.ids is None).model
-    about, ours = loaded.describe(), _scored(loaded, given, special, score, model, out)
-    body = _body(ours, loaded.tokenizer)
+    ours, about, body = _scored(request, model, None, out)
     if score.versus is None:
-        if out.json:
-            out.document(body, model=about, environment=environment(kernels=kernels_of(about)))
-            return
-        from llmcli.ui.stats import model_line
-        from llmcli.ui.tokens import render_score
-
-        out.show(render_score(ours, model_line(about), every=score.every))
+        out.present(
+            lambda: render_score(ours, model_line(about), every=score.every),
+            body,
+            model=about,
+            environment=environment(kernels=kernels_of(about)),
+        )
         return
-    del loaded
-    other = load_model(model, out, text=given.ids is None, spec=score.versus).model
-    theirs = _scored(other, given, special, score, model, out)
+    theirs, other, theirs_body = _scored(request, model, score.versus, out)
     comparison = compare(ours, theirs)
-    if out.json:
-        body["versus"] = {
-            "model": other.describe(),
-            **_body(theirs, other.tokenizer),
-            "difference": comparison,
-        }
-        header = environment(kernels=kernels_of(about, other.describe()))
-        out.document(body, model=about, environment=header)
-        return
-    from llmcli.ui.stats import model_line
-    from llmcli.ui.tokens import render_comparison, render_score, render_summary
+    out.present(
+        lambda: render_versus(
+            (ours, model_line(about)), (theirs, model_line(other)), comparison,
+            (str(about["name"]), str(other["name"])), every=score.every,
+        ),
+        body | {"versus": {"model": other, **theirs_body, "difference": comparison}},
+        model=about,
+        environment=environment(kernels=kernels_of(about, other)),
+    )  # fmt: skip
 
-    out.show(
-        render_score(ours, model_line(about), every=score.every),
-        "",
-        render_summary(theirs, model_line(other.describe())),
-        "",
-        render_comparison(comparison, str(about["name"]), other.name),
-    )
+
+def _scored(
+    request: ScoreRequest, options: ModelOptions, spec: str | None, out: Output
+) -> tuple[Score, dict[str, Any], dict[str, Any]]:
+    """The score of one model (`spec` instead of `--model`), what the model is, and the score as
+    JSON has it; the model is freed then.
+    """
+    model = load_model(options, out, text=request.text.ids is None, spec=spec).model
+    window, stride = request.windows(model)
+    if request.text.ids is not None:
+        check_ids(request.text.ids, model.config.vocab)
+        ids = list(request.text.ids)
+        known = model.tokenizer
+        texts = [model.token_text(id) for id in ids]
+        found = [] if known is None else known.spelled(ids)
+    else:
+        tokenizer = need_tokenizer(model.tokenizer, model.name)
+        _, found = pieces(
+            request.text, ChatOptions(raw=True), tokenizer, model.name,
+            parse_special=request.parse_special,
+        )  # fmt: skip
+        ids = [piece.id for piece in found]
+        model.check_tokenized(ids)
+        texts = [piece.text for piece in found]
+    spans = [(piece.start, piece.end) for piece in found] or [(0, 0)] * len(ids)
+    if len(ids) < 2:
+        out.note("the text is a single token, and the first token has nothing to be predicted from")
+    with Progress(out) as progress:
+        score = measure_score(
+            model, ids, texts, spans, window=window, stride=stride, progress=progress
+        )
+    return score, model.describe(), _body(score, model.tokenizer)
 
 
 def _body(score: Score, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -109,45 +159,3 @@ def _body(score: Score, tokenizer: Tokenizer | None) -> dict[str, Any]:
         for token in score.tokens
     ]
     return fields | {"timings": {"score_s": score.seconds}}
-
-
-def _scored(
-    model: Model,
-    given: Prompt,
-    special: SpecialOptions,
-    options: ScoreOptions,
-    common: ModelOptions,
-    out: Output,
-) -> Score:
-    """The score of one model, with its own tokens; raises UsageError for a bad window."""
-    window = common.context_length or model.config.context
-    stride = options.stride or max(1, window // 2)
-    if window < 2:
-        raise UsageError("a context of 1 token leaves nothing to predict from")
-    if stride >= window:
-        raise UsageError(
-            f"`--stride {stride}` is not less than the context of {window} tokens",
-            hint="windows have to overlap, for a token needs others before it",
-        )
-    if given.ids is not None:
-        check_ids(given.ids, model.config.vocab)
-        ids = list(given.ids)
-        known = model.tokenizer
-        texts = [model.token_text(id) for id in ids]
-        found = [] if known is None else known.spelled(ids)
-    else:
-        tokenizer = need_tokenizer(model.tokenizer, model.name)
-        _, found = pieces(
-            given, ChatOptions(raw=True), tokenizer, model.name,
-            parse_special=not special.no_special,
-        )  # fmt: skip
-        ids = [piece.id for piece in found]
-        model.check_tokenized(ids)
-        texts = [piece.text for piece in found]
-    spans = [(piece.start, piece.end) for piece in found] or [(0, 0)] * len(ids)
-    if len(ids) < 2:
-        out.note("the text is a single token, and the first token has nothing to be predicted from")
-    with Progress(out) as progress:
-        return measure_score(
-            model, ids, texts, spans, window=window, stride=stride, progress=progress
-        )

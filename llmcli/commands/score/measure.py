@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from llmcli.commands.score.report import Comparison, Score, ScoredToken
 from llmcli.errors import NotFinite
-from llmcli.reports.text import Comparison, Score, ScoredToken
 from llmcli.text.tokenizer import covered_bytes
 
 if TYPE_CHECKING:

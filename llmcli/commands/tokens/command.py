@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.cli.encoding import pieces
 from llmcli.cli.headers import opened_headers
-from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions, SpecialOptions
+from llmcli.cli.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.cli.output import Output
+from llmcli.cli.params import opt
 from llmcli.cli.prompts import Prompt, check_ids, read_prompt
 from llmcli.cli.template import ChatOptions, TemplateOptions
+from llmcli.commands.tokens.report import TokensReport
 from llmcli.errors import CheckpointError
 from llmcli.observe.environment import environment
 from llmcli.reports.info import NO_FORMATS
-from llmcli.reports.text import TokensReport
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensOptions:
+    """How much is shown."""
+
+    panel: ClassVar[str] = "Tokens"
+    every: bool = opt(False, "--all", "Show all tokens of a long text.")
 
 
 def command(
     prompt: PromptOptions,
     special: SpecialOptions,
     template: TemplateOptions,
+    tokens: TokensOptions,
     model: ModelOptions,
-    output: OutputOptions,
+    output: PagedOutputOptions,
 ) -> None:
     """The tokens of a text: ids, pieces, byte offsets, and what the model adds in front.
 
     The text is taken as it stands, with the tokenizer's own BOS rule; `--chat` shows what the
     chat template makes of it. Reads no weights and never imports PyTorch.
     """
+    from llmcli.commands.tokens.view import render_tokens
     from llmcli.text import load_tokenizer
 
     out = Output("tokens", output)
@@ -45,19 +57,19 @@ def command(
                 f"`{checkpoint.name}` has no tokenizer, so there is nothing for `tokens` to show"
             )
         report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)
-    if out.json:
-        about = {
-            "name": checkpoint.name,
-            "path": place,
-            "model_type": checkpoint.model_type if checkpoint.config else None,
-            "tokenizer": tokenizer.name,
-            **NO_FORMATS,
-        }
-        out.document(vars(report), model=about, environment=environment())
-        return
-    from llmcli.ui.tokens import render_tokens
-
-    out.show(render_tokens(report))
+    about = {
+        "name": checkpoint.name,
+        "path": place,
+        "model_type": checkpoint.model_type if checkpoint.config else None,
+        "tokenizer": tokenizer.name,
+        **NO_FORMATS,
+    }
+    out.present(
+        lambda: render_tokens(report, every=tokens.every),
+        vars(report),
+        model=about,
+        environment=environment(),
+    )
 
 
 def _report(

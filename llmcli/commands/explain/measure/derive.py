@@ -11,18 +11,19 @@ import torch
 
 from llmcli import devices
 from llmcli.anatomy.graph import graph
-from llmcli.commands.explain.measure.index import shape_in_letters, where
-from llmcli.commands.explain.measure.names import Axes, names
-from llmcli.commands.explain.measure.parameter import parameter_step
+from llmcli.anatomy.indexed import Wanted
+from llmcli.commands.explain.measure.index import Axes, names, shape_in_letters, where
+from llmcli.commands.explain.measure.values import Values, local, needed_bytes
+from llmcli.commands.explain.report import Check, Explanation, Letter, Local, Step
+from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.graph.evaluation.attention import Softmax
 from llmcli.graph.evaluation.rule import Cell, Element, symbol
 from llmcli.graph.ops import Mix
 from llmcli.model import Model, dtype_name
-from llmcli.observe.local import local
+from llmcli.observe.kernel import origin
 from llmcli.observe.rules import rules
-from llmcli.observe.values import Values, needed_bytes
-from llmcli.reports.explanation import Check, Explanation, Fact, Letter, Local, Step
+from llmcli.reports.explanation import Fact
 from llmcli.reports.progress import Progress
 
 Source = Literal["derived", "kernel"]
@@ -64,6 +65,44 @@ def explain(
         steps, checks, alone, tokens, letters, values.depth, dtype_name(model.dtype),
         len(values.derived),
     )  # fmt: skip
+
+
+def top_logit(model: Model, ids: Sequence[int]) -> Wanted:
+    """The largest logit of the last token."""
+    with torch.inference_mode():
+        session = Session(model.decoder, 1, len(ids))
+        logits_BV = session.extend([list(ids)], logits="last")
+    return Wanted("logits", (len(ids) - 1, int(logits_BV[0].argmax())))
+
+
+def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
+    """The number of a weight with the tensor of the checkpoint that holds it."""
+    turned = graph(model.config).parameters[axes.name].turned
+    *row, last = (*index[:-2], *index[:-3:-1]) if turned else index
+    stored = model.decoder.weight(axes.name)
+    if row:  # of a matrix in blocks no more than the row is dequantized
+        value = float(stored.dense(rows=slice(row[0], row[0] + 1))[(0, *row[1:], last)])
+    else:
+        value = float(stored.dense()[last])
+    letter = axes.name.rpartition(".")[2]
+    if letter == "W":  # of a table
+        letter = graph(model.config).letter(axes.name)
+    return Step(
+        number=1,
+        name=axes.name,
+        index=index,
+        symbol=symbol(letter, *index),
+        formula=f"{letter} was learned",
+        shape=shape_in_letters(axes),
+        where=where(axes, index, (), model.tokenizer),
+        source="weights",
+        value=value,
+        kernel=value,
+        difference=0.0,
+        tolerance=0.0,
+        ok=True,
+        note=origin(model, axes.name),
+    )
 
 
 def _require_memory(model: Model, name: str, tokens: int, depth: int | None) -> None:

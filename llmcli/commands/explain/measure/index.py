@@ -1,15 +1,24 @@
-"""From an index that was typed to the place of one number in a tensor, and back to words."""
+"""From NAME[INDEX] as it was typed to the place of one number in a tensor, and back to words."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from llmcli import anatomy
+from llmcli.anatomy import TensorSpec
+from llmcli.anatomy.graph import graph
 from llmcli.anatomy.indexed import Wanted
-from llmcli.commands.explain.measure.names import Axes
+from llmcli.anatomy.names import Names
+from llmcli.commands.explain.report import Coordinate
+from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
-from llmcli.reports.explanation import Coordinate
+from llmcli.families.sources import sources
+from llmcli.graph.spec import Call, Kind
+from llmcli.observe.rules import rules
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
@@ -27,6 +36,110 @@ LETTERS = {
 
 _PART = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character by themselves are shown as
 _BY_NUMBER = "such a token has no text of its own: give its id, or its position in the prompt"
+
+_CACHE = "`explain` runs the prompt at once and needs no cache"
+_EXAMPLES = "for example `blocks.0.attn.pattern[0,1,0]`, `blocks.0.mlp_out[0,0]` or `logits[-1,0]`"
+_KINDS: tuple[Kind, ...] = ("activation", "parameter")
+_RAISED = str.maketrans("12345", "¹²³⁴⁵")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """One tensor: `letters` of its axes (`H`, `T`, `dh` …), without a batch, and their sizes."""
+
+    name: str
+    letters: tuple[str, ...]
+    sizes: tuple[int, ...]
+    kind: str
+
+
+def names(config: ModelConfig, tokens: int) -> dict[str, Axes]:
+    """Every activation of a prompt of that many tokens, and every parameter."""
+    call = Call(batch=1, tokens=tokens, past=0, phase="prefill")
+    found = {
+        spec.name: Axes(
+            name=spec.name,
+            letters=_letters(config, spec)[1:],
+            sizes=spec.shape[1:],
+            kind="activation",
+        )
+        for spec in anatomy.plan(config, call).tensors
+    }
+    for spec in anatomy.parameters(config):
+        found[spec.name] = Axes(
+            name=spec.name, letters=_letters(config, spec), sizes=spec.shape, kind="parameter"
+        )
+    return found
+
+
+def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
+    """Its axes; heads with keys and values of their own, and values as large as keys, are one kind.
+
+    `dk` for `dh` where the heads' sizes are not the width's parts.
+    """
+    if spec.layer is None:
+        return spec.axes
+    documents = graph(config).documents(spec.layer)
+
+    def called(letter: str) -> str:
+        same = next((one for one in documents if documents[one] == documents.get(letter)), letter)
+        return "dk" if documents.get(same) == "d_k" else same
+
+    return tuple("·".join(map(called, axis.split("·"))) for axis in spec.axes)
+
+
+def find(wanted: Wanted, known: dict[str, Axes], config: ModelConfig) -> Axes:
+    """The tensor that was meant; raises UsageError saying why it is not there, or what is."""
+    name = wanted.name
+    names = Names(config, sources(config))
+    ours = names.one(name, _KINDS)
+    if ours in known:
+        return known[ours]
+    if ours is not None:  # all that is named and not in a prompt's run is the cache
+        use = graph(config).states[ours].holds
+        raise UsageError(f"this model has no `{name}` here: {_CACHE}", hint=f"use `{use}`")
+    meant = _by_letter(name, known, config)
+    if meant is not None:
+        raise _of_letter(wanted, meant)
+    raise names.refusal(name, _KINDS, _EXAMPLES)
+
+
+def _by_letter(name: str, known: dict[str, Axes], config: ModelConfig) -> Axes | None:
+    """The first tensor that the formulas call so: `A`, `T1` or `T¹`, `H'`, `W_E`."""
+    letter = name.replace("'", "′")
+    if re.fullmatch(r"T[1-5]", letter):
+        letter = letter.translate(_RAISED)
+    letters = {"W_E": "embed.W", "W_P": "pos_embed.W", "W_head": "head.W"}
+    if config.head.tied:
+        letters["W_head"] = "embed.W"
+    for tensor, rule in rules(config).items():
+        letters.setdefault(rule.letter, tensor)
+    letters.setdefault("M", letters.get("S", ""))
+    return known.get(letters.get(letter, ""))
+
+
+def _of_letter(wanted: Wanted, axes: Axes) -> UsageError:
+    """What the letter is, and for a hint the same place by its name."""
+    first = f"{axes.name}[{','.join(_place(wanted, axes))}]"
+    words = ",".join(word.replace(" ", "_") for word in axis_words(axes))
+    general = re.sub(r"^blocks\.0\.", "blocks.N.", axes.name)
+    role = "the mask in " if wanted.name == "M" else ""
+    return UsageError(
+        f"`{wanted.name}` is a letter of the formulas, {role}`{general}[{words}]`",
+        hint=f"for example `{first}`",
+    )
+
+
+def _place(wanted: Wanted, axes: Axes) -> list[str]:
+    """The index that was typed where it could be one of this tensor, else its last number."""
+    items = wanted.items or ()
+    numbers = [item for item in items if isinstance(item, int)]
+    if len(items) == len(numbers) == len(axes.sizes) and all(
+        -size <= item < size for item, size in zip(numbers, axes.sizes, strict=True)
+    ):
+        return [str(item) for item in numbers]
+    return ["0" if letter in ("H", "Hk", "1") else str(size - 1)
+            for letter, size in zip(axes.letters, axes.sizes, strict=True)]  # fmt: skip
 
 
 def axis_words(axes: Axes) -> tuple[str, ...]:

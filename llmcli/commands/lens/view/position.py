@@ -14,8 +14,7 @@ from llmcli.commands.lens.report import LensReport, LensRow, LensToken
 from llmcli.ui.cells import Ink, fitted
 from llmcli.ui.layout import GAP, Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, NUMBER, confidence_style
-from llmcli.ui.token_text import in_words, short
-from llmcli.ui.tokens import percent
+from llmcli.ui.token_text import in_words, percent, short
 
 BAR = 10  # columns
 OTHER = 16  # columns of a token that is not the likeliest, at most
@@ -35,23 +34,28 @@ def headline(report: LensReport) -> Dotted:
 
 @dataclass(frozen=True)
 class Position:
-    """The table: bars where there is room for all, else what does not fit on a second line."""
+    """The table of some `rows`: bars where there is room for all.
+
+    `spill`: what has no room stands on a second line, else it is left out.
+    """
 
     report: LensReport
+    rows: Sequence[LensRow]
+    spill: bool
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report, ink = self.report, Ink.of(console, options)
         most = math.log(max(2, report.vocabulary))
         found = [row.cells[0].kl for row in report.rows if math.isfinite(row.cells[0].kl)]
         apart = max(found, default=0.0)
-        rows = [_row(row, ink, most, math.log1p(apart)) for row in report.rows]
+        rows = [_row(row, ink, most, math.log1p(apart)) for row in self.rows]
         columns = _columns(len(rows[0]))
         bars = _width(columns, rows) <= options.max_width
         if not bars:
             kept = [at for at, column in enumerate(columns) if column.name != _NO_NAME]
             columns = [columns[at] for at in kept]
             rows = [[row[at] for at in kept] for row in rows]
-        yield Rows(columns, rows, spill=True)
+        yield Rows(columns, rows, spill=self.spill)
         target = report.targets[0]
         words = [
             f"target, rank: probability and rank of {in_words(target.id, target.text)}, "

@@ -1,16 +1,22 @@
-"""The logit lens as a page: the grid of rows and positions, every place of it in full."""
+"""The logit lens for other programs: a page with every cell in full, and a table."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from typing import Any
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow
 from llmcli.ui.page.build import checks, finite, page, token
-from llmcli.ui.theme import quoted
+from llmcli.ui.theme import encodable, quoted
 from llmcli.ui.token_text import EMBEDDING, short
 
 DIGITS = 6  # of a number in the page
+COLUMNS = (
+    "row", "layer", "position", "position_token", "generated", "place", "id", "token",
+    "probability", "entropy", "kl", "target_id", "target_rank", "target_probability",
+)  # fmt: skip
 
 
 def lens_page(report: LensReport, title: str) -> bytes:
@@ -60,3 +66,25 @@ def _cell(cell: LensCell) -> list[float | int | None]:
 
 def _short(value: float) -> float | None:
     return finite(float(f"{value:.{DIGITS}g}"))
+
+
+def lens_csv(report: LensReport) -> bytes:
+    """UTF-8, a heading and a line each; `place` is 1 for the likeliest token of a cell.
+
+    `generated` is 1 for a position whose token the model wrote. The embedding has no layer.
+    Numbers have all the digits that they have.
+    """
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(COLUMNS)
+    for row in report.rows:
+        for at, cell in enumerate(row.cells):
+            position, target = report.positions[at], report.targets[at]
+            written = int(position >= report.prompt_tokens)
+            for place, one in enumerate(cell.top, 1):
+                writer.writerow((
+                    row.name, row.layer, position, report.tokens[position][1], written, place,
+                    one.id, one.text, one.probability, cell.entropy, cell.kl, target.id,
+                    cell.target_rank, cell.target_probability,
+                ))  # fmt: skip
+    return encodable(file.getvalue()).encode()

@@ -1,18 +1,23 @@
-"""The tensors of one prompt: as the fast kernel computed them, and as the rules do."""
+"""The tensors of one prompt: as the fast kernel computed them, and as the rules do.
+
+And every formula alone: what it makes of the kernel's own inputs is the kernel's own output.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from llmcli.anatomy.graph import graph
+from llmcli.commands.explain.report import Local
 from llmcli.config import ModelConfig
 from llmcli.graph.evaluation.rule import Rule, concatenated, settled
 from llmcli.model import Model
+from llmcli.observe.formulas import Found, number_found, worst_number
 from llmcli.observe.kernel import Kernel, layer_of
 from llmcli.observe.rules import rules
 from llmcli.reports.progress import Progress
@@ -27,6 +32,7 @@ _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
 ROUNDINGS = 100
 
 Size = TypeVar("Size", float, Tensor)
+Indices = Sequence[tuple[int, ...]]
 
 _AT_ONCE = 6  # so many float64 tensors as large as the largest exist at the same time
 
@@ -155,6 +161,42 @@ class Values(Kernel):
         """That something goes on."""
         if self.progress is not None:
             self.progress(what, len(self.derived), len(self._distance))
+
+
+def local(values: Values, shown: Mapping[str, Indices]) -> Local | None:
+    """The formulas of the numbers `shown` by name, and of every tensor derived as a whole.
+
+    The number that uses most of what it is allowed; where that is too much, of the first tensor
+    in execution order. None where nothing was derived. Raises NotFinite where it is none.
+    """
+    own = values.own()
+    found = []
+    for name in values.rules:
+        if name in values.whole:
+            values.tell("checking")
+            found.append(worst_number(own, name))
+        found += _of_numbers(own, name, shown.get(name, ()))
+    if not found:
+        return None
+    wrong = [one for one in found if one.share > 1]
+    most = wrong[0] if wrong else max(found, key=lambda one: one.share)
+    return Local(
+        formulas=sum(map(len, shown.values())),
+        tensors=len(values.whole),
+        name=most.name,
+        index=most.index,
+        derived=most.derived,
+        kernel=most.kernel,
+        difference=0.0 if most.derived == most.kernel else abs(most.derived - most.kernel),
+        tolerance=most.allowed,
+        ok=not wrong,
+    )
+
+
+def _of_numbers(own: Kernel, name: str, indices: Indices) -> Iterator[Found]:
+    for index in indices:
+        element = own.rules[name].element(own, index)
+        yield number_found(own, name, index, element.value, element.magnitude)
 
 
 def needed_bytes(

@@ -1,0 +1,159 @@
+"""One number of a model, derived step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.explanation import Fact, Sum, Term
+from llmcli.reports.numbers import counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinate:
+    """One entry of an index: the axis in words, the place on it, the token that it means if any."""
+
+    axis: str
+    at: int
+    token: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One number of a derivation and how it follows from its inputs.
+
+    `symbol` is the number in the documents' letters (`Q[2,7,4]`), `shape` its tensor's in letters
+    and numbers, `where` what the index means. `source`: `derived` by `before`, the
+    `terms` of `sum`, and `after`; taken from the `kernel`; or from the `weights`, where it is a
+    parameter. `origins`: what was added up to it, block by block. `kernel` is what the fast
+    kernel has there; one that it never writes was `recomputed` from what that names. `children`
+    are the numbers of the steps that it follows from.
+    """
+
+    number: int
+    name: str
+    index: tuple[int, ...]
+    symbol: str
+    formula: str
+    shape: str
+    where: tuple[Coordinate, ...]
+    source: Literal["derived", "kernel", "weights"]
+    value: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+    recomputed: str = ""
+    note: str = ""
+    before: tuple[Fact, ...] = ()
+    sum: Sum | None = None
+    terms: tuple[Term, ...] = ()
+    after: tuple[Fact, ...] = ()
+    origins: tuple[Term, ...] = ()
+    children: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Two ways to the same number: what was compared, both values, and whether they agree."""
+
+    words: str
+    derived: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """Each formula alone, on the kernel's own inputs, against the kernel's own output.
+
+    `formulas` of the steps that are shown, and of every number of so many `tensors`. The number
+    at `name[index]` uses most of its `tolerance`; where one uses more, it is of the first such
+    tensor in execution order, and not `ok`.
+    """
+
+    formulas: int
+    tensors: int
+    name: str
+    index: tuple[int, ...]
+    derived: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+
+    def view_check(self) -> ViewCheck:
+        """The same as a check of the view; where one formula fails, of that one."""
+        words = f"each of the {counted(self.formulas, 'formula')} shown"
+        if self.formulas == 1:
+            words = "the formula shown"
+        if self.tensors:
+            words += f", and every number of {counted(self.tensors, 'tensor')},"
+        words += " holds on the kernel's own inputs"
+        if not self.ok:
+            words = f"the formula of {self.name} holds on the kernel's own inputs"
+        place = f"{self.name}[{','.join(map(str, self.index))}]"
+        return ViewCheck(name="formulas", words=words, value=self.difference,
+                         tolerance=self.tolerance, where=place)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letter:
+    """A letter of the documents, and how many that are here."""
+
+    letter: str
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One number of a model, derived; `tokens` as (id, text), `depth` None: down to the weights.
+
+    `tensors` were derived as a whole, in float64, for the one number. `steps` are numbered from 1,
+    the number itself first, and `ok` where each of them, every check and
+    `local` agree with the kernel.
+    """
+
+    name: str
+    index: tuple[int, ...]
+    tokens: tuple[tuple[int, str], ...]
+    letters: tuple[Letter, ...]
+    depth: int | None
+    dtype: str
+    value: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+    tensors: int
+    checks: tuple[Check, ...]
+    local: Local | None
+    steps: tuple[Step, ...]
+
+    def view_checks(self) -> tuple[ViewCheck, ...]:
+        """What the screen says of it: the numbers shown, other ways to them, each formula alone."""
+        compared = [step for step in self.steps if step.source == "derived"]
+        if not compared:
+            return ()
+        worst = max(compared, key=lambda step: (not step.ok, _share(step)))
+        found = [
+            ViewCheck(
+                name="derivation", words="every derived number is the kernel's",
+                value=worst.difference, tolerance=worst.tolerance, where=worst.symbol,
+            )
+        ]  # fmt: skip
+        for check in self.checks:
+            value, tolerance = check.difference, check.tolerance
+            found.append(
+                ViewCheck(name="output", words=check.words, value=value, tolerance=tolerance)
+            )
+        if self.local is not None:
+            found.append(self.local.view_check())
+        return tuple(found)
+
+
+def _share(step: Step) -> float:
+    return step.difference / step.tolerance if step.tolerance else 0.0

@@ -1,0 +1,187 @@
+"""How well a model predicts a text: the totals, and the tokens that surprised it most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from llmcli.commands.score.report import Comparison, Score, ScoredToken
+from llmcli.reports.numbers import counted
+from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
+from llmcli.ui.theme import FAINT, HEADING, confidence_style, one_line, quoted
+from llmcli.ui.token_text import percent
+
+SHORT = 18  # so many tokens are shown one after the other, of more the surprising ones
+SURPRISING, WITH_ANOTHER = 20, 15  # so many, fewer below the comparison of two models
+CONTEXT = 64  # columns of a token with what is around it, at most
+
+
+def render_score(score: Score, title: str, *, every: bool = False) -> RenderableType:
+    """The totals of one model, then its tokens; `title` is the model's line."""
+    return Group(*_totals(score, title, every), _tokens(score, SURPRISING, every))
+
+
+def render_versus(
+    ours: tuple[Score, str],
+    theirs: tuple[Score, str],
+    comparison: Comparison,
+    names: tuple[str, str],
+    *,
+    every: bool = False,
+) -> RenderableType:
+    """The totals of two models, each with its line, which is better, and the first one's tokens."""
+    return Group(
+        *_totals(*ours, every), *_totals(*theirs, every), render_comparison(comparison, *names),
+        _tokens(ours[0], WITH_ANOTHER, every),
+    )  # fmt: skip
+
+
+def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
+    """The model's line, and perplexity, bits per byte and mean log-probability."""
+    nothing = "undefined: nothing was scored"
+    no_bytes = nothing
+    if score.tokens_scored:
+        why = "the scored tokens have" if _has_text(score) else "no tokenizer, so"
+        no_bytes = f"undefined: {why} no bytes"
+    if score.tokens_scored and len(score.tokens) > score.window:
+        windows = f"windows of {counted(score.window, 'token')}, {score.stride} apart"
+        title += f"{SEPARATOR}{windows}"
+    parts = [
+        f"perplexity {_number(score.perplexity, nothing)}",
+        f"bits per byte {_number(score.bits_per_byte, no_bytes)}",
+        f"mean logprob {_number(score.mean_logprob, nothing)}",
+        counted(score.tokens_scored, "token"),
+    ]
+    if every and _has_text(score):
+        parts.append(counted(score.bytes_scored, "byte"))
+    return [Text(one_line(title), style=HEADING), Dotted(parts)]
+
+
+def _tokens(score: Score, most: int, every: bool) -> RenderableType:
+    if every or len(score.tokens) <= SHORT:
+        return _table(score)
+    scored = [at for at, token in enumerate(score.tokens) if token.logprob is not None]
+    worst = sorted(scored, key=lambda at: score.tokens[at].logprob or 0.0)[:most]
+    return Surprising(score.tokens, worst)
+
+
+def _table(score: Score) -> RenderableType:
+    """A row per token. Where the width is too little, the probability goes first: the
+    log-probability says the same. Without a tokenizer there is no column of tokens.
+    """
+    columns = [
+        Column("#"), Column("id"), Column("token", right=False, cut=True), Column("logprob"),
+        Column("prob", first_to_go=1), Column("rank"),
+    ]  # fmt: skip
+    rows = [_row(number, token) for number, token in enumerate(score.tokens)]
+    if not _has_text(score):
+        del columns[2]
+        for row in rows:
+            del row[2]
+    return Rows(columns, rows)
+
+
+def _row(number: int, token: ScoredToken) -> list[Text]:
+    text = Text(quoted(token.text))
+    values = ("–", "–", "–")
+    if token.logprob is not None:
+        probability = math.exp(token.logprob)
+        text.stylize(confidence_style(probability))
+        values = (f"{token.logprob:.4f}", percent(probability), str(token.rank))
+    return [Text(str(number)), Text(str(token.id)), text, *map(Text, values)]
+
+
+@dataclass(frozen=True)
+class Surprising:
+    """Tokens at some `places`, a line each, in brackets between what is around them."""
+
+    tokens: Sequence[ScoredToken]
+    places: Sequence[int]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [("#", [str(at) for at in self.places])]
+        shown = [self.tokens[at] for at in self.places]
+        columns.append(("logprob", [f"{token.logprob or 0.0:.2f}" for token in shown]))
+        columns.append(("rank", [str(token.rank) for token in shown]))
+        widths = [max(len(name), *map(len, cells)) for name, cells in columns]
+        room = max(12, min(CONTEXT, options.max_width - sum(widths) - 2 * len(widths)))
+        heading = f"most surprising {len(shown)} of {len(self.tokens)}: --all or --json"
+        names = [f"{name:>{width}}" for (name, _), width in zip(columns, widths, strict=True)]
+        yield _one_line_of(Text("  ".join([*names, heading[: max(room, 12)]]), style=FAINT))
+        for n, at in enumerate(self.places):
+            cells = [f"{c[n]:>{width}}" for (_, c), width in zip(columns, widths, strict=True)]
+            yield _one_line_of(Text("  ".join([*cells, ""])).append_text(self._around(at, room)))
+
+    def _around(self, at: int, room: int) -> Text:
+        """What stands before a token, the token in brackets, and what stands after it."""
+        token = self.tokens[at]
+        own = _cut(f"[{self._text(at)}]", max(6, room // 2))
+        free = room - cell_len(own)
+        before = "".join(self._text(n) for n in range(max(0, at - free), at))
+        first = _cut(before[::-1], max(free // 2, 2))
+        after = "".join(self._text(n) for n in range(at + 1, min(len(self.tokens), at + free)))
+        last = _cut(after, free - cell_len(first))
+        style = f"bold {confidence_style(math.exp(token.logprob or 0.0))}"
+        return Text.assemble((first[::-1], FAINT), (own, style), (last, FAINT))
+
+    def _text(self, at: int) -> str:
+        """A token on one line; its id where it has no text."""
+        token = self.tokens[at]
+        return one_line(token.text) if token.text else f" {token.id}"
+
+
+def _cut(text: str, columns: int) -> str:
+    """As much of its beginning as fits."""
+    used = 0
+    for at, character in enumerate(text):
+        used += cell_len(character)
+        if used > columns:
+            return text[:at]
+    return text
+
+
+def _one_line_of(line: Text) -> Text:
+    line.no_wrap, line.overflow = True, "ignore"
+    return line
+
+
+def render_comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableType:
+    """Which of two models predicts the text better, and by how much."""
+    bits, mean = comparison.bits_per_byte, comparison.mean_logprob
+    ours, theirs = one_line(ours), one_line(theirs)
+    if comparison.same_tokens and comparison.largest_difference == 0:
+        return Text("identical: every token has the same logprob in both")
+    if math.isfinite(bits):
+        better = f"{theirs if bits < 0 else ours} needs {abs(bits):.4f} bits per byte fewer"
+        lines = [better if bits else "both need the same bits per byte"]
+    elif mean is not None and math.isfinite(mean):
+        lines = [f"{theirs if mean > 0 else ours} has the higher mean logprob"]
+    else:
+        lines = ["nothing was scored that could be compared"]
+    if comparison.same_tokens and mean is not None:
+        lines.append(
+            f"mean logprob differs by {mean:+.6f}, "
+            f"a single token by at most {comparison.largest_difference or 0.0:.6f}"
+        )
+    elif not comparison.same_tokens:
+        lines.append("their tokens differ: only bits per byte compare them")
+    return Text("\n".join(lines))
+
+
+def _number(value: float, undefined: str) -> str:
+    """Four decimals, of large numbers fewer: six digits say it all."""
+    if math.isnan(value):
+        return undefined
+    if math.isinf(value):
+        return "infinite"
+    digits = len(str(int(abs(value))))
+    return f"{value:.6g}" if digits > 9 else f"{value:.{min(4, max(0, 6 - digits))}f}"
+
+
+def _has_text(score: Score) -> bool:
+    return any(token.text for token in score.tokens)

@@ -1,0 +1,76 @@
+"""The table of tokens: what a text was cut into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmcli.commands.tokens.report import TokensReport
+from llmcli.reports.numbers import counted
+from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.theme import FAINT, HEADING, SPECIAL, printable, quoted
+
+MOST, FIRST, LAST = 18, 10, 7  # a longer table shows so many rows at each end
+
+
+def render_tokens(report: TokensReport, *, every: bool = False) -> RenderableType:
+    """The rendered template where there is one, a row per token, and a line of totals.
+
+    Of many tokens the first and the last, unless `every`.
+    """
+    columns = [
+        Column("#"), Column("id"), Column("token", right=False, cut=True), Column("", right=False),
+        Column("bytes"),
+    ]  # fmt: skip
+    special = any(token.special for token in report.tokens)
+    if not special:
+        del columns[3]
+    count = len(report.tokens)
+    parts = [
+        counted(count, "token"),
+        f"{counted(report.bytes, 'byte')}, {report.bytes / count:.2f} a token"
+        if count
+        else "no tokens",
+        f"vocabulary {report.vocabulary}",
+        f"BOS {report.bos} is put in front" if report.adds_bos else "no BOS is put in front",
+        _end_of_text(report.eos),
+    ]
+    gap = (0, 0, "")
+    if count > MOST and not every:
+        words = f"… {count - FIRST - LAST} tokens more: --all or --json"
+        gap = (FIRST, count - LAST, words)
+    table = Rows(columns, _TokenRows(report, special), gap)
+    shown: list[RenderableType] = [table, Dotted(parts, FAINT)]
+    if report.rendered is not None:
+        text = printable(report.rendered).removesuffix("\n")
+        shown = [Text("rendered template", style=HEADING), Text(text), Text(), *shown]
+    return Group(*shown)
+
+
+@dataclass(frozen=True)
+class _TokenRows(Sequence[list[Text | str]]):
+    """A row per token, made when it is read. `special`: with the column that says which are."""
+
+    report: TokensReport
+    special: bool
+
+    def __len__(self) -> int:
+        return len(self.report.tokens)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        token = self.report.tokens[number]
+        special = [Text("special", style=SPECIAL) if token.special else ""] * self.special
+        place = f"{token.start}–{token.end}"
+        return [str(number), str(token.id), quoted(token.text), *special, place]
+
+
+def _end_of_text(eos: tuple[int, ...]) -> str:
+    if not eos:
+        return "no end-of-text id"
+    return f"end-of-text id{'s' if len(eos) > 1 else ''} {', '.join(map(str, eos))}"
