@@ -321,7 +321,7 @@ def test_files(lens, tmp_path):
 
 def test_a_page_is_opened(lens, tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr("typer.launch", lambda path: opened.append(path) or 0)
+    monkeypatch.setattr("llmcli.cli.files.launch", lambda path: opened.append(path) or 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = lens("hello", "--open")
     assert result.code == 0

@@ -12,9 +12,11 @@ import io
 import os
 import pty
 import re
+import shutil
 import struct
 import sys
 import termios
+import textwrap
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +24,20 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+sys.path.append(str(Path(__file__).parents[1] / "render"))
+from timing_reports import timing_report
+
+from llmcli.checkpoints import locate
 from llmcli.cli.app import main
+from llmcli.commands.timing.report import Stage
 from llmcli.observe.environment import environment
+from llmcli.reports.machine_load import MachineLoad
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (40, 80, 120)
 TEXT = "The cat sat on the mat because the cat was tired."
-TINY = ("-m", "tiny")
+HOME = Path("/tmp/llmcli-screens")
+TINY = ("-m", str(HOME / "tiny"))
 EXACT = (*TINY, "--dtype", "float64")
 
 
@@ -40,6 +49,7 @@ class Screen:
     measured: bool = False
     variants: bool = False  # also coloured, with NO_COLOR, on a dumb terminal, and in a pipe
     wide: bool = False  # a table that others parse is as wide as it is
+    flowing: bool = False  # its numbers have all digits, by which its lines end here or there
 
 
 SCREENS = {
@@ -54,7 +64,9 @@ SCREENS = {
     "timing": Screen(("timing", TEXT, *TINY, "-n", "2", "--pairs", "3"), True, True),
     "bench": Screen(("bench", *TINY, "-p", "16", "-n", "4", "-r", "2"), True, wide=True),
     "ladder": Screen(("ladder", *EXACT), True),
-    "explain": Screen(("explain", "blocks.1.attn.pattern[0,3,1]", TEXT, *EXACT), variants=True),
+    "explain": Screen(
+        ("explain", "blocks.1.attn.pattern[0,3,1]", TEXT, *EXACT), True, True, flowing=True
+    ),
     "load": Screen(("load", *TINY), True),
     "info": Screen(("info", *TINY), True, True),
     "info-families": Screen(("info", "--families")),
@@ -77,16 +89,43 @@ SCREENS = {
 
 
 @pytest.fixture(autouse=True)
-def settled(monkeypatch, tmp_path):
-    """Nothing of this machine's caches and settings; a pager that is none."""
+def settled(monkeypatch):
+    """Nothing of this machine's caches and settings, a pager that is none, and times that stand.
+
+    Paths are broken across lines, so that these have one length on all machines.
+    """
+    shutil.rmtree(HOME, ignore_errors=True)
+    HOME.mkdir()
+    shutil.copytree(locate("tiny"), HOME / "tiny")
     for name in ("NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv(name, str(HOME / name.lower()))
+    monkeypatch.setenv("HOME", str(HOME))
     monkeypatch.setenv("LLMCLI_PAGER", "")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(
+        "llmcli.commands.timing.measure.report.measure_timing", lambda *_, **__: timing_report()
+    )
+    monkeypatch.setattr(
+        "llmcli.observe.busy.Busy.load",
+        lambda self, threads: MachineLoad(
+            seconds=1.0, processors=2, threads=threads, others=0.0, stolen=0.0, load_average=None
+        ),
+    )
+    begun = [Stage(name=name, seconds=1.5) for name in ("import torch", "tokenize")]
+    monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: begun)
+    order = []  # stages of loading are listed by their times
+
+    def add(self, name, seconds, nbytes=0):
+        order.append(name)
+        self.seconds[name] = 0.9 / (1 + list(dict.fromkeys(order)).index(name))
+        self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
+
+    monkeypatch.setattr("llmcli.model.Stages.add", add)
+    yield
+    shutil.rmtree(HOME, ignore_errors=True)
 
 
 def on_terminal(argv, columns, monkeypatch):
@@ -143,7 +182,7 @@ def settle(text, *, measured, tmp):
         text = MACHINE.sub(lambda found: f"#{found[2]}{found[4]}", text)
         text = re.sub(r"\d[\d,.]*(e[-+]\d+)?", "#", text)
         text = re.sub(r"[█▉▊▋▌▍▎▏▁▂▃▄▅▆▇─━╸╺]+", "▄", text)
-        text = re.sub(r" {2,}", "  ", text)
+        text = re.sub(r" {2,}", " ", text)
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
@@ -154,9 +193,6 @@ def plain(text):
 def mixture(folder):
     """The configuration of a small mixture beside `tiny`'s tokenizer."""
     import json
-    import shutil
-
-    from llmcli.checkpoints import locate
 
     source = locate("tiny")
     for file in source.iterdir():
@@ -184,6 +220,8 @@ def sections(name, monkeypatch, capfd, tmp_path):
     def settled(shown):
         code, out, err = shown
         text = settle(out, measured=screen.measured, tmp=tmp_path)
+        if screen.flowing:
+            text = textwrap.fill(" ".join(text.split()), 100) + "\n"
         notes = settle(err, measured=True, tmp=tmp_path)
         return text + (f"--- stderr\n{notes}" if notes else "") + f"--- exit {code}\n"
 
@@ -227,5 +265,5 @@ def test_no_screen_is_left_over():
 def test_what_differs_between_machines_is_replaced(tmp_path):
     of = environment()
     text = f"{of.processor} read 12.3 GB/s in {tmp_path}/x, 1,024 tokens   ███\n"
-    assert settle(text, measured=True, tmp=tmp_path) == "PROCESSOR read # B/s in ~/x, # tokens  ▄\n"
+    assert settle(text, measured=True, tmp=tmp_path) == "PROCESSOR read # B/s in ~/x, # tokens ▄\n"
     assert settle("a 1.5\n", measured=False, tmp=tmp_path) == "a 1.5\n"
