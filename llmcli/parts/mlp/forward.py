@@ -54,14 +54,10 @@ class GatedMlp:
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
-        weight, bias = self.gate_up.weight, self.gate_up.bias
-        if (
-            not step.observed
-            and self.clamp is None
-            and isinstance(weight, Dense)
-            and on_card.gates(x_BTD, weight.tensor, self.activation)
-        ):
-            return self.down.wide(on_card.gated(x_BTD, weight.tensor, bias, self.activation))
+        if x_BTD.is_cuda and self.clamp is None and not step.observed:
+            weight, bias = self.gate_up.weight, self.gate_up.bias
+            if isinstance(weight, Dense) and on_card.gates(x_BTD, weight.tensor, self.activation):
+                return self.down.wide(on_card.gated(x_BTD, weight.tensor, bias, self.activation))
         gate_BTF, up_BTF = self.gate_up.split(self.gate_up(x_BTD))
         gate_BTF = step.emit(f"{self.name}.gate", gate_BTF)
         up_BTF = step.emit(f"{self.name}.up", up_BTF)
