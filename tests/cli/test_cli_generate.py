@@ -283,7 +283,7 @@ def test_statistics(run_tiny):
     short = run_tiny("generate", "hello", *LONG, *EXACT, "--stats", "short").err
     assert re.fullmatch(
         r"prompt 8 tokens, [\d.]+ m?s · generated 12 \(-n 12\), [\d.]+ tok/s · "
-        r"\d+ MiB · seed 1\n", short,
+        r"[\d.]+ [MG]iB · seed 1\n", short,
     )  # fmt: skip
     full = run_tiny("generate", "hello", *LONG, *EXACT, "--stats", "full", "-k", "3").err
     words = " ".join(full.split())
