@@ -254,8 +254,8 @@ def test_statistics_begin_a_line_of_their_own_where_streams_are_merged(tiny, lev
         (["tokens", "中 T¹", "--json"], r"\u00b9"),
         (["score", "中 T¹"], "bits per byte"),
         (["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T^3[0,0] = "),
-        (["attention", "中 abcabc"], "ok in the pattern shown every query sees the keys"),
-        (["attention", "中 abcabc"], "induction (induction >= 0.4"),
+        (["attention", "中 abcabc", "--checks"], "ok in the pattern shown every query sees the"),
+        (["attention", "中 abcabc"], "ok 4 checks . --checks"),
     ],
 )
 def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
