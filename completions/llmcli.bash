@@ -349,12 +349,12 @@ _llmcli() {
         tokens) words='-f --file --ids --no-stdin --no-special --chat --system --set --all -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
         timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
         bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output -oe --output-err --progress -v --verbose --list-devices --against --random-weights --seed --no-ceilings --revision --quantize --offline -C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io -nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio --json --quiet --debug -h --help' ;;
-        ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
         selftest) words='--device --no-speed -o --output --verify --json -q --quiet --debug --no-pager --checks -h --help' ;;
         load) words='--check --all --filter -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
         models) words='--json -q --quiet --debug --no-pager -h --help' ;;
         env) words='-m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
-        help) words='-h --help' ;;
+        help) words='--no-pager -h --help' ;;
         bench\ compare) words='--fail-if-slower --json -q --quiet --debug -h --help' ;;
         models\ list) words='--json -q --quiet --debug --no-pager -h --help' ;;
         models\ pull) words='--offline --revision --json -q --quiet --debug -h --help' ;;

@@ -481,6 +481,7 @@ complete -c llmcli -n '__llmcli_command ladder' -l offline -d 'Use only what is 
 complete -c llmcli -n '__llmcli_command ladder' -l json -d 'One JSON document on stdout'
 complete -c llmcli -n '__llmcli_command ladder' -s q -l quiet -d 'No progress, notes or warnings'
 complete -c llmcli -n '__llmcli_command ladder' -l debug -d 'Tracebacks with error messages'
+complete -c llmcli -n '__llmcli_command ladder' -l no-pager -d 'Show a long result without a pager'
 complete -c llmcli -n '__llmcli_command ladder' -s h -l help -d 'Show this message and exit'
 complete -c llmcli -n '__llmcli_command selftest' -l device -x -a 'auto cpu cuda mps' -d 'auto, cpu, cuda, cuda:1 … or mps'
 complete -c llmcli -n '__llmcli_command selftest' -l no-speed -d 'Only the checks'
@@ -570,4 +571,5 @@ complete -c llmcli -n '__llmcli_command env' -l debug -d 'Tracebacks with error 
 complete -c llmcli -n '__llmcli_command env' -l no-pager -d 'Show a long result without a pager'
 complete -c llmcli -n '__llmcli_command env' -s h -l help -d 'Show this message and exit'
 complete -c llmcli -n '__llmcli_command help; and __llmcli_first 2' -a 'models sampling shapes attention benchmarking formats numbers safety settings generate chat info experts lens dump explain score tokens timing bench ladder selftest load env'
+complete -c llmcli -n '__llmcli_command help' -l no-pager -d 'Show a long text without a pager'
 complete -c llmcli -n '__llmcli_command help' -s h -l help -d 'Show this message and exit'

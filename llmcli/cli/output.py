@@ -160,6 +160,8 @@ class Output:
 
             ending = [Text(), render_checks(checks, full=self.checks)] if checks else []
             self.show(view(), *ending, paged=self.pager)
+        if file is not None:
+            self.note(written(file.path, file.holds))
         require(checks, hint)
         if failed is not None:
             raise failed
@@ -172,7 +174,6 @@ class Output:
             write_document(file.path, document)
         else:
             write_file(file.path, file.make())
-        self.note(written(file.path, file.holds))
         try:
             if file.open:
                 open_file(file.path)

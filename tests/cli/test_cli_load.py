@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -93,7 +94,7 @@ def test_verdicts_alone(cli, folder):
     result = cli("load", "-m", folder, "--check")
     assert (result.code, result.err) == (0, "")
     marks = [line[0] for line in result.out.splitlines()[2:]]
-    assert set(marks) == {"✓"}
+    assert set(marks) == {"✓", "!"}  # no digest is known
     assert "blocks" not in result.out
     assert cli("load", "-m", folder, "--check", "--json").json()["dtype"] is None
 
@@ -243,3 +244,22 @@ def test_an_architecture_that_is_not_supported_is_no_fault_of_the_file(cli, tmp_
             "it needs `a translation of its settings and tensor names`\n"
             "hint: `llmcli info --families` lists what can be run\n"
         )
+
+
+def test_a_file_whose_digest_is_known_is_compared_with_it(cli, tmp_path):
+    """The hub's cache names what is behind a link by its sha256."""
+    folder = write_tiny(tmp_path / "m", weights=True)
+    assert "no sha256 is known for these files" in cli("load", "-m", str(folder), "--check").out
+    weights = folder / "model.safetensors"
+    blob = folder / hashlib.sha256(weights.read_bytes()).hexdigest()
+    weights.rename(blob)
+    weights.symlink_to(blob)
+    said = cli("load", "-m", str(folder), "--check")
+    assert said.code == 0
+    assert "the sha256 of 1 file is the published one" in said.out
+    data = bytearray(blob.read_bytes())
+    data[-3] ^= 1
+    blob.write_bytes(data)
+    said = cli("load", "-m", str(folder), "--check")
+    assert said.code == 4
+    assert "check failed: the sha256 of 1 file" in said.err

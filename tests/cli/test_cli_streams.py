@@ -255,7 +255,7 @@ def test_statistics_begin_a_line_of_their_own_where_streams_are_merged(tiny, lev
         (["score", "中 T¹"], "bits per byte"),
         (["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T^3[0,0] = "),
         (["attention", "中 abcabc", "--checks"], "ok in the pattern shown every query sees the"),
-        (["attention", "中 abcabc"], "ok 4 checks . --checks"),
+        (["attention", "中 abcabc"], " checks . --checks"),
     ],
 )
 def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):

@@ -4,12 +4,12 @@ Each in a process of its own: whether kernels are interpreted is settled when th
 """
 
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import children
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 )
 def test_twins_and_targets(file, interpreted, tmp_path):
     paths = (str(HERE.parents[1]), os.environ.get("PYTHONPATH", ""))
-    child = subprocess.run(
+    child = children.run(
         [sys.executable, "-m", "pytest", "-q", str(HERE / file)], capture_output=True, text=True,
         env={**os.environ, "TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path),
              "PYTHONPATH": os.pathsep.join(filter(None, paths))},

@@ -258,7 +258,7 @@ def test_the_table_of_operations_names_what_is_there():
     for name in functions:
         module, _, function = name.rpartition(".")
         if module != "torch":
-            inside = module if module.split(".")[0] in ("generation", "parts") else f"ops.{module}"
+            inside = module if module.split(".")[0] in ("engine", "parts") else f"ops.{module}"
             assert callable(getattr(importlib.import_module(f"llmcli.{inside}"), function))
         else:
             assert callable(getattr(torch, function))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output, make_console
+from llmcli.cli.params import arg, opt
 from llmcli.cli.topics import TOPICS, Topic, spellings, topic_of
 from llmcli.errors import UsageError
 
@@ -28,28 +27,26 @@ Examples:
 class HelpOptions:
     """What is explained."""
 
-    subject: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TOPIC|COMMAND]", help="A topic, or a command. [default: all are listed]"
-        ),
-    ] = None
+    subject: list[str] | None = arg(
+        None, "[TOPIC|COMMAND]", "A topic, or a command. [default: all are listed]"
+    )
+    no_pager: bool = opt(False, "--no-pager", "Show a long text without a pager.")
 
 
-def command(asked: HelpOptions) -> None:
+def command(requested: HelpOptions) -> None:
     """Explains a topic, or lists the options of a command.
 
     `help COMMAND` is `COMMAND --help`. A topic that is called as a command (models, shapes,
     attention) is about what the command works with, and names its `--help`.
     """
-    words = asked.subject or []
+    words = requested.subject or []
     out = Output("help", OutputOptions())
     if not words:
-        out.print(f"{_help_of([])}\n\n{_topics()}\n", paged=True)
+        out.print(f"{_help_of([])}\n\n{_topics()}\n", paged=not requested.no_pager)
     elif topic := topic_of(words):
-        out.print(_explained(topic, out), paged=True)
+        out.print(_explained(topic, out), paged=not requested.no_pager)
     else:
-        out.print(f"{_help_of(words)}\n", paged=True)
+        out.print(f"{_help_of(words)}\n", paged=not requested.no_pager)
 
 
 def _explained(topic: Topic, out: Output) -> str:

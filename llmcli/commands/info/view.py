@@ -272,7 +272,8 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
         return Text(f"{needed}; the installed PyTorch has no CUDA", style=FAINT)
     if fit.fits is None:
         return Text(f"{needed}; the free memory of {device.device} is unknown", style=FAINT)
-    free = f"of {_size(device.free_bytes)} free"
+    beside = "" if device.device.startswith("cuda") else "beside PyTorch itself, "
+    free = f"{beside}of {_size(device.free_bytes)} free"
     if fit.fits:
         words = f"fits on {device.device}: {size(need.total)} {free}, for {tokens}"
         return Text(words, style=GOOD)

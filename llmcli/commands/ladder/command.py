@@ -6,16 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.cli.encoding import encode
 from llmcli.cli.exits import Stopped
 from llmcli.cli.files import check_target, kind_of_file
-from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
+from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions, PagedOutputOptions
 from llmcli.cli.output import Output, dumps, write_file
-from llmcli.cli.params import Range
+from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
 from llmcli.cli.running import kernels_of, load_model
@@ -35,78 +33,44 @@ NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fu
 class LadderOptions:
     """Which rungs, how far, and where the chart goes."""
 
-    rung: Annotated[
-        str | None,
-        typer.Option(
-            "--rung",
-            metavar="N",
-            rich_help_panel=LADDER,
-            help="Run only these rungs and show what each changes: 3, or 2,5-7, or cache. "
-            "[default: 1-8]",
-        ),
-    ] = None
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            rich_help_panel=LADDER,
-            help="Print the derivation of one --rung with the prompt's own numbers.",
-        ),
-    ] = False
-    tokens: Annotated[
-        int,
-        typer.Option(
-            "-n",
-            "--tokens",
-            metavar="N",
-            rich_help_panel=LADDER,
-            help="Tokens that are read one by one after the prompt.",
-        ),
-        Range(1, 32),
-    ] = 2
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch",
-            metavar="B",
-            rich_help_panel=LADDER,
-            help="Sequences of the rungs that take a batch: the prompt and its rotations.",
-        ),
-        Range(1, 256),
-    ] = 4
-    budget: Annotated[
-        float,
-        typer.Option(
-            "--budget",
-            metavar="SECONDS",
-            rich_help_panel=LADDER,
-            help="A rung that would take longer is estimated from a part of it.",
-        ),
-        Range(0),
-    ] = 20.0
-    beyond: Annotated[
-        bool,
-        typer.Option(
-            "--beyond",
-            rich_help_panel=LADDER,
-            help="Time what the machine offers beyond rung 8, too: bfloat16, int8, compiled (which "
-            "takes a minute), a CUDA graph.",
-        ),
-    ] = False
-    save: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            rich_help_panel=LADDER,
-            help="Write the result to FILE.png (a chart) or FILE.json.",
-        ),
-    ] = None
+    panel: ClassVar[str] = LADDER
+    rung: str | None = opt(
+        None, "--rung", "N",
+        "Run only these rungs and show what each changes: 3, or 2,5-7, or cache. [default: 1-8]",
+    )  # fmt: skip
+    explain: bool = opt(
+        False, "--explain",
+        "Print the derivation of one --rung with the prompt's own numbers.",
+    )  # fmt: skip
+    tokens: int = opt(
+        2, "-n", "--tokens", "N",
+        "Tokens that are read one by one after the prompt.", at_least=1, at_most=32,
+    )  # fmt: skip
+    batch: int = opt(
+        4, "--batch", "B",
+        "Sequences of the rungs that take a batch: the prompt and its rotations.",
+        at_least=1, at_most=256,
+    )  # fmt: skip
+    budget: float = opt(
+        20.0, "--budget", "SECONDS",
+        "A rung that would take longer is estimated from a part of it.", at_least=0,
+    )  # fmt: skip
+    beyond: bool = opt(
+        False, "--beyond",
+        "Time what the machine offers beyond rung 8, too: bfloat16, int8, compiled (which takes a "
+        "minute), a CUDA graph.",
+    )  # fmt: skip
+    save: str | None = opt(
+        None, "-o", "--output", "FILE",
+        "Write the result to FILE.png (a chart) or FILE.json.",
+    )  # fmt: skip
 
 
 def command(
-    prompt: GivenPromptOptions, ladder: LadderOptions, model: ModelOptions, output: OutputOptions
+    prompt: GivenPromptOptions,
+    ladder: LadderOptions,
+    model: ModelOptions,
+    output: PagedOutputOptions,
 ) -> None:
     """The same model with the same weights, from nested loops to fused kernels.
 
@@ -147,10 +111,11 @@ def _show(
     rungs = [vars(rung) | {"ok": rung.ok} for rung in report.rungs]
     body = vars(report) | {"rungs": rungs, "ok": report.ok, "interrupted": interrupted}
     if options.explain:
-        out.show(*render_rung(report.rungs[-1], report, title))
+        out.show(*render_rung(report.rungs[-1], report, title), paged=out.pager)
     elif not out.json:
         details = options.rung is not None
-        out.show(*render_ladder(report, title, whole=not interrupted, details=details))
+        table = render_ladder(report, title, whole=not interrupted, details=details)
+        out.show(*table, paged=out.pager)
     if options.save is not None:
         document = out.envelope(body, model=about, environment=machine)
         _save(document, report, title, options.save)

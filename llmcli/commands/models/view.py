@@ -45,7 +45,8 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
         if model.place == "nowhere" and model.purpose
     ]
     if offered:
-        offered = [Dotted(["`llmcli models pull NAME` fetches"], FAINT), *offered, Text("")]
+        commands = ["`llmcli models pull NAME` fetches", "`llmcli models rm NAME` deletes"]
+        offered = [Dotted(commands, FAINT), *offered, Text("")]
     footer: list[RenderableType] = [
         Dotted([f"{cache.place} {size(cache.bytes)}", one_line(cache.path), *_others(cache.others)],
                FAINT)

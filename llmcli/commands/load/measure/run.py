@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from llmcli import devices
 from llmcli.anatomy import parameters
 from llmcli.anatomy.graph import graph
-from llmcli.checkpoints import Checkpoint, TensorInfo
+from llmcli.checkpoints import CATALOG, Checkpoint, TensorInfo
 from llmcli.commands.load.measure.claims import claims
 from llmcli.commands.load.measure.ledger import (
     filled_check,
@@ -31,6 +33,8 @@ from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.loading import configured, fitting_plan, load_checkpoint
 from llmcli.model import Model, Stages, dtype_name
 from llmcli.observe.peaks import Peak, resident_bytes
+from llmcli.reports.checks import ViewCheck, difference
+from llmcli.reports.numbers import counted
 from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
 from llmcli.weights import ledger_of
@@ -101,10 +105,44 @@ def check_files(
         held = sum(info.nbytes for info in checkpoint.tensors.values())
         with stages("scan", held):
             numbers = _tensors(checkpoint, held, progress)
+        with stages("hash", checkpoint.nbytes):
+            digests = digest_checks(checkpoint)
     lines = tuple(replace(line, numbers=numbers.get(line.source)) for line in lines)
     found = [not_finite(name, one) for name, one in numbers.items()]
     report = _report(checkpoint, about, lines, found, stages, base, peak)
-    return replace(report, looked_at=sum(one.count for one in numbers.values()))
+    looked_at = sum(one.count for one in numbers.values())
+    if digests:
+        return replace(report, looked_at=looked_at, checks=(*report.checks, *digests))
+    note = "no sha256 is known for these files: a weight that was changed to another is not seen"
+    return replace(report, looked_at=looked_at, notes=(*report.notes, note))
+
+
+def digest_checks(checkpoint: Checkpoint) -> tuple[ViewCheck, ...]:
+    """The sha256 of files for which one is known: of the catalog, or from the hub.
+
+    The hub's cache names the file behind a link by it. Raises CheckpointError where a file cannot
+    be read any more.
+    """
+    known = {}
+    entry = CATALOG.get(checkpoint.name)
+    for file in checkpoint.files:
+        if entry is not None and entry.sha256 and file == entry.file:
+            known[file] = entry.sha256
+        elif file.is_symlink() and re.fullmatch("[0-9a-f]{64}", file.resolve().name):
+            known[file] = file.resolve().name
+    if not known:
+        return ()
+    wrong = [file.name for file, digest in known.items() if _sha256(file) != digest]
+    words = f"the sha256 of {counted(len(known), 'file')} is the published one"
+    return (difference("sha256", words, wrong),)
+
+
+def _sha256(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"cannot read `{file}` any more: {error.strerror}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

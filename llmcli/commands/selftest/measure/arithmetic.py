@@ -194,20 +194,21 @@ def groups_of(device: torch.device) -> list[Group]:
     packed = packed_models() if cpu else MODELS
     wide = device.type != "mps"  # which has no float64
     exact = [
-        Group("float64", "every activation is what the graph makes of the token ids", 1.0, parity,
+        Group("float64", "activations equal the graph's in float64", 1.0, parity,
               MODELS),
-        Group("steps", "a prompt in chunks and steps is the whole prompt", 1e-9, steps, MODELS),
+        Group("steps", "chunks and steps equal the whole prompt", 1e-9, steps, MODELS),
     ] if wide else []  # fmt: skip
     return [
         *exact,
-        Group("float32", "float32 is float64 to rounding", FLOAT32, narrow(torch.float32), MODELS),
+        Group("float32", "float32 equals float64 to rounding", FLOAT32, narrow(torch.float32),
+              MODELS),
         Group("bfloat16", "bfloat16 is near float64 (KL, nats)", BFLOAT16, narrow(torch.bfloat16),
               MODELS),
         Group("taps", "observing changes no bit", 0.0, observed, MODELS),
-        Group("edits", "an edit changes what it says, and nothing else", 0.0, edited, MODELS),
-        Group("captured", "decode steps of static shapes are the computed ones", CAPTURED, captured,
+        Group("edits", "edits change what they say, no more", 0.0, edited, MODELS),
+        Group("captured", "steps of static shapes equal computed ones", CAPTURED, captured,
               MODELS),
-        Group("replay", "a replayed decode step is the computed one", 0.0 if cpu else FLOAT32,
+        Group("replay", "replayed steps equal computed ones", 0.0 if cpu else FLOAT32,
               replayed, packed),
     ]  # fmt: skip
 

@@ -38,7 +38,7 @@ def measure_levels() -> GroupResult | None:
     best = next(reversed(found.values()))
     wrong = [level for level, bits in found.items() if bits != best or bits.startswith("exit")]
     check = ViewCheck(
-        name="levels", words="all levels of the kernels compute the same bits",
+        name="levels", words="all kernel levels compute the same bits",
         value=len(wrong), tolerance=0, where=", ".join(wrong or found),
     )  # fmt: skip
     return GroupResult(check=check, models=len(found), seconds=perf_counter() - begin)
@@ -60,7 +60,7 @@ def measure_exhaustion(device: torch.device) -> GroupResult:
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
     ok = done.returncode == 5 and len(lines) == 2
     check = ViewCheck(
-        name="memory exhausted", words="a context that does not fit ends with exit 5 and a hint",
+        name="memory exhausted", words="a context that does not fit: exit 5, a hint",
         value=float(not ok), tolerance=0, where="" if ok else f"exit {done.returncode}",
     )  # fmt: skip
     return GroupResult(check=check, models=1, seconds=perf_counter() - begin)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -131,6 +132,8 @@ def measure_shape(
     devices.require_memory(
         need.total, device, f"the {one.name} shape", "give fewer layers, or free some memory"
     )
+    gc.collect()
+    devices.release_freed_memory()
     base = torch.cuda.memory_allocated(device) if cuda else resident_bytes()
     with Peak(device) as peak:
         decoder = built(one, device)
@@ -156,7 +159,10 @@ class Peer:
     def __init__(self, one: Shape, device: torch.device, dtype: torch.dtype) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.initialization import no_init_weights
+        from transformers.utils import logging
 
+        warnings.simplefilter("ignore")
+        logging.set_verbosity_error()
         settings = {**one.settings, "num_hidden_layers": one.layers}
         config = AutoConfig.for_model(settings.pop("model_type"), **settings)
         with no_init_weights():
