@@ -125,8 +125,8 @@ def shown(renderable, width, *, colour=False):
 def test_what_is_said_at_eighty_columns():
     assert shown(render_info(REPORT), 80) == [
         "smollm2",
-        "does not fit on cpu: 5.05 GiB of 4 GiB free, for 2 sequences of 8,192 tokens;",
-        "100 tokens fit",
+        "does not fit on cpu: 5.05 GiB beside PyTorch itself, of 4 GiB free, for 2",
+        "sequences of 8,192 tokens; 100 tokens fit",
         "",
         "family      llama · type llama · width 576 · vocabulary 49,152",
         "parameters  134,515,008 · embedding 28.3 M · attention 26.5 M · MLP 79.6 M",
@@ -150,8 +150,8 @@ def test_all_of_it_at_eighty_columns():
     lines = shown(render_info(REPORT, full=True), 80)
     assert lines == [
         "smollm2",
-        "does not fit on cpu: 5.05 GiB of 4 GiB free, for 2 sequences of 8,192 tokens;",
-        "100 tokens fit",
+        "does not fit on cpu: 5.05 GiB beside PyTorch itself, of 4 GiB free, for 2",
+        "sequences of 8,192 tokens; 100 tokens fit",
         "",
         "family      llama · type llama · width 576 · vocabulary 49,152",
         "parameters  134,515,008 (135 M) · all active",

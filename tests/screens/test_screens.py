@@ -61,7 +61,7 @@ SCREENS = {
         ("generate", "Once upon a time", *EXACT, "--greedy", "-n", "6", "--logprobs", "3"), True
     ),
     "chat": Screen(("chat", *EXACT, "--prompt", "Tell me a story.", "--greedy", "-n", "8"), True),
-    "timing": Screen(("timing", TEXT, *TINY, "-n", "2", "--pairs", "3"), True, True),
+    "timing": Screen(("timing", TEXT, *TINY, "-n", "2", "--threads", "2"), True, True),
     "bench": Screen(("bench", *TINY, "-p", "16", "-n", "4", "-r", "2"), True, wide=True),
     "ladder": Screen(("ladder", *EXACT), True),
     "explain": Screen(
@@ -97,8 +97,13 @@ def settled(monkeypatch):
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir()
     shutil.copytree(locate("tiny"), HOME / "tiny")
-    for name in ("NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM"):
+    for name in (
+        "NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM",
+        "OMP_NUM_THREADS",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
+    for name, folder in (("HF_HUB_CACHE", "hf_hub_cache"), ("HF_HOME", "hf_home")):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(HOME / folder))
     for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(HOME / name.lower()))
     monkeypatch.setenv("HOME", str(HOME))
@@ -165,7 +170,9 @@ def in_a_pipe(argv, capfd):
     return code, captured.out, captured.err
 
 
-MACHINE = re.compile(r"\b(\d[\d,.]*)([  ]?)([kMGTPµnm]?i?)(B/s|FLOP/s|FLOP|B|s|tok/s)\b")
+MACHINE = re.compile(
+    r"\b(\d[\d,.]*)([  ]?)([kMGTP]?i?(?=B|FLOP)|[µnm]?(?=s)|)(B/s|FLOP/s|FLOP|B|s|tok/s)\b"
+)
 
 
 def settle(text, *, measured, tmp):
@@ -180,7 +187,8 @@ def settle(text, *, measured, tmp):
         text = re.sub(rf"(?<!\w){re.escape(found)}(?!\w)", name, text)
     if measured:
         text = MACHINE.sub(lambda found: f"#{found[2]}{found[4]}", text)
-        text = re.sub(r"\d[\d,.]*(e[-+]\d+)?", "#", text)
+        text = re.sub(r"(?m)^build: .*$", "build: BUILD", text)
+        text = re.sub(r"\d[\d,.]*(e[-+]\d+)?( [kMGTP]\b)?", "#", text)
         text = re.sub(r"[█▉▊▋▌▍▎▏▁▂▃▄▅▆▇─━╸╺]+", "▄", text)
         text = re.sub(r" {2,}", " ", text)
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
