@@ -319,6 +319,7 @@ _llmcli() {
     fi
     if [[ -z $kind && $word != -* ]]; then
         case $command in
+        explain) [[ "${COMP_WORDS[*]:0:COMP_CWORD}" == *"["* ]] || { values=''; kind=tensor; } ;;
         bench) ((i + 1 == COMP_CWORD)) && { values=compare; kind=words; } ;;
         models) ((i + 1 == COMP_CWORD)) && { values='list pull rm path prune'; kind=words; } ;;
         help) ((i + 1 == COMP_CWORD)) && { values='models sampling shapes attention benchmarking formats numbers safety settings generate chat info experts lens dump explain score tokens timing bench ladder selftest load env'; kind=words; } ;;

@@ -306,6 +306,7 @@ complete -c llmcli -n '__llmcli_command dump' -l debug -d 'Tracebacks with error
 complete -c llmcli -n '__llmcli_command dump' -l no-pager -d 'Show a long result without a pager'
 complete -c llmcli -n '__llmcli_command dump' -l checks -d 'Show every check with its value and its tolerance'
 complete -c llmcli -n '__llmcli_command dump' -s h -l help -d 'Show this message and exit'
+complete -c llmcli -n '__llmcli_command explain; and not string match -q \'*[*\' -- (commandline -opc)' -a '(__llmcli_asked tensor)'
 complete -c llmcli -n '__llmcli_command explain' -s f -l file -r -F -d 'Read the text from a file (`-`: stdin)'
 complete -c llmcli -n '__llmcli_command explain' -l ids -x -d 'Token ids instead of text, separated by commas or spaces'
 complete -c llmcli -n '__llmcli_command explain' -l depth -x -a 'all' -d 'How many formulas are followed back'

@@ -145,7 +145,7 @@ def _argument(command: str, metavars: Sequence[str]) -> Value:
         return Value(kind="stored")
     if command == "help":
         return Value(kind="words", words=tuple(dict.fromkeys((*TOPICS, *ENTRIES))))
-    if metavars == ["NAME[INDEX]", "[PROMPT]"]:
+    if metavars == ["[NAME[INDEX]]", "[PROMPT]"]:
         return Value(kind="tensor")
     if metavars == ["A", "B"]:
         return Value(kind="files")

@@ -829,7 +829,7 @@ def test_what_look_cannot_show_is_one_line(converse, monkeypatch):
     monkeypatch.setattr(slash, "_LOOKED_AT", 5)
     said = converse("hello", "/look lens", argv=(*GREEDY, "--json"))
     assert "note: the last 5 of" in said.err
-    assert "the last row is the model's output" in said.err
+    assert "settled: from this layer on" in said.err
     assert len(said.out.splitlines()) == 1
 
 

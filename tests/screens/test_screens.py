@@ -27,6 +27,7 @@ from rich.cells import cell_len
 sys.path.append(str(Path(__file__).parents[1] / "render"))
 from timing_reports import timing_report
 
+from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import locate
 from llmcli.cli.app import main
 from llmcli.commands.timing.report import Stage
@@ -110,6 +111,10 @@ def settled(monkeypatch):
     monkeypatch.setenv("LLMCLI_PAGER", "")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
+    monkeypatch.setattr(  # a time's width decides which columns there is room for
+        "llmcli.commands.bench.view.table._ns", lambda ns: "" if ns is None else "1.23 ms"
+    )
     monkeypatch.setattr(
         "llmcli.commands.timing.measure.report.measure_timing", lambda *_, **__: timing_report()
     )

@@ -40,6 +40,7 @@ from llmcli.text import Tokenizer, load_tokenizer
 from llmcli.weights import ledger_of
 
 LOOKING = "looking at the numbers"
+NO_DIGEST = "no sha256 is known for these files: a weight that was changed to another is not seen"
 # Two are half as fast again where nothing else runs; where something does they wait for each other
 # after each of thousands of small operations, and are many times slower.
 _THREADS = 1
@@ -113,8 +114,7 @@ def check_files(
     looked_at = sum(one.count for one in numbers.values())
     if digests:
         return replace(report, looked_at=looked_at, checks=(*report.checks, *digests))
-    note = "no sha256 is known for these files: a weight that was changed to another is not seen"
-    return replace(report, looked_at=looked_at, notes=(*report.notes, note))
+    return replace(report, looked_at=looked_at, notes=(*report.notes, NO_DIGEST))
 
 
 def digest_checks(checkpoint: Checkpoint) -> tuple[ViewCheck, ...]:
