@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from llmcli.anatomy.arithmetic import WIDE
 from llmcli.errors import OutOfMemory, UsageError
@@ -67,6 +68,26 @@ def float64_device(device: torch.device) -> torch.device:
     Apple's GPU has no float64; of devices other than CUDA nothing is assumed.
     """
     return device if device.type in ("cpu", "cuda") else torch.device("cpu")
+
+
+def on_the_way(x: Tensor) -> Callable[[], Tensor]:
+    """Starts to copy `x` to the host: what is returned waits for the copy, and not for more.
+
+    Of CUDA's; other devices are waited for at once.
+    """
+    if x.device.type != "cuda":
+        here = x.cpu()
+        return lambda: here
+    with torch.cuda.device(x.device):
+        there = x.to("cpu", non_blocking=True)  # in pinned memory
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+
+    def wait() -> Tensor:
+        event.synchronize()
+        return there
+
+    return wait
 
 
 def wait_for(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.seeds import sample_seed
 from llmcli.engine.session import Session, make_room
-from llmcli.engine.speculation import Speculation
+from llmcli.engine.speculation import Speculation, decode
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.markers import Markers
@@ -215,10 +215,7 @@ class Conversation:
         pieces: list[str] = []
         end: Ending = "interrupted"
         try:
-            steps = session.decode(sampler.pick)
-            if self.speculation is not None:
-                steps = self.speculation.decode(session, sampler)
-            for choices in steps:
+            for choices in decode(session, sampler, limit, self.speculation):
                 token = output.add(choices[0])
                 written.append(token.id)
                 pieces.append(token.text)

@@ -5,12 +5,12 @@ Axes: B sequences still running, V vocabulary, S steps of random numbers made at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from llmcli.devices import float64_device
+from llmcli.devices import float64_device, on_the_way
 from llmcli.engine.output import Choice
 from llmcli.engine.sampling import Sampling, choose, penalized, top
 from llmcli.engine.seeds import uniforms
@@ -60,12 +60,17 @@ class Sampler:
             shape = (len(self._sequences), vocab)
             self._output_BV = torch.zeros(shape, dtype=torch.int64, device=device)
 
-    @torch.inference_mode()
     def pick(self, logits_BV: Tensor) -> tuple[Tensor, list[Choice]]:
-        """Return the next ids, `[B]` beside the logits and as choices on the host; one step on.
+        """`draw`, and the choices, for which the host waits."""
+        ids_B, choices = self.draw(logits_BV)
+        return ids_B, choices()
 
-        The host waits for the device once. Raises NotFinite for a row of logits with a NaN,
-        +inf, or nothing but -inf.
+    @torch.inference_mode()
+    def draw(self, logits_BV: Tensor) -> tuple[Tensor, Callable[[], list[Choice]]]:
+        """The next ids, `[B]` beside the logits, and what waits for them on the host; one step on.
+
+        Nothing is waited for before, but margins. What is returned raises NotFinite for a row of
+        logits with a NaN, +inf, or nothing but -inf: its token is void.
         """
         device, logits_BV = logits_BV.device, logits_BV.to(self._device)
         u_B = None if self._sampling.greedy else self._uniforms()
@@ -76,14 +81,19 @@ class Sampler:
         columns = [ids_B.double()[:, None], best_B.double()[:, None]]
         if self._logprobs is not None:
             columns += _logprobs(logits_BV, ids_B, self._logprobs)
-        rows = torch.cat(columns, 1).tolist()
-        choices = [self._choice(row, *values) for row, values in enumerate(rows)]
-        if margins is not None:
-            choices = [
-                choice._replace(margin=margin, tied=margin <= bound)
-                for choice, (margin, bound) in zip(choices, margins, strict=True)
-            ]
+        rows, sequences, step = on_the_way(torch.cat(columns, 1)), self._sequences, self._step
         self._step += 1
+
+        def choices() -> list[Choice]:
+            values = zip(sequences, rows().tolist(), strict=True)
+            found = [_choice(sequence, step, *row) for sequence, row in values]
+            if margins is None:
+                return found
+            return [
+                choice._replace(margin=margin, tied=margin <= bound)
+                for choice, (margin, bound) in zip(found, margins, strict=True)
+            ]
+
         return ids_B.to(device), choices
 
     @torch.inference_mode()
@@ -121,7 +131,7 @@ class Sampler:
             seed = self._sampling.seed
             table = {key: uniforms(seed, key, self._step, self._steps) for key in set(keys)}
             u_BS = torch.tensor([table[key] for key in keys], dtype=torch.float64)
-            self._u_BS = u_BS.to(self._device)
+            self._u_BS = u_BS.to(self._device, non_blocking=True)
         return self._u_BS[:, self._step % self._steps]
 
     def _margins(
@@ -145,19 +155,18 @@ class Sampler:
         bounds_B = ties.bound(ids_B2, logits_B2, slopes_B2)
         return list(zip(margins_B.tolist(), bounds_B.tolist(), strict=True))
 
-    def _choice(self, row: int, id: float, best: float, *logprobs: float) -> Choice:
-        if not float("-inf") < best < float("inf"):
-            raise NotFinite(
-                f"the logits of sequence {self._sequences[row]} for its token {self._step}"
-                " are not finite",
-                hint="try `--dtype float32` where it was half precision, which overflows in some "
-                "models; else the checkpoint may hold NaN: `llmcli load --check` finds it",
-            )
-        if not logprobs:
-            return Choice(int(id), None, ())
-        half = len(logprobs) // 2 + 1
-        top_ids = (int(token) for token in logprobs[1:half])
-        return Choice(int(id), logprobs[0], tuple(zip(top_ids, logprobs[half:], strict=True)))
+def _choice(sequence: int, step: int, id: float, best: float, *logprobs: float) -> Choice:
+    if not float("-inf") < best < float("inf"):
+        raise NotFinite(
+            f"the logits of sequence {sequence} for its token {step} are not finite",
+            hint="try `--dtype float32` where it was half precision, which overflows in some "
+            "models; else the checkpoint may hold NaN: `llmcli load --check` finds it",
+        )
+    if not logprobs:
+        return Choice(int(id), None, ())
+    half = len(logprobs) // 2 + 1
+    top_ids = (int(token) for token in logprobs[1:half])
+    return Choice(int(id), logprobs[0], tuple(zip(top_ids, logprobs[half:], strict=True)))
 
 
 def _logprobs(logits_BV: Tensor, ids_B: Tensor, best: int) -> list[Tensor]:

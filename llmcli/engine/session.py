@@ -196,6 +196,25 @@ class Session:
             yield choice
             self.advance(tap=tap, edits=edits, clock=clock)
 
+    def decode_queued(
+        self, draw: Callable[[Tensor], tuple[Tensor, Callable[[], Choice]]], limit: int | None
+    ) -> Iterator[Choice]:
+        """As `decode`, but the device reads a token before the host knows it: one step late.
+
+        `draw` returns what waits for the choice. A token is read before its choice is yielded,
+        where the sequences have a slot left, and of `limit` choices all but the last.
+        """
+        for number in count(1):
+            if self.logits_BV is None:
+                raise ValueError("no logits to choose from: the last call did not compute them")
+            self._chosen_B, choice = draw(self.logits_BV)
+            ahead = number != limit and max(self.lengths) < self.state.capacity
+            if ahead:
+                self.advance()
+            yield choice()
+            if not ahead:
+                self.advance()
+
     def advance(
         self,
         *,

@@ -30,6 +30,20 @@ ROWS = (4, 8, 16)
 _ASKED, _FREE = 0.6, 0.3
 
 
+def decode(
+    session: Session, sampler: Sampler, limit: int | None, speculation: Speculation | None
+) -> Iterator[list[Choice]]:
+    """The choices that follow in every sequence, at most `limit` of which are requested.
+
+    A `speculation` takes one sequence. On a card the tokens come to the host a step late.
+    """
+    if speculation is not None and session.state.batch == 1:
+        return speculation.decode(session, sampler)
+    if session.decoder.device.type == "cuda":
+        return session.decode_queued(sampler.draw, limit)
+    return session.decode(sampler.pick)
+
+
 class Speculation:
     """Decodes sequences with a draft, one at a time, and keeps count.
 

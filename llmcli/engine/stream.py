@@ -17,7 +17,7 @@ from llmcli.engine.output import Output, Token
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session, make_room
-from llmcli.engine.speculation import Speculation
+from llmcli.engine.speculation import Speculation, decode
 from llmcli.engine.stop import StopMatcher
 from llmcli.engine.ties import NearTies
 from llmcli.errors import PromptTooLong, UsageError
@@ -105,11 +105,8 @@ def stream(
         session.prefill(prompts, on_prefill=on_prefill)
         if request.samples > 1:
             session.select([number // request.samples for number in range(len(outputs))])
-        steps = session.decode(sampler.pick)
-        if speculation is not None and len(outputs) == 1:
-            steps = speculation.decode(session, sampler)
         running = outputs
-        for choices in steps:
+        for choices in decode(session, sampler, limit, speculation):
             for output, choice in zip(running, choices, strict=True):
                 yield output.add(choice)
             rows = [row for row, output in enumerate(running) if output.finish is None]

@@ -123,6 +123,7 @@ class Card(TorchDispatchMode):
         self.calls = None
         self.tapes = []
         self._tape = None
+        self._queues = False
 
     def __enter__(self):
         self._start = torch.cuda._lazy_init
@@ -146,14 +147,28 @@ class Card(TorchDispatchMode):
         finally:
             self._tape = None
 
+    @contextmanager
+    def queued(self, on=True) -> Iterator[None]:
+        """What is computed in it must not make the host wait for the device."""
+        before, self._queues = self._queues, on
+        try:
+            yield
+        finally:
+            self._queues = before
+
+    def waiting(self):
+        """Within `queued`: what may wait."""
+        return self.queued(False)
+
     def capture(self, step, undo, pool):
         """As `nn.captured.CudaCapture`: what is captured has no effect before it is replayed."""
-        step()
-        undo()
-        with self.captured() as tape:
-            out = step()
-        undo()
-        tape.forget()
+        with self.waiting():
+            step()
+            undo()
+            with self.captured() as tape:
+                out = step()
+            undo()
+            tape.forget()
         self.tapes.append(tape)
         return tape, out, pool
 
@@ -169,7 +184,7 @@ class Card(TorchDispatchMode):
         to_card = device is not None and torch.device(device).type in ("cuda", "meta")
         if not there and not to_card:
             return func(*args, **kwargs)
-        self._check(func, args, given, there, device, to_card)
+        self._check(func, args, kwargs, given, there, device, to_card)
         if device is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         kwargs.pop("pin_memory", None)
@@ -184,7 +199,7 @@ class Card(TorchDispatchMode):
         known = {id(x.here): x for x in there}
         return _mapped(lambda x: _wrapped(x, known) if _is(x) else x, made)
 
-    def _check(self, func, args, given, there, device, to_card):
+    def _check(self, func, args, kwargs, given, there, device, to_card):
         """Raises Refused."""
         packet = func.overloadpacket
         hosts = [x for x in given if not isinstance(x, OnCard)]
@@ -192,7 +207,14 @@ class Card(TorchDispatchMode):
         if there and not moves and any(x.ndim for x in hosts):
             shapes = [list(x.shape) for x in hosts if x.ndim]
             raise Refused(f"{func} is given tensors of two devices: {shapes} of the host")
-        if self._tape is None:
+        if self._queues and moves:
+            if kwargs.get("non_blocking") or (packet is aten.copy_ and args[2:] == (True,)):
+                return
+            leaves = device is not None and not to_card
+            if leaves or any(x.ndim for x in hosts):
+                raise Refused(f"{func}: the host waits for a copy")
+            return
+        if self._tape is None and not self._queues:
             return
         if packet in (aten._local_scalar_dense, aten.equal, aten.is_nonzero):
             raise Refused(f"{func}: the host reads a number of the device")

@@ -1,0 +1,133 @@
+"""Tokens that come to the host a step late: nothing waits for the device, and the text is the same.
+
+On the stand-in for a card (`card`), where all that makes the host wait is refused.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import chain
+
+import pytest
+import torch
+from card import Card, Refused
+from small_models import random_decoder
+from test_gate import LENGTH_ROPES, put
+from zoo import MODELS
+
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session
+from llmcli.engine.speculation import decode
+
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0),
+    "default": Sampling(seed=3),
+    "all filters off": Sampling(top_k=0, top_p=1, min_p=0, seed=1),
+    "top-p alone": Sampling(top_k=0, top_p=0.7, min_p=0, temperature=2, seed=2),
+    "penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+    "greedy with penalties": Sampling(temperature=0, repetition_penalty=1.3),
+    "penalties and top-p alone": Sampling(top_k=0, frequency_penalty=0.4, top_p=0.9, seed=5),
+}
+PROMPTS = [[5, 9, 2, 7], [3, 1]]
+
+
+class Event:
+    """Of a device that has done all at once; `waits` counts."""
+
+    waits = 0
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        Event.waits += 1
+
+
+@pytest.fixture
+def card(monkeypatch):
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
+    Event.waits = 0
+    with torch.inference_mode(), Card() as card:
+        yield card
+
+
+def sampler_of(session, sampling, **rest):
+    return Sampler(
+        sampling, PROMPTS, samples=1, vocab=session.decoder.config.vocab,
+        device=session.decoder.device, **({"logprobs": 2, "limit": 9} | rest),
+    )  # fmt: skip
+
+
+def started(decoder, capacity=12):
+    session = Session(decoder, 2, capacity)
+    session.prefill(PROMPTS)
+    return session
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_the_tokens_are_those_of_a_processor(card, sampling):
+    """Across two buckets, and with a sequence less from the fourth token on."""
+    here = random_decoder(MODELS["llama"])
+    texts = []
+    for decoder in (here, put(here, card)):
+        session = started(decoder)
+        sampler = sampler_of(session, sampling)
+        text = []
+        with card.queued() if decoder is not here else nullcontext():
+            for choices in decode(session, sampler, 8, None):
+                text.append(choices)
+                if len(text) == 4:
+                    with card.waiting():  # a sequence ends but once
+                        sampler.keep([0])
+                        session.select([0])
+                if len(text) == 8:
+                    break
+        texts.append((text, session.lengths))
+    (mine, lengths), (theirs, queued) = texts
+    assert [len(row) for row in theirs] == [len(row) for row in mine]
+    for one, other in zip(chain(*mine), chain(*theirs), strict=True):
+        assert other.id == one.id
+        assert other.logprob == pytest.approx(one.logprob, abs=1e-9)
+    assert Event.waits == 8
+    assert queued == lengths == [11]  # of 8 tokens the last one is not read
+
+
+def test_a_token_is_read_before_it_is_known(card):
+    session = started(put(random_decoder(MODELS["llama"]), card))
+    sampler = sampler_of(session, SAMPLINGS["default"])
+    steps = decode(session, sampler, 3, None)
+    read = []
+    for _ in range(3):
+        next(steps)
+        read.append(max(session.lengths))
+    assert read == [5, 6, 6]
+
+
+def test_full_sequences_are_not_read_ahead(card):
+    session = started(put(random_decoder(MODELS["llama"]), card), capacity=6)
+    steps = decode(session, sampler_of(session, SAMPLINGS["greedy"]), None, None)
+    read = []
+    for _ in range(3):
+        next(steps)
+        read.append(max(session.lengths))
+    assert read == [5, 6, 6]
+    session.grow(8)
+    next(steps)
+    assert max(session.lengths) == 8
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in LENGTH_ROPES])
+def test_no_step_waits(card, name):
+    """Nor does what stands around it; to look at a number is refused."""
+    session = started(put(random_decoder(MODELS[name]), card))
+    sampler = sampler_of(session, SAMPLINGS["default"])
+    with card.queued():
+        for _ in range(5):
+            ids_B, _choices = sampler.draw(session.logits_BV)
+            session.extend(ids_B[:, None])
+        for look in (lambda: bool((ids_B > 0).all()), ids_B.tolist, ids_B.cpu, ids_B.nonzero):
+            with pytest.raises(Refused):
+                look()
+    assert Event.waits == 0
