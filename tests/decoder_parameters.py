@@ -5,8 +5,8 @@ import torch
 from llmcli.anatomy.arithmetic import Arithmetic, in_no_blocks, matrices
 from llmcli.devices import DTYPES
 from llmcli.formats.dense import Dense, writable
+from llmcli.loading.weights import randomize
 from llmcli.nn.decoder import Decoder
-from llmcli.weights import randomize
 
 
 def packed_in(config, format="Q4_1"):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from llmcli import devices
-from llmcli.ahead import start
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.errors import CheckpointError
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
-from llmcli.loading import load_checkpoint
+from llmcli.loading.ahead import start
+from llmcli.loading.load import load_checkpoint
 
 pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 
@@ -67,7 +67,7 @@ def test_threads_keep_what_they_read_and_write(path):
     """Loading that fails lets go of it while they are at work: this process ended with a crash."""
     program = (
         "import gc, pathlib, sys, time\n"
-        "from llmcli.ahead import start\nfrom llmcli.checkpoints import open_checkpoint\n"
+        "from llmcli.loading.ahead import start\nfrom llmcli.checkpoints import open_checkpoint\n"
         "for _ in range(5):\n"
         "    checkpoint = open_checkpoint(pathlib.Path(sys.argv[1]))\n"
         "    options = {'dtype': 'auto', 'quantize': 'auto', 'bfloat16': False, 'free': 1 << 40}\n"

@@ -15,7 +15,7 @@ from llmcli.commands.ladder.measure.workload import plan_workload
 from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
 from llmcli.formats.dense import writable
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.linear import each_own
 from llmcli.ops.product import product_float32

@@ -1,7 +1,7 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
-    ← nn ← arithmetic ahead model scales filling weights loading engine ← observe
+    ← nn ← model ← loading engine ← observe
     ← measure ← cli ← commands;
     ui sees only reports, and a command's view besides only its own report. In a command's folder
     `measure`, `report` and `view` (a file or a folder) are what they say, all else is its shell.
@@ -29,7 +29,8 @@ LAYERS = (
     {"ops", "kernels", "triton", "devices"},
     {"formats"},
     {"nn"},
-    {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "engine"},
+    {"model"},
+    {"ahead", "loading", "engine"},
     {"observe"},
     {"report"},
     {"measure"},
@@ -44,31 +45,16 @@ BESIDE = {
     ("ops", "kernels"),
     ("ops", "triton"),
     ("devices", "ops"),
-    ("filling", "model"),
-    ("filling", "scales"),
-    ("weights", "model"),
-    ("weights", "scales"),
-    ("weights", "filling"),
-    ("ahead", "arithmetic"),
-    ("weights", "ahead"),
     ("loading", "ahead"),
-    ("loading", "arithmetic"),
-    ("loading", "model"),
-    ("loading", "filling"),
-    ("loading", "weights"),
-    ("engine", "model"),
 }
 VIEWS = ("ui", "view")
 TORCH_FREE = {
     *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("text", "kernels", "arithmetic", "ahead", "ui", "report", "view", "cli", "shell", "__main__"),
+    *("text", "kernels", "ahead", "ui", "report", "view", "cli", "shell", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
-COMPUTES = (
-    *("ops", "devices", "formats", "nn"),
-    *("model", "scales", "filling", "weights", "loading", "engine"),
-)
+COMPUTES = ("ops", "devices", "formats", "nn", "model", "loading", "engine")
 AT_TOP = {
     "cli": {"typer"},
     "shell": {"typer"},
@@ -97,9 +83,11 @@ def part_of(module):
     """`families` for `llmcli.families.rules`; the package itself is ``.
 
     By file name in `parts`: what it is lies below all, what computes it needs torch. So in a
-    command's folder, see above. `llmcli.graph.evaluation` and `llmcli.kernels.triton` are parts of
-    their own, too.
+    command's folder, see above. `llmcli.graph.evaluation`, `llmcli.kernels.triton` and what
+    `llmcli.loading` does before PyTorch is there, `ahead`, are parts of their own, too.
     """
+    if module in ("llmcli.loading.ahead", "llmcli.loading.arithmetic"):
+        return "ahead"
     if module.startswith("llmcli.graph.evaluation"):
         return "evaluation"
     if module.startswith("llmcli.kernels.triton"):
@@ -301,7 +289,7 @@ def test_a_call_with_a_state_is_found(source, count):
         ("llmcli.anatomy.x", "from llmcli.checkpoints import Checkpoint", 1),
         ("llmcli.families.x", "from llmcli.checkpoints import Checkpoint", 0),
         ("llmcli.checkpoints.x", "import llmcli.families", 1),
-        ("llmcli.nn.x", "def f():\n    from llmcli.loading import load", 1),
+        ("llmcli.nn.x", "def f():\n    from llmcli.loading.load import load", 1),
         ("llmcli.ops.x", "from llmcli import nn", 1),
         ("llmcli.graph.evaluation.x", "from llmcli.ops import rope", 1),
         ("llmcli.graph.x", "from llmcli.graph.evaluation import rule", 1),

@@ -6,7 +6,7 @@ from blocks import ffn_of
 from decoder_parameters import parameters_of
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
-from llmcli import devices, weights
+from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import (
@@ -16,7 +16,8 @@ from llmcli.errors import (
     WeightMismatch,
 )
 from llmcli.kernels import native
-from llmcli.loading import load, load_checkpoint, load_shapes
+from llmcli.loading import weights
+from llmcli.loading.load import load, load_checkpoint, load_shapes
 from llmcli.ops import processor
 
 
@@ -52,7 +53,7 @@ def test_every_tensor_in_its_slot(tmp_path):
 
 def test_small_chunks_load_the_same(tmp_path, monkeypatch):
     whole = parameters_of(load_tiny(write_llama(tmp_path), dtype="bfloat16").decoder)
-    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", 300)
+    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", 300)
     chunked = parameters_of(load_tiny(tmp_path, dtype="bfloat16").decoder)
     assert all(torch.equal(whole[name], chunked[name]) for name in whole)
 
@@ -189,7 +190,7 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
     by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
     monkeypatch.setattr("llmcli.formats.dense.lies_by_columns", lambda rows, device, dtype: True)
-    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", 300)
+    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", 300)
     by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
     assert ffn_of(by_columns.blocks[0]).gate_up.weight.dense().stride(0) == 1
     for name, slot in parameters_of(by_rows).items():
@@ -210,7 +211,7 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     ],
 )
 def test_shapes_are_held_against_the_headers(tmp_path, monkeypatch, name, shape, says):
-    monkeypatch.setattr("llmcli.loading.Decoder", None)  # refused before anything is allocated
+    monkeypatch.setattr("llmcli.loading.load.Decoder", None)  # refused before anything is allocated
     tensors = gpt2_tensors() | {name: torch.ones(shape)}
     with pytest.raises(CheckpointError, match=says) as caught:
         load_tiny(write_gpt2(tmp_path, tensors))
@@ -255,8 +256,8 @@ def test_threads_are_used_where_they_are_worth_it_and_given_back(
         return fill(*given)
 
     fill = weights.fill
-    monkeypatch.setattr("llmcli.weights.fill", noted)
-    monkeypatch.setattr("llmcli.weights._THREADED", least)
+    monkeypatch.setattr("llmcli.loading.weights.fill", noted)
+    monkeypatch.setattr("llmcli.loading.weights._THREADED", least)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -11,7 +11,7 @@ from llmcli.checkpoints import open_model
 from llmcli.errors import OutOfMemory
 from llmcli.formats.packed import Mapped
 from llmcli.kernels import native
-from llmcli.loading import load
+from llmcli.loading.load import load
 
 pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 

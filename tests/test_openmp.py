@@ -12,7 +12,7 @@ import llmcli
 from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES
 
 PROGRAMS = {
-    "the library": "import llmcli.loading",
+    "the library": "import llmcli.loading.load",
     "the command line": "from llmcli.cli.app import main; main(['lens', '-m', 'tiny', 'x'])",
 }
 

@@ -25,7 +25,7 @@ from llmcli.commands.shapes.measure.ran import run_checks
 from llmcli.commands.shapes.measure.tensors import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
-from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.model import Stages
 from llmcli.nn.parameters import Parameters
 

@@ -14,7 +14,7 @@ from llmcli.commands.shapes.measure.ran import run_checks
 from llmcli.errors import UsageError
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
-from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.model import Stages
 from llmcli.ops.quant import dequantize, quantize
 from llmcli.reports.info import Device

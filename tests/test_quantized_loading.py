@@ -9,14 +9,14 @@ from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_q
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
-from llmcli import filling
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
 from llmcli.formats.dense import Dense
-from llmcli.loading import load_checkpoint
-from llmcli.weights import load_weights
+from llmcli.loading import filling
+from llmcli.loading.load import load_checkpoint
+from llmcli.loading.weights import load_weights
 
 UP = "model.layers.1.mlp.up_proj"
 
@@ -57,7 +57,7 @@ def test_small_chunks_load_the_same(tmp_path, monkeypatch, scheme):
     folder, _ = write_quantized(tmp_path, scheme)
     whole = parameters_of(load_tiny(folder, dtype="float32").decoder)
     for nbytes in (1, 700):  # row by row; chunks that begin inside a block
-        monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
+        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
         chunked = parameters_of(load_tiny(folder, dtype="float32").decoder)
         assert all(torch.equal(whole[name], chunked[name]) for name in whole)
 
@@ -72,7 +72,7 @@ def test_memory_beyond_the_weights_is_bounded(tmp_path, monkeypatch):
         return made
 
     dequantize = filling.dequantize
-    monkeypatch.setattr("llmcli.filling.dequantize", noted)
+    monkeypatch.setattr("llmcli.loading.filling.dequantize", noted)
     numbers, scales = quantize(torch.randn(2048, 4096), FP8, (128, 128))
     save_file({"w": numbers, "s": scales}, tmp_path / "model.safetensors")
     slot = torch.empty(2048, 4096)
@@ -118,7 +118,7 @@ def test_a_row_keeps_its_scale_wherever_it_goes(tmp_path, monkeypatch, block, op
     wanted = right(numbers.float() * spread(scales, block, numbers.shape))
     grid = Grid(formats=("F8_E4M3",), rows=block[0], columns=block[1])
     for nbytes in (4 << 20, 300):
-        monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
+        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
         slot = torch.empty(wanted.shape)
         fill(slot, tmp_path, grid, *ops)
         assert torch.equal(slot, wanted)

@@ -13,7 +13,6 @@ from decoder_parameters import parameters_of
 from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 
-from llmcli import filling
 from llmcli.anatomy import TensorSpec
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
@@ -39,10 +38,11 @@ from llmcli.families import (
 from llmcli.families.llama import LLAMA as FAMILY
 from llmcli.families.llama import from_hf
 from llmcli.formats.dense import Dense
-from llmcli.loading import load_checkpoint
+from llmcli.loading import filling
+from llmcli.loading.load import load_checkpoint
+from llmcli.loading.weights import check_fit, load_weights
 from llmcli.model import Stages
 from llmcli.observe.memory import cpu
-from llmcli.weights import check_fit, load_weights
 
 H, B = "model.layers.{layer}", "blocks.{layer}"
 ATTENTION, MLP = f"{H}.self_attn", f"{H}.mlp"
@@ -175,7 +175,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("nbytes", [4 << 20, 300])
 def test_other_layouts_of_the_same_weights(tmp_path, monkeypatch, family, layout, nbytes):
     tensors, rules, words = LAYOUTS[layout]
-    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
+    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
     plain = load(write_llama(tmp_path / "plain"))
     family(*rules)
     model = load(write(tmp_path / "other", tensors))
@@ -376,7 +376,7 @@ def test_a_stack_of_packed_rows(tmp_path, monkeypatch, op):
     if op is not None:
         right = right[:, ::2] if op.op.groups > 1 else right[:, 16:]
     for nbytes in (4 << 20, 700):
-        monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
+        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
         slot = torch.empty(right.shape)
         ops = () if op is None else (op,)
         checkpoint = open_checkpoint(tmp_path / "m.gguf")
@@ -456,7 +456,7 @@ STACKS = {
 @pytest.mark.parametrize("nbytes", [4 << 20, 70, 1])
 def test_a_stack_of_matrices_by_rows(tmp_path, monkeypatch, stack, nbytes):
     stored, gate, up = STACKS[stack]
-    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
+    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
     rules = [Rename("w", "gate", gate), Rename("w", "up", up)]
     slots, ledger = fill(save(tmp_path, w=stored), rules, gate=(E, F, D), up=(E, F, D))
     assert torch.equal(slots["gate"], GATE)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from llmcli.ahead import Ahead, start
 from llmcli.anatomy.arithmetic import WIDE
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.options import ModelOptions
@@ -16,6 +15,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
+from llmcli.loading.ahead import Ahead, start
 from llmcli.observe.memory import cpu, machine_devices
 from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.reports.text import PhasePeak
@@ -97,7 +97,7 @@ def load_model(
         import torch
 
         from llmcli.devices import gib
-        from llmcli.loading import load_checkpoint
+        from llmcli.loading.load import load_checkpoint
 
     imported = perf_counter()
     if options.threads is not None:

@@ -9,7 +9,6 @@ from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, matrices
 from llmcli.anatomy.counts import longest_context, memory_need
 from llmcli.anatomy.model import parameters
 from llmcli.anatomy.work import total_work
-from llmcli.arithmetic import arithmetic_of
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.checkpoints.checkpoint import Checkpoint
 from llmcli.checkpoints.tensors import TensorInfo
@@ -20,6 +19,7 @@ from llmcli.families.scales import scale_problem
 from llmcli.graph.blocks import PACKED, ROWS, packed_bytes
 from llmcli.graph.spec import Call
 from llmcli.kernels import native
+from llmcli.loading.arithmetic import arithmetic_of
 from llmcli.reports.info import Device, DeviceFit
 
 

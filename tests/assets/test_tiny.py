@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmcli.checkpoints import CATALOG
 from llmcli.engine.sampling import Sampling
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.ops.attention import scores, visible_keys
 
 HERE = Path(__file__).parent

@@ -22,7 +22,7 @@ CODE = """
 import json, re, time
 import torch
 from llmcli.config import *
-from llmcli.loading import randomize
+from llmcli.loading.load import randomize
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder

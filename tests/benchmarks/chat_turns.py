@@ -27,7 +27,7 @@ torch.set_num_threads({threads})
 from llmcli.checkpoints import open_model
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.sampling import Sampling
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.observe.peaks import resident_bytes
 from llmcli.text.template_renderer import RENDERER
 

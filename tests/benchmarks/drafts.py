@@ -23,7 +23,7 @@ from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import Speculation
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.model import Model
 
 PARAGRAPH = (

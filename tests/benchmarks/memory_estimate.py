@@ -34,7 +34,7 @@ torch.set_num_threads({threads})
 from llmcli.checkpoints import open_model
 from llmcli.engine.stream import TextRequest, stream
 from llmcli.engine.sampling import Sampling
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.commands.info.measure import measure_info
 from llmcli.observe.memory import cpu
 from llmcli.observe.peaks import Peak, resident_bytes

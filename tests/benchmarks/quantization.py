@@ -25,7 +25,7 @@ from torch import Tensor
 
 from llmcli.checkpoints import open_model
 from llmcli.engine.session import Session
-from llmcli.loading import load
+from llmcli.loading.load import load
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
 MIXTURES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS")

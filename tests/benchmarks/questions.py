@@ -35,7 +35,7 @@ from llmcli.commands.bench.report.results import Settings
 from llmcli.engine.session import Session
 from llmcli.engine.ties import NearTies
 from llmcli.errors import UsageError
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.model import Model
 
 QUESTIONS = Path(__file__).with_name("questions.txt")

@@ -29,7 +29,7 @@ from bench_tools import environment, spread, table
 
 from llmcli.checkpoints import open_model
 from llmcli.engine.session import Session
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.nn import recurrent
 from llmcli.ops.recurrence import recur_steps
 

@@ -8,18 +8,18 @@ from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import in_blocks, layer, llama
 
-from llmcli.ahead import start
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import mxfp4, open_checkpoint
 from llmcli.errors import CheckpointError
 from llmcli.families.family import Family
 from llmcli.families.rules import Load, PerExpert, Rename, Rows
-from llmcli.filling import fill, mapped, read_values
 from llmcli.formats.dense import Dense
 from llmcli.formats.packed import Packed
 from llmcli.graph.blocks import packed_bytes
 from llmcli.kernels import native
-from llmcli.loading import load_checkpoint
+from llmcli.loading.ahead import start
+from llmcli.loading.filling import fill, mapped, read_values
+from llmcli.loading.load import load_checkpoint
 from llmcli.model import Stages
 from llmcli.ops.quant import dequantize
 
@@ -76,7 +76,7 @@ def test_gates_and_neurons_that_take_turns(tmp_path, shards, monkeypatch):
     assert list(checkpoint.tensors) == [name for name in checkpoint.tensors if "scales" not in name]
     assert sum(info.nbytes for info in checkpoint.tensors.values()) == 3 * 14 * 4 * 17 + 12
     theirs = convert_moe_packed_tensors(codes, scales, dtype=torch.float32)  # [E, D, 2F]
-    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", 700)
+    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", 700)
     for at in range(2):
         rows = PerExpert(Rows(at, at + 1, groups=7))
         load = Load(f"{NAME}_blocks", "w", (rows,))
@@ -204,7 +204,7 @@ def test_a_model_has_the_same_numbers_however_it_is_loaded(path, monkeypatch):
         load_checkpoint(open_checkpoint(folder), device="cpu", text=False),
         load_checkpoint(checkpoint, device="cpu", text=False, ahead=ahead),
     ]
-    monkeypatch.setattr("llmcli.loading._exceeds", lambda weights, device: True)
+    monkeypatch.setattr("llmcli.loading.load._exceeds", lambda weights, device: True)
     models.append(load_checkpoint(open_checkpoint(folder), device="cpu", text=False))
     for model in models:
         packed = [name for name in model.decoder.weight_names

@@ -21,7 +21,7 @@ import llmcli.commands.attention.command
 import llmcli.commands.attention.exports
 import llmcli.commands.attention.measure.run
 import llmcli.commands.attention.options
-import llmcli.loading
+import llmcli.loading.load
 import llmcli.nn.decoder
 import llmcli.parts.attention.forward
 from llmcli.cli.output import Screen
@@ -517,7 +517,7 @@ def test_what_makes_no_sense_is_refused_before_weights_are_read(
 ):
     if "9:" not in argv:  # for which the tokens have to be counted
         monkeypatch.setattr(
-            llmcli.loading, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
+            llmcli.loading.load, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
         )
     result = attention(TEXT, *argv)
     assert result.code == 2
@@ -678,7 +678,7 @@ def test_an_opener_that_opens_nothing_is_noticed(
 
 def test_only_pages_and_pictures_are_opened(attention, launched, monkeypatch):
     monkeypatch.setattr(
-        llmcli.loading, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
+        llmcli.loading.load, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
     )
     result = attention(TEXT, "-o", "a.npz", "--open")
     assert result.code == 2

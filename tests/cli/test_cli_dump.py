@@ -15,7 +15,7 @@ from safetensors.torch import load_file as load_torch
 
 import llmcli.cli.files as files_module
 from llmcli.cli.prompts import LOOKED_AT
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.parts.attention import forward as attention
 
 ALL = "embed,blocks.*,ln_final*,logits*,cache.*"
@@ -326,7 +326,7 @@ def test_the_real_tiny_model_by_the_names_of_others(cli):
 
 
 def test_what_the_name_alone_refuses_is_refused_before_the_weights(cli, tiny, monkeypatch):
-    monkeypatch.setattr("llmcli.loading.load_checkpoint", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("llmcli.loading.load.load_checkpoint", lambda *_, **__: pytest.fail("read"))
     result = cli("dump", "-m", tiny, "hello", "--name", "nonsense")  # no weights: exit 4 later on
     assert result.code == 2
     assert "nonsense" in result.err

@@ -18,7 +18,7 @@ import llmcli.nn.decoder
 import llmcli.parts.attention.forward
 import llmcli.parts.norm.forward
 from llmcli.commands.explain.measure.index import names
-from llmcli.loading import load
+from llmcli.loading.load import load
 
 
 @pytest.fixture(scope="module")

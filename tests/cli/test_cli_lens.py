@@ -17,7 +17,7 @@ import llmcli.commands.lens.measure.run
 from llmcli.cli.prompts import LOOKED_AT
 from llmcli.commands.lens.command import parse_target
 from llmcli.errors import UsageError
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.parts.norm.forward import Norm
 
 NAMES = ["blocks.0.resid_pre", "blocks.0.resid_post", "blocks.1.resid_post"]
@@ -222,7 +222,7 @@ def test_what_cannot_be_is_a_usage_error(argv, words, lens):
     ],
 )
 def test_it_is_refused_before_the_weights_are_read(argv, words, lens, monkeypatch):
-    monkeypatch.setattr("llmcli.loading.load_checkpoint", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("llmcli.loading.load.load_checkpoint", lambda *_, **__: pytest.fail("read"))
     result = lens("hello", *argv)
     assert result.code == 2
     assert words in result.err

@@ -134,7 +134,7 @@ def test_metrics_are_of_shares(run):
 def test_numbers_do_not_depend_on_blocks(path):
     from llmcli.commands.attention.measure.run import measure_attention
     from llmcli.commands.attention.report.request import AttentionRequest
-    from llmcli.loading import load
+    from llmcli.loading.load import load
 
     model, ids = load(path, dtype="float64"), [(7 * i * i + 3 * i) % 2000 for i in range(150)]
     heads = dict.fromkeys((0, 1), tuple(range(4)))

@@ -201,7 +201,7 @@ def test_what_cannot_be_is_refused(cli, tiny, argv, words):
 
 @pytest.mark.parametrize("argv", [("--layer", "9"), ("--filter", "nonsense")])
 def test_what_is_not_there_is_refused_before_the_weights(cli, tiny, argv, monkeypatch):
-    monkeypatch.setattr("llmcli.loading.load_checkpoint", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("llmcli.loading.load.load_checkpoint", lambda *_, **__: pytest.fail("read"))
     assert cli("shapes", "-m", tiny, "text", *argv).code == 2
 
 

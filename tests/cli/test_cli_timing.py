@@ -23,7 +23,7 @@ import llmcli.cli.files
 import llmcli.commands.timing.measure.checks
 import llmcli.commands.timing.measure.phase
 import llmcli.commands.timing.measure.report
-import llmcli.loading
+import llmcli.loading.load
 import llmcli.observe.ceilings
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import step_bytes
@@ -223,7 +223,7 @@ def test_the_ceilings_are_measured_before_the_model_is_there(timing, monkeypatch
     done = []
     for module, name in (
         (llmcli.observe.ceilings, "measure_ceilings"),
-        (llmcli.loading, "load_checkpoint"),
+        (llmcli.loading.load, "load_checkpoint"),
     ):
         plain = getattr(module, name)
 
@@ -565,7 +565,7 @@ def test_interrupted_while_loading(timing, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llmcli.loading, "load_checkpoint", interrupted)
+    monkeypatch.setattr(llmcli.loading.load, "load_checkpoint", interrupted)
     result = timing(TEXT)
     assert (result.code, result.out) == (130, "")
     assert timing(TEXT, "--json").json()["error"]["code"] == 130

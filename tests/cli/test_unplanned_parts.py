@@ -19,7 +19,7 @@ import llmcli.anatomy.graph
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.families.family import families
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.nn.step import Edit
 from llmcli.parts.registry import PARTS
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from zoo import variant
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.model import Model
 
 FAMILIES = ("gpt2", "llama-gqa3", "mistral", "qwen2", "qwen3")

@@ -14,7 +14,7 @@ from llmcli.commands.score import measure as score
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.nn.decoder import Decoder
 
 SCALINGS = {

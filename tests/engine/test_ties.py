@@ -21,7 +21,7 @@ from llmcli.engine import stream as engine
 from llmcli.engine.sampling import Sampling, penalized
 from llmcli.engine.ties import NearTies
 from llmcli.kernels import native
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.model import Model
 from llmcli.ops.norm import at_least_float32
 

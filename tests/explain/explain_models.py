@@ -12,7 +12,7 @@ from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llam
 from llmcli.commands.explain.measure.derive import explain
 from llmcli.commands.explain.measure.index import names
 from llmcli.config import ModelConfig
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig

@@ -11,7 +11,7 @@ from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.observe import formulas
 from llmcli.observe.formulas import formula_checks, formula_inputs, worst
 from llmcli.observe.rules import rules

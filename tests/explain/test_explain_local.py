@@ -15,7 +15,7 @@ from llmcli.commands.explain.measure.index import names
 from llmcli.commands.explain.measure.values import Values
 from llmcli.formats.dense import Dense
 from llmcli.kernels import native
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.observe import formulas
 from llmcli.observe.rules import rules
 

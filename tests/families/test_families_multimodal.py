@@ -18,7 +18,7 @@ from llmcli.commands.load.measure.run import check_files
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import families
 from llmcli.families.llama import LLAMA as FAMILY
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.model import Stages
 from llmcli.observe.memory import cpu
 

@@ -18,7 +18,7 @@ from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import families, find, plan, translate, unsupported
 from llmcli.families.values import Values, shortened
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 LLAMA = {
     "model_type": "llama",

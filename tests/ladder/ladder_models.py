@@ -9,7 +9,7 @@ from zoo import MODELS, ZOO
 
 from llmcli.commands.ladder.measure.weights import Weights, require_dense
 from llmcli.errors import UnsupportedModel
-from llmcli.loading import load
+from llmcli.loading.load import load
 
 _KEPT = {}
 

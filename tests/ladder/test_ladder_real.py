@@ -5,7 +5,7 @@ import pytest
 from llmcli.commands.ladder.measure.runner import run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.workload import plan_workload
-from llmcli.loading import load
+from llmcli.loading.load import load
 
 TEXT = "In the beginning"
 

@@ -18,7 +18,7 @@ from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.runner import RUNGS
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Weights
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.parts.attention.config import DynamicScaling
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}

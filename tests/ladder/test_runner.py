@@ -17,7 +17,7 @@ from llmcli.commands.ladder.measure.runner import run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.workload import plan_workload
 from llmcli.errors import NotFinite
-from llmcli.loading import load
+from llmcli.loading.load import load
 
 IDS = [5, 9, 2, 7]
 

@@ -18,7 +18,7 @@ from llmcli.commands.lens.measure.stream import Stream
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.kernels import native
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Step, Visible

@@ -23,7 +23,7 @@ from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.errors import OutOfMemory
 from llmcli.formats.dense import Dense
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.model import dtype_name
 from llmcli.nn.step import Step
 from llmcli.observe.statistics import Statistics

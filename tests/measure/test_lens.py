@@ -21,7 +21,7 @@ from llmcli.commands.lens.measure.unembedding import Agreement
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
-from llmcli.loading import load
+from llmcli.loading.load import load
 from llmcli.model import Model
 from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder

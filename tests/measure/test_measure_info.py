@@ -21,7 +21,7 @@ from llmcli.commands.info.measure import measure_info, supported_families
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import families, find
 from llmcli.kernels import native
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.conv.config import ShortConvConfig

@@ -17,7 +17,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UsageError
 from llmcli.families import plan, translate
 from llmcli.kernels import native
-from llmcli.loading import arithmetic_on
+from llmcli.loading.load import arithmetic_on
 from llmcli.observe import memory
 from llmcli.observe.fit import chosen_arithmetic
 from llmcli.observe.memory import cpu, free_memory, machine_devices, nvidia_gpus

@@ -31,7 +31,8 @@ from llmcli.commands.shapes.measure.tensors import (
 from llmcli.config import ModelConfig, sequential
 from llmcli.families import translate
 from llmcli.graph.spec import Call
-from llmcli.loading import load
+from llmcli.loading.load import load
+from llmcli.loading.weights import randomize
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.state import KVCache
@@ -42,7 +43,6 @@ from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.norm.forward import Norm
-from llmcli.weights import randomize
 
 FLOAT32 = Arithmetic.of("float32")
 BFLOAT16 = Arithmetic.of("bfloat16")

@@ -11,7 +11,7 @@ from llmcli.commands.info.measure import measure_info
 from llmcli.commands.shapes.measure.ran import sources_check
 from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
 from llmcli.families import translate
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.observe.kernel import origin
 
 SCALE = "model.layers.1.mlp.up_proj.weight_scale_inv"

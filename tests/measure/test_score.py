@@ -15,7 +15,7 @@ from llmcli.commands.score import measure as scoring
 from llmcli.commands.score.measure import compare, measure_score, windows
 from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
-from llmcli.loading import randomize
+from llmcli.loading.load import randomize
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig

@@ -23,7 +23,7 @@ from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.dump.report import DumpPlan
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.engine.sampling import Sampling
-from llmcli.loading import Model, load_checkpoint
+from llmcli.loading.load import Model, load_checkpoint
 from llmcli.model import dtype_name
 from llmcli.nn.decoder import Decoder
 

@@ -14,7 +14,7 @@ from parity_types import Checkpoints, Models, References
 from zoo import variant
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 
 @pytest.fixture(scope="package", autouse=True)

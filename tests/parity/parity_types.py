@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from llmcli.loading import Model
+from llmcli.loading.load import Model
 
 Checkpoints = Callable[[str], Path]
 References = Callable[[str, str], PreTrainedModel]

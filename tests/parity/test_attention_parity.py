@@ -15,7 +15,7 @@ from zoo import ZOO, attending, recurring, variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 TOKENS = 70
 TEXT = (

@@ -31,7 +31,7 @@ from llmcli.families import (
     UnpairRows,
     translate,
 )
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.parts.attention.config import (
     AttentionConfig,
     ProportionalScaling,
@@ -568,7 +568,7 @@ def parts(
     ) -> float:
         ids = prompt(tokens=80)
         right = reference_logprobs(references(variant, "float64"), ids)
-        monkeypatch.setattr("llmcli.loading.translate", lambda one: changed(*translate(one)))
+        monkeypatch.setattr("llmcli.loading.load.translate", lambda one: changed(*translate(one)))
         checkpoint = open_checkpoint(checkpoints(variant))
         try:
             decoder = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder

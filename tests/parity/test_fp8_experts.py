@@ -23,7 +23,7 @@ from zoo import Variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 SCHEME = "fp8-default"
 NOT_SCALED = ("embed_tokens", "lm_head", "mlp.gate.", "eh_proj", "shared_head")

@@ -18,7 +18,7 @@ from test_gguf_parity import mixed
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 Change = Callable[[np.ndarray], np.ndarray | None]
 EXPERTS = 8

@@ -26,7 +26,7 @@ from llmcli.config import Branch, ModelConfig
 from llmcli.families import AddConstant, LogNeg, Op, Rename, Rule, translate
 from llmcli.formats.packed import Mapped
 from llmcli.kernels import native
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.ops.quant import DECODERS
 from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig
@@ -322,7 +322,7 @@ def test_a_file_that_is_read_wrong_is_seen(
         config, rules = translate(checkpoint)
         return change(config), tuple(map(other, rules))
 
-    monkeypatch.setattr("llmcli.loading.translate", wrong)
+    monkeypatch.setattr("llmcli.loading.load.translate", wrong)
     assert compare(tmp_path, variant(one), "F32") > 1e-6
 
 

@@ -26,7 +26,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.families.rules import Rows
 from llmcli.formats.packed import Mapped, Packed
 from llmcli.kernels import native
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 ONE = Variant("gpt_oss", "gpt_oss", {
     "hidden_size": 96, "intermediate_size": 64, "rms_norm_eps": 2.0**-17,  # a float32 of a GGUF

@@ -18,7 +18,7 @@ from parity_models import build, prompt
 from zoo import PACKED, packed, variant
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 # values of gated DeltaNet are as long as keys there
 _DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}

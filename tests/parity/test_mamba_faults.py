@@ -186,7 +186,7 @@ def test_a_file_read_otherwise_shows(
         config, rules = translate(checkpoint)
         return config, tuple(map(change, rules))
 
-    monkeypatch.setattr("llmcli.loading.translate", wrong)
+    monkeypatch.setattr("llmcli.loading.load.translate", wrong)
     assert compare(tmp_path, variant(of), "F32") > 1e-6
 
 

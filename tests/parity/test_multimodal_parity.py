@@ -15,7 +15,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import LlmcliError
 from llmcli.families import describe, family, multimodal, translate
 from llmcli.families.multimodal import text_settings
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 _TOWER = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -131,7 +131,7 @@ def computing(change):
             )
             return replace(config, layers=tuple(layers)), rules
 
-        monkeypatch.setattr("llmcli.loading.translate", changed)
+        monkeypatch.setattr("llmcli.loading.load.translate", changed)
 
     return plant
 

@@ -23,7 +23,7 @@ from llmcli.commands.bench.measure.peers.transformers import open_transformers
 from llmcli.commands.bench.report.results import Settings
 from llmcli.errors import UnsupportedModel, UsageError
 from llmcli.families.to_transformers import hub_config, hub_loads
-from llmcli.loading import Model, load_checkpoint
+from llmcli.loading.load import Model, load_checkpoint
 
 SETTINGS = Settings(
     model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=7, n_threads=1, type_k="auto",

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.loading import load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 Rewritten = Callable[..., tuple[Path, dict[str, Tensor]]]
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.loading import Model, load_checkpoint
+from llmcli.loading.load import Model, load_checkpoint
 
 pytestmark = pytest.mark.real
 

@@ -23,7 +23,7 @@ from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.commands.shapes.measure.ran import run_checks
 from llmcli.engine.sampling import Sampling
-from llmcli.loading import Model, load_checkpoint
+from llmcli.loading.load import Model, load_checkpoint
 from llmcli.model import dtype_name
 
 Numbers = Mapping[str, Any]

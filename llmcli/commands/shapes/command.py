@@ -237,7 +237,9 @@ def _require_fit(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelCon
     from llmcli.families import plan
 
     if checkpoint.tensors:
-        from llmcli.weights import check_fit  # and so PyTorch, where there is a fault to report
+        from llmcli.loading.weights import (
+            check_fit,  # and so PyTorch, where there is a fault to report
+        )
 
         todo = plan(checkpoint.tensors, rules, config)
         check_fit(todo, checkpoint.tensors, parameters(config))

@@ -50,7 +50,7 @@ def measuring(
 
         from llmcli import devices
         from llmcli.families import plan, translate
-        from llmcli.loading import arithmetic_on
+        from llmcli.loading.load import arithmetic_on
         from llmcli.observe.ceilings import measure_ceilings
         from llmcli.observe.peaks import resident_bytes
 

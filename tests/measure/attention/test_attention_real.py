@@ -11,7 +11,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.prompt import synthetic
 from llmcli.commands.attention.report.request import AttentionRequest
-from llmcli.loading import Model, load_checkpoint
+from llmcli.loading.load import Model, load_checkpoint
 
 pytestmark = pytest.mark.real
 

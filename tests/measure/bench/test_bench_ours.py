@@ -14,7 +14,7 @@ from llmcli.commands.bench.measure.loader import Loader
 from llmcli.commands.bench.measure.ours import Ours, engine_info, has_flash
 from llmcli.commands.bench.request import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.decoder import Decoder
 
 IDS = [5, 17, 96, 0, 3, 44, 8, 12, 60]

@@ -19,7 +19,7 @@ from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp, cache_type
 from llmcli.commands.bench.measure.peers.peer import PEERS, open_peer, same_model, silent
 from llmcli.commands.bench.report.results import Settings
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.loading.load import load_checkpoint, load_shapes
 
 SETTINGS = Settings(
     model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=16, n_threads=1, type_k="auto",

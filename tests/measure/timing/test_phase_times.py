@@ -291,7 +291,7 @@ def test_the_devices_time_is_told_from_the_hosts(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_on_a_gpu_it_adds_up():
-    from llmcli.loading import load
+    from llmcli.loading.load import load
 
     model = load("tiny", device="cuda")
     reports = []

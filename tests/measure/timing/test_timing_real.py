@@ -11,7 +11,7 @@ import torch
 from timed_models import red, timed, tries
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.loading import Model, load_checkpoint
+from llmcli.loading.load import Model, load_checkpoint
 
 pytestmark = pytest.mark.real
 

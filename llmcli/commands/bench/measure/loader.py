@@ -15,7 +15,7 @@ from llmcli.commands.bench.report.llama_names import CACHE_OF, FLASH
 from llmcli.commands.bench.report.results import EngineInfo, Settings
 from llmcli.devices import resolve_device
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.model import Model
 from llmcli.observe.held import phase_peak
 from llmcli.observe.peaks import Peak, resident_bytes

@@ -30,14 +30,14 @@ from llmcli.commands.load.measure.numbers import (
 from llmcli.commands.load.report import LedgerLine, LoadReport, Numbers, Shared, Stage
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.loading import configured, fitting_plan, load_checkpoint
+from llmcli.loading.load import configured, fitting_plan, load_checkpoint
+from llmcli.loading.weights import ledger_of
 from llmcli.model import Model, Stages, dtype_name
 from llmcli.observe.peaks import Peak, resident_bytes
 from llmcli.reports.checks import ViewCheck, difference
 from llmcli.reports.numbers import counted
 from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
-from llmcli.weights import ledger_of
 
 LOOKING = "looking at the numbers"
 NO_DIGEST = "no sha256 is known for these files: a weight that was changed to another is not seen"

@@ -19,7 +19,7 @@ from torch import Tensor
 from llmcli.errors import UsageError
 from llmcli.families.rules import Load, Multiply, PerExpert, Rows, Transpose
 from llmcli.families.to_transformers import hub_config, hub_loads, transposed
-from llmcli.filling import row_order
+from llmcli.loading.filling import row_order
 from llmcli.model import Model
 from llmcli.parts.attention.config import FrequencyFactors
 

@@ -9,22 +9,22 @@ from dataclasses import replace
 
 import torch
 
-from llmcli.ahead import Ahead
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import Load, Plan, parts_to_fill, shape_after
-from llmcli.filling import fill
 from llmcli.formats.dense import writable
 from llmcli.formats.packed import Packed
 from llmcli.graph.ops import Normalize
+from llmcli.loading.ahead import Ahead
+from llmcli.loading.filling import fill
+from llmcli.loading.scales import check_scale
 from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import check_format, quantize
 from llmcli.reports.progress import Progress
-from llmcli.scales import check_scale
 
 # Bytes of weights from which on threads are worth it. Below it they save a few hundredths of a
 # second where nothing else runs; where something does they wait for each other after each of

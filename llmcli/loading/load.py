@@ -12,23 +12,23 @@ from typing import Any
 import torch
 
 from llmcli import devices
-from llmcli.ahead import Ahead
 from llmcli.anatomy import parameters
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.arithmetic import arithmetic_of
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import Plan, Rule, plan, translate
-from llmcli.filling import mapped, read_values
 from llmcli.formats.packed import Mapped
+from llmcli.loading.ahead import Ahead
+from llmcli.loading.arithmetic import arithmetic_of
+from llmcli.loading.filling import mapped, read_values
+from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.parameters import Memory
 from llmcli.parts.attention.config import FrequencyFactors, LongRopeScaling, RopeConfig
 from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
-from llmcli.weights import check_fit, load_weights, randomize
 
 
 def load(

@@ -13,7 +13,6 @@ from math import prod
 from threading import Thread
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.arithmetic import arithmetic_of
 from llmcli.checkpoints import Checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.config import ModelConfig
@@ -21,6 +20,7 @@ from llmcli.errors import CheckpointError, LlmcliError
 from llmcli.families import Load, Plan, UnpairRows, plan, shape_after, translate
 from llmcli.graph.blocks import PACKED, packed_bytes
 from llmcli.kernels import native
+from llmcli.loading.arithmetic import arithmetic_of
 
 _AT_ONCE = 1 << 20  # bytes of a file that a thread takes at a time
 _THREADS = 4  # at most, beside the one that imports

@@ -31,9 +31,9 @@ from llmcli.families import (
 from llmcli.formats.dense import Dense, writable
 from llmcli.formats.packed import Mapped, Packed
 from llmcli.formats.weight import Weight
+from llmcli.loading.scales import Scaler
 from llmcli.model import Stages
 from llmcli.ops.quant import dequantize, quantize
-from llmcli.scales import Scaler
 
 # Of a matrix, as it is stored and as numbers, at a time: bounds what loading needs beyond the
 # weights themselves.
