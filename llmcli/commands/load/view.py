@@ -31,6 +31,7 @@ _LEDGER = (
 )
 _BAD = Column("NaN, ±∞", right=False)  # stays, too, where something is not finite
 _MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
+_LONGEST = 5  # stages that the short answer has
 _STAGES = (
     Column("stage", right=False),
     Column("time"),
@@ -177,7 +178,7 @@ def _durations(report: LoadReport) -> Iterator[str]:
     """The time in all, then the stages that take most of it."""
     total = sum(stage.seconds for stage in report.stages)
     yield f"{duration(total)} in all"
-    for stage in sorted(report.stages, key=lambda stage: -stage.seconds):
+    for stage in sorted(report.stages, key=lambda stage: -stage.seconds)[:_LONGEST]:
         if stage.seconds >= 0.01 * total:
             speed = "" if stage.bytes_per_s is None else f" at {unit(stage.bytes_per_s, 'B/s')}"
             yield f"{_WORDS.get(stage.name, stage.name)} {duration(stage.seconds)}{speed}"
