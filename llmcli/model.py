@@ -14,7 +14,6 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError
-from llmcli.formats.packed import Mapped
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN
 from llmcli.text import Tokenizer
@@ -143,7 +142,7 @@ class Model:
     def mapped_bytes(self) -> int:
         """Of these the bytes that stay in the mapped file, since they do not fit into memory."""
         weights = map(self.decoder.weight, self.decoder.weight_names)
-        return sum(weight.nbytes for weight in weights if isinstance(weight, Mapped))
+        return sum(weight.nbytes for weight in weights if weight.in_file)
 
     def token_text(self, id: int) -> str:
         """The token as people see it, empty without a tokenizer."""

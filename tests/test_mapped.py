@@ -1,17 +1,19 @@
-"""Weights in blocks that do not fit into memory stay in the mapped file: the same bits."""
+"""Weights in blocks or 16 bits that do not fit stay in the mapped file: the same bits."""
 
 import sys
 
 import children
 import pytest
 import torch
+from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli import devices
-from llmcli.checkpoints import open_model
+from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.errors import OutOfMemory
+from llmcli.formats.dense import writable
 from llmcli.formats.packed import Mapped
 from llmcli.kernels import native
-from llmcli.loading.load import load
+from llmcli.loading.load import load, load_checkpoint
 
 pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 
@@ -21,11 +23,16 @@ def little_memory(monkeypatch):
     monkeypatch.setattr(devices, "available_bytes", lambda device: 40 << 20)
 
 
-def both(monkeypatch):
-    whole = load("smollm2", device="cpu")
+def both(monkeypatch, model=None, *, little=40 << 20):
+    def made():
+        checkpoint = open_checkpoint(model) if model else open_model("smollm2")
+        return load_checkpoint(checkpoint, device="cpu", text=not model)
+
+    whole = made()
     with monkeypatch.context() as patched:
-        patched.setattr(devices, "available_bytes", lambda device: 40 << 20)
-        return whole, load("smollm2", device="cpu")
+        patched.setattr(devices, "available_bytes", lambda device: little)
+        patched.setattr(devices, "require_memory", lambda *args: None)
+        return whole, made()
 
 
 def test_prompts_and_steps_have_the_same_bits(monkeypatch):
@@ -57,7 +64,26 @@ def test_every_weight_is_the_same(monkeypatch):
         rotated.write(torch.arange(1), rotated.data[:1])
 
 
-def test_what_is_no_block_has_to_fit(little_memory):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sixteen_bits_at_odd_addresses(tmp_path, monkeypatch, dtype):
+    write_llama(tmp_path, llama_tensors(dtype=dtype))
+    path = tmp_path / "model.safetensors"
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    path.write_bytes((size + 1).to_bytes(8, "little") + raw[8 : 8 + size] + b" " + raw[8 + size :])
+    whole, mapped = both(monkeypatch, tmp_path, little=1)
+    names = [name for name in mapped.decoder.weight_names if mapped.decoder.weight(name).in_file]
+    assert len(names) > 10
+    assert mapped.mapped_bytes > 0.9 * mapped.weight_bytes
+    for name in whole.decoder.weight_names:
+        assert torch.equal(whole.decoder.weight(name).dense(), mapped.decoder.weight(name).dense())
+    with pytest.raises(TypeError):
+        writable(mapped.decoder.weight(names[0]))
+    ids = torch.arange(20)[None]
+    assert torch.equal(mapped.decoder(ids), whole.decoder(ids))
+
+
+def test_what_is_in_no_16_bits_has_to_fit(little_memory):
     with pytest.raises(OutOfMemory, match="the weights need"):
         load("smollm2", device="cpu", dtype="float32")
 

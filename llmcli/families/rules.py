@@ -215,6 +215,11 @@ class Load:
     index: int | None = None
 
     @property
+    def as_stored(self) -> bool:
+        """Whether the parameter is the tensor, number by number."""
+        return not self.ops and self.scale is None and self.index is None
+
+    @property
     def part(self) -> str:
         """What it fills: `blocks.0.mlp.W_up`, or `blocks.0.moe.W_up[3]`."""
         return self.target if self.index is None else f"{self.target}[{self.index}]"

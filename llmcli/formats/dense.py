@@ -21,11 +21,15 @@ class Dense(Weight):
 
     `tensor` has the stored shape. It is what loading writes to; everybody else reads `dense`. Its
     inputs have the dtype `inputs`, by default its own; a weight of 16 bits can have float32 ones.
+    One `in_file` is mapped memory, to be read only.
     """
 
-    def __init__(self, tensor: Tensor, inputs: torch.dtype | None = None) -> None:
+    def __init__(
+        self, tensor: Tensor, inputs: torch.dtype | None = None, *, in_file: bool = False
+    ) -> None:
         self.tensor = tensor
         self._inputs = inputs or tensor.dtype
+        self.in_file = in_file
 
     @classmethod
     def for_products(
@@ -130,6 +134,6 @@ class Dense(Weight):
 
 def writable(weight: Weight) -> Tensor:
     """The memory of a dense weight, for what fills it. Raises TypeError for another kind."""
-    if not isinstance(weight, Dense):
+    if not isinstance(weight, Dense) or weight.in_file:
         raise TypeError(f"a weight in {weight.format} is not filled number by number")
     return weight.tensor

@@ -9,7 +9,7 @@ Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 
 import torch
@@ -157,6 +157,8 @@ class Mapped(Packed):
     the stored rows, uint8 `[rows, bytes]`; row r of the weight is row `order[r]` of them.
     """
 
+    in_file = True
+
     def __init__(
         self, format: str, columns: int, data: Tensor, order: Tensor | None,
         experts: int | None = None,
@@ -234,19 +236,24 @@ class SideBySide(Weight):
         return self._routed(x_MK, routes, bias_EN)
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in float32, of float32."""
-        if self._product is not None:
-            return self._product(x, bias_N)
-        out = torch.cat([piece.matmul(x) for piece in self._pieces], -1)
-        return out if bias_N is None else out.add_(bias_N)
+        """`X Wᵀ + b`, by the pieces: in float32 where they are packed."""
+        return self._multiplied([one.matmul for one in self._pieces], x, bias_N)
 
     def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
-        return self.matmul(x, bias_N)
+        """The same in at least float32."""
+        return self._multiplied([one.matmul_wide for one in self._pieces], x, bias_N)
 
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
-        return self.matmul(x, bias_N)
+        """The same, not rounded to less."""
+        return self._multiplied([one.matmul_float32 for one in self._pieces], x, bias_N)
+
+    def _multiplied(
+        self, products: Sequence[Callable[[Tensor], Tensor]], x: Tensor, bias_N: Tensor | None
+    ) -> Tensor:
+        if self._product is not None:
+            return self._product(x, bias_N)
+        out = torch.cat([product(x) for product in products], -1)
+        return out if bias_N is None else out.add_(bias_N)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Those rows; those of the second matrix follow those of the first."""

@@ -21,6 +21,8 @@ class Weight(ABC):
     A vector (a norm's weight, a bias) is one, too: it has no products and no rows to look up.
     """
 
+    in_file = False  # whether its numbers stay in a mapped file, whose pages come and go
+
     @property
     @abstractmethod
     def format(self) -> str:

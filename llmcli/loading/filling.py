@@ -33,7 +33,7 @@ from llmcli.formats.packed import Mapped, Packed
 from llmcli.formats.weight import Weight
 from llmcli.loading.scales import Scaler
 from llmcli.model import Stages
-from llmcli.ops.quant import dequantize, quantize
+from llmcli.ops.quant import PLAIN, dequantize, quantize
 
 # Of a matrix, as it is stored and as numbers, at a time: bounds what loading needs beyond the
 # weights themselves.
@@ -49,7 +49,7 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
     Raises CheckpointError for numbers that an operation is not defined for.
     """
     info = checkpoint.tensors[load_.source]
-    if isinstance(weight, Mapped):
+    if weight.in_file:
         return
     if isinstance(weight, Packed):
         if info.format == weight.format:
@@ -85,14 +85,28 @@ def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
     *experts, _, columns = info.shape
     rows = torch.arange(prod(info.shape[:-1]))
     order = row_order(load_.ops, info.shape[:-1], info.name).flatten().contiguous()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written
-        data = torch.frombuffer(checkpoint.raw(info.name), dtype=torch.uint8)
     in_order = len(order) == len(rows) and bool((order == rows).all())
-    data = data.view(len(rows), _row_bytes(info))
+    data = _in_file(checkpoint, info).view(len(rows), _row_bytes(info))
     return Mapped(
         info.format, columns, data, None if in_order else order, experts[0] if experts else None
     )
+
+
+def in_16_bits(checkpoint: Checkpoint, load_: Load, inputs: torch.dtype) -> Dense:
+    """A matrix in 16 bits as its file has it, or matrices of experts, for inputs of that dtype.
+
+    Raises CheckpointError where the file has changed or cannot be mapped.
+    """
+    info = checkpoint.tensors[load_.source]
+    data = _in_file(checkpoint, info).view(PLAIN[info.format]).view(info.shape)
+    return Dense(data, inputs, in_file=True)
+
+
+def _in_file(checkpoint: Checkpoint, info: TensorInfo) -> Tensor:
+    """Its bytes, uint8, mapped and not read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be written
+        return torch.frombuffer(checkpoint.raw(info.name), dtype=torch.uint8)
 
 
 def row_order(ops: Sequence[Op], shape: tuple[int, ...], source: str) -> Tensor:

@@ -13,15 +13,16 @@ import torch
 
 from llmcli import devices
 from llmcli.anatomy import parameters
-from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.arithmetic import Arithmetic, matrices
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import Plan, Rule, plan, translate
-from llmcli.formats.packed import Mapped
+from llmcli.formats.weight import Weight
+from llmcli.graph.blocks import IN_16_BITS
 from llmcli.loading.ahead import Ahead
 from llmcli.loading.arithmetic import arithmetic_of
-from llmcli.loading.filling import mapped, read_values
+from llmcli.loading.filling import in_16_bits, mapped, read_values
 from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
@@ -73,8 +74,8 @@ def load_checkpoint(
 
     With `random_weights` (a seed) the weights are drawn instead of read. Without `text`, a
     tokenizer that is broken or of an unknown kind is no error: ids need none. `stages` hears
-    what each part took. What `ahead` has of the weights is not read again. Weights in blocks stay
-    in the mapped file where they do not fit into free memory. Raises UnsupportedModel,
+    what each part took. What `ahead` has of the weights is not read again. Weights in blocks and in
+    16 bits stay in the mapped file where they do not fit into free memory. Raises UnsupportedModel,
     CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
     """
     stages = stages or Stages()
@@ -89,15 +90,16 @@ def load_checkpoint(
         numbers = asked(dtype=dtype, quantize=quantize)
         weights = numbers.weight_bytes(config)
         memory: Memory | None = None
+        in_file: Mapping[str, Weight] = {}
         if ahead is not None and on.type == "cpu" and todo is not None:
             memory = ahead.memory
             weights -= ahead.nbytes(numbers.formats)
         if todo is not None and _exceeds(weights, on):
-            memory, weights = _in_the_file(checkpoint, todo, config, numbers)
-            ahead = None
+            in_file, weights = _in_the_file(checkpoint, todo, config, numbers)
+            ahead = memory = None
         smaller = partial(_smaller, config, weights, on, asked)
         devices.require_memory(weights, on, "the weights", smaller)
-        decoder = _decoder(config, numbers, on, memory)
+        decoder = _decoder(config, numbers, on, memory, in_file)
     if todo is None:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
@@ -143,11 +145,11 @@ def arithmetic_on(
 
 def _decoder(
     config: ModelConfig, numbers: Arithmetic, device: torch.device | str,
-    memory: Memory | None = None,
+    memory: Memory | None = None, in_file: Mapping[str, Weight] | None = None,
 ) -> Decoder:  # fmt: skip
     return Decoder(
         config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
-        cache_dtype=devices.DTYPES[numbers.cache], memory=memory,
+        cache_dtype=devices.DTYPES[numbers.cache], memory=memory, in_file=in_file,
     )  # fmt: skip
 
 
@@ -204,22 +206,20 @@ def _exceeds(weights: int, device: torch.device) -> bool:
 
 def _in_the_file(
     checkpoint: Checkpoint, todo: Plan, config: ModelConfig, numbers: Arithmetic
-) -> tuple[Memory, int]:
-    """What stays in the mapped file of what would be packed, and the bytes of all other weights."""
-    sizes = {spec.name: spec.bytes or 0 for spec in numbers.parameters(config)}
-    stored = {load_.target: checkpoint.tensors[load_.source] for load_ in todo.loads}
-    loads = {
-        load_.target: load_
-        for load_ in todo.loads
-        if numbers.formats.get(load_.target) == stored[load_.target].format
-        and stored[load_.target].scales is None
-    }
-    left = sum(size for name, size in sizes.items() if name not in loads)
-
-    def memory(name: str, format: str, nbytes: int) -> Mapped | None:
-        return mapped(checkpoint, loads[name]) if name in loads else None
-
-    return memory, left
+) -> tuple[dict[str, Weight], int]:
+    """What can stay in the mapped file as it is stored, and the bytes of all other weights."""
+    specs = {spec.name: spec for spec in numbers.parameters(config)}
+    named = matrices(config)
+    found: dict[str, Weight] = {}
+    for load_ in todo.loads:
+        info, format = checkpoint.tensors[load_.source], specs[load_.target].dtype
+        if info.scales is not None:
+            continue
+        if info.format == format:
+            found[load_.target] = mapped(checkpoint, load_)
+        elif IN_16_BITS.get(info.format) == format and load_.target in named and load_.as_stored:
+            found[load_.target] = in_16_bits(checkpoint, load_, devices.DTYPES[numbers.dtype])
+    return found, sum(spec.bytes or 0 for name, spec in specs.items() if name not in found)
 
 
 def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:

@@ -61,8 +61,8 @@ class Decoder:
     `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
     Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed.
     Keys and values are kept in `cache_dtype` (None: in `dtype`). Packed ones for which there is
-    `memory` lie there. Works on any device, the meta device included, where only shapes are
-    computed.
+    `memory` lie there; those `in_file` are there already. Works on any device, the meta device
+    included, where only shapes are computed.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Decoder:
         formats: Mapping[str, str] = _DENSE,
         cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
+        in_file: Mapping[str, Weight] | None = None,
     ) -> None:
         self.config = config
         self.device = torch.device(device)
@@ -82,7 +83,8 @@ class Decoder:
         self.cache_dtype = cache_dtype or dtype
         specs = self.arithmetic.parameters(config)
         parameters = Parameters(
-            specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory
+            specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory,
+            in_file=in_file,
         )
         tied = config.head.tied  # then the table is the head's matrix, too
         self.embed = parameters.matrix(("embed.W",)) if tied else parameters.table("embed.W")

@@ -6,7 +6,7 @@ its own name as a view of its rows, so that a loader, a tap or a table still spe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from math import prod
 
@@ -16,13 +16,12 @@ from torch import Tensor
 from llmcli.anatomy import TensorSpec
 from llmcli.devices import DTYPES
 from llmcli.formats.dense import Dense
-from llmcli.formats.packed import Mapped, Packed, SideBySide
+from llmcli.formats.packed import Packed, SideBySide
 from llmcli.formats.weight import Weight
 from llmcli.graph.blocks import PACKED, packed_bytes
 
-# Where the packed parameter of that name, format and size lies, or what it is in a mapped file;
-# None where it is to be allocated.
-Memory = Callable[[str, str, int], memoryview | Mapped | None]
+# Where the packed parameter of that name, format and size lies; None where it is to be allocated.
+Memory = Callable[[str, str, int], memoryview | None]
 
 
 class Parameters:
@@ -30,7 +29,8 @@ class Parameters:
 
     Each in its spec's dtype or block format, where it has one, else in `dtype`; keys and values
     will be kept in `cache_dtype`. The contents are not initialized: a loader fills every weight,
-    but for those that lie in `memory`. On the meta device nothing is allocated.
+    but for those that lie in `memory`; those `in_file` are there already. On the meta device
+    nothing is allocated.
     """
 
     def __init__(
@@ -41,8 +41,10 @@ class Parameters:
         dtype: torch.dtype,
         cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
+        in_file: Mapping[str, Weight] | None = None,
     ) -> None:
         self._memory = memory
+        self._in_file = in_file or {}
         self.device = device
         self.dtype = dtype
         self.cache_dtype = cache_dtype or dtype
@@ -65,7 +67,7 @@ class Parameters:
 
     def table(self, name: str) -> Weight:
         """A matrix `[rows, columns]` whose rows are looked up, and no more."""
-        return self._pieces((name,))[0] if name in self._packed else self._stacked((name,))
+        return self._pieces((name,))[0] if self._is_apart(name) else self._stacked((name,))
 
     def matrix(self, names: Sequence[str]) -> Weight:
         """Matrices of equal width as one `[rows, columns]` that is multiplied with.
@@ -73,7 +75,7 @@ class Parameters:
         Row after row in the order given. Where they have several formats, each is a piece.
         """
         dtypes = {self._dtypes.get(name, self.dtype) for name in names}
-        if any(name in self._packed for name in names) or len(dtypes) > 1:
+        if any(map(self._is_apart, names)) or len(dtypes) > 1:
             pieces = self._pieces(names)
             return pieces[0] if len(pieces) == 1 else SideBySide(pieces)
         rows, columns = self._stacked_shape(names)
@@ -92,7 +94,8 @@ class Parameters:
             together = list(group)
             if dtype is None:
                 pieces = self._pieces(together)
-                wholes.append(pieces[0] if len(pieces) == 1 else SideBySide(pieces))
+                packed = len(pieces) > 1 and all(isinstance(piece, Packed) for piece in pieces)
+                wholes += [SideBySide(pieces)] if packed else pieces
                 continue
             rows = [self._shapes[name][1] for name in together]
             experts, _, columns = self._shapes[together[0]]
@@ -112,9 +115,13 @@ class Parameters:
         self.weights.update(zip(names, parts, strict=True))
         return whole.tensor
 
+    def _is_apart(self, name: str) -> bool:
+        """Whether it is packed or in a mapped file."""
+        return name in self._packed or name in self._in_file
+
     def _experts_dtype(self, name: str) -> torch.dtype | None:
-        """None of those that are packed."""
-        return None if name in self._packed else self._dtypes.get(name, self.dtype)
+        """None of those that are packed or in a mapped file."""
+        return None if self._is_apart(name) else self._dtypes.get(name, self.dtype)
 
     def _pieces(self, names: Sequence[str]) -> list[Weight]:
         """A weight of its own each, packed or dense."""
@@ -123,7 +130,9 @@ class Parameters:
             *experts, rows, columns = self._shapes[name]
             rows *= prod(experts)
             format = self._packed.get(name)
-            if format is None:
+            if name in self._in_file:
+                pieces.append(self._in_file[name])
+            elif format is None:
                 dtype = self._dtypes.get(name, self.dtype)
                 tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
                 pieces.append(Dense(tensor, self.dtype))
@@ -131,9 +140,6 @@ class Parameters:
                 memory = None
                 if self._memory is not None:
                     memory = self._memory(name, format, packed_bytes(format, rows, columns))
-                if isinstance(memory, Mapped):
-                    pieces.append(memory)
-                    continue
                 pieces.append(Packed(
                     format, rows, columns, device=self.device, memory=memory,
                     experts=experts[0] if experts else None,
