@@ -5,7 +5,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from llmcli.kernels.triton import attention, products
+from llmcli.kernels.triton import attention, packed, products
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),
@@ -31,11 +31,7 @@ KERNELS = [
     *(
         (products.row_kernel, {**GATED, "ACT": act}) for act in range(len(products.ACTIVATIONS))
     ),
-    *(
-        (products.packed_kernel, {"FOUR": name != "Q8_0", "LEAST": name == "Q4_1",
-                                  "BYTES": size, "ROWS": products.ROWS, "BLOCKS": 8})
-        for name, size in products.PACKED.items()
-    ),
+    *((packed.packed_kernel, {"BIAS": True, **packed.constants(name)}) for name in packed.PACKED),
 ]  # fmt: skip
 
 
@@ -45,7 +41,7 @@ def type_of(kernel, name, narrow):
     if name == "starts":
         return "*i64"
     if name == "w":
-        return "*u8" if kernel is products.packed_kernel else narrow
+        return "*u8" if kernel is packed.packed_kernel else narrow
     return narrow if name in PLAIN else NUMBERS.get(name, "i32")
 
 

@@ -1,6 +1,6 @@
 """Products of one row with a matrix, with what is done before and after them.
 
-Twins of `ops.norm` and `ops.linear`, of `ops.activations` and `ops.elements`, and of `ops.quant`.
+Twins of `ops.norm` and `ops.linear`, of `ops.activations` and `ops.elements`.
 Each program has some rows of the matrix, which are all that is read once.
 
 Axes: M rows of the input, few, K columns of it, N outputs.
@@ -119,66 +119,3 @@ def product(
 
 
 Norm = tuple[Tensor | None, Tensor | None, float, int, float]  # weights, bias, eps, KIND, offset
-
-
-@triton.jit
-def packed_kernel(
-    x, w, out, columns, outputs, w_row,
-    FOUR: tl.constexpr, LEAST: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Of blocks of 32 numbers: a float16 factor, the LEAST number in float16, and codes.
-
-    These have 8 bits and a sign or, FOUR, 4 bits: first the lower halves of 16 bytes, then the
-    upper ones; without a LEAST number 8 stands for 0.
-    """
-    m = tl.program_id(1)
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    x += m.to(tl.int64) * columns
-    sums = tl.zeros([ROWS, BLOCKS], tl.float32)
-    inside = tl.arange(0, 16 if FOUR else 32)
-    for start in range(0, columns // 32, BLOCKS):
-        block = start + tl.arange(0, BLOCKS)
-        there = (n[:, None] < outputs) & (block[None, :] < columns // 32)
-        base = n.to(tl.int64)[:, None] * w_row + block[None, :] * BYTES
-        low = tl.load(w + base, there, 0).to(tl.uint16)
-        high = tl.load(w + base + 1, there, 0).to(tl.uint16)
-        factor = (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
-        begin = base + (4 if LEAST else 2)
-        codes = tl.load(w + begin[:, :, None] + inside[None, None, :], there[:, :, None], 0)
-        at = block[:, None] * 32 + inside[None, :]
-        within = block[:, None] < columns // 32
-        if FOUR:
-            x_low = tl.load(x + at, within, 0.0).to(tl.float32)
-            x_high = tl.load(x + at + 16, within, 0.0).to(tl.float32)
-            zero = 0 if LEAST else 8
-            lows, highs = (codes & 15).to(tl.float32) - zero, (codes >> 4).to(tl.float32) - zero
-            dots = tl.sum(lows * x_low[None, :, :] + highs * x_high[None, :, :], 2)
-        else:
-            x_all = tl.load(x + at, within, 0.0).to(tl.float32)
-            dots = tl.sum(codes.to(tl.int8, bitcast=True).to(tl.float32) * x_all[None, :, :], 2)
-        sums += dots * factor
-        if LEAST:
-            low = tl.load(w + base + 2, there, 0).to(tl.uint16)
-            high = tl.load(w + base + 3, there, 0).to(tl.uint16)
-            least = (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
-            sums += least * tl.sum(x_low + x_high, 1)[None, :]
-    y = tl.sum(sums, 1)
-    tl.store(out + m.to(tl.int64) * outputs + n, y.to(out.dtype.element_ty), n < outputs)
-
-
-PACKED = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # bytes of a block
-
-
-def packed_product(x_MK: Tensor, raw_Nr: Tensor, format: str) -> Tensor:
-    """`X Wᵀ` in float32 of few rows with a matrix in blocks as a GGUF file has them, uint8.
-
-    The numbers of W are exactly those of `ops.quant.dequantize`; X is not rounded.
-    """
-    rows, columns = x_MK.shape
-    y_MN = torch.empty(rows, len(raw_Nr), device=x_MK.device, dtype=torch.float32)
-    packed_kernel[(triton.cdiv(len(raw_Nr), ROWS), rows)](
-        x_MK.contiguous(), raw_Nr, y_MN, columns, len(raw_Nr), raw_Nr.stride(0),
-        FOUR=format != "Q8_0", LEAST=format == "Q4_1", BYTES=PACKED[format], ROWS=ROWS, BLOCKS=8,
-    )  # fmt: skip
-    return y_MN
