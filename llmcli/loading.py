@@ -147,7 +147,7 @@ def _decoder(
 ) -> Decoder:  # fmt: skip
     return Decoder(
         config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
-        cache_dtype=devices.DTYPES[numbers.cache], memory=memory,
+        as_stored=numbers.as_stored, cache_dtype=devices.DTYPES[numbers.cache], memory=memory,
     )  # fmt: skip
 
 

@@ -252,7 +252,8 @@ def prefill_peak(
     wide = max(size, 4)
     reading = Reading(
         width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
-        kept=DTYPE_BYTES[numbers.cache], rounded=bool(numbers.formats), cuda=cuda, native=native,
+        kept=DTYPE_BYTES[numbers.cache], rounded=bool(numbers.formats) and not numbers.as_stored,
+        dequantized=numbers.as_stored, cuda=cuda, native=native,
     )  # fmt: skip
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:

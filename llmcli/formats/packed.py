@@ -9,20 +9,22 @@ Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
 from llmcli.formats.routes import Routes
-from llmcli.formats.weight import Weight
+from llmcli.formats.weight import InBlocks, Weight
 from llmcli.graph.blocks import ACTIVATION_BYTES, PACKED, ROWS, RUN, packed_bytes
 from llmcli.kernels import native, program
 from llmcli.ops import compiled
 
+_Multiplies = Callable[[Tensor, Tensor | None], Tensor]
 
-class Packed(Weight):
+
+class Packed(InBlocks):
     """One matrix `[rows, columns]` in `format`, 16 rows side by side; `write` fills it.
 
     `memory`, where it is given, is where it lies. Of so many `experts` it is the matrices, one
@@ -195,7 +197,7 @@ class Mapped(Packed):
 class SideBySide(Weight):
     """Matrices of one width that one product multiplies with: q, k and v, each in its format.
 
-    Packed ones share a call and the rounded activations; dense ones have products of their own.
+    Packed ones share a call and the rounded activations; others have products of their own.
     """
 
     def __init__(self, pieces: Sequence[Weight]) -> None:
@@ -234,19 +236,26 @@ class SideBySide(Weight):
         return self._routed(x_MK, routes, bias_EN)
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in float32, of float32."""
-        if self._product is not None:
-            return self._product(x, bias_N)
-        out = torch.cat([piece.matmul(x) for piece in self._pieces], -1)
-        return out if bias_N is None else out.add_(bias_N)
+        """`X Wᵀ + b`: of packed ones in float32, of float32, else in the dtype of `x`."""
+        return self._each(lambda piece: piece.matmul, x, bias_N)
 
     def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
-        return self.matmul(x, bias_N)
+        """In at least float32."""
+        return self._each(lambda piece: piece.matmul_wide, x, bias_N)
 
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
-        return self.matmul(x, bias_N)
+        """In at least float32, of sums that are not rounded to less."""
+        return self._each(lambda piece: piece.matmul_float32, x, bias_N)
+
+    def _each(
+        self, product_of: Callable[[Weight], _Multiplies], x: Tensor, bias_N: Tensor | None
+    ) -> Tensor:
+        if self._product is not None:
+            return self._product(x, bias_N)
+        rows = [piece.shape[0] for piece in self._pieces]
+        biases = [None] * len(rows) if bias_N is None else bias_N.split_with_sizes(rows)
+        each = zip(self._pieces, biases, strict=True)
+        return torch.cat([product_of(piece)(x, bias) for piece, bias in each], -1)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Those rows; those of the second matrix follow those of the first."""

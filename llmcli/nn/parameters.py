@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmcli.anatomy import TensorSpec
 from llmcli.devices import DTYPES
+from llmcli.formats.blocks import Blocks
 from llmcli.formats.dense import Dense
 from llmcli.formats.packed import Mapped, Packed, SideBySide
 from llmcli.formats.weight import Weight
@@ -49,6 +50,7 @@ class Parameters:
         self.weights: dict[str, Weight] = {}
         self._shapes = {spec.name: spec.stored_shape or spec.shape for spec in specs}
         self._packed = {spec.name: spec.dtype for spec in specs if spec.dtype in PACKED}
+        self._as_stored = any(spec.as_stored for spec in specs)
         self._dtypes = {
             spec.name: DTYPES[spec.dtype]
             for spec in specs
@@ -127,6 +129,10 @@ class Parameters:
                 dtype = self._dtypes.get(name, self.dtype)
                 tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
                 pieces.append(Dense(tensor, self.dtype))
+            elif self._as_stored:
+                pieces.append(Blocks(
+                    format, rows, columns, device=self.device, inputs=self.dtype
+                ))  # fmt: skip
             else:
                 memory = None
                 if self._memory is not None:

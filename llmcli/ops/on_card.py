@@ -25,12 +25,15 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `ACTIVATIONS` of the ker
 
 @cache
 def kernels() -> Any:
-    """`attend_one` and `product`, None where they are off."""
+    """`attend_one`, `product` and `packed_product`, None where they are off."""
     if not native.wants_triton():
         return None
-    from llmcli.kernels.triton import attention, products
+    from llmcli.kernels.triton import attention, packed, products
 
-    return SimpleNamespace(attend_one=attention.attend_one, product=products.product)
+    return SimpleNamespace(
+        attend_one=attention.attend_one, product=products.product,
+        packed_product=packed.packed_product,
+    )  # fmt: skip
 
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
@@ -72,6 +75,24 @@ def product(x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype) -> 
     """`X Wᵀ + b` in that dtype, of float32 sums."""
     x_MK = x.reshape(-1, x.shape[-1])
     return _shaped(kernels().product(x_MK, w_NK, b_N, out=dtype), x)
+
+
+def multiplies_blocks(x: Tensor) -> bool:
+    """Whether there is a kernel for products of these few rows with blocks that are `ON_CARD`."""
+    return (
+        x.is_cuda
+        and kernels() is not None
+        and x.dtype in _TAKEN
+        and x.numel() <= _FEW_ROWS * x.shape[-1]
+    )
+
+
+def product_of_blocks(
+    x: Tensor, raw_Nr: Tensor, format: str, b_N: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """`X Wᵀ + b` in that dtype, of float32 sums; X is not rounded, nor are the numbers of W."""
+    x_MK = x.reshape(-1, x.shape[-1])
+    return _shaped(kernels().packed_product(x_MK, raw_Nr, format, b_N, out=dtype), x)
 
 
 def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from llmcli.graph.blocks import ON_CARD
 from llmcli.kernels.triton.attention import attend_one
 from llmcli.kernels.triton.packed import PACKED, packed_product
 from llmcli.kernels.triton.products import ACTIVATIONS, product
@@ -125,9 +126,7 @@ def columns_of(format, count):
 
 
 def test_the_formats_of_blocks_are_those_of_the_decoders():
-    assert {name: (one[2], one[1]) for name, one in PACKED.items()} == {
-        name: FORMATS[name] for name in PACKED
-    }
+    assert {name: FORMATS[name] for name in PACKED} == ON_CARD
 
 
 @dtypes

@@ -15,19 +15,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from llmcli.graph.blocks import ON_CARD
+
 ROWS = 8  # of a program
 UNITS = 8  # of a block of columns of it
 
 Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q5_K, Q6_K = map(tl.constexpr, range(7))
-# Number, bytes of a block, columns of a block, `distance`.
+# The number of a format, and its `distance`.
 PACKED = {
-    "Q8_0": (Q8_0.value, 34, 32, 16),
-    "Q4_0": (Q4_0.value, 18, 32, 16),
-    "Q4_1": (Q4_1.value, 20, 32, 16),
-    "Q5_0": (Q5_0.value, 22, 32, 16),
-    "Q4_K": (Q4_K.value, 144, 256, 32),
-    "Q5_K": (Q5_K.value, 176, 256, 32),
-    "Q6_K": (Q6_K.value, 210, 256, 64),
+    "Q8_0": (Q8_0.value, 16),
+    "Q4_0": (Q4_0.value, 16),
+    "Q4_1": (Q4_1.value, 16),
+    "Q5_0": (Q5_0.value, 16),
+    "Q4_K": (Q4_K.value, 32),
+    "Q5_K": (Q5_K.value, 32),
+    "Q6_K": (Q6_K.value, 64),
 }
 
 
@@ -147,7 +149,7 @@ def packed_kernel(
 
 def constants(format: str) -> dict[str, int]:
     """What a program of `packed_kernel` is compiled for."""
-    number, size, columns, distance = PACKED[format]
+    (columns, size), (number, distance) = ON_CARD[format], PACKED[format]
     return {
         "FORMAT": number, "BYTES": size, "PER_BLOCK": columns // 32, "DISTANCE": distance,
         "ROWS": ROWS, "UNITS": UNITS,
