@@ -17,6 +17,7 @@ from llmcli.kernels import native
 from llmcli.parts.mlp.config import Activation
 
 _FEW_ROWS = 4  # of an input: each reads the matrix once more, from a cache where it fits
+_NORMALIZED = 512  # rows: of a few tokens, with heads that have norms of their own
 _MOST_SIZE = 256  # of a head
 _NARROW = (torch.bfloat16, torch.float16)
 _TAKEN = (torch.float32, *_NARROW)
@@ -25,14 +26,14 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `ACTIVATIONS` of the ker
 
 @cache
 def kernels() -> Any:
-    """`attend_one`, `product` and `packed_product`, None where they are off."""
+    """`attend_one`, `normalize`, `product` and `packed_product`, None where they are off."""
     if not native.wants_triton():
         return None
     from llmcli.kernels.triton import attention, packed, products
 
     return SimpleNamespace(
-        attend_one=attention.attend_one, product=products.product,
-        packed_product=packed.packed_product,
+        attend_one=attention.attend_one, normalize=products.normalize,
+        product=products.product, packed_product=packed.packed_product,
     )  # fmt: skip
 
 
@@ -57,6 +58,29 @@ def attend(
         q_BH1d, k_BKCd, v_BKCe, starts_B, scale=scale, window=window, cap=cap, sinks_H=sinks_H
     )
     return out
+
+
+def normalizes(x: Tensor, w: Tensor | None) -> bool:
+    """Whether there is a kernel for the norm of these rows: those of a step, not of a prompt."""
+    return (
+        x.is_cuda
+        and kernels() is not None
+        and x.dtype in _TAKEN
+        and (w is None or w.ndim == 1)
+        and 0 < x.numel() <= _NORMALIZED * x.shape[-1]
+    )
+
+
+def normalize(
+    x: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float, dtype: torch.dtype, *,
+    centred: bool, offset: float,
+) -> Tensor:  # fmt: skip
+    """`ops.norm.rms_norm`, and `layer_norm` where it is `centred`, in one launch, rounded once."""
+    x_MD = x.reshape(-1, x.shape[-1])
+    x_MD = x_MD if x_MD.stride(1) == 1 else x_MD.contiguous()
+    norm = (w_D, b_D, eps, 2 if centred else 1, offset)
+    out: Tensor = kernels().normalize(x_MD, norm, dtype)
+    return out.view(x.shape)
 
 
 def multiplies(x: Tensor, w_NK: Tensor) -> bool:

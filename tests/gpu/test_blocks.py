@@ -56,7 +56,7 @@ def stand_ins(monkeypatch):
     calls.clear()
     made = SimpleNamespace(packed_product=packed_product)
     monkeypatch.setattr(on_card, "kernels", lambda: made)
-    for name in ("attends", "multiplies"):
+    for name in ("attends", "multiplies", "normalizes"):
         monkeypatch.setattr(on_card, name, lambda *given: False)
 
 

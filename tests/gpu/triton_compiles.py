@@ -12,7 +12,7 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }  # fmt: skip
 NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "offset": "fp32"}
-FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual"}
+FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual", "b"}
 PLAIN = {"x", "q", "k", "v", "bias", "out"}
 ROWS = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
 ROW = {"WEIGHTS": True, "BIAS": True, **ROWS}
@@ -28,6 +28,10 @@ KERNELS = [
     ),
     (attention.join_kernel, {"G": 4, "E": 128, "VALUES": 128, "SPLITS": 16, "SUNK": True}),
     (products.row_kernel, ADDED),
+    *(
+        (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 1024})
+        for kind in (1, 2)
+    ),
     *(
         (products.row_kernel, {**GATED, "ACT": act}) for act in range(len(products.ACTIVATIONS))
     ),

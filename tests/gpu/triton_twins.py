@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from llmcli.graph.blocks import ON_CARD
 from llmcli.kernels.triton.attention import attend_one
 from llmcli.kernels.triton.packed import PACKED, packed_product
-from llmcli.kernels.triton.products import ACTIVATIONS, product
+from llmcli.kernels.triton.products import ACTIVATIONS, normalize, product
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
@@ -86,6 +86,11 @@ def test_a_norm_and_the_product_of_its_rows(rows, outputs, columns, kind, dtype)
     }[kind]
     got = product(x if norm else x.to(dtype), w, b, out=torch.float32, norm=norm)
     near(got, F.linear(normed.double(), w.double(), b.double()), torch.float32)
+    if norm is not None:
+        gaps = torch.cat((x, x), 1)[:, :columns]
+        for one in (x, gaps):
+            near(normalize(one, norm, dtype), normed, dtype)
+        assert normalize(x, norm, dtype).dtype == dtype
 
 
 @dtypes

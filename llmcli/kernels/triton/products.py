@@ -1,4 +1,4 @@
-"""Products of one row with a matrix, with what is done before and after them.
+"""Norms, and products of one row with a matrix, with what is done before and after them.
 
 Twins of `ops.norm` and `ops.linear`, of `ops.activations` and `ops.elements`.
 Each program has some rows of the matrix, which are all that is read once.
@@ -32,6 +32,68 @@ def activated(x, ACT: tl.constexpr):
 
 
 @triton.jit
+def statistics(x, columns, eps, KIND: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a row: what a norm subtracts, and what it multiplies with."""
+    c = tl.arange(0, COLUMNS)
+    mean, inverse = 0.0, 1.0
+    if KIND == 2:
+        total = tl.zeros([COLUMNS], tl.float32)
+        for start in range(0, columns, COLUMNS):
+            total += tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32)
+        mean = tl.sum(total, 0) / columns
+    if KIND > 0:
+        squares = tl.zeros([COLUMNS], tl.float32)
+        for start in range(0, columns, COLUMNS):
+            one = tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32) - mean
+            squares += tl.where(start + c < columns, one * one, 0.0)
+        inverse = 1 / tl.sqrt(tl.sum(squares, 0) / columns + eps)
+    return mean, inverse
+
+
+@triton.jit
+def normed(
+    one, mean, inverse, w, b, at, there, offset, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr
+):  # fmt: skip
+    """Numbers of a row, at its columns `at`, normalized."""
+    one = (one - mean) * inverse
+    if WEIGHTS:
+        one *= tl.load(w + at, there, 0.0).to(tl.float32) + offset
+    if SHIFT:
+        one += tl.load(b + at, there, 0.0).to(tl.float32)
+    return one
+
+
+@triton.jit
+def norm_kernel(
+    x, w, b, out, columns, x_row, eps, offset,
+    KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Of one row; KIND as `row_kernel` has it."""
+    m = tl.program_id(0).to(tl.int64)
+    x += m * x_row
+    mean, inverse = statistics(x, columns, eps, KIND, COLUMNS)
+    for start in range(0, columns, COLUMNS):
+        at = start + tl.arange(0, COLUMNS)
+        there = at < columns
+        one = tl.load(x + at, there, 0.0).to(tl.float32)
+        one = normed(one, mean, inverse, w, b, at, there, offset, WEIGHTS, SHIFT)
+        tl.store(out + m * columns + at, one.to(out.dtype.element_ty), there)
+
+
+def normalize(x_MD: Tensor, norm: Norm, out: torch.dtype) -> Tensor:
+    """`ops.norm.rms_norm` and `layer_norm` of rows whose numbers lie together: `[M, D]`, `out`."""
+    rows, columns = x_MD.shape
+    w_D, b_D, eps, kind, offset = norm
+    y_MD = torch.empty(rows, columns, device=x_MD.device, dtype=out)
+    norm_kernel[(rows,)](
+        x_MD, *(x_MD if one is None else one for one in (w_D, b_D)), y_MD, columns,
+        x_MD.stride(0), eps, offset, KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None,
+        COLUMNS=min(1024, triton.next_power_of_2(columns)),
+    )  # fmt: skip
+    return y_MD
+
+
+@triton.jit
 def row_kernel(
     x, norm_w, norm_b, w, bias, residual, out, columns, outputs, w_row, eps, offset,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
@@ -46,18 +108,7 @@ def row_kernel(
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, COLUMNS)
     x += m.to(tl.int64) * columns
-    mean, inverse = 0.0, 1.0
-    if KIND > 0:
-        if KIND == 2:
-            total = tl.zeros([COLUMNS], tl.float32)
-            for start in range(0, columns, COLUMNS):
-                total += tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32)
-            mean = tl.sum(total, 0) / columns
-        squares = tl.zeros([COLUMNS], tl.float32)
-        for start in range(0, columns, COLUMNS):
-            one = tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32) - mean
-            squares += tl.where(start + c < columns, one * one, 0.0)
-        inverse = 1 / tl.sqrt(tl.sum(squares, 0) / columns + eps)
+    mean, inverse = statistics(x, columns, eps, KIND, COLUMNS)
     rows = n.to(tl.int64)[:, None] * w_row
     below = (n + outputs).to(tl.int64)[:, None] * w_row
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -67,11 +118,7 @@ def row_kernel(
         there = at < columns
         one = tl.load(x + at, there, 0.0).to(tl.float32)
         if KIND > 0:
-            one = (one - mean) * inverse
-            if WEIGHTS:
-                one *= tl.load(norm_w + at, there, 0.0).to(tl.float32) + offset
-            if SHIFT:
-                one += tl.load(norm_b + at, there, 0.0).to(tl.float32)
+            one = normed(one, mean, inverse, norm_w, norm_b, at, there, offset, WEIGHTS, SHIFT)
         # rounded as what enters a product is
         one = one.to(w.dtype.element_ty).to(tl.float32)
         both = (n[:, None] < outputs) & there[None, :]
