@@ -11,12 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from card import Card
-from small_models import ids, random_blocks, random_decoder
+from small_models import as_model, ids, random_blocks, random_decoder
 from test_gate import CAPACITY, FIRST, calls_of, decoded, same
+from test_graph_packed import wrong
 from zoo import gpt2, in_blocks, layer, llama
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
+from llmcli.anatomy.graph import Graph
 from llmcli.checkpoints import open_model
 from llmcli.config import HeadConfig
 from llmcli.engine.session import Session
@@ -60,11 +62,11 @@ def stand_ins(monkeypatch):
         monkeypatch.setattr(on_card, name, lambda *given: False)
 
 
-def pair(name, card, dtype=torch.float32):
-    """Of a processor with the dequantized numbers, and of a card with the blocks."""
+def filled(name, device, dtype=torch.float32):
+    """Of a processor with the dequantized numbers, and of a device with the blocks."""
     config, formats = MODELS[name]
     here = random_decoder(config, torch.float32)
-    there = Decoder(config, device="cuda", dtype=dtype, formats=formats, as_stored=True)
+    there = Decoder(config, device=device, dtype=dtype, formats=formats, as_stored=True)
     generator = torch.Generator().manual_seed(5)
     for name in there.weight_names:
         weight, slot = there.weight(name), writable(here.weight(name))
@@ -76,8 +78,22 @@ def pair(name, card, dtype=torch.float32):
                 weight.write(rows, raw[rows])
         else:
             writable(weight).copy_(slot)
+    return here, there
+
+
+def pair(name, card, dtype=torch.float32):
+    """The same with steps that are captured."""
+    here, there = filled(name, "cuda", dtype)
     there.capture, there.first_bucket = card.capture, FIRST
     return here, there
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_emitted_is_what_the_nodes_make(name, dtype):
+    """Of the numbers of the blocks, as `explain` has them, which products of many rows round."""
+    _, decoder = filled(name, "cpu", dtype)
+    assert wrong(as_model(decoder), Graph(decoder.config).nodes) == {}
 
 
 @pytest.mark.parametrize("batch", [1, 3])
