@@ -188,14 +188,14 @@ def matrices(config: ModelConfig) -> dict[str, int]:
 def in_no_blocks(config: ModelConfig, *, card: bool = False) -> frozenset[str]:
     """Matrices that are kept in 16 bits at least.
 
-    Experts without whole groups of rows, on a card all; routers, small matrices whose numbers
+    Experts without whole groups of rows, but on a card; routers, small matrices whose numbers
     decide; those that are `dense`.
     """
     model = graph(config)
     return frozenset(
         spec.name
         for spec in parameters(config)
-        if (len(spec.axes) == 3 and (card or (spec.stored_shape or spec.shape)[1] % ROWS))
+        if (len(spec.axes) == 3 and not card and (spec.stored_shape or spec.shape)[1] % ROWS)
         or model[model.parameters[spec.name].makes].group == "router"
         or model.parameters[spec.name].dense
     )

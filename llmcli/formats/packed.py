@@ -205,7 +205,7 @@ class SideBySide(Weight):
         packed = [piece for piece in pieces if isinstance(piece, Packed)]
         routed = len(pieces[0].shape) == 3
         self._product = _Product(packed) if len(packed) == len(pieces) and not routed else None
-        self._routed = RoutedProduct(packed) if routed else None
+        self._routed = RoutedProduct(packed) if routed and len(packed) == len(pieces) else None
 
     @property
     def format(self) -> str:
@@ -231,9 +231,14 @@ class SideBySide(Weight):
         self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
     ) -> Tensor:
         """See `Packed`."""
-        if self._routed is None:
-            return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
-        return self._routed(x_MK, routes, bias_EN)
+        if self._routed is not None:
+            return self._routed(x_MK, routes, bias_EN)
+        rows = [piece.shape[-2] for piece in self._pieces]
+        biases = [None] * len(rows) if bias_EN is None else bias_EN.split_with_sizes(rows, 1)
+        each = zip(self._pieces, biases, strict=True)
+        return torch.cat(
+            [piece.matmul_routed(x_MK, routes, bias, wide=wide) for piece, bias in each], -1
+        )
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b`: of packed ones in float32, of float32, else in the dtype of `x`."""

@@ -131,7 +131,8 @@ class Parameters:
                 pieces.append(Dense(tensor, self.dtype))
             elif self._as_stored:
                 pieces.append(Blocks(
-                    format, rows, columns, device=self.device, inputs=self.dtype
+                    format, rows, columns, device=self.device, inputs=self.dtype,
+                    experts=experts[0] if experts else None,
                 ))  # fmt: skip
             else:
                 memory = None

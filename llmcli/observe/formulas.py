@@ -278,14 +278,14 @@ def _roundings(own: Kernel, name: str) -> float:
     token of smollm2 is a thousand times the others) is rounded in the same direction again and
     again, where it is less than an ulp of that. Measured: 27 roundings, of the 80 of 1536 columns.
     """
-    weight = _weight(own, name)
+    weight = _weight(own, name) if isinstance(own.rules[name].op, Project) else None
     return ROUNDINGS + (weight.additions / 2 if isinstance(weight, Packed) else 0)
 
 
 def _weight(own: Kernel, name: str) -> Weight | None:
     """What a product multiplies with."""
     op = own.rules[name].op
-    return own.model.decoder.weight(op.weight) if isinstance(op, Project) else None
+    return own.model.decoder.weight(op.weight) if isinstance(op, Project | ExpertProject) else None
 
 
 def _is_narrow(own: Kernel, name: str) -> bool:

@@ -26,7 +26,7 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `ACTIVATIONS` of the ker
 
 @cache
 def kernels() -> Any:
-    """`attend_one`, `normalize`, `product` and `packed_product`, None where they are off."""
+    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`; None: off."""
     if not native.wants_triton():
         return None
     from llmcli.kernels.triton import attention, packed, products
@@ -34,6 +34,7 @@ def kernels() -> Any:
     return SimpleNamespace(
         attend_one=attention.attend_one, normalize=products.normalize,
         product=products.product, packed_product=packed.packed_product,
+        routed_product=packed.routed_product,
     )  # fmt: skip
 
 
@@ -117,6 +118,20 @@ def product_of_blocks(
     """`X Wᵀ + b` in that dtype, of float32 sums; X is not rounded, nor are the numbers of W."""
     x_MK = x.reshape(-1, x.shape[-1])
     return _shaped(kernels().packed_product(x_MK, raw_Nr, format, b_N, out=dtype), x)
+
+
+def routes_blocks(x_MK: Tensor) -> bool:
+    """Whether there is a kernel for products of these rows with blocks of their own experts."""
+    return x_MK.is_cuda and kernels() is not None and x_MK.dtype in _TAKEN
+
+
+def product_of_experts(
+    x_MK: Tensor, raw_ENr: Tensor, format: str,
+    routed: tuple[Tensor, Tensor | None, int], bias_EN: Tensor | None, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """`X Wᵀ + b` of pairs in that dtype; experts and rows, or how many experts a row has."""
+    out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, routed, bias_EN, out=dtype)
+    return out
 
 
 def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:

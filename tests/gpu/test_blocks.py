@@ -14,7 +14,7 @@ from card import Card
 from small_models import as_model, ids, random_blocks, random_decoder
 from test_gate import CAPACITY, FIRST, calls_of, decoded, same
 from test_graph_packed import wrong
-from zoo import gpt2, in_blocks, layer, llama
+from zoo import BLOCKS, IN_BLOCKS, gpt2, in_blocks, layer, llama
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
@@ -35,6 +35,7 @@ from llmcli.ops.quant import FORMATS, dequantize
 from llmcli.weights import randomize
 
 HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
+CLAMPED = "experts, a matrix of them dense"
 MODELS = {
     "q4_k_m": in_blocks(
         llama(*(layer(**HEADS),) * 2, head=HeadConfig(tied=True)), "Q4_K", "Q6_K", "Q5_0", "Q8_0",
@@ -42,6 +43,11 @@ MODELS = {
     ),
     "biases": in_blocks(gpt2(heads=4, kv_heads=4), "Q4_0", "Q4_1", "Q8_0"),
     "keys that are dense": in_blocks(llama(), "Q8_0", "Q4_1", dense=("W_k", "W_gate")),
+    "experts": IN_BLOCKS["experts"],
+    "experts beside dense layers": IN_BLOCKS["experts beside dense layers"],
+    CLAMPED: in_blocks(
+        BLOCKS["experts with biases and clamped gates"], "Q8_0", "Q4_1", dense=("moe.W_gate",)
+    ),
 }  # fmt: skip
 calls = []
 
@@ -52,11 +58,20 @@ def packed_product(x, raw, format, b=None, *, out):
     return F.linear(x.float(), dequantize(raw, format, dtype=torch.float32), b).to(out)
 
 
+def routed_product(x, raw, format, routed, b=None, *, out):
+    calls.append(format)
+    expert, row, each = routed
+    dense = dequantize(raw.flatten(0, 1), format, dtype=torch.float32).view(*raw.shape[:2], -1)
+    row = torch.arange(len(expert), device=x.device) // each if row is None else row
+    y = torch.bmm(dense[expert], x[row].float().unsqueeze(2)).squeeze(2)
+    return (y if b is None else y + b[expert].float()).to(out)
+
+
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch):
     """They give the other kernels up, which `test_triton` has."""
     calls.clear()
-    made = SimpleNamespace(packed_product=packed_product)
+    made = SimpleNamespace(packed_product=packed_product, routed_product=routed_product)
     monkeypatch.setattr(on_card, "kernels", lambda: made)
     for name in ("attends", "multiplies", "normalizes"):
         monkeypatch.setattr(on_card, name, lambda *given: False)
@@ -71,8 +86,8 @@ def filled(name, device, dtype=torch.float32):
     for name in there.weight_names:
         weight, slot = there.weight(name), writable(here.weight(name))
         if isinstance(weight, Blocks):
-            raw = random_blocks(weight.format, *slot.shape, generator)
-            slot.copy_(dequantize(raw, weight.format, dtype=torch.float32))
+            raw = random_blocks(weight.format, slot[..., 0].numel(), slot.shape[-1], generator)
+            slot.copy_(dequantize(raw, weight.format, dtype=torch.float32).view(slot.shape))
             order = torch.randperm(len(raw), generator=generator)
             for rows in order.split(50):
                 weight.write(rows, raw[rows])
@@ -89,9 +104,12 @@ def pair(name, card, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != CLAMPED])
 def test_what_is_emitted_is_what_the_nodes_make(name, dtype):
-    """Of the numbers of the blocks, as `explain` has them, which products of many rows round."""
+    """Of the numbers of the blocks, as `explain` has them, which products of many rows round.
+
+    Clamped gates are off by more in bfloat16, those of a dense model, too.
+    """
     _, decoder = filled(name, "cpu", dtype)
     assert wrong(as_model(decoder), Graph(decoder.config).nodes) == {}
 
@@ -106,7 +124,8 @@ def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
         prompts = [[5, 9, 2, 7, 1], [3, 1, 4], [8, 2, 6, 1]][:batch]
         for session in (ordinary, captured):
             session.prefill(prompts)
-        assert not set(calls) - {there.head.format}  # of the last tokens alone
+        if "experts" not in name:  # few tokens choose few of them
+            assert not set(calls) - {there.head.format}  # of the last tokens alone
         calls.clear()
         tokens = ids(batch, 7)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
@@ -211,7 +230,7 @@ def test_a_card_quantizes_where_it_has_kernels(monkeypatch):
     assert numbers.formats["blocks.0.attn.W_k"] == "Q4_1"
 
 
-def test_formats_without_a_kernel_and_experts_are_dequantized(monkeypatch):
+def test_formats_without_a_kernel_are_dequantized():
     config, _ = MODELS["biases"]
     made = {"stored": {"Q4_0"}, "bfloat16": True, "dtype": "auto", "quantize": "auto"}
     formats = dict.fromkeys(matrices(config), "IQ4_NL")

@@ -35,14 +35,18 @@ KERNELS = [
     *(
         (products.row_kernel, {**GATED, "ACT": act}) for act in range(len(products.ACTIVATIONS))
     ),
-    *((packed.packed_kernel, {"BIAS": True, **packed.constants(name)}) for name in packed.PACKED),
+    *(
+        (packed.packed_kernel, {"BIAS": True, "ROUTED": routed, "ROW": routed,
+                                **packed.constants(name)})
+        for name in packed.PACKED for routed in (False, True)
+    ),
 ]  # fmt: skip
 
 
 def type_of(kernel, name, narrow):
     if name in FLOATS:
         return "*fp32"
-    if name == "starts":
+    if name in ("starts", "expert", "row"):
         return "*i64"
     if name == "w":
         return "*u8" if kernel is packed.packed_kernel else narrow

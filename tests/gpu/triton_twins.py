@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from llmcli.graph.blocks import ON_CARD
 from llmcli.kernels.triton.attention import attend_one
-from llmcli.kernels.triton.packed import PACKED, packed_product
+from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
 from llmcli.kernels.triton.products import ACTIVATIONS, normalize, product
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
@@ -162,3 +162,21 @@ def test_the_numbers_of_blocks_are_the_decoders(format):
     assert not raw.is_contiguous()
     got = packed_product(torch.eye(columns), raw, format, out=torch.float32)
     assert torch.equal(got.T, dequantize(raw, format, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_K", "Q6_K"])
+def test_products_with_blocks_of_experts(format, biased):
+    """Two experts of each row, by the order of pairs and by rows that are named."""
+    columns = FORMATS[format][0]
+    raw = blocks(format, 3 * 11, columns)
+    x, b = drawn(3, columns, seed=1), drawn(3, 11, seed=2) if biased else None
+    expert = torch.tensor([2, 0, 1, 1, 0, 2])
+    dense = dequantize(raw, format, dtype=torch.float32).double().view(3, 11, columns)
+    for row in (None, torch.tensor([1, 1, 0, 2, 2, 0])):
+        read = x[torch.arange(6) // 2 if row is None else row].double()
+        want = torch.einsum("pk,pnk->pn", read, dense[expert]) + (b[expert] if biased else 0)
+        got = routed_product(
+            x, raw.view(3, 11, -1), format, (expert, row, 2), b, out=torch.float32
+        )
+        near(got, want, torch.float32)

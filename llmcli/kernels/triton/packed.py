@@ -5,7 +5,8 @@ the upper 4 bits of 16 bytes (Q8_0: the former and the latter bytes of its block
 numbers is one unit, one of 256 is eight. `numbers` decodes units: that is all that formats differ
 in. Layouts: `ops.quant.simple` and `ops.quant.k_quants`.
 
-Axes: M rows of the input, few, K columns of it, N outputs; r bytes of a row of blocks.
+Axes: M rows of the input, few, K columns of it, N outputs; r bytes of a row of blocks; E experts, P
+pairs of a row and an expert.
 """
 
 from __future__ import annotations
@@ -119,15 +120,25 @@ def numbers(base, unit, i, there, FORMAT: tl.constexpr):
 
 @triton.jit
 def packed_kernel(
-    x, w, bias, out, columns, outputs, w_row,
+    x, w, bias, out, expert, row, columns, outputs, w_row, each,
     FORMAT: tl.constexpr, BYTES: tl.constexpr, PER_BLOCK: tl.constexpr, DISTANCE: tl.constexpr,
-    BIAS: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    BIAS: tl.constexpr, ROUTED: tl.constexpr, ROW: tl.constexpr, ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
-    """PER_BLOCK: how many units a block of BYTES has."""
+    """PER_BLOCK: how many units a block of BYTES has.
+
+    ROUTED: `out` m is of matrix `expert[m]` and of row m // `each` of x, or ROW: `row[m]`.
+    """
     m = tl.program_id(1)
+    source = m
+    if ROUTED:
+        own = tl.load(expert + m).to(tl.int64)
+        w += own * outputs * w_row
+        bias += own * outputs
+        source = tl.load(row + m) if ROW else m // each
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, 16)[None, None, :]
-    x += m.to(tl.int64) * columns
+    x += source.to(tl.int64) * columns
     rows = n.to(tl.int64)[:, None, None] * w_row
     sums = tl.zeros([ROWS, UNITS, 16], tl.float32)
     for start in range(0, columns // 32, UNITS):
@@ -167,7 +178,28 @@ def packed_product(
     rows, columns = x_MK.shape
     y_MN = torch.empty(rows, len(raw_Nr), device=x_MK.device, dtype=out)
     packed_kernel[(triton.cdiv(len(raw_Nr), ROWS), rows)](
-        x_MK.contiguous(), raw_Nr, x_MK if bias_N is None else bias_N, y_MN, columns, len(raw_Nr),
-        raw_Nr.stride(0), BIAS=bias_N is not None, **constants(format),
+        x_MK.contiguous(), raw_Nr, x_MK if bias_N is None else bias_N, y_MN, x_MK, x_MK, columns,
+        len(raw_Nr), raw_Nr.stride(0), 1, BIAS=bias_N is not None, ROUTED=False, ROW=False,
+        **constants(format),
     )  # fmt: skip
     return y_MN
+
+
+def routed_product(
+    x_MK: Tensor, raw_ENr: Tensor, format: str, routes: Routed, bias_EN: Tensor | None = None, *,
+    out: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The same of P pairs of a row and the matrix of an expert: `[P, N]`; see `Routed`."""
+    expert_P, row_P, each = routes
+    pairs, (_, outputs, _), columns = len(expert_P), raw_ENr.shape, x_MK.shape[1]
+    y_PN = torch.empty(pairs, outputs, device=x_MK.device, dtype=out)
+    packed_kernel[(triton.cdiv(outputs, ROWS), pairs)](
+        x_MK.contiguous(), raw_ENr.contiguous(), x_MK if bias_EN is None else bias_EN, y_PN,
+        expert_P, x_MK if row_P is None else row_P, columns, outputs, raw_ENr.stride(1), each,
+        BIAS=bias_EN is not None, ROUTED=True, ROW=row_P is not None, **constants(format),
+    )  # fmt: skip
+    return y_PN
+
+
+# Experts int64 `[P]`, and the rows of x `[P]`, or how many pairs each row has in their order.
+Routed = tuple[Tensor, Tensor | None, int]
