@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from llmcli.graph.blocks import ACTIVATION_BYTES, DECODED_AT_ONCE, DEQUANTIZED_AT_ONCE, RUN
+from llmcli.graph.blocks import ACTIVATION_BYTES, RUN
 
 # Every processor with AMX has 2 MiB of second-level cache per core; oneDNN fills three quarters.
 _PACKED = 3 << 19
-_DECODING = 8  # bytes for each number of blocks: float32, and codes and what is made of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +19,7 @@ class Reading:
     """The last chunk of a prompt: `tokens` of each sequence, with `keys` in its cache then.
 
     `size`: bytes of a number, `kept`: of one in the cache. `rounded`: products round their inputs
-    to 8 bits. `dequantized`: weights in blocks are, for products of many rows. `cuda`: on a GPU.
-    `native`: the processor multiplies numbers of 16 bits itself.
+    to 8 bits. `cuda`: on a GPU. `native`: the processor multiplies numbers of 16 bits itself.
     """
 
     width: int
@@ -31,7 +29,6 @@ class Reading:
     size: int
     kept: int
     rounded: bool
-    dequantized: bool
     cuda: bool
     native: bool
 
@@ -63,8 +60,7 @@ class Reading:
     def product(self, inputs: int, columns: int) -> int:
         """The most that a kernel takes for `[rows, inputs] · [inputs, columns]`, one thread.
 
-        Of packed weights the rounded inputs, or as many numbers as are dequantized at a time.
-        oneDNN, for 16 bits:
+        Of packed weights the rounded inputs. oneDNN, for 16 bits:
 
         Its AMX kernels copy the weights into blocks of 32 inputs, as many of them as fit the cache,
         and where all inputs are too many at a time they keep the sums in float32 meanwhile; its
@@ -72,10 +68,6 @@ class Reading:
         """
         if self.rounded:
             return self.rows * inputs // RUN * ACTIVATION_BYTES
-        if self.dequantized:
-            numbers = inputs * columns
-            wide = 0 if self.size == 4 else _DECODING * min(numbers, DECODED_AT_ONCE)
-            return self.size * min(numbers, DEQUANTIZED_AT_ONCE) + wide
         if not self.packed:
             return 0
         weights = min(2 * columns * (-(-inputs // 32) * 32), _PACKED)

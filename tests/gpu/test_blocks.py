@@ -18,6 +18,7 @@ from zoo import BLOCKS, IN_BLOCKS, gpt2, in_blocks, layer, llama
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
+from llmcli.anatomy.counts import prefill_peak
 from llmcli.anatomy.graph import Graph
 from llmcli.checkpoints import open_model
 from llmcli.config import HeadConfig
@@ -216,6 +217,9 @@ def test_blocks_stay_where_their_kernels_are_wanted(monkeypatch):
     assert {spec.name: spec.bytes for spec in numbers.parameters(config)} == held
     assert decoder.arithmetic == numbers
     dense = Arithmetic.of("bfloat16")
+    of_a_matrix = max(decoder.weight(name).count for name in formats) * (2 + 8)
+    peaks = [prefill_peak(config, one, 1, 64, cuda=True) for one in (numbers, dense)]
+    assert peaks[0] - peaks[1] == of_a_matrix
     assert numbers_on("q4_k_m", monkeypatch, triton=False) == dense
     assert numbers_on("q4_k_m", monkeypatch, dtype="bfloat16") == dense
     assert numbers_on("q4_k_m", monkeypatch, quantize="none") == dense
