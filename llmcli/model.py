@@ -117,11 +117,7 @@ class Model:
     @property
     def arithmetic(self) -> Arithmetic:
         """What it runs in: dtypes, and the formats of packed weights."""
-        return Arithmetic(
-            dtype=dtype_name(self.dtype),
-            cache=dtype_name(self.decoder.cache_dtype),
-            formats=self.decoder.formats,
-        )
+        return self.decoder.arithmetic
 
     @property
     def stream_dtype(self) -> torch.dtype:

@@ -12,7 +12,7 @@ from llmcli.anatomy.model import parameters, states
 from llmcli.anatomy.plan import plan
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
-from llmcli.graph.blocks import IN_16_BITS, ROWS, RUN
+from llmcli.graph.blocks import IN_16_BITS, ON_CARD, ROWS, RUN
 from llmcli.graph.ops import LookUp, Project
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import Call, TensorSpec
@@ -33,11 +33,14 @@ class Arithmetic:
 
     `cache` is that of keys and values. `formats` are those of parameters that stay as the file has
     them, by name: in blocks, for whose products activations are rounded to 8 bits, or in 16 bits.
+    `as_stored`: blocks lie in the memory of a card as in the file. Then products of few rows have
+    activations as they are, and for those of many rows the blocks are dequantized to `dtype`.
     """
 
     dtype: str
     cache: str
     formats: Mapping[str, str] = field(default_factory=dict, hash=False)
+    as_stored: bool = False
 
     @classmethod
     def of(cls, dtype: str) -> Arithmetic:
@@ -47,7 +50,12 @@ class Arithmetic:
     @property
     def products(self) -> str:
         """The numbers that weights are multiplied with: `int8` with packed ones, else `dtype`."""
-        return "int8" if set(self.formats.values()) - set(HELD) else self.dtype
+        return "int8" if self.rounds_inputs else self.dtype
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether there are products for which activations are rounded to 8 bits."""
+        return not self.as_stored and bool(set(self.formats.values()) - set(HELD))
 
     def call(self, call: Call) -> Call:
         """The same forward call, in these dtypes."""
@@ -55,7 +63,9 @@ class Arithmetic:
 
     def parameters(self, config: ModelConfig) -> tuple[TensorSpec, ...]:
         """Every parameter as it lies in memory."""
-        return parameters(config, dtype=self.dtype, formats=self.formats)
+        return parameters(
+            config, dtype=self.dtype, formats=self.formats, as_stored=self.as_stored
+        )
 
     def states(self, config: ModelConfig, *, batch: int, capacity: int) -> tuple[TensorSpec, ...]:
         """What is kept between calls, for `capacity` positions."""
@@ -111,10 +121,10 @@ def arithmetic(
 ) -> Arithmetic:
     """What a model runs in on a `cpu`, `cuda` or `mps`, as `--dtype` and `--quantize` say.
 
-    `stored`, `bfloat16` as `auto_dtype` has them. `kernels`: the level of those for packed weights,
-    None without them; `packable`: what the file has in blocks or in 16 bits. It stays so where
-    neither option is given; quantizing needs no dtype either. Raises UsageError where there are no
-    kernels to quantize for, or where a dtype is given, too.
+    `stored`, `bfloat16` as `auto_dtype` has them. `kernels`: those for packed weights
+    (`kernels.native.kernels_of`), None without them; `packable`: what the file has in blocks or in
+    16 bits. It stays so where neither option is given; quantizing needs no dtype either. Raises
+    UsageError where there are no kernels to quantize for, or where a dtype is given, too.
     """
     if quantize not in ("auto", "none", *QUANTIZED):
         raise UsageError(
@@ -122,11 +132,13 @@ def arithmetic(
             hint=f"use auto, none, {' or '.join(QUANTIZED)}",
         )
     given = dtype not in ("auto", WIDE)
-    no_blocks = in_no_blocks(config)
+    card = device != "cpu"
+    no_blocks = in_no_blocks(config, card=card)
     formats = {
         name: kept
         for name, kept in packable.items()
-        if device == "cpu" and kernels and not given and (name not in no_blocks or kept in HELD)
+        if kernels and not given and (name not in no_blocks or kept in HELD)
+        and (not card or kept in ON_CARD)
     }
     if set(formats.values()) <= set(HELD) and (
         dtype == WIDE or (bfloat16 and kernels not in FAST_WIDE)
@@ -138,8 +150,8 @@ def arithmetic(
                 f"`--quantize {quantize}` and `--dtype {dtype}` contradict each other",
                 hint="leave out one of them: quantized weights are multiplied in 8 bits",
             )
-        if device != "cpu" or not kernels:
-            where = "on this machine" if device == "cpu" else f"on the device `{device}`"
+        if not kernels:
+            where = f"on the device `{device}`" if card else "on this machine"
             raise UsageError(
                 f"there are no kernels for `--quantize {quantize}` {where}",
                 hint="`llmcli env` says which kernels there are; use `--dtype bfloat16`",
@@ -150,11 +162,13 @@ def arithmetic(
                 per_token = name in ("embed.W", "head.W", "ple.embed.W")
                 if formats.get(name, "bfloat16") in HELD:
                     formats[name] = tokens if per_token else other
-    if quantize != "none" and formats:
+    if quantize == "none":
+        formats = {}
+    if formats and not card:
         return Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
-    return Arithmetic.of(dtype)
+    return replace(Arithmetic.of(dtype), formats=formats, as_stored=bool(formats))
 
 
 def matrices(config: ModelConfig) -> dict[str, int]:
@@ -171,17 +185,17 @@ def matrices(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def in_no_blocks(config: ModelConfig) -> frozenset[str]:
+def in_no_blocks(config: ModelConfig, *, card: bool = False) -> frozenset[str]:
     """Matrices that are kept in 16 bits at least.
 
-    Experts without whole groups of rows; routers, small matrices whose numbers decide; those that
-    are `dense`.
+    Experts without whole groups of rows, but on a card; routers, small matrices whose numbers
+    decide; those that are `dense`.
     """
     model = graph(config)
     return frozenset(
         spec.name
         for spec in parameters(config)
-        if (len(spec.axes) == 3 and (spec.stored_shape or spec.shape)[1] % ROWS)
+        if (len(spec.axes) == 3 and not card and (spec.stored_shape or spec.shape)[1] % ROWS)
         or model[model.parameters[spec.name].makes].group == "router"
         or model.parameters[spec.name].dense
     )
@@ -227,7 +241,7 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     - every activation that a step writes, to the dtype in which `anatomy` says that it is written;
     - rows of the stream that enter a product as they are, without a norm before;
     - every matrix that the checkpoint stores (`matrices`: their formats) in a format that 16 bits
-      do not hold; packed ones are what their blocks say;
+      do not hold; packed ones are what their blocks say, but on a card for products of many rows;
     - to 8 bits, what enters a product with packed matrices, that of the head included;
     - the sums in products, taken in at least float32: K terms of any sign are as K/2 roundings of
       the whole sum, if they are added up one after the other.
@@ -249,8 +263,10 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
                 if isinstance(n.op, Project) and nodes[n.op.source].wide}  # fmt: skip
     squares += [rounding(dtype) ** 2] * len(entering)
     if dtype in HELD:
-        squares += [rounding(dtype) ** 2 for stored in matrices if stored != HELD[dtype]]
-    packed = set(numbers.formats)
+        dequantized = numbers.formats.values() if numbers.as_stored else ()
+        every = (*matrices, *dequantized)
+        squares += [rounding(dtype) ** 2 for stored in every if stored != HELD[dtype]]
+    packed = set() if numbers.as_stored else set(numbers.formats)
     if config.head.tied and "embed.W" in packed:
         packed.add("head.W")
     read = {n.op.source for n in nodes.values()

@@ -12,6 +12,7 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.model import parameters
 from llmcli.config import LayerConfig, ModelConfig
+from llmcli.graph.blocks import DECODED_AT_ONCE, DEQUANTIZED_AT_ONCE
 from llmcli.graph.ops import Mix, size
 from llmcli.graph.recurrence import LinearMap
 from llmcli.graph.routing import ExpertProject
@@ -32,6 +33,8 @@ _GENERATED = 600 << 10
 _TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
 # of a matrix that are converted to float32 at a time: 2 MiB, in L2 (`ops.product`)
 HEAD_NUMBERS = 1 << 19
+# Bytes for each number of blocks that is decoded: float32, and codes and what is made of them.
+_DECODING = 8
 _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 MiB on others
 
 
@@ -252,7 +255,8 @@ def prefill_peak(
     wide = max(size, 4)
     reading = Reading(
         width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
-        kept=DTYPE_BYTES[numbers.cache], rounded=bool(numbers.formats), cuda=cuda, native=native,
+        kept=DTYPE_BYTES[numbers.cache], cuda=cuda, native=native,
+        rounded=bool(numbers.formats) and not numbers.as_stored,
     )  # fmt: skip
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:
@@ -269,4 +273,15 @@ def prefill_peak(
             after = following * reading.rows * config.width * wide
             peak = max(peak, workspace.peak + after)
             shared |= workspace.shared
+    peak += _dequantized(config, numbers)
     return peak + sum(shared.values()) + 8 * reading.tokens  # the last: positions, whole numbers
+
+
+def _dequantized(config: ModelConfig, numbers: Arithmetic) -> int:
+    """What products of many rows with blocks on a card take: the most of a matrix, as numbers."""
+    if not numbers.as_stored:
+        return 0
+    specs = [spec for spec in numbers.parameters(config) if spec.name in numbers.formats]
+    largest = max(spec.count // (spec.shape[0] if len(spec.axes) == 3 else 1) for spec in specs)
+    held = DTYPE_BYTES[numbers.dtype] * min(largest, DEQUANTIZED_AT_ONCE)
+    return held + _DECODING * min(largest, DECODED_AT_ONCE)

@@ -14,14 +14,15 @@ _DENSE: Mapping[str, str] = {}
 
 
 def parameters(
-    config: ModelConfig, *, dtype: str | None = None, formats: Mapping[str, str] = _DENSE
+    config: ModelConfig, *, dtype: str | None = None, formats: Mapping[str, str] = _DENSE,
+    as_stored: bool = False,
 ) -> tuple[TensorSpec, ...]:
     """Every parameter of the model in execution order; a tied head has none of its own.
 
     `dtype` is what the model computes in: some are kept in at least float32 all the same. Those in
     `formats`, by name, are as stored: in blocks (`Q4_K`) each in memory of its own, in 16 bits with
-    those of the same dtype that share a product. A stack of matrices is `[E, in, out]` in the
-    formula's orientation, and each is stored transposed.
+    those of the same dtype that share a product. `as_stored`: blocks lie as a file has them. A
+    stack of matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
     """
     model = graph(config)
     together: dict[str, set[str | None]] = {}
@@ -40,7 +41,7 @@ def parameters(
             stored_shape=(*shape[:-2], *shape[:-3:-1]) if row.turned else shape,
             dtype=formats.get(row.name) or (wide_dtype(dtype) if row.wide else dtype),
             formula=model.formula(model[row.makes]), layer=row.layer,
-            shares=None if row.shares in apart else row.shares,
+            shares=None if row.shares in apart else row.shares, as_stored=as_stored,
         ))  # fmt: skip
     return tuple(specs)
 

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from llmcli.formats.routes import Routes
-from llmcli.formats.weight import Weight
+from llmcli.formats.weight import InBlocks, Weight
 from llmcli.graph.blocks import ACTIVATION_BYTES, PACKED, ROWS, RUN, packed_bytes
 from llmcli.kernels import native, program
 from llmcli.ops import compiled
 
+_Multiplies = Callable[[Tensor, Tensor | None], Tensor]
 
-class Packed(Weight):
+
+class Packed(InBlocks):
     """One matrix `[rows, columns]` in `format`, 16 rows side by side; `write` fills it.
 
     `memory`, where it is given, is where it lies. Of so many `experts` it is the matrices, one
@@ -197,7 +199,7 @@ class Mapped(Packed):
 class SideBySide(Weight):
     """Matrices of one width that one product multiplies with: q, k and v, each in its format.
 
-    Packed ones share a call and the rounded activations; dense ones have products of their own.
+    Packed ones share a call and the rounded activations; others have products of their own.
     """
 
     def __init__(self, pieces: Sequence[Weight]) -> None:
@@ -205,7 +207,7 @@ class SideBySide(Weight):
         packed = [piece for piece in pieces if isinstance(piece, Packed)]
         routed = len(pieces[0].shape) == 3
         self._product = _Product(packed) if len(packed) == len(pieces) and not routed else None
-        self._routed = RoutedProduct(packed) if routed else None
+        self._routed = RoutedProduct(packed) if routed and len(packed) == len(pieces) else None
 
     @property
     def format(self) -> str:
@@ -231,29 +233,36 @@ class SideBySide(Weight):
         self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
     ) -> Tensor:
         """See `Packed`."""
-        if self._routed is None:
-            return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
-        return self._routed(x_MK, routes, bias_EN)
+        if self._routed is not None:
+            return self._routed(x_MK, routes, bias_EN)
+        rows = [piece.shape[-2] for piece in self._pieces]
+        biases = [None] * len(rows) if bias_EN is None else bias_EN.split_with_sizes(rows, 1)
+        each = zip(self._pieces, biases, strict=True)
+        return torch.cat(
+            [piece.matmul_routed(x_MK, routes, bias, wide=wide) for piece, bias in each], -1
+        )
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b`, by the pieces: in float32 where they are packed."""
-        return self._multiplied([one.matmul for one in self._pieces], x, bias_N)
+        """`X Wᵀ + b`: of packed ones in float32, of float32, else in the dtype of `x`."""
+        return self._each(lambda piece: piece.matmul, x, bias_N)
 
     def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same in at least float32."""
-        return self._multiplied([one.matmul_wide for one in self._pieces], x, bias_N)
+        """In at least float32."""
+        return self._each(lambda piece: piece.matmul_wide, x, bias_N)
 
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same, not rounded to less."""
-        return self._multiplied([one.matmul_float32 for one in self._pieces], x, bias_N)
+        """In at least float32, of sums that are not rounded to less."""
+        return self._each(lambda piece: piece.matmul_float32, x, bias_N)
 
-    def _multiplied(
-        self, products: Sequence[Callable[[Tensor], Tensor]], x: Tensor, bias_N: Tensor | None
+    def _each(
+        self, product_of: Callable[[Weight], _Multiplies], x: Tensor, bias_N: Tensor | None
     ) -> Tensor:
         if self._product is not None:
             return self._product(x, bias_N)
-        out = torch.cat([product(x) for product in products], -1)
-        return out if bias_N is None else out.add_(bias_N)
+        rows = [piece.shape[0] for piece in self._pieces]
+        biases = [None] * len(rows) if bias_N is None else bias_N.split_with_sizes(rows)
+        each = zip(self._pieces, biases, strict=True)
+        return torch.cat([product_of(piece)(x, bias) for piece, bias in each], -1)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Those rows; those of the second matrix follow those of the first."""

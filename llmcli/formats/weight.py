@@ -91,3 +91,11 @@ class Weight(ABC):
     @abstractmethod
     def seen(self, x: Tensor) -> Tensor:
         """The activations `[…, K]` as the products above read them, rounded as they round them."""
+
+
+class InBlocks(Weight):
+    """A matrix that keeps the blocks of a GGUF file, in whatever order they lie."""
+
+    @abstractmethod
+    def write(self, rows: Tensor, raw: Tensor) -> None:
+        """Those rows, int64 `[n]`, from blocks as a file has them, uint8 `[n, bytes]`."""

@@ -48,6 +48,28 @@ PACKED = {
 }
 
 
+# Formats whose products a card has kernels for: columns and bytes of a block, as a file has it.
+ON_CARD = {
+    "Q8_0": (32, 34),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+# Of a matrix whose blocks lie in the memory of a card, for a product of many rows: 128 MiB of 16
+# bits, so that a table of all tokens does not stand beside itself, and 32 MiB of float32 for that.
+DEQUANTIZED_AT_ONCE = 1 << 26
+DECODED_AT_ONCE = 1 << 22
+
+
+def stored_bytes(format: str, rows: int, columns: int) -> int:
+    """Bytes of a matrix in blocks as a file has them, of a format that is `ON_CARD`."""
+    block, size = ON_CARD[format]
+    return rows * (columns // block) * size
+
+
 def packed_bytes(format: str, rows: int, columns: int) -> int:
     """Bytes of a packed matrix, the rows that fill its last group included."""
     size = PACKED[format]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from llmcli.graph.blocks import PACKED, packed_bytes
+from llmcli.graph.blocks import PACKED, packed_bytes, stored_bytes
 
 Kind = Literal["parameter", "activation", "state"]
 Phase = Literal["prefill", "decode"]
@@ -61,7 +61,8 @@ class TensorSpec:
     that has no name of its own here (`blocks.0.attn.qkv`, what one product gives for all three);
     tensors that share one name lie in one storage. None where the memory is its own, and for
     `logits` where the dtype is not known. `written` is False for what the fused kernel never
-    writes: `scores`, `pattern` and `result` are derived from what it does.
+    writes: `scores`, `pattern` and `result` are derived from what it does. `as_stored`: blocks lie
+    in memory as in a file.
     """
 
     name: str
@@ -77,6 +78,7 @@ class TensorSpec:
     phase: Phase | None = None
     shares: str | None = None
     written: bool = True
+    as_stored: bool = False
 
     @property
     def count(self) -> int:
@@ -88,7 +90,8 @@ class TensorSpec:
         """Size in bytes, None where the dtype is not known (a parameter before it is loaded)."""
         if self.dtype in PACKED:
             *rows, columns = self.stored_shape or self.shape
-            return packed_bytes(self.dtype, prod(rows), columns)
+            size = stored_bytes if self.as_stored else packed_bytes
+            return size(self.dtype, prod(rows), columns)
         return None if self.dtype is None else self.count * DTYPE_BYTES[self.dtype]
 
 

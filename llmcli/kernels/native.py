@@ -88,6 +88,16 @@ def wants_triton() -> bool:
     return os.environ.get(VARIABLE) == TRITON
 
 
+def kernels_of(device: str) -> str | None:
+    """Those for products of packed weights on a `cpu` or `cuda`: `level()`, or `triton`.
+
+    None without any. Raises UsageError as `check` does.
+    """
+    if device == "cpu":
+        return level()
+    return TRITON if device == "cuda" and wants_triton() else None
+
+
 def _wanted() -> str:
     return "" if wants_triton() else os.environ.get(VARIABLE, "")
 

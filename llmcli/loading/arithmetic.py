@@ -26,14 +26,15 @@ def arithmetic_of(
     options that cannot be had.
     """
     formats = {name: info.format for name, info in checkpoint.tensors.items()}
+    kind = device.partition(":")[0]
     loads = () if todo is None else todo.loads
     return arithmetic(
         config,
         dtype=dtype,
         quantize=quantize,
-        device=device.partition(":")[0],
+        device=kind,
         stored=set(formats.values()),
         bfloat16=bfloat16,
-        kernels=native.level(),
+        kernels=native.kernels_of(kind),
         packable=packable(loads, formats, matrices(config)),
     )

@@ -29,8 +29,8 @@ from llmcli.families import (
     moves_rows,
 )
 from llmcli.formats.dense import Dense, writable
-from llmcli.formats.packed import Mapped, Packed
-from llmcli.formats.weight import Weight
+from llmcli.formats.packed import Mapped
+from llmcli.formats.weight import InBlocks, Weight
 from llmcli.loading.scales import Scaler
 from llmcli.model import Stages
 from llmcli.ops.quant import PLAIN, dequantize, quantize
@@ -51,7 +51,7 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
     info = checkpoint.tensors[load_.source]
     if weight.in_file:
         return
-    if isinstance(weight, Packed):
+    if isinstance(weight, InBlocks):
         if info.format == weight.format:
             _fill_packed(weight, checkpoint, info, load_.ops, stages)
         else:
@@ -174,7 +174,7 @@ def _fill_rows(
 
 
 def _fill_packed(
-    weight: Packed,
+    weight: InBlocks,
     checkpoint: Checkpoint,
     info: TensorInfo,
     ops: Sequence[Op],
@@ -189,7 +189,7 @@ def _fill_packed(
 
 
 def _fill_quantized(
-    weight: Packed, checkpoint: Checkpoint, load_: Load, stages: Stages
+    weight: InBlocks, checkpoint: Checkpoint, load_: Load, stages: Stages
 ) -> None:
     """The same for a weight whose numbers are quantized now, some rows at a time.
 
@@ -213,7 +213,7 @@ def _fill_quantized(
     _write(weight, numbers, (load_.index or 0) * rows, stages)
 
 
-def _write(weight: Packed, numbers: Tensor, first: int, stages: Stages) -> None:
+def _write(weight: InBlocks, numbers: Tensor, first: int, stages: Stages) -> None:
     """Numbers `[rows, columns]`, quantized, from row `first` on."""
     step = max(32, _CHUNK_BYTES // (4 * numbers.shape[1]))
     with stages("pack"):

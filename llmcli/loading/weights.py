@@ -16,7 +16,7 @@ from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import Load, Plan, parts_to_fill, shape_after
 from llmcli.formats.dense import writable
-from llmcli.formats.packed import Packed
+from llmcli.formats.weight import InBlocks
 from llmcli.graph.ops import Normalize
 from llmcli.loading.ahead import Ahead
 from llmcli.loading.filling import fill
@@ -62,7 +62,7 @@ def load_weights(
             done += weight.nbytes // (1 if load_.index is None else weight.shape[0])
             if progress is not None:
                 progress("loading weights", done, total)
-    packed = sum(weight.nbytes for weight in weights.values() if isinstance(weight, Packed))
+    packed = sum(weight.nbytes for weight in weights.values() if isinstance(weight, InBlocks))
     if packed:
         stages.add("pack", 0.0, packed)
     with stages("convert", total - packed):
@@ -90,7 +90,7 @@ def randomize(decoder: Decoder, seed: int) -> None:
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)
-        if isinstance(weight, Packed):
+        if isinstance(weight, InBlocks):
             _randomize_packed(weight, generator)
             continue
         slot = writable(weight)
@@ -102,14 +102,15 @@ def randomize(decoder: Decoder, seed: int) -> None:
             slot.normal_(0.0, 0.02, generator=generator)
 
 
-def _randomize_packed(weight: Packed, generator: torch.Generator) -> None:
+def _randomize_packed(weight: InBlocks, generator: torch.Generator) -> None:
     """A matrix of such numbers, quantized; some rows at a time."""
     columns = weight.shape[-1]
     rows = weight.count // columns
     step = max(1, (8 << 20) // columns)
     for start in range(0, rows, step):
         places = torch.arange(start, min(start + step, rows))
-        drawn = torch.empty(len(places), columns).normal_(0.0, 0.02, generator=generator)
+        drawn = torch.empty(len(places), columns, device=generator.device)
+        drawn.normal_(0.0, 0.02, generator=generator)
         weight.write(places, quantize(drawn, weight.format))
 
 

@@ -59,7 +59,8 @@ class Decoder:
     """A causal language model with uninitialized parameters; `weight(name)` is each of them.
 
     `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
-    Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed.
+    Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed, or
+    in blocks `as_stored`.
     Keys and values are kept in `cache_dtype` (None: in `dtype`). Packed ones for which there is
     `memory` lie there; those `in_file` are there already. Works on any device, the meta device
     included, where only shapes are computed.
@@ -72,6 +73,7 @@ class Decoder:
         device: torch.device | str,
         dtype: torch.dtype,
         formats: Mapping[str, str] = _DENSE,
+        as_stored: bool = False,
         cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
@@ -79,7 +81,7 @@ class Decoder:
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
-        self.formats = formats
+        self.formats, self.as_stored = formats, as_stored
         self.cache_dtype = cache_dtype or dtype
         specs = self.arithmetic.parameters(config)
         parameters = Parameters(
@@ -142,7 +144,8 @@ class Decoder:
     def arithmetic(self) -> Arithmetic:
         """What it computes in, without torch."""
         return Arithmetic(
-            dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats
+            dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
+            as_stored=self.as_stored,
         )
 
     def weight(self, name: str) -> Weight:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmcli.anatomy import TensorSpec
 from llmcli.devices import DTYPES
+from llmcli.formats.blocks import Blocks
 from llmcli.formats.dense import Dense
 from llmcli.formats.packed import Packed, SideBySide
 from llmcli.formats.weight import Weight
@@ -51,6 +52,7 @@ class Parameters:
         self.weights: dict[str, Weight] = {}
         self._shapes = {spec.name: spec.stored_shape or spec.shape for spec in specs}
         self._packed = {spec.name: spec.dtype for spec in specs if spec.dtype in PACKED}
+        self._as_stored = any(spec.as_stored for spec in specs)
         self._dtypes = {
             spec.name: DTYPES[spec.dtype]
             for spec in specs
@@ -94,8 +96,7 @@ class Parameters:
             together = list(group)
             if dtype is None:
                 pieces = self._pieces(together)
-                packed = len(pieces) > 1 and all(isinstance(piece, Packed) for piece in pieces)
-                wholes += [SideBySide(pieces)] if packed else pieces
+                wholes.append(pieces[0] if len(pieces) == 1 else SideBySide(pieces))
                 continue
             rows = [self._shapes[name][1] for name in together]
             experts, _, columns = self._shapes[together[0]]
@@ -136,6 +137,11 @@ class Parameters:
                 dtype = self._dtypes.get(name, self.dtype)
                 tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
                 pieces.append(Dense(tensor, self.dtype))
+            elif self._as_stored:
+                pieces.append(Blocks(
+                    format, rows, columns, device=self.device, inputs=self.dtype,
+                    experts=experts[0] if experts else None,
+                ))  # fmt: skip
             else:
                 memory = None
                 if self._memory is not None:

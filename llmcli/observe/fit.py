@@ -48,9 +48,10 @@ def best_fitting(
     for entry in reversed(CATALOG.values()):
         if entry.config:
             config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
+            kind = device.device.partition(":")[0]
             numbers = arithmetic(
-                config, dtype=dtype, quantize=quantize, device=device.device.partition(":")[0],
-                stored={"Q8_0"}, bfloat16=device.bfloat16, kernels=native.level(),
+                config, dtype=dtype, quantize=quantize, device=kind,
+                stored={"Q8_0"}, bfloat16=device.bfloat16, kernels=native.kernels_of(kind),
                 packable=_blocks(config, entry.size),
             )  # fmt: skip
             run = Run(batch=1, context=context, entries=config.vocab)

@@ -17,6 +17,7 @@ from llmcli.kernels import native
 from llmcli.parts.mlp.config import Activation
 
 _FEW_ROWS = 4  # of an input: each reads the matrix once more, from a cache where it fits
+_NORMALIZED = 512  # rows: of a few tokens, with heads that have norms of their own
 _MOST_SIZE = 256  # of a head
 _NARROW = (torch.bfloat16, torch.float16)
 _TAKEN = (torch.float32, *_NARROW)
@@ -25,12 +26,16 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `ACTIVATIONS` of the ker
 
 @cache
 def kernels() -> Any:
-    """`attend_one` and `product`, None where they are off."""
+    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`; None: off."""
     if not native.wants_triton():
         return None
-    from llmcli.kernels.triton import attention, products
+    from llmcli.kernels.triton import attention, packed, products
 
-    return SimpleNamespace(attend_one=attention.attend_one, product=products.product)
+    return SimpleNamespace(
+        attend_one=attention.attend_one, normalize=products.normalize,
+        product=products.product, packed_product=packed.packed_product,
+        routed_product=packed.routed_product,
+    )  # fmt: skip
 
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
@@ -56,6 +61,29 @@ def attend(
     return out
 
 
+def normalizes(x: Tensor, w: Tensor | None) -> bool:
+    """Whether there is a kernel for the norm of these rows: those of a step, not of a prompt."""
+    return (
+        x.is_cuda
+        and kernels() is not None
+        and x.dtype in _TAKEN
+        and (w is None or w.ndim == 1)
+        and 0 < x.numel() <= _NORMALIZED * x.shape[-1]
+    )
+
+
+def normalize(
+    x: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float, dtype: torch.dtype, *,
+    centred: bool, offset: float,
+) -> Tensor:  # fmt: skip
+    """`ops.norm.rms_norm`, and `layer_norm` where it is `centred`, in one launch, rounded once."""
+    x_MD = x.reshape(-1, x.shape[-1])
+    x_MD = x_MD if x_MD.stride(1) == 1 else x_MD.contiguous()
+    norm = (w_D, b_D, eps, 2 if centred else 1, offset)
+    out: Tensor = kernels().normalize(x_MD, norm, dtype)
+    return out.view(x.shape)
+
+
 def multiplies(x: Tensor, w_NK: Tensor) -> bool:
     """Whether there is a kernel for this product: few rows, of one dtype with the matrix."""
     return (
@@ -72,6 +100,38 @@ def product(x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype) -> 
     """`X Wᵀ + b` in that dtype, of float32 sums."""
     x_MK = x.reshape(-1, x.shape[-1])
     return _shaped(kernels().product(x_MK, w_NK, b_N, out=dtype), x)
+
+
+def multiplies_blocks(x: Tensor) -> bool:
+    """Whether there is a kernel for products of these few rows with blocks that are `ON_CARD`."""
+    return (
+        x.is_cuda
+        and kernels() is not None
+        and x.dtype in _TAKEN
+        and x.numel() <= _FEW_ROWS * x.shape[-1]
+    )
+
+
+def product_of_blocks(
+    x: Tensor, raw_Nr: Tensor, format: str, b_N: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """`X Wᵀ + b` in that dtype, of float32 sums; X is not rounded, nor are the numbers of W."""
+    x_MK = x.reshape(-1, x.shape[-1])
+    return _shaped(kernels().packed_product(x_MK, raw_Nr, format, b_N, out=dtype), x)
+
+
+def routes_blocks(x_MK: Tensor) -> bool:
+    """Whether there is a kernel for products of these rows with blocks of their own experts."""
+    return x_MK.is_cuda and kernels() is not None and x_MK.dtype in _TAKEN
+
+
+def product_of_experts(
+    x_MK: Tensor, raw_ENr: Tensor, format: str,
+    routed: tuple[Tensor, Tensor | None, int], bias_EN: Tensor | None, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """`X Wᵀ + b` of pairs in that dtype; experts and rows, or how many experts a row has."""
+    out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, routed, bias_EN, out=dtype)
+    return out
 
 
 def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:

@@ -68,28 +68,36 @@ def product(x, w, b, *, out, activation=None):
     return y.to(out)
 
 
+def normalize(x, norm, out):
+    calls.append("norm")
+    w, b, eps, kind, offset = norm
+    w = torch.ones(x.shape[1], device=x.device) if w is None else w + offset
+    if kind == 2:
+        return F.layer_norm(x, w.shape, w, b, eps).to(out)
+    return F.rms_norm(x, w.shape, w, eps).to(out)
+
+
 calls = []
 
 
 @pytest.mark.parametrize(
     ("name", "made"),
     [
-        ("llama", {"attend", "product", "silu"}),
-        ("window", {"attend", "product", "silu"}),
-        ("caps", {"attend", "product", "silu"}),
-        ("sinks", {"attend", "product", "silu"}),
-        ("gpt2", {"attend", "product"}),
-        ("keys and values of another layer", {"attend", "product"}),
-        ("mamba-2", {"attend", "product"}),
-        ("clamped gates", {"attend", "product"}),
+        ("llama", {"attend", "norm", "product", "silu"}),
+        ("window", {"attend", "norm", "product", "silu"}),
+        ("caps", {"attend", "norm", "product", "silu"}),
+        ("sinks", {"attend", "norm", "product", "silu"}),
+        ("gpt2", {"attend", "norm", "product"}),
+        ("keys and values of another layer", {"attend", "norm", "product"}),
+        ("mamba-2", {"attend", "norm", "product"}),
+        ("clamped gates", {"attend", "norm", "product"}),
     ],
 )
 def test_a_captured_step_has_them(name, made, monkeypatch):
     """By stand-ins made of PyTorch's operations: that they are given what they need."""
     calls.clear()
-    monkeypatch.setattr(
-        on_card, "kernels", lambda: SimpleNamespace(attend_one=attend_one, product=product)
-    )
+    made_of = SimpleNamespace(attend_one=attend_one, normalize=normalize, product=product)
+    monkeypatch.setattr(on_card, "kernels", lambda: made_of)
     here = random_decoder(MODELS[name], torch.float32)
     with torch.inference_mode(), Card(float64=False) as card:
         there = put(here, card, torch.float32)
@@ -102,5 +110,6 @@ def test_a_captured_step_has_them(name, made, monkeypatch):
         calls.clear()
         seen = {}
         decoded(captured, tokens[:, :1], tap=seen.__setitem__)
-        assert not set(calls) - {"attend", "product"}  # what is within the gated one is shown
+        # what is within the gated one is shown
+        assert not set(calls) - {"attend", "norm", "product"}
         assert "blocks.0.attn.q" in seen or "attend" not in made or name == "mamba-2"

@@ -5,14 +5,14 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from llmcli.kernels.triton import attention, products
+from llmcli.kernels.triton import attention, packed, products
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }  # fmt: skip
 NUMBERS = {"scale": "fp32", "cap": "fp32", "eps": "fp32", "offset": "fp32"}
-FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual"}
+FLOATS = {"sums", "most", "weight", "sinks", "norm_w", "norm_b", "residual", "b"}
 PLAIN = {"x", "q", "k", "v", "bias", "out"}
 ROWS = {"ROWS": products.ROWS, "COLUMNS": products.COLUMNS}
 ROW = {"WEIGHTS": True, "BIAS": True, **ROWS}
@@ -29,12 +29,16 @@ KERNELS = [
     (attention.join_kernel, {"G": 4, "E": 128, "VALUES": 128, "SPLITS": 16, "SUNK": True}),
     (products.row_kernel, ADDED),
     *(
+        (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 1024})
+        for kind in (1, 2)
+    ),
+    *(
         (products.row_kernel, {**GATED, "ACT": act}) for act in range(len(products.ACTIVATIONS))
     ),
     *(
-        (products.packed_kernel, {"FOUR": name != "Q8_0", "LEAST": name == "Q4_1",
-                                  "BYTES": size, "ROWS": products.ROWS, "BLOCKS": 8})
-        for name, size in products.PACKED.items()
+        (packed.packed_kernel, {"BIAS": True, "ROUTED": routed, "ROW": routed,
+                                **packed.constants(name)})
+        for name in packed.PACKED for routed in (False, True)
     ),
 ]  # fmt: skip
 
@@ -42,10 +46,10 @@ KERNELS = [
 def type_of(kernel, name, narrow):
     if name in FLOATS:
         return "*fp32"
-    if name == "starts":
+    if name in ("starts", "expert", "row"):
         return "*i64"
     if name == "w":
-        return "*u8" if kernel is products.packed_kernel else narrow
+        return "*u8" if kernel is packed.packed_kernel else narrow
     return narrow if name in PLAIN else NUMBERS.get(name, "i32")
 
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from llmcli.graph.blocks import ON_CARD
 from llmcli.kernels.triton.attention import attend_one
-from llmcli.kernels.triton.products import ACTIVATIONS, PACKED, packed_product, product
+from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
+from llmcli.kernels.triton.products import ACTIVATIONS, normalize, product
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
-from llmcli.ops.quant import dequantize, quantize
+from llmcli.ops.quant import FORMATS, dequantize
 
 DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -84,6 +86,11 @@ def test_a_norm_and_the_product_of_its_rows(rows, outputs, columns, kind, dtype)
     }[kind]
     got = product(x if norm else x.to(dtype), w, b, out=torch.float32, norm=norm)
     near(got, F.linear(normed.double(), w.double(), b.double()), torch.float32)
+    if norm is not None:
+        gaps = torch.cat((x, x), 1)[:, :columns]
+        for one in (x, gaps):
+            near(normalize(one, norm, dtype), normed, dtype)
+        assert normalize(x, norm, dtype).dtype == dtype
 
 
 @dtypes
@@ -102,22 +109,74 @@ def test_gates_neurons_and_the_product_behind_them(rows, outputs, columns, name,
     near(behind, F.linear(got.double(), down.double()) + residual, torch.float32)
 
 
+# Where a block has its factors, in float16.
+HALVES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
 def blocks(format, rows, columns):
-    """Numbers of 4 bits around 8 are what the encoder has not got: nibbles of Q4_1's."""
-    raw = quantize(drawn(rows, columns), "Q4_1" if format == "Q4_0" else format)
-    if format == "Q4_0":
-        parts = raw.view(-1, 20)
-        raw = torch.cat((parts[:, :2], parts[:, 4:]), 1).reshape(rows, -1)
-    return raw
+    """Any bytes, but for factors that are such as a model has."""
+    elements, size = FORMATS[format]
+    picked = torch.Generator().manual_seed(rows + columns)
+    shape = rows, columns // elements, size
+    raw = torch.randint(0, 256, shape, generator=picked, dtype=torch.uint8)
+    for at in HALVES.get(format, (0,)):
+        factors = torch.randn(*shape[:2], 1, generator=picked) / 64
+        raw[:, :, at : at + 2] = factors.half().view(torch.uint8)
+    return raw.view(rows, -1)
+
+
+def columns_of(format, count):
+    """Whole blocks, as few as there can be or more units than a program reads at once."""
+    return FORMATS[format][0] * {"one": 1, "many": 9}[count]
+
+
+def test_the_formats_of_blocks_are_those_of_the_decoders():
+    assert {name: FORMATS[name] for name in PACKED} == ON_CARD
 
 
 @dtypes
 @pytest.mark.parametrize("format", PACKED)
-@pytest.mark.parametrize(("rows", "outputs", "columns"), [(1, 37, 320), (3, 8, 32), (1, 1, 512)])
-def test_products_with_blocks(rows, outputs, columns, format, dtype):
+@pytest.mark.parametrize(
+    ("rows", "outputs", "count"), [(1, 37, "many"), (3, 8, "one"), (2, 1, "many")]
+)
+def test_products_with_blocks(rows, outputs, count, format, dtype):
+    columns = columns_of(format, count)
     raw = blocks(format, outputs, columns)
-    x = drawn(rows, columns, dtype=dtype, seed=1)
-    dense = dequantize(raw, format, dtype=torch.float64).view(outputs, columns)
-    got = packed_product(x, raw, format)
+    x, b = drawn(rows, columns, dtype=dtype, seed=1), drawn(outputs, seed=2)
+    dense = dequantize(raw, format, dtype=torch.float32).double()
     bound = x.double().abs() @ dense.abs().T
-    assert ((got - x.double() @ dense.T).abs() <= 1e-6 * bound).all()
+    for bias in (None, b):
+        got = packed_product(x, raw, format, bias, out=torch.float32)
+        want = F.linear(x.double(), dense, None if bias is None else b.double())
+        assert ((got - want).abs() <= 1e-6 * bound + 2e-7 * want.abs()).all()
+    narrow = packed_product(x, raw, format, b, out=dtype)
+    assert narrow.dtype == dtype
+    torch.testing.assert_close(narrow, got.to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("format", PACKED)
+def test_the_numbers_of_blocks_are_the_decoders(format):
+    """Bit for bit: a row of the identity gives a column of the matrix; rows of blocks with gaps."""
+    columns, size = FORMATS[format]
+    raw = blocks(format, 8, 2 * columns)[:, :size]
+    assert not raw.is_contiguous()
+    got = packed_product(torch.eye(columns), raw, format, out=torch.float32)
+    assert torch.equal(got.T, dequantize(raw, format, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_K", "Q6_K"])
+def test_products_with_blocks_of_experts(format, biased):
+    """Two experts of each row, by the order of pairs and by rows that are named."""
+    columns = FORMATS[format][0]
+    raw = blocks(format, 3 * 11, columns)
+    x, b = drawn(3, columns, seed=1), drawn(3, 11, seed=2) if biased else None
+    expert = torch.tensor([2, 0, 1, 1, 0, 2])
+    dense = dequantize(raw, format, dtype=torch.float32).double().view(3, 11, columns)
+    for row in (None, torch.tensor([1, 1, 0, 2, 2, 0])):
+        read = x[torch.arange(6) // 2 if row is None else row].double()
+        want = torch.einsum("pk,pnk->pn", read, dense[expert]) + (b[expert] if biased else 0)
+        got = routed_product(
+            x, raw.view(3, 11, -1), format, (expert, row, 2), b, out=torch.float32
+        )
+        near(got, want, torch.float32)

@@ -1,6 +1,6 @@
-"""Products of one row with a matrix, with what is done before and after them.
+"""Norms, and products of one row with a matrix, with what is done before and after them.
 
-Twins of `ops.norm` and `ops.linear`, of `ops.activations` and `ops.elements`, and of `ops.quant`.
+Twins of `ops.norm` and `ops.linear`, of `ops.activations` and `ops.elements`.
 Each program has some rows of the matrix, which are all that is read once.
 
 Axes: M rows of the input, few, K columns of it, N outputs.
@@ -32,6 +32,68 @@ def activated(x, ACT: tl.constexpr):
 
 
 @triton.jit
+def statistics(x, columns, eps, KIND: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a row: what a norm subtracts, and what it multiplies with."""
+    c = tl.arange(0, COLUMNS)
+    mean, inverse = 0.0, 1.0
+    if KIND == 2:
+        total = tl.zeros([COLUMNS], tl.float32)
+        for start in range(0, columns, COLUMNS):
+            total += tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32)
+        mean = tl.sum(total, 0) / columns
+    if KIND > 0:
+        squares = tl.zeros([COLUMNS], tl.float32)
+        for start in range(0, columns, COLUMNS):
+            one = tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32) - mean
+            squares += tl.where(start + c < columns, one * one, 0.0)
+        inverse = 1 / tl.sqrt(tl.sum(squares, 0) / columns + eps)
+    return mean, inverse
+
+
+@triton.jit
+def normed(
+    one, mean, inverse, w, b, at, there, offset, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr
+):  # fmt: skip
+    """Numbers of a row, at its columns `at`, normalized."""
+    one = (one - mean) * inverse
+    if WEIGHTS:
+        one *= tl.load(w + at, there, 0.0).to(tl.float32) + offset
+    if SHIFT:
+        one += tl.load(b + at, there, 0.0).to(tl.float32)
+    return one
+
+
+@triton.jit
+def norm_kernel(
+    x, w, b, out, columns, x_row, eps, offset,
+    KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Of one row; KIND as `row_kernel` has it."""
+    m = tl.program_id(0).to(tl.int64)
+    x += m * x_row
+    mean, inverse = statistics(x, columns, eps, KIND, COLUMNS)
+    for start in range(0, columns, COLUMNS):
+        at = start + tl.arange(0, COLUMNS)
+        there = at < columns
+        one = tl.load(x + at, there, 0.0).to(tl.float32)
+        one = normed(one, mean, inverse, w, b, at, there, offset, WEIGHTS, SHIFT)
+        tl.store(out + m * columns + at, one.to(out.dtype.element_ty), there)
+
+
+def normalize(x_MD: Tensor, norm: Norm, out: torch.dtype) -> Tensor:
+    """`ops.norm.rms_norm` and `layer_norm` of rows whose numbers lie together: `[M, D]`, `out`."""
+    rows, columns = x_MD.shape
+    w_D, b_D, eps, kind, offset = norm
+    y_MD = torch.empty(rows, columns, device=x_MD.device, dtype=out)
+    norm_kernel[(rows,)](
+        x_MD, *(x_MD if one is None else one for one in (w_D, b_D)), y_MD, columns,
+        x_MD.stride(0), eps, offset, KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None,
+        COLUMNS=min(1024, triton.next_power_of_2(columns)),
+    )  # fmt: skip
+    return y_MD
+
+
+@triton.jit
 def row_kernel(
     x, norm_w, norm_b, w, bias, residual, out, columns, outputs, w_row, eps, offset,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
@@ -46,18 +108,7 @@ def row_kernel(
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, COLUMNS)
     x += m.to(tl.int64) * columns
-    mean, inverse = 0.0, 1.0
-    if KIND > 0:
-        if KIND == 2:
-            total = tl.zeros([COLUMNS], tl.float32)
-            for start in range(0, columns, COLUMNS):
-                total += tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32)
-            mean = tl.sum(total, 0) / columns
-        squares = tl.zeros([COLUMNS], tl.float32)
-        for start in range(0, columns, COLUMNS):
-            one = tl.load(x + start + c, start + c < columns, 0.0).to(tl.float32) - mean
-            squares += tl.where(start + c < columns, one * one, 0.0)
-        inverse = 1 / tl.sqrt(tl.sum(squares, 0) / columns + eps)
+    mean, inverse = statistics(x, columns, eps, KIND, COLUMNS)
     rows = n.to(tl.int64)[:, None] * w_row
     below = (n + outputs).to(tl.int64)[:, None] * w_row
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -67,11 +118,7 @@ def row_kernel(
         there = at < columns
         one = tl.load(x + at, there, 0.0).to(tl.float32)
         if KIND > 0:
-            one = (one - mean) * inverse
-            if WEIGHTS:
-                one *= tl.load(norm_w + at, there, 0.0).to(tl.float32) + offset
-            if SHIFT:
-                one += tl.load(norm_b + at, there, 0.0).to(tl.float32)
+            one = normed(one, mean, inverse, norm_w, norm_b, at, there, offset, WEIGHTS, SHIFT)
         # rounded as what enters a product is
         one = one.to(w.dtype.element_ty).to(tl.float32)
         both = (n[:, None] < outputs) & there[None, :]
@@ -119,66 +166,3 @@ def product(
 
 
 Norm = tuple[Tensor | None, Tensor | None, float, int, float]  # weights, bias, eps, KIND, offset
-
-
-@triton.jit
-def packed_kernel(
-    x, w, out, columns, outputs, w_row,
-    FOUR: tl.constexpr, LEAST: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Of blocks of 32 numbers: a float16 factor, the LEAST number in float16, and codes.
-
-    These have 8 bits and a sign or, FOUR, 4 bits: first the lower halves of 16 bytes, then the
-    upper ones; without a LEAST number 8 stands for 0.
-    """
-    m = tl.program_id(1)
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    x += m.to(tl.int64) * columns
-    sums = tl.zeros([ROWS, BLOCKS], tl.float32)
-    inside = tl.arange(0, 16 if FOUR else 32)
-    for start in range(0, columns // 32, BLOCKS):
-        block = start + tl.arange(0, BLOCKS)
-        there = (n[:, None] < outputs) & (block[None, :] < columns // 32)
-        base = n.to(tl.int64)[:, None] * w_row + block[None, :] * BYTES
-        low = tl.load(w + base, there, 0).to(tl.uint16)
-        high = tl.load(w + base + 1, there, 0).to(tl.uint16)
-        factor = (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
-        begin = base + (4 if LEAST else 2)
-        codes = tl.load(w + begin[:, :, None] + inside[None, None, :], there[:, :, None], 0)
-        at = block[:, None] * 32 + inside[None, :]
-        within = block[:, None] < columns // 32
-        if FOUR:
-            x_low = tl.load(x + at, within, 0.0).to(tl.float32)
-            x_high = tl.load(x + at + 16, within, 0.0).to(tl.float32)
-            zero = 0 if LEAST else 8
-            lows, highs = (codes & 15).to(tl.float32) - zero, (codes >> 4).to(tl.float32) - zero
-            dots = tl.sum(lows * x_low[None, :, :] + highs * x_high[None, :, :], 2)
-        else:
-            x_all = tl.load(x + at, within, 0.0).to(tl.float32)
-            dots = tl.sum(codes.to(tl.int8, bitcast=True).to(tl.float32) * x_all[None, :, :], 2)
-        sums += dots * factor
-        if LEAST:
-            low = tl.load(w + base + 2, there, 0).to(tl.uint16)
-            high = tl.load(w + base + 3, there, 0).to(tl.uint16)
-            least = (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
-            sums += least * tl.sum(x_low + x_high, 1)[None, :]
-    y = tl.sum(sums, 1)
-    tl.store(out + m.to(tl.int64) * outputs + n, y.to(out.dtype.element_ty), n < outputs)
-
-
-PACKED = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # bytes of a block
-
-
-def packed_product(x_MK: Tensor, raw_Nr: Tensor, format: str) -> Tensor:
-    """`X Wᵀ` in float32 of few rows with a matrix in blocks as a GGUF file has them, uint8.
-
-    The numbers of W are exactly those of `ops.quant.dequantize`; X is not rounded.
-    """
-    rows, columns = x_MK.shape
-    y_MN = torch.empty(rows, len(raw_Nr), device=x_MK.device, dtype=torch.float32)
-    packed_kernel[(triton.cdiv(len(raw_Nr), ROWS), rows)](
-        x_MK.contiguous(), raw_Nr, y_MN, columns, len(raw_Nr), raw_Nr.stride(0),
-        FOUR=format != "Q8_0", LEAST=format == "Q4_1", BYTES=PACKED[format], ROWS=ROWS, BLOCKS=8,
-    )  # fmt: skip
-    return y_MN

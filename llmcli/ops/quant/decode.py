@@ -21,6 +21,7 @@ from torch import Tensor
 
 from llmcli.checkpoints.tensors import GGML_TYPES
 from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.graph.blocks import DECODED_AT_ONCE
 from llmcli.ops.quant import codes, iq, k_quants, simple, ternary
 from llmcli.ops.quant.float8 import e4m3
 
@@ -128,15 +129,17 @@ def _fill(out: Tensor, raw: Tensor, decode: Decoder, elements: int, size: int) -
     compute = torch.float64 if out.dtype == torch.float64 else torch.float32
     if raw.is_contiguous() and out.is_contiguous():
         raw, out = raw.view(-1, size), out.view(-1, elements)
-    step = max(1, _CHUNK // out.shape[1])
-    buffer = torch.empty(0, dtype=compute, device=out.device)
+    step = max(1, (_CHUNK if raw.is_cpu else DECODED_AT_ONCE) // out.shape[1])
+    buffer = torch.empty(0, elements, dtype=compute, device=out.device)
     for start in range(0, raw.shape[0], step):
         part = out[start : start + step]
         blocks = _aligned(raw[start : start + step].reshape(-1, size), 2)
         if part.is_contiguous() and part.dtype == compute:
             decode(blocks, part.view(-1, elements))
             continue
-        values = buffer.resize_(blocks.shape[0], elements)  # the same memory for every chunk
+        if len(blocks) > len(buffer):  # the first is the largest: its memory is that of all
+            buffer = torch.empty(len(blocks), elements, dtype=compute, device=out.device)
+        values = buffer[: len(blocks)]
         decode(blocks, values)
         part.copy_(values.view(part.shape))
 

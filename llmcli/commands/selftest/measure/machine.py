@@ -86,7 +86,7 @@ def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
     """What a checkpoint in bfloat16 is run in there."""
     return arithmetic(
         config, dtype="auto", quantize="auto", device=device.type, stored={"BF16"},
-        bfloat16=devices.multiplies_bfloat16(device), kernels=native.level(),
+        bfloat16=devices.multiplies_bfloat16(device), kernels=native.kernels_of(device.type),
         packable=dict.fromkeys(matrices(config), "bfloat16"),
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def built(one: Shape, device: torch.device) -> Decoder:
     numbers = numbers_on(device, config)
     decoder = Decoder(
         config, device=device, dtype=DTYPES[numbers.dtype], cache_dtype=DTYPES[numbers.cache],
-        formats=numbers.formats,
+        formats=numbers.formats, as_stored=numbers.as_stored,
     )  # fmt: skip
     with torch.inference_mode():
         fill([writable(decoder.weight(name)) for name in decoder.weight_names])

@@ -19,7 +19,6 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.shapes.measure.tensors import ShapesRequest
 from llmcli.commands.shapes.report import Stored
 from llmcli.engine.session import Session
-from llmcli.formats.packed import Packed
 from llmcli.formats.weight import Weight
 from llmcli.graph.spec import Phase
 from llmcli.model import Ledger, LedgerEntry, Model, dtype_name
@@ -214,8 +213,7 @@ def _parameters_check(specs: Sequence[TensorSpec], model: Model) -> ViewCheck:
 
 def _address(weight: Weight) -> int:
     """Of the memory that it lies in."""
-    tensor = weight.data if isinstance(weight, Packed) else weight.dense()
-    return tensor.untyped_storage().data_ptr()
+    return weight.memory()[0].untyped_storage().data_ptr()
 
 
 def sources_check(ledger: Ledger, stored: Mapping[str, Stored]) -> tuple[ViewCheck, ...]:

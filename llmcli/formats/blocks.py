@@ -1,0 +1,147 @@
+"""Weights in the blocks of a GGUF file as they lie in it, on a card.
+
+Few rows are multiplied with them as they are. Where there are many, or no kernels, a part of the
+matrix is dequantized to the dtype of the input at a time.
+
+Axes: M rows of the input, K columns of it, N outputs; r bytes of a row of blocks; E experts, P
+pairs of a row and an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from llmcli.formats.routes import Routes
+from llmcli.formats.weight import InBlocks
+from llmcli.graph.blocks import DEQUANTIZED_AT_ONCE, stored_bytes
+from llmcli.ops import on_card
+from llmcli.ops.linear import each_own, linear, linear_wide
+from llmcli.ops.product import product_float32
+from llmcli.ops.quant import dequantize
+
+
+class Blocks(InBlocks):
+    """One matrix `[rows, columns]` in a format that is `ON_CARD`; `write` fills it.
+
+    Of so many `experts` it is the matrices, one below the other: `[E, rows / E, columns]`.
+    Inputs of its products have the dtype `inputs`. Numbers are exactly those of `ops.quant`; with
+    many rows they are rounded to 16 bits where the inputs have no more.
+    """
+
+    def __init__(
+        self, format: str, rows: int, columns: int, *, device: torch.device, inputs: torch.dtype,
+        experts: int | None = None,
+    ) -> None:  # fmt: skip
+        self._format = format
+        self._shape = (rows, columns) if experts is None else (experts, rows // experts, columns)
+        self._inputs = inputs
+        size = stored_bytes(format, 1, columns)
+        self.data = torch.empty(rows, size, dtype=torch.uint8, device=device)
+
+    @property
+    def format(self) -> str:
+        """`Q4_K` and so on."""
+        return self._format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[N, K]`, or `[E, N, K]` of experts."""
+        return self._shape
+
+    @property
+    def nbytes(self) -> int:
+        """As many as in the file."""
+        return self.data.nbytes
+
+    def write(self, rows: Tensor, raw: Tensor) -> None:
+        """Those rows, int64 `[n]`, from blocks as a file has them, uint8 `[n, bytes]`."""
+        self.data.index_copy_(0, rows.to(self.data.device), raw.to(self.data.device))
+
+    def memory(self) -> list[Tensor]:
+        """Its blocks."""
+        return [self.data]
+
+    def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """`X Wᵀ + b` in the dtype of `x`, of float32 sums."""
+        return self._product(x, bias_N, linear, x.dtype)
+
+    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """The same in float32."""
+        return self._product(x, bias_N, linear_wide, torch.float32)
+
+    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """The same."""
+        return self._product(x, bias_N, product_float32, torch.float32)
+
+    def matmul_routed(
+        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+    ) -> Tensor:
+        """See `Weight`: few pairs by a kernel that looks up their experts itself."""
+        if len(self._shape) < 3:
+            return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
+        experts, rows, columns = self._shape
+        expert_P = routes.expert_N
+        few = routes.static or len(expert_P) <= experts
+        raw_ENr = self.data.view(experts, rows, -1)
+        if few and on_card.routes_blocks(x_MK):
+            routed = expert_P, routes.row_N, routes.each
+            dtype = torch.float32 if wide else x_MK.dtype
+            return on_card.product_of_experts(
+                x_MK, raw_ENr, self._format, routed, bias_EN, dtype
+            )
+        if routes.static:  # there are no numbers, or no kernels
+            every_P = torch.arange(len(expert_P), device=x_MK.device)
+            chosen = raw_ENr.index_select(0, expert_P).flatten(0, 1)
+            w_PNK = dequantize(chosen, self._format, dtype=x_MK.dtype).view(-1, rows, columns)
+            b_PN = None if bias_EN is None else bias_EN.index_select(0, expert_P)
+            x_PK = x_MK[routes.rows(every_P)]
+            return each_own(x_PK, w_PNK, every_P, b_PN, at_once=routes.at_once, wide=wide)
+        product = linear_wide if wide else linear
+        out_PN: Tensor | None = None
+        for expert, pairs, own in routes.groups:
+            w_NK = dequantize(raw_ENr[expert], self._format, dtype=x_MK.dtype)
+            y = product(x_MK[own], w_NK, None if bias_EN is None else bias_EN[expert])
+            if out_PN is None:
+                out_PN = y.new_empty(len(expert_P), rows)
+            out_PN[pairs] = y
+        assert out_PN is not None
+        return out_PN
+
+    def _product(
+        self, x: Tensor, bias_N: Tensor | None,
+        dense: Callable[[Tensor, Tensor, Tensor | None], Tensor], dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        if on_card.multiplies_blocks(x):
+            return on_card.product_of_blocks(x, self.data, self._format, bias_N, dtype)
+        if len(self._shape) == 3:
+            raise TypeError("matrices of experts are multiplied with by `matmul_routed` alone")
+        rows, columns = self._shape
+        parts = []
+        step = max(1, DEQUANTIZED_AT_ONCE // columns)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            w_NK = self.dense(x.dtype, rows=part)
+            parts.append(dense(x, w_NK, None if bias_N is None else bias_N[part]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Those rows, dequantized to float32."""
+        raw = self.data.index_select(0, ids.flatten())
+        numbers = dequantize(raw, self._format, dtype=torch.float32)
+        return numbers.view(*ids.shape, self._shape[-1])
+
+    def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
+        """Dequantized to float32, then to `dtype`: a copy, up to 7 times as large.
+
+        Of experts these are their matrices.
+        """
+        chosen = self.data.view(*self._shape[:-1], -1)[rows]
+        numbers = dequantize(chosen.flatten(0, -2), self._format, dtype=dtype or torch.float32)
+        return numbers.view(*chosen.shape[:-1], -1)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """In the dtype of its inputs."""
+        return x.to(self._inputs)

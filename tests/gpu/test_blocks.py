@@ -1,0 +1,297 @@
+"""Weights in blocks on a card that is not there: captured steps, prompts, estimates, loading.
+
+The kernels of products stand for themselves in `triton_twins`; here their numbers are those of the
+dequantized matrix.
+"""
+
+from math import prod
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from card import Card
+from small_models import as_model, ids, random_blocks, random_decoder
+from test_gate import CAPACITY, FIRST, calls_of, decoded, same
+from test_graph_packed import wrong
+from zoo import BLOCKS, IN_BLOCKS, gpt2, in_blocks, layer, llama
+
+from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
+from llmcli.anatomy.counts import prefill_peak
+from llmcli.anatomy.graph import Graph
+from llmcli.checkpoints import open_model
+from llmcli.config import HeadConfig
+from llmcli.engine.session import Session
+from llmcli.errors import OutOfMemory
+from llmcli.formats.blocks import Blocks
+from llmcli.formats.dense import writable
+from llmcli.formats.packed import SideBySide
+from llmcli.graph.blocks import ON_CARD
+from llmcli.kernels import native
+from llmcli.loading.load import load, load_checkpoint
+from llmcli.loading.weights import randomize
+from llmcli.nn.decoder import Decoder
+from llmcli.ops import on_card
+from llmcli.ops.quant import FORMATS, dequantize
+
+HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
+CLAMPED = "experts, a matrix of them dense"
+MODELS = {
+    "q4_k_m": in_blocks(
+        llama(*(layer(**HEADS),) * 2, head=HeadConfig(tied=True)), "Q4_K", "Q6_K", "Q5_0", "Q8_0",
+        "Q5_K", size=256,
+    ),
+    "biases": in_blocks(gpt2(heads=4, kv_heads=4), "Q4_0", "Q4_1", "Q8_0"),
+    "keys that are dense": in_blocks(llama(), "Q8_0", "Q4_1", dense=("W_k", "W_gate")),
+    "experts": IN_BLOCKS["experts"],
+    "experts beside dense layers": IN_BLOCKS["experts beside dense layers"],
+    CLAMPED: in_blocks(
+        BLOCKS["experts with biases and clamped gates"], "Q8_0", "Q4_1", dense=("moe.W_gate",)
+    ),
+}  # fmt: skip
+calls = []
+
+
+def packed_product(x, raw, format, b=None, *, out):
+    calls.append(format)
+    b = None if b is None else b.float()
+    return F.linear(x.float(), dequantize(raw, format, dtype=torch.float32), b).to(out)
+
+
+def routed_product(x, raw, format, routed, b=None, *, out):
+    calls.append(format)
+    expert, row, each = routed
+    dense = dequantize(raw.flatten(0, 1), format, dtype=torch.float32).view(*raw.shape[:2], -1)
+    row = torch.arange(len(expert), device=x.device) // each if row is None else row
+    y = torch.bmm(dense[expert], x[row].float().unsqueeze(2)).squeeze(2)
+    return (y if b is None else y + b[expert].float()).to(out)
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    """They give the other kernels up, which `test_triton` has."""
+    calls.clear()
+    made = SimpleNamespace(packed_product=packed_product, routed_product=routed_product)
+    monkeypatch.setattr(on_card, "kernels", lambda: made)
+    for name in ("attends", "multiplies", "normalizes"):
+        monkeypatch.setattr(on_card, name, lambda *given: False)
+
+
+def filled(name, device, dtype=torch.float32):
+    """Of a processor with the dequantized numbers, and of a device with the blocks."""
+    config, formats = MODELS[name]
+    here = random_decoder(config, torch.float32)
+    there = Decoder(config, device=device, dtype=dtype, formats=formats, as_stored=True)
+    generator = torch.Generator().manual_seed(5)
+    for name in there.weight_names:
+        weight, slot = there.weight(name), writable(here.weight(name))
+        if isinstance(weight, Blocks):
+            raw = random_blocks(weight.format, slot[..., 0].numel(), slot.shape[-1], generator)
+            slot.copy_(dequantize(raw, weight.format, dtype=torch.float32).view(slot.shape))
+            order = torch.randperm(len(raw), generator=generator)
+            for rows in order.split(50):
+                weight.write(rows, raw[rows])
+        else:
+            writable(weight).copy_(slot)
+    return here, there
+
+
+def pair(name, card, dtype=torch.float32):
+    """The same with steps that are captured."""
+    here, there = filled(name, "cuda", dtype)
+    there.capture, there.first_bucket = card.capture, FIRST
+    return here, there
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != CLAMPED])
+def test_what_is_emitted_is_what_the_nodes_make(name, dtype):
+    """Of the numbers of the blocks, as `explain` has them, which products of many rows round.
+
+    Clamped gates are off by more in bfloat16, those of a dense model, too.
+    """
+    _, decoder = filled(name, "cpu", dtype)
+    assert wrong(as_model(decoder), Graph(decoder.config).nodes) == {}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
+    """Over two buckets, after prompts that are read by dequantizing."""
+    with torch.inference_mode(), Card(float64=False) as card:
+        here, there = pair(name, card)
+        ordinary, captured = (Session(one, batch, CAPACITY) for one in (here, there))
+        prompts = [[5, 9, 2, 7, 1], [3, 1, 4], [8, 2, 6, 1]][:batch]
+        for session in (ordinary, captured):
+            session.prefill(prompts)
+        if "experts" not in name:  # few tokens choose few of them
+            assert not set(calls) - {there.head.format}  # of the last tokens alone
+        calls.clear()
+        tokens = ids(batch, 7)
+        same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
+        assert captured.state.captured.captured == len(card.tapes) == 2
+        assert set(calls) == set(MODELS[name][1].values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_step_of_a_bucket_launches_the_same(name):
+    with torch.inference_mode(), Card(float64=False) as card:
+        _, there = pair(name, card, torch.bfloat16)
+        session = Session(there, 2, CAPACITY)
+        for _ in range(2):
+            session.extend(torch.ones(2, 1, dtype=torch.long, device="cuda"))
+        assert calls_of(card, session) == calls_of(card, session)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("format", ON_CARD)
+def test_a_weight_in_blocks(format, rows, monkeypatch):
+    """Products of few rows have its numbers; those of many a part of it at a time, rounded once."""
+    columns = 2 * FORMATS[format][0]
+    monkeypatch.setattr("llmcli.formats.blocks.DEQUANTIZED_AT_ONCE", 5 * columns)
+    generator = torch.Generator().manual_seed(0)
+    raw = random_blocks(format, 13, columns, generator)
+    numbers = dequantize(raw, format, dtype=torch.float32)
+    x, b = (torch.randn(*shape, generator=generator) for shape in ((rows, columns), (13,)))
+    with torch.inference_mode(), Card():
+        device = torch.device("cuda")
+        weight = Blocks(format, 13, columns, device=device, inputs=torch.bfloat16)
+        weight.write(torch.arange(13), raw)
+        assert (weight.shape, weight.format, weight.nbytes) == ((13, columns), format, raw.nbytes)
+        asked = torch.tensor([[3, 3], [12, 0]])
+        assert torch.equal(weight.rows(asked.to("cuda")).cpu(), numbers[asked])
+        part = weight.dense(torch.bfloat16, rows=slice(2, 5)).cpu()
+        assert torch.equal(part, numbers[2:5].bfloat16())
+        whole = SideBySide([weight, weight])
+        for dtype in (torch.float32, torch.bfloat16):
+            read = weight.seen(x.to("cuda")).cpu() if dtype == torch.bfloat16 else x
+            used = numbers.to(dtype).float() if rows > 1 else numbers
+            added = b.to(dtype).float()
+            want = F.linear(read.float(), used, added)
+            given = read.to("cuda", dtype), b.to("cuda", dtype)
+            for product in ("matmul_wide", "matmul_float32"):
+                got = getattr(weight, product)(*given)
+                assert got.dtype == torch.float32
+                torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
+            both = whole.matmul_wide(given[0], torch.cat((given[1], -given[1]))).cpu()
+            other = F.linear(read.float(), used, -added)
+            torch.testing.assert_close(
+                both, torch.cat((want, other), -1), rtol=1e-5, atol=1e-5
+            )
+            got = weight.matmul(*given)
+            assert got.dtype == dtype
+            torch.testing.assert_close(
+                got.cpu().float(), want, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=1e-2
+            )
+    assert bool(calls) == (rows == 1)
+
+
+def numbers_on(name, monkeypatch, *, triton=True, device="cuda", **options):
+    monkeypatch.setenv(native.VARIABLE, "triton" if triton else "off")
+    config, formats = MODELS[name]
+    given = {"dtype": "auto", "quantize": "auto", **options}
+    return arithmetic(
+        config, device=device, stored=set(formats.values()), bfloat16=True, packable=formats,
+        kernels=native.kernels_of(device), **given,
+    )  # fmt: skip
+
+
+def test_blocks_stay_where_their_kernels_are_wanted(monkeypatch):
+    config, formats = MODELS["q4_k_m"]
+    numbers = numbers_on("q4_k_m", monkeypatch)
+    assert numbers == Arithmetic(
+        dtype="bfloat16", cache="bfloat16", formats=formats, as_stored=True
+    )
+    assert numbers.products == "bfloat16"
+    decoder = Decoder(
+        config, device="meta", dtype=torch.bfloat16, formats=numbers.formats, as_stored=True
+    )
+    held = {name: decoder.weight(name).nbytes for name in decoder.weight_names}
+    stored = {
+        name: prod(decoder.weight(name).shape) // FORMATS[format][0] * FORMATS[format][1]
+        for name, format in formats.items()
+    }
+    assert held == held | stored
+    assert numbers.weight_bytes(config) == sum(held.values())
+    assert {spec.name: spec.bytes for spec in numbers.parameters(config)} == held
+    assert decoder.arithmetic == numbers
+    dense = Arithmetic.of("bfloat16")
+    of_a_matrix = max(decoder.weight(name).count for name in formats) * (2 + 8)
+    peaks = [prefill_peak(config, one, 1, 64, cuda=True) for one in (numbers, dense)]
+    assert peaks[0] - peaks[1] == of_a_matrix
+    assert numbers_on("q4_k_m", monkeypatch, triton=False) == dense
+    assert numbers_on("q4_k_m", monkeypatch, dtype="bfloat16") == dense
+    assert numbers_on("q4_k_m", monkeypatch, quantize="none") == dense
+    assert numbers_on("q4_k_m", monkeypatch, dtype="float32") == Arithmetic.of("float32")
+
+
+def test_a_card_quantizes_where_it_has_kernels(monkeypatch):
+    config, _ = MODELS["keys that are dense"]
+    numbers = numbers_on("keys that are dense", monkeypatch, quantize="int4")
+    assert numbers.as_stored
+    assert numbers.formats.keys() == matrices(config).keys() - in_no_blocks(config, card=True)
+    assert numbers.formats["blocks.0.attn.W_k"] == "Q4_1"
+
+
+def test_formats_without_a_kernel_are_dequantized():
+    config, _ = MODELS["biases"]
+    made = {"stored": {"Q4_0"}, "bfloat16": True, "dtype": "auto", "quantize": "auto"}
+    formats = dict.fromkeys(matrices(config), "IQ4_NL")
+    numbers = arithmetic(config, device="cuda", packable=formats, kernels="triton", **made)
+    assert numbers == Arithmetic.of("bfloat16")
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """A card with so many bytes, to be changed."""
+    free = [1 << 30]
+    monkeypatch.setenv(native.VARIABLE, "triton")
+    monkeypatch.setattr(devices, "available_bytes", lambda device: free[0])
+    monkeypatch.setattr(devices, "resolve_device", torch.device)
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return free
+
+
+@pytest.mark.parametrize("quantize", ["auto", "int8"])
+def test_a_file_is_loaded_as_it_is(quantize, free):
+    """Rows of queries and keys are in another order than in the file."""
+    exact = load("smollm2", device="cpu", dtype="float32")
+    with torch.inference_mode(), Card():
+        model = load("smollm2", device="cuda", quantize=quantize)
+        about = model.describe()
+        assert about["weight_bytes"] == model.arithmetic.weight_bytes(model.config) < 110 << 20
+        assert about["weight_format"].startswith("Q4_1")
+        assert about["activation_format"] == about["product_format"] == "bfloat16"
+        assert not [entry for entry in model.ledger.entries if entry.dequantized]
+        for name in model.decoder.weight_names:
+            weight = model.decoder.weight(name)
+            assert torch.equal(weight.dense().cpu().float(), exact.decoder.weight(name).dense())
+        given = torch.tensor([[5, 9, 2]])
+        logits = model.decoder(given.to("cuda")).cpu()
+    sought = exact.decoder(given).log_softmax(-1)
+    assert F.kl_div(logits.log_softmax(-1), sought, log_target=True, reduction="sum") < 0.01
+
+
+def test_drawn_numbers_are_quantized():
+    config, formats = MODELS["keys that are dense"]
+    decoder = Decoder(
+        config, device="cpu", dtype=torch.float32, formats=formats, as_stored=True
+    )
+    randomize(decoder, 3)
+    weight = decoder.weight("blocks.0.attn.W_q")
+    assert isinstance(weight, Blocks)
+    assert 0.015 < float(weight.dense().std()) < 0.025
+
+
+def test_memory_is_required_for_the_blocks(free):
+    checkpoint = open_model("smollm2")
+    free[0] = 90 << 20
+    with Card(), pytest.raises(OutOfMemory, match=r"need 92\.0 MiB"):
+        load_checkpoint(checkpoint, device="cuda", text=False)
+    free[0] = 250 << 20
+    with Card(), pytest.raises(OutOfMemory, match="the weights need"):
+        load_checkpoint(checkpoint, device="cuda", dtype="bfloat16", text=False)
+    with torch.inference_mode(), Card():
+        load_checkpoint(checkpoint, device="cuda", text=False)
