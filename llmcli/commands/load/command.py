@@ -18,7 +18,7 @@ from llmcli.cli.options import ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of, need_directory
+from llmcli.cli.running import kernels_of, need_directory, note_quantize
 from llmcli.commands.load.report import LedgerLine, LoadReport
 from llmcli.errors import CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.observe.environment import environment
@@ -187,6 +187,7 @@ def _loaded(
             quantize=model.quantize, progress=progress,
         )  # fmt: skip
     SIGNALS.check()
+    note_quantize(model, checkpoint, out)
     return report, loaded.describe()
 
 
