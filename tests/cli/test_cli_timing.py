@@ -331,7 +331,7 @@ def test_unfused(document, timing):
 def test_without_a_prompt_the_built_in_one_is_timed(timing):
     result = timing()
     assert result.code == 0
-    assert result.err == "note: no prompt was given: `In the beginning God cre …` is used\n"
+    assert result.err == "note: no prompt was given: `In the beginning God created …` is used\n"
     assert f"prefill: {len(LOOKED_AT)} tokens" in result.out
 
 
