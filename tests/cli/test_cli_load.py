@@ -194,6 +194,7 @@ def test_a_lone_file_is_looked_through_and_not_loaded(cli, changed, tmp_path_fac
         (["--check", "--dtype", "float16"], "without `--dtype`"),
         (["--check", "--device", "cpu"], "without `--device`"),
         (["--filter", "blocks.0.mlp.W_upp"], "did you mean `blocks.0.mlp.W_up`?"),
+        (["--filter", "wq"], "did you mean `blocks.*.attn.W_q`?"),
         (["--filter", "zzz"], "for example `embed.W`"),
     ],
 )
