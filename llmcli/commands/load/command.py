@@ -65,6 +65,7 @@ def check_options(load: LoadOptions, model: ModelOptions) -> None:
         "--all": load.all,
         "--filter": load.filter is not None,
         "--dtype": model.dtype != "auto",
+        "--quantize": model.quantize != "auto",
         "--device": model.device != "auto",
     }
     for flag, given in refused.items():
