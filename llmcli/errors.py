@@ -128,12 +128,16 @@ class OutOfMemory(LlmcliError):
     kind = "out_of_memory"
 
 
+# what can be done offline: `tiny` is part of the package, the list says what was fetched before
+WITHOUT_NETWORK = "`llmcli models` lists what is on this machine, such as `-m tiny`"
+
+
 class NetworkError(LlmcliError):
     """No network, offline mode, or a repository that needs a token (exit 6)."""
 
     code = 6
     kind = "network"
-    usual_hint = "try again when there is a network, or use `-m tiny`, which needs none"
+    usual_hint = f"try again when there is a network; {WITHOUT_NETWORK}"
 
 
 class NotFinite(LlmcliError):

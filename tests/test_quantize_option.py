@@ -1,6 +1,7 @@
 """`--quantize int8` and `int4`: a dense checkpoint whose matrices are quantized at load."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from llmcli.commands.shapes.measure.ran import run_checks
 from llmcli.errors import UsageError
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
+from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.model import Stages
 from llmcli.ops.quant import dequantize, quantize
@@ -134,6 +136,24 @@ def test_what_no_block_holds_is_told(tmp_path, quantized, value):
         dtype="auto", quantize=quantized,
     )  # fmt: skip
     assert "blocks.1.mlp.W_up" in report.not_finite
+
+
+@both
+def test_without_effect_it_says_why(tmp_path, quantized):
+    checkpoint = open_checkpoint(write_bfloat16(tmp_path / "m"))
+    assert quantize_without_effect(checkpoint, quantized) == ""
+    packed = {
+        name: replace(info, format="Q4_1") if len(info.shape) > 1 else info
+        for name, info in checkpoint.tensors.items()
+    }
+    done = quantize_without_effect(replace(checkpoint, tensors=packed), quantized)
+    no_effect = f"`--quantize {quantized}` has no effect: "
+    assert done == f"{no_effect}`{checkpoint.name}` is quantized already (Q4_1)"
+    narrow = open_checkpoint(write_llama(tmp_path / "narrow", hidden_size=16))
+    why = quantize_without_effect(narrow, quantized)
+    assert why.startswith(no_effect)
+    assert why.endswith("has no matrix whose rows are whole blocks of 32 numbers")
+    assert not any(quantize_without_effect(narrow, other) for other in ("auto", "none"))
 
 
 @both

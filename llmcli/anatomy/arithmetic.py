@@ -157,11 +157,9 @@ def arithmetic(
                 hint="`llmcli env` says which kernels there are; use `--dtype bfloat16`",
             )
         other, tokens = QUANTIZED[quantize]
-        for name, columns in matrices(config).items():
-            if columns % RUN == 0 and name != "pos_embed.W" and name not in no_blocks:
-                per_token = name in ("embed.W", "head.W", "ple.embed.W")
-                if formats.get(name, "bfloat16") in HELD:
-                    formats[name] = tokens if per_token else other
+        for name in quantizable(config, formats):
+            per_token = name in ("embed.W", "head.W", "ple.embed.W")
+            formats[name] = tokens if per_token else other
     if quantize == "none":
         formats = {}
     if formats and not card:
@@ -169,6 +167,22 @@ def arithmetic(
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
     return replace(Arithmetic.of(dtype), formats=formats, as_stored=bool(formats))
+
+
+def quantizable(config: ModelConfig, formats: Mapping[str, str]) -> list[str]:
+    """The matrices that `--quantize` packs: whole blocks in a row, and not packed in the file.
+
+    `formats`: what stays as the file has it, by name.
+    """
+    no_blocks = in_no_blocks(config)
+    return [
+        name
+        for name, columns in matrices(config).items()
+        if columns % RUN == 0
+        and name != "pos_embed.W"
+        and name not in no_blocks
+        and formats.get(name, "bfloat16") in HELD
+    ]
 
 
 def matrices(config: ModelConfig) -> dict[str, int]:

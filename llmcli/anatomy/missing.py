@@ -53,21 +53,33 @@ def near(name: str, known: Collection[str], model: Graph) -> tuple[str, ...]:
     if not close:
         close = get_close_matches(name, inside, 3, 0.75)
     if not close:  # a short name, `pattern`: in which block, and where
-        inner = [n for n in known if n.endswith(f".{name}")]
-        inner = inner or [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2]]
-        inner = inner or _misspelled(name, known)
+        inner = near_ends(name, known)
         close = inner[:1] + inner[-1:] if len(inner) > 1 else inner
     return tuple(close)
 
 
+def near_ends(name: str, known: Collection[str]) -> list[str]:
+    """Those that end so, or nearly so: `pattern`, `attn.patern`, `wq`, `resid`."""
+    inner = [n for n in known if n.endswith(f".{name}")]
+    inner = inner or [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2]]
+    return inner or _misspelled(name, known)
+
+
 def _misspelled(name: str, known: Collection[str]) -> list[str]:
-    """Those that end nearly so: `resid_pos`, `attn.patern`, `patern`."""
     ends: dict[str, list[str]] = {}
     for one in known:
         inside = re.sub(r"^(blocks|cache)\.\d+\.", "", one)
         for end in {inside, inside.rpartition(".")[2]}:
             ends.setdefault(end, []).append(one)
-    return [one for end in get_close_matches(name, ends, 1, 0.75) for one in ends[end]]
+    close = get_close_matches(name, ends, 1, 0.75)
+    close = close or [end for end in ends if _letters(end) == _letters(name)]
+    if not close and len(name) >= 3:
+        close = [end for end in ends if end.startswith(name)]
+    return [one for end in close for one in ends[end]]
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def _similar(name: str, known: Collection[str], model: Graph) -> list[str]:

@@ -23,7 +23,13 @@ from llmcli.checkpoints import wheel
 from llmcli.checkpoints.catalog import CatalogEntry
 from llmcli.checkpoints.files import is_full, shown, why
 from llmcli.checkpoints.hub import pinned
-from llmcli.errors import CheckpointError, ModelNotFound, NetworkError, WriteFailed
+from llmcli.errors import (
+    WITHOUT_NETWORK,
+    CheckpointError,
+    ModelNotFound,
+    NetworkError,
+    WriteFailed,
+)
 from llmcli.reports.progress import Progress
 
 _CHUNK = 1 << 20
@@ -137,7 +143,7 @@ def _sources(entry: CatalogEntry, offline: bool, report: Progress) -> list[Sourc
     if not found:
         raise NetworkError(
             f"`{entry.name}` is not in the cache, and offline mode allows no download",
-            hint="run once without offline mode, or use `-m tiny`, which needs none",
+            hint=f"run once without offline mode; {WITHOUT_NETWORK}",
         )
     return found
 

@@ -13,7 +13,7 @@ from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import cached, download
 from llmcli.checkpoints.names import CLASSICS, HubId, hub_name, parse
-from llmcli.errors import ModelNotFound, NetworkError, WriteFailed
+from llmcli.errors import WITHOUT_NETWORK, ModelNotFound, NetworkError, WriteFailed
 from llmcli.reports.progress import Progress
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
@@ -158,7 +158,7 @@ def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
     name = shown(f"{model.repository}/{model.file}" if model.file else model.repository)
     error = NetworkError(
         f"`{name}` is not in the hub cache, and offline mode allows no download",
-        hint=f"run once without offline mode, or use `-m {BUNDLED_MODEL}`, which needs none",
+        hint=f"run once without offline mode; {WITHOUT_NETWORK}",
     )
     try:
         if not offline:

@@ -173,13 +173,12 @@ def page_to_open(command: str) -> str:
     return os.path.join(folder, f"{command}.html")
 
 
-def open_file(path: str) -> None:
-    """Shows a file in the program that the desktop has for it; raises UsageError without one."""
-    if launch(path) != 0:
-        raise UsageError(
-            f"`{path}` is written, and nothing here can open it",
-            hint="open it with a browser or an image viewer",
-        )
+def open_file(path: str) -> str:
+    """Shows a file in the program that the desktop has for it; without one, what to say of that."""
+    if launch(path) == 0:
+        return ""
+    viewer = "browser" if path.lower().endswith(".html") else "image viewer"
+    return f"no {viewer} could be started: `{path}` is written, open it yourself"
 
 
 def launch(path: str) -> int:

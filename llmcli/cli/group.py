@@ -165,7 +165,23 @@ def build(
 def _adopted(option: Any) -> Any:
     if option is not None:
         adopt(option, {str(option.name): bool})
+        option.callback = _show_help
     return option
+
+
+def _show_help(ctx: Any, option: Any, value: Any) -> None:
+    """The callback of `--help`: a text that is taller than the terminal goes through the pager."""
+    if not value or ctx.resilient_parsing:
+        return
+    text = ctx.get_help()
+    if sys.stdout is not None and sys.stdout.isatty():
+        from llmcli.cli.options import OutputOptions
+        from llmcli.cli.output import Output
+
+        Output("help", OutputOptions()).print(f"{text}\n", paged=True)
+    else:  # a pipe needs none of these imports
+        typer.echo(text)
+    ctx.exit()
 
 
 def _nested(both: str, known: Iterable[str], bare: Collection[str]) -> str | None:

@@ -43,8 +43,8 @@ class ModelOptions:
     )  # fmt: skip
     context_length: int | None = opt(
         None, "-c", "--context-length", "N",
-        "Maximum number of tokens, prompt and text together. [default: the model's own]",
-        at_least=1,
+        "Maximum number of tokens (8k: 8192), prompt and text together. [default: the model's own]",
+        within=Range(1, k=True),
     )  # fmt: skip
     seed: int | None = opt(
         None, "--seed", "N",

@@ -22,7 +22,7 @@ from llmcli.cli.options import OutputOptions, PagedOutputOptions, ViewOutputOpti
 from llmcli.cli.pager import fits, page
 from llmcli.cli.streams import STDOUT, begin_line, give_up
 from llmcli.cli.wrap import columns, given_columns
-from llmcli.errors import CheckFailed, UsageError, WriteFailed
+from llmcli.errors import CheckFailed, WriteFailed
 from llmcli.reports.checks import ViewCheck, checks_document
 from llmcli.ui.theme import encodable
 
@@ -142,15 +142,15 @@ class Output:
 
         `body` is the document's, to which `checks` and `ok` (unless it has a false one) are added
         where there are any. The file is written first, whole or not at all. A view that is taller
-        than the terminal goes through the pager. Raises WriteFailed, CheckFailed with `hint` where
-        a check fails, and UsageError where nothing can open the file.
+        than the terminal goes through the pager. Where nothing can open the file, a note says so.
+        Raises WriteFailed, and CheckFailed with `hint` where a check fails.
         """
         if checks:
             ok = all(check.ok for check in checks) and body.get("ok", True)
             body = {**body, "checks": checks_document(checks), "ok": ok}
-        failed = None
+        unopened = ""
         if file is not None:
-            failed = self._save(file, self.envelope(body, model=model, environment=environment))
+            unopened = self._save(file, self.envelope(body, model=model, environment=environment))
         if self.json:
             self.document(body, model=model, environment=environment)
         else:
@@ -162,11 +162,11 @@ class Output:
             self.show(view(), *ending, paged=self.pager)
         if file is not None:
             self.note(written(file.path, file.holds))
+        if unopened:
+            self.note(unopened)
         require(checks, hint)
-        if failed is not None:
-            raise failed
 
-    def _save(self, file: ExportFile, document: Mapping[str, Any]) -> UsageError | None:
+    def _save(self, file: ExportFile, document: Mapping[str, Any]) -> str:
         """Writes and opens the file; what is wrong with opening it is said below the result."""
         if file.write is not None:
             file.write(document)
@@ -174,12 +174,7 @@ class Output:
             write_document(file.path, document)
         else:
             write_file(file.path, file.make())
-        try:
-            if file.open:
-                open_file(file.path)
-        except UsageError as error:
-            return error
-        return None
+        return open_file(file.path) if file.open else ""
 
     def aside(self, *renderables: RenderableType) -> None:
         """Renders to stderr."""

@@ -33,13 +33,14 @@ class Range:
     """The numbers that an option accepts: from `low` to `high`, ends included unless `above`.
 
     `above`: the lower end itself is excluded. `or_else`: one number outside that is accepted, too.
-    None is no bound. NaN and infinity never pass.
+    None is no bound. NaN and infinity never pass. `k`: `8k` is 8 · 1024.
     """
 
     low: float
     high: float | None = None
     above: bool = False
     or_else: float | None = None
+    k: bool = False
 
     def __contains__(self, value: float) -> bool:
         if isinstance(value, float) and not math.isfinite(value):
@@ -157,9 +158,14 @@ class Conversion:
         if self.kind is str:
             return text
         pattern, what = _NUMBERS[self.kind]
-        if not re.fullmatch(pattern, text, re.ASCII):
+        value: Any = text
+        if self.range is not None and self.range.k:
+            what += " (`8k` is 8192)"
+            if found := re.fullmatch(r"(\d{1,9})[kK]", text, re.ASCII):
+                value = int(found[1]) * 1024
+        if value is text and not re.fullmatch(pattern, text, re.ASCII):
             raise UsageError(f"`{name}` takes {what}, not `{text}`")
-        value = self.kind(text)
+        value = self.kind(value)
         if self.kind is int and abs(value) > LARGEST:
             raise UsageError(f"`{name}` is too large: `{text}`")
         if self.range is not None and value not in self.range:

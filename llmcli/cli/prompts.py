@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from textwrap import shorten
 from typing import TYPE_CHECKING, TextIO
 
 from llmcli.cli.exits import tell
@@ -101,7 +102,7 @@ def _conversation(path: str | None) -> GivenConversation | None:
 def prompt_or_builtin(
     options: GivenPromptOptions, builtin: str, note: Callable[[str], None]
 ) -> Prompt:
-    """The prompt, or `builtin`, which `note` then hears of, where none was given."""
+    """The prompt, or `builtin`, whose begin `note` then hears of, where none was given."""
     if (options.ids, options.prompt, options.file) != (None, None, None):
         note_model_name(options.prompt, note)
         return read_prompt(options)
@@ -111,7 +112,8 @@ def prompt_or_builtin(
             unread = "; stdin was not read: give `-` for it"
         elif not options.no_stdin and (text := read_stdin(sys.stdin)):
             return Prompt(text)
-    note(f"no prompt was given: `{builtin}` is used{unread}")
+    begin = shorten(builtin, 30, placeholder=" …")
+    note(f"no prompt was given: `{begin}` is used{unread}")
     return Prompt(builtin)
 
 

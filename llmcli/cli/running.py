@@ -16,6 +16,7 @@ from llmcli.cli.progress import Progress
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
 from llmcli.loading.ahead import Ahead, start
+from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.observe.memory import cpu, machine_devices
 from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.reports.text import PhasePeak
@@ -122,6 +123,8 @@ def load_model(
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
     _check_context(options, model.config, out)
+    if not options.random_weights:
+        note_quantize(options, checkpoint, out)
     if model.mapped_bytes:
         out.note(
             f"{gib(model.mapped_bytes)} of weights do not fit into the free memory: they stay in "
@@ -132,6 +135,12 @@ def load_model(
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
     )
     return Loaded(model, imported - begin, load_s, peaks, open_s)
+
+
+def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) -> None:
+    """A note where `--quantize` changes nothing of weights that are known to be readable."""
+    if words := quantize_without_effect(checkpoint, options.quantize):
+        out.note(words)
 
 
 def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead | None:

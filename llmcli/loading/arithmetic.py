@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, matrices
+from llmcli.anatomy.arithmetic import QUANTIZED, Arithmetic, arithmetic, matrices, quantizable
 from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
-from llmcli.families import Plan, packable
+from llmcli.families import Plan, packable, plan, translate
+from llmcli.graph.blocks import PACKED, RUN
 from llmcli.kernels import native
 
 
@@ -38,3 +39,23 @@ def arithmetic_of(
         kernels=native.kernels_of(kind),
         packable=packable(loads, formats, matrices(config)),
     )
+
+
+def quantize_without_effect(checkpoint: Checkpoint, quantize: str) -> str:
+    """That `--quantize int8` or `int4` changes none of those weights, and why; empty where it does.
+
+    Raises the errors of `translate` and `plan`.
+    """
+    if quantize not in QUANTIZED or not checkpoint.tensors:
+        return ""
+    config, rules = translate(checkpoint)
+    formats = {name: info.format for name, info in checkpoint.tensors.items()}
+    loads = plan(checkpoint.tensors, rules, config).loads
+    kept = packable(loads, formats, matrices(config))
+    if quantizable(config, kept):
+        return ""
+    packed = " + ".join(sorted({name for name in kept.values() if name in PACKED}))
+    why = f"has no matrix whose rows are whole blocks of {RUN} numbers"
+    if packed:
+        why = f"is quantized already ({packed})"
+    return f"`--quantize {quantize}` has no effect: `{checkpoint.name}` {why}"

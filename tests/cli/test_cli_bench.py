@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from datetime import datetime
 from importlib import import_module
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -326,6 +327,16 @@ def test_the_weight_format_that_there_is(bench: Callable[..., Any]) -> None:
     assert (wrong.code, wrong.out) == (2, "")
     both = "`--quantize int8` and `--dtype float32` contradict each other"
     assert wrong.err.startswith(f"error: {both}\n")
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+def test_a_quantization_without_effect_is_said_once_a_model(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    narrow = write_tiny(tmp_path / "narrow", weights=True, hidden_size=16)
+    more = ("-p", "4,8", "-n", "0", "-t", "1,2", "-o", "none", "--dtype", "auto")
+    result = bench("-m", str(narrow), "--quantize", "int8", *more)
+    assert (result.code, result.err.count("`--quantize int8` has no effect: ")) == (0, 1)
 
 
 @pytest.mark.skipif(native.level() is None, reason="there are no kernels here")

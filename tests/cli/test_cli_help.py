@@ -154,3 +154,24 @@ def test_a_command_s_help_ends_with_its_epilog(monkeypatch):
     told = build("try", command, "\nExamples:\n\n  llmcli try  this\n")
     with told.make_context("try", []) as context:
         assert told.get_help(context).endswith("and exit.\n\nExamples:\n\n  llmcli try  this")
+
+
+def test_a_long_help_goes_through_the_pager_on_a_terminal(cli, monkeypatch):
+    plain = cli("generate", "--help").out
+    paged = []
+    monkeypatch.setattr("llmcli.cli.output.page", lambda text: not paged.append(text))
+    assert cli("generate", "--help").out == plain
+    assert not paged, "a pipe has no pager"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert cli("generate", "--help").out == ""
+    assert paged == [plain]
+    monkeypatch.setenv("LINES", "400")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli("generate", "-h").out == plain
+    assert len(paged) == 1
+
+
+def test_without_a_pager_a_long_help_is_printed(cli, monkeypatch):
+    monkeypatch.setenv("LLMCLI_PAGER", "")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert cli("generate", "--help").out.startswith("usage: llmcli generate ")

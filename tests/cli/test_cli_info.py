@@ -11,6 +11,7 @@ from cli_tiny import write_tiny
 from safetensors.numpy import save_file
 
 from llmcli.families import families
+from llmcli.kernels import native
 
 
 @pytest.mark.parametrize("argv", [["-m", "tiny"], ["-m", "tiny", "--json"], ["--families"]])
@@ -157,3 +158,14 @@ def test_families_are_listed(cli):
     for family in families():
         for name in (*family.hf_types, *family.hf_multimodal, *family.gguf_archs, *family.ran):
             assert name in shown
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+@pytest.mark.parametrize("words", [["info"], ["shapes"], ["load"], ["generate", "--ids", "1,2"]])
+def test_a_quantization_without_effect_is_noted(cli, tmp_path, words):
+    """By every command that says what is in memory: rows of 16 numbers are half a block."""
+    narrow = write_tiny(tmp_path / "m", weights=True, hidden_size=16)
+    result = cli(*words, "-m", narrow, "--quantize", "int8")
+    assert result.code == 0
+    assert result.err.count("note: `--quantize int8` has no effect: ") == 1
+    assert "no effect" not in cli(*words, "-m", narrow).err

@@ -321,6 +321,8 @@ def test_what_cannot_be_had_is_said(hub, ask, argv, answer, environ, code, words
     assert (found, out) == (code, ""), err
     assert words in err.replace("\n", " ")
     assert "hint:" in err
+    offline = "cannot be reached" in words or "offline" in words
+    assert ("`llmcli models` lists what is on this machine" in err) == offline
     assert "Traceback" not in err
 
 

@@ -14,7 +14,6 @@ import torch
 from cli_tiny import write_tiny
 
 import llmcli.commands.lens.measure.run
-from llmcli.cli.prompts import LOOKED_AT
 from llmcli.commands.lens.command import parse_target
 from llmcli.errors import UsageError
 from llmcli.loading.load import load
@@ -92,7 +91,7 @@ def test_json_is_the_models_own_output(lens, path):
 
 def test_without_a_prompt_the_built_in_one_is_looked_at_and_said(lens):
     result = lens("--layer", "-1", "--position", "-1", "--json")
-    assert result.err == f"note: no prompt was given: `{LOOKED_AT}` is used\n"
+    assert result.err == "note: no prompt was given: `In the beginning God created …` is used\n"
     assert "".join(t["text"] for t in result.json()["tokens"]).endswith("the deep.")
 
 

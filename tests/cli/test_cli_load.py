@@ -192,8 +192,10 @@ def test_a_lone_file_is_looked_through_and_not_loaded(cli, changed, tmp_path_fac
         (["--check", "--all"], "without `--all`"),
         (["--check", "--filter", "x"], "without `--filter`"),
         (["--check", "--dtype", "float16"], "without `--dtype`"),
+        (["--check", "--quantize", "int8"], "without `--quantize`"),
         (["--check", "--device", "cpu"], "without `--device`"),
         (["--filter", "blocks.0.mlp.W_upp"], "did you mean `blocks.0.mlp.W_up`?"),
+        (["--filter", "wq"], "did you mean `blocks.*.attn.W_q`?"),
         (["--filter", "zzz"], "for example `embed.W`"),
     ],
 )

@@ -105,7 +105,9 @@ def test_tokens(cli, tiny):
 
 def test_tokens_of_the_template(cli, tiny):
     result = cli("tokens", "-m", tiny, "hi", "--chat", "--system", "s")
-    assert result.out.startswith("rendered template\n<|system|>s<|end|><|user|>hi<|end|><|assist")
+    totals, rest = result.out.split("\n\n", 1)
+    assert totals.startswith("8 tokens · 48 bytes")
+    assert rest.startswith("rendered template\n<|system|>s<|end|><|user|>hi<|end|><|assist")
     document = cli("tokens", "-m", tiny, "hi", "--chat", "--json").json()
     assert document["rendered"] == "<|user|>hi<|end|><|assistant|>"
     assert [token["id"] for token in document["tokens"]] == [1, 76, 77, 0, 2]

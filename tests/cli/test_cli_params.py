@@ -100,6 +100,18 @@ def test_dtypes_have_the_names_that_other_programs_give_them(typed, dtype):
         conversion("--dtype", "fp8")
 
 
+def test_a_context_length_may_be_in_k():
+    conversion = Conversion(int, range=Range(1, k=True))
+    assert [conversion("-c", text) for text in ("8k", "8K", "128k", "8192")] == [
+        8192, 8192, 131072, 8192
+    ]  # fmt: skip
+    for text in ("8m", "1.5k", "k", "0k", "-8k", "8kk", "8 k"):
+        with pytest.raises(UsageError, match=f"`-c` .*`{text}`$"):
+            conversion("-c", text)
+    with pytest.raises(UsageError, match="`-n` takes a whole number, not `8k`"):
+        Conversion(int, range=Range(1))("-n", "8k")
+
+
 def test_one_name_twice_is_a_mistake_in_the_program():
     def function(one: Numbers, count: int = 1) -> None:
         """Never called."""

@@ -9,8 +9,6 @@ import os
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.cli.prompts import LOOKED_AT
-
 
 @pytest.fixture
 def folder(tmp_path):
@@ -58,7 +56,8 @@ def test_alone_on_a_terminal_it_scores_the_built_in_text(cli, tmp_path, monkeypa
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     result = cli(*base)
     assert result.code == 0
-    assert f"no prompt was given: `{LOOKED_AT}` is used" in " ".join(result.err.split())
+    said = "no prompt was given: `In the beginning God created …` is used"
+    assert said in " ".join(result.err.split())
     assert "perplexity" in result.out
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert "there is no prompt" in cli(*base).err

@@ -373,6 +373,22 @@ def test_the_largest_parts_and_the_others_add_up_to_each_phase():
         assert printed[-1] == pytest.approx(phase.seconds * 1e3 / tokens, abs=0.005)
 
 
+def test_no_part_with_much_of_the_time_is_among_the_others():
+    """Ten parts of 5 % and more, where seven stay whatever they take."""
+    report = timing_report()
+    prefill = report.phases[0]
+    total = sum(part.seconds for part in prefill.totals)
+    much = ["embed", "norm", "ffn_act", "residual"]
+    totals = tuple(
+        replace(part, seconds=0.06 * total) if part.part in much else part
+        for part in prefill.totals
+    )
+    slow = replace(prefill, totals=totals, seconds=sum(part.seconds for part in totals))
+    table = list(rows(brief(replace(report, phases=(slow, report.phases[1]))), "ms by part"))
+    assert {*much} < {*table}
+    assert table[-2:] == ["3 others", "all"]
+
+
 def test_few_parts_are_all_shown():
     report = timing_report()
     phases = tuple(replace(phase, totals=phase.totals[:8]) for phase in report.phases)

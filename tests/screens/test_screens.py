@@ -115,6 +115,8 @@ def settled(monkeypatch):
     monkeypatch.setattr(  # a time's width decides which columns there is room for
         "llmcli.commands.bench.view.table._ns", lambda ns: "" if ns is None else "1.23 ms"
     )
+    # whether a busy machine was slower while its ceilings were measured
+    monkeypatch.setattr("llmcli.commands.bench.view.table.beyond", lambda names: "")
     monkeypatch.setattr(
         "llmcli.commands.timing.measure.report.measure_timing", lambda *_, **__: timing_report()
     )

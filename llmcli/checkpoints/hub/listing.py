@@ -12,7 +12,7 @@ from urllib.parse import quote
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown
 from llmcli.checkpoints.hub.calls import ANSWER_S, deadline, reachable
 from llmcli.checkpoints.names import HubId
-from llmcli.errors import CheckpointError, NetworkError
+from llmcli.errors import WITHOUT_NETWORK, CheckpointError, NetworkError
 
 _MOST_FILES = 100_000  # of a repository; the largest public ones have some thousand
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -44,7 +44,7 @@ def listed(model: HubId) -> Listing:
         raise NetworkError(
             f"`{shown(model.repository)}` is not in the hub cache, and the hub "
             f"({shown(constants.ENDPOINT)}) cannot be reached",
-            hint="check the network and HF_ENDPOINT, or use `-m tiny`, which needs none",
+            hint=f"check the network and HF_ENDPOINT; {WITHOUT_NETWORK}",
         )
     url = f"{constants.ENDPOINT}/api/models/{model.repository}"
     if model.revision is not None:

@@ -14,6 +14,7 @@ from llmcli.cli.output import Output
 from llmcli.commands.bench.report.results import BenchRequest, EngineInfo, Settings
 from llmcli.commands.bench.streams import Status
 from llmcli.errors import LlmcliError
+from llmcli.loading.arithmetic import quantize_without_effect
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
@@ -64,6 +65,8 @@ class Suppliers:
         if model is not None and key not in self.models:
             if model.config.embedding.positions is None:  # beyond learned ones nothing runs
                 self._note_length(settings.model, model.config.context)
+            if not self._request.random_weights:
+                self._note_quantize(settings.model, model.checkpoint)
             self.models[key] = model.describe()
             self._tell(f"loaded {settings.model} in {engine.info.load_s or 0:.3g} s: "
                        f"{engine.info.formats} on {engine.info.device}")  # fmt: skip
@@ -169,6 +172,13 @@ class Suppliers:
                 f"tests of {longest:,} tokens go beyond the {trained:,} that `{name}` was trained "
                 "with"
             )
+
+    def _note_quantize(self, name: str, checkpoint: Checkpoint) -> None:
+        """Once a model, where `--quantize` changes nothing of it."""
+        words = quantize_without_effect(checkpoint, self._request.quantize)
+        if words and not any(known == name for known, *_ in self.models):
+            self._status.erase()
+            self._out.note(words)
 
     def _tell(self, words: str) -> None:
         if self._request.verbose:

@@ -10,6 +10,7 @@ from llmcli.cli.headers import chosen_devices, opened_headers
 from llmcli.cli.options import ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, opt
+from llmcli.cli.running import note_quantize
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.info import NO_FORMATS
@@ -105,6 +106,8 @@ def _report(info: InfoOptions, model: ModelOptions, out: Output) -> InfoReport:
             batch=info.batch,
             context=model.context_length,
         )
+        if report.model is not None:
+            note_quantize(model, checkpoint, out)
     return replace(report, file=replace(report.file, path=place))
 
 

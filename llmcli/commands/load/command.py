@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,13 +13,14 @@ from shlex import quote
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmcli.anatomy.missing import near_ends
 from llmcli.checkpoints.names import parse
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.options import ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of, need_directory
+from llmcli.cli.running import kernels_of, need_directory, note_quantize
 from llmcli.commands.load.report import LedgerLine, LoadReport
 from llmcli.errors import CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.observe.environment import environment
@@ -63,6 +65,7 @@ def check_options(load: LoadOptions, model: ModelOptions) -> None:
         "--all": load.all,
         "--filter": load.filter is not None,
         "--dtype": model.dtype != "auto",
+        "--quantize": model.quantize != "auto",
         "--device": model.device != "auto",
     }
     for flag, given in refused.items():
@@ -85,7 +88,10 @@ def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerLine]:
     ]
     if not found:
         names = [name for line in report.lines for name in (line.parameter, line.source) if name]
-        near = get_close_matches(pattern, names, n=1)
+        near = get_close_matches(pattern, names, n=1, cutoff=0.75)
+        if not near:  # a name without where it is, in all blocks
+            ends = near_ends(pattern.strip("*."), names)
+            near = [re.sub(r"^blocks\.\d+\.", "blocks.*.", name) for name in ends[:1]]
         raise UsageError(
             f"no parameter and no tensor is called `{pattern}`",
             hint=f"did you mean `{near[0]}`?" if near else f"for example `{names[0]}`",
@@ -187,6 +193,7 @@ def _loaded(
             quantize=model.quantize, progress=progress,
         )  # fmt: skip
     SIGNALS.check()
+    note_quantize(model, checkpoint, out)
     return report, loaded.describe()
 
 

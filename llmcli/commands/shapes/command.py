@@ -13,7 +13,7 @@ from llmcli.cli.looking import parse_numbers, token_texts
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, opt
-from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.running import kernels_of, load_model, note_quantize
 from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
@@ -217,6 +217,7 @@ def _show_headers(shapes: ShapesOptions, options: ModelOptions, out: Output) -> 
         numbers = chosen_arithmetic(
             checkpoint, config, todo, device, options.dtype, options.quantize
         )
+        note_quantize(options, checkpoint, out)
         request = shapes.request(config, numbers)
         about = _about(request, checkpoint, place, device.device)
         if shapes.names:

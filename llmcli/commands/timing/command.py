@@ -65,7 +65,6 @@ Examples:
 """
 
 _HINT = "other programs may have taken the processor: run it again when they are done"
-_SHORT = LOOKED_AT[:24].rstrip() + " …"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +162,7 @@ def command(
 
     out = Output("timing", output)
     timing.check()
-    given = prompt_or_builtin(prompt, LOOKED_AT, lambda s: out.note(s.replace(LOOKED_AT, _SHORT)))
+    given = prompt_or_builtin(prompt, LOOKED_AT, out.note)
     found: list[Before] = []
     before = measuring(given, timing.new_tokens, model, out, found)
     loaded = load_model(model, out, text=given.ids is None, before=before)

@@ -18,7 +18,7 @@ MOST, FIRST, LAST = 18, 10, 7  # a longer table shows so many rows at each end
 
 
 def render_tokens(report: TokensReport, *, every: bool = False) -> RenderableType:
-    """The rendered template where there is one, a row per token, and a line of totals.
+    """The totals, the rendered template where there is one, and a row per token.
 
     Of many tokens the first and the last, unless `every`.
     """
@@ -44,11 +44,11 @@ def render_tokens(report: TokensReport, *, every: bool = False) -> RenderableTyp
         words = f"… {count - FIRST - LAST} tokens more: --all or --json"
         gap = (FIRST, count - LAST, words)
     table = Rows(columns, _TokenRows(report, special), gap)
-    shown: list[RenderableType] = [table, Dotted(parts, FAINT)]
+    shown: list[RenderableType] = [Dotted(parts, HEADING), Text()]
     if report.rendered is not None:
         text = printable(report.rendered).removesuffix("\n")
-        shown = [Text("rendered template", style=HEADING), Text(text), Text(), *shown]
-    return Group(*shown)
+        shown += [Text("rendered template", style=FAINT), Text(text), Text()]
+    return Group(*shown, table)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from llmcli.ui.rates import digits_for, milliseconds, percent, rate, scaled, uni
 from llmcli.ui.theme import HEADING, NUMBER
 
 BAR = 20  # columns of a bar for all of the time
-FEW = 7  # parts that are shown beside those of another phase
+FEW = 7  # parts that are shown beside those of another phase, and all that take
+MUCH = 0.05  # of its time
 CALLS, KERNEL = "calls", "kernel"  # the bounds of what is near no ceiling
 _BOUND = {"memory": "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
@@ -112,7 +113,8 @@ class PartsTable:
 @dataclass(frozen=True)
 class BothPhases:
     """All phases side by side: milliseconds, share of the time, and what a part is bound by with
-    the share of that ceiling. The `FEW` largest parts; the others are one row.
+    the share of that ceiling. The `FEW` largest parts and all that take `MUCH` of a phase; the
+    others are one row.
     """
 
     phases: Sequence[PhaseTime]
@@ -144,7 +146,9 @@ class BothPhases:
         longest = max((phase.totals for phase in self.phases), key=len)
         order = list(dict.fromkeys([*(part.part for part in longest), *shares]))
         largest = sorted(order, key=lambda name: -shares[name])
-        kept = order if len(order) <= FEW + 1 else largest[:FEW]
+        kept = [one for at, one in enumerate(largest) if at < FEW or shares[one] >= MUCH]
+        if len(kept) + 1 == len(order):  # one other is a row of its own
+            kept = order
         return [one for one in order if one in kept], [one for one in order if one not in kept]
 
     def _cells(self, names: Sequence[str]) -> Iterator[Text]:
