@@ -33,7 +33,7 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     """What computes the forward passes of models (`Model.describe`), our own kernels first.
 
     They take products of packed weights, and on a CPU of bfloat16 weights, or of 16-bit weights
-    with float32 activations (`ops.product`).
+    with float32 activations (`ops.product`); on a card they are Triton's, where these are on.
     """
     taken = any(
         m["product_format"] == "int8"
@@ -41,8 +41,9 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
         or (m["weight_format"], m["product_format"]) == ("float16", "float32")
         for m in models
     )
-    own = (f"llmcli {native.level()}",) if taken and native.level() else ()
-    return (*own, *_TORCH)
+    card = any(str(m["device"]).startswith("cuda") for m in models)
+    names = (native.level() if taken else None, native.kernels_of("cuda") if card else None)
+    return (*(f"llmcli {name}" for name in names if name), *_TORCH)
 
 
 @dataclass(frozen=True)
