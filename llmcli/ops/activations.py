@@ -69,6 +69,8 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
     def act(x: Tensor) -> Tensor:
         if compiled.takes(x):
             return compiled.activate(x, name, limit)
-        return plain(x if limit is None else x.clamp(max=limit))
+        if limit is None:
+            return plain(x)
+        return plain(at_least_float32(x).clamp(max=limit)).to(x.dtype)  # the limit is not rounded
 
     return act
