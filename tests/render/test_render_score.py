@@ -34,7 +34,7 @@ SCORE = Score(
 def test_score():
     assert shown(render_score(SCORE, "m (float32 on cpu)")).splitlines() == [
         "m (float32 on cpu)",
-        "perplexity 2.0000 · bits per byte 0.3333 · mean logprob -0.6931 · 1 token",
+        "perplexity 2.0000 · bits per byte 0.3333 · mean logprob -0.6931 · 1 scored",
         "#   id   token                  logprob     prob   rank",
         "───────────────────────────────────────────────────────",
         '0    4   "[red]"                      –        –      –',
@@ -100,12 +100,13 @@ def test_the_context_fits_any_width(width):
 
 def test_all_tokens_stand_in_order_where_they_are_few_or_asked_for():
     lines = shown(render_score(long(), "m", every=True)).splitlines()
-    assert "300 tokens" not in lines[1]
+    assert "300 scored" not in lines[1]
     assert [line.split()[0] for line in lines[-300:]] == [str(n) for n in range(300)]
     assert "bytes" in "".join(lines[:3])
     few = long(count=18)
-    assert len(shown(render_score(few, "m")).splitlines()) == 2 + 2 + 18
-    assert "most surprising" not in shown(render_score(few, "m"))
+    lines = shown(render_score(few, "m")).splitlines()
+    assert len(lines) == 3 + 2 + 18
+    assert "most surprising" in lines[2]
 
 
 def test_score_of_nothing_and_of_windows():

@@ -344,8 +344,8 @@ def test_both_phases_fit_a_small_terminal():
     assert len(lines) + len(below) <= 24
     assert lines[2] == "start-up: torch 1.20 s, headers 21 ms, weights 400 ms, tokenize 1.1 ms"
     assert lines[4:7] == [
-        "prefill: 12 tokens · 2,150 tok/s · 5.58 ms · bound by memory 81 %",
-        "decode: 8 tokens after 12 · 178 tok/s · 5.63 ms a token · bound by memory 81 %",
+        "prefill: 12 tokens · 2,150 tok/s · 5.58 ms · most in ffn_up 28 %",
+        "decode: 8 tokens after 12 · 178 tok/s · 5.63 ms a token · most in ffn_up 28 %",
         "ms by part   prefill   share   bound by      per token   share   bound by",
     ]
     assert lines[-2:] == [

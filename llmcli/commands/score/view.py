@@ -55,10 +55,14 @@ def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
         f"perplexity {_number(score.perplexity, nothing)}",
         f"bits per byte {_number(score.bits_per_byte, no_bytes)}",
         f"mean logprob {_number(score.mean_logprob, nothing)}",
-        counted(score.tokens_scored, "token"),
+        f"{score.tokens_scored:,} scored",
     ]
     if every and _has_text(score):
         parts.append(counted(score.bytes_scored, "byte"))
+    if score.tokens_scored > 1 and len(score.tokens) <= SHORT:  # of more there is a list
+        worst = min(score.tokens, key=lambda token: token.logprob or 0.0)
+        text = quoted(worst.text) if worst.text else str(worst.id)
+        parts.append(f"most surprising {text} {worst.logprob:.2f}")
     return [Text(one_line(title), style=HEADING), Dotted(parts)]
 
 

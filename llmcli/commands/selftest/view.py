@@ -25,8 +25,10 @@ from llmcli.ui.theme import FAINT, HEADING
 def render_selftest(
     report: SelftestReport, title: str, receipt: Receipt | None = None, *, same_machine: bool = True
 ) -> RenderableType:
-    """The properties, the rates, the memory, and what differs from a `receipt`."""
-    parts: list[RenderableType] = [Text(title, style=HEADING), _groups(report.groups)]
+    """The verdict, the properties, rates, memory, and what differs from a `receipt`."""
+    parts: list[RenderableType] = [
+        Text(title, style=HEADING), _verdict(report.groups), Text(), _groups(report.groups),
+    ]  # fmt: skip
     if report.rates:
         parts += [Text(), _rates(report.rates), *_memory(report)]
     if report.ceilings is not None:
@@ -41,34 +43,42 @@ def render_selftest(
     return Group(*parts)
 
 
+def _verdict(groups: tuple[GroupResult, ...]) -> Text:
+    wrong = sum(not group.check.ok for group in groups)
+    if wrong:
+        words = f"{wrong} of {len(groups)} properties do not hold: do not trust its numbers"
+        return Text(f"{BAD} {words}", style=WRONG)
+    return Text(f"{GOOD} this machine computes correctly: {len(groups)} properties hold")
+
+
 def _groups(groups: tuple[GroupResult, ...]) -> RenderableType:
     rows = [
         (
             Text(GOOD if group.check.ok else BAD, style="" if group.check.ok else WRONG),
             Text(group.check.words),
             Text(str(group.models)),
-            Text(f"{group.check.value:.2g} of {group.check.tolerance:.2g}"),
+            Text(f"{group.check.value:.2g}"),
+            Text(f"{group.check.tolerance:.2g}", style=FAINT),
             Text(duration(group.seconds), style=FAINT),
         )
         for group in groups
     ]
     columns = [
         Column("", right=False), Column("property", right=False), Column("cases"),
-        Column("worst"), Column("time", first_to_go=1),
+        Column("worst"), Column("allowed", first_to_go=2), Column("time", first_to_go=1),
     ]  # fmt: skip
-    return Rows(columns, rows, spill=True)
+    return Rows(columns, rows)
 
 
 def _rates(rates: tuple[RateResult, ...]) -> RenderableType:
     rows = [
         (
-            Text(rate.shape),
+            Text(_shape(rate)),
             Text(rate.phase),
             Text(rate.format),
             Text(f"{rate.tokens_per_s:,.1f}"),
             Text(f"{percent(rate.share)} of {'read' if rate.phase == 'decode' else 'matrix'} rate"),
             Text("" if rate.versus is None else f"{rate.versus:.2f}"),
-            Text("" if rate.layers == rate.all_layers else f"{rate.layers}/{rate.all_layers}"),
         )
         for rate in rates
     ]
@@ -77,9 +87,14 @@ def _rates(rates: tuple[RateResult, ...]) -> RenderableType:
         Column("weights", right=False, first_to_go=2),
         Column("tok/s"), Column("share", right=False),
         Column("÷ transformers", labelled=True, first_to_go=1),
-        Column("layers run", labelled=True, first_to_go=3),
     ]  # fmt: skip
-    return Rows(columns, rows, spill=True)
+    return Rows(columns, rows)
+
+
+def _shape(rate: RateResult) -> str:
+    if rate.layers == rate.all_layers:
+        return rate.shape
+    return f"{rate.shape}, {rate.layers} of {rate.all_layers} layers"
 
 
 def _memory(report: SelftestReport) -> Iterator[RenderableType]:

@@ -141,7 +141,8 @@ _WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
 def phase_summary(phase: PhaseTime, batch: int) -> Iterator[RenderableType]:
     """How fast it is without instrumentation, where its time goes, and what holds it up."""
     yield Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase)], HEADING)
-    yield below(list(_largest(phase)))
+    first, *others = _largest(phase)
+    yield below([f"most time in {first}", *others])
     yield below(product_words(phase))
     yield below(list(_bounds(phase)))
 
@@ -169,9 +170,8 @@ def _speed(phase: PhaseTime) -> Iterator[str]:
 
 def _largest(phase: PhaseTime) -> Iterator[str]:
     largest = sorted(phase.totals, key=lambda part: -part.seconds)[:_LARGEST]
-    for at, part in enumerate(largest):
-        share = percent(part.seconds / phase.seconds)
-        yield f"{'' if at else 'most time in '}{part.part} {share}"
+    for part in largest:
+        yield f"{part.part} {percent(part.seconds / phase.seconds)}"
 
 
 def product_words(phase: PhaseTime) -> list[str]:
@@ -242,9 +242,8 @@ def render_timing(
 
 
 def _headline(phase: PhaseTime, batch: int) -> Dots:
-    """How fast a phase is, and what most of its time is bound by."""
-    shares = shares_by_bound(phase)
-    most = [f"bound by {shares[0][0]} {percent(shares[0][1])}"] if shares else []
+    """How fast a phase is, and where most of its time goes."""
+    most = [f"most in {words}" for words in list(_largest(phase))[:1]]
     return Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase), *most], HEADING)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -167,6 +168,7 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
         with silent():
             import transformers
             from transformers.utils import logging
+        warnings.filterwarnings("ignore", category=FutureWarning)  # of names that will change
     except ImportError:
         raise UsageError(
             "transformers is not installed, so that nothing can be compared with it",
