@@ -110,9 +110,12 @@ def parse_numbers(text: str, size: int, option: str, what: str) -> tuple[int, ..
     for item in (part.strip() for part in text.split(",")):
         match = re.fullmatch(r"(-?\d{1,6})(?:-(-?\d{1,6}))?", item, re.ASCII)
         if not match:
+            hint = f"they go from 0 to {size - 1}; -1 is the last"
+            if option == "--head" and (both := re.fullmatch(r"(\d+)\.(\d+)", item, re.ASCII)):
+                hint = f"head {item} is `--layer {both[1]} --head {both[2]}`"
             raise UsageError(
                 f"`{option}` takes numbers and ranges such as 0,3-5,-1, not `{item or text}`",
-                hint=f"they go from 0 to {size - 1}; -1 is the last",
+                hint=hint,
             )
         ends = [_counted(int(end), size, option, what) for end in match.groups() if end]
         if ends[0] > ends[-1]:

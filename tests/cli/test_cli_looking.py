@@ -32,6 +32,12 @@ def test_numbers_that_are_none(text, message, hint):
     assert hint in caught.value.hint
 
 
+def test_a_head_as_results_write_it():
+    with pytest.raises(UsageError) as caught:
+        parse_numbers("18.6", 9, "--head", "heads")
+    assert caught.value.hint == "head 18.6 is `--layer 18 --head 6`"
+
+
 @pytest.mark.parametrize(
     ("text", "span"),
     [
