@@ -22,6 +22,7 @@ from typer.main import get_command
 
 from llmcli.cli.configuration.values import name_file
 from llmcli.cli.exits import SIGNALS
+from llmcli.cli.libraries import read_ahead
 from llmcli.cli.params import WORDS, adopt, flatten
 from llmcli.cli.wrap import columns
 from llmcli.errors import LlmcliError, UsageError
@@ -88,11 +89,13 @@ class Root(TyperGroup):
 
     `nested` are commands of two words, `bench compare`; the first of them is a command, too.
     Of those in `bare` no other word follows the first. `aliases`: other names of nested ones.
+    `computing`: the commands for which PyTorch's libraries are read ahead.
     """
 
     entries: Mapping[str, Entry] = {}
     nested: Mapping[str, Entry] = {}
     bare: frozenset[str] = frozenset()
+    computing: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = {}
 
     def get_help_option(self, ctx: Any) -> Any:
@@ -127,6 +130,8 @@ class Root(TyperGroup):
             return both, self.get_command(ctx, both), args[2:]
         if len(args) > 1 and (near := _nested(both, self.nested, self.bare)):
             raise UsageError(f"there is no command `{both}`", hint=near)
+        if name in self.computing and HELP_NAMES["help_option_names"][1] not in args:
+            read_ahead()
         return name, self.get_command(ctx, name), args[1:]
 
     def get_help(self, ctx: Any) -> str:

@@ -41,6 +41,11 @@ COMMANDS = {
         "env": "The machine, and where each setting comes from.",
     },
 }
+# those that compute, and import PyTorch for it
+COMPUTING = frozenset({
+    "generate", "chat", "attention", "experts", "lens", "dump", "explain", "score", "timing",
+    "bench", "ladder", "selftest", "load",
+})  # fmt: skip
 HELP_SUMMARY = "Explain a topic, or list the options of a command."
 SUBCOMMANDS = {
     "bench compare": "Compare two results of bench or llama-bench, test by test.",
@@ -84,6 +89,7 @@ class LlmcliRoot(Root):
         **ENTRIES, "help": _entry("help", HELP_SUMMARY, "Manage"),
     }  # fmt: skip
     nested = NESTED
+    computing = COMPUTING
     bare = frozenset({"models"})
     aliases = ALIASES
 

@@ -40,14 +40,14 @@ def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
             count = torch.cuda.device_count()
             gpus = tuple(torch.cuda.get_device_name(i) for i in range(count))
         elif torch.backends.mps.is_available():
-            gpus = (_processor(),)
+            gpus = (processor(),)
     return Environment(
         llmcli=llmcli.__version__,
         python=platform.python_version(),
         platform=platform.platform(),
-        processor=_processor(),
+        processor=processor(),
         cores=usable_cores(),
-        features=_features(),
+        features=features(),
         memory_bytes=memory_bytes(),
         gpus=gpus,
         driver=driver,
@@ -88,7 +88,8 @@ def memory_bytes() -> int | None:
 
 
 @cache
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name."""
     found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
     if found:
         return found[1].strip()
@@ -105,7 +106,8 @@ def _processor() -> str:
 
 
 @cache
-def _features() -> tuple[str, ...]:
+def features() -> tuple[str, ...]:
+    """Those of the processor that decide which arithmetic is fast."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
     have = set(found[1].split()) if found else set()
     return tuple(name for name in FEATURES if name in have)

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from shutil import which
 
-from llmcli.observe.environment import environment, memory_bytes, torch_version
+from llmcli.observe.environment import features, memory_bytes, processor, torch_version
 from llmcli.reports.info import Device
 
 _QUERY = ("index", "uuid", "name", "memory.total", "memory.free", "compute_cap")
@@ -33,13 +34,12 @@ def machine_devices(environ: Mapping[str, str] = os.environ) -> tuple[Device, ..
 
 def cpu() -> Device:
     """The processor with the memory of the machine, or of its container where that is less."""
-    features = environment().features
     return Device(
         device="cpu",
-        name=environment().processor,
+        name=processor(),
         total_bytes=memory_bytes(),
         free_bytes=free_memory(),
-        bfloat16=not {"avx512_bf16", "amx_bf16"}.isdisjoint(features),
+        bfloat16=not {"avx512_bf16", "amx_bf16"}.isdisjoint(features()),
     )
 
 
@@ -68,6 +68,8 @@ def nvidia_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
 
     `CUDA_VISIBLE_DEVICES` chooses and orders them, as it does for PyTorch.
     """
+    if which("nvidia-smi") is None:
+        return ()
     lines = _nvidia_smi(_QUERY)
     if lines is None:  # an old driver does not know `compute_cap`
         lines = _nvidia_smi(_QUERY[:-1])
@@ -102,7 +104,7 @@ def _visible(rows: list[list[str]], chosen: str | None) -> list[list[str]]:
 
 
 def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
-    """One line a GPU; None where there is no `nvidia-smi` or it fails or takes too long."""
+    """One line a GPU; None where `nvidia-smi` fails or takes too long."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         asked = subprocess.run(

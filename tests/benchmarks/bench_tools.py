@@ -59,8 +59,14 @@ def run_llmcli(
     return run_python(code, threads=threads, environ=environ)
 
 
+def _environ() -> dict[str, str]:
+    """Ours, in which Python keeps compiled files: an installed program has them."""
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTHONPATH": str(ROOT)}
+
+
 def _run(command: Sequence[str], threads: int | None, environ: Mapping[str, str]) -> Ran:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environ
+    environment = _environ() | environ
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     start = time.perf_counter()
@@ -82,7 +88,7 @@ def timed_process(command: Sequence[str]) -> float:
         check=True,
         capture_output=True,
         stdin=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=_environ(),
     )
     return time.perf_counter() - start
 
