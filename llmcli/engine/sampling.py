@@ -156,11 +156,7 @@ def _by_kernel(
 ) -> tuple[Tensor, Tensor]:
     vocab = logits.shape[-1]
     counts = [one if one is None else one.contiguous() for one in (prompt_counts, output_counts)]
-    numbers = _Numbers(
-        any(one is not None for one in counts), sampling.greedy, sampling.top_k,
-        sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
-        sampling.presence_penalty, sampling.frequency_penalty,
-    )  # fmt: skip
+    numbers = _numbers(sampling, any(one is not None for one in counts))
     logits = logits.contiguous()
     room = torch.empty(4 * vocab, dtype=torch.float64)
     ids, scores, best = [], [], ctypes.c_double()
@@ -172,6 +168,15 @@ def _by_kernel(
         ))  # fmt: skip
         scores.append(best.value)
     return torch.tensor(ids), torch.tensor(scores, dtype=torch.float64)
+
+
+@cache
+def _numbers(sampling: Sampling, penalties: bool) -> _Numbers:
+    return _Numbers(
+        penalties, sampling.greedy, sampling.top_k,
+        sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
+        sampling.presence_penalty, sampling.frequency_penalty,
+    )  # fmt: skip
 
 
 @cache

@@ -30,22 +30,66 @@ static void sink(struct token *heap, int64_t count, int64_t i) {
     heap[i] = moved;
 }
 
-/* The k best of the scores, best first. */
-static void best_of(const double *scores, int64_t vocab, int64_t k, struct token *heap) {
-    for (int64_t i = 0; i < k; i++) heap[i] = (struct token){scores[i], i};
-    for (int64_t i = k / 2; i-- > 0;) sink(heap, k, i);
-    for (int64_t i = k; i < vocab; i++)
-        if (scores[i] > heap[0].score) { /* of equals the lower id is there already */
-            heap[0] = (struct token){scores[i], i};
-            sink(heap, k, 0);
-        }
-    for (int64_t end = k; end-- > 1;) {
-        struct token worst = heap[0];
-        heap[0] = heap[end];
-        sink(heap, end, 0);
-        heap[end] = worst;
+#define LANES 32 /* numbers that are looked at together, in vectors where there are some */
+
+/* For scores that are TYPE: the greatest, NaN where one is, and the k best, best first. */
+#define LOOK(type, level, target)                                                                  \
+    target static double greatest_##type##level(const type *x, int64_t count) {                    \
+        type most[LANES];                                                                          \
+        int32_t odd[LANES] = {0}, any = 0;                                                         \
+        for (int j = 0; j < LANES; j++) most[j] = -INFINITY;                                       \
+        int64_t i = 0;                                                                             \
+        for (; i + LANES <= count; i += LANES)                                                     \
+            for (int j = 0; j < LANES; j++) {                                                      \
+                odd[j] |= x[i + j] != x[i + j];                                                    \
+                most[j] = x[i + j] > most[j] ? x[i + j] : most[j];                                 \
+            }                                                                                      \
+        for (; i < count; i++) {                                                                   \
+            any |= x[i] != x[i];                                                                   \
+            most[0] = x[i] > most[0] ? x[i] : most[0];                                             \
+        }                                                                                          \
+        for (int j = 0; j < LANES; j++) any |= odd[j];                                             \
+        for (int j = 1; j < LANES; j++) most[0] = most[j] > most[0] ? most[j] : most[0];           \
+        return any ? (double)NAN : (double)most[0];                                                \
+    }                                                                                              \
+    target static void best_of_##type##level(const type *x, int64_t count, int64_t k,              \
+                                             struct token *heap) {                                 \
+        for (int64_t i = 0; i < k; i++) heap[i] = (struct token){x[i], i};                         \
+        for (int64_t i = k / 2; i-- > 0;) sink(heap, k, i);                                        \
+        for (int64_t i = k; i < count;) {                                                          \
+            type least = (type)heap[0].score;                                                      \
+            int64_t end = i + LANES < count ? i + LANES : count;                                   \
+            int32_t above = 0;                                                                     \
+            if (end - i == LANES)                                                                  \
+                for (int j = 0; j < LANES; j++) above |= x[i + j] > least;                         \
+            else                                                                                   \
+                above = 1;                                                                         \
+            for (; above && i < end; i++)                                                          \
+                if (x[i] > heap[0].score) { /* of equals the lower id is there already */          \
+                    heap[0] = (struct token){x[i], i};                                             \
+                    sink(heap, k, 0);                                                              \
+                }                                                                                  \
+            i = end;                                                                               \
+        }                                                                                          \
+        for (int64_t end = k; end-- > 1;) {                                                        \
+            struct token worst = heap[0];                                                          \
+            heap[0] = heap[end];                                                                   \
+            sink(heap, end, 0);                                                                    \
+            heap[end] = worst;                                                                     \
+        }                                                                                          \
     }
-}
+LOOK(float, _portable, )
+LOOK(double, _portable, )
+#ifdef X86
+LOOK(float, _avx2, WITH_AVX2)
+LOOK(double, _avx2, WITH_AVX2)
+LOOK(float, _avx512, WITH_AVX512)
+LOOK(double, _avx512, WITH_AVX512)
+#define AT_LEVEL(name)                                                                             \
+    (level >= AVX512 ? name##_avx512 : level >= AVX2 ? name##_avx2 : name##_portable)
+#else
+#define AT_LEVEL(name) name##_portable
+#endif
 
 /* e^x for x of at most 0, within 2 units in the last place; 0 below -708. x = n log 2 + r, and e^r is
  * Taylor's series, whose next term is 4e-18. A loop over it becomes vector instructions. */
@@ -73,23 +117,21 @@ INLINE double exponential(double x) {
                             double *out) {                                                         \
         for (int64_t i = 0; i < count; i++) out[i] = exponential((scores[i] - most) / by);         \
     }
-WEIGH(weigh_portable, )
+WEIGH(weigh_portable, ) /* e^((score - most) / by) of each; `most` is the greatest */
 #ifdef X86
 WEIGH(weigh_avx2, WITH_AVX2)
 WEIGH(weigh_avx512, WITH_AVX512)
 #endif
 
-/* e^((score - most) / by) of each; `most` is the greatest. */
-static void weigh(int64_t level, const double *scores, int64_t count, double most, double by,
-                  double *out) {
-#ifdef X86
-    if (level >= AVX2) {
-        (level >= AVX512 ? weigh_avx512 : weigh_avx2)(scores, count, most, by, out);
-        return;
-    }
-#endif
-    (void)level;
-    weigh_portable(scores, count, most, by, out);
+/* In the same order at every level. */
+static double sum_of(const double *x, int64_t count) {
+    double sums[8] = {0}, total = 0;
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int j = 0; j < 8; j++) sums[j] += x[i + j];
+    for (; i < count; i++) total += x[i];
+    for (int j = 0; j < 8; j++) total += sums[j];
+    return total;
 }
 
 static double penalized(double score, int64_t prompt, int64_t output, const struct sampling *s) {
@@ -145,40 +187,41 @@ static int64_t drawn(struct token *tokens, int64_t count, double enough, const s
 int64_t llmcli_choose(const float *logits, int64_t vocab, const struct sampling *s,
                       const int64_t *prompt, const int64_t *output, double u, double *best,
                       double *room, int64_t level) {
-    double *scores = room, *weights = room + vocab, most = -INFINITY;
+    double *scores = room, *weights = room + vocab, most;
     struct token *tokens = (struct token *)(room + 2 * vocab);
-    int64_t first = 0, nan = 0;
-    for (int64_t i = 0; i < vocab; i++) nan |= logits[i] != logits[i];
-    if (s->greedy && !s->penalties && !nan) {
-        float greatest = logits[0];
-        for (int64_t i = 1; i < vocab; i++) greatest = logits[i] > greatest ? logits[i] : greatest;
-        while (logits[first] != greatest) first++;
-        *best = greatest;
-        return first;
-    }
-    for (int64_t i = 0; i < vocab; i++) scores[i] = logits[i];
+    int narrow = !s->penalties, few = s->top_k > 0 && s->top_k < vocab;
+    (void)level;
     if (s->penalties)
         for (int64_t i = 0; i < vocab; i++) {
             int64_t of_prompt = prompt ? prompt[i] : 0, of_output = output ? output[i] : 0;
-            if (of_prompt || of_output) scores[i] = penalized(scores[i], of_prompt, of_output, s);
+            scores[i] = of_prompt || of_output ? penalized(logits[i], of_prompt, of_output, s)
+                                               : (double)logits[i];
         }
-    for (int64_t i = 0; i < vocab; i++) nan |= scores[i] != scores[i];
-    for (int64_t i = 0; i < vocab; i++) most = scores[i] > most ? scores[i] : most;
-    while (first < vocab - 1 && scores[first] != most) first++;
-    *best = nan ? NAN : most;
-    if (s->greedy || nan || !(most < INFINITY) || !(most > -INFINITY)) return nan ? 0 : first;
-    if (s->top_k > 0 && s->top_k < vocab) {
+    most = narrow ? AT_LEVEL(greatest_float)(logits, vocab)
+                  : AT_LEVEL(greatest_double)(scores, vocab);
+    *best = most;
+    if (most != most) return 0;
+    if (s->greedy || !(most < INFINITY) || !(most > -INFINITY)) {
+        int64_t first = 0;
+        while (first < vocab - 1 && (narrow ? (double)logits[first] : scores[first]) != most) first++;
+        return first;
+    }
+    if (few) {
         double enough = 0;
-        best_of(scores, vocab, s->top_k, tokens);
+        if (narrow)
+            AT_LEVEL(best_of_float)(logits, vocab, s->top_k, tokens);
+        else
+            AT_LEVEL(best_of_double)(scores, vocab, s->top_k, tokens);
         for (int64_t i = 0; i < s->top_k; i++) {
             tokens[i].score = exponential((tokens[i].score - most) / s->temperature);
             enough += tokens[i].score;
         }
         return drawn(tokens, s->top_k, s->top_p * enough, s, u);
     }
-    double total = 0;
-    weigh(level, scores, vocab, most, s->temperature, weights);
-    for (int64_t i = 0; i < vocab; i++) total += weights[i];
+    if (narrow)
+        for (int64_t i = 0; i < vocab; i++) scores[i] = logits[i];
+    AT_LEVEL(weigh)(scores, vocab, most, s->temperature, weights);
+    double total = sum_of(weights, vocab);
     int64_t count;
     if (s->top_p < 1) { /* sorted: those with larger weights alone, where they are enough */
         for (double least = 1e-2, held = 0;; least = least > 1e-12 ? least * 1e-2 : 0, held = 0) {

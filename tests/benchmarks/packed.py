@@ -42,6 +42,7 @@ from llmcli.checkpoints import open_model
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "BF16")
 # width, layers, heads, kv heads, hidden, vocabulary
 SHAPES = {"1.7B": (2048, 24, 32, 32, 8192, 49152), "8B": (4096, 32, 32, 8, 14336, 128256)}
+GENERATED = 256  # tokens of a text
 # Bytes of a block of 256, and where its float16 factors are.
 K_BLOCKS = {"Q4_K": (144, (0, 2)), "Q6_K": (210, (208,))}
 
@@ -174,16 +175,16 @@ def compared(path: Path, args: argparse.Namespace, peer: str | None) -> dict[str
     return found
 
 
-def decode(path: Path, *options: str) -> list[dict[str, Any]]:
+def decode(path: Path, *options: str, tokens: int = 48) -> list[dict[str, Any]]:
     """Rows of `llmcli bench` that only write."""
-    command = ["bench", "-m", str(path), "-p", "0", "-n", "48", "-r", "3", "--no-ceilings"]
+    command = ["bench", "-m", str(path), "-p", "0", "-n", f"{tokens}", "-r", "3", "--no-ceilings"]
     return json.loads(run_llmcli([*command, "-o", "json", *options]).stdout)
 
 
 def generated(path: Path, *options: str) -> float:
     """Tokens per second of `llmcli generate`, its second token's recording included."""
-    text = ["generate", "The story begins", "--raw", "-m", str(path), "-n", "256", "--ignore-eos"]
-    ran = run_llmcli([*text, "--seed", "1", "-q", "--json", *options])
+    text = ["generate", "The story begins", "--raw", "-m", str(path), "-n", f"{GENERATED}"]
+    ran = run_llmcli([*text, "--ignore-eos", "--seed", "1", "-q", "--json", *options])
     return json.loads(ran.stdout)["timings"]["generated_tokens_per_s"]
 
 
@@ -192,6 +193,7 @@ def around(path: Path, runs: int) -> list[tuple[str, str, str]]:
     found: dict[str, list[float]] = {}
     for _ in range(runs):
         near, far = decode(path, "-d", "0,4096")
+        (long,) = decode(path, tokens=GENERATED)
         predicted = near["avg_ts"] * near["bytes"] / far["bytes"]
         base = run_python("import torch")
         first = run_llmcli(["generate", "Hello", "-m", str(path), "-n", "1", "-q"])
@@ -200,9 +202,9 @@ def around(path: Path, runs: int) -> list[tuple[str, str, str]]:
             (beside,) = decode(path)
         for name, value in (
             ("decode after 4,096 tokens ÷ what its bytes predict", far["avg_ts"] / predicted),
-            ("generate ÷ bench", generated(path) / near["avg_ts"]),
+            ("generate ÷ bench", generated(path) / long["avg_ts"]),
             ("generate, top-k off, repetition penalty ÷ bench",
-             generated(path, "--top-k", "0", "--repetition-penalty", "1.1") / near["avg_ts"]),
+             generated(path, "--top-k", "0", "--repetition-penalty", "1.1") / long["avg_ts"]),
             ("alone ÷ beside a busy program", near["avg_ts"] / beside["avg_ts"]),
             ("first token − import torch, seconds", first.seconds - base.seconds),
             ("peak − Python with torch − weights, MiB",
