@@ -35,12 +35,15 @@ class Arithmetic:
     them, by name: in blocks, for whose products activations are rounded to 8 bits, or in 16 bits.
     `as_stored`: blocks lie in the memory of a card as in the file. Then products of few rows have
     activations as they are, and for those of many rows the blocks are dequantized to `dtype`.
+    `pairs`: for products with matrices that stay in bfloat16 activations are rounded to it, but not
+    for those of the head and of routers.
     """
 
     dtype: str
     cache: str
     formats: Mapping[str, str] = field(default_factory=dict, hash=False)
     as_stored: bool = False
+    pairs: bool = False
 
     @classmethod
     def of(cls, dtype: str) -> Arithmetic:
@@ -49,8 +52,10 @@ class Arithmetic:
 
     @property
     def products(self) -> str:
-        """The numbers that weights are multiplied with: `int8` with packed ones, else `dtype`."""
-        return "int8" if self.rounds_inputs else self.dtype
+        """The numbers that weights are multiplied with: `int8` with packed ones."""
+        if self.rounds_inputs:
+            return "int8"
+        return "bfloat16" if self.pairs and "bfloat16" in self.formats.values() else self.dtype
 
     @property
     def rounds_inputs(self) -> bool:
@@ -102,7 +107,7 @@ WIDE = "wide"
 # Levels of the kernels whose products of many float32 rows with bfloat16 weights are not far behind
 # PyTorch's of bfloat16 rows: AMX has 0.3 of its speed, AVX-512 on Zen 5 0.45, where PyTorch's of
 # float32 has 0.2. Steps of one token are 1.7 to 2.2 times as fast as those that are all bfloat16.
-FAST_WIDE = ("avx512", "vnni", "amx")
+FAST_WIDE = ("avx512", "vnni", "bf16", "amx")
 
 # What `--quantize` makes of the matrices of a dense checkpoint, and of those with a row per token.
 QUANTIZED = {"int8": ("Q8_0", "Q8_0"), "int4": ("Q4_1", "Q8_0")}
@@ -163,7 +168,9 @@ def arithmetic(
     if quantize == "none":
         formats = {}
     if formats and not card:
-        return Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
+        return Arithmetic(
+            dtype="float32", cache="bfloat16", formats=formats, pairs=kernels == "bf16"
+        )
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
     return replace(Arithmetic.of(dtype), formats=formats, as_stored=bool(formats))
@@ -256,7 +263,8 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     - rows of the stream that enter a product as they are, without a norm before;
     - every matrix that the checkpoint stores (`matrices`: their formats) in a format that 16 bits
       do not hold; packed ones are what their blocks say, but on a card for products of many rows;
-    - to 8 bits, what enters a product with packed matrices, that of the head included;
+    - to 8 bits, what enters a product with packed matrices, that of the head included, and to
+      bfloat16 what enters one of `pairs`;
     - the sums in products, taken in at least float32: K terms of any sign are as K/2 roundings of
       the whole sum, if they are added up one after the other.
 
@@ -280,15 +288,27 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
         dequantized = numbers.formats.values() if numbers.as_stored else ()
         every = (*matrices, *dequantized)
         squares += [rounding(dtype) ** 2 for stored in every if stored != HELD[dtype]]
-    packed = set() if numbers.as_stored else set(numbers.formats)
-    if config.head.tied and "embed.W" in packed:
-        packed.add("head.W")
-    read = {n.op.source for n in nodes.values()
-            if isinstance(n.op, Project) and n.op.weight in packed}  # fmt: skip
-    squares += [IN_8_BITS**2] * len(read)
+    squares += _inputs_rounded(config, numbers)
     wide = "float64" if dtype == "float64" else "float32"
     squares += [spec.flops / (2 * spec.count) / 2 * rounding(wide) ** 2 for spec in specs]
     return math.sqrt(sum(squares))
+
+
+def _inputs_rounded(config: ModelConfig, numbers: Arithmetic) -> list[float]:
+    """The squares of the roundings of what enters products: each input is rounded once."""
+    if numbers.as_stored:
+        return []
+    formats = dict(numbers.formats)
+    if config.head.tied and "embed.W" in formats:
+        formats["head.W"] = formats["embed.W"]
+    blocks, pairs = set(), set()
+    for node in graph(config).nodes.values():
+        if isinstance(node.op, Project) and node.op.weight in formats:
+            if (format := formats[node.op.weight]) not in HELD:
+                blocks.add(node.op.source)
+            elif format == "bfloat16" and numbers.pairs and node.op.weight != "head.W":
+                pairs.add(node.op.source)
+    return [IN_8_BITS**2] * len(blocks) + [rounding("bfloat16") ** 2] * len(pairs)
 
 
 def logits_dtype(config: ModelConfig, numbers: Arithmetic) -> str:

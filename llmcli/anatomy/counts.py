@@ -256,7 +256,7 @@ def prefill_peak(
     reading = Reading(
         width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
         kept=DTYPE_BYTES[numbers.cache], cuda=cuda, native=native,
-        rounded=bool(numbers.formats) and not numbers.as_stored,
+        rounded=bool(numbers.formats) and not numbers.as_stored, pairs=numbers.pairs,
     )  # fmt: skip
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:

@@ -13,7 +13,7 @@ from llmcli.formats.weight import Weight
 from llmcli.ops import compiled
 from llmcli.ops.linear import each_own, in_lots, lies_by_columns, linear, linear_wide
 from llmcli.ops.norm import at_least_float32
-from llmcli.ops.product import has_kernel, product_float32, routed_by_kernel
+from llmcli.ops.product import has_kernel, product_float32, product_pairs, routed_by_kernel
 
 
 class Dense(Weight):
@@ -21,14 +21,21 @@ class Dense(Weight):
 
     `tensor` has the stored shape. It is what loading writes to; everybody else reads `dense`. Its
     inputs have the dtype `inputs`, by default its own; a weight of 16 bits can have float32 ones.
-    One `in_file` is mapped memory, to be read only.
+    Those are rounded to bfloat16 for a weight in `pairs`, but not for `matmul_float32`. One
+    `in_file` is mapped memory, to be read only.
     """
 
     def __init__(
-        self, tensor: Tensor, inputs: torch.dtype | None = None, *, in_file: bool = False
+        self,
+        tensor: Tensor,
+        inputs: torch.dtype | None = None,
+        *,
+        pairs: bool = False,
+        in_file: bool = False,
     ) -> None:
         self.tensor = tensor
         self._inputs = inputs or tensor.dtype
+        self._pairs = pairs
         self.in_file = in_file
 
     @classmethod
@@ -40,16 +47,21 @@ class Dense(Weight):
         device: torch.device,
         dtype: torch.dtype,
         inputs: torch.dtype | None = None,
+        pairs: bool = False,
     ) -> Dense:
         """An uninitialized matrix, which lies in memory as its products are fastest."""
         if lies_by_columns(rows, device, dtype):
             return cls(torch.empty(columns, rows, device=device, dtype=dtype).t(), inputs)
-        return cls(torch.empty(rows, columns, device=device, dtype=dtype), inputs)
+        return cls(torch.empty(rows, columns, device=device, dtype=dtype), inputs, pairs=pairs)
+
+    def in_pairs(self) -> Dense:
+        """The same weight, its inputs rounded."""
+        return Dense(self.tensor, self._inputs, pairs=True, in_file=self.in_file)
 
     def split(self, rows: Sequence[int], axis: int = 0) -> list[Dense]:
         """Parts of so many rows each, views: several parameters that are one product."""
         parts = self.tensor.split_with_sizes(list(rows), axis)
-        return [Dense(part, self._inputs) for part in parts]
+        return [Dense(part, self._inputs, pairs=self._pairs) for part in parts]
 
     @property
     def format(self) -> str:
@@ -71,12 +83,12 @@ class Dense(Weight):
         return [self.tensor]
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """See `ops.linear.linear`."""
-        return linear(x, self.tensor, bias_N)
+        """See `ops.linear.linear`, and `ops.product.product_pairs` for a weight in pairs."""
+        return (product_pairs if self._pairs else linear)(x, self.tensor, bias_N)
 
     def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """See `ops.linear.linear_wide`."""
-        return linear_wide(x, self.tensor, bias_N)
+        return (product_pairs if self._pairs else linear_wide)(x, self.tensor, bias_N)
 
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """See `ops.product.product_float32`."""
@@ -95,8 +107,9 @@ class Dense(Weight):
         few = routes.static or len(routes.expert_N) <= len(self.tensor)
         if few and compiled.runs(x_MK) and has_kernel(x_MK[:1], self.tensor[0]):
             sums_PN = routed_by_kernel(
-                x_MK, self.tensor, routes.expert_N, routes.row_N, routes.each, bias_EN
-            )
+                x_MK, self.tensor, routes.expert_N, routes.row_N, routes.each, bias_EN,
+                pairs=self._pairs,
+            )  # fmt: skip
             return sums_PN if wide else sums_PN.to(x_MK.dtype)
         if routes.static:
             every = torch.arange(len(routes.expert_N), device=x_MK.device)
@@ -104,7 +117,7 @@ class Dense(Weight):
             return each_own(
                 x_PK, self.tensor, routes.expert_N, bias_EN, at_once=routes.at_once, wide=wide
             )
-        product = linear_wide if wide else linear
+        product = product_pairs if self._pairs else linear_wide if wide else linear
         out_PN: Tensor | None = None
         for expert, pairs, rows in routes.groups:
             bias_N = None if bias_EN is None else bias_EN[expert]
@@ -128,8 +141,8 @@ class Dense(Weight):
         return self.tensor[rows].to(dtype or self.tensor.dtype)
 
     def seen(self, x: Tensor) -> Tensor:
-        """In the dtype of its inputs."""
-        return x.to(self._inputs)
+        """In the dtype of its inputs, rounded where it is in pairs."""
+        return (x.bfloat16() if self._pairs else x).to(self._inputs)
 
 
 def writable(weight: Weight) -> Tensor:

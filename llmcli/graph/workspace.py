@@ -19,7 +19,8 @@ class Reading:
     """The last chunk of a prompt: `tokens` of each sequence, with `keys` in its cache then.
 
     `size`: bytes of a number, `kept`: of one in the cache. `rounded`: products round their inputs
-    to 8 bits. `cuda`: on a GPU. `native`: the processor multiplies numbers of 16 bits itself.
+    to 8 bits, with `pairs` some to bfloat16. `cuda`: on a GPU. `native`: the processor multiplies
+    numbers of 16 bits itself.
     """
 
     width: int
@@ -29,6 +30,7 @@ class Reading:
     size: int
     kept: int
     rounded: bool
+    pairs: bool
     cuda: bool
     native: bool
 
@@ -67,7 +69,8 @@ class Reading:
         AVX512-BF16 kernels take less (oneDNN 3.12, `matmul/amx_blocking_heuristics.cpp`).
         """
         if self.rounded:
-            return self.rows * inputs // RUN * ACTIVATION_BYTES
+            copied = self.rows * inputs // RUN * ACTIVATION_BYTES
+            return max(copied, 2 * self.rows * -(-inputs // 256) * 256 if self.pairs else 0)
         if not self.packed:
             return 0
         weights = min(2 * columns * (-(-inputs // 32) * 32), _PACKED)

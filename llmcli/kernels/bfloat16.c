@@ -15,8 +15,11 @@
  */
 #include "program.h"
 
+#define FEW_ROWS_OF_PAIRS 32 /* with more rows of x a panel of w is worth turning */
+
 #ifdef X86
 #include "bfloat16_amx.h"
+#include "bfloat16_pairs.h"
 #endif
 
 #define BLOCK 32             /* columns that are multiplied at a time */
@@ -317,7 +320,7 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
 /* MULTIPLY_EXPERTS_BFLOAT16: what WIDEN gives, each row a pass, a row each with the rows of one
  * expert: of E matrices w [N, K]. An item is some rows of one, of the first product with it for all.
  * 0 widened x, 1 w, 2 w_stride, 3 out [P, N], 4 products P, 5 outputs N, 6 columns K, 7 whether w is
- * float16, 8 elements from expert to expert, 9 int64: the expert of each product, 10 int64: its row
+ * float16; 2: x is what PAIR gives, of 14 rows, 8 elements from expert to expert, 9 int64: the expert of each product, 10 int64: its row
  * of x, or 0: 11 products each have a row, 12 biases of the experts or 0, 13 the stride of these */
 INLINE int64_t items_of_expert(const struct op *op) {
     const int64_t chunk = rows_of_item(op->arg[6]);
@@ -343,7 +346,15 @@ static void work_multiply_experts_bfloat16(const struct op *op, int64_t item, in
     for (int64_t i = product; i < op->arg[4]; i = next_with(experts, expert, i + 1, op->arg[4])) {
         p.x = (const float *)address(op->arg[0]) + (rows ? rows[i] : i / op->arg[11]) * p.padded;
         p.out = (float *)address(op->arg[3]) + i * outputs;
-        tiles(op->arg[7], &p, first, last, 0, 1, level);
+#ifdef X86
+        if (op->arg[7] == 2)
+            multiply_pairs((const uint16_t *)address(op->arg[0]) +
+                               (rows ? rows[i] : i / op->arg[11]) * DEEP,
+                           op->arg[14], 1, p.w + first * p.w_stride, p.w_stride, last - first,
+                           columns, p.out + first, outputs);
+        else
+#endif
+            tiles(op->arg[7], &p, first, last, 0, 1, level);
         for (int64_t n = first; bias && n < last; n++) p.out[n] += bias[expert * op->arg[13] + n];
     }
 }
@@ -409,6 +420,57 @@ static int64_t items_multiply_rows(const struct op *op) {
 BY_LEVEL(multiply_rows)
 const struct kernel kernel_multiply_rows = {items_multiply_rows, work_multiply_rows, NULL};
 
+/* PAIR: float32 rows of x [M, K], rounded to bfloat16, into `out`, [K / DEEP, M, DEEP], zeros behind
+ * the last column. An item is up to 8 rows.
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K */
+static int64_t items_pair(const struct op *op) { return (op->arg[3] + 7) / 8; }
+
+static void work_pair(const struct op *op, int64_t item, int64_t level) {
+    (void)op, (void)item, (void)level;
+#ifdef X86
+    const int64_t rows = op->arg[3], columns = op->arg[4];
+    for (int64_t m = 8 * item; m < 8 * item + 8 && m < rows; m++)
+        pair_row((const float *)address(op->arg[0]) + m * op->arg[1], columns,
+                 (uint16_t *)address(op->arg[2]) + m * DEEP, rows * DEEP);
+#endif
+}
+
+/* MULTIPLY_PAIRS: what PAIR gives with the rows of w [N, K], where there are dot products of pairs.
+ * An item is some rows of w, of many rows of x some. The arguments of MULTIPLY_BFLOAT16. */
+#define TALL_OUTPUTS 128
+INLINE int64_t outputs_of_pairs(const struct op *op) {
+    const int64_t few = (rows_of_item(op->arg[7]) + 31) / 32 * 32;
+    return op->arg[5] > FEW_ROWS_OF_PAIRS ? TALL_OUTPUTS : few;
+}
+INLINE int64_t rows_of_pairs(const struct op *op) { return op->arg[6] < 2048 ? 192 : 516; }
+
+static int64_t items_multiply_pairs(const struct op *op) {
+    const int64_t some = outputs_of_pairs(op), rows = rows_of_pairs(op);
+    return (op->arg[6] + some - 1) / some * ((op->arg[5] + rows - 1) / rows);
+}
+
+static void work_multiply_pairs(const struct op *op, int64_t item, int64_t level) {
+    (void)op, (void)item, (void)level;
+#ifdef X86
+    const int64_t rows = op->arg[5], outputs = op->arg[6], columns = op->arg[7];
+    const int64_t some = outputs_of_pairs(op), parts = (outputs + some - 1) / some;
+    const int64_t n = item % parts * some, m = item / parts * rows_of_pairs(op);
+    const int64_t lanes = outputs - n < some ? outputs - n : some;
+    const int64_t count = rows - m < rows_of_pairs(op) ? rows - m : rows_of_pairs(op);
+    const float *bias = address(op->arg[8]);
+    float *out = (float *)address(op->arg[3]) + m * op->arg[4] + n;
+    multiply_pairs((const uint16_t *)address(op->arg[0]) + m * DEEP, rows, count,
+                   (const uint16_t *)address(op->arg[1]) + n * op->arg[2], op->arg[2], lanes,
+                   columns, out, op->arg[4]);
+    for (int64_t i = 0; bias && i < count; i++)
+        for (int64_t j = 0; j < lanes; j++) out[i * op->arg[4] + j] += bias[n + j];
+#endif
+}
+
+const struct kernel kernel_pair = {items_pair, work_pair, NULL};
+const struct kernel kernel_multiply_pairs = {
+    items_multiply_pairs, work_multiply_pairs, fetch_multiply_bfloat16,
+};
 const struct kernel kernel_split = {items_split, work_split, NULL};
 const struct kernel kernel_multiply_split = {items_multiply_split, work_multiply_split, NULL};
 const struct kernel kernel_widen = {items_widen, work_widen, NULL};

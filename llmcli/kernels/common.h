@@ -35,7 +35,7 @@
 #define FETCH(address) __builtin_prefetch((address), 0, 2)
 
 /* Processor levels, each of x86 with all that is before it. */
-enum level { PORTABLE, AVX2, AVX512, VNNI, AMX, DOTPROD };
+enum level { PORTABLE, AVX2, AVX512, VNNI, BF16, AMX, DOTPROD };
 #define WITH_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 #define WITH_VNNI \
@@ -73,6 +73,13 @@ INLINE uint32_t bits_of(float number) {
 
 /* A bfloat16 number. */
 INLINE float widened(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+
+/* Rounded to a bfloat16 number. */
+INLINE uint16_t narrowed(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)(x != x ? bits >> 16 | 0x40 : rounded);
+}
 
 /* A float16 number; exact, also where subnormal numbers are flushed to zero. */
 INLINE float half(uint16_t bits) {

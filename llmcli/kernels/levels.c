@@ -14,7 +14,7 @@
 #endif
 
 /* The number that a change of what is exported, or of its arguments, counts up. */
-int llmcli_native_version(void) { return 24; }
+int llmcli_native_version(void) { return 25; }
 
 /* The levels that this processor and its operating system have: bit i for `enum level` i. */
 unsigned llmcli_native_levels(void) {
@@ -31,7 +31,12 @@ unsigned llmcli_native_levels(void) {
         levels |= 1u << AVX2;
         if ((b & avx512) == avx512 && (saved & 0xe6) == 0xe6) {
             levels |= 1u << AVX512;
-            if (c & bit_AVX512VNNI) levels |= 1u << VNNI;
+            if (c & bit_AVX512VNNI) {
+                unsigned e, unused;
+                levels |= 1u << VNNI;
+                if (__get_cpuid_count(7, 1, &e, &unused, &unused, &unused) && (e & bit_AVX512BF16))
+                    levels |= 1u << BF16;
+            }
 #ifdef __linux__
             /* Tiles of bfloat16 numbers and of bytes; bits 17 and 18 of what is saved, once the
              * process asks for it. */

@@ -20,6 +20,7 @@ static const struct kernel *const kernels[KINDS] = {
     [JOIN] = &kernel_join, [MULTIPLY_HEADS] = &kernel_multiply_heads,
     [CONVOLVE] = &kernel_convolve, [UNIT] = &kernel_unit, [DECAY] = &kernel_decay,
     [RECUR] = &kernel_recur, [ADD_SCALED] = &kernel_add_scaled,
+    [PAIR] = &kernel_pair, [MULTIPLY_PAIRS] = &kernel_multiply_pairs,
 };
 
 struct program {

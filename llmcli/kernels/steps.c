@@ -73,12 +73,6 @@ const struct kernel kernel_rotate = {items_rotate, work_rotate, NULL};
  * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns */
 static int64_t items_narrow(const struct op *op) { return op->arg[3]; }
 
-INLINE uint16_t narrowed(float x) {
-    uint32_t bits = bits_of(x);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (uint16_t)(x != x ? bits >> 16 | 0x40 : rounded);
-}
-
 INLINE void narrow(const struct op *op, int64_t item) {
     const float *x = (const float *)address(op->arg[0]) + item * op->arg[1];
     uint16_t *out = (uint16_t *)address(op->arg[2]) + item * op->arg[4];

@@ -149,8 +149,8 @@ def _decoder(
 ) -> Decoder:  # fmt: skip
     return Decoder(
         config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
-        as_stored=numbers.as_stored, cache_dtype=devices.DTYPES[numbers.cache], memory=memory,
-        in_file=in_file,
+        as_stored=numbers.as_stored, pairs=numbers.pairs, in_file=in_file, memory=memory,
+        cache_dtype=devices.DTYPES[numbers.cache],
     )  # fmt: skip
 
 

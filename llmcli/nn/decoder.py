@@ -60,7 +60,7 @@ class Decoder:
 
     `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
     Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed, or
-    in blocks `as_stored`.
+    in blocks `as_stored`. `pairs`: see `Arithmetic`.
     Keys and values are kept in `cache_dtype` (None: in `dtype`). Packed ones for which there is
     `memory` lie there; those `in_file` are there already. Works on any device, the meta device
     included, where only shapes are computed.
@@ -74,6 +74,7 @@ class Decoder:
         dtype: torch.dtype,
         formats: Mapping[str, str] = _DENSE,
         as_stored: bool = False,
+        pairs: bool = False,
         cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
@@ -81,15 +82,17 @@ class Decoder:
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
-        self.formats, self.as_stored = formats, as_stored
+        self.formats, self.as_stored, self.pairs = formats, as_stored, pairs
         self.cache_dtype = cache_dtype or dtype
         specs = self.arithmetic.parameters(config)
         parameters = Parameters(
             specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory,
-            in_file=in_file,
+            in_file=in_file, pairs=pairs,
         )
         tied = config.head.tied  # then the table is the head's matrix, too
-        self.embed = parameters.matrix(("embed.W",)) if tied else parameters.table("embed.W")
+        self.embed = (
+            parameters.matrix(("embed.W",), exact=True) if tied else parameters.table("embed.W")
+        )
         self._embed_scale = rounded(config.embedding.scale, config.embedding, self.embed)
         self.pos_embed: Weight | None = None
         if config.embedding.positions is not None:
@@ -101,7 +104,7 @@ class Decoder:
             Block(layer, f"blocks.{i}", parameters) for i, layer in enumerate(config.layers)
         ]
         self.ln_final = Norm(config.final_norm, "ln_final", parameters)
-        self.head = self.embed if tied else parameters.matrix(("head.W",))
+        self.head = self.embed if tied else parameters.matrix(("head.W",), exact=True)
         self.head_bias = parameters.vector(("head.b",)) if config.head.bias else None
         if parameters.unclaimed():
             raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
@@ -145,7 +148,7 @@ class Decoder:
         """What it computes in, without torch."""
         return Arithmetic(
             dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
-            as_stored=self.as_stored,
+            as_stored=self.as_stored, pairs=self.pairs,
         )
 
     def weight(self, name: str) -> Weight:

@@ -16,13 +16,18 @@ class Linear:
 
     `segments` are these weights by name, in order: names and formats are theirs. `weight` is what
     is multiplied with, all of them as one, so that `split` gives each its own columns back as a
-    view.
+    view. `exact`: inputs are not rounded, but to 8 bits.
     """
 
     def __init__(
-        self, parameters: Parameters, weights: Sequence[str], biases: Sequence[str] = ()
+        self,
+        parameters: Parameters,
+        weights: Sequence[str],
+        biases: Sequence[str] = (),
+        *,
+        exact: bool = False,
     ) -> None:
-        self.weight = parameters.matrix(weights)
+        self.weight = parameters.matrix(weights, exact=exact)
         self.segments = tuple((name, parameters.weights[name]) for name in weights)
         self.bias = parameters.vector(biases) if biases else None
         self.rows = [weight.shape[0] for _, weight in self.segments]

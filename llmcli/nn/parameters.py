@@ -30,8 +30,8 @@ class Parameters:
 
     Each in its spec's dtype or block format, where it has one, else in `dtype`; keys and values
     will be kept in `cache_dtype`. The contents are not initialized: a loader fills every weight,
-    but for those that lie in `memory`; those `in_file` are there already. On the meta device
-    nothing is allocated.
+    but for those that lie in `memory`; those `in_file` are there already. `pairs`: the inputs of
+    bfloat16 matrices are rounded to bfloat16. On the meta device nothing is allocated.
     """
 
     def __init__(
@@ -43,8 +43,10 @@ class Parameters:
         cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
+        pairs: bool = False,
     ) -> None:
         self._memory = memory
+        self._pairs = pairs
         self._in_file = in_file or {}
         self.device = device
         self.dtype = dtype
@@ -69,21 +71,26 @@ class Parameters:
 
     def table(self, name: str) -> Weight:
         """A matrix `[rows, columns]` whose rows are looked up, and no more."""
-        return self._pieces((name,))[0] if self._is_apart(name) else self._stacked((name,))
+        if self._is_apart(name):
+            return self._pieces((name,), exact=True)[0]
+        return self._stacked((name,))
 
-    def matrix(self, names: Sequence[str]) -> Weight:
+    def matrix(self, names: Sequence[str], *, exact: bool = False) -> Weight:
         """Matrices of equal width as one `[rows, columns]` that is multiplied with.
 
-        Row after row in the order given. Where they have several formats, each is a piece.
+        Row after row in the order given. Where they have several formats, each is a piece. `exact`:
+        the inputs of dense ones are not rounded.
         """
         dtypes = {self._dtypes.get(name, self.dtype) for name in names}
         if any(map(self._is_apart, names)) or len(dtypes) > 1:
-            pieces = self._pieces(names)
+            pieces = self._pieces(names, exact=exact)
             return pieces[0] if len(pieces) == 1 else SideBySide(pieces)
         rows, columns = self._stacked_shape(names)
+        dtype = self._dtype(names)
         whole = Dense.for_products(
-            rows, columns, device=self.device, dtype=self._dtype(names), inputs=self.dtype
-        )
+            rows, columns, device=self.device, dtype=dtype, inputs=self.dtype,
+            pairs=self._in_pairs(dtype, exact),
+        )  # fmt: skip
         return self._claim(names, whole)
 
     def experts(self, names: Sequence[str]) -> list[Weight]:
@@ -101,7 +108,7 @@ class Parameters:
             rows = [self._shapes[name][1] for name in together]
             experts, _, columns = self._shapes[together[0]]
             tensor = torch.empty(experts, sum(rows), columns, device=self.device, dtype=dtype)
-            whole = Dense(tensor, self.dtype)
+            whole = Dense(tensor, self.dtype, pairs=self._in_pairs(dtype, False))
             parts = [whole] if len(together) == 1 else whole.split(rows, axis=1)
             self.weights.update(zip(together, parts, strict=True))
             wholes.append(whole)
@@ -124,7 +131,10 @@ class Parameters:
         """None of those that are packed or in a mapped file."""
         return None if self._is_apart(name) else self._dtypes.get(name, self.dtype)
 
-    def _pieces(self, names: Sequence[str]) -> list[Weight]:
+    def _in_pairs(self, dtype: torch.dtype, exact: bool) -> bool:
+        return self._pairs and not exact and dtype == torch.bfloat16
+
+    def _pieces(self, names: Sequence[str], *, exact: bool = False) -> list[Weight]:
         """A weight of its own each, packed or dense."""
         pieces: list[Weight] = []
         for name in names:
@@ -132,11 +142,14 @@ class Parameters:
             rows *= prod(experts)
             format = self._packed.get(name)
             if name in self._in_file:
-                pieces.append(self._in_file[name])
+                weight = self._in_file[name]
+                if isinstance(weight, Dense) and self._in_pairs(weight.tensor.dtype, exact):
+                    weight = weight.in_pairs()
+                pieces.append(weight)
             elif format is None:
                 dtype = self._dtypes.get(name, self.dtype)
                 tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
-                pieces.append(Dense(tensor, self.dtype))
+                pieces.append(Dense(tensor, self.dtype, pairs=self._in_pairs(dtype, exact)))
             elif self._as_stored:
                 pieces.append(Blocks(
                     format, rows, columns, device=self.device, inputs=self.dtype,

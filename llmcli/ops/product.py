@@ -17,6 +17,7 @@ from llmcli.ops import on_card
 # With more rows, converting the weights costs less than the kernel's arithmetic: break-even was at
 # 24 to 48 rows with AVX-512 and at 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
 _FEW_ROWS = 24
+_DEEP = 256  # columns of x that PAIR puts side by side (bfloat16_pairs.h)
 _TAKEN = {
     (torch.float32, torch.bfloat16),
     (torch.bfloat16, torch.bfloat16),
@@ -48,6 +49,32 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
     else:
         out_MN = _in_chunks(x_MK, w_NK)
     return _finished(out_MN, b_N, x)
+
+
+def product_pairs(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
+    """`X Wᵀ + b` of float32 x that is rounded to bfloat16, as W is: `[…, K]` → `[…, N]` in float32.
+
+    By dot products of pairs, where the processor has them: the same bits for any number of rows.
+    """
+    if native.level() != "bf16" or not _is_for_kernels(x, w_NK):
+        return product_float32(x.bfloat16().float(), w_NK, b_N)
+    x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
+    op, pairs = _paired(x_MK)
+    program.run(
+        torch.get_num_threads(),
+        op, (program.MULTIPLY_PAIRS, *_numbers(pairs, w_NK, b_N, out_MN)),
+        reads=(x_MK, w_NK, b_N), writes=(pairs, out_MN),
+    )  # fmt: skip
+    return out_MN.view(*x.shape[:-1], len(w_NK))
+
+
+def _paired(x_MK: Tensor) -> tuple[program.Op, Tensor]:
+    """What rounds rows for products of pairs, and where it puts them."""
+    rows, columns = x_MK.shape
+    pairs = torch.empty(-(-columns // _DEEP) * rows * _DEEP, dtype=torch.bfloat16)
+    return (
+        program.PAIR, x_MK.data_ptr(), x_MK.stride(0), pairs.data_ptr(), rows, columns
+    ), pairs  # fmt: skip
 
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
@@ -83,19 +110,28 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 def routed_by_kernel(
     x_MK: Tensor, w_ENK: Tensor, expert_P: Tensor, row_P: Tensor | None, each: int,
-    bias_EN: Tensor | None,
+    bias_EN: Tensor | None, *, pairs: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rows times the matrices of their own experts, plus their biases: `[P, N]` in float32.
 
     Pair p is row `row_P[p]`, or p // `each`, of x with matrix `expert_P[p]`, both int64. Each has
-    the bits that `by_kernel` gives. Only where `has_kernel` says of one row and one of the matrices
-    that it can be, which lie by rows.
+    the bits that `by_kernel` gives, or with `pairs` those of `product_pairs`. Only where
+    `has_kernel` says of one row and one of the matrices that it can be, which lie by rows.
     """
     x_MK, expert_P = x_MK.contiguous(), expert_P.contiguous()
     rows, columns = x_MK.shape
-    wide = torch.empty(rows, -(-columns // 32) * 32)
     out_PN = torch.empty(len(expert_P), w_ENK.shape[1])
-    halves = w_ENK.dtype == torch.float16
+    if pairs and native.level() != "bf16":
+        x_MK, pairs = x_MK.bfloat16().float(), False
+    kind = 2 if pairs else int(w_ENK.dtype == torch.float16)
+    if pairs:
+        prepare, wide = _paired(x_MK)
+    else:
+        wide = torch.empty(rows, -(-columns // 32) * 32)
+        prepare = (
+            program.WIDEN, x_MK.data_ptr(), x_MK.stride(0), wide.data_ptr(), rows, columns,
+            x_MK.dtype == torch.float32, kind == 1, True,
+        )  # fmt: skip
     rows_at, bias, bias_stride = 0, 0, 0
     if row_P is not None:
         row_P = row_P.contiguous()
@@ -105,11 +141,10 @@ def routed_by_kernel(
         bias, bias_stride = bias_EN.data_ptr(), bias_EN.stride(0)
     program.run(
         torch.get_num_threads(),
-        (program.WIDEN, x_MK.data_ptr(), x_MK.stride(0), wide.data_ptr(), rows, columns,
-         x_MK.dtype == torch.float32, halves, True),
+        prepare,
         (program.MULTIPLY_EXPERTS_BFLOAT16, wide.data_ptr(), w_ENK.data_ptr(), w_ENK.stride(1),
-         out_PN.data_ptr(), *out_PN.shape, columns, halves, w_ENK.stride(0), expert_P.data_ptr(),
-         rows_at, each, bias, bias_stride),
+         out_PN.data_ptr(), *out_PN.shape, columns, kind, w_ENK.stride(0), expert_P.data_ptr(),
+         rows_at, each, bias, bias_stride, rows),
         reads=(x_MK, w_ENK, expert_P, row_P, bias_EN), writes=(wide, out_PN),
     )  # fmt: skip
     return out_PN

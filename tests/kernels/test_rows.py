@@ -263,6 +263,45 @@ def test_float32_rows_with_weights_of_16_bits(library, use, shape, dtype):
     assert (by_rows[0] - expected).norm() <= 2e-6 * expected.norm()
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (33, 31, 17), (40, 64, 130), (70, 577, 65), (3, 300, 2100), (600, 64, 140)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("gap", [0, 5])
+def test_pairs_are_products_of_rounded_rows_and_the_same_for_any_number_of_rows(
+    library, use, shape, gap
+):
+    rows, columns, outputs = shape
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, columns + gap, generator=generator)[:, gap // 2 : gap // 2 + columns]
+    w = torch.randn(outputs, columns + gap, generator=generator).bfloat16()[:, :columns]
+    bias = torch.randn(outputs, generator=generator)
+    x[0, 0], x[-1, -1] = 1 + 2**-8, 1 + 3 * 2**-8  # in the middle: to even
+    expected = x.bfloat16().double() @ w.double().T + bias.double()
+    for level in levels(library, use):
+        found = product.product_pairs(x, w, bias)
+        assert (found - expected).norm() <= 1e-6 * expected.norm()
+        if level == "bf16":
+            for some in (1, 2, 7, 8, 9, 32, 33, 500):
+                assert torch.equal(found[:some], product.product_pairs(x[:some], w, bias))
+            assert torch.equal(found[-1:], product.product_pairs(x[-1:], w, bias))
+
+
+def test_experts_in_pairs_have_the_bits_of_the_product(library, use):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(3, 300, generator=generator)
+    w = torch.randn(4, 50, 300, generator=generator).bfloat16()
+    bias = torch.randn(4, 50, generator=generator)
+    experts, rows = torch.tensor([2, 0, 2, 3, 0, 1]), torch.tensor([0, 1, 2, 2, 0, 1])
+    for _ in levels(library, use):
+        found = product.routed_by_kernel(x, w, experts, rows, 2, bias, pairs=True)
+        for i, (expert, row) in enumerate(zip(experts, rows, strict=True)):
+            one = product.product_pairs(x[row : row + 1], w[expert], bias[expert])[0]
+            torch.testing.assert_close(found[i], one, rtol=0, atol=2e-5)
+            if native.level() == "bf16":
+                assert torch.equal(found[i], one)
+
+
 def test_infinity_in_a_row_stays_in_it(library, use):
     for level in levels(library, use):
         if level not in FAST_WIDE:

@@ -37,7 +37,7 @@ class Experts:
         )
         routing = config.routing
         biases = (f"{name}.b_router",) if routing.bias else ()
-        self.router = Linear(parameters, (f"{name}.W_router",), biases)
+        self.router = Linear(parameters, (f"{name}.W_router",), biases, exact=True)
         self.norm: Norm | None = None
         if routing.norm is not None:
             self.norm = Norm(routing.norm, f"{name}.router_norm", parameters)

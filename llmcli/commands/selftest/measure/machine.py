@@ -108,7 +108,7 @@ def built(one: Shape, device: torch.device) -> Decoder:
     numbers = numbers_on(device, config)
     decoder = Decoder(
         config, device=device, dtype=DTYPES[numbers.dtype], cache_dtype=DTYPES[numbers.cache],
-        formats=numbers.formats, as_stored=numbers.as_stored,
+        formats=numbers.formats, as_stored=numbers.as_stored, pairs=numbers.pairs,
     )  # fmt: skip
     with torch.inference_mode():
         fill([writable(decoder.weight(name)) for name in decoder.weight_names])
