@@ -437,12 +437,12 @@ static void work_pair(const struct op *op, int64_t item, int64_t level) {
 
 /* MULTIPLY_PAIRS: what PAIR gives with the rows of w [N, K], where there are dot products of pairs.
  * An item is some rows of w, of many rows of x some. The arguments of MULTIPLY_BFLOAT16. */
-#define TALL_OUTPUTS 128
+#define TALL_OUTPUTS 64
 INLINE int64_t outputs_of_pairs(const struct op *op) {
     const int64_t few = (rows_of_item(op->arg[7]) + 31) / 32 * 32;
     return op->arg[5] > FEW_ROWS_OF_PAIRS ? TALL_OUTPUTS : few;
 }
-INLINE int64_t rows_of_pairs(const struct op *op) { return op->arg[6] < 2048 ? 192 : 516; }
+INLINE int64_t rows_of_pairs(const struct op *op) { return op->arg[6] < 2048 ? 264 : 516; }
 
 static int64_t items_multiply_pairs(const struct op *op) {
     const int64_t some = outputs_of_pairs(op), rows = rows_of_pairs(op);
