@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from llmcli.checkpoints import locate
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # children would compile every module again
 os.environ["LLMCLI_CONFIG"] = ""  # no test, and no child of one, reads the developer's own
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a thread each
