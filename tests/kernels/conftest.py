@@ -82,9 +82,10 @@ def emulated(built, ours):
                          capture_output=True)  # fmt: skip
     if probe.returncode:
         pytest.skip("there is no SIMDe (libsimde-dev)")
-    numbers = [f"-DVERSION={native._VERSION}", "-DLEVELS=31"]  # up to amx
+    numbers = [f"-DVERSION={native._VERSION}", "-DLEVELS=63"]  # up to amx
     sources = [source for source in SOURCES if not source.endswith("levels.c")]
-    flags = ["-std=c11", "-O0", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi"]
+    flags = ["-std=c11", "-O0", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi",
+             "-D_DEFAULT_SOURCE"]  # fmt: skip
     wrapped = ["-include", str(HERE / "emulated.h"), *sources, str(HERE / "emulated.c"), *numbers]
     return built("emulated.so", [*COMPILER, *flags, "-shared", "-fPIC", *wrapped])
 

@@ -1,7 +1,7 @@
 /* AVX-512 intrinsics computed by SIMDe, for a processor that has AVX2, FMA and F16C only.
  *
  * For `-include`: what the kernels call is then defined, and their target attributes are nothing,
- * so that the same sources run here, levels `avx512`, `vnni` and `amx` included.
+ * so that the same sources run here, levels `avx512`, `vnni`, `bf16` and `amx` included.
  */
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
@@ -12,8 +12,13 @@
 
 /* What SIMDe 0.7.4 lacks; GCC may have them as macros. */
 #undef _mm512_extractf32x8_ps
+#undef _mm512_shuffle_f32x4
+#undef _mm512_permute_ps
+#define _mm512_shuffle_f32x4 emulated_shuffle_f32x4
+#define _mm512_permute_ps emulated_permute_ps
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
 #define _mm512_cvtph_ps emulated_cvtph_ps
+#define _mm512_cvtepu16_epi32 emulated_cvtepu16_epi32
 #define _mm512_cvtepi8_epi32 emulated_cvtepi8_epi32
 #define _mm512_cvtepu8_epi32 emulated_cvtepu8_epi32
 #define _mm512_mask_storeu_ps emulated_mask_storeu_ps
@@ -65,6 +70,25 @@ static inline simde__m512i emulated_maskz_loadu_epi16(__mmask32 kept, const void
     simde__m512i_private to;
     for (int i = 0; i < 32; i++) to.u16[i] = kept >> i & 1 ? ((const unsigned short *)from)[i] : 0;
     return simde__m512i_from_private(to);
+}
+
+static inline simde__m512i emulated_cvtepu16_epi32(__m256i numbers) {
+    simde__m512i_private to;
+    to.m256i[0] = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(numbers));
+    to.m256i[1] = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(numbers, 1));
+    return simde__m512i_from_private(to);
+}
+
+static inline simde__m512 emulated_shuffle_f32x4(simde__m512 a, simde__m512 b, int which) {
+    simde__m512_private from[2] = {simde__m512_to_private(a), simde__m512_to_private(b)}, to;
+    for (int i = 0; i < 4; i++) to.m128[i] = from[i / 2].m128[which >> 2 * i & 3];
+    return simde__m512_from_private(to);
+}
+
+static inline simde__m512 emulated_permute_ps(simde__m512 numbers, int which) {
+    simde__m512_private from = simde__m512_to_private(numbers), to;
+    for (int i = 0; i < 16; i++) to.f32[i] = from.f32[i / 4 * 4 + (which >> 2 * (i % 4) & 3)];
+    return simde__m512_from_private(to);
 }
 
 /* Tiles of AMX as arrays, each row of 64 bytes. */

@@ -13,10 +13,12 @@ import children
 import pytest
 from conftest import COMPILER, EXTENSION, FLAGS, ROOT, SOURCES, levels_of, needs
 
+from llmcli.kernels import native
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from fuzz_packed import command
 
-EVERY_LEVEL, PORTABLE, DOTPROD = "0", "1", "32"
+EVERY_LEVEL, PORTABLE, DOTPROD = "0", "1", str(1 << native.LEVELS.index("dotprod"))
 SEED, BLOCKS = "1", "5000"
 
 
@@ -73,7 +75,7 @@ def test_attention_experts_and_recurrences_have_the_same_bits_everywhere(built):
     flags = ["-g", *UNDEFINED, "-fno-sanitize-recover=all"]
     plain = built("attend", [*COMPILER, *STEPS])
     library = built("cc.so", [*COMPILER, *FLAGS, "-shared", "-fPIC", *SOURCES])
-    levels = [str(level) for level in range(6) if levels_of(library) >> level & 1]
+    levels = [str(level) for level in range(len(native.LEVELS)) if levels_of(library) >> level & 1]
     hashes = {children.run([str(plain), level], capture_output=True).stdout for level in levels}
     assert len(hashes) == 1
     assert hashes != {b""}
