@@ -55,6 +55,9 @@ WITH_BF16 INLINE __m512 add_pairs(__m512 sum, const uint16_t *x, __m512i w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)w);
 }
 
+/* A sum that was flushed to zero is positive, whether zeros were added to it or not. */
+WITH_BF16 INLINE __m512 positive(__m512 sum) { return _mm512_add_ps(sum, _mm512_setzero_ps()); }
+
 INLINE uint32_t first_bits(int64_t count) { return count >= 32 ? ~0u : (1u << count) - 1; }
 
 /* Up to 16 rows of w with M rows of x. */
@@ -73,7 +76,7 @@ WITH_BF16 INLINE void few_rows(const int M, const uint16_t *x, int64_t rows, con
                 sums[m] = add_pairs(sums[m], here + m * DEEP + 2 * i, turned[i]);
     }
     UNROLL for (int m = 0; m < M; m++)
-        _mm512_mask_storeu_ps(out + m * out_stride, (__mmask16)first_bits(lanes), sums[m]);
+        _mm512_mask_storeu_ps(out + m * out_stride, (__mmask16)first_bits(lanes), positive(sums[m]));
 }
 
 /* M rows of x with a panel of two times 16 rows of w, [pairs, 2, 16], onto the sums so far. */
@@ -93,7 +96,7 @@ WITH_BF16 INLINE void tall_tile(const int M, const uint16_t *x, const __m512i *p
     }
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int g = 0; g < 2; g++)
-            _mm512_mask_storeu_ps(out + m * out_stride + 16 * g, keep[g], sums[m][g]);
+            _mm512_mask_storeu_ps(out + m * out_stride + 16 * g, keep[g], positive(sums[m][g]));
 }
 
 /* `count` of the rows of x with `lanes` rows of w, panel by panel: x of DEEP columns stays in L2. */
@@ -101,7 +104,7 @@ WITH_BF16 static void tall_rows(const uint16_t *x, int64_t rows, int64_t count, 
                                 int64_t stride, int64_t lanes, int64_t columns, float *out,
                                 int64_t out_stride) {
     __m512i panel[DEEP];
-    for (int64_t k = 0; k < columns; k += DEEP, x += rows * DEEP)
+    for (int64_t k = 0; k == 0 || k < columns; k += DEEP, x += rows * DEEP)
         for (int64_t n = 0; n < lanes; n += 32) {
             const int64_t some = columns - k < DEEP ? columns - k : DEEP;
             __mmask16 keep[2];
