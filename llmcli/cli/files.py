@@ -50,7 +50,8 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
         endings = [f".{ending}" for ending in allowed]
         listed = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
         near = get_close_matches(kind, allowed, 1, 0.5) if kind else []
-        example = f"{Path(path).stem or 'out'}.{(near or allowed)[0]}"
+        name = f"{Path(path).stem or 'out'}.{(near or allowed)[0]}"
+        example = Path(path).with_name(name) if Path(path).name else name
         raise UsageError(
             f"`{option} {path}` does not end in {listed}",
             hint=f"did you mean `{option} {example}`?" if near else f"such as `{option} {example}`",

@@ -33,7 +33,7 @@ class Range:
     """The numbers that an option accepts: from `low` to `high`, ends included unless `above`.
 
     `above`: the lower end itself is excluded. `or_else`: one number outside that is accepted, too.
-    None is no bound. NaN and infinity never pass. `k`: `8k` is 8 · 1024.
+    None is no bound. NaN and infinity never pass. `k`: `8k` is 8 · 1024, `1m` 1024 of these.
     """
 
     low: float
@@ -161,8 +161,8 @@ class Conversion:
         value: Any = text
         if self.range is not None and self.range.k:
             what += " (`8k` is 8192)"
-            if found := re.fullmatch(r"(\d{1,9})[kK]", text, re.ASCII):
-                value = int(found[1]) * 1024
+            if found := re.fullmatch(r"(\d{1,9})([kKmM])", text, re.ASCII):
+                value = int(found[1]) << (10 if found[2] in "kK" else 20)
         if value is text and not re.fullmatch(pattern, text, re.ASCII):
             raise UsageError(f"`{name}` takes {what}, not `{text}`")
         value = self.kind(value)

@@ -36,6 +36,7 @@ def test_the_ending_says_the_kind(name, kind, tmp_path):
     ("name", "hint"),
     [
         ("a.pgn", "did you mean `-o a.png`?"),
+        ("b/c/a.pgn", "did you mean `-o b/c/a.png`?"),
         ("a.safetensor", "did you mean `-o a.safetensors`?"),
         ("a", "such as `-o a.safetensors`"),
         ("a.pdf", "such as `-o a.safetensors`"),

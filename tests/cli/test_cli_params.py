@@ -102,10 +102,10 @@ def test_dtypes_have_the_names_that_other_programs_give_them(typed, dtype):
 
 def test_a_context_length_may_be_in_k():
     conversion = Conversion(int, range=Range(1, k=True))
-    assert [conversion("-c", text) for text in ("8k", "8K", "128k", "8192")] == [
-        8192, 8192, 131072, 8192
+    assert [conversion("-c", text) for text in ("8k", "8K", "128k", "8192", "1M")] == [
+        8192, 8192, 131072, 8192, 1048576
     ]  # fmt: skip
-    for text in ("8m", "1.5k", "k", "0k", "-8k", "8kk", "8 k"):
+    for text in ("8g", "1.5k", "k", "0k", "-8k", "8kk", "8 k"):
         with pytest.raises(UsageError, match=f"`-c` .*`{text}`$"):
             conversion("-c", text)
     with pytest.raises(UsageError, match="`-n` takes a whole number, not `8k`"):
