@@ -6,7 +6,6 @@ the disk: `signal` imports `enum`, and even `from __future__` reads a file.
 """
 
 import _signal  # type: ignore[import-not-found]
-import gc
 import os
 
 
@@ -17,7 +16,6 @@ def script() -> None:
     module, which is half a second before the prompt comes back. What is imported stays: looking
     for garbage among it every 700 objects would take a tenth of the start.
     """
-    gc.set_threshold(100_000)
     try:
         # one that the parent ignores (`nohup`) stays ignored
         if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
@@ -25,7 +23,11 @@ def script() -> None:
     except ValueError:  # not the main thread: an embedder's own affair
         pass
 
+    import gc
+
     from llmcli.cli.app import main
+
+    gc.set_threshold(100_000)
 
     os._exit(main())
 

@@ -16,6 +16,10 @@ def read_ahead() -> None:
     """Starts to open what `import torch` will, on a thread; nothing where that cannot be done."""
     if sys.platform != "linux":
         return
+    try:
+        os.getcwd()
+    except OSError:  # MKL ends the process: `running.need_directory` has the words for it
+        return
     # libraries of Python's own that our imports open, which would wait for PyTorch's
     import array  # noqa: F401
     import binascii  # noqa: F401
@@ -42,6 +46,7 @@ def read_ahead() -> None:
             open_library(os.fsencode(os.path.join(folder, name)), os.RTLD_NOW | mode)
 
     try:
-        Thread(target=work, daemon=True).start()
+        # no daemon: Python's own end, unlike ours, must not come while the libraries are opened
+        Thread(target=work).start()
     except RuntimeError:  # no more threads may be started
         return

@@ -188,8 +188,8 @@ def settle(text, *, measured, tmp):
     words = {
         of.processor: "PROCESSOR", of.platform: "PLATFORM", of.torch or "-": "TORCH",
         of.python: "PYTHON", " ".join(of.features) or "-": "FEATURES", str(tmp): "~",
-        of.kernel_level: "KERNELS",
     }  # fmt: skip
+    text = re.sub(rf"(kernels\s+){of.kernel_level}\b", r"\1KERNELS", text)
     for found, name in sorted(words.items(), key=lambda item: -len(item[0])):
         text = re.sub(rf"(?<!\w){re.escape(found)}(?!\w)", name, text)
     if measured:
