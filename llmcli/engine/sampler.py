@@ -78,10 +78,10 @@ class Sampler:
         margins = None if self._ties is None else self._margins(self._ties, logits_BV, ids_B)
         if self._output_BV is not None:
             self._output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
-        columns = [ids_B.double()[:, None], best_B.double()[:, None]]
+        columns = torch.stack((ids_B.double(), best_B.double()), 1)
         if self._logprobs is not None:
-            columns += _logprobs(logits_BV, ids_B, self._logprobs)
-        rows, sequences, step = on_the_way(torch.cat(columns, 1)), self._sequences, self._step
+            columns = torch.cat((columns, *_logprobs(logits_BV, ids_B, self._logprobs)), 1)
+        rows, sequences, step = on_the_way(columns), self._sequences, self._step
         self._step += 1
 
         def choices() -> list[Choice]:

@@ -158,12 +158,13 @@ def _by_kernel(
     counts = [one if one is None else one.contiguous() for one in (prompt_counts, output_counts)]
     numbers = _numbers(sampling, any(one is not None for one in counts))
     logits = logits.contiguous()
+    first, stride = logits.data_ptr(), 4 * vocab
     room = torch.empty(4 * vocab, dtype=torch.float64)
     ids, scores, best = [], [], ctypes.c_double()
     for row, draw in enumerate([0.0] * len(logits) if u is None else u.tolist()):
         beside = (None if one is None else one[row].data_ptr() for one in counts)
         ids.append(_kernel()(
-            logits[row].data_ptr(), vocab, ctypes.byref(numbers), *beside, draw,
+            first + row * stride, vocab, ctypes.byref(numbers), *beside, draw,
             ctypes.byref(best), room.data_ptr(), native.level_number(),
         ))  # fmt: skip
         scores.append(best.value)

@@ -228,7 +228,7 @@ class Decoder:
         are replayed.
         """
         watched = tap is not None or edits or until is not None
-        late = clock if isinstance(clock, ReplayClock) else None
+        late = clock if clock is not None and isinstance(clock, ReplayClock) else None
         steps = (ahead or ids_BT.shape[1] == 1) and lengths is None
         if state is not None and steps and clock is late and not watched:
             if state.lengths_B is None:
