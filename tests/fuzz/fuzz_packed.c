@@ -179,7 +179,7 @@ static int64_t one(int f, uint64_t *hash) {
 /* The product of pairs of some float32 rows: each row alone has the same bits as all. */
 static void pairs(const uint16_t *w, int64_t w_stride, int64_t rows, int64_t columns) {
     const int64_t x_rows = below(4) ? 1 + below(9) : 1 + below(300), stride = columns + below(3);
-    const int64_t deep = (columns + 255) / 256 * 256;
+    const int64_t deep = (columns + 255) / 256 * 256, m = below(x_rows);
     float *x = room(4 * (stride * (x_rows - 1) + columns));
     float *out = room(4 * rows * x_rows), *alone = room(4 * rows);
     uint16_t *rounded = room(2 * deep * x_rows);
@@ -193,7 +193,6 @@ static void pairs(const uint16_t *w, int64_t w_stride, int64_t rows, int64_t col
             {MULTIPLY_PAIRS, {to(rounded), to(w), w_stride, to(out), rows, x_rows, rows, columns}},
         };
         llmcli_run(ops, 2, counters, &team, NULL);
-        const int64_t m = below(x_rows);
         ops[0].arg[0] += 4 * m * stride, ops[0].arg[3] = 1;
         ops[1].arg[3] = to(alone), ops[1].arg[5] = 1;
         llmcli_run(ops, 2, counters, &team, NULL);
