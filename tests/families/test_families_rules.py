@@ -94,7 +94,7 @@ def test_time_is_linear_in_the_names():
     names += ["v1.a." + "." * 100_000, "." * 1_000_000]
     start = time.process_time()
     assert len(plan(names, rules, MODEL).loads) == 20_000
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < 10  # 0.4 on an idle machine; hours if names backtracked
 
 
 @settings(max_examples=50)
