@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
+from threading import Thread
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
@@ -22,7 +24,6 @@ from typer.main import get_command
 
 from llmcli.cli.configuration.values import name_file
 from llmcli.cli.exits import SIGNALS
-from llmcli.cli.libraries import read_ahead
 from llmcli.cli.params import WORDS, adopt, flatten
 from llmcli.cli.wrap import columns
 from llmcli.errors import LlmcliError, UsageError
@@ -130,7 +131,7 @@ class Root(TyperGroup):
             return both, self.get_command(ctx, both), args[2:]
         if len(args) > 1 and (near := _nested(both, self.nested, self.bare)):
             raise UsageError(f"there is no command `{both}`", hint=near)
-        if name in self.computing and HELP_NAMES["help_option_names"][1] not in args:
+        if name in self.computing and not set(HELP_NAMES["help_option_names"]) & set(args):
             read_ahead()
         return name, self.get_command(ctx, name), args[1:]
 
@@ -145,6 +146,48 @@ class Root(TyperGroup):
             first, *rest = textwrap.wrap(entry.summary, width() - column - 1)
             lines += [f"{left:<{column}} {first}", *(" " * (column + 1) + line for line in rest)]
         return "\n".join([*lines, *_paragraphs(self.epilog or "")]).rstrip()
+
+
+def read_ahead() -> None:
+    """Starts to open what `import torch` will, on a thread; nothing where that cannot be done.
+
+    Mapping and relocating them takes 150 ms on one processor (a second with CUDA's) and needs no
+    Python. ctypes keeps the interpreter's lock while it opens one: so the system's own `dlopen`.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        os.getcwd()
+    except OSError:  # MKL ends the process: `running.need_directory` has the words for it
+        return
+    # libraries of Python's own that our imports open, which would wait for PyTorch's
+    import array  # noqa: F401
+    import binascii  # noqa: F401
+    import csv  # noqa: F401
+    import ctypes
+    import hashlib  # noqa: F401
+    import json  # noqa: F401
+    import mmap  # noqa: F401
+    import random  # noqa: F401
+    import socket  # noqa: F401
+    import unicodedata  # noqa: F401
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None or "torch" in sys.modules:
+        return
+    folder = os.path.join(os.path.dirname(spec.origin), "lib")
+    open_library = ctypes.CDLL(None).dlopen
+    open_library.argtypes, open_library.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+
+    def work() -> None:
+        # as torch does: the first gives its symbols to all that follow
+        for name, mode in (("libtorch_global_deps.so", os.RTLD_GLOBAL), ("libtorch.so", 0)):
+            open_library(os.fsencode(os.path.join(folder, name)), os.RTLD_NOW | mode)
+
+    try:
+        # no daemon: Python's own end, unlike ours, must not come while the libraries are opened
+        Thread(target=work).start()
+    except RuntimeError:  # no more threads may be started
+        return
 
 
 def build(

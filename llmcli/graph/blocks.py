@@ -12,6 +12,7 @@ IN_16_BITS = {"BF16": "bfloat16", "F16": "float16"}
 
 ROWS = 16  # that lie side by side
 RUN = 32  # columns
+DEEP = 256  # columns of the input that lie together for products of pairs (bfloat16_pairs.h)
 ACTIVATION_BYTES = 48  # `struct activation` of packed.c: a run of the input, rounded to 8 bits
 
 

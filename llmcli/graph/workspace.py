@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from llmcli.graph.blocks import ACTIVATION_BYTES, RUN
+from llmcli.graph.blocks import ACTIVATION_BYTES, DEEP, RUN
 
 # Every processor with AMX has 2 MiB of second-level cache per core; oneDNN fills three quarters.
 _PACKED = 3 << 19
@@ -70,7 +70,7 @@ class Reading:
         """
         if self.rounded:
             copied = self.rows * inputs // RUN * ACTIVATION_BYTES
-            return max(copied, 2 * self.rows * -(-inputs // 256) * 256 if self.pairs else 0)
+            return max(copied, 2 * self.rows * -(-inputs // DEEP) * DEEP if self.pairs else 0)
         if not self.packed:
             return 0
         weights = min(2 * columns * (-(-inputs // 32) * 32), _PACKED)

@@ -320,8 +320,9 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
 /* MULTIPLY_EXPERTS_BFLOAT16: what WIDEN gives, each row a pass, a row each with the rows of one
  * expert: of E matrices w [N, K]. An item is some rows of one, of the first product with it for all.
  * 0 widened x, 1 w, 2 w_stride, 3 out [P, N], 4 products P, 5 outputs N, 6 columns K, 7 whether w is
- * float16; 2: x is what PAIR gives, of 14 rows, 8 elements from expert to expert, 9 int64: the expert of each product, 10 int64: its row
- * of x, or 0: 11 products each have a row, 12 biases of the experts or 0, 13 the stride of these */
+ * float16, or 2: x is what PAIR gives, 8 elements from expert to expert, 9 int64: the expert of each
+ * product, 10 int64: its row of x, or 0: 11 products each have a row, 12 biases of the experts or 0,
+ * 13 the stride of these, 14 the rows of x */
 INLINE int64_t items_of_expert(const struct op *op) {
     const int64_t chunk = rows_of_item(op->arg[6]);
     return (op->arg[5] + chunk - 1) / chunk;

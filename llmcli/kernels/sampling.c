@@ -189,7 +189,7 @@ int64_t llmcli_choose(const float *logits, int64_t vocab, const struct sampling 
                       double *room, int64_t level) {
     double *scores = room, *weights = room + vocab, most;
     struct token *tokens = (struct token *)(room + 2 * vocab);
-    int narrow = !s->penalties, few = s->top_k > 0 && s->top_k < vocab;
+    const int narrow = !s->penalties;
     (void)level;
     if (s->penalties)
         for (int64_t i = 0; i < vocab; i++) {
@@ -206,7 +206,7 @@ int64_t llmcli_choose(const float *logits, int64_t vocab, const struct sampling 
         while (first < vocab - 1 && (narrow ? (double)logits[first] : scores[first]) != most) first++;
         return first;
     }
-    if (few) {
+    if (s->top_k > 0 && s->top_k < vocab) {
         double enough = 0;
         if (narrow)
             AT_LEVEL(best_of_float)(logits, vocab, s->top_k, tokens);

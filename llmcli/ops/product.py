@@ -11,13 +11,13 @@ from torch import Tensor
 
 from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.anatomy.counts import HEAD_NUMBERS
+from llmcli.graph.blocks import DEEP
 from llmcli.kernels import native, program
 from llmcli.ops import on_card
 
 # With more rows, converting the weights costs less than the kernel's arithmetic: break-even was at
 # 24 to 48 rows with AVX-512 and at 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
 _FEW_ROWS = 24
-_DEEP = 256  # columns of x that PAIR puts side by side (bfloat16_pairs.h)
 _TAKEN = {
     (torch.float32, torch.bfloat16),
     (torch.bfloat16, torch.bfloat16),
@@ -71,7 +71,7 @@ def product_pairs(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
 def _paired(x_MK: Tensor) -> tuple[program.Op, Tensor]:
     """What rounds rows for products of pairs, and where it puts them."""
     rows, columns = x_MK.shape
-    pairs = torch.empty(-(-columns // _DEEP) * rows * _DEEP, dtype=torch.bfloat16)
+    pairs = torch.empty(-(-columns // DEEP) * rows * DEEP, dtype=torch.bfloat16)
     return (
         program.PAIR, x_MK.data_ptr(), x_MK.stride(0), pairs.data_ptr(), rows, columns
     ), pairs  # fmt: skip

@@ -92,9 +92,14 @@ def test_time_is_linear_in_the_names():
     names = [f"h.{i % 12}.{i % 40}x" for i in range(20_000)]
     rules += [Drop(f"v{i}.a.*", "vision") for i in range(40)]
     names += ["v1.a." + "." * 100_000, "." * 1_000_000]
-    start = time.process_time()
-    assert len(plan(names, rules, MODEL).loads) == 20_000
-    assert time.process_time() - start < 10  # 0.4 on an idle machine; hours if names backtracked
+    took = []
+    for _ in range(3):  # the best of them: a busy machine takes five times as long
+        start = time.process_time()
+        assert len(plan(names, rules, MODEL).loads) == 20_000
+        took.append(time.process_time() - start)
+        if took[-1] < 2.0:
+            break
+    assert min(took) < 2.0
 
 
 @settings(max_examples=50)

@@ -186,8 +186,8 @@ static void pairs(const uint16_t *w, int64_t w_stride, int64_t rows, int64_t col
     struct counter counters[2];
     for (int64_t i = 0; i < stride * (x_rows - 1) + columns; i++)
         x[i] = float_of((uint32_t)(next() >> 32) & (below(64) ? 0xbfffffff : ~0u));
-    for (int level = BF16; levels >> BF16 & 1 && level == BF16; level++) {
-        const struct team team = {level, threads, 3};
+    if (levels >> BF16 & 1) {
+        const struct team team = {BF16, threads, 3};
         struct op ops[2] = {
             {PAIR, {to(x), stride, to(rounded), x_rows, columns}},
             {MULTIPLY_PAIRS, {to(rounded), to(w), w_stride, to(out), rows, x_rows, rows, columns}},

@@ -11,7 +11,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only there")
 # what was loaded when `read_ahead` returned, and which libraries of Python's own came after that
 WATCH = """
 import os, sys
-import llmcli.cli.libraries as libraries
 from llmcli.cli import group
 from llmcli.cli.app import main
 
@@ -47,7 +46,7 @@ def test_the_libraries_are_those_that_torch_opens():
     code = """
 import sys, time
 from pathlib import Path
-from llmcli.cli.libraries import read_ahead
+from llmcli.cli.group import read_ahead
 read_ahead()
 for _ in range(600):
     opened = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
@@ -71,6 +70,7 @@ assert {line.split()[-1] for line in maps.splitlines() if "libtorch_cpu" in line
         (["generate", "x"], True),
         (["bench"], True),
         (["generate", "--help"], False),
+        (["generate", "-h"], False),
         (["info"], False),
         (["bench", "compare", "a", "b"], False),
     ],
@@ -87,12 +87,12 @@ def test_only_commands_that_compute_read_them(words, read, monkeypatch):
     assert bool(calls) is read
 
 
-def test_without_torch_nothing_is_opened(monkeypatch, tmp_path):
-    from llmcli.cli import libraries
+def test_without_torch_nothing_is_opened(monkeypatch):
+    from llmcli.cli import group
 
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(libraries, "Thread", None)  # would be called
-    libraries.read_ahead()
+    monkeypatch.setattr(group, "find_spec", lambda name: None)
+    monkeypatch.setattr(group, "Thread", None)  # would be called
+    group.read_ahead()
 
 
 def test_every_command_that_computes_is_named():
