@@ -51,6 +51,8 @@ _llmcli() {
         generate\ --device) values='auto cpu cuda mps'; kind=words ;;
         generate\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         generate\ --quantize) values='auto none int8 int4'; kind=words ;;
+        generate\ --activations) values='auto 16 8'; kind=words ;;
+        generate\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         generate\ --threads) values=''; kind=text ;;
         generate\ -c|generate\ --context-length) values=''; kind=text ;;
         generate\ --seed) values=''; kind=text ;;
@@ -76,16 +78,21 @@ _llmcli() {
         chat\ --device) values='auto cpu cuda mps'; kind=words ;;
         chat\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         chat\ --quantize) values='auto none int8 int4'; kind=words ;;
+        chat\ --activations) values='auto 16 8'; kind=words ;;
+        chat\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         chat\ --threads) values=''; kind=text ;;
         chat\ -c|chat\ --context-length) values=''; kind=text ;;
         chat\ --seed) values=''; kind=text ;;
         chat\ --revision) values=''; kind=text ;;
         chat\ --draft) values='ngram smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         info\ --batch) values=''; kind=text ;;
+        info\ --memory) values=''; kind=text ;;
         info\ -m|info\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         info\ --device) values='auto cpu cuda mps'; kind=words ;;
         info\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         info\ --quantize) values='auto none int8 int4'; kind=words ;;
+        info\ --activations) values='auto 16 8'; kind=words ;;
+        info\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         info\ --threads) values=''; kind=text ;;
         info\ -c|info\ --context-length) values=''; kind=text ;;
         info\ --seed) values=''; kind=text ;;
@@ -101,6 +108,7 @@ _llmcli() {
         shapes\ --device) values='auto cpu cuda mps'; kind=words ;;
         shapes\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         shapes\ --quantize) values='auto none int8 int4'; kind=words ;;
+        shapes\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         shapes\ --threads) values=''; kind=text ;;
         shapes\ -c|shapes\ --context-length) values=''; kind=text ;;
         shapes\ --seed) values=''; kind=text ;;
@@ -125,6 +133,8 @@ _llmcli() {
         attention\ --device) values='auto cpu cuda mps'; kind=words ;;
         attention\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         attention\ --quantize) values='auto none int8 int4'; kind=words ;;
+        attention\ --activations) values='auto 16 8'; kind=words ;;
+        attention\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         attention\ --threads) values=''; kind=text ;;
         attention\ -c|attention\ --context-length) values=''; kind=text ;;
         attention\ --seed) values=''; kind=text ;;
@@ -141,6 +151,8 @@ _llmcli() {
         experts\ --device) values='auto cpu cuda mps'; kind=words ;;
         experts\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         experts\ --quantize) values='auto none int8 int4'; kind=words ;;
+        experts\ --activations) values='auto 16 8'; kind=words ;;
+        experts\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         experts\ --threads) values=''; kind=text ;;
         experts\ -c|experts\ --context-length) values=''; kind=text ;;
         experts\ --seed) values=''; kind=text ;;
@@ -159,6 +171,8 @@ _llmcli() {
         lens\ --device) values='auto cpu cuda mps'; kind=words ;;
         lens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         lens\ --quantize) values='auto none int8 int4'; kind=words ;;
+        lens\ --activations) values='auto 16 8'; kind=words ;;
+        lens\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         lens\ --threads) values=''; kind=text ;;
         lens\ -c|lens\ --context-length) values=''; kind=text ;;
         lens\ --seed) values=''; kind=text ;;
@@ -174,6 +188,8 @@ _llmcli() {
         dump\ --device) values='auto cpu cuda mps'; kind=words ;;
         dump\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         dump\ --quantize) values='auto none int8 int4'; kind=words ;;
+        dump\ --activations) values='auto 16 8'; kind=words ;;
+        dump\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         dump\ --threads) values=''; kind=text ;;
         dump\ -c|dump\ --context-length) values=''; kind=text ;;
         dump\ --seed) values=''; kind=text ;;
@@ -185,6 +201,8 @@ _llmcli() {
         explain\ --device) values='auto cpu cuda mps'; kind=words ;;
         explain\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         explain\ --quantize) values='auto none int8 int4'; kind=words ;;
+        explain\ --activations) values='auto 16 8'; kind=words ;;
+        explain\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         explain\ --threads) values=''; kind=text ;;
         explain\ -c|explain\ --context-length) values=''; kind=text ;;
         explain\ --seed) values=''; kind=text ;;
@@ -197,6 +215,8 @@ _llmcli() {
         score\ --device) values='auto cpu cuda mps'; kind=words ;;
         score\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         score\ --quantize) values='auto none int8 int4'; kind=words ;;
+        score\ --activations) values='auto 16 8'; kind=words ;;
+        score\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         score\ --threads) values=''; kind=text ;;
         score\ -c|score\ --context-length) values=''; kind=text ;;
         score\ --seed) values=''; kind=text ;;
@@ -209,6 +229,8 @@ _llmcli() {
         tokens\ --device) values='auto cpu cuda mps'; kind=words ;;
         tokens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         tokens\ --quantize) values='auto none int8 int4'; kind=words ;;
+        tokens\ --activations) values='auto 16 8'; kind=words ;;
+        tokens\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         tokens\ --threads) values=''; kind=text ;;
         tokens\ -c|tokens\ --context-length) values=''; kind=text ;;
         tokens\ --seed) values=''; kind=text ;;
@@ -223,6 +245,8 @@ _llmcli() {
         timing\ --device) values='auto cpu cuda mps'; kind=words ;;
         timing\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         timing\ --quantize) values='auto none int8 int4'; kind=words ;;
+        timing\ --activations) values='auto 16 8'; kind=words ;;
+        timing\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         timing\ --threads) values=''; kind=text ;;
         timing\ -c|timing\ --context-length) values=''; kind=text ;;
         timing\ --seed) values=''; kind=text ;;
@@ -283,6 +307,8 @@ _llmcli() {
         ladder\ --device) values='auto cpu cuda mps'; kind=words ;;
         ladder\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         ladder\ --quantize) values='auto none int8 int4'; kind=words ;;
+        ladder\ --activations) values='auto 16 8'; kind=words ;;
+        ladder\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         ladder\ --threads) values=''; kind=text ;;
         ladder\ -c|ladder\ --context-length) values=''; kind=text ;;
         ladder\ --seed) values=''; kind=text ;;
@@ -295,6 +321,8 @@ _llmcli() {
         load\ --device) values='auto cpu cuda mps'; kind=words ;;
         load\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         load\ --quantize) values='auto none int8 int4'; kind=words ;;
+        load\ --activations) values='auto 16 8'; kind=words ;;
+        load\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         load\ --threads) values=''; kind=text ;;
         load\ -c|load\ --context-length) values=''; kind=text ;;
         load\ --seed) values=''; kind=text ;;
@@ -303,6 +331,8 @@ _llmcli() {
         env\ --device) values='auto cpu cuda mps'; kind=words ;;
         env\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         env\ --quantize) values='auto none int8 int4'; kind=words ;;
+        env\ --activations) values='auto 16 8'; kind=words ;;
+        env\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         env\ --threads) values=''; kind=text ;;
         env\ -c|env\ --context-length) values=''; kind=text ;;
         env\ --seed) values=''; kind=text ;;
@@ -337,24 +367,24 @@ _llmcli() {
         return
     fi
     case $command in
-        generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system --set -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
-        chat) words='--prompt -f --file --no-stdin --system --set -n --max-tokens --stop --load --save --stats --reasoning --plain -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
-        info) words='--batch --all --metadata --families -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        shapes) words='-f --file --ids --phase --batch --tokens --all --params --activations --layer --filter --names -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        attention) words='-f --file --ids --no-stdin --chat --system --set --generate --layer --head --what --weighted --synthetic --query --key --scale --map --metrics --top-pairs --all-pairs --patterns -o --output --open --force -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        experts) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer -o --output --open --force -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        lens) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer --mid -k --top --target -o --output --open --all --force -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        dump) words='-f --file --ids --no-stdin --chat --system --set --generate --name -o --output --force --no-check --all -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        explain) words='-f --file --ids --depth --full -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
-        tokens) words='-f --file --ids --no-stdin --no-special --chat --system --set --all -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
-        timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system --set -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
+        chat) words='--prompt -f --file --no-stdin --system --set -n --max-tokens --stop --load --save --stats --reasoning --plain -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
+        info) words='--batch --all --memory --metadata --families -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        shapes) words='-f --file --ids --phase --batch --tokens --all --params --activations --layer --filter --names -m --model --device --dtype --quantize --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        attention) words='-f --file --ids --no-stdin --chat --system --set --generate --layer --head --what --weighted --synthetic --query --key --scale --map --metrics --top-pairs --all-pairs --patterns -o --output --open --force -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        experts) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer -o --output --open --force -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        lens) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer --mid -k --top --target -o --output --open --all --force -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        dump) words='-f --file --ids --no-stdin --chat --system --set --generate --name -o --output --force --no-check --all -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        explain) words='-f --file --ids --depth --full -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
+        tokens) words='-f --file --ids --no-stdin --no-special --chat --system --set --all -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
+        timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
         bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output -oe --output-err --progress -v --verbose --list-devices --against --random-weights --seed --no-ceilings --revision --quantize --offline -C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io -nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio --json --quiet --debug -h --help' ;;
-        ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
+        ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
         selftest) words='--device --no-speed -o --output --verify --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        load) words='--check --all --filter -m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        load) words='--check --all --filter -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
         models) words='--json -q --quiet --debug --no-pager -h --help' ;;
-        env) words='-m --model --device --dtype --quantize --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
+        env) words='-m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
         help) words='--no-pager -h --help' ;;
         bench\ compare) words='--fail-if-slower --json -q --quiet --debug -h --help' ;;
         models\ list) words='--json -q --quiet --debug --no-pager -h --help' ;;

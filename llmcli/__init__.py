@@ -3,6 +3,8 @@
 import os
 import time
 
+from llmcli.limits import processor_numbers, processors
+
 __version__ = "0.1.0"
 
 # How long a thread of OpenMP looks for more work before it sleeps: rounds in GNU's library, which
@@ -37,3 +39,11 @@ def _is_busy() -> bool:
 
 if not any(os.environ.get(name) for name in OPENMP_VARIABLES):  # else the user has chosen
     os.environ.update(OPENMP_SPIN_BUSY if _is_busy() else OPENMP_SPIN)
+
+# PyTorch knows nothing of the quota of a container: what it is told here, all threads follow.
+OPENMP_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+WITHIN_QUOTA = not any(os.environ.get(name) for name in OPENMP_THREADS) and (
+    processors() < len(processor_numbers())
+)
+if WITHIN_QUOTA:
+    os.environ[OPENMP_THREADS[0]] = str(processors())

@@ -6,13 +6,13 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from llmcli.anatomy.arithmetic import WIDE
 from llmcli.errors import OutOfMemory, UsageError
+from llmcli.limits import free_memory
 from llmcli.ops import processor
 
 DTYPES = {
@@ -134,17 +134,7 @@ def available_bytes(device: torch.device) -> int | None:
     """Free memory of `device` in bytes, within a container's limit; None where unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())  # "max" is no number: no limit
-        free.append(limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
-    return min(free, default=None)
+    return free_memory()
 
 
 def require_memory(

@@ -6,6 +6,7 @@ anything else that escapes is a bug of ours and exits 1.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 
@@ -179,6 +180,24 @@ def as_out_of_memory(exception: BaseException, *, hint: str | None = None) -> Ou
         return None
     said = f": {first_line(exception)}" if text.strip() else ""
     return OutOfMemory(f"out of memory{said}", hint=hint)
+
+
+def as_lacking(exception: BaseException) -> LlmcliError | None:
+    """The same in our words where the system has no more open files for us, or no `/proc`.
+
+    None for anything else.
+    """
+    if isinstance(exception, OSError) and exception.errno in (errno.EMFILE, errno.ENFILE):
+        return LlmcliError(
+            "too many open files: this process, or the system, may have no more",
+            hint="`ulimit -n` is the limit of a process: raise it, for example to 1024",
+        )
+    if isinstance(exception, RuntimeError) and "cpuinfo" in str(exception):
+        return LlmcliError(
+            "PyTorch needs `/proc/cpuinfo`, which cannot be read here",
+            hint="mount /proc, or start the container with it",
+        )
+    return None
 
 
 def first_line(exception: BaseException) -> str:

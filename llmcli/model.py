@@ -63,6 +63,7 @@ class Ledger:
 
     entries: tuple[LedgerEntry, ...] = ()
     dropped: tuple[tuple[str, str], ...] = ()
+    surplus: tuple[str, ...] = ()  # of these, what the model has no parameter for
 
 
 class Stages:

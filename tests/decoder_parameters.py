@@ -12,7 +12,7 @@ from llmcli.nn.decoder import Decoder
 def packed_in(config, format="Q4_1"):
     """The arithmetic of a model whose matrices are all in those blocks."""
     formats = dict.fromkeys(matrices(config).keys() - in_no_blocks(config), format)
-    return Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
+    return Arithmetic(dtype="float32", cache="float16", formats=formats)
 
 
 def decoder_in(config, numbers, device="cpu"):

@@ -17,10 +17,11 @@ _SHAPES = {
 }  # fmt: skip
 
 
-def _metadata() -> list[bytes]:
+def metadata(**other: int) -> list[bytes]:
+    """Of a Llama over the 256 bytes, with these sizes instead."""
     sizes = {
         "embedding_length": _WIDTH, "block_count": 1, "context_length": 64,
-        "feed_forward_length": _HIDDEN, "attention.head_count": 4,
+        "feed_forward_length": _HIDDEN, "attention.head_count": 4, **other,
     }  # fmt: skip
     return [
         pair("general.architecture", STRING, "llama"),
@@ -43,15 +44,18 @@ def _file(pairs: list[bytes], arrays: dict[str, np.ndarray]) -> bytes:
     return gguf(pairs, rows, data)
 
 
-def write_model(path: Path, *, parts: int = 1) -> list[Path]:
-    """The model in one file at `path`, or in `parts` files beside it; the files in order."""
+def write_model(path: Path, *, parts: int = 1, more: list[bytes] | None = None) -> list[Path]:
+    """The model in one file at `path`, or in `parts` files beside it; the files in order.
+
+    `more`: further metadata of the one file.
+    """
     draw = np.random.default_rng(0)
     arrays = {
         name: draw.normal(1.0 if len(shape) == 1 else 0.0, 0.3, shape).astype(np.float32)
         for name, shape in _SHAPES.items()
     }
     if parts == 1:
-        path.write_bytes(_file(_metadata(), arrays))
+        path.write_bytes(_file(metadata() + (more or []), arrays))
         return [path]
     names = list(arrays)
     cuts = [len(names) * part // parts for part in range(parts + 1)]
@@ -61,5 +65,5 @@ def write_model(path: Path, *, parts: int = 1) -> list[Path]:
         own += [pair("split.tensors.count", I32, len(names))]
         held = {name: arrays[name] for name in names[cuts[part] : cuts[part + 1]]}
         files.append(path.with_name(f"{path.stem}-{part + 1:05d}-of-{parts:05d}.gguf"))
-        files[-1].write_bytes(_file(_metadata() + own if part == 0 else own, held))
+        files[-1].write_bytes(_file(metadata() + own if part == 0 else own, held))
     return files

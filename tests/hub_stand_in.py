@@ -12,6 +12,7 @@ redirect, as on the real hub. Every fault can also be set while the hub runs (`h
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import socket
 import struct
@@ -33,13 +34,17 @@ LARGE = (".safetensors", ".gguf", ".bin", ".model", "tokenizer.json")
 class Answer:
     """What the hub says instead of the truth, to paths that contain the key in `answers`.
 
-    `endless` repeats the body for ever, without a length.
+    `endless` repeats the body for ever, without a length. `drip`: instead of all that, these bytes
+    at once, then one byte of the others after another, again and again, `pause` seconds apart.
     """
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     endless: bool = False
+    drip: tuple[bytes, bytes] | None = None
+    pause: float = 0.02
+    method: str = ""  # only for this one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         hub = self.server.hub
         url = urlsplit(self.path)
-        self.clean = unquote(url.path)
+        self.clean, self.commit = unquote(url.path), ""
         hub.requests.append(
             Asked(
                 method=self.command,
@@ -207,7 +212,10 @@ class _Handler(BaseHTTPRequestHandler):
         )
         time.sleep(hub.slow)
         for part, answer in list(hub.answers.items()):
-            if part in self.path or part in self.clean:
+            wanted = answer.method in ("", self.command)
+            if wanted and (part in self.path or part in self.clean):
+                if answer.drip is not None:
+                    return self._drip(*answer.drip, answer.pause)
                 return self._send(answer.status, answer.body, answer.headers, answer.endless)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
         if parts[:2] == ["api", "models"] and len(parts) >= 4:
@@ -324,7 +332,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         self.send_response(status)
         about = dict(headers)
-        if getattr(self, "commit", None):
+        if self.commit:
             about.setdefault("X-Repo-Commit", self.commit)
         if endless:
             self.close_connection = True
@@ -353,6 +361,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._write(body)
             while endless and body:
                 self._write(body)
+
+    def _drip(self, first: bytes, then: bytes, pause: float) -> None:
+        self.close_connection = True
+        self._write(first)
+        for byte in itertools.cycle(then):
+            if self.server.hub.release.wait(pause):
+                return
+            self._write(bytes([byte]))
 
     def _write(self, data: bytes) -> None:
         self.wfile.write(data)

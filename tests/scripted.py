@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from llmcli.engine import conversation
+from llmcli.engine import conversation, stream
 from llmcli.engine.output import Choice
 
 
@@ -23,7 +23,7 @@ def speak(
     answers: Iterable[Sequence[int]],
     pace: float = 0.0,
 ) -> None:
-    """Each answer of any conversation has the ids of the next of `answers`."""
+    """Each answer of `chat`, and each text of `generate`, has the ids of the next of `answers`."""
     given = iter(answers)
 
     class Scripted:
@@ -35,7 +35,8 @@ def speak(
             token = next(self._ids)
             return torch.tensor([token]), [Choice(token, None, ())]
 
-    patch(conversation, "Sampler", Scripted)
+    for module in (conversation, stream):
+        patch(module, "Sampler", Scripted)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The same of models whose matrices are kept in blocks: the formulas with what their products read.
 
-Activations are rounded to 8 bits, keys and values to bfloat16, and all sums are float32: every
+Activations are rounded to 16 bits, keys and values to bfloat16, and all sums are float32: every
 activation has to be what its node makes of those before it, rounded so, and nothing else.
 """
 
@@ -61,8 +61,11 @@ def wrong(model, nodes):
 
 
 def wrong_in_a_chain(model, nodes):
-    """The same from the token ids on, each roundings' choice verified and then the kernel's."""
-    prompt = tuple(ids(1, TOKENS)[0].tolist())
+    """The same from the token ids on, each roundings' choice verified and then the kernel's.
+
+    Of tokens for which no gated norm divides by what is left where two sums cancel.
+    """
+    prompt = tuple(ids(1, TOKENS, seed=1)[0].tolist())
     made = rules(nodes.values(), Graph(model.config).letter)
     with torch.inference_mode():
         values = Values(model, made, prompt, [""] * TOKENS, target="logits", depth=None)
@@ -71,7 +74,8 @@ def wrong_in_a_chain(model, nodes):
             if not values.graph.written(name):
                 continue
             ours, theirs = values[name], values.kernel(name)
-            size = theirs.abs().amax(-1, keepdim=True) + values.least
+            terms = made[name].magnitudes(values)  # sums may cancel
+            size = theirs.abs().maximum(terms).amax(-1, keepdim=True) + values.least
             share = float(((ours - theirs).abs() / values.allowed(name, size)).max())
             if not share <= 1:
                 found[name] = share
@@ -163,7 +167,7 @@ def test_a_tap_changes_no_bit_and_rows_of_a_batch_are_those_alone(name):
 def test_tokens_one_by_one_are_what_the_formulas_make_of_them(name):
     """The cache holds what was emitted, and each call is the formulas' of its own inputs.
 
-    Numbers of two passes differ by more than roundings where one of float32 decided one of 8 bits:
+    Numbers of two passes differ by more than roundings where one of float32 decided one of 16 bits:
     so much is said of their distance, and the rest is proven of each pass.
     """
     model = packed_model(name)
@@ -187,7 +191,7 @@ def test_tokens_one_by_one_are_what_the_formulas_make_of_them(name):
         if "S" in state.axes:
             assert torch.equal(filled(state, held, TOKENS), emitted[state.holds])
     apart = (emitted["logits"] - logits).norm(dim=-1) / logits.norm(dim=-1)
-    assert apart.max() < 0.1
+    assert apart.max() < 2.0**-8  # a rounding of the cache
 
 
 @pytest.mark.parametrize("name", ["llama", "llama in K blocks", "gpt2"])
@@ -226,7 +230,7 @@ def test_its_numbers_are_those_of_the_blocks(format):
 
 
 def test_a_rounding_is_the_others_where_it_is_as_good_and_only_there():
-    weight = Packed("Q8_0", 1, 32, device=torch.device("cpu"))
+    weight = Packed("Q8_0", 1, 32, device=torch.device("cpu"), digits=1)
     x = torch.linspace(-1.27, 1.27, 32)
     x[:3] = torch.tensor([0.1049999, 0.1050001, 0.104])  # a step is 0.01
     other = x.clone()

@@ -1,7 +1,7 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
-    errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
-    ← nn ← model ← loading engine ← observe
+    errors xdg config limits reports ← checkpoints families anatomy text ← kernels ← ops devices
+    ← formats ← nn ← model ← loading engine ← observe
     ← measure ← cli ← commands;
     ui sees only reports, and a command's view besides only its own report. In a command's folder
     `measure`, `report` and `view` (a file or a folder) are what they say, all else is its shell.
@@ -22,7 +22,7 @@ ROOT = Path(llmcli.__file__).parent
 # What lies under `assets` is data: the script there trains a model and is run by itself.
 FILES = sorted(file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "assets"))
 LAYERS = (
-    {"errors", "xdg", "config", "reports"},
+    {"errors", "xdg", "config", "limits", "reports"},
     {"graph"},
     {"parts", "evaluation"},
     {"checkpoints", "families", "anatomy", "text"},
@@ -50,7 +50,7 @@ BESIDE = {
 VIEWS = ("ui", "view")
 TORCH_FREE = {
     *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("text", "kernels", "ahead", "ui", "report", "view", "cli", "shell", "__main__"),
+    *("limits", "text", "kernels", "ahead", "ui", "report", "view", "cli", "shell", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.

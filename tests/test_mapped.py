@@ -105,3 +105,25 @@ def test_a_note_says_so():
     )  # fmt: skip
     assert run.stdout.strip()
     assert "do not fit into the free memory: they stay in the mapped file" in run.stderr
+
+
+def test_a_file_that_becomes_shorter_ends_the_program_with_one_line(tmp_path):
+    """Not by a signal, of which nobody would know what it means."""
+    folder = write_llama(tmp_path, llama_tensors(dtype=torch.bfloat16))
+    script = f"""
+import os, torch
+from pathlib import Path
+from llmcli import devices
+from llmcli.checkpoints import open_checkpoint
+from llmcli.loading.load import load_checkpoint
+devices.available_bytes = lambda device: 0
+devices.require_memory = lambda *args: None
+model = load_checkpoint(open_checkpoint(Path({str(folder)!r})), device="cpu", text=False)
+assert model.mapped_bytes
+os.truncate({str(folder / "model.safetensors")!r}, 60)
+model.decoder(torch.arange(4)[None])
+"""
+    ended = children.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("error: a weight file that stays mapped became shorter")
+    assert ended.stderr.count("\n") == 2

@@ -99,8 +99,8 @@ def test_what_is_said_of_it(path, quantized):
     formats = {"int8": ["Q8_0"], "int4": ["Q4_1", "Q8_0"]}[quantized]
     named = [name for name in about["weight_format"].split(" + ") if name != "float32"]
     assert sorted(named) == formats
-    assert (about["activation_format"], about["cache_format"]) == ("float32", "bfloat16")
-    assert about["product_format"] == "int8"
+    assert (about["activation_format"], about["cache_format"]) == ("float32", "float16")
+    assert about["product_format"] == "int16"
     held = sum(model.decoder.weight(name).nbytes for name in model.decoder.weight_names)
     assert about["weight_bytes"] == report.weight_bytes == held
     assert load_shapes(open_checkpoint(path), quantize=quantized).describe() | {

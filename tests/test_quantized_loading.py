@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoder_parameters import parameters_of
+from gguf_bytes import gguf, tensor
+from gguf_model import metadata
 from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_quantized
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -17,6 +19,7 @@ from llmcli.formats.dense import Dense
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import load_weights
+from llmcli.ops.quant import dequantize
 
 UP = "model.layers.1.mlp.up_proj"
 
@@ -179,8 +182,8 @@ def test_scales_that_cannot_be_right(tmp_path, change, says):
 def test_scales_without_a_weight_and_without_a_scheme(tmp_path):
     lone = put("model.layers.0.mlp.extra.weight_scale_inv", torch.ones(1))
     folder, _ = write_quantized(tmp_path / "a", "fp8-blocks", change=lone)
-    with pytest.raises(WeightMismatch, match="extra"):
-        load_tiny(folder)
+    surplus = load_tiny(folder).ledger.surplus
+    assert surplus == ("model.layers.0.mlp.extra.weight_scale_inv",)
     folder, _ = write_quantized(tmp_path / "b", "fp8-blocks", quantization_config=None)
     with pytest.raises(WeightMismatch, match="weight_scale_inv"):
         load_tiny(folder)
@@ -253,3 +256,71 @@ def test_whole_numbers_without_a_scheme_are_no_weights(tmp_path, kind):
     with pytest.raises(UnsupportedModel, match="whole numbers") as caught:
         load_tiny(write_llama(tmp_path, tensors))
     assert "`quantization_config`" in caught.value.hint
+
+
+NVFP4 = 40
+BYTES = 36  # for 64 numbers
+
+
+def write_nvfp4(path, experts, scales, shape=None):
+    """A Llama layer (or a Mixtral's) with an up projection in NVFP4; the numbers of its blocks."""
+    generator = torch.Generator().manual_seed(1)
+    rows, columns = 96, 64
+
+    def dense(*shape):
+        return (0, torch.randn(shape, generator=generator).numpy().tobytes(), shape)
+
+    stack = (experts,) if experts else ()
+    suffix = "_exps" if experts else ""
+    blocks = torch.randint(0, 256, (rows * max(1, experts), BYTES), generator=generator,
+                           dtype=torch.uint8)
+    blocks[:, :4] = blocks[:, :4] % 16 + 48  # scales of about 1
+    up = f"blk.0.ffn_up{suffix}"
+    tensors = {
+        "token_embd.weight": dense(256, columns), "output_norm.weight": dense(columns),
+        **{f"blk.0.attn_{part}.weight": dense(columns, columns)
+           for part in ("q", "k", "v", "output")},
+        **{f"blk.0.{part}_norm.weight": dense(columns) for part in ("attn", "ffn")},
+        f"blk.0.ffn_gate{suffix}.weight": dense(*stack, rows, columns),
+        f"{up}.weight": (NVFP4, blocks.numpy().tobytes(), (*stack, rows, columns)),
+        f"blk.0.ffn_down{suffix}.weight": dense(*stack, columns, rows),
+    }  # fmt: skip
+    if experts:
+        tensors["blk.0.ffn_gate_inp.weight"] = dense(experts, columns)
+    if scales is not None:
+        held = torch.tensor(scales)
+        tensors[f"{up}.scale"] = (0, held.numpy().tobytes(), shape or held.shape)
+        tensors[f"{up}.input_scale"] = (0, torch.ones(1).numpy().tobytes(), (1,))
+    table, data = [], b""
+    for name, (kind, raw, dims) in tensors.items():
+        table.append(tensor(name, dims[::-1], kind, len(data)))
+        data += raw + bytes(-len(raw) % 32)
+    sizes = {"embedding_length": columns, "feed_forward_length": rows}
+    if experts:
+        sizes |= {"expert_count": experts, "expert_used_count": 2}
+    path.write_bytes(gguf([*metadata(**sizes)], table, data))
+    return dequantize(blocks, "NVFP4", dtype=torch.float32).view(*stack, rows, columns)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(("experts", "scales"), [(0, [0.25]), (4, [0.25, 2.0, 1.0, 0.5])])
+def test_nvfp4_of_gguf_has_a_scale_for_each_matrix(tmp_path, experts, scales, dtype):
+    numbers = write_nvfp4(tmp_path / "plain.gguf", experts, None)
+    write_nvfp4(tmp_path / "m.gguf", experts, scales)
+    plain, model = (load_tiny(tmp_path / f"{name}.gguf", dtype=dtype) for name in ("plain", "m"))
+    name = "blocks.0.moe.W_up" if experts else "blocks.0.mlp.W_up"
+    held, without = (parameters_of(one.decoder)[name] for one in (model, plain))
+    factor = torch.tensor(scales, dtype=held.dtype).view(-1, *[1] * (held.ndim - 1))
+    assert torch.equal(without, numbers.to(held.dtype))
+    assert torch.equal(held, without * (factor if experts else factor.squeeze(0)))
+    (entry,) = (e for e in model.ledger.entries if e.target == name)
+    assert entry.words[0] == "× scale, one for all"
+    assert [name for name, _ in model.ledger.dropped] == [
+        f"blk.0.ffn_up{'_exps' if experts else ''}.input_scale"
+    ]
+
+
+def test_a_scale_of_nvfp4_that_does_not_fit_is_refused(tmp_path):
+    write_nvfp4(tmp_path / "m.gguf", 4, [1.0, 2.0])
+    with pytest.raises(CheckpointError, match=r"scale of shape \[2\], which should be \[4\]"):
+        load_tiny(tmp_path / "m.gguf")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -370,6 +370,9 @@ TYPES: dict[str, Type] = {
     "llama": Type(_ROPE, _MODULES, "LLAMA", _WIDE),
     # a Llama in GGUF, which has no window
     "mistral": Type(_ROPE | {"sliding_window": None}, _MODULES),
+    "ministral": Type(
+        _ROPE | {"sliding_window": 17, "num_hidden_layers": 3, "head_dim": 8}, _MODULES
+    ),
     "qwen2": Type(_ROPE, _MODULES, "QWEN2", _WIDE),
     "qwen3": Type(
         _ROPE | {"head_dim": 16}, _MODULES, "QWEN3",
@@ -498,6 +501,12 @@ def _rope(kind: str, theta: float = 10_000.0, **values: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **values}}
 
 
+def _layer_types(path: Path, types: Sequence[str] | None = ("sliding_attention", "full_attention")):
+    """Types of layers in a configuration that has none."""
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_types": types}))
+
+
 def _old_rope(path: Path) -> None:
     """Rewrite config.json as transformers 4 wrote it: rope_theta, rope_scaling, torch_dtype."""
     file = path / "config.json"
@@ -591,6 +600,13 @@ def _hub_llama(path: Path) -> None:
 def _stored_head(path: Path) -> None:
     """A tied checkpoint that stores its head all the same."""
     _retensor(path, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"].clone()})
+
+
+def _another_head(path: Path) -> None:
+    """A tied checkpoint that stores another head, under the name that GPT-NeoX has for it."""
+    _retensor(
+        path, lambda t: t | {"embed_out.weight": t["gpt_neox.embed_in.weight"].flip(0) * 1.5}
+    )
 
 
 def _fused_experts(path: Path) -> None:
@@ -797,6 +813,14 @@ ZOO: tuple[Variant, ...] = (
     Variant("mistral", "mistral", {"head_dim": 8}),
     Variant("mistral-window", "mistral", {"sliding_window": 17}, typical=True, views=True),
     Variant("mistral-window1", "mistral", {"sliding_window": 1}),
+    # which AutoConfig takes for a ministral, nulls too
+    Variant("mistral-layer-types", "mistral", {"sliding_window": 9}, edit=_layer_types),
+    Variant("mistral-layer-types-null", "mistral", {"sliding_window": 9},
+            edit=lambda path: _layer_types(path, None)),
+    Variant("ministral", "ministral", typical=True, views=True),
+    Variant("ministral-types", "ministral", {
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    }),
     Variant(
         "mistral-window-head",
         "mistral",
@@ -996,6 +1020,8 @@ ZOO: tuple[Variant, ...] = (
     }),
     # GPT-NeoX
     Variant("gpt_neox", "gpt_neox", typical=True, views=True, gguf=1e-7),
+    Variant("gpt_neox-tied-another", "gpt_neox", {"tie_word_embeddings": True},
+            edit=_another_head),
     Variant("gpt_neox-in-sequence", "gpt_neox", {
         "use_parallel_residual": False, "rotary_pct": 0.5, "tie_word_embeddings": True,
         "hidden_act": "gelu_new", "attention_bias": False, "layer_norm_eps": 1e-3,

@@ -1,7 +1,7 @@
 """For each part of a model: its tensors, formulas, FLOPs and bytes. No torch."""
 
-from llmcli.anatomy.model import parameters, states
+from llmcli.anatomy.model import parameters, states, stored_shapes
 from llmcli.anatomy.plan import Plan, plan
 from llmcli.graph.spec import TensorSpec
 
-__all__ = ["Plan", "TensorSpec", "parameters", "plan", "states"]
+__all__ = ["Plan", "TensorSpec", "parameters", "plan", "states", "stored_shapes"]

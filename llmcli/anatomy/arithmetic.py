@@ -15,7 +15,7 @@ from llmcli.errors import UsageError
 from llmcli.graph.blocks import IN_16_BITS, ON_CARD, ROWS, RUN
 from llmcli.graph.ops import LookUp, Project
 from llmcli.graph.routing import ExpertProject
-from llmcli.graph.spec import Call, TensorSpec
+from llmcli.graph.spec import DTYPE_BYTES, Call, TensorSpec
 
 # The distance between neighbouring numbers, relative to the power of two below them.
 EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -32,7 +32,8 @@ class Arithmetic:
     """What a model computes in: `dtype` is that of activations and of dense parameters.
 
     `cache` is that of keys and values. `formats` are those of parameters that stay as the file has
-    them, by name: in blocks, for whose products activations are rounded to 8 bits, or in 16 bits.
+    them, by name: in 16 bits or in blocks, for whose products the `activations` are rounded to
+    integers of so many bits, 16 or 8.
     `as_stored`: blocks lie in the memory of a card as in the file. Then products of few rows have
     activations as they are, and for those of many rows the blocks are dequantized to `dtype`.
     `pairs`: for products with matrices that stay in bfloat16 activations are rounded to it, but not
@@ -44,6 +45,7 @@ class Arithmetic:
     formats: Mapping[str, str] = field(default_factory=dict, hash=False)
     as_stored: bool = False
     pairs: bool = False
+    activations: int = 16
 
     @classmethod
     def of(cls, dtype: str) -> Arithmetic:
@@ -52,15 +54,28 @@ class Arithmetic:
 
     @property
     def products(self) -> str:
-        """The numbers that weights are multiplied with: `int8` with packed ones."""
+        """The numbers that weights are multiplied with: `int16` or `int8` with packed ones."""
         if self.rounds_inputs:
-            return "int8"
+            return f"int{self.activations}"
         return "bfloat16" if self.pairs and "bfloat16" in self.formats.values() else self.dtype
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether there are products for which activations are rounded to 8 bits."""
+        """Whether there are products for which activations are rounded to integers."""
         return not self.as_stored and bool(set(self.formats.values()) - set(HELD))
+
+    def given(self, activations: str, cache: str) -> Arithmetic:
+        """The same with `--activations` and `--cache-type`, where they are not `auto`.
+
+        Raises UsageError for a cache whose numbers are not narrower than those that go into it.
+        """
+        if cache not in ("auto", self.dtype) and DTYPE_BYTES[cache] >= DTYPE_BYTES[self.dtype]:
+            raise UsageError(
+                f"`--cache-type {cache}` has nothing to gain with {self.dtype} activations",
+                hint="leave it out, or name a narrower type",
+            )
+        bits = self.activations if activations == "auto" else int(activations)
+        return replace(self, activations=bits, cache=self.cache if cache == "auto" else cache)
 
     def call(self, call: Call) -> Call:
         """The same forward call, in these dtypes."""
@@ -153,7 +168,7 @@ def arithmetic(
         if given:
             raise UsageError(
                 f"`--quantize {quantize}` and `--dtype {dtype}` contradict each other",
-                hint="leave out one of them: quantized weights are multiplied in 8 bits",
+                hint="leave out one of them: quantized weights are multiplied as integers",
             )
         if not kernels:
             where = f"on the device `{device}`" if card else "on this machine"
@@ -169,7 +184,7 @@ def arithmetic(
         formats = {}
     if formats and not card:
         return Arithmetic(
-            dtype="float32", cache="bfloat16", formats=formats, pairs=kernels == "bf16"
+            dtype="float32", cache="float16", formats=formats, pairs=kernels == "bf16"
         )
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
@@ -247,11 +262,11 @@ def rounding(dtype: str) -> float:
     return EPS[dtype] / math.sqrt(12)
 
 
-# One rounding to 8 bits of the input of a product with blocks, relative to the length of the row:
-# of 32 numbers each is moved by as much as 1/127 of their largest, times 1/√12, and the largest is
-# no longer than all 32 together. Measured with SmolLM2, the mean of the rows of each kind of input:
-# 0.007 to 0.011.
-IN_8_BITS = math.sqrt(RUN / 12) / 127
+# One rounding of the input of a product with blocks, by its bits, relative to the length of the
+# row: of 32 numbers each is moved by as much as 1/127 of their largest, or a 256th of that, times
+# 1/√12, and the largest is no longer than all 32 together. Measured with SmolLM2 in 8 bits, the
+# mean of the rows of each kind of input: 0.007 to 0.011.
+INPUT_ROUNDING = {8: math.sqrt(RUN / 12) / 127, 16: math.sqrt(RUN / 12) / 127 / 256}
 
 
 def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[str]) -> float:
@@ -263,8 +278,8 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     - rows of the stream that enter a product as they are, without a norm before;
     - every matrix that the checkpoint stores (`matrices`: their formats) in a format that 16 bits
       do not hold; packed ones are what their blocks say, but on a card for products of many rows;
-    - to 8 bits, what enters a product with packed matrices, that of the head included, and to
-      bfloat16 what enters one of `pairs`;
+    - to 16 or 8 bits, what enters a product with packed matrices, that of the head included, and
+      to bfloat16 what enters one of `pairs`;
     - the sums in products, taken in at least float32: K terms of any sign are as K/2 roundings of
       the whole sum, if they are added up one after the other.
 
@@ -272,8 +287,8 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     whole stream: a branch is taken to be as large as the stream that it is added to, and most are
     smaller. Measured (SmolLM2 and tiny, in float32 and 16 bits), the noise is 0.2 to 0.7 of the
     estimate in the root mean square of all positions, and up to 3 times the estimate at single
-    ones. SmolLM2 in its blocks, against the same weights in float32 (1024 tokens in 4 parts):
-    0.026, which is 0.18 of the estimate, and at most 0.079.
+    ones. SmolLM2 in its blocks and activations of 8 bits, against the same weights in float32 (1024
+    tokens in 4 parts): 0.026, which is 0.18 of the estimate, and at most 0.079.
     """
     dtype = numbers.dtype
     specs = [spec for spec in _written(config, numbers) if spec.dtype != "int64"]
@@ -308,7 +323,8 @@ def _inputs_rounded(config: ModelConfig, numbers: Arithmetic) -> list[float]:
                 blocks.add(node.op.source)
             elif format == "bfloat16" and numbers.pairs and node.op.weight != "head.W":
                 pairs.add(node.op.source)
-    return [IN_8_BITS**2] * len(blocks) + [rounding("bfloat16") ** 2] * len(pairs)
+    square = INPUT_ROUNDING[numbers.activations] ** 2
+    return [square] * len(blocks) + [rounding("bfloat16") ** 2] * len(pairs)
 
 
 def logits_dtype(config: ModelConfig, numbers: Arithmetic) -> str:

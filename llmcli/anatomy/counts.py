@@ -256,7 +256,8 @@ def prefill_peak(
     reading = Reading(
         width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
         kept=DTYPE_BYTES[numbers.cache], cuda=cuda, native=native,
-        rounded=bool(numbers.formats) and not numbers.as_stored, pairs=numbers.pairs,
+        digits=numbers.activations // 8 if numbers.formats and not numbers.as_stored else 0,
+        pairs=numbers.pairs,
     )  # fmt: skip
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:

@@ -94,6 +94,14 @@ class Graph:
                     found.insert(at, group)
         return tuple(group for group in found if group != "gaps")
 
+    @cached_property
+    def readers(self) -> int:
+        """The first of the last layers that keep nothing: they read what layers before them keep.
+
+        Of a prompt they need compute only the tokens whose logits are asked for.
+        """
+        return 1 + max(state.layer for state in self.states.values())
+
     def sizes(self, layer: int | None) -> Mapping[str, int]:
         """Letter of an axis → size: of the whole model, and of that layer where one is given."""
         return self._sizes[layer]

@@ -46,6 +46,11 @@ def parameters(
     return tuple(specs)
 
 
+def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter as a checkpoint fills it, by name."""
+    return {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
+
+
 def states(
     config: ModelConfig,
     *,

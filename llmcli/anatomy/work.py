@@ -128,22 +128,32 @@ def calls_work(
     *,
     numbers: Arithmetic,
     ran: Ran | None = None,
+    whole: bool = False,
 ) -> Works:
-    """The same of several calls: the sum over them; `ran` are the experts that were measured."""
+    """The same of several calls: the sum over them; `ran` are the experts that were measured.
+
+    Layers that keep nothing (`Graph.readers`) compute only tokens with logits, all with `whole`.
+    """
+    readers = len(config.layers) if whole else graph(config).readers
     # layers that are alike are counted once; their weights may differ in size
-    alike = {layer: _alone(config, layer) for layer in dict.fromkeys(config.layers)}
-    sums: dict[LayerConfig, dict[Place, PartWork]] = {}
+    alike: dict[LayerConfig, tuple[ModelConfig, bool]] = {}
+    for index, layer in enumerate(config.layers):
+        alike.setdefault(layer, (_alone(config, layer), index >= readers))
+    sums: dict[LayerConfig, dict[Place, PartWork]] = {layer: {} for layer in alike}
     number = heads = looked_up = positions = 0
     for call, logits in calls:
         number += 1
         heads += logits != "none"
         looked_up += call.batch * call.tokens
         positions += call.tokens
-        for layer, single in alike.items():
-            seen = sums.setdefault(layer, {})
-            for place, work in _LayerCall(single, call, logits, numbers).works():
+        ends = call if logits == "all" else replace(call, tokens=1, past=call.keys - 1)
+        for layer, (single, reads) in alike.items():
+            if reads and logits == "none":
+                continue
+            seen, made = sums[layer], ends if reads else call
+            for place, work in _LayerCall(single, made, logits, numbers).works():
                 seen[place] = seen.get(place, PartWork()) + work
-    weights = _weights(config, numbers, number, heads, looked_up, positions, ran)
+    weights = _weights(config, numbers, number, heads, looked_up, positions, ran, readers)
     return tuple(
         (part, layer, work + PartWork(weights=weights[part, layer]))
         for part, layer, work in _unrolled(config, sums)
@@ -181,10 +191,11 @@ def _weights(
     looked_up: int,
     positions: int,
     ran: Ran | None,
+    readers: int,
 ) -> Counter[Place]:
     """Bytes of parameters that each part reads: all of them in each call, or rows of a table.
 
-    `heads` of the calls have logits.
+    `heads` of the calls have logits: layers from `readers` on are computed in no other.
     """
     found: Counter[Place] = Counter()
     model = graph(config)
@@ -194,13 +205,14 @@ def _weights(
             found["head", None] += nbytes * heads
             continue
         node = model[model.parameters[spec.name].makes]
-        times = heads if node.ends else calls
+        reads = spec.layer is not None and spec.layer >= readers
+        times = heads if node.ends or reads else calls
         if isinstance(node.op, LookUp):
             rows = positions if node.op.by_position else looked_up
             found[model.place(spec.name)] += nbytes * rows // spec.shape[0]
         elif isinstance(node.op, ExpertProject):
             assert spec.layer is not None
-            chosen = calls * model.sizes(spec.layer)["K"] if ran is None else ran[spec.layer]
+            chosen = times * model.sizes(spec.layer)["K"] if ran is None else ran[spec.layer]
             found[model.place(spec.name)] += nbytes * chosen // spec.shape[0]
         else:
             found[model.place(spec.name)] += nbytes * times

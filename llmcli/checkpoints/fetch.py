@@ -21,7 +21,7 @@ from typing import IO
 
 from llmcli.checkpoints import wheel
 from llmcli.checkpoints.catalog import CatalogEntry
-from llmcli.checkpoints.files import is_full, shown, why
+from llmcli.checkpoints.files import is_full, put, shown, why
 from llmcli.checkpoints.hub import pinned
 from llmcli.errors import (
     WITHOUT_NETWORK,
@@ -168,8 +168,7 @@ def _fetch(
                     raise
                 note(f"{error.message}; `{entry.name}` comes from {other.place} instead")
                 continue
-            os.replace(part, path)
-        _sync_directory(path.parent)
+            put(part, path)
         return
 
 
@@ -198,20 +197,9 @@ def _copy_verified(
             digest.update(chunk)
             target.write(chunk)
             report(doing, done, entry.size)
-        target.flush()
-        os.fsync(target.fileno())
     if done != entry.size or digest.hexdigest() != entry.sha256:
         raise CheckpointError(
             f"{source.file} is not the file that llmcli pins:"
             f" its {'size' if done != entry.size else 'sha256'} differs",
             hint=f"{source.place}, a mirror or a proxy serves something else; check its settings",
         )
-
-
-def _sync_directory(folder: Path) -> None:
-    """Make the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

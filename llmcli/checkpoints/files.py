@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from llmcli.errors import CheckpointError, ModelNotFound
+from llmcli.errors import CheckpointError, ModelNotFound, as_lacking
 
 _read: set[Path] = set()  # every file of a model that this process has opened
 MAX_JSON_BYTES = 100_000_000  # the cap that the safetensors library puts on its own header
@@ -46,6 +46,29 @@ def why(error: OSError) -> str:
     return reason[:1].lower() + reason[1:]
 
 
+def put(part: Path, path: Path, mode: int | None = None) -> None:
+    """Renames the finished file `part` to `path`, so that not even a power loss leaves half of it.
+
+    What it holds is on the disk before the name leads to it. `mode`: its permissions (None: as
+    they are). Raises OSError.
+    """
+    if mode is not None:
+        os.chmod(part, mode)
+    sync(part)
+    os.replace(part, path)
+    with contextlib.suppress(OSError):  # a folder that may not be read, or cannot be synced
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """What `path`, a file or a folder, holds is on the disk after this. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def open_regular(path: Path) -> tuple[int, int]:
     """Open a regular file for reading; returns (file descriptor, size in bytes).
 
@@ -60,7 +83,8 @@ def open_regular(path: Path) -> tuple[int, int]:
         raise ModelNotFound(f"there is no file `{shown(path)}`", hint=hint) from None
     except (OSError, ValueError) as error:
         cause = why(error) if isinstance(error, OSError) else "the name holds a NUL byte"
-        raise CheckpointError(f"`{shown(path)}` cannot be read: {cause}") from None
+        known = as_lacking(error)
+        raise known or CheckpointError(f"`{shown(path)}` cannot be read: {cause}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoints.files import listed, read_json, read_object, shown, why
-from llmcli.checkpoints.sniff import PICKLE_SUFFIXES, pickled
+from llmcli.checkpoints.gguf import read_gguf
+from llmcli.checkpoints.sniff import PICKLE_SUFFIXES, aside, pickled
 from llmcli.checkpoints.split import part_names
-from llmcli.errors import CheckpointError, ModelNotFound
+from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -31,17 +32,22 @@ class Folder:
 
 
 def read_folder(path: Path, *, only: Path | None = None, weights: bool = True) -> Folder:
-    """Look through a directory; with `only`, read the configuration beside that one file, and
-    without `weights` the configuration alone.
+    """Look through a directory; with `only`, read the configuration beside that one file, which
+    stands for all shards of a model that are there, and without `weights` the configuration alone.
 
     Weights, in this order: `model.safetensors`, the shards of the index, one other
-    `.safetensors`, one `.gguf` or the parts of one. Raises ModelNotFound where there is no model
-    at all, and CheckpointError for a choice that is not ours, a pickle, or JSON that is broken.
+    `.safetensors` or the shards of one, one `.gguf` or the parts of one. Raises ModelNotFound
+    where there is no model at all, and CheckpointError for a choice that is not ours, a pickle, or
+    JSON that is broken.
     """
     config = read_object(path / "config.json")
     generation = read_object(path / "generation_config.json")
     if only is not None:
-        return Folder(config=config, generation_config=generation, shards=(only,))
+        parts = part_names(only.name) or (only.name,)
+        found = tuple(map(only.with_name, parts))
+        if not all(os.path.exists(part) for part in found):
+            found = (only,)
+        return Folder(config=config, generation_config=generation, shards=found)
     if not weights:
         return Folder(config=config, generation_config=generation)
     names = _names(path)
@@ -80,8 +86,8 @@ def read_folder(path: Path, *, only: Path | None = None, weights: bool = True) -
 def read_index(path: Path) -> dict[str, Path]:
     """`weight_map` of a sharded checkpoint in directory `path`: tensor name -> shard.
 
-    A shard must be the plain name of a file in that directory: the index comes from a
-    stranger and has no business elsewhere.
+    A shard must be a file in that directory or below it: the index comes from a stranger and has
+    no business elsewhere.
     """
     where = shown(path / INDEX)
     document = read_json(path / INDEX)
@@ -94,7 +100,7 @@ def read_index(path: Path) -> dict[str, Path]:
             raise CheckpointError(f"`{where}` names `{shown(name)}` as a file")
         if name in shards:
             continue
-        if not name.endswith(".safetensors") or set(name) & set("/\\\0"):
+        if not is_shard(name):
             raise CheckpointError(
                 f"`{where}` names `{shown(name)}`, no .safetensors file beside it"
             )
@@ -108,6 +114,12 @@ def read_index(path: Path) -> dict[str, Path]:
     return {tensor: shards[name] for tensor, name in found.items()}
 
 
+def is_shard(name: str) -> bool:
+    """Whether an index may name that file: safetensors in its own directory or below."""
+    inside = all(part not in ("", ".", "..") for part in name.split("/"))
+    return inside and name.endswith(".safetensors") and not set(name) & set("\\\0")
+
+
 def _names(path: Path) -> set[str]:
     try:
         return set(os.listdir(path))
@@ -118,16 +130,38 @@ def _names(path: Path) -> set[str]:
 def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
     """The one file with that ending, or none; CheckpointError lists several.
 
-    Of a model in parts it is the first part, also where that one is missing: the reader says so.
+    Of a GGUF model in parts it is the first part, also where that one is missing: the reader says
+    so. Of one in shards without an index they are all its shards. What belongs to a model and is
+    none, such as a projector, does not count beside others.
     """
-    groups = [(part_names(name) or (name,))[0] for name in _visible(names, suffix)]
-    found = list(dict.fromkeys(groups))
+    found = list(dict.fromkeys(part_names(name) or (name,) for name in _visible(names, suffix)))
     if len(found) > 1:
+        found = [group for group in found if not _aside(path / group[0])] or found
+    if len(found) > 1:
+        first = [group[0] for group in found]
         raise CheckpointError(
-            f"the directory `{shown(path)}` has several {suffix} files: {listed(found)}",
-            hint=f"name one, as in `{shown(path / found[0], 200)}`",
+            f"the directory `{shown(path)}` has several {suffix} files: {listed(first)}",
+            hint=f"name one, as in `{shown(path / first[0], 200)}`",
         )
-    return tuple(path / name for name in found)
+    if not found or suffix == ".gguf":
+        return tuple(path / group[0] for group in found)
+    missing = [name for name in found[0] if name not in names]
+    if missing:
+        raise CheckpointError(
+            f"`{shown(path)}` lacks {listed(missing)}, of the {len(found[0])} shards of a model",
+            hint="fetch the missing shards into the same directory",
+        )
+    return tuple(path / name for name in found[0])
+
+
+def _aside(file: Path) -> bool:
+    """Whether a file belongs to a model and is none: by its name, or what a GGUF file says."""
+    if file.suffix.lower() == ".safetensors":
+        return file.name.startswith(("adapter_model", "consolidated"))
+    try:
+        return aside(read_gguf(file)[0]) is not None
+    except LlmcliError:  # it is said when it is read
+        return False
 
 
 def _visible(names: set[str], suffix: str) -> list[str]:

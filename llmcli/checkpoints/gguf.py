@@ -7,13 +7,12 @@ have caps of their own, because eight bytes of an array cost fifty bytes of Pyth
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import open_regular, shown
+from llmcli.checkpoints.files import open_regular, shown, why
 from llmcli.checkpoints.tensors import GGML_TYPES, TensorInfo
 from llmcli.errors import CheckpointError
 
@@ -37,11 +36,21 @@ _u32 = struct.Struct("<I").unpack_from
 _u64 = struct.Struct("<Q").unpack_from
 
 
-class _Header:
-    """A cursor over a mapped file; every method moves `at` forward or raises CheckpointError."""
+_FIRST_BYTES = 1 << 21  # what is read of a file at first: most headers
 
-    def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
-        self.path, self.data, self.size = path, data, len(data)
+
+class _More(Exception):
+    """The header goes on beyond what was read of the file."""
+
+
+class _Header:
+    """A cursor over the beginning `data` of a file of `size` bytes.
+
+    Every method moves `at` forward or raises CheckpointError, or `_More` at the end of `data`.
+    """
+
+    def __init__(self, path: Path, data: bytes, size: int) -> None:
+        self.path, self.data, self.size = path, data, size
         self.at = 0
         self.elements, self.string_bytes = MAX_ELEMENTS, MAX_STRING_BYTES  # what may still come
 
@@ -55,6 +64,8 @@ class _Header:
         start = self.at
         if nbytes > self.size - start:
             raise self.fail(f"it ends inside {what}", hint="fetch or copy the file again")
+        if nbytes > len(self.data) - start:
+            raise _More
         self.at = start + nbytes
         return start
 
@@ -88,7 +99,7 @@ class _Header:
         """
         out: list[str] = []
         data, at = self.data, self.at
-        limit = min(self.size, at + 8 * count + self.string_bytes)
+        limit = min(len(data), at + 8 * count + self.string_bytes)
         append, last = out.append, limit - 8
         for _ in range(count):
             if at > last:
@@ -105,7 +116,9 @@ class _Header:
         self.at = at
         return out
 
-    def _too_long(self, key: str, limit: int) -> CheckpointError:
+    def _too_long(self, key: str, limit: int) -> Exception:
+        if limit == len(self.data) < self.size:
+            return _More()
         if limit < self.size:
             return self.fail(
                 f"its strings take more than {MAX_STRING_BYTES} bytes at `{shown(key)}`"
@@ -158,20 +171,29 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo], int]:
     file. Costs 0.05 s for SmolLM2 and about 0.1 s for a vocabulary of 262k tokens.
     """
     descriptor, size = open_regular(path)
-    try:
-        data = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"`{shown(path)}` cannot be mapped: {error}") from None
-    finally:
-        os.close(descriptor)  # the mapping keeps its own
-    with data:
-        metadata, tensors = parse_gguf(path, data)
-    return metadata, tensors, size
+    data, wanted = b"", min(size, _FIRST_BYTES)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        while True:
+            try:
+                while len(data) < wanted:  # not mapped: a file may shrink while it is read
+                    if not (more := file.read(wanted - len(data))):
+                        raise CheckpointError(f"`{shown(path)}` ends early: it was truncated")
+                    data += more
+                return *parse_gguf(path, data, size), size
+            except OSError as error:
+                raise CheckpointError(f"`{shown(path)}` cannot be read: {why(error)}") from None
+            except _More:
+                wanted = min(size, 8 * wanted)
 
 
-def parse_gguf(path: Path, data: mmap.mmap | bytes) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-    """Parse the header at the start of `data`, a whole file; `path` is for messages and tensors."""
-    header = _Header(path, data)
+def parse_gguf(
+    path: Path, data: bytes, size: int | None = None
+) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    """Parse the header at the start of a file of `size` bytes (None: as long as `data`).
+
+    `path` is for messages and tensors. Raises `_More` where `data` does not have all of it.
+    """
+    header = _Header(path, data, len(data) if size is None else size)
     keys, count = _counts(header)
     metadata: dict[str, Any] = {}
     for _ in range(keys):

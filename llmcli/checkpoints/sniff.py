@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from llmcli.checkpoints.files import open_regular, shown
-from llmcli.errors import CheckpointError
+from llmcli.checkpoints.files import open_regular, read_object, shown
+from llmcli.errors import CheckpointError, UnsupportedModel
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # ggml, ggmf, ggjt, ggla: what GGUF replaced
 
 
 def kind_of(path: Path) -> Literal["gguf", "safetensors", "pickle"]:
@@ -27,6 +29,11 @@ def kind_of(path: Path) -> Literal["gguf", "safetensors", "pickle"]:
         start = file.read(16)
     if start[:4] == b"GGUF":
         return "gguf"
+    if start[:4] in _GGML:
+        raise CheckpointError(
+            f"`{shown(path)}` is a GGML file, from before GGUF (August 2023)",
+            hint="fetch the model as .gguf or .safetensors",
+        )
     if start[8:9] == b"{":  # after the length of the header
         return "safetensors"
     if suffix in PICKLE_SUFFIXES or start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
@@ -45,3 +52,59 @@ def pickled(path: Path) -> CheckpointError:
         " import save_file; w = torch.load(sys.argv[1], weights_only=True);"
         " save_file({k: v.clone() for k, v in w.items()}, 'model.safetensors')\" FILE`",
     )
+
+
+# What `general.type` or `general.architecture` of GGUF calls a file beside a model, and what to do.
+_ASIDE = {
+    "adapter": ("a LoRA adapter", "give the base model instead, or the two merged into one file"),
+    "mmproj": ("the vision or audio part of a multimodal model", "give the model's own .gguf file"),
+    "imatrix": ("an importance matrix, made for quantizing", "give the model's own .gguf file"),
+    "vocab": ("a vocabulary without weights", "give the model's own .gguf file"),
+    "controlvector": ("a control vector", "give the model's own .gguf file"),
+    "clip": ("the vision or audio part of a multimodal model", "give the model's own .gguf file"),
+}
+
+
+def aside(metadata: Mapping[str, Any]) -> str | None:
+    """The kind of a GGUF file that belongs to a model and is none; None for a model."""
+    for key in ("general.type", "general.architecture"):
+        found = metadata.get(key)
+        if isinstance(found, str) and found in _ASIDE:
+            return found
+    return "imatrix" if "imatrix.chunk_count" in metadata else None
+
+
+def no_model_gguf(name: str, metadata: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModel where a GGUF file is not a model but belongs to one."""
+    kind = aside(metadata)
+    if kind is None:
+        return
+    what, hint = _ASIDE[kind]
+    base = metadata.get("general.base_model.0.name") if kind == "adapter" else None
+    of = f" for `{shown(base)}`" if isinstance(base, str) else ""
+    raise UnsupportedModel(f"`{shown(name)}` is {what}{of}, not a model", hint=hint)
+
+
+def no_model(name: str, folder: Path, tensors: Collection[str]) -> None:
+    """Raises UnsupportedModel where safetensors without a config.json are known to be no model.
+
+    A LoRA adapter, by its configuration or the names of its tensors, or a model under the names
+    of its maker's own code (Meta's and Mistral's `params.json`, `consolidated.safetensors`).
+    """
+    adapter = os.path.exists(folder / "adapter_config.json")
+    if adapter or any(".lora_A." in tensor or ".lora_B." in tensor for tensor in tensors):
+        settings = read_object(folder / "adapter_config.json") or {}
+        base = settings.get("base_model_name_or_path")
+        of, give = "", "its base model"
+        if isinstance(base, str) and base:
+            of, give = f" for `{shown(base)}`", f"`-m {shown(base)}`"
+        raise UnsupportedModel(
+            f"`{shown(name)}` is a LoRA adapter{of}, not a model",
+            hint=f"give {give}, or merge the two with PEFT's `merge_and_unload`",
+        )
+    if "tok_embeddings.weight" in tensors or os.path.exists(folder / "params.json"):
+        raise UnsupportedModel(
+            f"`{shown(name)}` has the names and the `params.json` of Meta's or Mistral's own code",
+            hint="fetch the version for transformers, which has a config.json and "
+            "model.safetensors, or a .gguf file",
+        )

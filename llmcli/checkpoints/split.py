@@ -1,4 +1,4 @@
-"""GGUF models in several files: `x-00002-of-00003.gguf` and its siblings, read as one.
+"""Models in several files: `x-00002-of-00003.gguf` and its siblings, read as one.
 
 Source: llama.cpp, whose `gguf-split` writes the parts and whose loader looks for the others by
 name alone (`llama_split_path`). The first part has all metadata, every part `split.no` (from 0),
@@ -21,7 +21,9 @@ from llmcli.errors import CheckpointError
 # five digits of it must not make a hundred thousand look-ups.
 MAX_PARTS = 1024
 
-_PART = re.compile(r"(.+-)([0-9]{5})(-of-)([0-9]{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
+_PART = re.compile(
+    r"(.+-)([0-9]{5})(-of-)([0-9]{5})(\.gguf|\.safetensors)", re.DOTALL | re.IGNORECASE
+)
 
 
 def part_names(name: str) -> tuple[str, ...] | None:

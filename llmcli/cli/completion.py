@@ -68,7 +68,7 @@ def script(shell: str) -> str:
     if writer is None:
         raise UsageError(
             f"there is no completion for the shell `{shell}`",
-            hint=f"there is one for {', '.join(FILES)}; set SHELL to one of them",
+            hint=f"name one of {', '.join(FILES)} behind the option",
         )
     return writer(*tree())
 
@@ -82,12 +82,11 @@ def current_shell() -> str:
     return parent if parent in FILES else Path(os.environ.get("SHELL", "")).name
 
 
-def install() -> str:
-    """Writes the script where the current shell looks, and its start-up line where it needs one.
+def install(shell: str) -> str:
+    """Writes the script where `shell` looks, and its start-up line where it needs one.
 
     Returns what was done, to be printed. Raises UsageError and WriteFailed.
     """
-    shell = current_shell()
     text = script(shell)
     home = Path.home()
     data = xdg.folder("XDG_DATA_HOME", "~/.local/share")

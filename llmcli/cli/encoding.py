@@ -83,8 +83,7 @@ def pieces(
 
     with _told_of(prompt):
         text = clean(tokenizer.chat_template.render(**given))
-    add_bos = False if tokenizer.begins_with_bos(text) else None
-    return text, tokenizer.pieces(text, add_bos=add_bos)
+    return text, tokenizer.pieces(text, add_bos=tokenizer.before_chat(text))
 
 
 @contextmanager
@@ -95,10 +94,10 @@ def _told_of(prompt: Prompt) -> Iterator[None]:
     except CheckpointError as error:
         if prompt.conversation is None:
             raise
-        from llmcli.text.chat import WITHOUT
+        from llmcli.text.chat import NO_SYSTEM, WITHOUT
 
         other = "change its messages to what the model's template takes"
-        hint = other if error.hint == WITHOUT else error.hint
+        hint = other if error.hint in (NO_SYSTEM, WITHOUT) else error.hint
         raise CheckpointError(f"{prompt.where}: {error.message}", hint=hint) from error
 
 

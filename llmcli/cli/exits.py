@@ -23,17 +23,19 @@ from llmcli.errors import (
     LlmcliError,
     UsageError,
     WriteFailed,
+    as_lacking,
     as_out_of_memory,
     first_line,
 )
 
-# what a write to stdout fails with; typer writes the help itself, past our own `Output`
+# what a write to stdout fails with that does not go through `streams.write`
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # a terminal that closes ends what ran on it
 TRACEBACK_HINT = "run it again with --debug for the traceback"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised where the program was; handled wherever Ctrl-C is."""
+    """SIGTERM or SIGHUP, raised where the program was; handled wherever Ctrl-C is."""
 
 
 class Stopped(LlmcliError):
@@ -53,13 +55,14 @@ class Stopped(LlmcliError):
 
 
 class Signals:
-    """SIGINT and SIGTERM raise where the program is; `received` remembers the first of them.
+    """SIGINT, SIGTERM and SIGHUP raise where the program is; `received` remembers the first.
 
     The exception can get lost on its way: raised in a callback of the import system it is
     printed and ignored, and libraries turn it into another one. So imports are `abrupt`: the
     process ends on the spot. Elsewhere `check` raises again, and `cause` finds the reason of
     whatever arrived. A second signal within a second is the same one (`timeout` signals the
-    process and its group), but for SIGTERM after SIGINT; a later one ends the process at once.
+    process and its group), but for SIGTERM or SIGHUP after SIGINT; a later one ends the process at
+    once.
     """
 
     def __init__(self) -> None:
@@ -71,10 +74,10 @@ class Signals:
         self._when = 0.0
 
     def install(self, argv: Sequence[str]) -> None:
-        """Takes both signals over, except where the parent had them ignored (`nohup`)."""
+        """Takes the signals over, except where the parent had them ignored (`nohup`)."""
         self.received, self.telling, self.over = None, False, False
         self._argv, self._abrupt, self._held = argv, False, False
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, *ENDING):
             try:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._handle)
@@ -106,13 +109,13 @@ class Signals:
             raise self._exception()
 
     def forget(self) -> None:
-        """After a Ctrl-C that ended one thing and not the run. SIGTERM is not forgotten."""
+        """After a Ctrl-C that ended one thing and not the run. No other signal is forgotten."""
         self.check_terminated()
         self.received = None
 
     def check_terminated(self) -> None:
         """Raises Terminated where that is what came."""
-        if self.received == signal.SIGTERM:
+        if self.received in ENDING:
             raise Terminated
 
     def stopped(self, *, told: bool, where: str) -> Stopped:
@@ -133,7 +136,7 @@ class Signals:
         now = time.monotonic()
         if self.over or (self.received is not None and now - self._when > 1.0):
             _end(128 + number)
-        more = (self.received, number) == (signal.SIGINT, signal.SIGTERM) and not self.telling
+        more = self.received == signal.SIGINT and number in ENDING and not self.telling
         if self.received is not None and not more:
             return
         if self.telling:
@@ -226,6 +229,8 @@ def as_error(exception: BaseException) -> LlmcliError:
     hint = "use a smaller model or --context-length; `llmcli info` says what fits here"
     if (found := as_out_of_memory(exception, hint=hint)) is not None:
         return found
+    if (lacking := as_lacking(exception)) is not None:
+        return lacking
     if isinstance(exception, OSError) and exception.errno in _UNWRITABLE:
         return WriteFailed(f"could not write the output: {os.strerror(exception.errno).lower()}")
     name = type(exception).__name__

@@ -1,9 +1,9 @@
 """Files that a command writes because the user asked for one: which kind, how large, and whole.
 
 A file appears under its name only when it is complete: until then it grows beside it under
-another name. A full disk or Ctrl-C costs nothing, and what was there before stays. A process that
-is killed leaves its partial file, which the next write into that directory removes: the writer
-holds a lock on it, which ends with the process.
+another name. A full disk, Ctrl-C or a power loss costs nothing, and what was there before stays.
+A process that is killed leaves its partial file, which the next write into that directory removes:
+the writer holds a lock on it, which ends with the process.
 """
 
 from __future__ import annotations
@@ -219,6 +219,8 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
     Raises WriteFailed, with the system's reason, for whatever goes wrong with the file, inside
     the block too; other exceptions pass through.
     """
+    from llmcli.checkpoints.files import put
+
     target = _target(path)
     if _stream(target):
         with _told(path):
@@ -237,9 +239,8 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
         with _opened(path, beside, "rb+") as file:
             yield file
         with _told(path):
-            if target.exists():
-                beside.chmod(target.stat().st_mode & 0o7777)
-            beside.replace(target)
+            mode = target.stat().st_mode & 0o7777 if target.exists() else None
+            put(beside, target, mode)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)

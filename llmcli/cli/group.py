@@ -25,7 +25,8 @@ from typer.main import get_command
 from llmcli.cli.configuration.values import name_file
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.params import WORDS, adopt, flatten
-from llmcli.cli.wrap import columns
+from llmcli.cli.streams import write
+from llmcli.cli.wrap import columns, pipe_columns
 from llmcli.errors import LlmcliError, UsageError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -99,6 +100,11 @@ class Root(TyperGroup):
     computing: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = {}
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """typer's; the words are kept for the options that look at what is beside them."""
+        ctx.meta[WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
     def get_help_option(self, ctx: Any) -> Any:
         """typer's `-h/--help`, converted by our rules like every other option."""
         return _adopted(super().get_help_option(ctx))
@@ -131,7 +137,7 @@ class Root(TyperGroup):
             return both, self.get_command(ctx, both), args[2:]
         if len(args) > 1 and (near := _nested(both, self.nested, self.bare)):
             raise UsageError(f"there is no command `{both}`", hint=near)
-        if name in self.computing and not set(HELP_NAMES["help_option_names"]) & set(args):
+        if name in self.computing and not asks_for_help(args):
             read_ahead()
         return name, self.get_command(ctx, name), args[1:]
 
@@ -146,6 +152,11 @@ class Root(TyperGroup):
             first, *rest = textwrap.wrap(entry.summary, width() - column - 1)
             lines += [f"{left:<{column}} {first}", *(" " * (column + 1) + line for line in rest)]
         return "\n".join([*lines, *_paragraphs(self.epilog or "")]).rstrip()
+
+
+def asks_for_help(words: Iterable[str]) -> bool:
+    """Whether `--help` is among the words of a command line."""
+    return not set(HELP_NAMES["help_option_names"]).isdisjoint(words)
 
 
 def read_ahead() -> None:
@@ -213,11 +224,11 @@ def build(
 def _adopted(option: Any) -> Any:
     if option is not None:
         adopt(option, {str(option.name): bool})
-        option.callback = _show_help
+        option.callback = show_help
     return option
 
 
-def _show_help(ctx: Any, option: Any, value: Any) -> None:
+def show_help(ctx: Any, option: Any, value: Any) -> None:
     """The callback of `--help`: a text that is taller than the terminal goes through the pager."""
     if not value or ctx.resilient_parsing:
         return
@@ -228,7 +239,7 @@ def _show_help(ctx: Any, option: Any, value: Any) -> None:
 
         Output("help", OutputOptions()).print(f"{text}\n", paged=True)
     else:  # a pipe needs none of these imports
-        typer.echo(text)
+        write(f"{text}\n")
     ctx.exit()
 
 
@@ -267,9 +278,10 @@ def _row(option: Any) -> tuple[str, str]:
 
 
 def width() -> int:
-    """Columns of a help text: the terminal's or $COLUMNS, 80 in a pipe; from 40 to 100."""
-    found = 80 if sys.stdout is None else columns(sys.stdout, os.environ)
-    return max(40, min(found, 100))
+    """Columns of a help text: as of other results, 80 where nothing bounds them; from 40 to 100."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    found = columns(sys.stdout, os.environ) if terminal else pipe_columns(os.environ)
+    return max(40, min(found or 80, 100))
 
 
 def _paragraphs(text: str) -> list[str]:

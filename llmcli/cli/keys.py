@@ -9,7 +9,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 _LOCAL = 3  # the local modes of what `tcgetattr` returns
 
@@ -23,20 +23,27 @@ class Keys:
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
+        self._prompt: TextIO | None = None
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """No echo, not of Ctrl-C either; Ctrl-Z gives the terminal back until `fg`."""
+        """No echo, not of Ctrl-C either.
+
+        Ctrl-Z gives the terminal back until `fg`, and so does SIGQUIT, which ends the process.
+        """
+        given = (signal.SIGTSTP, signal.SIGQUIT)
         try:
             self._set()
-            if self._before is not None and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
-                with suppress(ValueError):  # not the main thread
-                    signal.signal(signal.SIGTSTP, self._suspend)
+            for number in given:
+                if self._before is not None and signal.getsignal(number) is signal.SIG_DFL:
+                    with suppress(ValueError):  # not the main thread
+                        signal.signal(number, self._suspend)
             yield
         finally:
             self.restore()
-            if signal.getsignal(signal.SIGTSTP) == self._suspend:
-                signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            for number in given:
+                if signal.getsignal(number) == self._suspend:
+                    signal.signal(number, signal.SIG_DFL)
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -49,20 +56,36 @@ class Keys:
             if silent:
                 self._set()
 
+    @contextmanager
+    def prompt(self, stream: TextIO) -> Iterator[None]:
+        """Within `silent`: a prompt on the terminal `stream` has it mark what is pasted."""
+        self._prompt = stream
+        try:
+            yield
+        finally:
+            self._unmark()  # what a signal breaks off while it draws does not
+            self._prompt = None
+
+    def _unmark(self) -> None:
+        if self._prompt is not None:
+            with suppress(OSError, ValueError):
+                os.write(self._prompt.fileno(), b"\x1b[?2004l")
+
     def restore(self) -> None:
         """As before `silent`: at its end, and at an end of the process that unwinds nothing."""
+        self._unmark()
         if self._before is not None:
-            _change(self._before)
+            change_modes(sys.stdin, self._before)
         self._before = None
 
     def _set(self) -> None:
-        if (found := _modes()) is None:
+        if (found := modes_of(sys.stdin)) is None:
             return
         self._before = found
         silent = list(found)
         # lines are not put together either: what is typed reaches the next prompt key by key
         silent[_LOCAL] &= ~(termios.ECHO | termios.ICANON)
-        _change(silent)
+        change_modes(sys.stdin, silent)
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
         silent = self._before is not None
@@ -74,10 +97,10 @@ class Keys:
             self._set()
 
 
-def _modes() -> list[Any] | None:
-    """Those of the terminal on stdin; None in its background."""
+def modes_of(stream: TextIO) -> list[Any] | None:
+    """Those of the terminal that `stream` is; None in its background."""
     try:
-        terminal = sys.stdin.fileno()
+        terminal = stream.fileno()
         modes = termios.tcgetattr(terminal)
     except (AttributeError, OSError, ValueError, termios.error):
         return None
@@ -87,11 +110,11 @@ def _modes() -> list[Any] | None:
     return modes
 
 
-def _change(modes: list[Any]) -> None:
-    """Keeps what is typed already."""
-    if _modes() is not None:
+def change_modes(stream: TextIO, modes: list[Any]) -> None:
+    """Keeps what is typed already; nothing happens in the terminal's background."""
+    if modes_of(stream) is not None:
         with suppress(OSError, ValueError, termios.error):
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, modes)
+            termios.tcsetattr(stream.fileno(), termios.TCSANOW, modes)
 
 
 KEYS = Keys()

@@ -37,6 +37,15 @@ class ModelOptions:
         "auto", "--quantize", "FORMAT",
         "Weight format: auto (the file's), none, int8 or int4.",
     )  # fmt: skip
+    activations: Literal["auto", "16", "8"] = opt(
+        "auto", "--activations", "BITS",
+        "Bits of the inputs of products with weights in blocks: 16, or 8 as llama.cpp has them.",
+    )  # fmt: skip
+    cache_type: Literal["auto", "float64", "float32", "bfloat16", "float16"] = opt(
+        "auto", "--cache-type", "DTYPE",
+        "Keys and values in the cache. [default: float16 with weights in blocks on a CPU, else as "
+        "--dtype]",
+    )  # fmt: skip
     threads: int | None = opt(
         None, "--threads", "N",
         "CPU threads. [default: OMP_NUM_THREADS, else one per core]", at_least=1, at_most=4096,

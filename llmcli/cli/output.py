@@ -16,13 +16,14 @@ from pathlib import PurePath
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from llmcli.cli import streams
 from llmcli.cli.exits import tell
 from llmcli.cli.files import open_file, whole_file, written
 from llmcli.cli.options import OutputOptions, PagedOutputOptions, ViewOutputOptions
 from llmcli.cli.pager import fits, page
 from llmcli.cli.streams import STDOUT, begin_line, give_up
-from llmcli.cli.wrap import columns, given_columns
-from llmcli.errors import CheckFailed, WriteFailed
+from llmcli.cli.wrap import columns, pipe_columns
+from llmcli.errors import CheckFailed
 from llmcli.reports.checks import ViewCheck, checks_document
 from llmcli.ui.theme import encodable
 
@@ -56,7 +57,7 @@ class Screen:
     terminal: bool
     animate: bool
     colour: bool
-    width: int = UNLIMITED  # columns: $COLUMNS, the terminal's, as many as needed in a pipe
+    width: int = UNLIMITED  # columns; in a pipe as many as needed where nothing bounds them
 
     @classmethod
     def of(cls, stream: TextIO | None, environ: Mapping[str, str]) -> Screen:
@@ -65,7 +66,7 @@ class Screen:
         smart = environ.get("TERM", "") != "dumb"
         forced = environ.get("FORCE_COLOR", "0") not in ("", "0")
         colour = (terminal or forced) and smart and not environ.get("NO_COLOR")
-        width = given_columns(environ) or UNLIMITED
+        width = pipe_columns(environ) or UNLIMITED
         if stream is not None and terminal:
             width = columns(stream, environ)
         return cls(terminal, terminal and smart, colour, width)
@@ -91,19 +92,7 @@ class Output:
 
     def write(self, text: str, *, flush: bool = True) -> None:
         """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""
-        if sys.stdout is None:
-            raise WriteFailed("could not write the output: stdout is closed")
-        try:
-            sys.stdout.write(text)
-            if text:
-                STDOUT.line_open = not text.endswith("\n")
-            if flush:
-                sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise WriteFailed(f"could not write the output: {reason}") from error
+        streams.write(text, flush=flush)
 
     def note(self, message: str) -> None:
         """A line on stderr, `note: …`; not with `--quiet`."""
@@ -203,10 +192,13 @@ class Output:
         if self._begun:
             del whole["model"], whole["environment"]
         self._begun = lines
-        text = dumps(whole, indent=indent) + "\n"
+        # in pieces: the text of a whole document may need more memory than what it tells
+        pieces = json_pieces(whole) if indent is None else [dumps(whole, indent=indent)]
         STDOUT.document = True
         with _last_words():
-            self.write(text)
+            for piece in pieces:
+                self.write(piece, flush=False)
+            self.write("\n")
         STDOUT.document = not lines
 
     def envelope(
@@ -296,25 +288,20 @@ def colour_system() -> Any:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """JSON of dataclasses, mappings, sequences and arrays; NaN and infinity become null.
-
-    Characters are written as they are where stdout can encode them.
-    """
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    plain = encoding.lower().replace("-", "") != "utf8"
-    return json.dumps(jsonable(value), indent=indent, ensure_ascii=plain, allow_nan=False)
+    """ASCII JSON of dataclasses, mappings, sequences and arrays; NaN and infinity become null."""
+    return json.dumps(jsonable(value), indent=indent, allow_nan=False)
 
 
 def json_pieces(value: Any) -> Iterator[str]:
     """The text of `dumps`, in pieces: a row of an array at a time."""
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not all(map(_simple, value.values())):
         comma = "{"
         for key, item in value.items():
             yield f"{comma}{json.dumps(encodable(str(key)))}: "
             yield from json_pieces(item)
             comma = ", "
-        yield "}" if comma == ", " else "{}"
-    elif isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 1:
+        yield "}"
+    elif isinstance(value, list | tuple | Iterator) or getattr(value, "ndim", 0) > 1:
         comma = "["
         for item in value:
             yield comma
@@ -326,7 +313,11 @@ def json_pieces(value: Any) -> Iterator[str]:
         numbers = (f"{number:.9g}" if math.isfinite(number) else "null" for number in row)
         yield f"[{', '.join(numbers)}]"
     else:
-        yield json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
+        yield json.dumps(jsonable(value), allow_nan=False)
+
+
+def _simple(value: Any) -> bool:
+    return value is None or isinstance(value, str | float | int)
 
 
 def jsonable(value: Any) -> Any:

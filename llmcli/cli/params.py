@@ -25,6 +25,14 @@ from typer.core import TyperArgument, TyperOption
 from llmcli.cli.configuration.values import defaults, from_file, settable
 from llmcli.errors import UsageError
 
+
+@dataclass(frozen=True)
+class Without:
+    """Of the options that it annotates, those that a command has not: they keep their defaults."""
+
+    names: tuple[str, ...]
+
+
 LARGEST = 2**63 - 1  # what fits torch's integers; no option means anything beyond
 
 
@@ -237,6 +245,7 @@ class Option(TyperOption):
         glued = isinstance(value, list | tuple) and word[2:3].isalpha()
         if word and (glued or f"-{word}" in _names(ctx)):
             raise unknown_option(word, ctx)
+        text = value
         try:
             value = _converted(self.conversion, self.display, value)
         except UsageError as error:
@@ -246,6 +255,13 @@ class Option(TyperOption):
             if self.name == "top_p" and short in words and value[:1] not in "+-.0123456789":
                 hint = _prompt_hint(ctx)
             raise UsageError(error.message, hint=error.hint or hint) from error
+        if self.name == "temperature" and value and value > 2 and (word or short in words):
+            # in many programs `-t` is the number of threads
+            threads = f"`--threads {text}` sets the threads; " * (value == int(value))
+            raise UsageError(
+                f"`{short} {text}` is a temperature, and above 2 little but chance is left",
+                hint=f"{threads}`{self.display} {text}` insists",
+            )
         return value if self.callback is None else self.callback(ctx, self, value)
 
 
@@ -379,20 +395,25 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     """A function of single options from a function of option dataclasses.
 
     Every parameter of `function` that is annotated with a dataclass is replaced by that
-    dataclass's fields; a call builds the dataclasses and calls `function`. A name that occurs
-    twice is a mistake in the program: ValueError.
+    dataclass's fields, but for those that `Without` names; a call builds the dataclasses and calls
+    `function`. A name that occurs twice is a mistake in the program: ValueError.
     """
-    groups: dict[str, type] = {}
+    groups: dict[str, tuple[type, list[str]]] = {}
     flat: dict[str, inspect.Parameter] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
-        hint = hints[name]
+        hint: Any = hints[name]
+        left_out: tuple[str, ...] = ()
+        match get_args(hint):
+            case (group, Without(names)):
+                hint, left_out = group, names
         if not (isinstance(hint, type) and is_dataclass(hint)):
             _add(flat, name, hint, parameter.default)
             continue
-        groups[name] = hint
+        of = [one for one in fields(hint) if one.name not in left_out]
+        groups[name] = hint, [one.name for one in of]
         types = get_type_hints(hint, include_extras=True)
-        for one in fields(hint):
+        for one in of:
             declared = one.metadata.get("declared")
             kind = types[one.name] if declared is None else declared.hint(types[one.name], hint)
             default = inspect.Parameter.empty if one.default is MISSING else one.default
@@ -401,8 +422,8 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def call(**values: Any) -> None:
         built = {
-            name: group(**{one.name: values.pop(one.name) for one in fields(group)})
-            for name, group in groups.items()
+            name: group(**{one: values.pop(one) for one in names})
+            for name, (group, names) in groups.items()
         }
         function(**values, **built)
 

@@ -8,9 +8,11 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from textwrap import shorten
+from threading import Timer
 from typing import TYPE_CHECKING, TextIO
 
 from llmcli.cli.exits import tell
@@ -27,6 +29,8 @@ LOOKED_AT = (
     "In the beginning God created the heaven and the earth. And the earth was without form, "
     "and void; and darkness was upon the face of the deep."
 )
+GO_WITHOUT = "; `--no-stdin` does not read it"
+PATIENCE = 2.0  # seconds before it is said that stdin is waited for
 MOST = 64 << 20  # bytes of a text: more than any context, and `/dev/zero` never ends
 NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,3`'
 
@@ -77,7 +81,7 @@ def joined_text(prompt: str | None, file: str | None, *, pipe: bool, no_stdin: b
         raise UsageError("`-` and `--no-stdin` exclude each other", hint="leave one of them out")
     parts = []
     if asked or (pipe and not no_stdin and stdin_is_given(sys.stdin)):
-        parts.append(read_stdin(sys.stdin))
+        parts.append(read_stdin(sys.stdin, "" if asked else GO_WITHOUT))
     if file not in (None, "-"):
         parts.append(read_text(str(file)))
     if prompt not in (None, "-"):
@@ -110,7 +114,7 @@ def prompt_or_builtin(
     if stdin_is_given(sys.stdin):
         if not isinstance(options, PromptOptions):
             unread = "; stdin was not read: give `-` for it"
-        elif not options.no_stdin and (text := read_stdin(sys.stdin)):
+        elif not options.no_stdin and (text := read_stdin(sys.stdin, GO_WITHOUT)):
             return Prompt(text)
     begin = shorten(builtin, 30, placeholder=" …")
     note(f"no prompt was given: `{begin}` is used{unread}")
@@ -179,8 +183,8 @@ def stdin_is_given(stream: TextIO | None) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def read_stdin(stream: TextIO | None) -> str:
-    """All of stdin as text, less one trailing newline.
+def read_stdin(stream: TextIO | None, unasked: str = "") -> str:
+    """All of stdin as text, less one trailing newline; `unasked` as in `stdin_bytes`.
 
     Raises UsageError where it is closed, not UTF-8, or more than 64 MiB.
     """
@@ -190,7 +194,25 @@ def read_stdin(stream: TextIO | None) -> str:
         )
     if stream.isatty():
         tell("note: reading the prompt from the terminal: end it with Ctrl-D")
-    return _decoded(stream.buffer.read(MOST + 1), "stdin")
+        return _decoded(stream.buffer.read(MOST + 1), "stdin")
+    return _decoded(stdin_bytes(stream, MOST, unasked), "stdin")
+
+
+def stdin_bytes(stream: TextIO, most: int, unasked: str = "") -> bytes:
+    """At most `most` bytes of a pipe or file, and one more where it has more.
+
+    What is still open after two seconds may never end: a note on stderr says that it is waited for,
+    and `unasked`, what goes without it.
+    """
+    note = f"note: waiting for the end of stdin, which is still open{unasked}"
+    timer = Timer(PATIENCE, tell, [note])
+    timer.daemon = True
+    with suppress(RuntimeError):  # no more threads may be started
+        timer.start()
+    try:
+        return stream.buffer.read(most + 1)
+    finally:
+        timer.cancel()
 
 
 def read_text(path: str) -> str:
@@ -235,14 +257,32 @@ def _decoded(data: bytes, name: str) -> str:
             f"{name} has more than {MOST >> 20} MiB, which is too much text for a model",
             hint="give a part of it, for example with `head -c 100000`",
         )
+    refuse_wide(data, name)
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # a mark in front is no part of the text
     except UnicodeDecodeError as error:
+        at = len(data) - len(error.object) + error.start  # which does not count the mark
         raise UsageError(
-            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at offset {error.start}",
+            f"{name} is not UTF-8 text: byte 0x{data[at]:02x} at offset {at}",
             hint="convert it first, for example with `iconv -f latin1 -t utf-8`",
         ) from error
     return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
+
+
+def refuse_wide(data: bytes, name: str) -> None:
+    """Raises UsageError for a text in units of 2 or 4 bytes, which its mark or its NULs tell."""
+    head, wide = data[:64], ""
+    if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        wide = "utf-32"
+    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        wide = "utf-16"
+    elif len(head) > 3 and any(head[::2]) != any(head[1::2]):
+        wide = "utf-16le" if any(head[::2]) else "utf-16be"
+    if wide:
+        raise UsageError(
+            f"{name} is {wide.upper()} text, not UTF-8",
+            hint=f"convert it first: `iconv -f {wide} -t utf-8`",
+        )
 
 
 def text_argument(text: str, name: str) -> str:

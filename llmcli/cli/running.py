@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llmcli.anatomy.arithmetic import WIDE
+from llmcli.checkpoints.files import listed, shown
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
@@ -19,6 +20,7 @@ from llmcli.loading.ahead import Ahead, start
 from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.observe.memory import cpu, machine_devices
 from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
+from llmcli.reports.numbers import counted
 from llmcli.reports.text import PhasePeak
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     with float32 activations (`ops.product`); on a card they are Triton's, where these are on.
     """
     taken = any(
-        m["product_format"] == "int8"
+        m["product_format"].startswith("int")
         or (m["device"], m["weight_format"]) == ("cpu", "bfloat16")
         or (m["weight_format"], m["product_format"]) == ("float16", "float32")
         for m in models
@@ -116,6 +118,8 @@ def load_model(
             device=options.device,
             dtype=dtype,
             quantize=options.quantize,
+            activations=options.activations,
+            cache=options.cache_type,
             random_weights=options.weights_seed,
             text=text,
             progress=progress,
@@ -124,8 +128,16 @@ def load_model(
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
     _check_context(options, model.config, out)
+    for note in () if model.tokenizer is None or not text else model.tokenizer.notes:
+        out.note(note)
     if not options.random_weights:
         note_quantize(options, checkpoint, out)
+    note_tensors(checkpoint, model.ledger.surplus, out)
+    if options.activations != "auto" and not model.decoder.arithmetic.rounds_inputs:
+        out.note(
+            f"`--activations {options.activations}` has no effect: no weights are multiplied in "
+            "blocks"
+        )
     if model.mapped_bytes:
         out.note(
             f"{gib(model.mapped_bytes)} of weights do not fit into the free memory: they stay in "
@@ -136,6 +148,17 @@ def load_model(
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
     )
     return Loaded(model, imported - begin, load_s, peaks, open_s)
+
+
+def note_tensors(checkpoint: Checkpoint, surplus: Sequence[str], out: Output) -> None:
+    """Notes where names of tensors have a wrapper's beginning, or the model has no use for some."""
+    if checkpoint.wrapper:
+        out.note(f"every tensor's name begins with `{shown(checkpoint.wrapper)}`: read without it")
+    if surplus:
+        out.note(
+            f"{counted(len(surplus), 'tensor')} not used, for which the model has no parameter: "
+            f"{listed(list(surplus))}"
+        )
 
 
 def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) -> None:

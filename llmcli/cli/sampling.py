@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmcli.cli.params import Range, opt
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmcli.engine.sampling import Sampling
 
 Origin = Literal[
-    "flag", "configuration file", "generation_config.json", "catalog", "default"
+    "flag", "configuration file", "generation_config.json", "general.sampling", "catalog", "default"
 ]  # fmt: skip
 PANEL = "Sampling"
 
@@ -38,12 +38,13 @@ RANGES: Mapping[str, Range] = {
 # What else transformers' GenerationConfig has that changes the text of a decoder, with the values
 # that change nothing; None, false and nothing at all never do.
 NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
-    "min_length": (0,), "min_new_tokens": (0,), "stop_strings": (), "num_beams": (0, 1),
+    "max_length": (), "max_time": (), "num_return_sequences": (1,),
+    "min_length": (0,), "min_new_tokens": (0,), "num_beams": (0, 1),
     "num_beam_groups": (0, 1), "diversity_penalty": (0,), "constraints": (),
     "force_words_ids": (), "penalty_alpha": (0,), "dola_layers": (),
     "encoder_repetition_penalty": (1,), "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,), "bad_words_ids": (), "suppress_tokens": (),
-    "begin_suppress_tokens": (), "forced_bos_token_id": (), "forced_eos_token_id": (),
+    "encoder_no_repeat_ngram_size": (0,), "bad_words_ids": (),
+    "forced_bos_token_id": (), "forced_eos_token_id": (),
     "sequence_bias": (), "exponential_decay_length_penalty": (), "guidance_scale": (1,),
     "token_healing": (), "watermarking_config": (),
 }  # fmt: skip
@@ -51,6 +52,17 @@ NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
 NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
     "top_h": (1,), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
 }  # fmt: skip
+# What of it is followed, where its type is right, besides `RANGES`.
+SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
+# llama.cpp's names, behind `general.sampling.`, for what a GGUF file has of `RANGES` …
+_GGUF: Mapping[str, str] = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+# … and what else it may have, with the values that change nothing.
+_GGUF_NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
+    "sequence": (), "xtc_probability": (0,), "penalty_last_n": (-1,), "mirostat": (0,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +117,18 @@ class SamplingOptions:
 class Resolved:
     """The values in force, where each comes from, and what the user should know about them.
 
-    `ignored`: what generation_config.json sets and llmcli does not follow.
+    `ignored`: what the model's files set and llmcli does not follow; `suppressed`: the tokens that
+    they forbid, by the names of `Sampling`. `limit` (new tokens) and `stop` are theirs too, for
+    who has none of the user's.
     """
 
     values: Mapping[str, float]
     origins: Mapping[str, Origin]
     notes: tuple[str, ...]
     ignored: tuple[str, ...] = ()
+    suppressed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    limit: int | None = None
+    stop: tuple[str, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -120,15 +137,17 @@ class Resolved:
 
     def sampling(self, seed: int) -> Sampling:
         """What the engine takes."""
-        return engine_sampling(self.values, seed)
+        return engine_sampling(self.values, seed, self.suppressed)
 
 
-def engine_sampling(values: Mapping[str, float], seed: int) -> Sampling:
+def engine_sampling(
+    values: Mapping[str, float], seed: int, suppressed: Mapping[str, tuple[int, ...]]
+) -> Sampling:
     """What the engine takes; `values` are by the names of `RANGES`."""
     from llmcli.engine.sampling import Sampling
 
-    others = {name: value for name, value in values.items() if name != "top_k"}
-    return Sampling(top_k=int(values["top_k"]), seed=seed, **others)
+    others: dict[str, Any] = {**values, **suppressed, "top_k": int(values["top_k"])}
+    return Sampling(seed=seed, **others)
 
 
 def resolve(
@@ -136,16 +155,24 @@ def resolve(
     configuration: Mapping[str, Any] | None,
     tuned: Mapping[str, float] | None = None,
     from_file: Collection[str] = (),
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    limited: bool = False,
 ) -> Resolved:
-    """Flags win over `generation_config.json`, then what the catalog has, `tuned`, then defaults.
+    """Flags win over the model's files, then what the catalog has, `tuned`, then defaults.
 
+    The files are `generation_config.json`, or the `metadata` of a GGUF file.
     `from_file`: the options that the configuration file has set, whose origin that is.
     Value by value: a `generation_config.json` without a temperature leaves that to the catalog.
     `do_sample: false` in the configuration is a temperature of 0. A value there that is not a
     number of its range is passed over with a note, and so is all that changes the text in
-    transformers and not here.
+    transformers or llama.cpp and not here. `limited`: the user says how many tokens are written.
     """
-    given, tuned = configuration or {}, tuned or {}
+    given, tuned, place, program = configuration or {}, tuned or {}, "generation_config.json", ""
+    own: Origin = "generation_config.json"
+    if configuration is None and metadata:
+        given, own = _from_gguf(metadata), "general.sampling"
+        place, program = "the GGUF file's `general.sampling`", "llama.cpp"
     values: dict[str, float] = {}
     origins: dict[str, Origin] = {}
     notes = []
@@ -163,31 +190,86 @@ def resolve(
             origin: Origin = "configuration file" if option in from_file else "flag"
             values[name], origins[name] = flag, origin
         elif valid(name, theirs):
-            values[name], origins[name] = theirs, "generation_config.json"
+            values[name], origins[name] = theirs, own
         elif theirs is not None:
             notes.append(
-                f"generation_config.json has `{name}` {theirs!r}, which must be {RANGES[name]}: "
-                f"{usual:g} is used"
+                f"{place} has `{name}` {theirs!r}, which must be {RANGES[name]}: {usual:g} is used"
             )
-    resolved = Resolved(values, origins, tuple(notes))
+    greedy = values["temperature"] == 0
     idle = [name for name in ("top_k", "top_p", "min_p") if origins[name] == "flag"]
-    if resolved.greedy and idle:
+    if greedy and idle:
         flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in idle)
         why = f"the temperature is 0 ({origins['temperature']})"
         notes.append(f"{flags} changes nothing: {why}, so the likeliest token is always taken")
-    ignored = _not_followed(given, greedy=resolved.greedy)
+    limit, stop = given.get("max_new_tokens"), given.get("stop_strings")
+    stop = [stop] if isinstance(stop, str) else stop
+    followed = {name: ids for name in SUPPRESSED if (ids := _ids(given.get(name)))}
+    if type(limit) is int and limit > 0:
+        followed["max_new_tokens"] = ()
+    if isinstance(stop, list) and stop and all(isinstance(one, str) and one for one in stop):
+        followed["stop_strings"] = ()
+    ignored = _not_followed(given, greedy=greedy, followed={
+        *followed, *(("max_length",) if limited or "max_new_tokens" in followed else ()),
+    })  # fmt: skip
+    if program:
+        ignored += _not_followed_of_gguf(metadata or {}, penalty=values["repetition_penalty"])
     if ignored:
         named = ", ".join(f"`{name}`" for name in ignored)
         notes.append(
-            f"generation_config.json sets {named}, which llmcli does not follow: the text may "
-            "differ from that of transformers"
+            f"{place} sets {named}, which llmcli does not follow: the text may differ from that of "
+            f"{program or 'transformers'}"
         )
-    return Resolved(values, origins, tuple(notes), ignored)
+    return Resolved(
+        values, origins, tuple(notes), ignored,
+        suppressed={name: ids for name, ids in followed.items() if ids},
+        limit=limit if "max_new_tokens" in followed else None,
+        stop=tuple(stop or ()) if "stop_strings" in followed else (),
+    )  # fmt: skip
 
 
-def _not_followed(configuration: Mapping[str, Any], *, greedy: bool) -> tuple[str, ...]:
-    names = NOT_FOLLOWED if greedy else {**NOT_FOLLOWED, **NOT_FOLLOWED_FILTERS}
-    values = {name: configuration.get(name) for name in names}
+def _ids(value: Any) -> tuple[int, ...]:
+    """Token ids, empty where it is no list of them."""
+    whole = isinstance(value, list) and all(type(one) is int for one in value)
+    return tuple(value) if whole else ()
+
+
+def _from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """`general.sampling` by the names of `RANGES`, as llama.cpp reads it (common/common.cpp).
+
+    That has six digits of a number, and takes those beyond a filter's range as off.
+    """
+    found: dict[str, Any] = {}
+    for key, name in _GGUF.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = round(value, 6)
+            if name in ("temperature", "top_k", "min_p"):
+                value = max(value, 0)
+            value = min(value, 1.0) if name == "top_p" else value
+        found[name] = value
+    if metadata.get("general.sampling.penalty_last_n") == 0:
+        found["repetition_penalty"] = 1.0
+    return found
+
+
+def _not_followed_of_gguf(metadata: Mapping[str, Any], *, penalty: float) -> tuple[str, ...]:
+    values = {name: metadata.get(f"general.sampling.{name}") for name in _GGUF_NOT_FOLLOWED}
+    if penalty == 1:
+        del values["penalty_last_n"]
+    return tuple(
+        name for name, value in values.items()
+        if value not in (None, "", *_GGUF_NOT_FOLLOWED[name])
+    )  # fmt: skip
+
+
+def _not_followed(
+    configuration: Mapping[str, Any], *, greedy: bool, followed: Collection[str]
+) -> tuple[str, ...]:
+    names = {
+        **NOT_FOLLOWED, **dict.fromkeys((*SUPPRESSED, "stop_strings", "max_new_tokens"), ()),
+        **({} if greedy else NOT_FOLLOWED_FILTERS),
+    }  # fmt: skip
+    values = {name: configuration.get(name) for name in names if name not in followed}
     set_ = [name for name, value in values.items() if value not in (None, [], {}, "")]
     return tuple(
         name for name in set_ if values[name] is not False and values[name] not in names[name]

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TextIO
 
+from llmcli.errors import WriteFailed
+
 # signs that an encoding may lack, in ASCII
 _SPELLED = {
     "✓": "ok",
@@ -88,6 +90,23 @@ class Stdout:
 
 
 STDOUT = Stdout()
+
+
+def write(text: str, *, flush: bool = True) -> None:
+    """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""
+    if sys.stdout is None:
+        raise WriteFailed("could not write the output: stdout is closed")
+    try:
+        sys.stdout.write(text)
+        if text:
+            STDOUT.line_open = not text.endswith("\n")
+        if flush:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise WriteFailed(f"could not write the output: {reason}") from error
 
 
 def erase_line() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -128,6 +130,20 @@ def check_replaceable(path: str) -> None:
             f"could not write `{path}`: it exists and is not a transcript of `llmcli chat`",
             hint=OTHER_PLACE,
         )
+
+
+def real_path(path: str) -> str:
+    """The path of the file itself, by which one file is known under all its names."""
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def state_of(path: str) -> tuple[int, ...] | None:
+    """What differs once the file was written anew; None where there is none, or no regular one."""
+    with suppress(OSError):
+        found = os.stat(real_path(path))
+        if stat.S_ISREG(found.st_mode):
+            return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return None
 
 
 def transcript_of(document: Any, where: str) -> Transcript:

@@ -9,8 +9,10 @@ import typer
 from typer.main import get_command
 
 from llmcli import __version__
-from llmcli.cli.group import HELP_NAMES, Entry, Root
-from llmcli.cli.params import adopt
+from llmcli.cli.group import HELP_NAMES, Entry, Root, asks_for_help, show_help
+from llmcli.cli.params import WORDS, adopt
+from llmcli.cli.streams import write
+from llmcli.errors import UsageError
 
 # by heading; `llmcli.commands.NAME.command` is its module, of two words the second names the file
 COMMANDS = {
@@ -96,24 +98,38 @@ class LlmcliRoot(Root):
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"llmcli {__version__}")
+        write(f"llmcli {__version__}\n")
         raise typer.Exit()
 
 
-def _install(value: bool) -> None:
+def _install(ctx: typer.Context, value: bool) -> None:
     if value:
         from llmcli.cli.completion import install
 
-        typer.echo(install())
+        write(f"{install(_shell(ctx, '--install-completion'))}\n")
         raise typer.Exit()
 
 
-def _show(value: bool) -> None:
+def _show(ctx: typer.Context, value: bool) -> None:
     if value:
-        from llmcli.cli.completion import current_shell, script
+        from llmcli.cli.completion import script
 
-        typer.echo(script(current_shell()), nl=False)
+        write(script(_shell(ctx, "--show-completion")))
         raise typer.Exit()
+
+
+def _shell(ctx: typer.Context, option: str) -> str:
+    """The shell that is named behind `option`, else the current one; `--help` is shown instead."""
+    from llmcli.cli.completion import current_shell
+
+    show_help(ctx, None, asks_for_help(ctx.meta[WORDS]))
+    named = [word for word in ctx.meta[WORDS] if word != option]
+    if len(named) > 1:
+        raise UsageError(
+            f"`{option}` takes one shell, not `{' '.join(named)}`",
+            hint=f"for example `llmcli {option} zsh`",
+        )
+    return named[0] if named else current_shell()
 
 
 def _root(
@@ -127,7 +143,7 @@ def _root(
             "--install-completion",
             callback=_install,
             is_eager=True,
-            help="Install completion for your shell (bash, zsh or fish).",
+            help="Install completion for your shell or a named one (bash, zsh, fish).",
         ),
     ] = False,
     show_completion: Annotated[
@@ -136,7 +152,7 @@ def _root(
             "--show-completion",
             callback=_show,
             is_eager=True,
-            help="Print the completion script of your shell.",
+            help="Print the completion script of your shell or a named one.",
         ),
     ] = False,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -16,6 +17,13 @@ def columns(stream: TextIO, environ: Mapping[str, str]) -> int:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
+
+
+def pipe_columns(environ: Mapping[str, str]) -> int:
+    """Where stdout is no terminal: of the one that stderr is, else $COLUMNS; 0 where neither is."""
+    if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
+        return columns(sys.stderr, {})
+    return given_columns(environ)
 
 
 def given_columns(environ: Mapping[str, str]) -> int:

@@ -66,7 +66,7 @@ class Conversation:
         self.speculation: Speculation | None = None
         self._tokenizer: Tokenizer = tokenizer
         self._template: ChatTemplate = tokenizer.chat_template
-        self._markers = Markers.of(self._template.source)
+        self._markers = Markers.of_tokenizer(tokenizer)
         self._shown = self._markers.special_ids(tokenizer)
         self._answers = AnswerIds(tokenizer, model.eos_ids, self._shown)
         self._prompt = ""

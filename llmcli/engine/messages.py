@@ -57,8 +57,7 @@ class AnswerIds:
     @classmethod
     def of(cls, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> AnswerIds:
         """With the markers of the tokenizer's chat template as text."""
-        source = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
-        return cls(tokenizer, eos_ids, Markers.of(source).special_ids(tokenizer))
+        return cls(tokenizer, eos_ids, Markers.of_tokenizer(tokenizer).special_ids(tokenizer))
 
     def checked(self, message: Message) -> Message:
         """The message, without ids that are not its text."""
@@ -107,8 +106,7 @@ class AnswerIds:
         Nothing merges across a special token, whichever side of the border it is on.
         """
         if not ids:
-            begins = self._tokenizer.begins_with_bos(text)
-            return self._tokenizer.encode(text, add_bos=False if begins else None)
+            return self._tokenizer.encode(text, add_bos=self._tokenizer.before_chat(text))
         special = self._tokenizer.special_ids
         if ids[-1] in special:
             lead = self._tokenizer.decode(ids[-1:], skip_special=False)

@@ -54,7 +54,7 @@ class Output:
 
     `eos_ids` end it (an empty set: none does). A `tokenizer` of None gives no text. The text
     goes on behind `prompt`, unless that ends with a special token: then it begins. `shown` are
-    special tokens that are text nevertheless.
+    special tokens that are text nevertheless; strings of `stop` are found in the others too.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class Output:
         self._eos_ids = eos_ids
         self._index = 0
         self._decoder = None
+        self._tokenizer = tokenizer
+        self._hidden: frozenset[int] = frozenset()  # tokens whose text only `stop` sees
         if tokenizer is not None:
+            self._hidden = (tokenizer.special_ids - shown) | eos_ids if stop else self._hidden
             begins = prompt[-1] in tokenizer.special_ids
             self._decoder = StreamDecoder(tokenizer, first=begins, shown=shown)
         self._stop = StopMatcher(stop)
@@ -86,24 +89,32 @@ class Output:
             self.finish = "eos"
         else:
             if self._decoder is not None:
-                text = self._stop.push(self._decoder.push(choice.id))
+                text = self._stop.push(self._decoder.push(choice.id)) + self._unseen(choice.id)
             if self._stop.stopped:
                 self.finish = "stop"
             elif self._index + 1 == self._room:
                 self.finish = "length"
         if self.finish in ("eos", "length"):
-            text += self._rest()
+            text += self._rest(choice.id)
         self._index += 1
         return Token(
             self.sequence, self._index - 1, choice.id, text, choice.logprob, choice.top,
             self.finish, choice.margin, choice.tied,
         )  # fmt: skip
 
-    def _rest(self) -> str:
-        """The text that was held back; it may still complete a stop string."""
+    def _unseen(self, id: int) -> str:
+        """What is certain once a token without text has come."""
+        if self._tokenizer is None or id not in self._hidden:
+            return ""
+        return self._stop.push(self._tokenizer.token_text(id), hidden=True)
+
+    def _rest(self, last: int) -> str:
+        """The text that was held back; it may still complete a stop string, as an end token may."""
         if self._decoder is None:
             return ""
         text = self._stop.push(self._decoder.finish())
+        if self.finish == "eos":
+            text += self._unseen(last)
         if self._stop.stopped:
             self.finish = "stop"
         return text + self._stop.finish()

@@ -74,8 +74,9 @@ class Sampler:
         """
         device, logits_BV = logits_BV.device, logits_BV.to(self._device)
         u_B = None if self._sampling.greedy else self._uniforms()
-        ids_B, best_B = choose(logits_BV, self._sampling, u_B, self._prompt_BV, self._output_BV)
-        margins = None if self._ties is None else self._margins(self._ties, logits_BV, ids_B)
+        free_BV = self._sampling.suppressed(logits_BV, self._step)
+        ids_B, best_B = choose(free_BV, self._sampling, u_B, self._prompt_BV, self._output_BV)
+        margins = None if self._ties is None else self._margins(self._ties, free_BV, ids_B)
         if self._output_BV is not None:
             self._output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
         columns = torch.stack((ids_B.double(), best_B.double()), 1)
@@ -111,7 +112,8 @@ class Sampler:
             one if one is None else one[:, : logits_1V.shape[1]]
             for one in (self._prompt_BV, self._output_BV)
         ]
-        return int(choose(logits_1V, self._sampling, u_B, *counts)[0])
+        free_1V = self._sampling.suppressed(logits_1V, self._step + ahead)
+        return int(choose(free_1V, self._sampling, u_B, *counts)[0])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Goes on with these rows of the batch only."""
@@ -159,8 +161,9 @@ def _choice(sequence: int, step: int, id: float, best: float, *logprobs: float) 
     if not float("-inf") < best < float("inf"):
         raise NotFinite(
             f"the logits of sequence {sequence} for its token {step} are not finite",
-            hint="try `--dtype float32` where it was half precision, which overflows in some "
-            "models; else the checkpoint may hold NaN: `llmcli load --check` finds it",
+            hint="try `--cache-type float32`, and `--dtype float32` where it was float16, which "
+            "overflows in some models; else the checkpoint may hold NaN: `llmcli load --check` "
+            "finds it",
         )
     if not logprobs:
         return Choice(int(id), None, ())

@@ -30,6 +30,7 @@ class Sampling:
     `temperature` ≥ 0 (0 is greedy); `top_k` ≥ 0 (0 is off); `top_p` in (0, 1]; `min_p` in
     [0, 1]; `repetition_penalty` > 0 over prompt and output; `presence_penalty` and
     `frequency_penalty` any number, over the output. Anything else raises UsageError.
+    `suppress_tokens` are never chosen, `begin_suppress_tokens` not as the first one.
     """
 
     temperature: float = 0.8
@@ -40,6 +41,8 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
@@ -56,6 +59,14 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether the best token is always taken, and no random number needed."""
         return self.temperature == 0
+
+    def suppressed(self, logits: Tensor, step: int) -> Tensor:
+        """`logits` `[B, V]` for output token `step`, -inf for what must not be chosen."""
+        ids = self.suppress_tokens + (self.begin_suppress_tokens if step == 0 else ())
+        known = [id for id in ids if 0 <= id < logits.shape[-1]]
+        if not known:
+            return logits
+        return logits.index_fill(1, torch.tensor(known, device=logits.device), -math.inf)
 
     @property
     def penalizes_prompt(self) -> bool:

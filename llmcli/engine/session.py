@@ -93,7 +93,8 @@ class Session:
 
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
         `[B, V]`. With `none`, and with `until=i`, neither final norm nor head is computed: the
-        residual stream `[B, T, D]` after the last layer, or after layer i. `totals`, `tap`,
+        residual stream `[B, T, D]` after the last layer (after the last that keeps something, where
+        nobody looks on), or after layer i. `totals`, `tap`,
         `edits`, `clock` and `ahead` are the decoder's: what was read `ahead` can be forgotten
         (`forget`). Raises ValueError where the tokens do not fit.
         """
@@ -104,7 +105,8 @@ class Session:
             padded = [[*row, *[0] * (width - len(row))] for row in ids]
             ids = torch.tensor(padded, device=self.decoder.device)
         if logits == "none" and until is None:
-            until = len(self.decoder.blocks) - 1
+            looked_at = tap is not None or bool(edits)
+            until = (len(self.decoder.blocks) if looked_at else self.decoder.readers) - 1
         new = lengths or [ids.shape[1]] * len(ids)
         after = totals or [start + more for start, more in zip(self.lengths, new, strict=True)]
         if self.decoder.outdated(self.state, after):

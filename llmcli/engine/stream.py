@@ -21,6 +21,7 @@ from llmcli.engine.speculation import Speculation, decode
 from llmcli.engine.stop import StopMatcher
 from llmcli.engine.ties import NearTies
 from llmcli.errors import PromptTooLong, UsageError
+from llmcli.text.markers import Markers
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -83,9 +84,7 @@ def stream(
         raise UsageError(f"`--logprobs {logprobs}` is out of range", hint="it must be 0 or more")
     StopMatcher(request.stop)
     _check_prompts(prompts, model.config.vocab, room)
-    outputs = [
-        _output(model, request, number, room) for number in range(len(prompts) * request.samples)
-    ]
+    outputs = _outputs(model, request, room)
     sampler = Sampler(
         request.sampling, prompts, samples=request.samples, vocab=model.config.vocab,
         device=model.device, logprobs=logprobs, limit=limit,
@@ -122,15 +121,20 @@ def stream(
     return tokens()
 
 
-def _output(model: Model, request: TextRequest, number: int, room: int) -> Output:
-    """Of sequence `number`, prompt · samples + sample."""
-    prompt = request.prompts[number // request.samples]
-    left = room - len(prompt) + 1
-    return Output(
-        number, prompt, room=left if request.limit is None else min(request.limit, left),
-        tokenizer=model.tokenizer, stop=request.stop,
-        eos_ids=frozenset() if request.ignore_eos else model.eos_ids,
-    )  # fmt: skip
+def _outputs(model: Model, request: TextRequest, room: int) -> list[Output]:
+    """Of every sequence, prompt · samples + sample; the markers of reasoning are text."""
+    tokenizer, outputs = model.tokenizer, []
+    markers = Markers.of_tokenizer(tokenizer)
+    shown = frozenset() if tokenizer is None else markers.special_ids(tokenizer)
+    for number in range(len(request.prompts) * request.samples):
+        prompt = request.prompts[number // request.samples]
+        left = room - len(prompt) + 1
+        outputs.append(Output(
+            number, prompt, room=left if request.limit is None else min(request.limit, left),
+            tokenizer=tokenizer, stop=request.stop,
+            eos_ids=frozenset() if request.ignore_eos else model.eos_ids, shown=shown,
+        ))  # fmt: skip
+    return outputs
 
 
 def _capacity(model: Model, capacity: int | None) -> int:

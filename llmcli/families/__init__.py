@@ -6,6 +6,7 @@ from llmcli.families.family import (
     families,
     find,
     ignored_metadata,
+    planned,
     translate,
 )
 from llmcli.families.rules import (
@@ -58,6 +59,7 @@ __all__ = [
     "packable",
     "parts_to_fill",
     "plan",
+    "planned",
     "shape_after",
     "translate",
 ]

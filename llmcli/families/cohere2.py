@@ -29,7 +29,7 @@ _DEFAULTS = {
     "max_position_embeddings": 8192, "bos_token_id": 5, "eos_token_id": 255_001,
     "tie_word_embeddings": True,
 }  # fmt: skip
-_LLAMA_ONLY = {"model_type": "llama", "mlp_bias": False, "head_dim": None}
+_LLAMA_ONLY = {"model_type": "llama", "mlp_bias": False}
 _PERIOD = 4  # layers, of which the last has no window
 
 
@@ -91,7 +91,7 @@ FAMILIES = (
         "layers, which alone have rotary positions",
         hf_types=("cohere2",),
         gguf_archs=("cohere2",),
-        gguf_reads=GGUF_WINDOWS,
+        gguf_reads=(*GGUF_WINDOWS, "logit_scale"),
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=rules_hf,

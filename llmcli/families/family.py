@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig
-from llmcli.errors import UnsupportedModel
-from llmcli.families.multimodal import PREFIXES, text_settings, with_prefixes
-from llmcli.families.quantized import Scheme, scale_names, scheme, with_scales
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.multimodal import text_settings, with_prefixes
+from llmcli.families.quantized import NVFP4, Scheme, scale_names, scheme, with_scales
 from llmcli.families.read import gguf_ignored
-from llmcli.families.rules import HF_HEAD, Rename, Rule
+from llmcli.families.rope import check_rotations
+from llmcli.families.rules import Plan, Rename, Rule, plan
+from llmcli.families.scales import FLOAT8
 from llmcli.families.unsupported import Kind, meant, needed_parts, needs, run_instead
-from llmcli.families.values import shortened
+from llmcli.families.values import farthest, shortened
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
@@ -113,27 +116,66 @@ def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
     """
     family, config, found = _described(checkpoint)
     if checkpoint.kind == "gguf":
-        return config, family.rules_gguf(config)
+        blocks = any(info.format == "NVFP4" for info in checkpoint.tensors.values())
+        return config, with_scales(family.rules_gguf(config), NVFP4 if blocks else None)
     multimodal = checkpoint.model_type in family.hf_multimodal
     config, rules = _with_the_head_as_stored(checkpoint, family, config, found, multimodal)
     return config, with_scales(rules, found)
+
+
+def planned(
+    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Plan:  # fmt: skip
+    """What fills the parameters of those `shapes`; of a GGUF file, also what would fill none.
+
+    transformers runs a checkpoint that has more than the model, llama.cpp refuses it. What lies
+    beside a matrix of 8 bits, and is not used, is no surplus: that matrix would be wrong.
+    """
+    todo, tensors = plan(checkpoint.tensors, rules, config), checkpoint.tensors
+    if checkpoint.kind == "gguf":
+        return todo
+    matrices = {name: f"{name.rpartition('.')[0]}.weight" for name in todo.unexpected}
+    scales = [
+        name for name, matrix in matrices.items()
+        if matrix in tensors and tensors[matrix].format in FLOAT8
+    ]  # fmt: skip
+    return todo.without_surplus(shapes, keep=scales)
 
 
 def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | None]:
     model_type, settings = checkpoint.model_type, checkpoint.config or {}  # raises where it is none
     if checkpoint.kind == "gguf":
         family = find(model_type, "gguf")
-        return family, family.from_gguf(settings, checkpoint.tensors), None
+        read = partial(family.from_gguf, settings, checkpoint.tensors)
+        return family, _checked(read, settings), None
     multimodal = [family for family in families() if model_type in family.hf_multimodal]
     if multimodal:
         settings = text_settings(settings)
         family = _of_text(model_type, settings["model_type"], multimodal)
     else:
+        if model_type == "mistral" and "layer_types" in settings:  # as transformers' AutoConfig,
+            model_type = "ministral"  # and not where it is the text of a multimodal model
+            settings = {**settings, "model_type": model_type}
         family = find(model_type, "safetensors")
     if settings.get("use_bidirectional_attention") not in (None, False, "vision"):
         parts = needs(["bidirectional attention"])
         raise UnsupportedModel(f"`use_bidirectional_attention` is not supported{parts}")
-    return family, family.from_hf(settings), scheme(settings)
+    return family, _checked(partial(family.from_hf, settings), settings), scheme(settings)
+
+
+def _checked(read: Callable[[], ModelConfig], settings: Mapping[str, Any]) -> ModelConfig:
+    """What `read` makes of the settings, all of whose numbers combine to finite ones."""
+    try:
+        model = read()
+        check_rotations(model)
+    except ArithmeticError:
+        key, value = farthest(settings)
+        raise CheckpointError(
+            f"the configuration says `{shortened(key)}` is `{shortened(value)}`:"
+            " what is computed from it is not finite"
+        ) from None
+    return model
 
 
 def _of_text(whole: str, text: str, multimodal: Iterable[Family]) -> Family:
@@ -159,10 +201,9 @@ def _with_the_head_as_stored(
     As transformers 5 does: a head that is all there is of the pair fills the embedding, one that
     differs from the embedding stays a head of its own, one that equals it is dropped.
     """
-    prefixes = PREFIXES if multimodal else ("",)
-    heads = [f"{prefix}{HF_HEAD}" for prefix in prefixes]
-    heads = [head for head in heads if head in checkpoint.tensors]
     rules = _rules(family, config, multimodal)
+    untied = replace(config, head=replace(config.head, tied=False))
+    heads = _stored_heads(checkpoint, _rules(family, untied, multimodal))
     if not config.head.tied or not heads:
         return config, rules
     sources = [name for name in _sources("embed.W", rules) if name in checkpoint.tensors]
@@ -170,8 +211,20 @@ def _with_the_head_as_stored(
         others = [rule for rule in rules if isinstance(rule, Rename) or rule.pattern not in heads]
         return config, (*(Rename(head, "embed.W") for head in heads), *others)
     if not all(_same(checkpoint, head, sources[0], found) for head in heads):
-        config = replace(config, head=replace(config.head, tied=False))
-    return config, _rules(family, config, multimodal)
+        return untied, _rules(family, untied, multimodal)
+    return config, rules
+
+
+def stored_head(checkpoint: Checkpoint) -> str | None:
+    """The tensor of safetensors that is, or would be, a head of its own; None without one."""
+    family, config, _ = _described(checkpoint)
+    config = replace(config, head=replace(config.head, tied=False))
+    rules = _rules(family, config, checkpoint.model_type in family.hf_multimodal)
+    return next(iter(_stored_heads(checkpoint, rules)), None)
+
+
+def _stored_heads(checkpoint: Checkpoint, untied: tuple[Rule, ...]) -> list[str]:
+    return [name for name in _sources("head.W", untied) if name in checkpoint.tensors]
 
 
 def _rules(family: Family, config: ModelConfig, multimodal: bool) -> tuple[Rule, ...]:

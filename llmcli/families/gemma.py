@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
-from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_windows
+from llmcli.families.read import GGUF_CAPS, GGUF_WINDOWS, gguf_windows, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.rules import Rule
 from llmcli.families.values import Values
@@ -41,7 +41,6 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 _PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers, the last of them without a window
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of those whose queries are scaled by D / H
-_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # of scores and of logits
 NORMS_HF = (
     ("input_layernorm", "ln1"), ("post_attention_layernorm", "ln1_post"),
     ("pre_feedforward_layernorm", "ln2"), ("post_feedforward_layernorm", "ln2_post"),
@@ -72,8 +71,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         model, kind, values.number("query_pre_attn_scalar", 256.0) ** -0.5,
         hf_windows(values, count, period=_PERIOD[kind], window=4096), local,
         # transformers has no cap of Gemma 3's scores, whatever is written
-        values.optional_number(_CAPS[0]) if kind == "gemma2" else None,
-        values.optional_number(_CAPS[1]), rounded=True,
+        values.optional_number(GGUF_CAPS[0]) if kind == "gemma2" else None,
+        values.optional_number(GGUF_CAPS[1]), rounded=True,
     )  # fmt: skip
 
 
@@ -84,7 +83,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     """
     arch = metadata["general.architecture"]
     values = Values(metadata, prefix=f"{arch}.")
-    rest = {key: value for key, value in metadata.items() if not key.endswith(_CAPS)}
+    rest = {key: value for key, value in metadata.items() if not key.endswith(GGUF_CAPS)}
     model = llama.from_gguf(rest, tensors, function="gelu_tanh")
     attention, count = llama.first_attention(model), len(model.layers)
     if arch == "gemma":
@@ -97,7 +96,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
         theta = values.number("rope.freq_base_swa", 10_000.0)
         local = replace(attention.rope, theta=theta, scaling=None)
     caps = [values.number(key, usual * two, above=False) or None
-            for key, usual in zip(_CAPS, (50.0, 30.0), strict=True)]  # fmt: skip
+            for key, usual in zip(GGUF_CAPS, (50.0, 30.0), strict=True)]  # fmt: skip
     return _gemma(model, arch, scale, windows, local, caps[0] if two else None, caps[1])
 
 
@@ -141,6 +140,6 @@ FAMILIES = (Family(
     words="norms of 1 + w, scaled embeddings; norms before and after (gemma2, gemma3), soft caps, "
     "windows by layer with rotary positions of their own",
     hf_types=("gemma", "gemma2", "gemma3_text"), gguf_archs=("gemma", "gemma2", "gemma3"),
-    hf_multimodal=("gemma3",), gguf_reads=GGUF_WINDOWS,
+    hf_multimodal=("gemma3",), gguf_reads=(*GGUF_WINDOWS, *GGUF_CAPS),
     from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
 ),)  # fmt: skip

@@ -8,7 +8,7 @@ A mixture of experts may stand beside each dense feed-forward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,14 +48,15 @@ _ROPES: Mapping[str, Any] = {
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig; layers' sizes by their type, or as transformers 5 writes them."""
     values = Values(config)
+    layers = values.integer("num_hidden_layers", most=MOST["layers"])
+    windows = hf_windows(values, layers, period=6, window=512)
+    windows[-1] = None  # whatever is written
     settings = {
         **_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False,
         "hidden_act": values.text("hidden_activation", "gelu_pytorch_tanh"),
-        "rope_parameters": config.get("rope_parameters") or _ROPES,
+        "rope_parameters": _ropes(values, {_SLIDING if window else _FULL for window in windows}),
     }  # fmt: skip
     model = llama.from_hf(of_layer_type(settings, _SLIDING, theta=10_000.0))
-    windows = hf_windows(values, len(model.layers), period=6, window=512)
-    windows[-1] = None  # whatever is written
     shared = values.integer("num_kv_shared_layers", 0, least=0, most=len(windows))
     equal, wide = (values.flag(key, False) for key in ("attention_k_eq_v", "use_double_wide_mlp"))
     whole = {"head_dim": config.get("global_head_dim", 512)}
@@ -90,6 +91,16 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     model = replace(model, head=replace(model.head, cap=cap), model_type=config["model_type"])
     model = llama.rebuilt(model, block)
     return gemma4(model, experts, shared=shared, size=size, rows=rows, rounded=True)
+
+
+def _ropes(values: Values, kinds: Collection[str]) -> Mapping[str, Any]:
+    """The rotation of each type of layers that there are, whose `rope_theta` has no default."""
+    if not values.has("rope_parameters"):
+        return _ROPES
+    written = values.section("rope_parameters") or Values({})
+    for kind in kinds:
+        (written.section(kind) or Values({})).number("rope_theta")
+    return written.all()
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
@@ -131,7 +142,7 @@ FAMILIES = (Family(
     words="normalized values, keys as values or of other layers, embeddings for each layer, "
     "experts beside the MLP",
     hf_types=("gemma4_text",), gguf_archs=("gemma4",), hf_multimodal=("gemma4",),
-    gguf_reads=GGUF_WINDOWS, from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf,
-    rules_gguf=rules_gguf,
+    gguf_reads=(*GGUF_WINDOWS, "final_logit_softcapping"),
+    from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
     feed_forwards=("gated MLP", "mixture of experts", "per-layer embeddings"),
 ),)  # fmt: skip

@@ -14,6 +14,7 @@ from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
 from llmcli.families.fused import fused_qkv
+from llmcli.families.read import GGUF_PARALLEL
 from llmcli.families.rules import HF_HEAD, Drop, Rename, Rule
 from llmcli.families.values import Values
 from llmcli.parts.attention.config import AttentionConfig
@@ -48,7 +49,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
     """GGUF metadata → ModelConfig."""
-    key = "gptneox.use_parallel_residual"
+    key = f"gptneox.{GGUF_PARALLEL}"
     rest = {name: value for name, value in metadata.items() if name != key}
     model = llama.from_gguf(rest, tensors, function="gelu")
     parallel, biased = Values(metadata).flag(key, True), "blk.0.attn_qkv.bias" in tensors
@@ -110,6 +111,7 @@ FAMILIES = (
         "rotated",
         hf_types=("gpt_neox",),
         gguf_archs=("gptneox",),
+        gguf_reads=(GGUF_PARALLEL,),
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=rules_hf,

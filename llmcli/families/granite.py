@@ -11,6 +11,7 @@ from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_hf
+from llmcli.families.read import GGUF_SCALES
 from llmcli.families.values import Values
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -19,9 +20,8 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# of scores, of what a part adds, of embeddings, and what logits are divided by
+# as `GGUF_SCALES`; logits are divided by the last
 _HF = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling")
-_GGUF = ("attention.scale", "residual_scale", "embedding_scale", "logit_scale")
 
 
 def from_hf(config: Mapping[str, Any], *, rotated: bool = True) -> ModelConfig:
@@ -37,14 +37,14 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     `rope.scaling.finetuned` says there whether queries and keys are rotated.
     """
     arch = Values(metadata).text("general.architecture")
-    own = {f"{arch}.{key}" for key in _GGUF}
+    own = {f"{arch}.{key}" for key in GGUF_SCALES}
     rest = {key: value for key, value in metadata.items() if key not in own}
     model, values = llama.from_gguf(rest, tensors), Values(metadata, prefix=f"{arch}.")
     rotated = values.flag("rope.scaling.finetuned", True)
     usual = (llama.first_attention(model).scale, 1.0, 1.0, 1.0)
     found = (
         values.number(key, other, above=False) or other
-        for key, other in zip(_GGUF, usual, strict=True)
+        for key, other in zip(GGUF_SCALES, usual, strict=True)
     )
     return _granite(model, *found, rotated=rotated)
 
@@ -71,6 +71,7 @@ FAMILIES = (
         words="as llama with multipliers of embeddings, scores, residual parts and logits",
         hf_types=("granite",),
         gguf_archs=("granite",),
+        gguf_reads=GGUF_SCALES,
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=rules_hf,

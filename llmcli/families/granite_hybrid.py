@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import ModelConfig, sequential
 from llmcli.families import granite, llama_rules, mamba2_mixer, mamba2_rules, mixture
 from llmcli.families.family import Family
+from llmcli.families.read import GGUF_SCALES
 from llmcli.families.rules import Rename, Rows, Rule
 from llmcli.families.values import MOST, Values
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
@@ -138,7 +139,8 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
 FAMILIES = (Family(
     name="granite_hybrid", words="as granite with Mamba-2 in most layers, rotary positions where "
     "it says so, a shared expert beside others (softmax of the chosen) or alone",
-    hf_types=("granitemoehybrid",), gguf_archs=("granitehybrid",), from_hf=from_hf,
+    hf_types=("granitemoehybrid",), gguf_archs=("granitehybrid",),
+    gguf_reads=GGUF_SCALES, from_hf=from_hf,
     from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
     mixers=("Mamba-2", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
 ),)  # fmt: skip

@@ -112,7 +112,8 @@ def _hidden(values: Values) -> int:
 
 def _attends(values: Values, layers: int) -> list[bool]:
     kinds, listed = values.raw("layer_types"), values.raw("full_attn_idxs")
-    if kinds is None:  # the first releases: the numbers of those that attend
+    experts = values.text("model_type") == "lfm2_moe"  # whose configuration has no default
+    if kinds is None and not experts:  # the first releases: the numbers of those that attend
         return [not isinstance(listed, list) or i in listed for i in range(layers)]
     types = values.layer_types(layers, ("conv", "full_attention"))
     return [kind == "full_attention" for kind in types]

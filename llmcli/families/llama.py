@@ -49,6 +49,9 @@ class _Type:
 _TYPES = {
     "llama": _Type(context=2048, qkv_bias=None, out_bias=None, mlp_bias=None, bos=1, eos=2),
     "mistral": _Type(context=131072, kv_heads=8, window=4096, bos=1, eos=2),
+    "ministral": _Type(
+        context=131072, kv_heads=8, window=4096, window_by_layer=True, bos=1, eos=2
+    ),
     "qwen2": _Type(context=32768, kv_heads=32, window=4096, window_by_layer=True, qkv_bias=True),
     "qwen3": _Type(
         context=32768,
@@ -223,7 +226,7 @@ def _gguf_attention(
 
 
 def _windows(values: Values, kind: _Type, layers: int) -> list[int | None]:
-    """The window of every layer: Mistral has one for all, Qwen says which layers have it."""
+    """The window of every layer: Mistral has one for all, others say which layers have it."""
     if kind.window is None:
         return [None] * layers
     window = None
@@ -231,9 +234,12 @@ def _windows(values: Values, kind: _Type, layers: int) -> list[int | None]:
         window = values.integer("sliding_window", kind.window, most=MOST["positions"])
     if not kind.window_by_layer:
         return [window] * layers
-    if not values.flag("use_sliding_window", False):
+    qwen = values.text("model_type") in QWEN.hf_types  # these alone have two more settings
+    if qwen and not values.flag("use_sliding_window", False):
         window = None
     if not values.has("layer_types"):
+        if not qwen:
+            return [window] * layers
         first = values.integer("max_window_layers", 28, least=0, most=MOST["layers"])
         return [window if index >= first else None for index in range(layers)]
     by_type = {"full_attention": None, "sliding_attention": window}
@@ -251,7 +257,7 @@ LLAMA = Family(
     name="llama",
     words="RMSNorm, rotary positions (linear, dynamic, llama3, yarn, longrope), grouped queries, "
     "gated SiLU MLP; biases, window and tied head as configured",
-    hf_types=("llama", "mistral"),
+    hf_types=("llama", "mistral", "ministral"),
     hf_multimodal=("mistral3",),
     gguf_archs=("llama",),
     ran=("smollm2",),

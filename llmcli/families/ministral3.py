@@ -36,14 +36,14 @@ _LLAMA_ONLY = {"model_type": "llama", "attention_bias": False, "mlp_bias": False
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig."""
     settings = {**_DEFAULTS, **config}
+    if settings["rope_parameters"] is None:
+        settings["rope_parameters"] = _DEFAULTS["rope_parameters"]
     model, values = llama.from_hf(settings | _LLAMA_ONLY), Values(settings)
-    growth = None
     rope = values.section("rope_parameters") or Values({})
-    if rope.has("llama_4_scaling_beta"):
-        growth = QueryGrowth(
-            beta=rope.number("llama_4_scaling_beta", above=False),
-            original=rope.integer("original_max_position_embeddings", most=MOST["positions"]),
-        )
+    growth = QueryGrowth(
+        beta=rope.number("llama_4_scaling_beta", above=False),
+        original=rope.integer("original_max_position_embeddings", most=MOST["positions"]),
+    )
     return _ministral3(model, window=hf_window(values), growth=growth)
 
 

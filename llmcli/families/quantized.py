@@ -11,6 +11,8 @@ compressed-tensors   E4M3 or int8 (`*-quantized`), `weight_scale` as its groups 
 modelopt             E4M3 (`FP8`), `weight_scale` for a whole tensor
 bitsandbytes         int8, `SCB` per row: the largest magnitude there, which 127 stands for
 mxfp4                blocks of 32 numbers in 4 bits, which the checkpoint has put together already
+
+Of GGUF: NVFP4, whose blocks have scales of their own, with `scale` for a matrix or each expert's.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ class Scheme:
 
     grids: Mapping[str, Grid]
     layout: str | None = None
+
+
+# what llama.cpp multiplies a product with; its `input_scale` is for rounding activations
+NVFP4 = Scheme(grids={"scale": Grid(formats=("NVFP4",))})
 
 
 def scheme(settings: Mapping[str, Any]) -> Scheme | None:

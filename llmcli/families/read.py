@@ -10,7 +10,7 @@ from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rope import GGUF_YARN
 from llmcli.families.rules import HF_HEAD, Drop, Rename, Rule
-from llmcli.families.unsupported import asks_for, needs
+from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values, shortened
 from llmcli.parts.mlp.config import Activation
 
@@ -29,30 +29,23 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu2": "relu2",
 }
 
-# Metadata that changes what is computed, with the values at which it changes nothing.
-_GGUF_NEUTRAL: dict[str, tuple[float, ...]] = {
-    "expert_count": (0,),
-    "attention.causal": (True,),
-    "attention.scale": (0.0,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "logit_scale": (0.0, 1.0),
-    "residual_scale": (0.0, 1.0),
-    "embedding_scale": (0.0, 1.0),
-    "use_parallel_residual": (False,),
+# Metadata that changes every architecture: the value at which it changes nothing, and what it is.
+_GGUF_NEUTRAL: dict[str, tuple[float, str]] = {
+    "expert_count": (0, "mixture of experts"),
+    "attention.causal": (True, "bidirectional attention"),
 }
 
 # llama.cpp reads these for other architectures only, so that no run of such a file has used them:
 # what `llama_model_base::load_hparams` and each `load_arch_hparams` of ours do not ask for.
 GGUF_WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
+# of scores, of what a part adds, of embeddings, and of logits
+GGUF_SCALES = ("attention.scale", "residual_scale", "embedding_scale", "logit_scale")
+GGUF_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # of scores and of logits
+GGUF_PARALLEL = "use_parallel_residual"
 _GGUF_IGNORED = (
-    *GGUF_WINDOWS,
-    *GGUF_YARN,
-    "rope.scaling.yarn_ext_factor",
-    "rope.scaling.yarn_attn_factor",
-)
+    *GGUF_WINDOWS, *GGUF_YARN, "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
+    *GGUF_SCALES, *GGUF_CAPS, GGUF_PARALLEL, "attention.clamp_kqv", "attention.max_alibi_bias",
+)  # fmt: skip
 
 
 def activation(values: Values, key: str, default: str) -> Activation:
@@ -176,13 +169,13 @@ def gguf_header(
     general = Values(metadata)
     arch = general.text("general.architecture")
     values = Values(metadata, prefix=f"{arch}.")
-    for key, neutral in _GGUF_NEUTRAL.items():
+    for key, (neutral, part) in _GGUF_NEUTRAL.items():
         if key == "expert_count" and arch in mixtures:
             continue
-        if values.has(key) and values.raw(key) not in neutral:
+        if values.has(key) and values.raw(key) != neutral:
             raise UnsupportedModel(
                 f"`{arch}.{key}` = `{shortened(values.raw(key))}` is not supported"
-                f"{needs(asks_for(key))}"
+                f"{needs([part])}"
             )
     width = values.integer("embedding_length", most=MOST["width"])
     vocab = _gguf_vocab(metadata, values, tensors)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.values import MOST, Values, shortened
+from llmcli.graph.evaluation.frequencies import frequencies
 from llmcli.parts.attention.config import (
     DynamicScaling,
     FrequencyFactors,
@@ -26,6 +28,7 @@ from llmcli.parts.attention.config import (
     YarnScaling,
 )
 
+T = TypeVar("T")
 DEFAULT_THETA = 10000.0
 GGUF_FACTORS = "rope_freqs.weight"
 # of yarn, and read by few architectures (`yarn_as_written`)
@@ -33,6 +36,8 @@ GGUF_YARN = tuple(
     f"rope.scaling.yarn_{one}" for one in ("beta_fast", "beta_slow", "log_multiplier")
 )
 GGUF_LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
+_LARGEST = 3.4e38  # in float32
+_ORIGINAL = ("yarn", "llama3", "longrope")  # kinds that look at the original length
 
 
 def rope_from_hf(
@@ -52,21 +57,38 @@ def rope_from_hf(
             f"rotary positions of kind `{shortened(kind)}` are not supported",
             hint=f"supported kinds: {', '.join(_HF_KINDS)}",
         )
-    theta = (scaled if scaled.has("rope_theta") else values).number("rope_theta", DEFAULT_THETA)
+    theta_at = scaled if scaled.says("rope_theta") else values
+    theta = theta_at.number("rope_theta", _unless_null(theta_at, "rope_theta", DEFAULT_THETA))
     dims = head_dim
     # elsewhere whole heads, whatever the fraction says
     if kind not in ("default", "proportional") or share is not None:
         part_at = scaled if scaled.has("partial_rotary_factor") else values
-        dims = int(head_dim * _fraction(part_at, share or 1.0))
+        usual = _unless_null(scaled, "partial_rotary_factor", share or 1.0)
+        dims = int(head_dim * _fraction(part_at, usual))
     _check_dims(dims, head_dim)
     # A length beside the rope settings wins over the one inside them, as in transformers.
     length_at = values if values.has("original_max_position_embeddings") else scaled
-    original = length_at.integer(
-        "original_max_position_embeddings", context, most=MOST["positions"]
-    )
+    key = "original_max_position_embeddings"
+    longest = _unless_null(length_at, key, context) if kind in _ORIGINAL else context
+    original = length_at.integer(key, longest, most=MOST["positions"])
     scaling = _HF_KINDS[kind](scaled, dims, context, original)
     _check_theta(theta, scaling)
     return RopeConfig(theta=theta, dims=dims, scaling=scaling)
+
+
+def check_rotations(model: ModelConfig) -> None:
+    """Raises ArithmeticError where settings combine to angles or factors beyond float32."""
+    parts = (part for layer in model.layers for part in layer.parts)
+    ropes: set[Any] = {getattr(part, "rope", None) for part in parts} - {None}
+    for rope in ropes:
+        if isinstance(rope.scaling, LongRopeScaling | FrequencyFactors):
+            continue  # divisors that are read one by one, some of them later
+        try:
+            found, factor = frequencies(rope, model.context)
+        except ValueError as error:  # a logarithm of what has overflowed
+            raise ArithmeticError from error
+        if not all(abs(one) * model.context < _LARGEST for one in (*found, factor)):
+            raise ArithmeticError
 
 
 def scores_yarn_from_hf(values: Values) -> float:
@@ -100,7 +122,13 @@ def _settings(values: Values) -> Values:
 
 
 def _kind(scaled: Values) -> str:
-    return scaled.text("rope_type", scaled.text("type", "default"))
+    key = "rope_type" if scaled.says("rope_type") else "type"
+    return scaled.text(key, _unless_null(scaled, key, "default"))
+
+
+def _unless_null(values: Values, key: str, default: T) -> T | None:
+    """The default, which an explicit null is not: transformers computes with it, and fails."""
+    return None if values.says(key) else default
 
 
 def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict[str, Any]:
@@ -110,8 +138,8 @@ def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict
     `rope_scaling` was of full attention alone, and `rope_theta`, too; where there is none, `theta`.
     """
     nested = config.get("rope_parameters")
-    own = nested.get(kind) if isinstance(nested, Mapping) else None
-    settings = dict(own) if isinstance(own, Mapping) else {}
+    own = Values(nested).section(kind) if isinstance(nested, Mapping) else None
+    settings = {} if own is None else own.all()
     if kind == "full_attention":
         old = config.get("rope_scaling")
         settings |= old if isinstance(old, Mapping) else {}
@@ -225,6 +253,8 @@ def _llama3(scaled: Values, dims: int, context: int, original: int) -> RopeScali
 
 
 def _yarn(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+    if not scaled.says("factor"):  # null is the ratio of the lengths, as in transformers
+        raise scaled.wrong("factor", "a finite number")
     factor = scaled.number("factor", context / original)
     attention = scaled.optional_number("attention_factor", above=False)
     if attention is None:
@@ -262,9 +292,8 @@ def _longrope(scaled: Values, dims: int, context: int, original: int) -> RopeSca
 
 def _proportional(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
     """The fraction is of the pairs; the frequencies of these are those of a whole head."""
-    return ProportionalScaling(
-        pairs=int(_fraction(scaled, 1.0) * dims // 2), factor=scaled.number("factor", 1.0)
-    )
+    fraction = _fraction(scaled, _unless_null(scaled, "partial_rotary_factor", 1.0))
+    return ProportionalScaling(pairs=int(fraction * dims // 2), factor=scaled.number("factor", 1.0))
 
 
 _HF_KINDS: Mapping[str, Callable[[Values, int, int, int], RopeScaling]] = {
@@ -282,7 +311,7 @@ def _mscale(factor: float, multiplier: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
 
-def _fraction(values: Values, usual: float) -> float:
+def _fraction(values: Values, usual: float | None) -> float:
     fraction = values.number("partial_rotary_factor", usual)
     if fraction > 1.0:
         raise values.wrong("partial_rotary_factor", "a number above 0, at most 1")

@@ -220,6 +220,11 @@ class Load:
         return not self.ops and self.scale is None and self.index is None
 
     @property
+    def tensors(self) -> tuple[str, ...]:
+        """All that is read of the checkpoint for it."""
+        return (self.source, *(() if self.scale is None else self.scale.tensors))
+
+    @property
     def part(self) -> str:
         """What it fills: `blocks.0.mlp.W_up`, or `blocks.0.moe.W_up[3]`."""
         return self.target if self.index is None else f"{self.target}[{self.index}]"
@@ -246,6 +251,32 @@ class Plan:
     scales: str | None = None
     sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
+    @property
+    def surplus(self) -> tuple[str, ...]:
+        """The tensors that were dropped because the model has no parameter for them."""
+        return tuple(name for name, reason in self.dropped if reason == SURPLUS)
+
+    def without_surplus(
+        self, shapes: Mapping[str, tuple[int, ...]], keep: Collection[str] = ()
+    ) -> Plan:
+        """The plan where tensors that fill no parameter of those `shapes` are dropped.
+
+        As transformers does, which lists them. One that would fill a parameter twice stays, and
+        those to `keep`, unexpected.
+        """
+        parts = parts_to_fill(self.loads, shapes)
+        kept: list[Load] = []
+        others: list[Load] = []
+        for load in self.loads:
+            fits = load.part in parts or (load.index is None and load.target in shapes)
+            (kept if fits else others).append(load)
+        used = {name for load in kept for name in load.tensors}
+        names = dict.fromkeys((*(n for load in others for n in load.tensors), *self.unexpected))
+        dropped = [(name, SURPLUS) for name in names if name not in used and name not in keep]
+        return replace(
+            self, loads=tuple(kept), dropped=(*self.dropped, *dropped), unexpected=tuple(keep)
+        )
+
     def source_of(self, part: str) -> str | None:
         """What the tensor that fills a parameter, or an item of it, is called.
 
@@ -263,6 +294,7 @@ class Plan:
         return _filled(source, dict(zip(_PLACEHOLDER.findall(target), numbers, strict=True)))
 
 
+SURPLUS = "the model has no parameter for it"
 HF_HEAD = "lm_head.weight"  # what transformers calls the output head, in every family
 # At most six digits: a name is the file's own text, and a million layers is out of bounds anyway.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")

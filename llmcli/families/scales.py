@@ -21,7 +21,8 @@ SCALE_FORMATS = ("F64", "F32", "F16", "BF16")
 class Grid:
     """Which numbers of a stored matrix share a scale: blocks of `rows` by `columns`.
 
-    None stands for all of them. A weight is a stored number times its scale, over `divisor`.
+    None stands for all of them, of a stack of matrices for all of each. A weight is a stored
+    number times its scale, over `divisor`.
     `formats` are those in which such a matrix may be stored.
     """
 
@@ -79,11 +80,12 @@ class Scale:
         if weight.format not in self.grid.formats:
             known = " or ".join(self.grid.formats)
             return f"has a scale but is stored as {weight.format}, not as {known}"
-        if len(weight.shape) != 2:
+        stack = len(weight.shape) == 3 and self.grid.rows is self.grid.columns is None
+        if len(weight.shape) != 2 and not stack:
             return f"has a scale but is no matrix: its shape is {list(weight.shape)}"
         if scale.format not in SCALE_FORMATS:
             return f"has a scale that is stored as {scale.format}"
-        allowed = self.grid.shapes(weight.shape)
+        allowed = (weight.shape[:1],) if stack else self.grid.shapes(weight.shape)
         if scale.shape not in allowed:
             found, wanted = list(scale.shape), list(allowed[0])
             return f"has a scale of shape {found}, which should be {wanted} ({self.grid})"

@@ -40,20 +40,6 @@ _NEEDED_BY = (
      ""),
 )  # fmt: skip
 
-# The same for metadata of GGUF files, behind the architecture's prefix.
-_KEYS = {
-    "expert_count": "mixture of experts",
-    "attention.causal": "bidirectional attention",
-    "attention.max_alibi_bias": "ALiBi",
-    "attn_logit_softcapping": "soft caps",
-    "final_logit_softcapping": "soft caps",
-    "attention.scale": "multipliers",
-    "embedding_scale": "multipliers",
-    "logit_scale": "multipliers",
-    "residual_scale": "multipliers",
-    "use_parallel_residual": "parallel residual",
-}
-
 # Those that are not planned, with a model of about their size that can be run.
 _INSTEAD = {
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "qwen3-4b"),
@@ -70,11 +56,6 @@ def needed_parts(model_type: str, kind: Kind) -> list[str]:
         for part, hf_types, gguf_archs in _NEEDED_BY
         if model_type in (hf_types if kind == "safetensors" else gguf_archs).split()
     ]
-
-
-def asks_for(key: str) -> list[str]:
-    """What such a key of a GGUF file needs; empty for one that is in no list."""
-    return [_KEYS[key]] if key in _KEYS else []
 
 
 def needs(parts: Sequence[str]) -> str:

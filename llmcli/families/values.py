@@ -43,6 +43,10 @@ class Values:
         """Whether the key is there at all: an explicit null may mean another thing than absence."""
         return self._prefix + key in self._mapping
 
+    def all(self) -> dict[str, Any]:
+        """A copy of everything."""
+        return dict(self._mapping)
+
     def raw(self, key: str) -> Any:
         """The value as it stands, None where it is absent."""
         return self._mapping.get(self._prefix + key)
@@ -179,6 +183,17 @@ def shortened(value: Any, width: int = 40) -> str:
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: width + 1]
     )
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def farthest(settings: Mapping[str, Any]) -> tuple[str, Any]:
+    """The key and the number, nested ones too, whose magnitude is farthest from 1."""
+    found: list[tuple[str, Any]] = [("", 1)]
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found.append(farthest(value))
+        elif isinstance(value, int | float) and value and _finite(value):
+            found.append((key, value))
+    return max(found, key=lambda one: abs(math.log(abs(one[1]))))
 
 
 def require_divisible(what: str, size: int, parts_name: str, parts: int) -> int:

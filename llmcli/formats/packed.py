@@ -1,7 +1,8 @@
 """Weights in the blocks of a GGUF file, multiplied as they are.
 
-Their kernels round the activations to 8 bits, 32 columns at a time (`seen`); sums are float32 and
-equal bit for bit over rows, threads and processor levels. Inputs and results are float32.
+Their kernels round the activations to integers of 16 or 8 bits, 32 columns at a time (`seen`); sums
+are float32 and equal bit for bit over rows, threads and processor levels. Inputs and results are
+float32.
 
 Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a row and an expert.
 """
@@ -29,17 +30,19 @@ class Packed(InBlocks):
 
     `memory`, where it is given, is where it lies. Of so many `experts` it is the matrices, one
     below the other, each of whole groups of 16 rows: then its shape is `[E, rows / E, columns]`.
+    Activations are rounded to so many `digits` of 8 bits, 1 or 2.
     """
 
     def __init__(
         self, format: str, rows: int, columns: int, *, device: torch.device,
-        memory: memoryview | Tensor | None = None, experts: int | None = None,
+        memory: memoryview | Tensor | None = None, experts: int | None = None, digits: int = 2,
     ) -> None:  # fmt: skip
         if rows % (ROWS * (experts or 1)) and experts:
             raise ValueError(f"{rows} rows of {experts} experts are no whole groups of {ROWS}")
         self._format = format
         self._shape = rows, columns
         self._experts = experts
+        self.digits = digits
         size = packed_bytes(format, rows, columns)
         if isinstance(memory, Tensor):
             self.data = memory
@@ -68,7 +71,9 @@ class Packed(InBlocks):
         _, rows, columns = self.shape
         size = self.nbytes // self.shape[0]
         memory = self.data[number * size : (number + 1) * size]
-        return Packed(self.format, rows, columns, device=self.data.device, memory=memory)
+        return Packed(
+            self.format, rows, columns, device=self.data.device, memory=memory, digits=self.digits
+        )
 
     @property
     def nbytes(self) -> int:
@@ -144,11 +149,12 @@ class Packed(InBlocks):
         return self.rows(ids).to(dtype or torch.float32)
 
     def seen(self, x: Tensor) -> Tensor:
-        """Rounded to 8 bits: of each 32 columns, multiples of their largest magnitude ÷ 127."""
+        """Rounded to its digits: of each 32 columns, multiples of their largest magnitude ÷ 127,
+        or of a 256th of that."""
         x = x.to(torch.float32).contiguous()
         out = torch.empty_like(x)
         if not x.is_meta:
-            functions().seen(x.data_ptr(), out.data_ptr(), x.numel())
+            functions().seen(x.data_ptr(), out.data_ptr(), x.numel(), self.digits)
         return out
 
 
@@ -163,10 +169,11 @@ class Mapped(Packed):
 
     def __init__(
         self, format: str, columns: int, data: Tensor, order: Tensor | None,
-        experts: int | None = None,
+        experts: int | None = None, digits: int = 2,
     ) -> None:  # fmt: skip
         self._format = format
         self._experts = experts
+        self.digits = digits
         self._shape = len(data) if order is None else len(order), columns
         self.data = data
         self._order = order
@@ -178,8 +185,8 @@ class Mapped(Packed):
         _, rows, columns = self.shape
         own = slice(number * rows, (number + 1) * rows)
         if self._order is None:
-            return Mapped(self.format, columns, self.data[own], None)
-        return Mapped(self.format, columns, self.data, self._order[own])
+            return Mapped(self.format, columns, self.data[own], None, digits=self.digits)
+        return Mapped(self.format, columns, self.data, self._order[own], digits=self.digits)
 
     @property
     def stored(self) -> int:
@@ -292,16 +299,17 @@ class _Product:
             x_MK = x_MK.to(torch.float32).contiguous()
         out_MN = x_MK.new_empty(len(x_MK), self._outputs)
         if not x_MK.is_meta:
-            room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES, dtype=torch.uint8)
+            digits = self._pieces[0].digits
+            room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
             rows, columns, seen = len(x_MK), self._columns, room.data_ptr()
             if bias_N is not None:
                 bias_N = bias_N.to(torch.float32).contiguous()
             bias = 0 if bias_N is None else bias_N.data_ptr()
             program.run(
                 torch.get_num_threads(),
-                (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, rows, columns),
+                (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, rows, columns, digits),
                 (program.MULTIPLY, seen, self._segments, len(self._pieces), out_MN.data_ptr(),
-                 self._outputs, rows, columns, bias),
+                 self._outputs, rows, columns, bias, digits),
                 reads=(x_MK, *(piece.data for piece in self._pieces), bias_N),
                 writes=(room, out_MN),
             )  # fmt: skip
@@ -342,7 +350,8 @@ class RoutedProduct:
                 out_PN[own] = self._products[expert](x_MK[rows], bias_N)
             return out_PN
         x_MK = x_MK.to(torch.float32).contiguous()
-        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES, dtype=torch.uint8)
+        digits = self._pieces[0].digits
+        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
         expert_N = routes.expert_N.contiguous()
         row_N = None if routes.row_N is None else routes.row_N.contiguous()
         rows_at = 0 if row_N is None else row_N.data_ptr()
@@ -353,10 +362,11 @@ class RoutedProduct:
             bias, bias_stride = bias_EN.data_ptr(), bias_EN.stride(0)
         program.run(
             torch.get_num_threads(),
-            (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, len(x_MK), columns, 1),
+            (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, len(x_MK), columns, digits,
+             1),
             (program.MULTIPLY_EXPERTS, seen, self._segments, len(self._pieces), out_PN.data_ptr(),
              self._outputs, pairs, columns, expert_N.data_ptr(), rows_at, routes.each, bias,
-             bias_stride),
+             bias_stride, digits),
             reads=(x_MK, expert_N, row_N, *(piece.data for piece in self._pieces), bias_EN),
             writes=(room, out_PN),
         )  # fmt: skip
@@ -384,7 +394,7 @@ class _Functions:
     """The library's functions for packed weights."""
 
     def __init__(self) -> None:
-        self.seen = native.function("llmcli_seen", "ppn")
+        self.seen = native.function("llmcli_seen", "ppnn")
         self.pack = native.function("llmcli_pack", "npnpnpnp")
 
 

@@ -13,7 +13,8 @@ IN_16_BITS = {"BF16": "bfloat16", "F16": "float16"}
 ROWS = 16  # that lie side by side
 RUN = 32  # columns
 DEEP = 256  # columns of the input that lie together for products of pairs (bfloat16_pairs.h)
-ACTIVATION_BYTES = 48  # `struct activation` of packed.c: a run of the input, rounded to 8 bits
+# `struct activation` of packed.h, by its digits: a run of the input, rounded to 8 or 16 bits.
+ACTIVATION_BYTES = {1: 48, 2: 80}
 
 
 @dataclass(frozen=True)

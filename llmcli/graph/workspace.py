@@ -18,9 +18,9 @@ _PACKED = 3 << 19
 class Reading:
     """The last chunk of a prompt: `tokens` of each sequence, with `keys` in its cache then.
 
-    `size`: bytes of a number, `kept`: of one in the cache. `rounded`: products round their inputs
-    to 8 bits, with `pairs` some to bfloat16. `cuda`: on a GPU. `native`: the processor multiplies
-    numbers of 16 bits itself.
+    `size`: bytes of a number, `kept`: of one in the cache. `digits` of 8 bits: to so many products
+    round their inputs (0: none), with `pairs` some to bfloat16. `cuda`: on a GPU. `native`: the
+    processor multiplies numbers of 16 bits itself.
     """
 
     width: int
@@ -29,7 +29,7 @@ class Reading:
     keys: int
     size: int
     kept: int
-    rounded: bool
+    digits: int
     pairs: bool
     cuda: bool
     native: bool
@@ -68,8 +68,8 @@ class Reading:
         and where all inputs are too many at a time they keep the sums in float32 meanwhile; its
         AVX512-BF16 kernels take less (oneDNN 3.12, `matmul/amx_blocking_heuristics.cpp`).
         """
-        if self.rounded:
-            copied = self.rows * inputs // RUN * ACTIVATION_BYTES
+        if self.digits:
+            copied = self.rows * inputs // RUN * ACTIVATION_BYTES[self.digits]
             return max(copied, 2 * self.rows * -(-inputs // DEEP) * DEEP if self.pairs else 0)
         if not self.packed:
             return 0

@@ -20,9 +20,10 @@ TARGET INLINE floats NAMED(at)(const float *from) {
 }
 
 /* WIDTH numbers of the cache. */
-TARGET INLINE floats NAMED(cached)(const void *rows, int64_t at, const int wide) {
-    return wide ? NAMED(at)((const float *)rows + at)
-                : (floats)WIDENED((const uint16_t *)rows + at);
+TARGET INLINE floats NAMED(cached)(const void *rows, int64_t at, const int kind) {
+    if (kind == FLOATS) return NAMED(at)((const float *)rows + at);
+    return kind == BFLOATS ? (floats)WIDENED((const uint16_t *)rows + at)
+                           : (floats)HALVES((const uint16_t *)rows + at);
 }
 
 /* Of 4 times 16 lanes the sums: j + 8, j + 4, j + 2, j + 1. */
@@ -55,7 +56,7 @@ TARGET INLINE quad NAMED(folded)(floats lanes[4][SHARE]) {
 
 /* The scores of G queries, a number that the compiler knows, with slots s to s + 3; behind the last
  * slot it is read again. */
-TARGET INLINE void NAMED(score)(const int G, const int wide, const struct op *op, const float *q,
+TARGET INLINE void NAMED(score)(const int G, const int kind, const struct op *op, const float *q,
                                 const void *k, int64_t s, int64_t slots,
                                 float (*scores)[SLOTS]) {
     const int together = WIDTH == 16 ? 4 : G > 2 ? 1 : 2; /* as many sums as there are registers */
@@ -72,7 +73,7 @@ TARGET INLINE void NAMED(score)(const int G, const int wide, const struct op *op
         for (int64_t i = 0; i < size; i += 16)
             UNROLL for (int t = first; t < first + together; t++)
                 UNROLL for (int h = 0; h < SHARE; h++) {
-                    const floats key = NAMED(cached)(k, rows[t] + i + h * WIDTH, wide);
+                    const floats key = NAMED(cached)(k, rows[t] + i + h * WIDTH, kind);
                     UNROLL for (int g = 0; g < G; g++)
                         sums[g][t][h] = FUSED(NAMED(at)(q + g * size + i + h * WIDTH), key,
                                               sums[g][t][h]);
@@ -112,7 +113,7 @@ TARGET INLINE void NAMED(soften_one)(float *scores, int64_t slots, float cap, fl
 }
 
 /* Sums of N times 16 numbers of the values, from `i` on, over all slots. */
-TARGET INLINE void NAMED(add_values)(const int G, const int N, const int wide,
+TARGET INLINE void NAMED(add_values)(const int G, const int N, const int kind,
                                      const struct op *op, const struct place *p, int64_t i,
                                      float (*scores)[SLOTS], float *room) {
     const int64_t size = op->arg[10], values = op->arg[11], far = op->arg[23];
@@ -120,9 +121,9 @@ TARGET INLINE void NAMED(add_values)(const int G, const int N, const int wide,
     UNROLL for (int g = 0; g < G; g++)
         UNROLL for (int n = 0; n < N * SHARE; n++) sums[g][n] = (floats){0};
     for (int64_t s = 0; s < p->slots; s++) {
-        if (!i && s < p->behind) fetch_rows(p->k, (p->slots + s) * size, size, wide);
+        if (!i && s < p->behind) fetch_rows(p->k, (p->slots + s) * size, size, kind);
         UNROLL for (int n = 0; n < N * SHARE; n++) {
-            const floats part = NAMED(cached)(p->v, s * far + i + n * WIDTH, wide);
+            const floats part = NAMED(cached)(p->v, s * far + i + n * WIDTH, kind);
             UNROLL for (int g = 0; g < G; g++)
                 sums[g][n] = FUSED(part, EACH(scores[g][s]), sums[g][n]);
         }
@@ -134,40 +135,48 @@ TARGET INLINE void NAMED(add_values)(const int G, const int N, const int wide,
 
 /* Memory is far away: of each 4 slots keys that come next and the values are fetched while scores are
  * computed, and while values are added up the keys of the next block. */
-TARGET INLINE void NAMED(attend_queries)(const int G, const int wide, const struct op *op,
+TARGET INLINE void NAMED(attend_queries)(const int G, const int kind, const struct op *op,
                                          const float *q, const struct place *p, float *room) {
     const int many = WIDTH == 16 ? 4 : 1; /* times 16 values: as there are registers */
     const int64_t size = op->arg[10], values = op->arg[11], far = op->arg[23];
     float scores[MOST_QUERIES][SLOTS];
     for (int64_t s = 0; s < p->slots; s += 4) {
         if (s + KEYS_AHEAD < p->slots + p->behind)
-            fetch_rows(p->k, (s + KEYS_AHEAD) * size, 4 * size, wide);
-        fetch_rows(p->v, s * far, 4 * far, wide);
-        NAMED(score)(G, wide, op, q, p->k, s, p->slots, scores);
+            fetch_rows(p->k, (s + KEYS_AHEAD) * size, 4 * size, kind);
+        fetch_rows(p->v, s * far, 4 * far, kind);
+        NAMED(score)(G, kind, op, q, p->k, s, p->slots, scores);
     }
     for (int g = 0; g < G; g++)
         NAMED(soften_one)(scores[g], p->slots, number(op->arg[21]), room + g * (values + 2));
     int64_t i = 0;
     for (; i + 16 * many <= values; i += 16 * many)
-        NAMED(add_values)(G, many, wide, op, p, i, scores, room);
-    for (; i < values; i += 16) NAMED(add_values)(G, 1, wide, op, p, i, scores, room);
+        NAMED(add_values)(G, many, kind, op, p, i, scores, room);
+    for (; i < values; i += 16) NAMED(add_values)(G, 1, kind, op, p, i, scores, room);
 }
 
 TARGET static void NAMED(attend)(const struct op *op, int64_t item) {
     const struct place p = place_of(op, item);
     const int64_t size = op->arg[10], stride = op->arg[11] + 2, queries = op->arg[9];
-    const int64_t wide = op->arg[18];
     for (int64_t g = 0, n; g < queries; g += n) {
         n = queries - g < MOST_QUERIES ? queries - g : MOST_QUERIES;
-#define QUERIES(n, wide)                                                                           \
-    NAMED(attend_queries)(n, wide, op, p.q + g * size, &p, p.room + g * stride)
-        switch (wide ? -1 : n) {
-            case 1: QUERIES(1, 0); break;
-            case 2: QUERIES(2, 0); break;
-            case 3: QUERIES(3, 0); break;
-            case 4: QUERIES(4, 0); break;
-            default: n = 1; QUERIES(1, 1);
+#define QUERIES(n, kind)                                                                           \
+    NAMED(attend_queries)(n, kind, op, p.q + g * size, &p, p.room + g * stride)
+#define EACH_COUNT(kind)                                                                           \
+    switch (n) {                                                                                   \
+        case 1: QUERIES(1, kind); break;                                                           \
+        case 2: QUERIES(2, kind); break;                                                           \
+        case 3: QUERIES(3, kind); break;                                                           \
+        default: QUERIES(4, kind);                                                                 \
+    }
+        if (op->arg[18] == HALF_FLOATS) {
+            EACH_COUNT(HALF_FLOATS)
+        } else if (op->arg[18] == BFLOATS) {
+            EACH_COUNT(BFLOATS)
+        } else {
+            n = 1;
+            QUERIES(1, FLOATS);
         }
+#undef EACH_COUNT
 #undef QUERIES
     }
 }

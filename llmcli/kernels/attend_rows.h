@@ -95,10 +95,13 @@ TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slo
 
 /* `count` numbers as float32. */
 TARGET INLINE const float *NAMED(widen)(const void *from, int64_t at, int64_t count,
-                                        int64_t wide, float *room) {
-    if (wide) return (const float *)from + at;
+                                        int64_t kind, float *room) {
+    if (kind == FLOATS) return (const float *)from + at;
     const uint16_t *bits = (const uint16_t *)from + at;
-    for (int64_t i = 0; i < count; i++) room[i] = widened(bits[i]);
+    if (kind == HALF_FLOATS)
+        for (int64_t i = 0; i < count; i++) room[i] = half(bits[i]);
+    else
+        for (int64_t i = 0; i < count; i++) room[i] = widened(bits[i]);
     return room;
 }
 

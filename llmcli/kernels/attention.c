@@ -12,10 +12,10 @@
  * An item is a block of `SLOTS` of one head of one sequence; its part of the result goes to `room`:
  * of each query the largest score, the sum of e^(score - largest), and that sum of the values.
  * Sizes are multiples of 16.
- * 0 q [B, K, G, d], 1 k, 2 v [B, K, C, ·] bfloat16 (float32 with `wide`), 3 distance of sequences
+ * 0 q [B, K, G, d], 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 distance of sequences
  * of k, 4 of v, 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e,
  * 12 scale, 13 window or 0, 14 starts, 15 starts_stride, 16 room, 17 blocks of room for each head,
- * 18 wide, 19 distance of sequences of q, 21 cap or 0, 23 distance of slots of v; where heads of k
+ * 18 `enum numbers` of k and v, 19 distance of sequences of q, 21 cap or 0, 23 distance of slots of v; where heads of k
  * have none, all heads have the same keys and values, and of a block theirs follow each other */
 #define SLOTS 256
 #define MOST_QUERIES 4 /* that share a pass */
@@ -43,12 +43,9 @@ static int64_t items_attend(const struct op *op) {
     return items;
 }
 
-INLINE const char *row_at(const void *rows, int64_t at, const int wide) {
-    return (const char *)rows + at * (wide ? 4 : 2);
-}
-
-INLINE void fetch_rows(const void *rows, int64_t at, int64_t count, const int wide) {
-    for (int64_t i = 0; i < count; i += wide ? 16 : 32) FETCH(row_at(rows, at + i, wide));
+INLINE void fetch_rows(const void *rows, int64_t at, int64_t count, const int numbers) {
+    const int64_t bytes = bytes_of(numbers);
+    for (int64_t i = 0; i < count; i += 64 / bytes) FETCH((const char *)rows + (at + i) * bytes);
 }
 
 /* Of an item: queries, keys and values of its slots, and its part of the room. */
@@ -65,7 +62,7 @@ INLINE struct place place_of(const struct op *op, int64_t item) {
     const int64_t heads = op->arg[8], queries = op->arg[9], size = op->arg[10];
     const int64_t head = op->arg[5] ? item / blocks : item % heads;
     const int64_t part = op->arg[5] ? item % blocks : item / heads;
-    const int64_t values = op->arg[11], bytes = op->arg[18] ? 4 : 2;
+    const int64_t values = op->arg[11], bytes = bytes_of(op->arg[18]);
     const struct span seen = span_of(op, b);
     const int64_t block = seen.first / SLOTS + part;
     const int64_t first = block * SLOTS > seen.first ? block * SLOTS : seen.first;
@@ -116,10 +113,10 @@ const struct kernel kernel_combine = {items_combine, work_combine, NULL};
 /* ATTEND_ROWS: T queries of each head, the first of sequence b at position starts[b *
  * starts_stride], with the keys and values of all slots that they see. An item is some tokens of
  * the G heads that share keys; see attend_rows.h.
- * 0 q, 1 k, 2 v [B, K, C, ·] bfloat16 (float32 with `wide`), 3 distance of sequences of k, 4 of v,
+ * 0 q, 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 distance of sequences of k, 4 of v,
  * 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e, 12 scale,
- * 13 window or 0, 14 starts, 15 starts_stride, 16 wide, 17 distance of sequences of q, 18 of heads,
- * 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0, 23 sinks [K, G] or 0 */
+ * 13 window or 0, 14 starts, 15 starts_stride, 16 `enum numbers` of k and v, 17 distance of
+ * sequences of q, 18 of heads, 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0, 23 sinks [K, G] or 0 */
 #define MOST_ROWS 64 /* of an item, or G */
 
 INLINE int64_t tokens_of_tile(const struct op *op) {

@@ -81,6 +81,17 @@ INLINE uint16_t narrowed(float x) {
     return (uint16_t)(x != x ? bits >> 16 | 0x40 : rounded);
 }
 
+/* Rounded to a float16 number, to even; beyond 65,504 it is an infinity. */
+INLINE uint16_t halved(float x) {
+    const uint32_t sign = bits_of(x) >> 16 & 0x8000, size = bits_of(x) & 0x7fffffff;
+    const uint32_t normal = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
+    /* at 0.5 the distance of numbers is that of the least float16 number */
+    const uint32_t subnormal = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
+    uint32_t rounded = size < 113u << 23 ? subnormal : normal;
+    rounded = rounded > 0x7c00 ? 0x7c00 : rounded;
+    return (uint16_t)(sign | (size > 0x7f800000 ? 0x7e00 : rounded));
+}
+
 /* A float16 number; exact, also where subnormal numbers are flushed to zero. */
 INLINE float half(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = (uint32_t)(bits & 0x7fff) << 13;

@@ -27,7 +27,6 @@ const struct kernel kernel_join = {items_join, work_join, NULL};
  * 0 x, 1 distance of sequences of x, 2 of heads of x, 3 w, 4 distance of heads of w, 5 of rows of w,
  * 6 out (contiguous), 7 B, 8 H, 9 inputs, 10 outputs, 11 numbers behind them, 12 `enum numbers` of w,
  * 13 turned */
-enum numbers { FLOATS, BFLOATS, HALF_FLOATS };
 #define OUTPUTS 32  /* of an item: rows of w */
 #define COLUMNS 256 /* the same where it is turned */
 
@@ -37,8 +36,6 @@ INLINE int64_t parts_of_head(const struct op *op) {
 }
 
 static int64_t items_multiply_heads(const struct op *op) { return op->arg[8] * parts_of_head(op); }
-
-INLINE int64_t bytes_of(int64_t numbers) { return numbers == FLOATS ? 4 : 2; }
 
 static int fetch_multiply_heads(const struct op *op, int64_t piece) {
     return fetch_piece(address(op->arg[3]), op->arg[8] * op->arg[4] * bytes_of(op->arg[12]), piece);

@@ -1,6 +1,12 @@
 /* Which of the processor levels there are here. */
-#define _DEFAULT_SOURCE /* syscall */
+#define _DEFAULT_SOURCE /* syscall, sigaction */
 #include "common.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+#endif
 
 #ifdef X86
 #include <cpuid.h>
@@ -10,11 +16,10 @@
 #endif
 #if defined(X86) && defined(__linux__)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 /* The number that a change of what is exported, or of its arguments, counts up. */
-int llmcli_native_version(void) { return 25; }
+int llmcli_native_version(void) { return 27; }
 
 /* The levels that this processor and its operating system have: bit i for `enum level` i. */
 unsigned llmcli_native_levels(void) {
@@ -55,4 +60,26 @@ unsigned llmcli_native_levels(void) {
     if (dot_products) levels |= 1u << DOTPROD;
 #endif
     return levels;
+}
+
+/* A mapped file that became shorter, or whose disk failed, ends the process with a message and
+ * exit code 4: nothing can be read there any more, and nothing says so but this signal. */
+#ifdef SIGBUS
+static char cut[256];
+
+static void on_cut(int signal) {
+    (void)signal;
+    if (write(2, cut, strlen(cut)) < 0) _exit(4);
+    _exit(4);
+}
+#endif
+
+void llmcli_when_cut(const char *message) {
+#ifdef SIGBUS
+    struct sigaction action = {.sa_handler = on_cut};
+    strncpy(cut, message, sizeof cut - 1);
+    sigaction(SIGBUS, &action, NULL);
+#else
+    (void)message;
+#endif
 }

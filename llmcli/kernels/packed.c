@@ -1,11 +1,14 @@
-/* Products of float32 rows with packed weights, whose activations are rounded to 8 bits.
+/* Products of float32 rows with packed weights, whose activations are rounded to integers.
  *
  *     out[m][n] = sum over runs of 32 columns of  (sum of q x) * (scale * d)  [+ min * (d * sum x)]
  *
- * Axes: M rows of x, K columns, N rows of the weights, 16 of which are a group (formats.h). Of each
- * run of x, d = max|x| / 127 and the integers are x / d, rounded to even; q are those of the weight.
+ * Axes: M rows of x, K columns, N rows of the weights, 16 of which are a group (formats.h); D digits.
+ * Of each run of x, the integers are x * 127 / max|x|, rounded to even, and d = max|x| / 127; with a
+ * second digit they are 256 times that plus its rest in 256ths, at most 127 of them (no digit may be
+ * -128: AVX2 changes signs in 8 bits), and d is a 256th. q are those of the weight.
  *
- * The sum of q x is an integer and exact in any order. The float32 sum of a row goes over its runs
+ * The sum of q x is an integer, at most 2^29, and exact in any order; it is rounded to float32 once.
+ * The float32 sum of a row goes over its runs
  * (or halves of runs, where these have scales) from left to right, each product rounded and added
  * in a step of its own: no fused multiply-add, so that all levels, compilers and tiles give the same
  * bits, whatever the number of rows, threads and chunks.
@@ -36,23 +39,33 @@ typedef void (*tile_fn)(const uint8_t *group, int64_t columns, const struct acti
 
 /* ---- activations ---------------------------------------------------------------------------- */
 
+#define LEAST 0x09000000u /* 2^-109: whose d, and d / 256, are normal numbers */
+
 /* Infinities and NaN make d a NaN, and with it every output; what is too small to divide by is 0. */
-INLINE void quantize_run(const float *x, struct activation *a) {
+INLINE void quantize_run(const int D, const float *x, struct activation *a) {
     uint32_t most = 0;
     for (int i = 0; i < RUN; i++) {
         uint32_t size = bits_of(x[i]) & 0x7fffffff;
         most = size > most ? size : most;
     }
-    int finite = most < 0x7f800000, used = most >= 0x03000000; /* 2^-121 */
+    int finite = most < 0x7f800000, used = most >= LEAST;
     float inverse = finite && used ? 127.0f / float_of(most) : 0.0f;
     a->d = !finite ? float_of(0x7fc00000) : used ? float_of(most) / 127.0f : 0.0f;
+    if (D == 2) a->d *= 0x1p-8f;
     for (int half = 0; half < 2; half++) {
         int32_t sum = 0;
         for (int i = 16 * half; i < 16 * half + 16; i++) {
             /* rounded to even: at 1.5 * 2^23 the distance of numbers is 1 */
-            float shifted = (finite ? x[i] : 0.0f) * inverse + 12582912.0f;
+            float scaled = (finite ? x[i] : 0.0f) * inverse, shifted = scaled + 12582912.0f;
             int32_t q = (int32_t)(bits_of(shifted) - 0x4b400000u);
-            a->q[i] = (int8_t)q;
+            a->q[0][i] = (int8_t)q;
+            if (D == 2) {
+                float rest = (scaled - (shifted - 12582912.0f)) * 256.0f + 12582912.0f;
+                int32_t low = (int32_t)(bits_of(rest) - 0x4b400000u);
+                low = low < -127 ? -127 : low > 127 ? 127 : low;
+                a->q[1][i] = (int8_t)low;
+                q = 256 * q + low;
+            }
             sum += q;
         }
         a->sums[half] = sum;
@@ -60,17 +73,31 @@ INLINE void quantize_run(const float *x, struct activation *a) {
     a->added = a->d * (float)(a->sums[0] + a->sums[1]);
 }
 
-static void quantize_portable(const float *x, struct activation *a, int64_t runs) {
-    for (int64_t i = 0; i < runs; i++) quantize_run(x + RUN * i, a + i);
+#ifdef X86
+/* Integers of 32 bits as bytes. */
+WITH_AVX2 INLINE __m256i bytes_avx2(const __m256i q[4]) {
+    /* whose groups of 4 the packing leaves in the order 0 2 4 6 1 3 5 7 */
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]),
+                                       _mm256_packs_epi32(q[2], q[3]));
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-#ifdef X86
-/* The same; the largest number decides whether it is done number by number. */
-WITH_AVX2 INLINE void quantize_run_avx2(const float *x, struct activation *a) {
+/* Those of the first 16 bytes and of the others. */
+WITH_AVX2 INLINE void sums_avx2(__m256i bytes, int32_t sums[2]) {
+    const __m256i up = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)); /* plus 128 */
+    const __m256i eights = _mm256_sad_epu8(up, _mm256_setzero_si256());
+    const __m128i low = _mm256_castsi256_si128(eights), high = _mm256_extracti128_si256(eights, 1);
+    sums[0] = (int32_t)(_mm_cvtsi128_si32(low) + _mm_extract_epi32(low, 2)) - 16 * 128;
+    sums[1] = (int32_t)(_mm_cvtsi128_si32(high) + _mm_extract_epi32(high, 2)) - 16 * 128;
+}
+
+/* As `quantize_run`; the largest number decides whether it is done number by number. */
+WITH_AVX2 INLINE void quantize_run_avx2(const int D, const float *x, struct activation *a) {
     const __m256 plain = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256 magic = _mm256_set1_ps(12582912.0f);
+    const __m256i integer = _mm256_set1_epi32(0x4b400000), least = _mm256_set1_epi8(-127);
     __m256 four[4];
-    __m256i sizes = _mm256_setzero_si256(), q[4];
+    __m256i sizes = _mm256_setzero_si256(), q[4], low[4];
     UNROLL for (int i = 0; i < 4; i++) {
         four[i] = _mm256_loadu_ps(x + 8 * i);
         sizes = _mm256_max_epu32(sizes, _mm256_castps_si256(_mm256_and_ps(four[i], plain)));
@@ -79,39 +106,67 @@ WITH_AVX2 INLINE void quantize_run_avx2(const float *x, struct activation *a) {
     most4 = _mm_max_epu32(most4, _mm_shuffle_epi32(most4, 0x4e));
     most4 = _mm_max_epu32(most4, _mm_shuffle_epi32(most4, 0xb1));
     const uint32_t most = (uint32_t)_mm_cvtsi128_si32(most4);
-    if (most < 0x03000000 || most >= 0x7f800000) {
-        quantize_run(x, a);
+    if (most < LEAST || most >= 0x7f800000) {
+        quantize_run(D, x, a);
         return;
     }
     const __m256 inverse = _mm256_set1_ps(127.0f / float_of(most));
     UNROLL for (int i = 0; i < 4; i++) {
-        __m256 shifted = _mm256_add_ps(_mm256_mul_ps(four[i], inverse), magic);
-        q[i] = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(0x4b400000));
+        const __m256 scaled = _mm256_mul_ps(four[i], inverse), shifted = _mm256_add_ps(scaled, magic);
+        q[i] = _mm256_sub_epi32(_mm256_castps_si256(shifted), integer);
+        if (D == 2) {
+            __m256 rest = _mm256_sub_ps(scaled, _mm256_sub_ps(shifted, magic));
+            rest = _mm256_add_ps(_mm256_mul_ps(rest, _mm256_set1_ps(256.0f)), magic);
+            low[i] = _mm256_sub_epi32(_mm256_castps_si256(rest), integer);
+        }
     }
-    /* into bytes, whose groups of 4 the packing leaves in the order 0 2 4 6 1 3 5 7 */
-    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]),
-                                       _mm256_packs_epi32(q[2], q[3]));
-    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256((void *)a->q, bytes);
-    const __m256i up = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)); /* plus 128 */
-    const __m256i eights = _mm256_sad_epu8(up, _mm256_setzero_si256());
-    const __m128i low = _mm256_castsi256_si128(eights), high = _mm256_extracti128_si256(eights, 1);
-    a->sums[0] = (int32_t)(_mm_cvtsi128_si32(low) + _mm_extract_epi32(low, 2)) - 16 * 128;
-    a->sums[1] = (int32_t)(_mm_cvtsi128_si32(high) + _mm_extract_epi32(high, 2)) - 16 * 128;
+    __m256i bytes = bytes_avx2(q);
+    _mm256_storeu_si256((void *)a->q[0], bytes);
+    sums_avx2(bytes, a->sums);
     a->d = float_of(most) / 127.0f;
+    if (D == 2) {
+        int32_t sums[2];
+        bytes = _mm256_max_epi8(bytes_avx2(low), least); /* 128 became 127 before */
+        _mm256_storeu_si256((void *)a->q[1], bytes);
+        sums_avx2(bytes, sums);
+        for (int i = 0; i < 2; i++) a->sums[i] = 256 * a->sums[i] + sums[i];
+        a->d *= 0x1p-8f;
+    }
     a->added = a->d * (float)(a->sums[0] + a->sums[1]);
 }
 
-WITH_AVX2 static void quantize_avx2(const float *x, struct activation *a, int64_t runs,
+WITH_AVX2 static void quantize_avx2(const int D, const float *x, char *to, int64_t runs,
                                     int64_t stride) {
-    for (int64_t i = 0; i < runs; i++) quantize_run_avx2(x + RUN * i, a + stride * i);
+    for (int64_t i = 0; i < runs; i++)
+        if (D == 2)
+            quantize_run_avx2(2, x + RUN * i, (void *)(to + stride * i));
+        else
+            quantize_run_avx2(1, x + RUN * i, (void *)(to + stride * i));
 }
 #endif
 
+/* Runs of a row of x, `stride` bytes apart in what is written. */
+static void quantize(const int D, const float *x, char *to, int64_t runs, int64_t stride,
+                     int64_t level) {
+#ifdef X86
+    if (level >= AVX2) {
+        quantize_avx2(D, x, to, runs, stride);
+        return;
+    }
+#endif
+    (void)level;
+    for (int64_t i = 0; i < runs; i++)
+        if (D == 2)
+            quantize_run(2, x + RUN * i, (void *)(to + stride * i));
+        else
+            quantize_run(1, x + RUN * i, (void *)(to + stride * i));
+}
+
 /* ---- portable ------------------------------------------------------------------------------- */
 
-INLINE void tile_portable(const int f, const int M, const uint8_t *group, int64_t columns,
-                          const struct activation *x, float *out, int64_t out_stride, int rows) {
+INLINE void tile_portable(const int f, const int D, const int M, const uint8_t *group,
+                          int64_t columns, const struct activation *x, float *out,
+                          int64_t out_stride, int rows) {
     const int64_t runs = columns / RUN;
     const int parts = formats[f].parts;
     struct planes p = planes_of(f, group, columns);
@@ -122,8 +177,10 @@ INLINE void tile_portable(const int f, const int M, const uint8_t *group, int64_
             int8_t q[64]; /* 4 columns of 16 rows */
             for (int i = 0; i < 64; i++) q[i] = (int8_t)number_at(f, &p, g, i);
             for (int m = 0; m < M; m++) {
-                const int8_t *xg = x[m * runs + at].q + 4 * g;
-                int32_t *dot = dots[m][parts == 2 ? g / 4 : 0];
+                const struct activation *a = activation_at(D, x, m * runs + at);
+                int32_t *dot = dots[m][parts == 2 ? g / 4 : 0], xg[4];
+                for (int i = 0; i < 4; i++)
+                    xg[i] = D == 2 ? 256 * a->q[0][4 * g + i] + a->q[1][4 * g + i] : a->q[0][4 * g + i];
                 for (int r = 0; r < ROWS; r++)
                     dot[r] += q[4 * r] * xg[0] + q[4 * r + 1] * xg[1] + q[4 * r + 2] * xg[2] +
                               q[4 * r + 3] * xg[3];
@@ -134,7 +191,7 @@ INLINE void tile_portable(const int f, const int M, const uint8_t *group, int64_
                 float scale = scale_at(f, p.scale, p.top, ROWS * part + r), min = 0;
                 if (formats[f].min) min = scale_at(f, p.min, p.top + 2 * ROWS, ROWS * part + r);
                 for (int m = 0; m < M; m++) {
-                    const struct activation *a = x + m * runs + at;
+                    const struct activation *a = activation_at(D, x, m * runs + at);
                     sums[m][r] += (float)dots[m][part][r] * (scale * a->d);
                     if (formats[f].min) {
                         float added = min * added_by(f, a, part);
@@ -148,68 +205,64 @@ INLINE void tile_portable(const int f, const int M, const uint8_t *group, int64_
 }
 /* ---- tiles by level, format and number of rows ----------------------------------------------- */
 
-#define PORTABLE_TILE(f, M)                                                                        \
-    static void portable_##f##_##M(const uint8_t *group, int64_t columns,                          \
-                                   const struct activation *x, float *out, int64_t out_stride,     \
-                                   int rows) {                                                     \
-        tile_portable(f, M, group, columns, x, out, out_stride, rows);                             \
+#define TILE_FN(level, with, f, D, M, body)                                                        \
+    with static void level##_##f##_##D##_##M(const uint8_t *group, int64_t columns,                \
+                                             const struct activation *x, float *out,               \
+                                             int64_t out_stride, int rows) {                       \
+        body                                                                                       \
     }
-#define AVX2_TILE(f, M)                                                                            \
-    WITH_AVX2 static void avx2_##f##_##M(const uint8_t *group, int64_t columns,                    \
-                                         const struct activation *x, float *out,                   \
-                                         int64_t out_stride, int rows) {                           \
-        const int H = M == 1 ? 2 : 1;                                                              \
-        for (int h = 0; h < 2; h += H)                                                             \
-            tile_avx2(f, M, H, h, group, columns, x, out, out_stride, rows);                       \
-    }
-#define VNNI_TILE(f, M)                                                                            \
-    WITH_VNNI static void vnni_##f##_##M(const uint8_t *group, int64_t columns,                    \
-                                         const struct activation *x, float *out,                   \
-                                         int64_t out_stride, int rows) {                           \
-        tile_vnni(f, M, group, columns, x, out, out_stride, rows);                                 \
-    }
-#define AMX_GROUPS(f)                                                                              \
-    WITH_VNNI static void amx_##f(const uint8_t *groups, int64_t count, int64_t columns,           \
-                                  const struct activation *x, int64_t tiles, float *out,           \
-                                  int64_t out_stride, int64_t rows) {                              \
-        groups_amx(f, groups, count, columns, x, tiles, out, out_stride, rows);                    \
-    }
-#define DOTPROD_TILE(f, M)                                                                         \
-    WITH_DOTPROD static void dotprod_##f##_##M(const uint8_t *group, int64_t columns,              \
-                                               const struct activation *x, float *out,             \
-                                               int64_t out_stride, int rows) {                     \
-        const int H = M == 4 ? 2 : 4;                                                              \
-        for (int h = 0; h < 4; h += H)                                                             \
-            tile_dotprod(f, M, H, h, group, columns, x, out, out_stride, rows);                    \
+#define PORTABLE_TILE(f, D, M)                                                                     \
+    TILE_FN(portable, , f, D, M, tile_portable(f, D, M, group, columns, x, out, out_stride, rows);)
+#define AVX2_TILE(f, D, M)                                                                         \
+    TILE_FN(avx2, WITH_AVX2, f, D, M, const int H = D * M == 1 ? 2 : 1;                            \
+            for (int h = 0; h < 2; h += H)                                                         \
+                tile_avx2(f, D, M, H, h, group, columns, x, out, out_stride, rows);)
+#define VNNI_TILE(f, D, M)                                                                         \
+    TILE_FN(vnni, WITH_VNNI, f, D, M,                                                              \
+            tile_vnni(f, D, M, group, columns, x, out, out_stride, rows);)
+#define DOTPROD_TILE(f, D, M)                                                                      \
+    TILE_FN(dotprod, WITH_DOTPROD, f, D, M, const int H = D * M >= 4 ? 2 : 4;                      \
+            for (int h = 0; h < 4; h += H)                                                         \
+                tile_dotprod(f, D, M, H, h, group, columns, x, out, out_stride, rows);)
+#define AMX_GROUPS(f, D)                                                                           \
+    WITH_VNNI static void amx_##f##_##D(const uint8_t *groups, int64_t count, int64_t columns,     \
+                                        const struct activation *x, int64_t tiles, float *out,     \
+                                        int64_t out_stride, int64_t rows) {                        \
+        groups_amx(f, D, groups, count, columns, x, tiles, out, out_stride, rows);                 \
     }
 
 /* Rows of x that share a pass over the weights: 1, 2, 4 or 8, as many as there are registers for.
- * A level's tiles by the logarithm of that. */
+ * A level's tiles by digits, and by the logarithm of the rows. */
 #define PASSES 4
+#define FEW_TILES(level, f, D) level##_TILE(f, D, 1) level##_TILE(f, D, 2)
+#define FEW_NAMES(level, f, D) level##_##f##_##D##_1, level##_##f##_##D##_2
+#define MORE_TILES(level, f, D) FEW_TILES(level, f, D) level##_TILE(f, D, 4)
+#define MORE_NAMES(level, f, D) FEW_NAMES(level, f, D), level##_##f##_##D##_4
+#define MOST_TILES(level, f, D) MORE_TILES(level, f, D) level##_TILE(f, D, 8)
+#define MOST_NAMES(level, f, D) MORE_NAMES(level, f, D), level##_##f##_##D##_8
+
+#define PORTABLE_TILES(f) MORE_TILES(PORTABLE, f, 1) MORE_TILES(PORTABLE, f, 2)
+#define PORTABLE_NAMES(f) {{MORE_NAMES(portable, f, 1)}, {MORE_NAMES(portable, f, 2)}}
 #ifdef X86
 #define EACH_TILE(f)                                                                               \
-    PORTABLE_TILE(f, 1) PORTABLE_TILE(f, 2) PORTABLE_TILE(f, 4)                                    \
-    AVX2_TILE(f, 1) AVX2_TILE(f, 2) AVX2_TILE(f, 4)                                                \
-    VNNI_TILE(f, 1) VNNI_TILE(f, 2) VNNI_TILE(f, 4) VNNI_TILE(f, 8) AMX_GROUPS(f)                  \
-    static const tile_fn tiles_##f[3][PASSES] = {                                                  \
-        {portable_##f##_1, portable_##f##_2, portable_##f##_4, NULL},                              \
-        {avx2_##f##_1, avx2_##f##_2, avx2_##f##_4, NULL},                                          \
-        {vnni_##f##_1, vnni_##f##_2, vnni_##f##_4, vnni_##f##_8},                                  \
+    PORTABLE_TILES(f) MORE_TILES(AVX2, f, 1) FEW_TILES(AVX2, f, 2)                                 \
+    MOST_TILES(VNNI, f, 1) MOST_TILES(VNNI, f, 2) AMX_GROUPS(f, 1) AMX_GROUPS(f, 2)                \
+    static const tile_fn tiles_##f[3][2][PASSES] = {                                               \
+        PORTABLE_NAMES(f),                                                                         \
+        {{MORE_NAMES(avx2, f, 1)}, {FEW_NAMES(avx2, f, 2)}},                                       \
+        {{MOST_NAMES(vnni, f, 1)}, {MOST_NAMES(vnni, f, 2)}},                                      \
     };
 #elif defined(WITH_DOTPROD)
 #define EACH_TILE(f)                                                                               \
-    PORTABLE_TILE(f, 1) PORTABLE_TILE(f, 2) PORTABLE_TILE(f, 4)                                    \
-    DOTPROD_TILE(f, 1) DOTPROD_TILE(f, 2) DOTPROD_TILE(f, 4)                                       \
-    static const tile_fn tiles_##f[2][PASSES] = {                                                  \
-        {portable_##f##_1, portable_##f##_2, portable_##f##_4, NULL},                              \
-        {dotprod_##f##_1, dotprod_##f##_2, dotprod_##f##_4, NULL},                                 \
+    PORTABLE_TILES(f) MORE_TILES(DOTPROD, f, 1) MORE_TILES(DOTPROD, f, 2)                          \
+    static const tile_fn tiles_##f[2][2][PASSES] = {                                               \
+        PORTABLE_NAMES(f),                                                                         \
+        {{MORE_NAMES(dotprod, f, 1)}, {MORE_NAMES(dotprod, f, 2)}},                                \
     };
 #else
 #define EACH_TILE(f)                                                                               \
-    PORTABLE_TILE(f, 1) PORTABLE_TILE(f, 2) PORTABLE_TILE(f, 4)                                    \
-    static const tile_fn tiles_##f[1][PASSES] = {                                                  \
-        {portable_##f##_1, portable_##f##_2, portable_##f##_4, NULL},                              \
-    };
+    PORTABLE_TILES(f)                                                                              \
+    static const tile_fn tiles_##f[1][2][PASSES] = {PORTABLE_NAMES(f)};
 #endif
 
 EACH_TILE(Q4_0) EACH_TILE(Q4_1) EACH_TILE(Q5_0) EACH_TILE(Q5_1) EACH_TILE(Q8_0) EACH_TILE(Q2_K)
@@ -217,7 +270,7 @@ EACH_TILE(Q3_K) EACH_TILE(Q4_K) EACH_TILE(Q5_K) EACH_TILE(Q6_K) EACH_TILE(IQ4_NL
 EACH_TILE(IQ4_XS) EACH_TILE(MXFP4)
 
 #define ROW(f) [f] = tiles_##f
-static const tile_fn (*const tiles[FORMATS])[PASSES] = {
+static const tile_fn (*const tiles[FORMATS])[2][PASSES] = {
     ROW(Q4_0), ROW(Q4_1), ROW(Q5_0), ROW(Q5_1), ROW(Q8_0), ROW(Q2_K), ROW(Q3_K),
     ROW(Q4_K), ROW(Q5_K), ROW(Q6_K), ROW(IQ4_NL), ROW(IQ4_XS), ROW(MXFP4),
 };
@@ -233,8 +286,8 @@ typedef void (*groups_fn)(const uint8_t *groups, int64_t count, int64_t columns,
                           int64_t out_stride, int64_t rows);
 
 #undef ROW
-#define ROW(f) [f] = amx_##f
-static const groups_fn amx_groups[FORMATS] = {
+#define ROW(f) [f] = {amx_##f##_1, amx_##f##_2}
+static const groups_fn amx_groups[FORMATS][2] = {
     ROW(Q4_0), ROW(Q4_1), ROW(Q5_0), ROW(Q5_1), ROW(Q8_0), ROW(Q2_K), ROW(Q3_K),
     ROW(Q4_K), ROW(Q5_K), ROW(Q6_K), ROW(IQ4_NL), ROW(IQ4_XS), ROW(MXFP4),
 };
@@ -252,30 +305,25 @@ INLINE int64_t tiled_rows(int64_t rows, int64_t level) {
 }
 
 /* QUANTIZE: rows of x [M, K], `x_stride` apart, into `out` [M, K / 32]. An item is a row.
- * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether all rows lie by themselves */
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 digits D, 6 whether all rows lie by themselves */
 static int64_t items_quantize(const struct op *op) { return op->arg[3]; }
 
 static void work_quantize(const struct op *op, int64_t m, int64_t level) {
     const int64_t runs = op->arg[4] / RUN;
+    const int D = (int)op->arg[5];
     const float *x = (const float *)address(op->arg[0]) + m * op->arg[1];
-    struct activation *a = (struct activation *)address(op->arg[2]) + m * runs;
+    int64_t first = m * runs, stride = 1;
 #ifdef X86
-    if (!op->arg[5] && m < tiled_rows(op->arg[3], level)) {
-        quantize_avx2(x, a - m % TILE * runs + m % TILE, runs, TILE);
-        return;
-    }
-    if (level >= AVX2) {
-        quantize_avx2(x, a, runs, 1);
-        return;
-    }
+    if (!op->arg[6] && m < tiled_rows(op->arg[3], level))
+        first += m % TILE - m % TILE * runs, stride = TILE;
 #endif
-    (void)level;
-    quantize_portable(x, a, runs);
+    char *to = (char *)address(op->arg[2]) + first * activation_size(D);
+    quantize(D, x, to, runs, stride * activation_size(D), level);
 }
 
 /* MULTIPLY: what QUANTIZE gives with the rows of all segments. An item is some groups of one.
  * 0 activations, 1 segments, 2 their number, 3 out, 4 out_stride, 5 rows M, 6 columns K,
- * 7 bias of all outputs or 0 */
+ * 7 bias of all outputs or 0, 8 digits D */
 INLINE int64_t groups_of(const struct segment *s) { return (s->rows + ROWS - 1) / ROWS; }
 
 INLINE int64_t chunk_of(const struct segment *s, int64_t columns) {
@@ -303,16 +351,16 @@ static int64_t items_multiply(const struct op *op) {
 /* Groups `first` to `last` - 1 of a segment, which lie at `groups`, times some rows of x, whose
  * outputs begin at `out`. */
 INLINE void multiply(const struct segment *s, const uint8_t *groups, int64_t columns, int64_t first,
-                     int64_t last, const struct activation *x, int64_t rows, float *out,
+                     int64_t last, int D, const struct activation *x, int64_t rows, float *out,
                      int64_t out_stride, int64_t level) {
     const int64_t size = group_size(s->format, columns), runs = columns / RUN;
-    const tile_fn *by_rows = tiles[s->format][tiles_of(level)];
+    const tile_fn *by_rows = tiles[s->format][tiles_of(level)][D - 1];
 #ifdef X86
     const int64_t tiled = tiled_rows(rows, level);
     if (tiled)
-        amx_groups[s->format](groups, last - first, columns, x, tiled / TILE,
-                              out + first * ROWS, out_stride, s->rows - first * ROWS);
-    x += tiled * runs, out += tiled * out_stride, rows -= tiled;
+        amx_groups[s->format][D - 1](groups, last - first, columns, x, tiled / TILE,
+                                     out + first * ROWS, out_stride, s->rows - first * ROWS);
+    x = activation_at(D, x, tiled * runs), out += tiled * out_stride, rows -= tiled;
 #endif
     while (rows) {
         int pass = PASSES - 1;
@@ -322,7 +370,7 @@ INLINE void multiply(const struct segment *s, const uint8_t *groups, int64_t col
             by_rows[pass](groups + (n - first) * size, columns, x, out + n * ROWS, out_stride,
                           left < ROWS ? left : ROWS);
         }
-        x += runs << pass, out += out_stride << pass, rows -= 1 << pass;
+        x = activation_at(D, x, runs << pass), out += out_stride << pass, rows -= 1 << pass;
     }
 }
 
@@ -352,7 +400,8 @@ static void work_multiply(const struct op *op, int64_t item, int64_t level) {
         const uint8_t *groups = s->stored ? room : s->packed + n * size;
         if (room) llmcli_pack_groups(s->stored, s->format, columns, s->rows, n, stop, room);
         if (groups)
-            multiply(s, groups, columns, n, stop, address(op->arg[0]), rows, out, out_stride, level);
+            multiply(s, groups, columns, n, stop, (int)op->arg[8], address(op->arg[0]), rows, out,
+                     out_stride, level);
         for (int64_t m = 0; !groups && m < rows; m++) /* no memory */
             for (int64_t i = n * ROWS; i < last; i++) out[m * out_stride + i] = NAN;
     }
@@ -377,7 +426,7 @@ const struct kernel kernel_multiply = {items_multiply, work_multiply, fetch_mult
  * the first product with that expert for all of them.
  * 0 activations, 1 segments, 2 their number, 3 out, 4 out_stride, 5 products, 6 columns K,
  * 7 int64: the expert of each product, 8 int64: its row of x, or 0: 9 products each have a row,
- * 10 biases of the experts or 0, 11 the stride of these */
+ * 10 biases of the experts or 0, 11 the stride of these, 12 digits D */
 static int64_t items_of_expert(const struct op *op) {
     const struct segment *segments = address(op->arg[1]);
     int64_t items = 0;
@@ -410,11 +459,12 @@ static void work_multiply_experts(const struct op *op, int64_t item, int64_t lev
     const int64_t last = first + chunk < groups_of(s) ? first + chunk : groups_of(s);
     const int64_t end = last * ROWS < s->rows ? last * ROWS : s->rows;
     const uint8_t *groups = s->packed + (expert * groups_of(s) + first) * size;
+    const int D = (int)op->arg[12];
     for (int64_t i = product; i < op->arg[5]; i = next_with(experts, expert, i + 1, op->arg[5])) {
-        const struct activation *x = address(op->arg[0]);
+        const int64_t row = rows ? rows[i] : i / op->arg[9];
+        const struct activation *x = activation_at(D, address(op->arg[0]), row * (columns / RUN));
         float *out = (float *)address(op->arg[3]) + i * op->arg[4] + s->column;
-        x += (rows ? rows[i] : i / op->arg[9]) * (columns / RUN);
-        multiply(s, groups, columns, first, last, x, 1, out, 0, level);
+        multiply(s, groups, columns, first, last, D, x, 1, out, 0, level);
         for (int64_t n = first * ROWS; bias && n < end; n++)
             out[n] += bias[expert * op->arg[11] + s->column + n];
     }
@@ -426,11 +476,12 @@ const struct kernel kernel_multiply_experts = {
 
 /* ---- what is exported ------------------------------------------------------------------------ */
 
-/* Activations as the products read them: `count` numbers rounded to 8 bits, in float32. */
-void llmcli_seen(const float *x, float *out, int64_t count) {
+/* Activations as the products read them: `count` numbers rounded to D digits, in float32. */
+void llmcli_seen(const float *x, float *out, int64_t count, int64_t D) {
     for (int64_t i = 0; i < count / RUN; i++, x += RUN, out += RUN) {
         struct activation a;
-        quantize_run(x, &a);
-        for (int j = 0; j < RUN; j++) out[j] = (float)a.q[j] * a.d;
+        quantize(D, x, (char *)&a, 1, 0, PORTABLE);
+        for (int j = 0; j < RUN; j++)
+            out[j] = (float)(D == 2 ? 256 * a.q[0][j] + a.q[1][j] : a.q[0][j]) * a.d;
     }
 }

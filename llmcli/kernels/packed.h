@@ -4,13 +4,21 @@
 
 #include "formats.h"
 
-/* A run of a row of x. */
+/* A run of a row of x: integers in D digits of 8 bits, 256 q[0] + q[1] or q[0] alone. Runs of one
+ * digit lie closer together: see `activation_at`. */
 struct activation {
-    int8_t q[RUN];
     float d;
-    int32_t sums[2]; /* of the first 16 numbers of q, of the others */
+    int32_t sums[2]; /* of the first 16 integers, of the others */
     float added;     /* d times both: what a minimum of 32 columns is multiplied by */
+    int8_t q[2][RUN];
 };
+
+INLINE int64_t activation_size(const int D) { return sizeof(struct activation) - (2 - D) * RUN; }
+
+/* Run i of those that begin at x. */
+INLINE const struct activation *activation_at(const int D, const struct activation *x, int64_t i) {
+    return (const void *)((const char *)x + i * activation_size(D));
+}
 
 /* Of a run, or of half `part` of it where a format's halves have scales. */
 INLINE float added_by(const int f, const struct activation *a, int part) {

@@ -48,27 +48,32 @@ WITH_VNNI INLINE void decode(const int f, const uint8_t *group, int64_t columns,
     }
 }
 
-/* 16 rows of x times step i of a panel, a run or half of one. */
-#define START(i, sum, a, b)                                                                        \
+/* A digit of 16 rows of x times step i of a panel, a run or half of one. */
+#define START(i, digit, sum, a, b)                                                                 \
     do {                                                                                           \
         TILE_ZERO(sum);                                                                            \
-        TILE_LOAD(a, x[TILE * ((i) / parts)].q + RUN / parts * ((i) % parts), sizeof *x);          \
+        TILE_LOAD(a, activation_at(D, x, TILE * ((i) / parts))->q[digit] +                         \
+                         RUN / parts * ((i) % parts), activation_size(D));                         \
         TILE_LOAD(b, panel->q[8 / parts * (i)], 64);                                               \
         TILE_DOT(sum, a, b);                                                                       \
         TILE_STORE(sum, dots[sum], 64);                                                            \
     } while (0)
 
-WITH_VNNI INLINE void add_step(const int f, int32_t dots[TILE][ROWS], const struct panel *panel,
-                               const struct activation *x, int i, __m512 sums[TILE]) {
+/* `dots`: those of the digits of x. */
+WITH_VNNI INLINE void add_step(const int f, const int D, int32_t dots[][TILE][ROWS],
+                               const struct panel *panel, const struct activation *x, int i,
+                               __m512 sums[TILE]) {
     const int parts = formats[f].parts;
     const __m512 scale = _mm512_loadu_ps(panel->scale[i]);
     __m512 min = _mm512_setzero_ps();
     if (formats[f].min) min = _mm512_loadu_ps(panel->min[i]);
     UNROLL for (int m = 0; m < TILE; m++) {
-        const struct activation *a = x + TILE * (i / parts) + m;
+        const struct activation *a = activation_at(D, x, TILE * (i / parts) + m);
         __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(a->d));
-        __m512 dot = _mm512_cvtepi32_ps(_mm512_loadu_si512(dots[m]));
-        sums[m] = _mm512_add_ps(sums[m], _mm512_mul_ps(dot, by));
+        __m512i dot = _mm512_loadu_si512(dots[0][m]);
+        if (D == 2)
+            dot = _mm512_add_epi32(_mm512_slli_epi32(dot, 8), _mm512_loadu_si512(dots[1][m]));
+        sums[m] = _mm512_add_ps(sums[m], _mm512_mul_ps(_mm512_cvtepi32_ps(dot), by));
         if (formats[f].min) {
             __m512 added = _mm512_mul_ps(min, _mm512_set1_ps(added_by(f, a, i % parts)));
             sums[m] = formats[f].top ? _mm512_sub_ps(sums[m], added) : _mm512_add_ps(sums[m], added);
@@ -77,32 +82,37 @@ WITH_VNNI INLINE void add_step(const int f, int32_t dots[TILE][ROWS], const stru
 }
 
 /* `first`: there is nothing in `out` yet. */
-WITH_VNNI INLINE void tile_amx(const int f, const struct panel *panel, int runs, int first,
-                               const struct activation *x, float *out, int64_t out_stride,
-                               __mmask16 kept) {
+WITH_VNNI INLINE void tile_amx(const int f, const int D, const struct panel *panel, int runs,
+                               int first, const struct activation *x, float *out,
+                               int64_t out_stride, __mmask16 kept) {
     const int parts = formats[f].parts, steps = runs * parts;
     int32_t dots[2][TILE][ROWS] __attribute__((aligned(64)));
     __m512 sums[TILE];
     UNROLL for (int m = 0; m < TILE; m++)
         sums[m] = first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(kept, out + m * out_stride);
     int i = 0;
+    for (; D == 2 && i < steps; i++) {
+        START(i, 0, 0, 2, 4);
+        START(i, 1, 1, 3, 5);
+        add_step(f, D, dots, panel, x, i, sums);
+    }
     for (; i + 1 < steps; i += 2) {
-        START(i, 0, 2, 4);
-        START(i + 1, 1, 3, 5);
-        add_step(f, dots[0], panel, x, i, sums);
-        add_step(f, dots[1], panel, x, i + 1, sums);
+        START(i, 0, 0, 2, 4);
+        START(i + 1, 0, 1, 3, 5);
+        add_step(f, D, dots, panel, x, i, sums);
+        add_step(f, D, dots + 1, panel, x, i + 1, sums);
     }
     if (i < steps) {
-        START(i, 0, 2, 4);
-        add_step(f, dots[0], panel, x, i, sums);
+        START(i, 0, 0, 2, 4);
+        add_step(f, D, dots, panel, x, i, sums);
     }
     UNROLL for (int m = 0; m < TILE; m++) _mm512_mask_storeu_ps(out + m * out_stride, kept, sums[m]);
 }
 
 /* At most `PANELS` groups times `tiles` of x; `rows` of the groups' rows are there. */
-WITH_VNNI INLINE void groups_amx(const int f, const uint8_t *groups, int64_t count, int64_t columns,
-                                 const struct activation *x, int64_t tiles, float *out,
-                                 int64_t out_stride, int64_t rows) {
+WITH_VNNI INLINE void groups_amx(const int f, const int D, const uint8_t *groups, int64_t count,
+                                 int64_t columns, const struct activation *x, int64_t tiles,
+                                 float *out, int64_t out_stride, int64_t rows) {
     static _Thread_local struct panel panels[PANELS];
     const int64_t runs = columns / RUN, size = group_size(f, columns);
     struct tile_config before; /* of another library, which may configure its threads only once */
@@ -116,7 +126,8 @@ WITH_VNNI INLINE void groups_amx(const int f, const uint8_t *groups, int64_t cou
             for (int64_t n = 0; n < count; n++) {
                 const int64_t left = rows - n * ROWS;
                 const __mmask16 kept = (__mmask16)((1u << (left < ROWS ? left : ROWS)) - 1);
-                tile_amx(f, panels + n, taken, at == 0, x + TILE * (m * runs + at),
+                tile_amx(f, D, panels + n, taken, at == 0,
+                         activation_at(D, x, TILE * (m * runs + at)),
                          out + TILE * m * out_stride + n * ROWS, out_stride, kept);
             }
     }

@@ -5,7 +5,7 @@
 
 #include "packed.h"
 
-/* How often products of pairs can be added in 16 bits, and the largest code times 2 * 127. */
+/* How often products of pairs can be added in 16 bits; digits are at most 127. */
 INLINE int sums_in_16_bits(int f) {
     int most = (1 << (formats[f].codes + formats[f].high)) - 1;
     return 32767 / (most * 2 * 127);
@@ -62,9 +62,9 @@ WITH_AVX2 INLINE __m256 scale_avx2(const int f, const uint8_t *plane, const uint
 }
 
 /* H halves of the group's rows, the first of which is h. */
-WITH_AVX2 INLINE void tile_avx2(const int f, const int M, const int H, int h, const uint8_t *group,
-                                int64_t columns, const struct activation *x, float *out,
-                                int64_t out_stride, int rows) {
+WITH_AVX2 INLINE void tile_avx2(const int f, const int D, const int M, const int H, int h,
+                                const uint8_t *group, int64_t columns, const struct activation *x,
+                                float *out, int64_t out_stride, int rows) {
     const int64_t runs = columns / RUN;
     const int parts = formats[f].parts;
     const int exact = formats[f].codes == 8 || formats[f].table;
@@ -76,7 +76,7 @@ WITH_AVX2 INLINE void tile_avx2(const int f, const int M, const int H, int h, co
         UNROLL for (int j = 0; j < H; j++) sums[i][j] = _mm256_setzero_ps();
     for (int64_t at = 0; at < runs; at++) {
         if (M == 1) fetch_next(f, group, columns, at);
-        __m256i pairs[4][2][2], dots[4][2][2];
+        __m256i pairs[4][2][2][2], dots[4][2][2][2];
         UNROLL for (int step = 0; step < 8; step++) {
             /* words that share their bytes follow each other; each part gets its words in turn */
             const int g = formats[f].codes == 4 ? 4 * (step & 1) + step / 2 : step;
@@ -85,19 +85,20 @@ WITH_AVX2 INLINE void tile_avx2(const int f, const int M, const int H, int h, co
             UNROLL for (int j = 0; j < H; j++) {
                 __m256i code = word_avx2(f, &p, g, h + j), size = code;
                 if (exact) size = _mm256_abs_epi8(code);
-                UNROLL for (int i = 0; i < M; i++) {
-                    int32_t four;
-                    memcpy(&four, x[i * runs + at].q + 4 * g, 4);
-                    __m256i xg = _mm256_set1_epi32(four);
-                    if (exact) xg = _mm256_sign_epi8(xg, code);
-                    __m256i two = _mm256_maddubs_epi16(size, xg);
-                    __m256i *pair = &pairs[i][j][part], *dot = &dots[i][j][part];
-                    *pair = nth % most == 0 ? two : _mm256_add_epi16(*pair, two);
-                    if (nth % most == most - 1 || nth == per_part - 1) {
-                        __m256i four_sums = _mm256_madd_epi16(*pair, ones);
-                        *dot = nth < most ? four_sums : _mm256_add_epi32(*dot, four_sums);
+                UNROLL for (int i = 0; i < M; i++)
+                    UNROLL for (int digit = 0; digit < D; digit++) {
+                        int32_t four;
+                        memcpy(&four, activation_at(D, x, i * runs + at)->q[digit] + 4 * g, 4);
+                        __m256i xg = _mm256_set1_epi32(four);
+                        if (exact) xg = _mm256_sign_epi8(xg, code);
+                        __m256i two = _mm256_maddubs_epi16(size, xg);
+                        __m256i *pair = &pairs[i][j][part][digit], *dot = &dots[i][j][part][digit];
+                        *pair = nth % most == 0 ? two : _mm256_add_epi16(*pair, two);
+                        if (nth % most == most - 1 || nth == per_part - 1) {
+                            __m256i four_sums = _mm256_madd_epi16(*pair, ones);
+                            *dot = nth < most ? four_sums : _mm256_add_epi32(*dot, four_sums);
+                        }
                     }
-                }
             }
         }
         UNROLL for (int part = 0; part < parts; part++)
@@ -106,9 +107,11 @@ WITH_AVX2 INLINE void tile_avx2(const int f, const int M, const int H, int h, co
                 __m256 min = _mm256_setzero_ps(), scale = scale_avx2(f, p.scale, p.top, first);
                 if (formats[f].min) min = scale_avx2(f, p.min, p.top + 2 * ROWS, first);
                 UNROLL for (int i = 0; i < M; i++) {
-                    const struct activation *a = x + i * runs + at;
+                    const struct activation *a = activation_at(D, x, i * runs + at);
                     int32_t sum = parts == 2 ? a->sums[part] : a->sums[0] + a->sums[1];
-                    __m256i dot = dots[i][j][part];
+                    __m256i dot = dots[i][j][part][0];
+                    if (D == 2)
+                        dot = _mm256_add_epi32(_mm256_slli_epi32(dot, 8), dots[i][j][part][1]);
                     if (formats[f].offset)
                         dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(formats[f].offset * sum));
                     __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(a->d));

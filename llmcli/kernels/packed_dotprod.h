@@ -50,7 +50,7 @@ INLINE float32x4_t scale_dotprod(const int f, const uint8_t *plane, const uint8_
 }
 
 /* H quarters of the group's rows, the first of which is h. */
-WITH_DOTPROD INLINE void tile_dotprod(const int f, const int M, const int H, int h,
+WITH_DOTPROD INLINE void tile_dotprod(const int f, const int D, const int M, const int H, int h,
                                       const uint8_t *group, int64_t columns,
                                       const struct activation *x, float *out, int64_t out_stride,
                                       int rows) {
@@ -61,26 +61,30 @@ WITH_DOTPROD INLINE void tile_dotprod(const int f, const int M, const int H, int
     UNROLL for (int i = 0; i < M; i++)
         UNROLL for (int j = 0; j < H; j++) sums[i][j] = vdupq_n_f32(0);
     for (int64_t at = 0; at < runs; at++) {
-        int32x4_t dots[4][4];
+        int32x4_t dots[4][4][2];
         UNROLL for (int g = 0; g < 8; g++) {
             const int part = parts == 2 ? g / 4 : 0;
             const int first = g % (8 / parts) == 0, last = g % (8 / parts) == 8 / parts - 1;
             UNROLL for (int j = 0; j < H; j++) {
                 int8x16_t numbers = word_dotprod(f, &p, g, h + j);
-                UNROLL for (int i = 0; i < M; i++) {
-                    int32_t four;
-                    memcpy(&four, x[i * runs + at].q + 4 * g, 4);
-                    dots[i][j] = vdotq_s32(first ? vdupq_n_s32(0) : dots[i][j], numbers,
-                                           vreinterpretq_s8_s32(vdupq_n_s32(four)));
-                }
+                UNROLL for (int i = 0; i < M; i++)
+                    UNROLL for (int digit = 0; digit < D; digit++) {
+                        int32x4_t *dot = &dots[i][j][digit];
+                        int32_t four;
+                        memcpy(&four, activation_at(D, x, i * runs + at)->q[digit] + 4 * g, 4);
+                        *dot = vdotq_s32(first ? vdupq_n_s32(0) : *dot, numbers,
+                                         vreinterpretq_s8_s32(vdupq_n_s32(four)));
+                    }
                 if (!last) continue;
                 const int row = ROWS * part + 4 * (h + j);
                 float32x4_t min = vdupq_n_f32(0), scale = scale_dotprod(f, p.scale, p.top, row);
                 if (formats[f].min) min = scale_dotprod(f, p.min, p.top + 2 * ROWS, row);
                 UNROLL for (int i = 0; i < M; i++) {
-                    const struct activation *a = x + i * runs + at;
+                    const struct activation *a = activation_at(D, x, i * runs + at);
+                    int32x4_t dot = dots[i][j][0];
+                    if (D == 2) dot = vaddq_s32(vshlq_n_s32(dot, 8), dots[i][j][1]);
                     float32x4_t by = vmulq_n_f32(scale, a->d);
-                    float32x4_t added = vmulq_f32(vcvtq_f32_s32(dots[i][j]), by);
+                    float32x4_t added = vmulq_f32(vcvtq_f32_s32(dot), by);
                     sums[i][j] = vaddq_f32(sums[i][j], added);
                     if (formats[f].min) {
                         added = vmulq_n_f32(min, added_by(f, a, part));

@@ -61,37 +61,43 @@ WITH_VNNI INLINE __m512 scale_vnni(const int f, const uint8_t *plane, const uint
     return _mm512_mul_ps(d, _mm512_cvtepi32_ps(numbers));
 }
 
-WITH_VNNI INLINE void tile_vnni(const int f, const int M, const uint8_t *group, int64_t columns,
-                                const struct activation *x, float *out, int64_t out_stride,
-                                int rows) {
+WITH_VNNI INLINE void tile_vnni(const int f, const int D, const int M, const uint8_t *group,
+                                int64_t columns, const struct activation *x, float *out,
+                                int64_t out_stride, int rows) {
     const int64_t runs = columns / RUN;
-    const int parts = formats[f].parts;
+    const int parts = formats[f].parts, steps = 8 / parts;
     const int offset = offset_vnni(f);
     struct planes p = planes_of(f, group, columns);
     __m512 sums[8];
     UNROLL for (int i = 0; i < M; i++) sums[i] = _mm512_setzero_ps();
     for (int64_t at = 0; at < runs; at++) {
         fetch_next(f, group, columns, at);
-        __m512i dots[8][2]; /* of the first 16 columns, of the others */
-        UNROLL for (int i = 0; i < M; i++)
-            UNROLL for (int part = 0; part < 2; part++)
-                dots[i][part] = _mm512_set1_epi32(-offset * x[i * runs + at].sums[part]);
-        UNROLL for (int step = 0; step < 8; step++) {
-            const int g = 4 * (step & 1) + step / 2;
-            __m512i code = word_vnni(f, &p, g);
-            UNROLL for (int i = 0; i < M; i++) {
-                int32_t four;
-                memcpy(&four, x[i * runs + at].q + 4 * g, 4);
-                dots[i][g / 4] = _mm512_dpbusd_epi32(dots[i][g / 4], code, _mm512_set1_epi32(four));
-            }
-        }
         UNROLL for (int part = 0; part < parts; part++) {
+            __m512i dots[8][2]; /* of both digits; of one, the words of a whole run in turn */
+            UNROLL for (int i = 0; i < M; i++) {
+                const struct activation *a = activation_at(D, x, i * runs + at);
+                const int32_t sum = parts == 2 ? a->sums[part] : a->sums[0] + a->sums[1];
+                dots[i][0] = _mm512_setzero_si512();
+                dots[i][1] = _mm512_set1_epi32(-offset * sum);
+            }
+            UNROLL for (int step = 0; step < steps; step++) {
+                /* words that share their bytes follow each other */
+                const int g = parts == 2 ? 4 * part + step : 4 * (step & 1) + step / 2;
+                const __m512i code = word_vnni(f, &p, g);
+                UNROLL for (int i = 0; i < M; i++)
+                    UNROLL for (int digit = 0; digit < D; digit++) {
+                        __m512i *dot = &dots[i][D == 2 ? digit : step & 1];
+                        int32_t four;
+                        memcpy(&four, activation_at(D, x, i * runs + at)->q[digit] + 4 * g, 4);
+                        *dot = _mm512_dpbusd_epi32(*dot, code, _mm512_set1_epi32(four));
+                    }
+            }
             __m512 min = _mm512_setzero_ps(), scale = scale_vnni(f, p.scale, p.top, ROWS * part);
             if (formats[f].min) min = scale_vnni(f, p.min, p.top + 2 * ROWS, ROWS * part);
             UNROLL for (int i = 0; i < M; i++) {
-                const struct activation *a = x + i * runs + at;
-                __m512i dot = dots[i][part];
-                if (parts == 1) dot = _mm512_add_epi32(dot, dots[i][1]);
+                const struct activation *a = activation_at(D, x, i * runs + at);
+                __m512i dot = D == 2 ? _mm512_slli_epi32(dots[i][0], 8) : dots[i][0];
+                dot = _mm512_add_epi32(dot, dots[i][1]);
                 __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(a->d));
                 sums[i] = _mm512_add_ps(sums[i], _mm512_mul_ps(_mm512_cvtepi32_ps(dot), by));
                 if (formats[f].min) {

@@ -86,6 +86,10 @@ INLINE int64_t next_with(const int64_t *experts, int64_t expert, int64_t i, int6
     }
 #endif
 
+/* What rows in memory are, and the bytes of one. */
+enum numbers { FLOATS, BFLOATS, HALF_FLOATS };
+INLINE int64_t bytes_of(int64_t numbers) { return numbers == FLOATS ? 4 : 2; }
+
 /* The same of functions from one body, `name(op, item)`, which the compiler vectorizes. */
 #ifdef X86
 #define EACH_LEVEL(name)                                                                           \

@@ -69,14 +69,17 @@ const struct kernel kernel_rotate = {items_rotate, work_rotate, NULL};
 
 /* ---- keys and values -------------------------------------------------------------------------- */
 
-/* NARROW: float32 to bfloat16, rounded to even. An item is a row.
- * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns */
+/* NARROW: float32 to bfloat16 or float16, rounded to even. An item is a row.
+ * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns, 5 `enum numbers` of out */
 static int64_t items_narrow(const struct op *op) { return op->arg[3]; }
 
 INLINE void narrow(const struct op *op, int64_t item) {
     const float *x = (const float *)address(op->arg[0]) + item * op->arg[1];
     uint16_t *out = (uint16_t *)address(op->arg[2]) + item * op->arg[4];
-    for (int64_t i = 0; i < op->arg[4]; i++) out[i] = narrowed(x[i]);
+    if (op->arg[5] == HALF_FLOATS)
+        for (int64_t i = 0; i < op->arg[4]; i++) out[i] = halved(x[i]);
+    else
+        for (int64_t i = 0; i < op->arg[4]; i++) out[i] = narrowed(x[i]);
 }
 EACH_LEVEL(narrow)
 const struct kernel kernel_narrow = {items_narrow, work_narrow, NULL};

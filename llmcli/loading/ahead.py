@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from threading import Thread
@@ -20,6 +19,7 @@ from llmcli.errors import CheckpointError, LlmcliError
 from llmcli.families import Load, Plan, UnpairRows, plan, shape_after, translate
 from llmcli.graph.blocks import PACKED, packed_bytes
 from llmcli.kernels import native
+from llmcli.limits import processors
 from llmcli.loading.arithmetic import arithmetic_of
 
 _AT_ONCE = 1 << 20  # bytes of a file that a thread takes at a time
@@ -157,8 +157,7 @@ class Ahead:
         self._kept.append(readings)
         self._queue = (ctypes.c_int64 * 4)(ctypes.addressof(readings), len(self._sources), 0, 0)
         self._call = native.function("llmcli_read_and_pack", "p")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-        self._run(min(_THREADS, cores - 1) if found else 0)
+        self._run(min(_THREADS, processors() - 1) if found else 0)
 
     def _work(self) -> None:
         """Takes of the queue until it is empty. A thread that does so keeps all of this alive."""

@@ -31,6 +31,7 @@ from llmcli.families import (
 from llmcli.formats.dense import Dense, writable
 from llmcli.formats.packed import Mapped
 from llmcli.formats.weight import InBlocks, Weight
+from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
 from llmcli.model import Stages
 from llmcli.ops.quant import PLAIN, dequantize, quantize
@@ -38,6 +39,10 @@ from llmcli.ops.quant import PLAIN, dequantize, quantize
 # Of a matrix, as it is stored and as numbers, at a time: bounds what loading needs beyond the
 # weights themselves.
 _CHUNK_BYTES = 4 << 20
+_CUT = (
+    b"error: a weight file that stays mapped became shorter or cannot be read any more\n"
+    b"hint: fetch or copy it again, and do not change it while a model runs\n"
+)
 _GAP_BYTES = 1 << 17  # so much between two rows that are used is skipped instead of read
 
 
@@ -59,7 +64,7 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
         return
     slot = writable(weight)
     slot = slot if load_.index is None else slot[load_.index]
-    scaler = None if load_.scale is None else Scaler(checkpoint, load_.scale, slot)
+    scaler = None if load_.scale is None else Scaler(checkpoint, load_, slot)
     if _goes_by_rows(info, load_.ops):
         _fill_rows(slot, checkpoint, info, load_.ops, scaler, stages)
     elif len(info.shape) == 3 and _goes_by_item(load_.ops):
@@ -103,7 +108,9 @@ def in_16_bits(checkpoint: Checkpoint, load_: Load, inputs: torch.dtype) -> Dens
 
 
 def _in_file(checkpoint: Checkpoint, info: TensorInfo) -> Tensor:
-    """Its bytes, uint8, mapped and not read."""
+    """Its bytes, uint8, mapped and not read; the program ends with exit code 4 if they go."""
+    if native.level() is not None:
+        native.function("llmcli_when_cut", "p")(_CUT)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it cannot be written
         return torch.frombuffer(checkpoint.raw(info.name), dtype=torch.uint8)
@@ -199,8 +206,12 @@ def _fill_quantized(
     *experts, rows, columns = weight.shape
     if experts and load_.index is None:
         ops = [op.op if isinstance(op, PerExpert) else op for op in load_.ops]
+        scaler = None if load_.scale is None else Scaler(checkpoint, load_, torch.empty(0))
         for item in range(experts[0]):
             values = read_values(checkpoint, info, torch.empty(0), stages, item=item)
+            if scaler is not None:
+                first = item * info.shape[1]
+                scaler.apply(values, scaler.read(first, first + info.shape[1]), first)
             _write(weight, _with_operations(values, ops, info.name), item * rows, stages)
         return
     if load_.scale is None and all(isinstance(op, Transpose) for op in load_.ops):

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from llmcli import devices
-from llmcli.anatomy import parameters
+from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.arithmetic import Arithmetic, matrices
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.families import Plan, Rule, plan, translate
+from llmcli.families import Plan, Rule, plan, planned, translate
 from llmcli.formats.weight import Weight
 from llmcli.graph.blocks import IN_16_BITS
 from llmcli.loading.ahead import Ahead
@@ -64,6 +64,8 @@ def load_checkpoint(
     device: str = "auto",
     dtype: str = "auto",
     quantize: str = "auto",
+    activations: str = "auto",
+    cache: str = "auto",
     random_weights: int | None = None,
     text: bool = True,
     progress: Progress | None = None,
@@ -87,7 +89,7 @@ def load_checkpoint(
     with stages("build"):
         on = devices.resolve_device(device)
         asked = partial(arithmetic_on, on, checkpoint, config, todo)
-        numbers = asked(dtype=dtype, quantize=quantize)
+        numbers = asked(dtype=dtype, quantize=quantize).given(activations, cache)
         weights = numbers.weight_bytes(config)
         memory: Memory | None = None
         in_file: Mapping[str, Weight] = {}
@@ -149,8 +151,8 @@ def _decoder(
 ) -> Decoder:  # fmt: skip
     return Decoder(
         config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
-        as_stored=numbers.as_stored, pairs=numbers.pairs, in_file=in_file, memory=memory,
-        cache_dtype=devices.DTYPES[numbers.cache],
+        as_stored=numbers.as_stored, pairs=numbers.pairs, activations=numbers.activations,
+        in_file=in_file, memory=memory, cache_dtype=devices.DTYPES[numbers.cache],
     )  # fmt: skip
 
 
@@ -170,14 +172,16 @@ def fitting_plan(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelCon
             f"`{checkpoint.name}` has a configuration but no weights",
             hint="fetch its safetensors, or try the architecture with --random-weights",
         )
-    todo = plan(checkpoint.tensors, rules, config)
-    check_fit(todo, checkpoint.tensors, parameters(config))
+    shapes = stored_shapes(config)
+    todo = planned(checkpoint, rules, config, shapes)
+    check_fit(todo, checkpoint.tensors, shapes)
     return todo
 
 
 def load_shapes(
-    checkpoint: Checkpoint, *, dtype: str = "auto", quantize: str = "auto", like: str = "auto"
-) -> Model:
+    checkpoint: Checkpoint, *, dtype: str = "auto", quantize: str = "auto", like: str = "auto",
+    activations: str = "auto", cache: str = "auto",
+) -> Model:  # fmt: skip
     """The model on the device `meta`: shapes without numbers, so that any size can be counted.
 
     `dtype` `auto` is what it would be on the device `like`. No weights have to be there. Raises
@@ -188,7 +192,8 @@ def load_shapes(
     if checkpoint.tensors:
         todo = plan(checkpoint.tensors, rules, config)
     on = devices.resolve_device(like)
-    numbers = arithmetic_on(on, checkpoint, config, todo, dtype=dtype, quantize=quantize)
+    asked = arithmetic_on(on, checkpoint, config, todo, dtype=dtype, quantize=quantize)
+    numbers = asked.given(activations, cache)
     tokenizer = _tokenizer(checkpoint, text=False)
     return Model(
         name=checkpoint.name,

@@ -11,7 +11,7 @@ from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Load
-from llmcli.families.scales import Scale, scale_problem
+from llmcli.families.scales import scale_problem
 from llmcli.ops.quant import dequantize
 from llmcli.ops.scaled import scale_rows
 
@@ -42,9 +42,13 @@ class Scaler:
     from `read` for a scale that is no finite number.
     """
 
-    def __init__(self, checkpoint: Checkpoint, scale: Scale, like: Tensor) -> None:
+    def __init__(self, checkpoint: Checkpoint, load_: Load, like: Tensor) -> None:
+        scale, shape = load_.scale, checkpoint.tensors[load_.source].shape
+        assert scale is not None
         self._checkpoint = checkpoint
         self._scale = scale
+        # of a stack of matrices, the rows of each share one
+        self._rows = shape[1] if len(shape) == 3 else scale.grid.rows
         self._info = checkpoint.tensors[scale.source]
         self._device = like.device
         self.dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -56,7 +60,7 @@ class Scaler:
 
     def read(self, start: int, stop: int) -> Tensor:
         """The scales `[down, across]` of the stored rows `start` up to but not including `stop`."""
-        rows = self._scale.grid.rows
+        rows = self._rows
         down = self._info.shape[0] if rows is not None else 1
         first, last = (0, 1) if rows is None else (start // rows, (stop - 1) // rows + 1)
         row_bytes = self._info.nbytes // down
@@ -72,6 +76,6 @@ class Scaler:
         """Stored rows from `start` on times `scales`, in place."""
         grid = self._scale.grid
         return scale_rows(
-            values, scales, first=start, rows=grid.rows, columns=grid.columns,
+            values, scales, first=start, rows=self._rows, columns=grid.columns,
             divisor=grid.divisor,
         )  # fmt: skip

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
-from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.devices import threads, wait_for
@@ -80,7 +79,7 @@ def ledger_of(
     """What a plan that fits makes of every tensor; `shapes` are those of the parameters."""
     parts = parts_to_fill(todo.loads, shapes)
     entries = (_entry(load_, checkpoint.tensors, parts[load_.part]) for load_ in todo.loads)
-    return Ledger(entries=tuple(entries), dropped=todo.dropped)
+    return Ledger(entries=tuple(entries), dropped=todo.dropped, surplus=todo.surplus)
 
 
 def randomize(decoder: Decoder, seed: int) -> None:
@@ -115,7 +114,7 @@ def _randomize_packed(weight: InBlocks, generator: torch.Generator) -> None:
 
 
 def check_fit(
-    todo: Plan, tensors: Mapping[str, TensorInfo], parameters: Iterable[TensorSpec]
+    todo: Plan, tensors: Mapping[str, TensorInfo], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Validates the plan by names, shapes and formats of the headers, before anything is read.
 
@@ -123,7 +122,6 @@ def check_fit(
     where one is filled twice or a part of a tensor would be ignored, UnsupportedModel for a
     format without a decoder.
     """
-    shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters}
     expected = parts_to_fill(todo.loads, shapes)
     times = Counter(load_.part for load_ in todo.loads)
     missing = [part for part in expected if part not in times]
@@ -132,6 +130,8 @@ def check_fit(
     whole = [load_.target for load_ in foreign if load_.index is None and load_.target in shapes]
     unexpected = [load_.source for load_ in foreign if load_.target not in whole]
     unexpected += todo.unexpected
+    if missing:
+        unexpected += todo.surplus
     if missing or unexpected:
         source = todo.source_of(missing[0]) if missing else None
         raise WeightMismatch(missing=missing, source=source, unexpected=unexpected)

@@ -60,7 +60,7 @@ class Decoder:
 
     `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
     Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed, or
-    in blocks `as_stored`. `pairs`: see `Arithmetic`.
+    in blocks `as_stored`. `pairs`, `activations`: see `Arithmetic`.
     Keys and values are kept in `cache_dtype` (None: in `dtype`). Packed ones for which there is
     `memory` lie there; those `in_file` are there already. Works on any device, the meta device
     included, where only shapes are computed.
@@ -75,6 +75,7 @@ class Decoder:
         formats: Mapping[str, str] = _DENSE,
         as_stored: bool = False,
         pairs: bool = False,
+        activations: int = 16,
         cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
@@ -83,11 +84,12 @@ class Decoder:
         self.device = torch.device(device)
         self.dtype = dtype
         self.formats, self.as_stored, self.pairs = formats, as_stored, pairs
+        self.activations = activations
         self.cache_dtype = cache_dtype or dtype
         specs = self.arithmetic.parameters(config)
         parameters = Parameters(
             specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory,
-            in_file=in_file, pairs=pairs,
+            in_file=in_file, pairs=pairs, digits=activations // 8,
         )
         tied = config.head.tied  # then the table is the head's matrix, too
         self.embed = (
@@ -110,7 +112,11 @@ class Decoder:
             raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
         self.weight_names = parameters.weights.keys()
         self._weights = {**parameters.weights, "head.W": self.head}
-        nodes = graph(config).nodes.values()
+        model = graph(config)
+        self.readers = model.readers
+        nodes = model.nodes.values()
+        behind = range(self.readers, len(config.layers))
+        self._late = {node.name for node in nodes if node.layer in behind}
         rotations = {node.op.rope for node in nodes if isinstance(node.op, Rotate)}
         dynamic = any(map(depends_on_length, rotations))
         self._stretches = any(isinstance(rope.scaling, DynamicScaling) for rope in rotations)
@@ -148,7 +154,7 @@ class Decoder:
         """What it computes in, without torch."""
         return Arithmetic(
             dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
-            as_stored=self.as_stored, pairs=self.pairs,
+            as_stored=self.as_stored, pairs=self.pairs, activations=self.activations,
         )
 
     def weight(self, name: str) -> Weight:
@@ -215,14 +221,15 @@ class Decoder:
 
         `lengths[b]` of row b's tokens are real, the rest is padding on the right. A prompt that
         comes in chunks says in `totals[b]` how long sequence b will be with all of them: the
-        rotations of dynamic NTK and LongRoPE depend on it. `last`
-        gives the row of each sequence's last real token only, `[B, 1, V]`. `until=i` stops
-        after layer i and returns the residual stream `[B, T, D]`. `clock(name)` is called when
-        that activation is computed (on a GPU: when it is enqueued), `step` being what all layers
-        share. `edits` change activations, in this order where one is edited repeatedly; the tap is
-        shown what the pass continues with. Raises ValueError where the tokens, padding included, do
-        not fit the state or the table of learned positions, UsageError where an edit names what
-        cannot be edited.
+        rotations of dynamic NTK and LongRoPE depend on it. `last` gives the row of each sequence's
+        last real token only, `[B, 1, V]`: the last layers that keep nothing (`Graph.readers`)
+        compute only it, and the whole for a tap and where they are edited. `until=i` stops after
+        layer i and returns the residual stream `[B, T, D]`. `clock(name)` is called when that
+        activation is computed (on a GPU: when it is enqueued), `step` being what all layers share.
+        `edits` change activations, in this order where one is edited repeatedly; the tap is shown
+        what the pass continues with. Raises ValueError where the tokens, padding included, do not
+        fit the state or the table of learned positions, UsageError where an edit names what cannot
+        be edited.
 
         `ahead`: tokens of one sequence as single steps would read them, bit for bit where those
         are replayed.
@@ -254,13 +261,29 @@ class Decoder:
         """What `__call__` computes; the lengths of the state stay."""
         step.mark("step")
         x_BTD = self._embed(ids_BT, step)
+        narrows = logits == "last" and step.tokens > 1 and until is None
+        narrows = narrows and self._late.isdisjoint(step.edits)
+        last_B1V: Tensor | None = None
         for i, block in enumerate(self.blocks):
+            if narrows and i == self.readers:
+                last_B1V = self._last_alone(x_BTD, state, step)
+                if step.tap is None:
+                    return last_B1V
             x_BTD = block(x_BTD, None if state is None else state.layers[i], step)
             if i == until:
                 break
         if until is None:
             x_BTD = self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
-        return x_BTD
+        # what the tap is shown of these layers may be rounded otherwise: it must not change logits
+        return x_BTD if last_B1V is None else last_B1V
+
+    def _last_alone(self, x_BTD: Tensor, state: State | None, step: Step) -> Tensor:
+        """The logits `[B, 1, V]` from what enters the first of the layers that keep nothing."""
+        last = step.last(None if step.per_layer is None else _last(step.per_layer, step))
+        x_B1D = _last(x_BTD, step)
+        for i in range(self.readers, len(self.blocks)):
+            x_B1D = self.blocks[i](x_B1D, None if state is None else state.layers[i], last)
+        return self._unembed(x_B1D, last)
 
     def _replayed(
         self, ids_BT: Tensor, state: State, clock: ReplayClock | None
@@ -459,7 +482,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _last(x_BTD: Tensor, step: Step) -> Tensor:
-    """The row of each sequence's last real token: `[B, 1, D]` (row 0 where it has none)."""
+    """The row of each sequence's last real token: `[B, 1, …]` (row 0 where it has none)."""
     if all(length == step.tokens for length in step.lengths):
         return x_BTD[:, -1:]
     last_B = torch.tensor([max(n - 1, 0) for n in step.lengths], device=x_BTD.device)

@@ -31,7 +31,8 @@ class Parameters:
     Each in its spec's dtype or block format, where it has one, else in `dtype`; keys and values
     will be kept in `cache_dtype`. The contents are not initialized: a loader fills every weight,
     but for those that lie in `memory`; those `in_file` are there already. `pairs`: the inputs of
-    bfloat16 matrices are rounded to bfloat16. On the meta device nothing is allocated.
+    bfloat16 matrices are rounded to bfloat16, those of packed ones to so many `digits` of 8 bits.
+    On the meta device nothing is allocated.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class Parameters:
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
         pairs: bool = False,
+        digits: int = 2,
     ) -> None:
         self._memory = memory
         self._pairs = pairs
+        self._digits = digits
         self._in_file = in_file or {}
         self.device = device
         self.dtype = dtype
@@ -145,6 +148,8 @@ class Parameters:
                 weight = self._in_file[name]
                 if isinstance(weight, Dense) and self._in_pairs(weight.tensor.dtype, exact):
                     weight = weight.in_pairs()
+                if isinstance(weight, Packed):
+                    weight.digits = self._digits
                 pieces.append(weight)
             elif format is None:
                 dtype = self._dtypes.get(name, self.dtype)
@@ -161,7 +166,7 @@ class Parameters:
                     memory = self._memory(name, format, packed_bytes(format, rows, columns))
                 pieces.append(Packed(
                     format, rows, columns, device=self.device, memory=memory,
-                    experts=experts[0] if experts else None,
+                    experts=experts[0] if experts else None, digits=self._digits,
                 ))  # fmt: skip
         self.weights.update(zip(names, pieces, strict=True))
         return pieces

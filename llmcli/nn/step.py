@@ -134,6 +134,20 @@ class Step:
         self._visible: dict[int | None, tuple[Visible, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
 
+    def last(self, per_layer: Tensor | None) -> Step:
+        """The step of each sequence's last real token alone, for layers that keep nothing.
+
+        `per_layer` are its embeddings for each layer, if any. A tap is shown the whole instead.
+        """
+        pairs = zip(self.starts, self.lengths, strict=True)
+        ends = [start + max(length - 1, 0) for start, length in pairs]
+        step = Step(
+            ends, 1, [1] * len(ends), self._ropes, totals=self.totals, device=self.device,
+            clock=self.clock if self.tap is None else None,
+        )  # fmt: skip
+        step.lent, step.per_layer, step.edits = self.lent, per_layer, self.edits
+        return step
+
     @property
     def observed(self) -> bool:
         """Whether somebody is shown what is computed in between, changes it or takes its time."""

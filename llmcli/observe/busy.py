@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from llmcli.observe.environment import usable_cores
+from llmcli.limits import processor_numbers, processors
 from llmcli.reports.machine_load import MachineLoad
 
 
@@ -40,7 +40,7 @@ class Busy:
             stolen = (end.stolen - begin.stolen) / seconds
         return MachineLoad(
             seconds=seconds,
-            processors=usable_cores(),
+            processors=processors(),
             threads=threads,
             others=others,
             stolen=stolen,
@@ -56,10 +56,10 @@ def _read(root: Path) -> _Reading:
         text = (root / "proc/stat").read_text()
     except OSError:
         return _Reading(None, None, own, wall)
-    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    ours = set(processor_numbers())
     busy = stolen = 0
     for number, counts in re.findall(r"^cpu(\d+) (.*)$", text, re.MULTILINE):
-        if ours is None or int(number) in ours:
+        if int(number) in ours:
             user, nice, system, _, _, irq, softirq, steal, *_ = map(int, counts.split())
             busy += user + nice + system + irq + softirq
             stolen += steal

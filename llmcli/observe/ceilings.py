@@ -8,7 +8,6 @@ byte twice.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.limits import processor_numbers
 from llmcli.observe.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
 from llmcli.reports.ceilings import MEMORY, Ceilings, ReadRate
 from llmcli.reports.progress import Progress
@@ -137,7 +137,7 @@ def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], .
     Linux, in some sandboxes). `root` is for tests.
     """
     found: dict[int, dict[str, int]] = {}  # level → which processors share it → bytes
-    for processor in _processors():
+    for processor in processor_numbers():
         cache = root / f"sys/devices/system/cpu/cpu{processor}/cache"
         for index in sorted(cache.glob("index*")):
             level, size = _read(index / "level"), _bytes(_read(index / "size"))
@@ -150,12 +150,6 @@ def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], .
         for level, sizes in sorted(found.items())
         if level > 1
     )
-
-
-def _processors() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _bytes(text: str) -> int | None:

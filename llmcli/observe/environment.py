@@ -17,6 +17,7 @@ from typing import Any
 
 import llmcli
 from llmcli.kernels import native
+from llmcli.limits import memory_limit, processors
 from llmcli.reports.environment import Environment
 
 # what decides which arithmetic is fast; the rest of a processor's flags is noise here
@@ -46,7 +47,7 @@ def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
         python=platform.python_version(),
         platform=platform.platform(),
         processor=processor(),
-        cores=usable_cores(),
+        cores=processors(),
         features=features(),
         memory_bytes=memory_bytes(),
         gpus=gpus,
@@ -67,24 +68,14 @@ def torch_version() -> str | None:
         return None
 
 
-def usable_cores() -> int:
-    """Logical processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def memory_bytes() -> int | None:
     """Memory of the machine in bytes, or of the container where that is limited to less."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _read(limit).strip()
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
+    limit = memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 @cache

@@ -30,12 +30,14 @@ def chosen_arithmetic(
     device: Device,
     dtype: str,
     quantize: str,
+    activations: str = "auto",
+    cache: str = "auto",
 ) -> Arithmetic:
-    """See `arithmetic_of`."""
+    """See `arithmetic_of` and `Arithmetic.given`. Raises their errors."""
     return arithmetic_of(
         checkpoint, config, todo, dtype=dtype, quantize=quantize, device=device.device,
         bfloat16=device.bfloat16,
-    )  # fmt: skip
+    ).given(activations, cache)  # fmt: skip
 
 
 def best_fitting(

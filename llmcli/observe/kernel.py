@@ -78,14 +78,15 @@ class Kernel:
 
     def _seen(self, x_TK: Tensor, weight: str) -> Tensor:
         """As `Weight.seen` has it; a dense weight reads what there is."""
-        if not self.in_8_bits(weight):
+        if not self.rounded(weight):
             return x_TK
         matrix = self.model.decoder.weight(weight)
         return exact(matrix.seen(x_TK.to(self.model.device, torch.float32)))
 
-    def in_8_bits(self, weight: str) -> bool:
-        """Whether the input of products with that matrix is rounded to 8 bits."""
-        return isinstance(self.model.decoder.weight(weight), Packed)
+    def rounded(self, weight: str) -> int:
+        """To how many bits the input of products with that matrix is rounded; 0: to none."""
+        matrix = self.model.decoder.weight(weight)
+        return 8 * matrix.digits if isinstance(matrix, Packed) else 0
 
     def is_kept(self, name: str) -> bool:
         """Whether a cache keeps that activation in another dtype than it is computed in."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
+from llmcli.limits import free_memory
 from llmcli.observe.environment import features, memory_bytes, processor, torch_version
 from llmcli.reports.info import Device
 
@@ -41,26 +41,6 @@ def cpu() -> Device:
         free_bytes=free_memory(),
         bfloat16=not {"avx512_bf16", "amx_bf16"}.isdisjoint(features()),
     )
-
-
-def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that a new allocation may take: MemAvailable, within the limit of the control group.
-
-    None where the system does not say (outside Linux). `root` is for tests.
-    """
-    free = []
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    if found:
-        free.append(int(found[1]) * 1024)
-    group = root / "sys/fs/cgroup"
-    for most, used in (
-        (group / "memory.max", group / "memory.current"),
-        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
-    ):
-        limit, now = _read(most).strip(), _read(used).strip()  # "max" is no number: no limit
-        if limit.isdigit() and now.isdigit():
-            free.append(max(0, int(limit) - int(now)))
-    return min(free, default=None)
 
 
 def nvidia_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:

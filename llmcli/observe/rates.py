@@ -75,11 +75,14 @@ def _multiplying(numbers: Tensor, times: int) -> Call:
 def matrix_rate(device: torch.device, name: str, seconds: float) -> MatrixRate:
     """FLOPs per second of a product of two square matrices, directly or through float32.
 
-    `name` is a dtype's; `int8` is that of packed weights: by our kernel, or by PyTorch's product.
+    `name` is a dtype's; `int16` and `int8` are those of activations of packed weights: by our
+    kernel, or in 8 bits by PyTorch's product.
     """
     ways: list[tuple[str, Callable[[Tensor], Call]]]
-    if name == "int8":
-        ways = [(f"llmcli {native.level()}", _packed), ("PyTorch", _whole)]
+    if name in ("int16", "int8"):
+        ways = [(f"llmcli {native.level()}", _packed(digits=1 if name == "int8" else 2))]
+        if name == "int8":
+            ways.append(("PyTorch", _whole))
     else:
         dtype = devices.DTYPES[name]
         ways = [("direct", _product(dtype, None))]
@@ -94,11 +97,15 @@ def matrix_rate(device: torch.device, name: str, seconds: float) -> MatrixRate:
     return MatrixRate(dtype=name, flops_per_s=best, way=fastest)
 
 
-def _packed(square: Tensor) -> Call:
-    """What multiplies a float32 matrix with itself in blocks of 8 bits."""
-    weight = Packed("Q8_0", *square.shape, device=square.device)
-    weight.write(torch.arange(len(square)), quantize(square, "Q8_0"))
-    return lambda: weight.matmul(square)
+def _packed(digits: int) -> Callable[[Tensor], Call]:
+    """For a float32 matrix: what multiplies it with itself in blocks of 8 bits."""
+
+    def prepared(square: Tensor) -> Call:
+        weight = Packed("Q8_0", *square.shape, device=square.device, digits=digits)
+        weight.write(torch.arange(len(square)), quantize(square, "Q8_0"))
+        return lambda: weight.matmul(square)
+
+    return prepared
 
 
 def _whole(square: Tensor) -> Call:

@@ -20,7 +20,7 @@ SLOTS = 256  # that one item of ATTEND reads (attention.c)
 _MOST_SIZE = 512  # of a head (attention.c)
 _MOST_GROUP = 128  # query heads that share keys and values (attention.c)
 _PASS = 4  # of these that share a pass over keys and values of one token (attention.c)
-_NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in heads.c
+_NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in program.h
 # `enum activation` in steps.c
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid")
 
@@ -102,12 +102,13 @@ def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
     return out
 
 
-def narrow(x: Tensor) -> Tensor:
-    """`x.bfloat16()`, contiguous."""
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in bfloat16 or float16, contiguous."""
     rows = _rows(x)
-    out = torch.empty(x.shape, dtype=torch.bfloat16)
+    out = torch.empty(x.shape, dtype=dtype)
     op = (
         program.NARROW, rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows), x.shape[-1],
+        _NUMBERS.index(dtype),
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(rows,), writes=(out,))
     return out
@@ -135,14 +136,14 @@ def attends(
 ) -> bool:
     """Whether `attend` can: heads that it has room for, whose numbers lie together.
 
-    Many tokens only with keys in bfloat16, or `unfused`, with a cap or sinks: elsewhere PyTorch's
+    Many tokens only with keys in 16 bits, or `unfused`, with a cap or sinks: elsewhere PyTorch's
     own kernel stays. It stays, too, where there is no processor level: its sums are fused there,
     ours function calls. Rows of values may have gaps for one token.
     """
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
     many = (
-        (k_BKCd.dtype == torch.bfloat16 or unfused)
+        (k_BKCd.dtype in IN_16_BITS or unfused)
         and native.level() != "portable"
         and max(sizes) <= _MOST_SIZE
         and q_BHTd.shape[1] <= _MOST_GROUP * k_BKCd.shape[1]
@@ -151,7 +152,7 @@ def attends(
     return (
         takes(q_BHTd)
         and (one or many)
-        and k_BKCd.dtype in (torch.bfloat16, torch.float32)
+        and k_BKCd.dtype in _NUMBERS
         and k_BKCd.stride()[2:] == (sizes[0], 1)
         and v_BKCe.stride(3) == 1
     )
@@ -181,7 +182,7 @@ def attend(
         q_BHTd.data_ptr(), k_BKCd.data_ptr(), v_BKCe.data_ptr(), k_BKCd.stride(0),
         v_BKCe.stride(0), key_head, value_head, batch, kv_heads, queries, size,
         values, _bits(scale), window or 0, starts.data_ptr(), len(starts) > 1, room.data_ptr(),
-        blocks, k_BKCd.dtype == torch.float32, q_BHTd.stride(0), out.data_ptr(),
+        blocks, _NUMBERS.index(k_BKCd.dtype), q_BHTd.stride(0), out.data_ptr(),
         _bits(cap or 0.0), 0 if sinks_H is None else sinks_H.data_ptr(), v_BKCe.stride(2),
     )  # fmt: skip
     program.run(
@@ -204,7 +205,7 @@ def _attend_many(
         program.ATTEND_ROWS, q_BHTd.data_ptr(), k_BKCd.data_ptr(), v_BKCe.data_ptr(),
         k_BKCd.stride(0), v_BKCe.stride(0), k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads,
         heads // kv_heads, size, values, _bits(scale), min(window or 0, 1 << 30),
-        starts.data_ptr(), len(starts) > 1, k_BKCd.dtype == torch.float32, *q_BHTd.stride()[:3],
+        starts.data_ptr(), len(starts) > 1, _NUMBERS.index(k_BKCd.dtype), *q_BHTd.stride()[:3],
         tokens, out_BTHe.data_ptr(), _bits(cap or 0.0),
         0 if sinks_H is None else sinks_H.data_ptr(),
     )  # fmt: skip

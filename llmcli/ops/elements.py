@@ -38,6 +38,6 @@ def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in that dtype, itself where it has it already."""
-    if dtype == torch.bfloat16 and compiled.takes(x):
-        return compiled.narrow(x)
+    if dtype in compiled.IN_16_BITS and compiled.takes(x):
+        return compiled.narrow(x, dtype)
     return x.to(dtype)

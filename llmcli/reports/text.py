@@ -68,10 +68,13 @@ class NearTie:
 class Generated:
     """One continuation. `finish_reason` stays `interrupted` until the last token arrives.
 
+    `content` and `reasoning` are the parts of the text, where a template marks reasoning.
     `tied_tokens`: how many of its tokens are near ties; None where the choice is not greedy.
     """
 
     text: str = ""
+    content: str | None = None
+    reasoning: str | None = None
     ids: list[int] = field(default_factory=list)
     finish_reason: Finish = "interrupted"
     tied_tokens: int | None = None

@@ -14,7 +14,9 @@ from llmcli.text.template_renderer import RENDERER, RenderError, TemplateLimits
 MAX_SOURCE = 1 << 18  # characters; the longest known templates have some 30,000
 REASONING = ("reasoning_content", "thinking", "reasoning")  # what messages call it
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark, which some templates know
-WITHOUT = "go without it: `generate` has `--raw` for that, the other commands need no `--chat`"
+WITHOUT = "`llmcli generate --raw` goes without it, and so do other commands without `--chat`"
+_FAILED = "the chat template failed: "
+NO_SYSTEM = "leave out `--system`, in a chat `/system none`, and say it in the first message"
 
 
 class ChatTemplate:
@@ -56,7 +58,16 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         content = sum(len(str(message.get("content", ""))) for message in messages)
-        text = self._asked(given, content)
+        try:
+            text = self._asked(given, content)
+        except CheckpointError as error:
+            if len(seen) > 1 and seen[0].get("role") == "system":
+                with suppress(CheckpointError):
+                    self._asked({**given, "messages": seen[1:]}, content)
+                    reason = error.message.removeprefix(_FAILED)
+                    refused = f"the chat template takes no system message: {reason}"
+                    error = CheckpointError(refused, hint=NO_SYSTEM)
+            raise error from error.__cause__
         return _cut(text, messages[-1]["content"]) if continue_final_message else text
 
     def own_system(self, variables: Mapping[str, Any] | None = None) -> str:
@@ -93,7 +104,7 @@ class ChatTemplate:
             return RENDERER.render(self.source, variables, TemplateLimits.of(content))
         except RenderError as error:
             reason = shown(str(error), 200)
-            raise CheckpointError(f"the chat template failed: {reason}", hint=WITHOUT) from error
+            raise CheckpointError(f"{_FAILED}{reason}", hint=WITHOUT) from error
 
     @cached_property
     def _wants_parts(self) -> bool:

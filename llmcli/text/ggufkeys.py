@@ -1,7 +1,7 @@
 """Reading `tokenizer.ggml.*` out of a GGUF file's metadata, which may say anything.
 
-Facts from llama.cpp (src/llama-vocab.cpp). Where llama.cpp only warns (an id out of range) or
-stops the process (a token that is there twice), this is an error.
+Facts from llama.cpp (src/llama-vocab.cpp). Where it stops the process (a token that is there twice)
+this is an error.
 """
 
 from __future__ import annotations
@@ -90,25 +90,28 @@ def strings_of(metadata: Mapping[str, Any], name: str) -> list[str]:
 
 
 def ids_of(
-    metadata: Mapping[str, Any], count: int, usual: Mapping[str, int] | None = None
+    metadata: Mapping[str, Any],
+    count: int,
+    notes: list[str],
+    usual: Mapping[str, int] | None = None,
 ) -> dict[str, int | None]:
     """The special ids that the file names (`bos`, `eos`, …); `usual` stands in for absent ones.
 
-    Raises CheckpointError for an id that is none of `count` tokens.
+    An id that is none of `count` tokens is as good as absent, with one of the `notes`, as in
+    llama.cpp. Raises CheckpointError for what is no number.
     """
     found: dict[str, int | None] = {}
     for name in ID_NAMES:
-        value = metadata.get(f"{KEY}{name}_token_id")
+        key = f"{KEY}{name}_token_id"
+        value = metadata.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | None):
+            raise CheckpointError(f"`{key}` is {shown(value, 40)}, which is no id", hint=BROKEN)
+        if value is not None and not 0 <= value < count:
+            notes.append(f"`{key}` is {value}, but there are {count} tokens: it is ignored")
+            value = None
         if value is None:
-            value = (usual or {}).get(name)
-            found[name] = value if value is not None and value < count else None
-        elif not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
-            raise CheckpointError(
-                f"`{KEY}{name}_token_id` is {shown(value, 40)}, which is no id below {count}",
-                hint=BROKEN,
-            )
-        else:
-            found[name] = value
+            value = (usual or {}).get(name, count)
+        found[name] = value if value < count else None
     return found
 
 
@@ -129,7 +132,10 @@ def template_of(
     metadata: Mapping[str, Any], strings: Sequence[str], ids: Mapping[str, int | None]
 ) -> ChatTemplate | None:
     """The chat template with the special tokens that it may name; None where there is none."""
-    source = metadata.get("tokenizer.chat_template")
+    key = "tokenizer.chat_template"
+    source = metadata.get(key)
+    if source is None:  # of named ones without a default the first
+        source = next((metadata[name] for name in metadata if name.startswith(f"{key}.")), None)
     if source is None:
         return None
     if not isinstance(source, str):

@@ -71,7 +71,8 @@ def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
     """
     strings = tokens_of(metadata)
     count = len(strings)
-    ids = ids_of(metadata, count, kind.ids)
+    notes: list[str] = []
+    ids = ids_of(metadata, count, notes, kind.ids)
     types, ends = settle(strings, types_of(metadata, count), ids)
     prefixed = _flag(metadata, "add_space_prefix", kind.space_prefix)
     model = PieceModel(
@@ -100,6 +101,7 @@ def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
         specials=marks.specials,
         filler=None if sentencepiece.UNKNOWN in model.kinds else count,
         chat_template=template_of(metadata, strings, ids),
+        notes=notes,
     )
 
 

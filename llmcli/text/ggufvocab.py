@@ -1,8 +1,8 @@
-"""The tokenizer inside a GGUF file: which kind it is, and byte-level BPE.
+"""The tokenizer inside a GGUF file: which kind it is, and BPE over bytes or characters.
 
 Facts from llama.cpp (src/llama-vocab.cpp): keys `tokenizer.ggml.*`, token types, the special
 tokens it finds by their text, and the order in which text is cut. Where llama.cpp only warns
-(a merge of unknown tokens, a missing pre-tokenizer) this is an error.
+(a merge of unknown tokens) this is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from llmcli.text.ggufkeys import (
     types_of,
 )
 from llmcli.text.ggufpieces import PIECE_KINDS, from_pieces
-from llmcli.text.pretokenizers import PreTokenizerRule, build_pre_tokenizer, find_rule
+from llmcli.text.pretokenizers import PRE_TOKENIZERS, PreTokenizerRule, build_pre_tokenizer
+from llmcli.text.sentencepiece import BYTE_TOKENS
 from llmcli.text.spelling import Spelling, byte_letters
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
@@ -38,43 +39,52 @@ _OTHERS = {"bert": "WordPiece", "rwkv": "RWKV", "plamo2": "PLaMo 2"}
 def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     """The tokenizer that a GGUF file's metadata describes; None where it says it has none.
 
-    Raises `UnsupportedModel` for kinds that llmcli does not know and for byte-level BPE with a
-    pre-tokenizer without a known rule (a missing one too: llama.cpp then guesses, and warns
-    that text gets worse), `CheckpointError` for metadata that contradicts itself.
+    Raises `UnsupportedModel` for kinds that llmcli does not know, `CheckpointError` for metadata
+    that contradicts itself. BPE with a pre-tokenizer without a known rule, or without one, gets
+    llama.cpp's `default` and a note: text gets worse where that is wrong.
     """
     kind = metadata.get(KEY + "model")
     if kind is None or kind in ("none", "no_vocab"):
         return None
     if isinstance(kind, str) and kind in PIECE_KINDS:
         return from_pieces(metadata, PIECE_KINDS[kind])
-    if kind != "gpt2":
+    if kind not in ("gpt2", "gemma4"):
         known = _OTHERS.get(str(kind))
         raise UnsupportedModel(
             f"the tokenizer kind `{shown(kind)}`{f' ({known})' if known else ''} inside a GGUF "
             "file is not supported",
-            hint="known: gpt2 (byte-level BPE), llama (SentencePiece), t5 (Unigram); use a "
-            "checkpoint with a tokenizer.json",
+            hint="known: gpt2 (byte-level BPE), gemma4 (BPE), llama (SentencePiece), t5 (Unigram); "
+            "use a checkpoint with a tokenizer.json",
         )
-    pre = metadata.get(KEY + "pre")
-    if not isinstance(pre, str) or not pre:
-        raise UnsupportedModel(
-            "the file does not name its pre-tokenizer (`tokenizer.ggml.pre`)",
-            hint="convert the model again with a current converter",
+    pre = kind if kind == "gemma4" else metadata.get(KEY + "pre")
+    notes: list[str] = []
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        said = f"pre-tokenizer `{shown(pre)}` is unknown" if pre else "file names no pre-tokenizer"
+        notes.append(
+            f"the {said} (`{KEY}pre`): text is cut by llama.cpp's `default` rule, and the model's "
+            "answers get worse where it was trained with another one"
         )
-    return _build(metadata, pre, find_rule(pre))
+        pre = "default"
+    return _build(metadata, pre, notes)
 
 
-def _build(metadata: Mapping[str, Any], pre: str, rule: PreTokenizerRule) -> Tokenizer:
+def _build(metadata: Mapping[str, Any], pre: str, notes: list[str]) -> Tokenizer:
+    rule = PRE_TOKENIZERS[pre]
     strings = tokens_of(metadata)
-    ids = ids_of(metadata, len(strings))
+    ids = ids_of(metadata, len(strings), notes)
     types, ends = settle(strings, types_of(metadata, len(strings)), ids)
-    backend, filler = _backend(strings, _merges(metadata), rule)
+    # Kimi K2's files may have none
+    merges = [] if pre == "kimi-k2" and KEY + "merges" not in metadata else _merges(metadata)
+    backend, filler = _backend(strings, merges, rule)
     marks = marked(strings, types, rstrip=lambda _: False)
+    if rule.line_ends:
+        metadata = {**metadata, KEY + "add_bos_token": True}
+    spelling = Spelling(replace=(("▁", " "),), byte_fallback=True)
     return Tokenizer(
         backend,
         Vocabulary(
             strings=strings,
-            spelling=Spelling(byte_level=True),
+            spelling=spelling if rule.raw else Spelling(byte_level=True),
             literal=marks.literal,
             silent=marks.silent,
             special_ids=marks.hidden,
@@ -82,10 +92,12 @@ def _build(metadata: Mapping[str, Any], pre: str, rule: PreTokenizerRule) -> Tok
             eos_ids=ends,
             prefix=prefix_of(metadata, ids["bos"], usual=rule.add_bos),
         ),
-        name=f"gguf byte-level BPE, {pre}",
+        name=f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
         specials=marks.specials,
         filler=filler,
         chat_template=template_of(metadata, strings, ids),
+        notes=notes,
+        line_ends={s: i for i, s in enumerate(strings) if rule.line_ends and not s.strip("\n")},
     )
 
 
@@ -118,7 +130,8 @@ def _backend(
         vocab = dict(zip(strings, range(len(strings)), strict=True))
     except UnicodeEncodeError:
         vocab = {_holdable(string, index): index for index, string in enumerate(strings)}
-    filler = None if byte_letters().keys() <= vocab.keys() else len(strings)
+    needed = BYTE_TOKENS if rule.raw else byte_letters().keys()
+    filler = None if needed <= vocab.keys() else len(strings)
     unknown = "\x00filler\x00"
     if filler is not None:
         vocab[unknown] = filler
@@ -128,6 +141,7 @@ def _backend(
             merges,
             unk_token=unknown if filler is not None else None,
             ignore_merges=rule.ignore_merges,
+            byte_fallback=rule.raw,
         )
     except Exception as error:
         raise CheckpointError(
@@ -135,6 +149,8 @@ def _backend(
         ) from error
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = build_pre_tokenizer(rule)
+    if rule.raw:
+        backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
     return backend, filler
 
 

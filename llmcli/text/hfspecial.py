@@ -1,8 +1,8 @@
-"""Which tokens of the library's tokenizer are special, as the settings beside it say."""
+"""Tokens of the library's tokenizer that only the settings beside it know."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmcli.text.settings import token_text
@@ -11,44 +11,42 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-def mark_special(
-    backend: tokenizers.Tokenizer, named: Mapping[str, str], settings: Mapping[str, Any]
+def add_tokens(
+    backend: tokenizers.Tokenizer,
+    listed: Mapping[int, Any],
+    special: Iterable[Any],
+    *,
+    marks: bool,
+    rows: int | None,
 ) -> None:
-    """Make the named tokens special, as transformers does when it loads.
+    """Add tokens as transformers does when it loads (`TokenizersBackend.__init__`).
 
-    Only tokens that the vocabulary has: a new one would get an id that no model was trained on.
+    Those `listed` by id in the order of their ids, with their flags, then the `special` ones that
+    are still missing. A token that is new gets the next id, whatever id it is listed with; from
+    `rows` on, where the model has no embedding, it stays plain text. `marks`: the `special` ones
+    are made so even where the tokenizer has them otherwise.
     One call for all of them, because the library builds its search anew with every call.
     """
-    registered = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    registered = backend.get_added_tokens_decoder()
     wanted: dict[str, tokenizers.AddedToken] = {}
-
-    def want(token: Any, *, special: bool) -> None:
-        text = token_text(token)
-        if text is not None and backend.token_to_id(text) is not None:
-            wanted[text] = _added(text, token, special=special)
-
-    listed = settings.get("added_tokens_decoder")
-    for token in listed.values() if isinstance(listed, dict) else ():
-        if isinstance(token, dict):
-            want(token, special=bool(token.get("special", False)))
-    for role, text in named.items():
-        want(wanted.get(text, registered.get(text, settings[role])), special=True)
-    for token in _more_special(settings):
-        want(token, special=True)
-    changed = [token for text, token in wanted.items() if token != registered.get(text)]
-    backend.add_tokens([token for token in changed if not token.special])
-    backend.add_special_tokens([token for token in changed if token.special])
+    named = {token_text(token) for token in special}
+    for _, token in sorted(listed.items()):
+        if (text := token_text(token)) is not None:
+            wanted[text] = _added(text, token, special=text in named or _is_special(token))
+    known = {token.content: token for token in registered.values()}
+    for token in special:
+        if (text := token_text(token)) is not None and (marks or text not in known | wanted):
+            like = wanted.get(text) or known.get(text) or token
+            wanted[text] = _added(text, like, special=True)
+    size = max(backend.get_vocab_size(with_added_tokens=False), 1 + max(registered, default=-1))
+    new = [text for text in wanted if backend.token_to_id(text) is None]
+    for text in [] if rows is None else new[max(0, rows - size) :]:
+        del wanted[text]
+    backend.add_tokens([token for text, token in wanted.items() if token != known.get(text)])
 
 
-def _more_special(settings: Mapping[str, Any]) -> Iterator[Any]:
-    """Special tokens beside the roles: listed, or a model's own (`image_token`, …)."""
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        more = settings.get(key)
-        yield from more if isinstance(more, list) else ()
-        yield from more.values() if isinstance(more, dict) else ()
-    for key, token in settings.items():
-        if key.endswith("_token") and isinstance(token, str):
-            yield token
+def _is_special(token: Any) -> bool:
+    return bool(token.get("special") if isinstance(token, dict) else getattr(token, "special", 0))
 
 
 def _added(text: str, token: Any, *, special: bool) -> tokenizers.AddedToken:

@@ -1,7 +1,7 @@
 """The tokenizer of a directory: tokenizer.json and the files that transformers reads beside it.
 
-tokenizer_config.json, special_tokens_map.json and chat_template.jinja say which tokens are
-special and how a chat is written (transformers, tokenization_utils_base.py and
+tokenizer_config.json, special_tokens_map.json and chat_template.jinja say which class reads it,
+which tokens are special and how a chat is written (transformers, tokenization_utils_base.py and
 tokenization_utils_tokenizers.py).
 """
 
@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import read_bytes, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
-from llmcli.text.hfspecial import mark_special
+from llmcli.text.hfclass import MARKING, apply_class, class_of
+from llmcli.text.hfspecial import add_tokens
 from llmcli.text.settings import (
     BROKEN,
+    added_tokens,
     chat_template_of,
     eos_ids,
     named_tokens,
     read_settings,
+    rows_of,
+    special_tokens,
+    token_text,
 )
 from llmcli.text.spelling import spelling_of
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
@@ -54,12 +59,19 @@ def from_directory(
         _refuse(directory)
         return None
     try:
-        settings = read_settings(directory)
+        settings, marks = read_settings(directory), False
         if found is PAIR:
             backend, settings, kind = read_pair(directory, settings, config)
         else:
-            backend = _read(directory / _FILE[0])
+            backend, byte_level = _read(directory / _FILE[0])
+            own = class_of(settings, config or {}, byte_level=byte_level)
+            settings, marks = apply_class(backend, own, settings), own in MARKING
             kind = type(backend.model).__name__
+        listed: dict[int, Any] = added_tokens(directory, settings)
+        if "added_tokens_decoder" not in settings:
+            listed |= backend.get_added_tokens_decoder()
+        named = special_tokens(settings)
+        add_tokens(backend, listed, named, marks=marks, rows=rows_of(config or {}))
         ends = {*eos_ids(config), *eos_ids(generation)}
         return _build(directory, backend, settings, ends, name=f"{' + '.join(found)}, {kind}")
     except (KeyboardInterrupt, SystemExit, LlmcliError):
@@ -94,7 +106,8 @@ def _build(
     name: str,
 ) -> Tokenizer:
     named = named_tokens(settings)
-    mark_special(backend, named, settings)
+    found = (backend.token_to_id(token_text(token) or "") for token in special_tokens(settings))
+    special = {index for index in found if index is not None}
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
     added = backend.get_added_tokens_decoder()
     strings = _strings(backend)
@@ -107,24 +120,27 @@ def _build(
             spelling=spelling_of(_decoder(backend)),
             literal=frozenset(),
             silent=frozenset(),
-            special_ids=frozenset(index for index, token in added.items() if token.special),
+            special_ids=frozenset(special).union(i for i in added if added[i].special),
             bos_id=ids.get("bos_token"),
             eos_ids=frozenset(index for index in eos if 0 <= index < len(strings)),
             prefix=_prefix(backend),
         ),
         name=name,
         chat_template=chat_template_of(directory, settings, named),
+        split_special=settings.get("split_special_tokens") is True,
     )
 
 
-def _read(path: Path) -> tokenizers.Tokenizer:
+def _read(path: Path) -> tuple[tokenizers.Tokenizer, bool]:
+    """The file's tokenizer, and whether one of its steps is byte-level."""
     import tokenizers
 
     # not by its name, which the library takes only where it is UTF-8
-    backend = tokenizers.Tokenizer.from_buffer(read_bytes(path, MAX_FILE, hint=BROKEN))
+    data = read_bytes(path, MAX_FILE, hint=BROKEN)
+    backend = tokenizers.Tokenizer.from_buffer(data)
     backend.no_truncation()
     backend.no_padding()
-    return backend
+    return backend, b'"ByteLevel"' in data
 
 
 def _strings(backend: tokenizers.Tokenizer) -> list[str | None]:

@@ -104,6 +104,12 @@ class Markers:
         """Those that a template of this source speaks of."""
         return cls(tuple(one for one in FORMATS if any(sign in source for sign in one.signs)))
 
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Tokenizer | None) -> Markers:
+        """Those that its chat template speaks of; none without one."""
+        template = None if tokenizer is None else tokenizer.chat_template
+        return cls() if template is None else cls.of(template.source)
+
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """What they mark."""
@@ -113,6 +119,11 @@ class Markers:
     def ignored(self) -> tuple[str, ...]:
         """Markers that begin nothing."""
         return tuple(text for one in self.formats for text in one.ignored)
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether they mark reasoning."""
+        return any(part.kind == "reasoning" for part in self.parts)
 
     @property
     def apart(self) -> bool:

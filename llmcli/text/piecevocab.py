@@ -17,7 +17,15 @@ from llmcli.errors import CheckpointError
 from llmcli.text.marked import AddedToken, MarkedEncoder
 from llmcli.text.piecefile import read_pieces
 from llmcli.text.sentencepiece import CONTROL, PieceModel
-from llmcli.text.settings import chat_template_of, eos_ids, named_tokens, read_settings
+from llmcli.text.settings import (
+    chat_template_of,
+    eos_ids,
+    named_tokens,
+    read_settings,
+    rows_of,
+    special_tokens,
+    token_text,
+)
 from llmcli.text.spelling import Spelling
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
@@ -51,7 +59,7 @@ def from_piece_file(
     file = read_pieces(path)
     named = {"bos_token": file.bos, "eos_token": file.eos, "unk_token": file.unknown}
     named |= named_tokens(settings)
-    added = _added(path.parent, settings, file.model, set(named.values()))
+    added = _added(path.parent, settings, file.model, set(named.values()), rows_of(config or {}))
     strings = _strings(file.model, added)
     at = {token.text: token.id for token in added.values()}
     bos, eos = at.get(named["bos_token"]), at.get(named["eos_token"])
@@ -81,13 +89,24 @@ def from_piece_file(
         ),
         name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",
         chat_template=chat_template_of(path.parent, settings, named),
+        split_special=settings.get("split_special_tokens") is True,
     )
 
 
 def _added(
-    directory: Path, settings: Mapping[str, Any], model: PieceModel, named: set[str]
+    directory: Path,
+    settings: Mapping[str, Any],
+    model: PieceModel,
+    named: set[str],
+    rows: int | None,
 ) -> dict[int, AddedToken]:
-    """Id → token of everything that is cut out of a text."""
+    """Id → token of everything that is cut out of a text.
+
+    Special tokens of the settings that are nowhere else get the next ids, as long as the
+    embedding has `rows` for them.
+    """
+    listed_as_special = {token_text(token): None for token in special_tokens(settings)}
+    named = named.union(text for text in listed_as_special if text)
     added = {
         index: AddedToken(text=model.strings[index], id=index, special=True)
         for index, kind in enumerate(model.kinds)
@@ -110,6 +129,12 @@ def _added(
             lstrip=bool(token.get("lstrip", False)),
             rstrip=bool(token.get("rstrip", False)),
         )
+    known = {token.text for token in added.values()}
+    free = max(len(model.strings), 1 + max(added, default=-1))
+    new = (text for text in listed_as_special if text and text not in known)
+    for index, text in enumerate(new, free):
+        if rows is None or index < rows:
+            added[index] = AddedToken(text=text, id=index, special=True)
     return {index: token for index, token in added.items() if token.text}
 
 

@@ -43,8 +43,8 @@ def divisible(backend: tokenizers.Tokenizer) -> bool:
 
     if not isinstance(backend.model, BPE) or backend.pre_tokenizer is None:
         return False
-    normalizer = _state(backend.normalizer)
-    cutter = _state(backend.pre_tokenizer)
+    normalizer = state_of(backend.normalizer)
+    cutter = state_of(backend.pre_tokenizer)
     steps = cutter.get("pretokenizers", []) if cutter.get("type") == "Sequence" else [cutter]
     added = (token.content for token in backend.get_added_tokens_decoder().values())
     return (
@@ -55,7 +55,7 @@ def divisible(backend: tokenizers.Tokenizer) -> bool:
     )
 
 
-def _state(part: Any) -> dict[str, Any]:
+def state_of(part: Any) -> dict[str, Any]:
     """A step of the library's as tokenizer.json writes it; empty for none."""
     state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return state

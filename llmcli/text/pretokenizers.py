@@ -11,17 +11,14 @@ combining marks for `tekken` and `gpt-4o`, on spaces outside ASCII for `deepseek
 Unicode tables knows. On everything else every rule is tested to split as llama.cpp does.
 No Unicode normalization happens, as in llama.cpp: what is encoded can be decoded.
 
-A name that is not in the table is an error: a wrong split gives plausible ids and worse text.
+Without a name, or with one that is not in the table, text is split as llama.cpp does without one,
+and a note says so: a wrong split gives plausible ids and worse text.
 """
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from llmcli.checkpoints.files import shown
-from llmcli.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
@@ -33,11 +30,15 @@ class PreTokenizerRule:
 
     `ignore_merges`: a piece that is a token as a whole is taken whole, without merging.
     `add_bos`: BOS goes in front of text unless the file's own `add_bos_token` says otherwise.
+    `raw`: text is characters with `▁` for spaces, and not letters for bytes, which are `<0x0A>`.
+    `line_ends`: a run of them that is a token is taken whole, and BOS is always in front.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    raw: bool = False
+    line_ends: bool = False
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -108,6 +109,59 @@ _EXAONE_MOE = (
 _MINICPM5 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_OTHER}|{_SPACES}"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
+# From here on what llama.cpp makes of the models' expressions, to which cased letters are letters.
+# Digits in threes; what stands in front of a number stays with its first ones.
+_FROM_THE_RIGHT = r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_CONTRACTION}?|@"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_HAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf900-\ufaff"
+    "\U0002f800-\U0002fa1f]"
+)
+_KIMI_K2 = (
+    rf"{_HAN}+|[^\r\n\p{{L}}\p{{N}}]?(?:(?!{_HAN})\p{{L}})+{_CONTRACTION}?|\p{{N}}{{1,3}}"
+    rf"|{_OTHER}|{_SPACES}"
+)
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[！…“”‘’—：；，\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+"
+    "|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    _WORDS.replace("@", r"\p{N}"),
+)
+_TINY_AYA = (
+    _FROM_THE_RIGHT,
+    _WORDS.replace("@", r"\p{N}{1,3}"),
+)
+_MARKED = r"[^\r\n\p{L}\p{N}]?(?:(?=[\p{L}\p{M}])[^a-z])@(?:(?=[\p{L}\p{M}])[^A-Z])#" + _CONTRACTION
+_GRANITE_97M = (
+    _MARKED.replace("@", "*").replace("#", "+")
+    + "?|"
+    + _MARKED.replace("@", "+").replace("#", "*")
+    + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    + _SPACES
+)
+_SPARK = (*_DEEPSEEK3[:2], _DEEPSEEK3[2].replace(r"[\r\n]*|\s*[\r\n]+", r"|[\r\n]"), r"\p{N}")
+_AFMOE = (
+    _FROM_THE_RIGHT,
+    "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+    _DEEPSEEK3[2],
+)
+_JAIS2 = "|".join(
+    [_CONTRACTION, _WORD, r"\p{N}{1,3}", _OTHER, r"\s*[\r\n]+"]
+    + [rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")]
+    + [r"\s"]
+)
+_CHAMELEON = (
+    "<sentinel:[0-9]+>",
+    "IMGIMG[A-I]{1,4}Z",
+    "[\t\n]|    |  ",
+    r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
+_LINES = r"[^\n]+|\n+"
+
 _DIGITS_GPT2 = PreTokenizerRule(patterns=(r"\p{N}", _GPT2))
 _RULES: dict[tuple[str, ...], PreTokenizerRule] = {
     ("default",): PreTokenizerRule(
@@ -130,6 +184,12 @@ _RULES: dict[tuple[str, ...], PreTokenizerRule] = {
         "mellum",
         "modern-bert",
         "roberta-bpe",
+        "jina-es",
+        "jina-de",
+        "jina-v2-es",
+        "jina-v2-de",
+        "jina-v1-en",
+        "jina-v2-code",
     ): PreTokenizerRule(patterns=(_GPT2,)),
     (
         "smollm",
@@ -139,6 +199,7 @@ _RULES: dict[tuple[str, ...], PreTokenizerRule] = {
         "codeshell",
         "exaone",
         "minerva-7b",
+        "mellum2",
     ): _DIGITS_GPT2,
     (
         "llama-bpe",
@@ -168,31 +229,32 @@ _RULES: dict[tuple[str, ...], PreTokenizerRule] = {
     ("gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"): PreTokenizerRule(patterns=(_GPT4O,)),
     ("deepseek-llm",): PreTokenizerRule(patterns=_DEEPSEEK_LLM),
     ("deepseek-coder",): PreTokenizerRule(patterns=_DEEPSEEK_CODER),
-    ("deepseek-v3", "hunyuan-dense", "joyai-llm"): PreTokenizerRule(patterns=_DEEPSEEK3),
+    ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): PreTokenizerRule(patterns=_DEEPSEEK3),
     ("bailingmoe", "bailingmoe2", "llada-moe"): PreTokenizerRule(patterns=(_BAILING,)),
     ("seed-coder",): PreTokenizerRule(patterns=(_SEED_CODER,)),
     ("exaone-moe",): PreTokenizerRule(patterns=(_EXAONE_MOE,)),
     ("minicpm5",): PreTokenizerRule(patterns=(r"\p{N}{1,3}", _MINICPM5), ignore_merges=True),
     ("bloom", "poro-chat", "gpt3-finnish"): PreTokenizerRule(patterns=(_BLOOM,)),
     ("viking",): PreTokenizerRule(patterns=(_BLOOM, r"\p{N}")),
+    ("kimi-k2",): PreTokenizerRule(patterns=(_KIMI_K2,)),
+    ("youtu",): PreTokenizerRule(patterns=_YOUTU, ignore_merges=True),
+    ("tiny_aya", "cohere2moe"): PreTokenizerRule(patterns=_TINY_AYA),
+    ("superbpe",): PreTokenizerRule(patterns=(r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))")),
+    ("granite-embed-multi-97m",): PreTokenizerRule(patterns=(_GRANITE_97M,), ignore_merges=True),
+    ("spark2_5",): PreTokenizerRule(patterns=_SPARK),
+    ("afmoe",): PreTokenizerRule(patterns=_AFMOE),
+    ("jais-2",): PreTokenizerRule(patterns=(_JAIS2,)),
+    ("chameleon",): PreTokenizerRule(patterns=_CHAMELEON, add_bos=True),
+    ("laguna",): PreTokenizerRule(patterns=(_LINES, _QWEN2)),
+    ("gemma4", "granite-embed-multi-311m"): PreTokenizerRule(
+        patterns=(_LINES,), raw=True, line_ends=True
+    ),
+    ("sarvam-moe",): PreTokenizerRule(patterns=(_LINES,), raw=True),
+    ("ufakzeka",): PreTokenizerRule(patterns=(_QWEN2.removeprefix(f"{_CONTRACTION}|"),)),
 }
 PRE_TOKENIZERS: dict[str, PreTokenizerRule] = {
     name: rule for names, rule in _RULES.items() for name in names
 }
-
-
-def find_rule(name: str) -> PreTokenizerRule:
-    """The rule of a pre-tokenizer name; `UnsupportedModel` with close matches for others."""
-    rule = PRE_TOKENIZERS.get(name)
-    if rule is not None:
-        return rule
-    known = sorted(PRE_TOKENIZERS)
-    close = difflib.get_close_matches(name, known, n=3)
-    listed = f"close: {', '.join(close)}; " if close else ""
-    raise UnsupportedModel(
-        f"the pre-tokenizer `{shown(name)}` is not one that llmcli knows",
-        hint=f"{listed}known: {', '.join(known)}",
-    )
 
 
 def build_pre_tokenizer(rule: PreTokenizerRule) -> PreTokenizer:
@@ -201,4 +263,6 @@ def build_pre_tokenizer(rule: PreTokenizerRule) -> PreTokenizer:
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     splits = [Split(Regex(pattern), "isolated") for pattern in rule.patterns]
+    if rule.raw:
+        return Sequence(splits)
     return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -42,7 +42,7 @@ class Segmenter:
         )
         # since the last marker nothing but whitespace has come; whether that belongs to it
         self._blank = bool(markers.parts)
-        self._strip = any(part.kind == "reasoning" for part in markers.parts)
+        self._strip = markers.reasoning
 
     def push(self, text: str) -> list[Segment]:
         """The segments that are certain now."""
@@ -102,21 +102,46 @@ class Segmenter:
         self._blank = blank
 
 
+class AnswerParts:
+    """The parts of a growing answer: both methods return what is new of each.
+
+    Runs of the same kind are paragraphs.
+    """
+
+    def __init__(self, markers: Markers, prompt: str = "") -> None:
+        self._segmenter = Segmenter(markers, prompt)
+        self._content = self._reasoning = ""  # the end of each
+        self._begins = False  # a run
+
+    def push(self, text: str) -> Answer:
+        """What is certain now."""
+        return self._new(self._segmenter.push(text))
+
+    def finish(self) -> Answer:
+        """What was held back: the answer is over."""
+        return self._new(self._segmenter.finish())
+
+    def _new(self, segments: Iterable[Segment]) -> Answer:
+        content = reasoning = ""
+        for kind, own, marker in segments:
+            if marker and kind != "tool":
+                self._begins = True
+                continue
+            if kind == "reasoning":
+                reasoning += gap(self._reasoning) * self._begins + own
+                self._reasoning = own[-1:]
+            else:
+                content += gap(self._content) * self._begins + own
+                self._content = own[-1:]
+            self._begins = False
+        return Answer(content, reasoning)
+
+
 def whole_answer(markers: Markers, text: str, prompt: str = "") -> Answer:
-    """The parts of a whole answer to this prompt; runs of the same kind are paragraphs."""
-    segmenter = Segmenter(markers, prompt)
-    content = reasoning = ""
-    begins = False  # a run
-    for kind, own, marker in [*segmenter.push(text), *segmenter.finish()]:
-        if marker and kind != "tool":
-            begins = True
-        elif kind == "reasoning":
-            reasoning += gap(reasoning) * begins + own
-            begins = False
-        else:
-            content += gap(content) * begins + own
-            begins = False
-    return Answer(content, reasoning.rstrip())
+    """The parts of a whole answer to this prompt."""
+    parts = AnswerParts(markers, prompt)
+    begun, rest = parts.push(text), parts.finish()
+    return Answer(begun.content + rest.content, (begun.reasoning + rest.reasoning).rstrip())
 
 
 def gap(before: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # ModelProto.SentencePiece.Type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-_BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _NEVER = "\ufdd0"  # no character (Unicode, noncharacters): begins names of what has none
 _REST = 7  # bytes of a piece's message behind its string
 
@@ -153,7 +153,7 @@ def byte_ids(strings: Sequence[str]) -> list[int]:
 
     The library takes all of them or none.
     """
-    found = [index for index, string in enumerate(strings) if string in _BYTE_TOKENS]
+    found = [index for index, string in enumerate(strings) if string in BYTE_TOKENS]
     return found if len(found) == 256 else []
 
 

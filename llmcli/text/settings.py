@@ -1,7 +1,7 @@
 """What stands beside a tokenizer and says which tokens are special and how a chat is written.
 
-tokenizer_config.json, special_tokens_map.json, chat_template.jinja and the configurations, read
-as transformers reads them (tokenization_utils_base.py).
+tokenizer_config.json, special_tokens_map.json, the files of chat templates and the configurations,
+read as transformers reads them (tokenization_utils_base.py, processing_utils.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import read_object
+from llmcli.checkpoints.files import read_object, shown
 from llmcli.errors import CheckpointError
 from llmcli.text.chat import MAX_SOURCE, ChatTemplate
 
 BROKEN = "the file is damaged; fetch it again"
-_NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_MAX_ID = 1 << 24
+_ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_MORE_TEMPLATES = "additional_chat_templates"
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
@@ -45,9 +47,54 @@ def token_text(token: Any) -> str | None:
 
 
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Role (`bos_token`, …) → text of the special tokens that the settings name."""
-    found = {role: token_text(settings.get(role)) for role in _NAMED}
-    return {role: text for role, text in found.items() if text is not None}
+    """Name (`bos_token`, …, or a model's own) → text of the special tokens that templates see."""
+    found = {name: token_text(token) for name, token in _named(settings).items()}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    own = settings.get("extra_special_tokens")
+    named = {key: settings.get(key) for key in _ROLES}
+    named |= {key: token for key, token in settings.items() if key.endswith("_token")}
+    return named | (own if isinstance(own, dict) else {})
+
+
+def special_tokens(settings: Mapping[str, Any]) -> list[Any]:
+    """All special tokens as they stand there, in transformers' order: named, then listed ones."""
+    listed = (settings.get(f"{kind}_special_tokens") for kind in ("extra", "additional"))
+    more = next((tokens for tokens in listed if tokens and isinstance(tokens, list)), [])
+    return [*_named(settings).values(), *more]
+
+
+def added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Id → token, of `added_tokens_decoder`, else of added_tokens.json: transformers reads one."""
+    listed = settings.get("added_tokens_decoder")
+    if isinstance(listed, dict):
+        found = {}
+        for key, token in listed.items():
+            text = token_text(token)
+            if text is None or not (key.isdecimal() and key.isascii() and len(key) < 10):
+                raise CheckpointError(
+                    f"the added token `{shown(key, 40)}` has no id or no text", hint=BROKEN
+                )
+            check_id("tokenizer_config.json", text, int(key))
+            found[int(key)] = token
+        return found
+    path = directory / "added_tokens.json"
+    special = {token_text(token) for token in special_tokens(settings)}
+    tokens: dict[int, dict[str, Any]] = {}
+    for text, index in (read_object(path) or {}).items():
+        check_id(path.name, text, index)
+        tokens[index] = {"content": text, "special": text in special}
+    return tokens
+
+
+def check_id(file: str, text: object, index: object) -> None:
+    """Raises CheckpointError for what is no id of a token."""
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < _MAX_ID:
+        raise CheckpointError(
+            f"`{file}` gives `{shown(text)}` the id `{shown(index, 40)}`", hint=BROKEN
+        )
 
 
 def eos_ids(config: Mapping[str, Any] | None) -> list[int]:
@@ -60,24 +107,45 @@ def eos_ids(config: Mapping[str, Any] | None) -> list[int]:
     return [index for index in listed if isinstance(index, int) and not isinstance(index, bool)]
 
 
+def rows_of(config: Mapping[str, Any]) -> int | None:
+    """Of the embedding; None where the configuration does not say it."""
+    text = config.get("text_config")
+    rows = (text if isinstance(text, dict) else config).get("vocab_size")
+    return rows if isinstance(rows, int) else None
+
+
 def chat_template_of(
     directory: Path, settings: Mapping[str, Any], named: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """The chat template: chat_template.jinja, else the settings' (a string, or named ones)."""
-    path = directory / "chat_template.jinja"
+    """The chat template that is the `default` one; of several without it, the first.
+
+    chat_template.jinja and additional_chat_templates/ win over the settings (a string, an object,
+    or a list of named ones), and chat_template.json, which processors read, comes last.
+    """
+    more = directory / _MORE_TEMPLATES
+    files = {path.name.removesuffix(".jinja"): path for path in sorted(more.glob("*.jinja"))}
+    if (path := directory / "chat_template.jinja").is_file():
+        files["default"] = path
     source: Any = settings.get("chat_template")
-    if path.is_file():
-        try:
-            with path.open(encoding="utf-8") as file:
-                source = file.read(MAX_SOURCE + 1)
-        except ValueError as error:
-            raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from error
-    elif isinstance(source, list):
+    if source is None or "default" in files:
+        source = {name: _template_file(path) for name, path in files.items()} or None
+    if source is None:
+        source = _json(directory / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
         entries = [entry for entry in source if isinstance(entry, dict)]
-        by_name = {entry.get("name"): entry.get("template") for entry in entries}
-        source = by_name.get("default", next(iter(by_name.values()), None))
+        source = {entry.get("name"): entry.get("template") for entry in entries}
+    if isinstance(source, dict):
+        source = source.get("default", next(iter(source.values()), None))
     if source is None:
         return None
     if not isinstance(source, str):
-        raise CheckpointError("`chat_template` is neither a string nor a list", hint=BROKEN)
+        raise CheckpointError("`chat_template` is neither a text nor named texts", hint=BROKEN)
     return ChatTemplate(source, special_tokens=named)
+
+
+def _template_file(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_SOURCE + 1)
+    except ValueError as error:
+        raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from error

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoints.files import why
-from llmcli.errors import LlmcliError
+from llmcli.errors import LlmcliError, as_lacking
 
 MAX_OUTPUT = 1 << 24  # characters, and 8 for each that the messages bring
 MAX_SECONDS = 2.0  # and one for every million characters; real templates need milliseconds
@@ -112,7 +112,7 @@ class TemplateRenderer:
                     process_group=0,  # a terminal's Ctrl-C is for us, and we kill it
                 )
             except OSError as error:
-                raise LlmcliError(
+                raise as_lacking(error) or LlmcliError(
                     f"the process that renders chat templates cannot be started: {why(error)}",
                     hint="go without the template: `generate` has `--raw` for that",
                 ) from error

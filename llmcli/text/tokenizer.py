@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,13 +44,18 @@ class Vocabulary:
     prefix: tuple[int, ...]
 
 
+_LINE_ENDS = re.compile(r"\n+|[^\n]+")
+
+
 class Tokenizer:
     """Text ↔ ids. Made by `load_tokenizer`; `name` says what it is.
 
     `specials` given (GGUF): those tokens are cut out of the text here, longest first, as
     llama.cpp does. None (tokenizer.json): the `tokenizers` library does it by its own rules.
     `filler` is an id of the library's that stands for bytes that the vocabulary cannot spell;
-    such bytes are dropped, as llama.cpp and transformers do.
+    such bytes are dropped, as llama.cpp and transformers do. `split_special`: special tokens in a
+    text are always plain text (transformers' `split_special_tokens`). `line_ends` (with `specials`)
+    are tokens of whole runs of line ends, taken as they are. `notes` are what users should know.
     """
 
     def __init__(
@@ -61,6 +67,9 @@ class Tokenizer:
         specials: tuple[SpecialToken, ...] | None = None,
         filler: int | None = None,
         chat_template: ChatTemplate | None = None,
+        split_special: bool = False,
+        line_ends: Mapping[str, int] | None = None,
+        notes: Iterable[str] = (),
     ) -> None:
         self.name = name
         self.vocab_size = len(vocabulary.strings)
@@ -74,6 +83,9 @@ class Tokenizer:
         self._backend = backend
         self._specials = specials
         self._filler = filler
+        self._split_special = split_special
+        self._line_ends = line_ends or {}
+        self.notes = tuple(notes)
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = True
@@ -96,19 +108,26 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
         """Ids of a conversation through the model's chat template; `how` as in its `render`.
 
-        BOS is added by the tokenizer's rule only where the template has not already written it.
+        What stands in front of them: `before_chat`.
         Raises `UsageError` without a template, `CheckpointError` where the template fails.
         """
         if self.chat_template is None:
             raise UsageError("the model has no chat template", hint="use `--raw`")
         text = self.chat_template.render(messages, **how)
-        return self.encode(text, add_bos=False if self.begins_with_bos(text) else None)
+        return self.encode(text, add_bos=self.before_chat(text))
 
-    def begins_with_bos(self, text: str) -> bool:
-        """Whether `text` already starts with the text of BOS (or of the whole prefix)."""
+    def before_chat(self, text: str) -> bool | None:
+        """The `add_bos` of a text that the chat template wrote.
+
+        transformers' `apply_chat_template` adds nothing, and llama.cpp (GGUF) follows the
+        tokenizer's rule unless the text begins with BOS (or the whole prefix).
+        """
+        if self._specials is None:
+            return False
         fronts = [self._vocabulary.prefix, (self.bos_id,) if self.bos_id is not None else ()]
         written = ["".join(self._vocabulary.strings[i] or "" for i in front) for front in fronts]
-        return any(front and text.startswith(front) for front in written)
+        begins = any(front and text.startswith(front) for front in written)
+        return False if begins else None
 
     def decode(
         self, ids: Iterable[int], *, skip_special: bool = True, shown: frozenset[int] = frozenset()
@@ -267,14 +286,21 @@ class Tokenizer:
     ) -> Iterator[tuple[int | tokenizers.Encoding | Pieces | Marked, int, int]]:
         """Special ids and encoded stretches of `text`, each with its first character and end."""
         if self._specials is None:
-            self._backend.encode_special_tokens = not parse_special
+            self._backend.encode_special_tokens = self._split_special or not parse_special
             yield from self._in_portions(text, 0)
             return
         for fragment, at in split_specials(text, self._specials, parse_special):
-            if isinstance(fragment, str):
+            if not isinstance(fragment, str):
+                yield fragment.id, at, at + len(fragment.text)
+            elif not self._line_ends:
                 yield from self._in_portions(fragment, at)
             else:
-                yield fragment.id, at, at + len(fragment.text)
+                for run in _LINE_ENDS.finditer(fragment):
+                    begin, end = at + run.start(), at + run.end()
+                    if (token := self._line_ends.get(run[0])) is not None:
+                        yield token, begin, end
+                    else:
+                        yield from self._in_portions(run[0], begin)
 
     def _in_portions(
         self, text: str, at: int

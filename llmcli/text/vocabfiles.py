@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 from llmcli.checkpoints.files import read_bytes, read_object, shown
 from llmcli.errors import CheckpointError
 from llmcli.text.pairclass import KINDS, PairKind, class_name
-from llmcli.text.pretokenizers import find_rule
-from llmcli.text.settings import BROKEN, named_tokens, token_text
+from llmcli.text.pretokenizers import PRE_TOKENIZERS
+from llmcli.text.settings import BROKEN, added_tokens, check_id, token_text
 
 if TYPE_CHECKING:
     import tokenizers
 
 NAMES = ("vocab.json", "merges.txt")
 _MAX_FILE = 1 << 25  # bytes; the largest known have 6 million
-_MAX_ID = 1 << 24
 _MAX_MERGES = 1 << 21
 
 
@@ -39,7 +38,7 @@ def read_pair(
     name = class_name(settings, config or {})
     kind = KINDS[name]
     settings = {**kind.defaults, **settings}
-    added = _added(directory, settings)
+    added = added_tokens(directory, settings)
     settings["added_tokens_decoder"] = {str(index): token for index, token in added.items()}
     vocab = _read_vocab(directory / NAMES[0])
     _join(vocab, added)
@@ -54,20 +53,13 @@ def _read_vocab(path: Path) -> dict[str, int]:
     except CheckpointError as error:
         raise CheckpointError(error.message, hint=error.hint or BROKEN) from error
     for text, index in vocab.items():
-        _check_id(path.name, text, index)
+        check_id(path.name, text, index)
     taken: dict[int, str] = {}
     for text, index in vocab.items():
         if taken.setdefault(index, text) != text:
             both = f"`{shown(taken[index])}` and `{shown(text)}`"
             raise CheckpointError(f"`{path.name}` gives {both} the id {index}", hint=BROKEN)
     return vocab
-
-
-def _check_id(file: str, text: object, index: object) -> None:
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < _MAX_ID:
-        raise CheckpointError(
-            f"`{file}` gives `{shown(text)}` the id `{shown(index, 40)}`", hint=BROKEN
-        )
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
@@ -92,31 +84,6 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             )
         merges.append((left, right))
     return merges
-
-
-def _added(directory: Path, settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Id → token, of the settings, else of added_tokens.json, which transformers then reads."""
-    listed = settings.get("added_tokens_decoder")
-    if isinstance(listed, dict):
-        found = {}
-        for key, token in listed.items():
-            text = token_text(token)
-            if text is None or not (key.isdecimal() and key.isascii() and len(key) < 10):
-                raise CheckpointError(
-                    f"the added token `{shown(key, 40)}` has no id or no text", hint=BROKEN
-                )
-            _check_id("tokenizer_config.json", text, int(key))
-            found[int(key)] = token
-        return found
-    path = directory / "added_tokens.json"
-    extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
-    special = {token_text(token) for token in (extra if isinstance(extra, list) else ())}
-    special |= set(named_tokens(settings).values())
-    tokens: dict[int, dict[str, Any]] = {}
-    for text, index in (read_object(path) or {}).items():
-        _check_id(path.name, text, index)
-        tokens[index] = {"content": text, "special": text in special}
-    return tokens
 
 
 def _join(vocab: dict[str, int], added: Mapping[int, Mapping[str, Any]]) -> None:
@@ -155,7 +122,7 @@ def _build(
     if kind.nfc:
         backend.normalizer = normalizers.NFC()
     spaced = bool(settings.get("add_prefix_space"))
-    patterns = find_rule(kind.rule).patterns if kind.rule else ()
+    patterns = PRE_TOKENIZERS[kind.rule].patterns if kind.rule else ()
     letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters

@@ -69,6 +69,15 @@ def one_line(text: str) -> str:
     return "".join(_NAMED.get(c, c) if c in _NAMED else printable(c) for c in text)
 
 
+def csv_cell(text: str) -> str:
+    """`text` as a cell of a table: on one line, and where it would be a formula behind a `'`.
+
+    Spreadsheets compute what begins with one of these signs, and a token or a name can be anything.
+    """
+    cell = quoted(text)[1:-1]
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "＝", "＋", "－", "＠")) else cell
+
+
 def encodable(text: str) -> str:
     """`text` as UTF-8 and every reader of JSON can have it: lone surrogates are spelled out.
 

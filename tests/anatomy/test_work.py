@@ -267,7 +267,7 @@ def test_keys_are_read_once_a_call_and_only_those_that_somebody_sees():
 
 def test_a_layer_reads_the_keys_of_another_and_keeps_none():
     parts = dict_of(part_work(
-        BLOCKS["keys and values of another layer"], a_call(2, 3, 5), numbers=FLOAT32
+        BLOCKS["keys and values of another layer"], a_call(2, 3, 5), numbers=FLOAT32, logits="all"
     ))  # fmt: skip
     caches = [parts["attention", layer].cache for layer in range(5)]
     token = 2 * 2 * 2 * 8 * 4  # keys and values, sequences, kv heads, their size, float32
@@ -275,6 +275,37 @@ def test_a_layer_reads_the_keys_of_another_and_keeps_none():
     # the first writes what it keeps, and the third is the same but for that
     apart = parts["attention", 0].activations - parts["attention", 2].activations
     assert apart == 2 * 3 * token
+
+
+@every_call
+@pytest.mark.parametrize("logits", ["all", "last", "none"])
+def test_last_layers_that_keep_nothing_compute_the_tokens_with_logits(batch, tokens, past, logits):
+    config = BLOCKS["keys and values of another layer"]
+    assert graph(config).readers == 2
+    call, width = a_call(batch, tokens, past), without_window(config)
+    works = [calls_work(config, [(call, logits)], numbers=FLOAT32, whole=whole) for whole in (0, 1)]
+    decoder, state, ids = ready(width, batch, tokens, past)
+    session = Session(decoder, batch, past + tokens)
+    session.state = state
+    with FlopCounterMode(display=False) as counter:
+        session.extend(ids, logits=logits)
+    assert added(works[0]).flops_full == counter.get_total_flops()
+    if logits == "all" or (logits == "last" and tokens == 1):
+        assert works[0] == works[1]
+        return
+    narrow, whole = map(dict_of, works)
+    for place, work in whole.items():
+        part, layer = place
+        if layer is None or layer < 2:
+            assert narrow[place] == work
+        elif logits == "none":
+            assert place not in narrow
+        elif part == "qkv":
+            assert narrow[place].flops * tokens == work.flops
+            assert narrow[place].weights == work.weights
+        elif part == "attention":
+            seen = min(past + tokens, 4 if layer % 2 == 0 else 99)  # a window, or all
+            assert narrow[place].cache == batch * seen * 2 * 2 * 8 * 4
 
 
 def test_activations_are_written_once_and_read_where_they_are_needed():

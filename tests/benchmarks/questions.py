@@ -1,12 +1,13 @@
 """Does rounding change the answers? 200 short questions, answered greedily by every engine.
 
-    python tests/benchmarks/questions.py [--model smollm2] [--dtypes float32 bfloat16] [--json]
+    python tests/benchmarks/questions.py [--model smollm2] [--arithmetic float32 auto …] [--json]
 
 Each question of `questions.txt` goes through the model's chat template once; all engines get the
-same ids. Rows: llmcli in each dtype, and llama.cpp on the same GGUF file where llama-cpp-python is
-installed. An answer counts where one of the accepted words is in it.
+same ids. Rows: llmcli in each arithmetic (a dtype, `auto` for products with the file's blocks, then
+`:8` for activations of 8 bits and `/float32` for the cache), and llama.cpp on the same GGUF file
+where llama-cpp-python is installed. An answer counts where one of the accepted words is in it.
 
-The first dtype is the reference. Every engine also reads the reference's answers, one token a
+The first arithmetic is the reference. Every engine also reads the reference's answers, one token a
 step: how often its best token is another one, and KL(reference ‖ engine) and KL(llama.cpp ‖ engine)
 in nats per token. An answer that the reference has and another engine lost is shown with the token
 where they part, how far the reference's best two were apart there and, for llmcli, whether
@@ -30,12 +31,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(ROOT))  # the working tree's llmcli
 
+from llmcli.checkpoints import open_model
 from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp, open_llama_cpp
 from llmcli.commands.bench.report.results import Settings
 from llmcli.engine.session import Session
 from llmcli.engine.ties import NearTies
 from llmcli.errors import UsageError
-from llmcli.loading.load import load
+from llmcli.loading.load import load_checkpoint
 from llmcli.model import Model
 
 QUESTIONS = Path(__file__).with_name("questions.txt")
@@ -170,7 +172,8 @@ def near_tie(ties: NearTies, logprobs_V: Tensor) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    usual = ["float32", "auto", "auto:8", "bfloat16"]
+    parser.add_argument("--arithmetic", nargs="+", default=usual)
     parser.add_argument("--questions", type=int, help="only the first N")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", action="store_true")
@@ -181,7 +184,7 @@ def main() -> None:
     pairs = [line.rsplit(" = ", 1) for line in lines[: options.questions]]
     questions = [question for question, _ in pairs]
 
-    models = [load(options.model, device="cpu", dtype=dtype) for dtype in options.dtypes]
+    models = [loaded(options.model, arithmetic) for arithmetic in options.arithmetic]
     first = models[0]
     assert first.tokenizer is not None
     prompts = [
@@ -189,7 +192,7 @@ def main() -> None:
         for question in questions
     ]
     engines: dict[str, Engine] = {
-        dtype: Ours(model) for dtype, model in zip(options.dtypes, models, strict=True)
+        dtype: Ours(model) for dtype, model in zip(options.arithmetic, models, strict=True)
     }
     try:
         engines[LLAMA_CPP] = Theirs(first, options.threads)
@@ -200,7 +203,7 @@ def main() -> None:
     try:
         for n, (ids, (_, words)) in enumerate(zip(prompts, pairs, strict=True)):
             answers = {name: greedy(engine, ids, first.eos_ids) for name, engine in engines.items()}
-            reference = answers[options.dtypes[0]]
+            reference = answers[options.arithmetic[0]]
             logprobs = {name: forced(engine, ids, reference) for name, engine in engines.items()}
             for name, row in rows.items():
                 answer = first.tokenizer.decode(answers[name]).strip()
@@ -213,13 +216,13 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted: of the questions so far", file=sys.stderr)
 
-    reference_row, peer = rows[options.dtypes[0]], rows.get(LLAMA_CPP)
+    reference_row, peer = rows[options.arithmetic[0]], rows.get(LLAMA_CPP)
     tokens = sum(map(len, reference_row.logprobs))
-    ties = {d: NearTies(model) for d, model in zip(options.dtypes, models, strict=True)}
+    ties = {d: NearTies(model) for d, model in zip(options.arithmetic, models, strict=True)}
     best = torch.cat([part.argmax(-1) for part in reference_row.logprobs])
     document: dict[str, Any] = {
         "model": first.name, "questions": len(reference_row.right), "tokens": tokens,
-        "reference": options.dtypes[0], "environment": environment(options.threads), "rows": {},
+        "reference": options.arithmetic[0], "environment": environment(options.threads), "rows": {},
     }  # fmt: skip
     for name, row in rows.items():
         other = torch.cat([part.argmax(-1) for part in row.logprobs])
@@ -238,6 +241,16 @@ def main() -> None:
         print(json.dumps(document, ensure_ascii=False, indent=1))
         return
     print(show(document))
+
+
+def loaded(spec: str, arithmetic: str) -> Model:
+    """`auto:8/float32`: the dtype, the activations' bits and the cache's dtype."""
+    rest, _, cache = arithmetic.partition("/")
+    dtype, _, bits = rest.partition(":")
+    return load_checkpoint(
+        open_model(spec), device="cpu", dtype=dtype, activations=bits or "auto",
+        cache=cache or "auto",
+    )  # fmt: skip
 
 
 def show(document: dict[str, Any]) -> str:

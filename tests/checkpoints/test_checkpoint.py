@@ -12,7 +12,7 @@ from gguf_bytes import STRING, gguf, pair, tensor
 from safetensors.numpy import save_file
 
 from llmcli.checkpoints import files, open_checkpoint
-from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound
+from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound, UnsupportedModel
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
 V = np.arange(5, dtype=np.int8)
@@ -133,27 +133,115 @@ def test_a_missing_shard_is_named(sharded):
     assert "`model-00002-of-00002.safetensors`" in refused(sharded).message
 
 
-def test_a_tensor_that_is_not_in_its_shard(sharded):
-    place(
-        sharded,
-        w="model-00001-of-00002.safetensors",
-        v="model-00001-of-00002.safetensors",
-    )
-    error = refused(sharded)
-    assert "no tensor `v`" in error.message
-    assert "model-00001" in error.message
+ONE, TWO = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
 
 
-def test_a_tensor_that_is_in_another_shard(sharded):
-    one, two = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
-    save_file({"v": V, "x": W}, sharded / two)
-    place(sharded, w=one, v=one, x=two)
-    assert "no tensor `v`" in refused(sharded).message
+def test_an_index_may_name_tensors_that_are_elsewhere_or_nowhere(sharded):
+    save_file({"v": V, "x": W}, sharded / TWO)
+    place(sharded, w=ONE, v=ONE, x=TWO, stale=TWO)
+    found = open_checkpoint(sharded).tensors
+    assert {name: info.file.name for name, info in found.items()} == {"w": ONE, "v": TWO, "x": TWO}
 
 
-def test_a_tensor_in_two_shards(sharded):
-    save_file({"v": V, "w": W}, sharded / "model-00002-of-00002.safetensors")
+@pytest.mark.parametrize("name", [ONE, TWO, "more/overlay.safetensors"])
+def test_of_a_tensor_in_several_files_the_index_decides(sharded, name):
+    (sharded / "more").mkdir()
+    save_file({"v": V, "w": W + 2}, sharded / TWO)
+    save_file({"w": W + 3}, sharded / "more/overlay.safetensors")
+    place(sharded, w=name, v=TWO)
+    if name == ONE:
+        place(sharded, w=name, v=TWO, nowhere="more/overlay.safetensors")
+    checkpoint = open_checkpoint(sharded)
+    assert checkpoint.tensors["w"].file == sharded / name
+    added = {ONE: 0, TWO: 2}.get(name, 3)
+    assert bytes(checkpoint.raw("w")) == (W + added).astype(np.float32).tobytes()
+
+
+def test_a_tensor_in_two_shards_without_an_index_is_refused(sharded):
+    os.remove(sharded / "model.safetensors.index.json")
+    assert set(open_checkpoint(sharded).tensors) == {"v", "w"}
+    save_file({"v": V, "w": W}, sharded / TWO)
     assert "`w` is in" in refused(sharded).message
+
+
+def test_shards_without_an_index_are_one_model(sharded):
+    os.remove(sharded / "model.safetensors.index.json")
+    save_file({"lora": W}, sharded / "adapter_model.safetensors")  # which is none
+    for path in (sharded, sharded / ONE, sharded / TWO):
+        assert set(open_checkpoint(path).tensors) == {"v", "w"}
+    os.remove(sharded / TWO)
+    error = refused(sharded)
+    assert f"lacks `{TWO}`, of the 2 shards of a model" in error.message
+    assert set(open_checkpoint(sharded / ONE).tensors) == {"w"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "names", "wrapper"),
+    [("module.", ["w", "v_head.w"], "module."), ("_orig_mod.", ["model.w"], "_orig_mod."),
+     ("module._orig_mod.", ["w"], "module._orig_mod."),
+     ("base_model.model.", ["model.w", "lm_head.w"], "base_model.model."),
+     ("model.", ["model.w", "lm_head.w"], "model."), ("", ["model.w", "lm_head.w"], ""),
+     ("", ["model.w", "model.norm.w"], ""), ("", ["module.w", "w"], ""), ("", ["module."], "")],
+)  # fmt: skip
+def test_what_a_wrapper_put_before_every_name_is_left_out(tmp_path, prefix, names, wrapper):
+    save_file({prefix + name: W for name in names}, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path)
+    assert (found.wrapper, set(found.tensors)) == (wrapper, set(names))
+    assert all(info.name == name for name, info in found.tensors.items())
+    assert all(bytes(found.raw(name)) == W.tobytes() for name in names)
+
+
+ASIDE = {
+    "adapter": ("llama", "a LoRA adapter for `Base`, not a model"),
+    "mmproj": ("clip", "vision or audio part"),
+    "imatrix": (None, "an importance matrix"),
+    None: ("controlvector", "a control vector"),
+    "model": ("clip", "vision or audio part"),
+}
+
+
+@pytest.mark.parametrize("kind", ASIDE)
+def test_what_belongs_to_a_model_is_called_what_it_is(tmp_path, kind):
+    arch, words = ASIDE[kind]
+    said = {"general.type": kind, "general.architecture": arch, "general.base_model.0.name": "Base"}
+    pairs = [pair(key, STRING, value) for key, value in said.items() if value is not None]
+    (tmp_path / "aaa.gguf").write_bytes(gguf(pairs, []))
+    with pytest.raises(UnsupportedModel, match=words):
+        open_checkpoint(tmp_path).model_type  # noqa: B018
+    model = gguf([pair("general.architecture", STRING, "llama")], [])
+    (tmp_path / "model.gguf").write_bytes(model)
+    assert open_checkpoint(tmp_path).path.name == "model.gguf"  # beside a model it is none
+    (tmp_path / "other.gguf").write_bytes(model)
+    error = refused(tmp_path)
+    assert "`model.gguf`, `other.gguf`" in error.message
+    assert error.hint.endswith("model.gguf`")
+
+
+@pytest.mark.parametrize(
+    ("names", "beside", "words", "hint"),
+    [(["base_model.model.q.lora_A.weight", "base_model.model.q.lora_B.weight"], {},
+      "is a LoRA adapter, not a model", "give its base model"),
+     (["x"], {"adapter_config.json": {"base_model_name_or_path": "a/b"}},
+      "is a LoRA adapter for `a/b`, not a model", "give `-m a/b`"),
+     (["tok_embeddings.weight", "norm.weight"], {}, "Meta's or Mistral's", "config.json"),
+     (["x"], {"params.json": {"dim": 4}}, "Meta's or Mistral's", "config.json")],
+)  # fmt: skip
+def test_safetensors_that_are_no_model_are_called_what_they_are(
+    tmp_path, names, beside, words, hint
+):
+    save_file({name: W for name in names}, tmp_path / "adapter_model.safetensors")
+    for name, document in beside.items():
+        write_json(tmp_path / name, document)
+    with pytest.raises(UnsupportedModel, match=words) as caught:
+        open_checkpoint(tmp_path).model_type  # noqa: B018
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("magic", [b"lmgg", b"fmgg", b"tjgg", b"algg"])
+def test_a_file_from_before_gguf_is_called_so(tmp_path, magic):
+    (tmp_path / "ggml-model.bin").write_bytes(magic + bytes(100))
+    with pytest.raises(CheckpointError, match="a GGML file, from before GGUF"):
+        open_checkpoint(tmp_path / "ggml-model.bin")
 
 
 def test_a_tensor_that_the_index_forgot_is_kept_for_the_ledger(sharded):
@@ -163,7 +251,7 @@ def test_a_tensor_that_the_index_forgot_is_kept_for_the_ledger(sharded):
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.safetensors", "/etc/x.safetensors", "a/x.safetensors", "a\\x.safetensors",
+    ["../x.safetensors", "/etc/x.safetensors", "a/../x.safetensors", "a\\x.safetensors",
      "x\0.safetensors", "..", "", "x.bin", 3, None, ["x.safetensors"]],
 )  # fmt: skip
 def test_an_index_cannot_lead_elsewhere(sharded, name):

@@ -17,8 +17,8 @@ PINNED = {"size": len(CONTENT), "sha256": hashlib.sha256(CONTENT).hexdigest()}
 BOTH = [
     "os.mkdir fake-", "open .lock", "fcntl.flock .lock", "os.mkdir .fetch-", "downloading fake",
     "open part", f"verifying fake {1 << 20}", f"verifying fake {len(CONTENT)}",
-    "before fsync part", "after fsync part", "os.rename part model.gguf", "shutil.rmtree .fetch-",
-    "before fsync fake-", "after fsync fake-",
+    "before fsync part", "after fsync part", "os.rename part model.gguf",
+    "before fsync fake-", "after fsync fake-", "shutil.rmtree .fetch-",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

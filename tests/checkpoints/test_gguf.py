@@ -1,5 +1,6 @@
 """The GGUF header parser, against the reference's own writer and reader and hostile bytes."""
 
+import os
 import struct
 import time
 from pathlib import Path
@@ -266,3 +267,24 @@ def test_a_vocabulary_of_262k_tokens_opens_fast(tmp_path):
     assert metadata["tokens"] == tokens
     assert metadata["s"][-1] == count - 1
     assert min(taken) < 1.0  # 0.1 s; the reference's reader takes 11 s
+
+
+@pytest.mark.parametrize("first", [24, 30, 100, 1000])
+def test_a_header_longer_than_what_is_read_at_first(tmp_path, monkeypatch, first):
+    """And one whose file becomes shorter meanwhile, which is no signal."""
+    tokens = [f"token {i}" for i in range(500)]
+    pairs = [pair("t", ARRAY, (STRING, tokens)), pair("n", ARRAY, (U32, list(range(300))))]
+    data = gguf([*pairs, pair("last", STRING, "x" * 999)], [tensor("w", [8], 0, 0)], bytes(32))
+    (tmp_path / "m.gguf").write_bytes(data)
+    monkeypatch.setattr("llmcli.checkpoints.gguf._FIRST_BYTES", first)
+    metadata, tensors, size = read_gguf(tmp_path / "m.gguf")
+    assert (metadata, tensors) == parse_gguf(tmp_path / "m.gguf", data)
+    assert size == len(data)
+    whole = os.fstat(os.open(tmp_path / "m.gguf", os.O_RDONLY)).st_size
+    monkeypatch.setattr(
+        "llmcli.checkpoints.gguf.open_regular",
+        lambda path: (os.open(path, os.O_RDONLY), whole + 8000),
+    )
+    (tmp_path / "m.gguf").write_bytes(data[:2000])
+    with pytest.raises(CheckpointError, match="ends early: it was truncated"):
+        read_gguf(tmp_path / "m.gguf")

@@ -21,6 +21,7 @@ PLAIN = {
     "config.json": b"{}", "generation_config.json": b"{}", "tokenizer.json": b"{1}",
     "tokenizer_config.json": b"{}", "vocab.json": b"{}", "merges.txt": b"m b",
     "tokenizer.model": b"m", "chat_template.jinja": b"t", "model.safetensors": BIG,
+    "chat_template.json": b"{}", "additional_chat_templates/rag.jinja": b"r",
 }  # fmt: skip
 OTHER = {
     "pytorch_model.bin": b"x", "onnx/model.onnx": b"x", "original/consolidated.safetensors": b"x",

@@ -125,6 +125,19 @@ def test_a_private_repository(hub, monkeypatch, token, code, words):
     assert token == "" or token not in error.message
 
 
+@pytest.mark.parametrize("place", ["/api/models/", "/model.safetensors"])
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("token", ["", "hf_good"])
+def test_a_token_is_blamed_only_where_there_is_one(hub, monkeypatch, place, status, token):
+    monkeypatch.setenv("HF_TOKEN", token)
+    about = {"X-Error-Message": "Invalid credentials in Authorization header"}
+    hub.answers[place] = Answer(status=status, headers=about)
+    error = refused()
+    assert error.code == 6
+    assert ("wants a login" in error.message) == (not token)
+    assert ("token" in error.message) == bool(token)
+
+
 @pytest.mark.parametrize("place", ["/api/models/", "/resolve/"])
 @pytest.mark.parametrize(
     ("status", "headers", "words"),
@@ -133,7 +146,7 @@ def test_a_private_repository(hub, monkeypatch, token, code, words):
         (429, {}, "error (429"),
         (500, {}, "error (500"),
         (503, {"Retry-After": "\x1b[2J"}, "error (503"),
-        (403, {}, "may not read"),
+        (403, {}, "wants a login"),
         (418, {}, "error (418"),
     ],
 )
@@ -179,7 +192,8 @@ def test_answers_without_an_end(hub, monkeypatch, place, status):
 
 
 def test_a_body_without_an_end_is_not_written(hub):
-    body = Answer(body=b"w" * 65536, endless=True, headers={"ETag": '"x"', "X-Linked-Size": "9"})
+    about = {"ETag": "x", "X-Linked-Size": "2", "X-Repo-Commit": SHA}
+    body = Answer(body=b"w" * 65536, endless=True, headers=about)
     hub.answers["/config.json"] = body
     assert "more of a file than it has" in refused().message
     assert "config.json" not in files_in(hub.cache)
@@ -204,23 +218,41 @@ def test_names_that_lead_out_of_the_cache(hub, tmp_path, name):
     assert not list(tmp_path.rglob("*evil*"))
 
 
-@pytest.mark.parametrize("tag", ["../../../evil", "/evil", "..", "a\\evil"])
+@pytest.mark.parametrize("tag", ["../../../evil", "/evil", "..", "a\\evil", "", "e" * 300])
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-ETag"])
-def test_a_tag_that_leads_out_of_the_cache(hub, tmp_path, tag, header):
+def test_a_tag_that_is_no_name_in_the_cache(hub, tmp_path, tag, header):
     about = {header: f'"{tag}"', "X-Repo-Commit": SHA}
     hub.answers["/config.json"] = Answer(body=b"{}", headers=about)
     error = refused()
     assert isinstance(error, CheckpointError)
     assert "which is no name" in error.message
     assert not list(tmp_path.rglob("*evil*"))
+    hub.answers.clear()
+    assert (download(parse("org/name")) / "config.json").is_file()  # nothing wrong was kept
 
 
-def test_another_commit_than_the_hub_named(hub):
-    hub.answers["/config.json"] = Answer(
-        body=b"{}", headers={"ETag": '"x"', "X-Repo-Commit": "f" * 40}
-    )
-    assert "of another commit" in refused().message
+@pytest.mark.parametrize("commit", ["f" * 40, "resolve", "../../../evil"])
+@pytest.mark.parametrize("way", ["file", "no file", "redirect"])
+def test_another_commit_than_the_hub_named(hub, tmp_path, way, commit):
+    about = {"ETag": '"x"', "X-Repo-Commit": commit}
+    if way == "file":
+        hub.answers["/config.json"] = Answer(body=b"{}", headers=about)
+    elif way == "no file":  # of which the library keeps a note
+        listed = json.loads(listing())["siblings"][1:]
+        hub.answers["/api/models/"] = Answer(body=listing(siblings=listed))
+        gone = {"X-Error-Code": "EntryNotFound"} | about
+        hub.answers["/config.json"] = Answer(status=404, headers=gone)
+    else:
+        hub.answers["/config.json"] = Answer(status=307, headers={"Location": "/elsewhere"})
+        hub.answers["/elsewhere"] = Answer(body=b"{}", headers=about)
+    error = refused()
+    assert isinstance(error, CheckpointError)
+    assert "of another commit" in error.message
     assert cached(parse("org/name")) is None
+    assert not list(tmp_path.rglob("*evil*"))
+    hub.answers.clear()
+    assert (download(parse("org/name")) / "config.json").is_file()  # nothing wrong was kept
+    assert cached(parse(f"org/name@{SHA}"))
 
 
 def test_a_wrong_body_is_removed(hub):
@@ -270,12 +302,69 @@ def test_who_is_killed_before_the_digest_leaves_nothing_that_counts(hub, monkeyp
 
 
 def test_a_body_that_ends_early_and_says_so_is_not_kept(hub):
+    siblings = [{"rfilename": name} for name in FILES]
+    hub.answers["/api/models/"] = Answer(body=listing(siblings=siblings))
     hub.answers["/config.json"] = Answer(
         body=b"{}", headers={"ETag": '"x"', "X-Repo-Commit": SHA, "X-Linked-Size": "9"}
     )
     error = refused()
     assert isinstance(error, NetworkError)
     assert cached(parse("org/name")) is None
+
+
+@pytest.mark.parametrize("size", [1, 3_000_001, 0])
+@pytest.mark.parametrize("digests", [True, False])
+def test_another_size_than_the_listed_one(hub, size, digests):
+    siblings = json.loads(listing())["siblings"]
+    siblings[-1]["size"] = size
+    if digests:
+        siblings[-1]["lfs"] = {"sha256": hashlib.sha256(FILES["model.safetensors"]).hexdigest()}
+    hub.answers["/api/models/"] = Answer(body=listing(siblings=siblings))
+    error = refused()
+    assert isinstance(error, CheckpointError)
+    assert f"sends 3000000 bytes of a file that it lists with {size}" in error.message
+    assert "model.safetensors" not in files_in(hub.cache)
+    hub.answers.clear()
+    assert (download(parse("org/name")) / "model.safetensors").stat().st_size == 3_000_000
+
+
+@pytest.mark.parametrize("emptied", FILES)
+@pytest.mark.parametrize("spec", ["org/name", "hf:org/name/model.safetensors"])
+def test_what_a_power_loss_emptied_is_fetched_again(hub, spec, emptied):
+    path = download(parse(spec))
+    file = (path if path.is_dir() else path.parent) / emptied
+    os.truncate(file, 0)
+    assert file.is_symlink()
+    if path.is_dir() or emptied == path.name:
+        assert cached(parse(spec)) is None
+    assert download(parse(spec)) == path
+    assert file.read_bytes() == FILES[emptied]
+    assert cached(parse(spec)) == path
+
+
+def test_a_file_that_is_empty_on_the_hub_is_no_loss(hub):
+    (hub.repositories["org/name"] / "merges.txt").write_bytes(b"")
+    path = download(parse("org/name"))
+    assert (path / "merges.txt").read_bytes() == b""
+    assert cached(parse("org/name")) == path
+
+
+def test_the_bytes_are_on_the_disk_before_a_name_leads_to_them(hub, monkeypatch):
+    synced, renamed, fsync, rename = set(), [], os.fsync, os.rename
+
+    def noted(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def moved(source, target):
+        renamed.append((Path(source).suffix, os.stat(source).st_ino in synced))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "rename", moved)
+    download(parse("org/name"))
+    assert renamed == [(".incomplete", True)] * len(FILES)
+    assert next(hub.cache.rglob("refs/main")).stat().st_ino in synced
 
 
 @pytest.mark.parametrize("size", [10**30, 1 << 62, 10**15])
@@ -490,6 +579,60 @@ def test_answers_that_drip(hub, monkeypatch, place):
         assert "does not come to an end" in refused().message
 
 
+_OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+_LONG = _OK + b"Content-Length: 3000000\r\n\r\n"
+_CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "method", "drip"),
+    [
+        ("/api/models/", "", (b"", b"HTTP/1.1 100 Continue\r\n\r\n")),
+        ("/api/models/", "", (b"HTTP/1.1 200 OK\r\nX: ", b"a")),
+        ("/api/models/", "", (b"HTTP/1.1 200 OK\r\n", b"X: a\r\n")),
+        ("/api/models/", "", (_CHUNKED + b"5;", b"a")),
+        ("/config.json", "HEAD", (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n")),
+        ("/config.json", "GET", (_OK, b"X: a\r\n")),
+        ("/model.safetensors", "GET", (_LONG, b"w")),
+        ("/model.safetensors", "GET", (_CHUNKED, b"1\r\nw\r\n")),
+        ("/model.safetensors", "GET", (_CHUNKED + b"5;", b"a")),
+        ("/model.safetensors", "GET", (_CHUNKED + b"0\r\n", b"X: a\r\n")),
+        ("/model.safetensors", "GET", (_OK + b"\r\n", b"w")),
+    ],
+)
+def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
+    """Though something comes before each timeout of a read."""
+    hub.answers[place] = Answer(method=method, drip=drip)
+    with monkeypatch.context() as patched:
+        patched.setattr("llmcli.checkpoints.hub.calls._patience", lambda request: 0.6)
+        error = refused()
+    assert isinstance(error, NetworkError)
+    assert "does not come to an end" in error.message
+    hub.answers.clear()
+    assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
+
+
+def test_an_encoded_body_without_content_ends(hub, monkeypatch):
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    about = {"ETag": "x", "X-Repo-Commit": SHA, "Content-Encoding": "deflate"}
+    nothing = b"\0\0\0\xff\xff" * 10_000  # blocks of no bytes
+    hub.answers["/config.json"] = Answer(
+        method="GET", body=nothing, endless=True, headers=about | {"X-Linked-Size": "2"}
+    )
+    assert refused()
+    assert cached(parse("org/name")) is None
+
+
+def test_a_slow_line_is_no_drip(hub, monkeypatch):
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls._patience", lambda request: 0.6)
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls._LEAST", 10)
+    body = b"{" + b" " * 60 + b"}"
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    hub.answers["/config.json"] = Answer(method="GET", drip=(_OK + length, body))
+    (hub.repositories["org/name"] / "config.json").write_bytes(body)
+    assert (download(parse("org/name")) / "config.json").read_bytes() == body
+
+
 @pytest.mark.parametrize("place", ["/api/models/", "/config.json", "/model.safetensors"])
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://x/y", "same", "http://[::1"])
 def test_redirects_to_what_is_no_hub(hub, place, target):
@@ -528,7 +671,7 @@ def test_a_wrong_body_of_a_small_file_is_removed(hub):
 def test_room_for_more_than_the_listing_says(hub, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_000_000))
     siblings = json.loads(listing())["siblings"]
-    siblings[-1]["size"] = 3
+    siblings[-1]["size"] = None
     hub.answers["/api/models/"] = Answer(body=listing(siblings=siblings))
     error = refused()
     assert isinstance(error, WriteFailed)

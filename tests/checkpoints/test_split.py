@@ -20,6 +20,8 @@ def test_any_part_gives_the_whole_group_in_order():
     shouted = ("X-00001-OF-00002.GGUF", "X-00002-OF-00002.GGUF")
     assert part_names(shouted[0]) == part_names(shouted[1]) == shouted
     assert part_names("X-00002-of-00002.GGUF") == ("X-00001-of-00002.GGUF", "X-00002-of-00002.GGUF")
+    shards = ("x-00001-of-00002.safetensors", "x-00002-of-00002.safetensors")
+    assert part_names(shards[0]) == part_names(shards[1]) == shards
     twice = "x-00001-of-00002-00001-of-00002.gguf"
     assert part_names(twice) == (twice, "x-00001-of-00002-00002-of-00002.gguf")
 
@@ -29,7 +31,7 @@ def test_any_part_gives_the_whole_group_in_order():
     [
         "", "model.gguf", "x-1-of-3.gguf", "x-00000-of-00000.gguf", "x-00000-of-00003.gguf",
         "x-00004-of-00003.gguf", "x-00001-of-99999.gguf", f"x-00001-of-{MAX_PARTS + 1:05d}.gguf",
-        "x-00001-of-00003.safetensors", "x-00001-of-00003.gguf.part", "-00001-of-00003.gguf",
+        "x-00001-of-00003.bin", "x-00001-of-00003.gguf.part", "-00001-of-00003.gguf",
         "x-٠٠٠٠١-of-٠٠٠٠٣.gguf", "x_00001_of_00003.gguf",
     ],
 )  # fmt: skip

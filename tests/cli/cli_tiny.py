@@ -13,12 +13,20 @@ TEMPLATE = (
 
 
 def write_tiny(
-    folder: Path, *, template: bool = True, weights: bool = False, **config: Any
+    folder: Path,
+    *,
+    template: bool = True,
+    weights: bool = False,
+    special: tuple[str, ...] = (),
+    **config: Any,
 ) -> Path:
-    """A Llama of 2 layers over the 256 bytes and 5 special tokens, with or without weights."""
+    """A Llama of 2 layers over the 256 bytes and 5 special tokens, with or without weights.
+
+    `special`: further special tokens.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    specials = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|begin|>"]
+    specials = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|begin|>", *special]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {text: index for index, text in enumerate(specials + letters)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

@@ -32,7 +32,8 @@ def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    saved = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    saved = {number: signal.getsignal(number) for number in signals}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may have ignored it
     yield
     for number, handler in saved.items():

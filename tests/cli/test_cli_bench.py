@@ -344,8 +344,8 @@ def test_packed_weights_say_what_is_multiplied_and_kept(bench: Callable[..., Any
     packed = bench("--quantize", "int8", "--dtype", "auto", "-o", "json")
     for row in rows(packed):
         assert row["weight_format"].startswith("Q8_0")
-        assert (row["product_format"], row["dtype"]) == ("int8", "float32")
-        assert (row["type_k"], row["type_v"]) == ("bf16", "bf16")
+        assert (row["product_format"], row["dtype"]) == ("int16", "float32")
+        assert (row["type_k"], row["type_v"]) == ("f16", "f16")
         assert row["bits_per_weight"] < 16
         assert " Q8_0" in row["model_type"]
     (dense, *_) = rows(bench("-o", "json"))

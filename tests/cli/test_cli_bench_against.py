@@ -46,7 +46,9 @@ def test_both_engines_rows_and_the_ratio_of_runs_in_turns(cli: Cli, folder: str)
     assert ours["against_order"] == pair["order"]
     assert (theirs["against_ratio"], theirs["against_ratios"]) == (None, [])
     assert pair["of_means"] == pytest.approx(ours["avg_ts"] / theirs["avg_ts"], rel=1e-6)
-    assert pair["undecided"] == (pair["lowest"] <= 1 <= pair["highest"])
+    low, high = pair["interval"]
+    assert low < pair["median"] < high
+    assert pair["undecided"] == (low <= 1 <= high)
     assert pair["lowest"] <= pair["quartiles"][0] <= pair["median"] <= pair["quartiles"][1]
     assert (pair["test"], pair["peer"], pair["number"]) == ("pp12", "transformers", 1)
     assert pair["order"] == [
@@ -79,7 +81,7 @@ def test_beside_a_format_of_rows_the_ratio_is_a_note(cli: Cli, folder: str) -> N
     result = cli("bench", "-m", folder, "--against", "transformers", *SHORT, "-o", "jsonl")
     assert len(result.out.splitlines()) == 4
     reading, writing, same = result.err.splitlines()
-    words = r"[\d.]+×, the median of 3 pairs \([\d.]+× … [\d.]+×\): (faster|slower|undecided)"
+    words = r"[\d.]+×, the median of 3 pairs \(95 % interval [\d.]+× … [\d.]+×\): \w+"
     assert re.fullmatch(rf"note: llmcli ÷ transformers, pp12: {words}", reading)
     assert re.fullmatch(rf"note: llmcli ÷ transformers, tg3: {words}", writing)
     assert "transformers predicts the same after 8 × 32 random tokens, KL in nats: " in same

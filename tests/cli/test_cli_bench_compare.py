@@ -184,6 +184,22 @@ def test_help(cli: Cli) -> None:
     assert "within noise or not" in " ".join(result.out.split())
 
 
+def test_a_side_that_other_programs_slowed_down_is_named(cli: Cli, tmp_path: Path) -> None:
+    document = {"schema": "llmcli.bench/1", "rows": json.loads(Path(BEFORE).read_text())}
+    files = []
+    for name, load in (("quiet", {"slowed": False}), ("busy", {"slowed": True}), ("old", None)):
+        files.append(tmp_path / name)
+        files[-1].write_text(json.dumps(document | {"machine_load": load}))
+    quiet, busy, old = map(str, files)
+    assert "slowed down by other programs while measured: B\n" in (
+        cli("bench", "compare", quiet, busy).out
+    )
+    assert "while measured: A and B\n" in cli("bench", "compare", busy, busy).out
+    assert "other programs" not in cli("bench", "compare", quiet, old).out
+    said = cli("bench", "compare", busy, old, "--json").json()
+    assert (said["a"]["slowed"], said["b"]["slowed"]) == (True, None)
+
+
 # the document
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -53,7 +54,8 @@ class Typed:
     def ask(self, draft, meter):
         self.drafts.append(draft)
         self.meters.append(meter)
-        return self.lines.pop(0) if self.lines else None
+        line = self.lines.pop(0) if self.lines else None
+        return line() if callable(line) else line
 
 
 @pytest.fixture
@@ -448,6 +450,44 @@ def test_only_a_transcript_is_replaced(converse, chat, tmp_path):
         assert len(transcript(talk)["messages"]) == 4
 
 
+@pytest.mark.parametrize("option", ["--save", "--load", "/save"])
+def test_what_another_chat_saved_meanwhile_is_not_replaced(
+    converse, chat, tmp_path, monkeypatch, option
+):
+    file, link, third = (tmp_path / name for name in ("talk.json", "link.json", "third.json"))
+    link.symlink_to(file)
+    chat("--prompt", "before", *GREEDY, "--save", file)
+    others = file.read_bytes() + b" "
+
+    def another_chat_saves():
+        (tmp_path / "new").write_bytes(others)
+        (tmp_path / "new").replace(file)
+        return "two"
+
+    argv = {"--save": ("--save", file), "--load": ("--load", file, "--save", link), "/save": ()}
+    first = f"/save {file}" if option == "/save" else "one"
+    lines = (first, another_chat_saves, f"/save {link}", f"/save {third}", "four")
+    said = converse(*lines, argv=(*GREEDY, *argv[option]))
+    assert file.read_bytes() == others
+    assert said.err.count("has changed since this chat read it") >= 2
+    assert "hint: `/save FILE` saves under another name" in said.err
+    assert [one["content"] for one in transcript(third)["messages"]][-4::2] == ["two", "four"]
+    answered = chat("--prompt", "x", *GREEDY, "--save", file)  # it is read anew
+    assert (answered.code, len(transcript(file)["messages"])) == (0, 2)
+    made = command._chat
+
+    def late(*given):
+        another_chat_saves()
+        return made(*given)
+
+    monkeypatch.setattr(command, "_chat", late)
+    refused = chat("--prompt", "x", *GREEDY, "--save", file)
+    assert refused.code == 1
+    assert "hint: `--save FILE` saves under another name" in refused.err
+    assert refused.out, "the answer is told"
+    assert file.read_bytes() == others
+
+
 def test_ids_of_another_text_are_left(converse, tmp_path):
     file = tmp_path / "a.json"
     converse("hello", argv=(*GREEDY, "--save", file))
@@ -595,6 +635,15 @@ def test_what_an_answer_has_at_sigterm_is_saved(talker, tmp_path):
     assert document["messages"][1]["finish_reason"] == "interrupted"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_conversation_with_a_mark_in_front_is_loaded(converse, tmp_path, encoding):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "é"}]}), encoding)
+    said = converse(f"/save {tmp_path / 'd.json'}", argv=("--load", str(path), *GREEDY))
+    assert said.code == 0, said.err
+    assert transcript(tmp_path / "d.json")["messages"][0]["content"] == "é"
+
+
 def test_a_file_may_be_stdin(cli, talker, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from stdin\n")))
     said = cli("chat", "-m", talker, "-f", "-", *GREEDY, "--json").json()
@@ -713,7 +762,8 @@ def test_the_file_follows_the_conversation(converse, tmp_path, monkeypatch):
 
     def ask(self, draft, meter):
         seen.append(transcript(file) if file.exists() else None)
-        return self.lines.pop(0) if self.lines else None
+        line = self.lines.pop(0) if self.lines else None
+        return line() if callable(line) else line
 
     monkeypatch.setattr(Typed, "ask", ask)
     converse("/system x", "hello", "two", "/undo", "/set seed 7", "/system brief", "/clear",
@@ -1033,6 +1083,32 @@ def test_a_template_that_fails_is_one_line(converse, tmp_path, monkeypatch):
     assert "Traceback" not in said.err
     asked = [one["content"] for one in transcript(file)["messages"]][::2]
     assert asked == ["hello", "and now?"]
+
+
+def test_a_refused_system_message_is_named_with_what_there_is_to_do(cli, tiny, tmp_path):
+    picky = shutil.copytree(tiny, tmp_path / "picky")
+    (picky / "chat_template.jinja").write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    words = "error: the chat template takes no system message: System role not supported\n"
+    base = ("-m", str(picky), "--random-weights", "-n", "1", "--system", "be brief")
+    for argv in (("chat", "--prompt", "x"), ("generate", "x"), ("tokens", "x", "--chat")):
+        options = base if argv[0] != "tokens" else ("-m", str(picky), "--system", "be brief")
+        result = cli(*argv, *options)
+        assert result.code == 4
+        assert words in result.err
+        hint = result.err.partition("hint: ")[2]
+        assert "`--system`" in hint
+        assert "`/system none`" in hint
+        assert "--raw" not in hint
+        assert "--chat" not in hint
+    talk = tmp_path / "talk.json"
+    said = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    talk.write_text(json.dumps({"messages": said}))
+    told = cli("generate", "-f", talk, *base[:-2])
+    assert "takes no system message" in told.err
+    assert "hint: change its messages" in told.err
 
 
 def test_where_no_history_can_be_kept_it_is_not(tmp_path, monkeypatch):

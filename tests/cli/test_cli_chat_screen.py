@@ -1,4 +1,4 @@
-"""`chat` on a screen and in a pipe: reasoning apart from the answer, Markdown as it comes."""
+"""`chat` and `generate` on a screen and in a pipe: reasoning apart from the answer, Markdown."""
 
 import io
 import json
@@ -91,6 +91,58 @@ def test_json_and_transcripts_have_the_parts(chat, tmp_path):
     other = tmp_path / "other.json"
     chat("No.", "--load", file, "--save", other)
     assert json.loads(other.read_text())["messages"][:2] == saved["messages"]
+
+
+MARKED = {  # special tokens, which a text leaves out, and what a template puts first
+    "magistral": (("[THINK]", "[/THINK]"), "[THINK]a b[/THINK]c d", ""),
+    "begun": (("[THINK]", "[/THINK]"), "a b[/THINK]c d", "[THINK]"),
+    "gemma": (("<|channel>", "<channel|>"), "<|channel>thought\na b<channel|>c d", ""),
+    "gpt-oss": (
+        ("<|channel|>", "<|message|>", "<|start|>"),
+        "<|channel|>analysis<|message|>a b<|end|><|start|>assistant<|channel|>final<|message|>c d",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_markers_that_are_special_tokens_part_the_text_of_generate(
+    name, cli, tmp_path, monkeypatch
+):
+    special, written, lead = MARKED[name]
+    folder = write_tiny(tmp_path / "m", special=special, weights=True, eos_token_id=1)
+    signs = "<|channel|>analysis<|message|>" if name == "gpt-oss" else "".join(special)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = f"{TEMPLATE}{lead}{{# {signs} #}}"
+    settings["eos_token"] = "<|user|>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(open_checkpoint(folder, weights=False))
+    ids = tokenizer.encode(written, add_bos=False)
+    assert tokenizer.special_ids & set(ids)
+    batch = tmp_path / "batch.jsonl"
+    batch.write_text('"hi"\n')
+
+    def run(*argv, prompt=("hi",)):
+        speak(monkeypatch.setattr, [[*ids, 1]])
+        return cli("generate", *prompt, "-m", str(folder), *argv)
+
+    assert run().out == written, "nothing is lost in a pipe"
+    assert run("--raw").out == written
+    for document in (
+        run("--json").json(),
+        run("--batch", str(batch), "--json", prompt=()).json(),
+    ):
+        assert errors(document, "generate") == []
+        output = document["outputs"][0]
+        assert (output["content"], output["reasoning"]) == ("c d", "a b")
+        assert output["text"] == written
+    lines = [json.loads(line) for line in run("--stream-json").out.splitlines()]
+    joined = {part: "".join(line[part] for line in lines) for part in ("content", "reasoning")}
+    assert joined == {"content": "c d", "reasoning": "a b"}
+    speak(monkeypatch.setattr, [[*ids, 1]])
+    said = cli("chat", "--prompt", "hi", "-m", str(folder), "--json").json()["messages"][1]
+    assert (said["content"], said["reasoning"]) == ("c d", "a b")
+    assert "content" not in run("--raw", "--json").json()["outputs"][0], "not an answer"
 
 
 def test_reasoning_alone_is_said_where_it_is_not_shown(chat):

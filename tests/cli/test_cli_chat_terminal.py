@@ -1,8 +1,10 @@
 """`chat` and the terminal that it runs on: keys during an answer, Ctrl-C, Ctrl-Z, other widths."""
 
 import json
+import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,7 +78,9 @@ def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat):
 
 
 @pytest.mark.parametrize("argv", [(), ("--prompt", "hello")])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+)
 def test_the_terminal_is_as_before_whatever_ends_it(chat, argv, number):
     talk = chat(WORDS, argv=argv)
     if not argv:
@@ -88,8 +92,25 @@ def test_the_terminal_is_as_before_whatever_ends_it(chat, argv, number):
     if not argv and number == signal.SIGINT:
         talk.wait(PROMPT)
         talk.type("/exit\r")
-    assert talk.process.wait(timeout=60) in (0, 130, 143)
+    code = talk.process.wait(timeout=60)
+    assert code in (0, 130) if number == signal.SIGINT else code in (143, -signal.SIGQUIT)
     assert talk.restored()
+    talk.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_the_terminal_is_as_before_whatever_ends_a_prompt(chat, number):
+    talk = chat(WORDS)
+    talk.wait(PROMPT)
+    assert not talk.restored()
+    talk.process.send_signal(number)
+    assert talk.process.wait(timeout=60) in (143, -signal.SIGQUIT)
+    assert talk.restored()
+    with suppress(OSError):
+        talk.raw += os.read(talk.controller, 65536).decode(errors="replace")
+    assert "\x1b[?2004h" in talk.raw
+    # nothing that is pasted is marked any longer
+    assert talk.raw.rfind("\x1b[?2004l") > talk.raw.rfind("\x1b[?2004h")
     talk.end()
 
 

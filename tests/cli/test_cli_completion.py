@@ -251,18 +251,23 @@ def test_zsh_finds_it_on_fpath(tmp_path):
         zsh.close()
 
 
-@pytest.mark.parametrize(
-    ("shell", "file", "start_up"),
-    [
-        ("bash", ".local/share/llmcli/llmcli.bash", ".bashrc"),
-        ("zsh", ".local/share/llmcli/zsh/_llmcli", ".zshrc"),
-        ("fish", ".config/fish/completions/llmcli.fish", None),
-    ],
-)
-def test_install(cli, monkeypatch, tmp_path, shell, file, start_up):
+@pytest.fixture
+def own_home(monkeypatch, tmp_path):
+    """An empty home, in which completion is installed."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
         monkeypatch.delenv(name, raising=False)
+
+
+INSTALLED = [
+    ("bash", ".local/share/llmcli/llmcli.bash", ".bashrc"),
+    ("zsh", ".local/share/llmcli/zsh/_llmcli", ".zshrc"),
+    ("fish", ".config/fish/completions/llmcli.fish", None),
+]
+
+
+@pytest.mark.parametrize(("shell", "file", "start_up"), INSTALLED)
+def test_install(cli, monkeypatch, own_home, tmp_path, shell, file, start_up):
     monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: shell)
     for _ in range(2):
         result = cli("--install-completion")
@@ -272,6 +277,38 @@ def test_install(cli, monkeypatch, tmp_path, shell, file, start_up):
         if start_up is not None:
             lines = (tmp_path / start_up).read_text().splitlines()
             assert len(lines) == 1  # the second time adds nothing
+
+
+@pytest.mark.parametrize(("shell", "file", "start_up"), INSTALLED)
+def test_a_named_shell_is_the_one_that_is_meant(
+    cli, monkeypatch, own_home, tmp_path, shell, file, start_up
+):
+    """Whatever shell it is called from: a script's is bash."""
+    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: "bash")
+    assert cli("--show-completion", shell).out == script(shell)
+    assert cli("--install-completion", shell).code == 0
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {file, start_up} - {None}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--install-completion", "--help"], 0, "usage: llmcli COMMAND"),
+        (["-h", "--install-completion"], 0, "usage: llmcli COMMAND"),
+        (["--show-completion", "zsh", "-h"], 0, "usage: llmcli COMMAND"),
+        (["--install-completion", "nosuch"], 2, "for the shell `nosuch`\nhint: name one of bash,"),
+        (["--show-completion", "tcsh"], 2, "no completion for the shell `tcsh`"),
+        (["--install-completion", "zsh", "fish"], 2, "takes one shell, not `zsh fish`"),
+        (["--install-completion", "generate"], 2, "for the shell `generate`"),
+    ],
+)
+def test_nothing_is_installed_where_something_else_was_asked(
+    cli, own_home, tmp_path, words, code, said
+):
+    result = cli(*words)
+    assert (result.code, said in result.out + result.err) == (code, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_show_prints_the_script_of_the_shell(cli, monkeypatch):

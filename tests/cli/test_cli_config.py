@@ -190,7 +190,8 @@ def test_what_the_file_sets_gives_way_to_what_excludes_it(configured, name, othe
         theirs, words = example(found[other])
         assert parsed(command, *words)[1][name] == "DEFAULT"
         if settable(found[other]):
-            configured(f"{line}[{command}]\n{other} = {json.dumps(theirs)}\n")
+            key = max(found[other].opts, key=len).lstrip("-")
+            configured(f"{line}[{command}]\n{key} = {json.dumps(theirs)}\n")
             assert (parsed(command)[1][name], parsed(command)[1][other]) == (
                 "DEFAULT", "DEFAULT_MAP",
             )  # fmt: skip
@@ -447,3 +448,24 @@ def test_no_child_of_a_test_reads_the_developers_file(tmp_path):
     assert children.run(argv, env=environment, capture_output=True).returncode == 0
     environment |= {"LLMCLI_CONFIG": str(folder / "config.toml")}
     assert children.run(argv, env=environment, capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize("why", ["permission denied", "file name too long"])
+def test_env_shows_a_folder_that_may_not_be_read(cli, monkeypatch, tmp_path, why):
+    """The machine is shown all the same, and what is wrong with the file."""
+    folder = tmp_path / ("a" * 300 if why == "file name too long" else "closed")
+    monkeypatch.delenv("LLMCLI_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    if why == "permission denied":  # root may read everything
+        there = Path.stat
+
+        def stat(path, **options):
+            if path.is_relative_to(folder):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return there(path, **options)
+
+        monkeypatch.setattr(Path, "stat", stat)
+    result = cli("env")
+    assert result.code == 0
+    assert f"config.toml`: {why}" in " ".join(result.out.split())
+    assert "no such file" not in result.out

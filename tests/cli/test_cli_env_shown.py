@@ -10,6 +10,7 @@ from pathlib import Path
 import children
 import pytest
 
+from llmcli.cli.group import width
 from llmcli.cli.output import Screen
 from llmcli.kernels import native
 
@@ -106,6 +107,11 @@ def test_the_width_is_that_of_the_stream_itself(monkeypatch):
     assert Screen.of(Terminal(), {}).width == 50
     assert Screen.of(Terminal(), {"COLUMNS": "33"}).width == 33
     assert Screen.of(io.StringIO(), {}).width == 10_000
+    assert Screen.of(io.StringIO(), {"COLUMNS": "33"}).width == 33
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert Screen.of(io.StringIO(), {}).width == 50, "a pipe that ends on the terminal of stderr"
+    assert Screen.of(io.StringIO(), {"COLUMNS": "33"}).width == 50
+    assert width() == 50
 
 
 def test_a_seed_of_zero_is_a_seed(cli):

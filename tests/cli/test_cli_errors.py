@@ -11,6 +11,7 @@ import pytest
 from cli_tiny import write_tiny
 
 from llmcli.cli import exits
+from llmcli.commands.bench.measure.slot import failure, hint_for
 from llmcli.errors import (
     CheckpointError,
     NetworkError,
@@ -68,6 +69,10 @@ from llmcli.errors import (
         (["generate", "x", "--top_k", "-1"], "`--top-k` must be at least 0", None),
         (["generate", "x", "-t", "-1"], "`--temperature` must be at least 0, not `-1`", None),
         (["generate", "x", "-t", "nan"], "`--temperature` must be at least 0, not `nan`", None),
+        (["generate", "x", "-t", "8"], "`-t 8` is a temperature", "`--threads 8`"),
+        (["generate", "x", "-t4"], "`-t 4` is a temperature", "`--temperature 4` insists"),
+        (["chat", "--prompt", "x", "-t", "2.5"], "`-t 2.5` is a temperature",
+         "hint: `--temperature 2.5` insists"),
         (["generate", "x", "-t", "warm"], "`--temperature` takes a number, not `warm`", None),
         (["generate", "x", "-p", "0"], "must be greater than 0 and at most 1, not `0`", None),
         (["generate", "x", "-p", "1.5"], "must be greater than 0 and at most 1, not `1.5`", None),
@@ -172,6 +177,24 @@ def test_torch_out_of_memory_is_recognized_without_importing_it():
     assert exits.as_error(like_torch("CUDA out of memory. Tried …")).code == 5
 
 
+@pytest.mark.parametrize(
+    ("exception", "cause", "hint"),
+    [
+        (OSError(24, "Too many open files"), "too many open files", "ulimit -n"),
+        (OSError(23, "Too many open files in system"), "too many open files", "ulimit -n"),
+        (RuntimeError("Failed to initialize cpuinfo!"), "`/proc/cpuinfo`", "mount /proc"),
+    ],
+)
+def test_what_the_system_lacks_is_no_internal_error(capsys, exception, cause, hint):
+    assert exits.run(raising(exception), ["x"]) == 1
+    error, told = capsys.readouterr().err.splitlines()
+    assert cause in error
+    assert "internal error" not in error
+    assert hint in told
+    assert cause in failure(exception)[2]
+    assert hint in hint_for(exception)
+
+
 def test_an_internal_error_names_itself_and_the_way_to_the_traceback(capsys):
     assert exits.run(raising(KeyError("lost")), ["x"]) == 1
     assert capsys.readouterr().err.splitlines() == [
@@ -244,7 +267,7 @@ def test_a_second_signal_right_after_the_first_is_the_same_one():
     assert exits.run(action, ["x", "--json"]) == 143
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_what_ends_a_run_is_not_lost_behind_ctrl_c(second):
     """A conversation forgets Ctrl-C; SIGTERM right after it ends the run all the same."""
 
@@ -260,7 +283,7 @@ def test_what_ends_a_run_is_not_lost_behind_ctrl_c(second):
                     pass
         exits.SIGNALS.forget()
 
-    assert exits.run(action, ["x"]) == (143 if second == signal.SIGTERM else 0)
+    assert exits.run(action, ["x"]) == (0 if second == signal.SIGINT else 143)
 
 
 def test_what_is_written_whole_is_not_cut_by_ctrl_c():

@@ -161,6 +161,40 @@ def test_what_is_not_finished_leaves_nothing_and_the_old_file(tmp_path, exceptio
     assert before is None or path.read_bytes() == before
 
 
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_a_power_loss_leaves_no_half_file_under_the_name(tmp_path, monkeypatch, before):
+    path, synced, real = tmp_path / "a.npz", [], os.fsync
+    if before is not None:
+        path.write_bytes(before)
+
+    def sync(descriptor):
+        real(descriptor)
+        what = os.fstat(descriptor)
+        folder = stat.S_ISDIR(what.st_mode)
+        synced.append((folder, what.st_ino, path.read_bytes() if path.exists() else None))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_file(str(path), b"new")
+    # all of the file before the name leads to it, then the name
+    assert synced == [
+        (False, path.stat().st_ino, before),
+        (True, tmp_path.stat().st_ino, b"new"),
+    ]
+
+
+def test_a_disk_that_fills_when_it_is_synced_keeps_the_old_file(tmp_path, monkeypatch):
+    (tmp_path / "a.npz").write_bytes(b"old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteFailed, match=r"a\.npz`: no space left on device"):
+        write_file(str(tmp_path / "a.npz"), b"new")
+    assert os.listdir(tmp_path) == ["a.npz"]
+    assert (tmp_path / "a.npz").read_bytes() == b"old"
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
     for size in (10, 1 << 20):  # found when the buffer is written, and while it fills

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from cli_tiny import write_tiny
+from gguf_bytes import F32, I32, pair
+from gguf_model import write_model
 from rich.cells import cell_len
 from safetensors.numpy import load_file, save_file
 
@@ -374,14 +376,14 @@ def test_generation_config_gives_defaults_and_flags_win(cli, tmp_path):
 def test_what_is_not_followed_of_the_configuration_is_named_once(cli, tmp_path):
     folder = write_tiny(tmp_path / "m")
     configured = {
-        "num_beams": 4, "suppress_tokens": [3, 4], "no_repeat_ngram_size": 2, "typical_p": 0.9,
+        "num_beams": 4, "suppress_tokens": "3", "no_repeat_ngram_size": 2, "typical_p": 0.9,
         "min_length": 0, "bad_words_ids": [], "watermarking_config": None, "guidance_scale": 1.0,
         "forced_bos_token_id": 0, "max_length": 20, "encoder_repetition_penalty": 1.0,
     }  # fmt: skip
     (folder / "generation_config.json").write_text(json.dumps(configured))
     base = ("-m", str(folder), "--random-weights", "--seed", "1", "-n", "2")
     drawn = cli("generate", "x", *base, "--json")
-    ignored = ["num_beams", "no_repeat_ngram_size", "suppress_tokens", "forced_bos_token_id"]
+    ignored = ["num_beams", "no_repeat_ngram_size", "forced_bos_token_id", "suppress_tokens"]
     assert drawn.json()["sampling"]["ignored"] == [*ignored, "typical_p"]
     named = ", ".join(f"`{name}`" for name in [*ignored, "typical_p"])
     assert drawn.err.count(f"generation_config.json sets {named}, which llmcli does not") == 1
@@ -390,6 +392,74 @@ def test_what_is_not_followed_of_the_configuration_is_named_once(cli, tmp_path):
     assert "generation_config.json" not in cli("generate", "x", *base, "-q").err
     neutral = {"num_beams": 1, "typical_p": 1.0, "min_new_tokens": None, "epsilon_cutoff": 0.0}
     assert not resolve(SamplingOptions(), neutral).notes
+
+
+def test_tokens_limit_and_stop_strings_of_the_configuration_are_followed(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", weights=True)
+
+    def run(configured, *argv):
+        (folder / "generation_config.json").write_text(json.dumps(configured))
+        result = cli("generate", "hello", "-m", str(folder), "--greedy", "--ignore-eos", *EXACT,
+                     "--json", *argv)  # fmt: skip
+        assert "generation_config" not in result.err
+        return result.json()
+
+    free = run({}, "-n", "8")["outputs"][0]
+    first, second = free["ids"][:2]
+    assert first != second
+    for names, gone in (
+        ({"suppress_tokens": [first, 10**9, -1]}, (first,)),
+        ({"begin_suppress_tokens": [first]}, ()),
+        ({"suppress_tokens": [first], "begin_suppress_tokens": [second]}, (first,)),
+    ):
+        ids = run(names, "-n", "8")["outputs"][0]["ids"]
+        assert ids[0] not in (first, *names.get("begin_suppress_tokens", ()))
+        assert not set(gone) & set(ids)
+    limited = run({"max_new_tokens": 3, "max_length": 2})
+    assert limited["outputs"][0]["ids"] == free["ids"][:3]
+    assert limited["sampling"]["max_tokens"] == 3
+    assert len(run({"max_new_tokens": 3}, "-n", "5")["outputs"][0]["ids"]) == 5
+    text = free["text"]
+    stop = text[3:5]
+    stopped = run({"stop_strings": [stop]}, "-n", "8")
+    assert stopped["sampling"]["stop"] == [stop]
+    assert stopped["outputs"][0]["text"] == text[: text.index(stop)]
+    other = run({"stop_strings": stop}, "-n", "8", "--stop", "never")
+    assert other["outputs"][0]["text"] == text
+    answer = cli("chat", "-m", str(folder), "--prompt", "hello", "--greedy", *EXACT, "--json")
+    assert answer.json()["messages"][1]["content"] == text[: text.index(stop)]
+    (folder / "generation_config.json").write_text('{"max_length": 20}')
+    assert "sets `max_length`" in cli("generate", "x", "-m", str(folder), "--random-weights").err
+
+
+@pytest.mark.parametrize(
+    ("given", "values", "ignored"),
+    [
+        ({"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.1},
+         {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1},
+         []),
+        ({"temp": -1.0, "top_k": -1, "top_p": 2.0, "min_p": -0.5, "xtc_probability": 0.0},
+         {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0}, []),
+        ({"penalty_repeat": 1.5, "penalty_last_n": 0}, {"repetition_penalty": 1}, []),
+        ({"penalty_repeat": 1.5, "penalty_last_n": 32, "mirostat": 2, "xtc_probability": 0.5},
+         {"repetition_penalty": 1.5}, ["xtc_probability", "penalty_last_n", "mirostat"]),
+    ],
+)  # fmt: skip
+def test_a_gguf_file_gives_defaults_and_flags_win(cli, tmp_path, given, values, ignored):
+    kinds = {float: F32, int: I32}
+    pairs = [pair(f"general.sampling.{key}", kinds[type(one)], one) for key, one in given.items()]
+    path = tmp_path / "m.gguf"
+    write_model(path, more=pairs)
+    base = ("generate", "hello", "-m", str(path), "-n", "1", "--seed", "1", "--json")
+    result = cli(*base)
+    found = result.json()["sampling"]
+    for name, value in values.items():
+        assert (found[name], found["origins"][name]) == (value, "general.sampling")
+    assert {found["origins"][name] for name in set(DEFAULTS) - set(values)} == {"default"}
+    assert found["ignored"] == ignored
+    assert result.err.count("which llmcli does not follow") == bool(ignored)
+    flagged = cli(*base, "-t", "0.5").json()["sampling"]
+    assert (flagged["temperature"], flagged["origins"]["temperature"]) == (0.5, "flag")
 
 
 def test_the_catalog_gives_defaults_where_the_model_has_none_of_its_own():

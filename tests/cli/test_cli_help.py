@@ -135,7 +135,7 @@ def test_the_summary_says_what_the_command_says(name):
 def test_help_names_every_choice_and_default(cli):
     text = " ".join(cli("generate", "--help").out.split())
     assert "auto, float64, float32, bfloat16 or float16" in text
-    assert "[default: 256]" in text
+    assert "[default: the model's, else 256]" in text
     assert "auto (the file's), none, int8 or int4" in text
     assert "with --batch one per prompt, one a line" in text
     assert "With --json one document per prompt, one a line" in text

@@ -1,8 +1,11 @@
 """Names, metadata and tokens that would move a cursor never reach a terminal as they are."""
 
+import csv
+import io
 import json
 import os
 import pty
+import re
 import sys
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 from tiny_checkpoints import llama_tensors, write_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-BAD = "\x1b[31m\x1b]0;own\x07 \x9b2J\u202e\u061cevil\u2028\x7f\r\x00"
+BAD = "=\x1b[31m\x1b]0;own\x07 \x9b2J\u202e\u061cevil\u2028\x7f\r\x00"
 # Controls, overrides of the writing direction, and ends of lines that are no newline.
 FORBIDDEN = {
     *map(chr, (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))),
@@ -31,6 +34,14 @@ def hostile(tmp_path_factory):
         torch_dtype=BAD,
     )
     return write_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One that can be run, with those tokens."""
+    return write_tokenizer(
+        write_llama(tmp_path_factory.mktemp("runs") / BAD.replace("\x00", ""), _name_or_path=BAD)
+    )
 
 
 def write_tokenizer(folder):
@@ -69,6 +80,50 @@ def test_no_view_and_no_message_has_a_raw_control_character(cli, hostile, argv):
     assert result.out or result.err
     for text in (result.out, result.err):
         assert not FORBIDDEN & set(text), [c for c in text if c in FORBIDDEN]
+
+
+EXPORTS = [
+    ["lens", "a", "-o", "{}.csv"],
+    ["lens", "a", "-o", "{}.json"],
+    ["attention", "a", "-o", "{}.csv"],
+    ["attention", "a", "-o", "{}.json"],
+    ["bench", "-o", "csv"],
+    ["bench", "-o", "sql"],
+    ["bench", "-o", "json"],
+    ["bench", "-o", "jsonl"],
+    ["bench", "--json"],
+    ["generate", "--raw", "a", "-n", "2", "--json"],
+    ["generate", "--raw", "a", "-n", "2", "--stream-json"],
+    ["score", "a a", "--json"],
+    ["tokens", "a \u202e ü", "--json"],
+    ["info", "--json"],
+    ["shapes", "--json"],
+    ["load", "--json"],
+    ["info", "-m", "./=\x1b[31m\u202e", "--json"],
+]
+
+
+@pytest.mark.parametrize("argv", EXPORTS, ids=lambda argv: " ".join(argv).encode("unicode_escape"))
+def test_nothing_that_leaves_drives_a_terminal_or_computes_in_a_spreadsheet(
+    cli, runs, argv, tmp_path
+):
+    """Where a document is JSON, it is ASCII; a table has no control character and no formula."""
+    model = [] if "-m" in argv else ["-m", runs]
+    short = ["-p", "4", "-n", "2", "-r", "1", "--no-ceilings"] if argv[0] == "bench" else []
+    result = cli(*(word.format(tmp_path / "out") for word in argv), *model, *short)
+    assert result.code in (0, 1, 3), result.err
+    file = next(tmp_path.iterdir(), None)
+    text = result.out if file is None else file.read_bytes().decode()
+    assert text
+    if "json" in " ".join(argv):
+        assert text.isascii()
+        assert "\x7f" not in text
+    elif "sql" not in argv:
+        cells = [cell for row in csv.reader(io.StringIO(text), strict=True) for cell in row]
+        assert not FORBIDDEN & set("".join(cells))
+        texts = [cell for cell in cells if not re.fullmatch(r"-?[\d.]+(e[+-]\d+)?", cell)]
+        assert not [cell for cell in texts if cell.startswith(tuple("=+-@"))]
+    assert not FORBIDDEN & set(text.replace("\r\n", "\n"))
 
 
 def test_what_a_model_writes_on_a_terminal_has_no_control_character(tmp_path):

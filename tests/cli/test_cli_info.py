@@ -55,6 +55,20 @@ def test_the_document_has_everything(cli, tmp_path):
     assert document["unknown"] == []
 
 
+def test_a_type_that_is_not_supported_is_told_first_and_exits_4(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", weights=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "bloom"}))
+    words = "`bloom` is not supported: it needs `ALiBi`"
+    shown = cli("info", "-m", folder)
+    assert shown.code == 4
+    assert shown.out.splitlines()[0] == words
+    assert shown.out.count(words) == 1
+    assert "stored" in shown.out
+    document = cli("info", "-m", folder, "--json").json()
+    assert (document["unknown"], document["ok"]) == ([words], False)
+
+
 def test_what_follows_from_the_context_length(cli, tmp_path):
     folder = write_tiny(tmp_path / "m")
     longer = cli("info", "-m", folder, "--context-length", "1000")
@@ -73,6 +87,43 @@ def test_a_device_that_is_not_there(cli, monkeypatch, device):
     result = cli("info", "-m", "tiny", "--device", device)
     assert result.code == 2
     assert f"there is no device `{device}`" in result.err
+
+
+def test_what_would_fit_of_a_model_that_does_not(cli, tmp_path):
+    """On a device that is not here; each as the options themselves say it."""
+    large = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
+             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+             "max_position_embeddings": 131072}  # fmt: skip
+    write_tiny(tmp_path / "m", **large)
+
+    def asked(*more):
+        return cli("info", "-m", str(tmp_path / "m"), "--device", "cpu", "--json", *more).json()
+
+    assert asked("--memory", "999GiB")["would_fit"] == []
+    document = asked("--memory", "12 GB")
+    (device,) = document["memory"]
+    assert (device["fits"], device["free_bytes"]) == (False, 12 << 30)
+    offers = document["would_fit"]
+    assert [offer["options"].split(" -c ")[0] for offer in offers] == [
+        "--quantize int8", "--quantize int4",
+    ][-len(offers):]  # fmt: skip
+    assert offers
+    for offer in offers:
+        again = asked("--memory", "12G", *offer["options"].split())
+        (device,) = again["memory"]
+        assert (device["fits"], again["would_fit"]) == (True, [])
+        assert (device["context"], device["needed_bytes"]) == (
+            offer["context"], offer["needed_bytes"],
+        )  # fmt: skip
+    shown = cli("info", "-m", str(tmp_path / "m"), "--memory", "12GiB", "--device", "cpu").out
+    assert "would fit: --quantize int" in shown
+    card = cli("info", "-m", str(tmp_path / "m"), "--memory", "1MiB", "--json").json()
+    assert [one["device"] for one in card["memory"]] == ["cuda"]
+    assert card["would_fit"] == []
+    assert cli("info", "-m", "tiny", "--memory", "80").code == 0  # GiB
+    for wrong in ("0GiB", "x", "-1GiB", "9" * 30):
+        done = cli("info", "-m", "tiny", "--memory", wrong)
+        assert (done.code, done.out) == (2, "")
 
 
 def test_a_file_of_another_model_is_shown_and_fails(cli, tmp_path):
@@ -134,7 +185,7 @@ def test_metadata_that_is_not_text_and_long_lists_in_json(cli, tmp_path):
     ]
     file.write_bytes(g.gguf(pairs, [g.tensor("w", (32,), 0, 0)], bytes(128)))
     result = cli("info", "-m", file, "--json")
-    assert result.code == 0
+    assert result.code == 4  # of a type that is not supported
     metadata = result.json()["file"]["metadata"]
     about = result.json()["about"]
     assert (about["license"], about["languages"]) == ("\\udcff!", ["\\udcff", "de"])

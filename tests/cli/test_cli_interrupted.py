@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -301,3 +303,54 @@ def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback():
     )  # fmt: skip
     assert ended.stderr == "error: internal error: ZeroDivisionError: division by zero\n"
     assert ended.returncode == 130
+
+
+LIKE_LESS = """#!/bin/sh
+echo $$ >> "$PAGERS"
+trap '%s' TERM HUP
+stty -echo -icanon < /dev/tty
+cat > /dev/null
+echo ready >> "$PAGERS"
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "trap", ["stty sane < /dev/tty; exit 0", "exit 0", ""], ids=["tidy", "untidy", "stubborn"]
+)
+@pytest.mark.parametrize("starts_another", [False, True])
+def test_a_pager_ends_with_what_started_it(tmp_path, number, trap, starts_another):
+    """It would eat what is typed at the shell's prompt, in a terminal without echo."""
+    pager, outer = tmp_path / "less", tmp_path / "bat"
+    pager.write_text(LIKE_LESS % trap)
+    outer.write_text(f'#!/bin/sh\necho $$ >> "$PAGERS"\n{pager}\nexit 0\n')
+    for path in (pager, outer):
+        path.chmod(0o755)
+    told = tmp_path / "pagers"
+    controller, inner = pty.openpty()
+    before = termios.tcgetattr(inner)
+    process = children.start(
+        [sys.executable, "-m", "llmcli", "help", "formats"],
+        prepare=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        stdin=inner, stdout=inner, stderr=inner, cwd=ROOT,
+        env={**os.environ, "TERM": "xterm", "PAGERS": str(told),
+             "LLMCLI_PAGER": str(outer if starts_another else pager)},
+    )  # fmt: skip
+    until(lambda: told.exists() and "ready" in told.read_text())
+    assert termios.tcgetattr(inner) != before
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 143
+    pids = [int(line) for line in told.read_text().split() if line != "ready"]
+    assert len(pids) == 1 + starts_another
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert termios.tcgetattr(inner) == before
+    os.close(controller)
+    os.close(inner)
+
+
+def until(done):
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)

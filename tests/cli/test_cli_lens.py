@@ -18,6 +18,7 @@ from llmcli.commands.lens.command import parse_target
 from llmcli.errors import UsageError
 from llmcli.loading.load import load
 from llmcli.parts.norm.forward import Norm
+from llmcli.ui.theme import csv_cell
 
 NAMES = ["blocks.0.resid_pre", "blocks.0.resid_post", "blocks.1.resid_post"]
 
@@ -309,7 +310,7 @@ def test_files(lens, tmp_path):
     lines = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
     assert len(lines) == 3 * 5 * 5
     assert lines[0]["row"] == NAMES[0]
-    assert lines[-1]["token"] == shown["rows"][-1]["cells"][-1]["top"][-1]["text"]
+    assert lines[-1]["token"] == csv_cell(shown["rows"][-1]["cells"][-1]["top"][-1]["text"])
     png = (tmp_path / "out.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert min(struct.unpack(">II", png[16:24])) > 100

@@ -13,6 +13,7 @@ import pytest
 from cli_tiny import write_tiny
 from safetensors.numpy import load_file, save_file
 
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.cli.options import ModelOptions
 from llmcli.commands.load.command import _refetch
 
@@ -47,11 +48,11 @@ def test_layers_are_folded_and_all_of_them_are_shown_when_asked(cli, folder):
     assert "blocks.{0-1}.mlp.W_up" in result.out
     assert "F32 [48 32] × 2" in result.out
     assert "head.W is embed.W" in result.out
-    whole = "✓ whole: 20 tensors, all numbers finite, 7 checks"
-    assert result.out.splitlines()[1] == f"{whole} · --checks · --all"
+    verdict = "✓ readable: 20 tensors, all numbers finite, 7 checks"
+    assert result.out.splitlines()[1] == f"{verdict} · --checks · --all"
     assert result.out.count("✓") == 1
     checked = cli("load", "-m", folder, "--checks").out
-    assert checked.splitlines()[-1] == whole
+    assert checked.splitlines()[-1] == verdict
     assert checked.count("✓") == 8
     assert "✓ no NaN and no infinity in " in checked
     every = cli("load", "-m", folder, "--all").out
@@ -138,7 +139,7 @@ def test_what_does_not_fit_exits_4(cli, changed):
     assert "✗ the checkpoint does not fit its own configuration" in result.out
     assert "✓ no NaN and no infinity" in result.out
     assert "error: the checkpoint does not fit" in result.err
-    assert "whole:" not in result.out
+    assert "readable:" not in result.out
 
 
 def test_a_wrong_claim_exits_4_before_what_is_not_finite(cli, changed):
@@ -259,9 +260,57 @@ def test_a_file_whose_digest_is_known_is_compared_with_it(cli, tmp_path):
     said = cli("load", "-m", str(folder), "--check")
     assert said.code == 0
     assert "the sha256 of 1 file is the published one" in said.out
+    assert "✓ whole: 20 tensors" in said.out
+    assert "whole:" not in cli("load", "-m", str(folder)).out, "no digest is computed there"
     data = bytearray(blob.read_bytes())
     data[-3] ^= 1
     blob.write_bytes(data)
     said = cli("load", "-m", str(folder), "--check")
     assert said.code == 4
     assert "check failed: the sha256 of 1 file" in said.err
+
+
+def test_a_file_of_the_catalog_is_known_wherever_it_lies(cli, tmp_path, monkeypatch):
+    file = write_tiny(tmp_path / "m", weights=True) / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    entry = CatalogEntry(
+        name="known", summary="", size=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+    monkeypatch.setitem(CATALOG, "known", entry)
+    said = cli("load", "-m", tmp_path / "m", "--check")
+    assert said.code == 0
+    assert "✓ `model.safetensors` is the catalog's `known` · exactly" in said.out
+    assert "✓ whole: 20 tensors" in said.out
+    assert cli("load", "-m", tmp_path / "m", "--check", "--json").json()["confirmed"] == 1
+    data[-3] ^= 1  # it may be another model of that size, such as a fine-tuned one
+    file.write_bytes(data)
+    said = cli("load", "-m", tmp_path / "m", "--check")
+    assert said.code == 0
+    differs = "has the size of the catalog's `known` and differs from it"
+    assert f"! `model.safetensors` {differs}" in said.out
+    assert "✓ readable: 20 tensors" in said.out
+    assert cli("load", "-m", tmp_path / "m", "--check", "--json").json()["confirmed"] == 0
+
+
+def test_the_model_that_ships_with_llmcli_is_whole(cli):
+    said = cli("load", "-m", "tiny", "--check").out
+    assert "✓ `model.safetensors` is the catalog's `tiny` · exactly" in said
+    assert "✓ whole: " in said
+
+
+def test_numbers_that_no_tensor_has_exit_1_and_are_named(cli, changed):
+    name = "model.embed_tokens.weight"
+    path = changed(lambda tensors: tensors[name].__setitem__((10, 7), 1e20))
+    said = cli("load", "-m", path, "--check")
+    assert said.code == 1
+    assert "✗ check failed: no block of numbers is unlike all others of its tensor" in said.out
+    assert f"worst at `{name}[10,0]`" in said.out
+    assert "readable:" not in said.out
+    assert said.err == (
+        f"error: the numbers from `{name}[10,0]` on are unlike all others of that tensor: the file "
+        "is damaged\nhint: fetch it again, or another one\n"
+    )
+    document = cli("load", "-m", path, "--check", "--json")
+    assert document.code == 1
+    assert not document.json()["ok"]
+    assert document.json()["checks"]["outliers"]["where"] == f"`{name}[10,0]`"

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from threading import Timer
 
 import children
 import pytest
@@ -21,6 +22,7 @@ from llmcli.cli.prompts import (
     read_prompt,
     stdin_is_given,
 )
+from llmcli.commands.generate.batch import read_batch
 from llmcli.errors import UsageError
 
 
@@ -154,6 +156,46 @@ def test_bytes_that_are_not_utf8_are_named_with_their_place(stdin):
         prompt()
 
 
+def test_a_mark_in_front_of_utf8_is_no_text(stdin, tmp_path):
+    stdin(b"\xef\xbb\xbfpiped \xef\xbb\xbf\n")
+    (tmp_path / "f").write_bytes(b"\xef\xbb\xbfa file\r\n")
+    assert prompt(file=str(tmp_path / "f")) == "piped \ufeff\na file"
+    stdin(b"\xef\xbb\xbfabc\xff")
+    with pytest.raises(UsageError, match="byte 0xff at offset 6"):
+        prompt()
+
+
+MARK = b"\xef\xbb\xbf"
+
+
+def test_a_mark_in_front_of_a_batch_and_of_a_conversation(tmp_path):
+    (tmp_path / "b.jsonl").write_bytes(MARK + b'"one"\n"two"\n')
+    assert [one.text for one in read_batch(str(tmp_path / "b.jsonl"))] == ["one", "two"]
+    (tmp_path / "c.json").write_bytes(MARK + b'{"messages": [{"role": "user", "content": "x"}]}')
+    given = PromptOptions(prompt=None, file=str(tmp_path / "c.json"), no_stdin=True)
+    assert read_prompt(given).conversation.last == "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"),
+    [
+        ("hé".encode("utf-16"), "utf-16"), ("h".encode("utf-32"), "utf-32"),
+        (b"\xfe\xff\0h", "utf-16"), ("two".encode("utf-16-le"), "utf-16le"),
+        ("two".encode("utf-16-be"), "utf-16be"),
+        ('{"messages": [{"role": "user", "content": "x"}]}'.encode("utf-16"), "utf-16"),
+    ],
+)  # fmt: skip
+def test_utf16_is_named_with_the_command_that_converts_it(stdin, tmp_path, data, encoding):
+    (tmp_path / "f.json").write_bytes(data)
+    stdin(data)
+    path = str(tmp_path / "f.json")
+    for ask in (prompt, lambda: prompt("x", file=path), lambda: read_batch(path)):
+        with pytest.raises(UsageError, match=f"is {encoding.upper()} text, not UTF-8") as caught:
+            ask()
+        assert caught.value.hint == f"convert it first: `iconv -f {encoding} -t utf-8`"
+        stdin(b"")
+
+
 def test_an_argument_that_is_not_utf8_is_refused(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(UsageError, match="not UTF-8"):
@@ -241,3 +283,35 @@ def test_an_endless_pipe_is_refused():
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: stdin has more than 64 MiB, which is too much text")
+
+
+@pytest.mark.parametrize(
+    ("argv", "written", "way_out"),
+    [
+        (["tokens", "-m", "tiny", "In the"], b"", True),
+        (["tokens", "-m", "tiny"], b"begun, and not ended", True),
+        (["generate", "-m", "tiny", "-n", "1", "--raw", "In the"], b"", True),
+        (["tokens", "-m", "tiny", "-"], b"", False),
+        (["shapes", "-m", "tiny", "-"], b"a", False),
+        (["generate", "-m", "tiny", "-n", "1", "--batch", "-"], b"", False),
+        (["bench", "compare", "-", "none.json"], b"", False),
+    ],
+)
+def test_an_open_pipe_is_said_to_be_waited_for(cli, monkeypatch, argv, written, way_out):
+    """What a job, an editor or an agent hands down: nobody writes to it, or not to its end."""
+    monkeypatch.setattr(prompts, "PATIENCE", 0.05)
+    reading, writing = os.pipe()
+    os.write(writing, written)
+    Timer(0.5, os.close, [writing]).start()
+    with io.TextIOWrapper(os.fdopen(reading, "rb")) as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        said = cli(*argv).err.splitlines()[0]
+    waits = "note: waiting for the end of stdin, which is still open"
+    assert said == waits + "; `--no-stdin` does not read it" * way_out
+
+
+def test_a_pipe_that_ends_needs_no_words(cli, stdin, monkeypatch):
+    monkeypatch.setattr(prompts, "PATIENCE", 0.05)
+    stdin(b"x")
+    result = cli("tokens", "-m", "tiny")
+    assert (result.code, result.err) == (0, "")

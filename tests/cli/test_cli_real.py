@@ -50,10 +50,10 @@ def test_every_command_names_the_same_formats_and_bytes(cli, smollm2_path):
     for name, document in documents.items():
         model = document["model"]
         assert model["weight_format"] == "Q4_1 + Q8_0", name
-        assert (model["activation_format"], model["cache_format"]) == ("float32", "bfloat16")
-        assert (model["product_format"], model["weight_bytes"]) == ("int8", 96576768)
+        assert (model["activation_format"], model["cache_format"]) == ("float32", "float16")
+        assert (model["product_format"], model["weight_bytes"]) == ("int16", 96576768)
         assert all(check["ok"] for check in document.get("checks", {}).values()), name
-    assert documents["generate"]["path"]["product_format"] == "int8"
+    assert documents["generate"]["path"]["product_format"] == "int16"
     for name in ("shapes, ran", "load", "score", "generate"):
         assert documents[name]["environment"]["kernels"][0] == f"llmcli {native.level()}", name
     shapes = {tensor["name"]: tensor for tensor in documents["shapes"]["tensors"]}

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import tracemalloc
 
 import pytest
 from cli_tiny import write_tiny
+
+from llmcli.commands.score import measure as measured
 
 
 @pytest.fixture
@@ -88,3 +91,34 @@ def test_each_byte_of_the_text_is_scored_once(cli, folder, text):
         assert body["bits_per_byte"] == pytest.approx(nats / math.log(2) / counted)
     spelled = cli("score", "-m", str(folder), "--ids", "70,71,72", "--json").json()
     assert spelled["bytes_scored"] == 2
+
+
+@pytest.mark.parametrize("argv", [(), ("--json",)])
+def test_a_long_text_needs_little_memory(cli, folder, monkeypatch, argv):
+    """A token is 250 bytes, of which JSON and the view make no second copy."""
+
+    def predicted(model, ids, first):
+        for at in range(first, len(ids)):
+            yield -0.5 - at / 7, 1000 + at
+
+    def counted(*given, **options):
+        score = measured.measure_score(*given, **options)
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.reset_peak()
+        return score
+
+    held, count = [], 50_000
+    monkeypatch.setattr("llmcli.commands.score.measure._window", predicted)
+    monkeypatch.setattr("llmcli.commands.score.command.measure_score", counted)
+    monkeypatch.setattr("llmcli.cli.streams.write", lambda text, flush=True: None)
+    (folder / "long.txt").write_text("ab cd" * (count // 5))
+    base = ("score", "-m", str(folder), *argv)
+    assert cli(*base, "warm").code == 0
+    tracemalloc.start()
+    try:
+        assert cli(*base, "-f", str(folder / "long.txt")).code == 0
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held[1] < 310 * count
+    assert most - held[1] < 50 * count

@@ -112,7 +112,9 @@ def whole(tiny):
     return finished(start(tiny, "generate", "x", *ENDLESS, "-n", "60"), 0)[0]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
 def test_signals_keep_what_was_printed(tiny, whole, number, code):
     process = start(tiny, "generate", "x", *ENDLESS)
     first = until_output(process, 5)
@@ -204,6 +206,9 @@ def test_closed_streams(tiny):
     nowhere = shell('"$PY" -m llmcli tokens x >&-', tiny)
     assert nowhere.returncode == 1
     assert "stdout is closed" in nowhere.stderr
+    for words in ("--help", "generate -h", "--version", "--show-completion zsh", "help"):
+        unwritten = shell(f'"$PY" -m llmcli {words} >&-', tiny)
+        assert (unwritten.returncode, unwritten.stderr) == (1, nowhere.stderr)
     silent = shell('"$PY" -m llmcli tokens 2>&-', tiny)
     assert silent.returncode == 2
     assert shell('"$PY" -m llmcli tokens - <&-', tiny).returncode == 2

@@ -42,7 +42,7 @@ def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch,
     assert json.loads(result.out)["error"]["message"] == words
     error, hint = result.err.splitlines()[-2:]
     assert error == f"error: {words}"
-    assert hint.startswith("hint: go without it: `generate` has `--raw`")
+    assert hint.startswith("hint: `llmcli generate --raw` goes without it")
 
 
 def columns_of_ps(*columns):

@@ -45,13 +45,26 @@ def test_what_is_not_needed_is_not_computed(decoder):
     session = Session(decoder, 1, 12)
     stream = session.extend([[1, 2, 3]], logits="none", clock=heard.append)
     assert stream.shape == (1, 3, decoder.config.width)
-    assert heard[-1] == f"blocks.{len(decoder.blocks) - 1}.resid_post"
+    assert heard[-1] == f"blocks.{decoder.readers - 1}.resid_post"
     assert session.logits_BV is None
     with pytest.raises(ValueError, match="no logits to choose from"):
         next(session.decode(likeliest))
     heard.clear()
     session.extend([[4]], until=0, clock=heard.append)
     assert heard[-1] == "blocks.0.resid_post"
+
+
+def test_the_last_logits_alone_are_those_of_all(decoder):
+    """Without a state, too, and with embeddings for each layer: where layers keep nothing, of these
+    tokens alone they are computed.
+    """
+    ids_BT = torch.tensor([[*row, *[0] * (5 - len(row))] for row in PROMPTS])
+    lengths = [len(row) for row in PROMPTS]
+    every = decoder(ids_BT, lengths=lengths)
+    heard = []
+    last = decoder(ids_BT, lengths=lengths, logits="last", clock=heard.append)
+    torch.testing.assert_close(last[:, 0], every[torch.arange(3), torch.tensor(lengths) - 1])
+    assert f"blocks.{len(decoder.blocks) - 1}.resid_post" in heard
 
 
 def test_the_state_of_a_call_that_fails_stays_as_it_was(decoder):

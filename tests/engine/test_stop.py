@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,26 +11,44 @@ from hypothesis import strategies as st
 from llmcli.engine.stop import StopMatcher
 from llmcli.errors import UsageError
 
+HIDDEN = "<>"  # characters of special tokens
+
+
+def visible(text: str) -> str:
+    return "".join(one for one in text if one not in HIDDEN)
+
 
 def oracle(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Reads on until the text so far ends with a stop string; of several, the longest goes."""
+    """Reads on until the text so far ends with a stop string; of several, the longest goes.
+
+    With what is hidden or without it: the shortest text is left.
+    """
     for end in range(1, len(text) + 1):
-        ended = [stop for stop in stops if text[:end].endswith(stop)]
-        if ended:
-            return text[: end - max(map(len, ended))], True
-    return text, False
+        left = [visible(text[: end - len(stop)]) for stop in stops if text[:end].endswith(stop)] + [
+            seen[: -len(stop)]
+            for seen in (visible(text[:end]),)
+            for stop in stops
+            if seen.endswith(stop)
+        ]
+        if left:
+            return min(left, key=len), True
+    return visible(text), False
 
 
 def run(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
     matcher = StopMatcher(stops)
-    text = "".join(matcher.push(piece) for piece in pieces)
+    text = "".join(
+        matcher.push("".join(part), hidden=hidden)
+        for piece in pieces
+        for hidden, part in groupby(piece, HIDDEN.__contains__)
+    )
     return text + matcher.finish(), matcher.stopped
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    pieces=st.lists(st.text("abc", max_size=4), max_size=10),
-    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    pieces=st.lists(st.text("ab<>", max_size=4), max_size=10),
+    stops=st.lists(st.text("ab<>", min_size=1, max_size=4), max_size=3),
 )
 def test_any_cut_of_the_text_stops_at_the_same_place(pieces: list[str], stops: list[str]) -> None:
     expected = oracle("".join(pieces), stops)
@@ -62,6 +82,16 @@ def test_text_flows_at_once_without_stop_strings() -> None:
     matcher = StopMatcher([])
     assert matcher.push("anything") == "anything"
     assert matcher.finish() == ""
+
+
+def test_a_stop_string_may_be_a_special_token_or_reach_into_it_or_across_it() -> None:
+    for stop, shown in {"<|end|>": "one", "e<|end|>": "on", "|>\nt": "one", "e\n": "on"}.items():
+        matcher = StopMatcher([stop])
+        passed = matcher.push("one") + matcher.push("<|end|>", hidden=True) + matcher.push("\ntwo")
+        assert (passed, matcher.stopped) == (shown, True)
+    matcher = StopMatcher(["e<|end|>"])  # a false start is released without what is hidden
+    passed = matcher.push("one") + matcher.push("<|else|>", hidden=True) + matcher.push("two")
+    assert passed + matcher.finish() == "onetwo"
 
 
 def test_a_false_start_is_released() -> None:

@@ -166,6 +166,26 @@ def test_stop_strings_span_tokens(stops: list[str], expected: str, count: int) -
     assert tokens[-1].finish == ("length" if stops == ["zzz"] else "stop")
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected", "count"),
+    [
+        ("<other>", "thea", 3),  # a special token, which is not shown
+        ("a<oth", "the", 3),
+        ("<other>\n", "thea", 4),
+        ("a\n", "the", 4),  # as it is read
+        ("<eos>", "thea\n\n", 5),  # an end token
+        ("\n<eos>", "thea\n", 5),
+    ],
+)
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_stop_strings_see_special_tokens(
+    stop: str, expected: str, count: int, ignore_eos: bool
+) -> None:
+    model = fake_model(script(THE, 97, OTHER, GAP, EOS, THE))
+    tokens = run(model, [[0]], stop=[stop], ignore_eos=ignore_eos)[0]
+    assert (text(tokens), len(tokens), tokens[-1].finish) == (expected, count, "stop")
+
+
 def test_a_stop_string_outweighs_the_limit_and_held_text_comes_at_the_end() -> None:
     assert run(fake_model(script(TH, 101)), [[0]], stop=["the"], limit=2)[0][-1].finish == "stop"
     held = run(fake_model(script(TH, EOS)), [[0]], stop=["the"])[0]

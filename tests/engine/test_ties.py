@@ -155,18 +155,22 @@ def test_the_estimate_comes_from_the_arithmetic_in_use():
     deeper = config.__class__(**{**vars(config), "layers": config.layers * 8})
     grown = stream_noise(deeper, narrow, ()) / stream_noise(config, narrow, ())
     assert grown == pytest.approx(math.sqrt(8), rel=0.1)
-    # products with blocks read 8 bits; one more of what they read, or of what is cached, counts
+    # products with blocks read integers; one more of what they read, or of what is cached, counts
     packed = {name: "Q8_0" for name in matrices(config)}
     all_but_q = {name: format for name, format in packed.items() if not name.endswith("q")}
     squares = {
-        key: stream_noise(config, Arithmetic(dtype="float32", cache=cache, formats=of), ()) ** 2
-        for key, cache, of in (
-            ("none", "float32", {}), ("cache", "bfloat16", {}), ("all", "float32", packed),
-            ("q dense", "float32", all_but_q),
+        key: stream_noise(config, Arithmetic(
+            dtype="float32", cache=cache, formats=of, activations=bits
+        ), ()) ** 2
+        for key, cache, of, bits in (
+            ("none", "float32", {}, 8), ("cache", "bfloat16", {}, 8), ("all", "float32", packed, 8),
+            ("q dense", "float32", all_but_q, 8), ("16 bits", "float32", packed, 16),
         )
     }  # fmt: skip
     layers = len(config.layers)
-    assert squares["all"] - squares["none"] == pytest.approx((4 * layers + 1) * 32 / 127**2 / 12)
+    inputs = (4 * layers + 1) * 32 / 127**2 / 12
+    assert squares["all"] - squares["none"] == pytest.approx(inputs)
+    assert squares["16 bits"] - squares["none"] == pytest.approx(inputs / 256**2)
     assert squares["all"] == squares["q dense"]  # k and v read the same
     assert squares["cache"] - squares["none"] == pytest.approx(2 * layers * 2**-14 / 12, rel=1e-3)
 

@@ -171,10 +171,14 @@ def test_a_depth_that_reaches_the_embedding_is_all(model):
 
 def test_more_formulas_in_a_row_than_python_nests_calls():
     model = explain_models.deep_model(110)
-    report = explained(model, "blocks.109.resid_post", (6, 3))
+    limit = sys.getrecursionlimit()  # a compiler that ran before may have raised it
+    sys.setrecursionlimit(1000)
+    try:
+        report = explained(model, "blocks.109.resid_post", (6, 3))
+    finally:
+        sys.setrecursionlimit(limit)
     assert report.ok
     assert report.tensors > 1500
-    assert sys.getrecursionlimit() <= 1000
 
 
 def test_masked_cells(model):

@@ -220,18 +220,29 @@ def test_metadata_that_cannot_be(changes, words):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"logit_scale": 0.5}, "multipliers"),
-        ({"final_logit_softcapping": 30.0}, "soft caps"),
-        ({"attention__scale": 0.1}, "multipliers"),
-        ({"use_parallel_residual": True}, "parallel residual"),
         ({"attention__causal": False}, "bidirectional attention"),
+        ({"expert_count": 8}, "mixture of experts"),
     ],
 )
 def test_metadata_that_asks_for_another_model(changes, part):
+    arch = "qwen3" if "expert_count" in changes else "llama"
     with pytest.raises(UnsupportedModel, match=f"is not supported: it needs `{part}`"):
-        config(**changes)
+        find(arch, "gguf").from_gguf(metadata(arch, **changes), {})
     neutral = {key: key == "attention__causal" for key in changes}
     assert config(**neutral) == config()
+
+
+@pytest.mark.parametrize("changes", [
+    {"logit_scale": 0.5}, {"final_logit_softcapping": 30.0}, {"attention__scale": 0.1},
+    {"use_parallel_residual": True}, {"attention__clamp_kqv": 3.0}, {"residual_scale": 2.0},
+    {"attention__max_alibi_bias": 8.0}, {"attn_logit_softcapping": 50.0},
+])  # fmt: skip
+def test_metadata_that_llama_cpp_reads_for_others_is_ignored_and_told(changes):
+    assert config(**changes) == config()
+    (key,) = (name.replace("__", ".") for name in changes)
+    told = gguf_ignored(metadata("llama", **changes), "llama", reads=())
+    assert list(told) == [f"llama.{key}"]
+    assert gguf_ignored(metadata("llama", **changes), "llama", reads=(key,)) == {}
 
 
 def test_experts_of_an_architecture_that_has_none():

@@ -16,7 +16,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info, supported_families
 from llmcli.commands.load.measure.run import check_files
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
-from llmcli.families import families
+from llmcli.families import describe, families
 from llmcli.families.llama import LLAMA as FAMILY
 from llmcli.loading.load import load_checkpoint
 from llmcli.model import Stages
@@ -146,9 +146,9 @@ def test_a_configuration_that_describes_no_text_model(tmp_path, config, kind, sa
     ["vision_tower2.x", "language_model.vision_tower.x", "model.language_model.model.extra.weight",
      "eye.x", "lm_head.bias", "model.image_newline2", "vision_tower_weight"],
 )  # fmt: skip
-def test_no_other_name_is_dropped(tmp_path, name):
-    with pytest.raises(WeightMismatch, match=f"no parameter for `{name}`"):
-        load(write(tmp_path, named("since 4.52") | {name: torch.ones(2)}))
+def test_any_other_name_is_surplus(tmp_path, name):
+    model = load(write(tmp_path, named("since 4.52") | {name: torch.ones(2)}))
+    assert model.ledger.surplus == (name,)
 
 
 def test_a_tensor_under_two_prefixes_is_refused(tmp_path):
@@ -164,4 +164,16 @@ def test_prefixes_are_for_multimodal_models_alone(tmp_path):
 
 def test_the_list_of_families_has_them():
     listed = {family.name: family.hf_types for family in supported_families()}
-    assert listed["llama"] == ("llama", "mistral", "seeing")
+    assert listed["llama"] == ("llama", "mistral", "ministral", "seeing")
+
+
+def test_a_text_model_mistral_is_not_taken_for_a_ministral(tmp_path):
+    types = {"layer_types": ["full_attention", "full_attention"], "sliding_window": 5}
+    write_llama(tmp_path / "alone", model_type="mistral", **types)
+    whole = json.loads((tmp_path / "alone" / "config.json").read_text())
+    write_llama(tmp_path / "nested", model_type="seeing", text_config=whole)
+    windows = {
+        name: {layer.window for layer in describe(open_checkpoint(tmp_path / name)).layers}
+        for name in ("alone", "nested")
+    }
+    assert windows == {"alone": {None}, "nested": {5}}  # as transformers reads the two

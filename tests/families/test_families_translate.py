@@ -164,7 +164,7 @@ def test_a_typing_error_gets_the_type_that_was_meant(written, name):
     assert caught.value.hint == f"did you mean `{name}`? see `model_type` in its configuration"
 
 
-@pytest.mark.parametrize("written", ["gpt", "gpt22", "llama5", "ministral", "gemma4", "ll", "qwen"])
+@pytest.mark.parametrize("written", ["gpt", "gpt22", "llama5", "minstal", "gemma4", "ll", "qwen"])
 def test_nothing_further_away_than_a_typing_error_is_suggested(written):
     with pytest.raises(UnsupportedModel) as caught:
         find(written, "safetensors")

@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
-#include "formats.h"
+#include "packed.h"
 #include "program.h"
 
 struct segment {
@@ -25,7 +25,7 @@ unsigned llmcli_native_levels(void);
 void llmcli_pack(int64_t, const uint8_t *, int64_t, uint8_t *, int64_t, const int64_t *, int64_t,
                  const struct team *);
 void llmcli_run(const struct op *, int64_t, struct counter *, const struct team *, int64_t *);
-void llmcli_seen(const float *, float *, int64_t);
+void llmcli_seen(const float *, float *, int64_t, int64_t);
 
 static uint64_t state;
 
@@ -130,7 +130,8 @@ static int64_t one(int f, uint64_t *hash) {
     float *x = room(4 * (x_stride * (x_rows - 1) + columns));
     float *dense = room(4 * rows * columns), *out = room(4 * (out_stride * (x_rows - 1) + rows));
     int64_t *ids = room(8 * rows), *order = room(8 * rows);
-    void *activations = room(48 * x_rows * runs);
+    const int64_t D = 1 + below(2);
+    void *activations = room(activation_size(D) * x_rows * runs);
     struct counter counters[3];
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < blocks; j++) fill(f, file + i * stride + j * formats[f].bytes);
@@ -151,8 +152,9 @@ static int64_t one(int f, uint64_t *hash) {
         llmcli_pack(f, file, stride, packed, columns, ids, rows, &team);
         struct op ops[3] = {
             {LOOK_UP, {f, to(packed), columns, to(ids), rows, to(dense), rows, 0}},
-            {QUANTIZE, {to(x), x_stride, to(activations), x_rows, columns}},
-            {MULTIPLY, {to(activations), to(&segment), 1, to(out), out_stride, x_rows, columns, 0}},
+            {QUANTIZE, {to(x), x_stride, to(activations), x_rows, columns, D}},
+            {MULTIPLY,
+             {to(activations), to(&segment), 1, to(out), out_stride, x_rows, columns, 0, D}},
         };
         llmcli_run(ops, 3, counters, &team, NULL);
         results = hashed(results, dense, rows * columns);
@@ -166,7 +168,7 @@ static int64_t one(int f, uint64_t *hash) {
             fprintf(stderr, "format %d: level %d differs as stored\n", f, level);
             exit(1);
         }
-        llmcli_seen(x, dense, columns);
+        llmcli_seen(x, dense, columns, D);
         results = hashed(results, dense, columns);
         compare(&first, results, f, level, rows, columns, x_rows);
     }

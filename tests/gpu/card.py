@@ -39,7 +39,7 @@ def _let_indexing_through() -> None:
     cuda, meta = 1, 14  # `enum DeviceType` of c10
     library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libc10.*"))))
     guards = (ctypes.c_void_p * 24).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    if guards[cuda] is None:
+    if guards[cuda] is None or not torch.cuda.is_available():
         guards[cuda] = guards[meta]
 
 

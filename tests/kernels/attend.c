@@ -17,21 +17,21 @@ int main(int count, char **arguments) {
     for (int turn = 0; turn < 60; turn++) {
         const int64_t B = 1 + below(3), K = 1 + below(3), G = turn % 9 ? 1 + below(6) : 1 + below(128);
         const int64_t T = 1 + below(70), d = 1 + below(turn % 7 ? 40 : 512), e = 1 + below(40);
-        const int64_t window = below(2) ? 1 + below(90) : 0, wide = below(2), H = K * G;
+        const int64_t window = below(2) ? 1 + below(90) : 0, kept = below(3), H = K * G;
         int64_t *starts = malloc((size_t)B * sizeof *starts), slots = 0;
         for (int64_t b = 0; b < B; b++) {
             starts[b] = below(150);
             slots = starts[b] + T > slots ? starts[b] + T : slots;
         }
-        void *q = drawn(B * T * H * d, 0), *k = drawn(B * K * slots * d, !wide);
-        void *v = drawn(B * K * slots * e, !wide);
+        void *q = drawn(B * T * H * d, 0), *k = drawn(B * K * slots * d, kept);
+        void *v = drawn(B * K * slots * e, kept);
         const int64_t cap = below(2) ? bits_of(1.5f) : 0;
         void *sinks = below(2) ? drawn(H, 0) : NULL;
         float *out = malloc((size_t)(B * T * H * e) * sizeof *out);
         const struct op op = {
             ATTEND_ROWS,
             {to(q), to(k), to(v), K * slots * d, K * slots * e, slots * d, slots * e, B, K, G, d, e,
-             bits_of(0.4f), window, to(starts), 1, wide, T * H * d, d, H * d, T, to(out), cap, to(sinks)},
+             bits_of(0.4f), window, to(starts), 1, kept, T * H * d, d, H * d, T, to(out), cap, to(sinks)},
         };
         struct counter counters[2];
         llmcli_run(&op, 1, counters, &team, NULL);
@@ -43,15 +43,15 @@ int main(int count, char **arguments) {
         const int64_t more = below(700), blocks = (slots + more + 255) / 256 + 1;
         for (int64_t b = 0; b < B; b++) starts[b] += more;
         slots += more;
-        q = drawn(B * H * D, 0), k = drawn(B * K * slots * D, !wide);
+        q = drawn(B * H * D, 0), k = drawn(B * K * slots * D, kept);
         const int64_t own = E > D || below(2); /* or values are the first numbers of the keys of all heads */
         const int64_t far = own ? E : D, k_head = own ? slots * D : 0, v_head = own ? slots * E : 0;
-        v = drawn(B * K * slots * E, !wide), out = malloc((size_t)(B * H * E) * sizeof *out);
+        v = drawn(B * K * slots * E, kept), out = malloc((size_t)(B * H * E) * sizeof *out);
         float *room = malloc((size_t)(B * H * blocks * (E + 2)) * sizeof *room);
         struct op ops[2] = {{
             ATTEND,
             {to(q), to(k), to(own ? v : k), K * slots * D, K * slots * far, k_head, v_head, B, K, G, D, E,
-             bits_of(0.4f), window, to(starts), 1, to(room), blocks, wide, H * D, to(out),
+             bits_of(0.4f), window, to(starts), 1, to(room), blocks, kept, H * D, to(out),
              cap, to(sinks), far},
         }};
         ops[1] = ops[0], ops[1].kind = COMBINE;

@@ -1,7 +1,7 @@
 /* Mixtures of experts of random shapes, from the router to the sum: see attend.c. */
 #include "drawn.h"
 
-#include "formats.h"
+#include "packed.h"
 
 struct segment {
     const uint8_t *packed;
@@ -45,11 +45,12 @@ static uint64_t packed(const struct team *team, const int64_t *chosen, const int
     }
     float *x = drawn(x_rows * K, 0), *out = room(4 * P * columns);
     float *bias = below(2) ? drawn(E * (columns + 1), 0) : NULL;
-    void *seen = room(48 * x_rows * K / 32);
+    const int64_t D = 1 + below(2);
+    void *seen = room(activation_size(D) * x_rows * K / 32);
     const struct op ops[2] = {
-        {QUANTIZE, {to(x), K, to(seen), x_rows, K, 1}},
+        {QUANTIZE, {to(x), K, to(seen), x_rows, K, D, 1}},
         {MULTIPLY_EXPERTS, {to(seen), to(segments), count, to(out), columns, P, K, to(chosen),
-                            to(rows_of), each, to(bias), columns + 1}},
+                            to(rows_of), each, to(bias), columns + 1, D}},
     };
     struct counter counters[2];
     llmcli_run(ops, 2, counters, team, NULL);

@@ -6,10 +6,8 @@ import ctypes
 
 import numpy as np
 
-from llmcli.graph.blocks import PACKED
+from llmcli.graph.blocks import ACTIVATION_BYTES, PACKED
 from llmcli.kernels import program
-
-ACTIVATION_BYTES = 48  # for 32 columns
 
 
 def copied(array, shift=0):
@@ -67,7 +65,7 @@ class Kernels:
         self.run((program.LOOK_UP, PACKED[f].number, packed, columns, ids, len(ids), out, rows, 0))
         return out
 
-    def product(self, x, segments, *, bias=None, frame=3):
+    def product(self, x, segments, *, bias=None, frame=3, digits=2):
         """x `[M, K]` with segments (format, packed, rows): `[M, N]`, all of them side by side.
 
         Around the results is a frame, which must stay as it is.
@@ -79,18 +77,18 @@ class Kernels:
         rows, columns = x.shape
         out = np.full((rows + 2, column + 2 * frame), 5, np.float32)
         results = out[1:-1, frame : frame + column]
-        seen = np.empty(rows * columns // 32 * ACTIVATION_BYTES, np.uint8)
+        seen = np.empty(rows * columns // 32 * ACTIVATION_BYTES[digits], np.uint8)
         self.run(
-            (program.QUANTIZE, x, x.strides[0] // 4, seen, rows, columns),
+            (program.QUANTIZE, x, x.strides[0] // 4, seen, rows, columns, digits),
             (program.MULTIPLY, seen, np.array(places), len(segments), results,
-             out.strides[0] // 4, rows, columns, 0 if bias is None else bias),
+             out.strides[0] // 4, rows, columns, 0 if bias is None else bias, digits),
         )  # fmt: skip
         copy = results.copy()
         results[...] = 5
         assert (out == 5).all()
         return copy
 
-    def seen(self, x):
+    def seen(self, x, digits=2):
         out = np.empty_like(x)
-        self._call("llmcli_seen", x, out, x.size)
+        self._call("llmcli_seen", x, out, x.size, digits)
         return out

@@ -122,32 +122,36 @@ def dequantized(f, raw):
     return parts.reshape(q.shape)
 
 
-def rounded(x):
-    """x float32 `[M, K]` in 8 bits: integers `[M, K]` and d, float32 `[M, K / 32]`."""
+def rounded(x, digits=2):
+    """x float32 `[M, K]` in 16 or 8 bits: integers `[M, K]` and d, float32 `[M, K / 32]`."""
     runs = x.reshape(len(x), -1, 32)
     most = np.abs(runs).max(-1)
-    finite, used = np.isfinite(runs).all(-1), most >= np.float32(2.0**-121)
+    finite, used = np.isfinite(runs).all(-1), most >= np.float32(2.0**-109)
     with np.errstate(all="ignore"):
         inverse = np.where(finite & used, np.float32(127) / most, np.float32(0))
         d = np.where(used, most / np.float32(127), np.float32(0))
         d = np.where(finite, d, np.float32(np.nan)).astype(np.float32)
-    q = np.rint(np.where(finite[..., None], runs, np.float32(0)) * inverse[..., None])
+    scaled = np.where(finite[..., None], runs, np.float32(0)) * inverse[..., None]
+    q = np.rint(scaled)
     assert q.dtype == d.dtype == np.float32
     assert np.abs(q).max(initial=0) <= 127
+    if digits == 2:
+        low = np.rint((scaled - q) * np.float32(256)).clip(-127, 127)
+        q, d = q * np.float32(256) + low, d / np.float32(256)
     return q.astype(np.int64).reshape(x.shape), d
 
 
-def seen(x):
+def seen(x, digits=2):
     """x as the kernels read it, float32."""
-    q, d = rounded(x)
+    q, d = rounded(x, digits)
     with np.errstate(all="ignore"):
         return (q.reshape(*d.shape, 32).astype(np.float32) * d[..., None]).reshape(x.shape)
 
 
-def product(f, raw, x):
+def product(f, raw, x, digits=2):
     """float32 `[M, N]`, bit for bit."""
     w, scale, min_ = decoded(f, raw)
-    q, d = rounded(x)
+    q, d = rounded(x, digits)
     out = np.zeros((len(x), len(raw)), np.float32)
     width = w.shape[1] // scale.shape[1]
     with np.errstate(all="ignore"):

@@ -80,7 +80,7 @@ def sinks_of(heads, there):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("case", CASES)
 def test_attention_of_many_tokens(library, use, case, dtype, kind):
     q, k, v, starts, window = tensors(case, dtype)
@@ -96,6 +96,22 @@ def test_attention_of_many_tokens(library, use, case, dtype, kind):
     assert all(torch.equal(one, found[0]) for one in found)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_for_the_cache_are_rounded_as_by_pytorch(library, use, dtype):
+    """To even, subnormal numbers and infinities included: all of 16 bits, and what lies between."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    every = every[every.isfinite()].sort().values
+    between = (every[:-1].double() + every[1:].double()).float() / 2
+    near = torch.cat([between, between.nextafter(torch.tensor(1e30)), between * (1 - 2e-7)])
+    special = torch.tensor([65519.0, 65520.0, -65536.0, 1e38, math.inf, -math.inf, math.nan, 1e-45])
+    x = torch.cat([every, near, special])
+    x = x[: len(x) // 2 * 2].view(2, -1)
+    for _ in levels(library, use):
+        torch.testing.assert_close(
+            compiled.narrow(x, dtype), x.to(dtype), rtol=0, atol=0, equal_nan=True
+        )
+
+
 # B, H, K, T = 1, d, e, window, starts
 ONE = (
     (1, 1, 1, 1, 16, 16, None, [0]),
@@ -107,7 +123,7 @@ ONE = (
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("case", ONE)
 def test_attention_of_one_token(library, use, case, dtype, kind):
     q, k, v, starts, window = tensors(case, dtype)
@@ -131,7 +147,7 @@ def test_attention_of_one_token(library, use, case, dtype, kind):
 LATENTS = ((1, 1, 48, 32, [0]), (2, 16, 80, 64, [3, 700]), (3, 6, 576, 512, [300]))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("case", LATENTS)
 def test_values_that_are_the_beginning_of_the_keys_of_all_heads(library, use, case, dtype):
     batch, heads, size, values, starts = case

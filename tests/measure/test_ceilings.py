@@ -23,7 +23,7 @@ MIB = 2**20
 @pytest.fixture
 def two_sockets(tmp_path, monkeypatch):
     """Four processors on two sockets: their own L1 and L2, and an L3 for each pair."""
-    monkeypatch.setattr(module, "_processors", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(module, "processor_numbers", lambda: [0, 1, 2, 3])
     for processor in range(4):
         for index, (level, kind, size, shared) in enumerate((
             (1, "Data", "48K", 1 << processor),
@@ -47,7 +47,7 @@ def test_a_shared_cache_counts_once_and_an_own_one_for_every_thread(two_sockets)
 
 
 def test_processors_that_may_not_be_used_do_not_count(two_sockets, monkeypatch):
-    monkeypatch.setattr(module, "_processors", lambda: [1])
+    monkeypatch.setattr(module, "processor_numbers", lambda: [1])
     assert cpu_caches(4, two_sockets) == (("L2", MIB), ("L3", 32 * MIB))
 
 
@@ -136,7 +136,7 @@ def test_a_dtype_is_measured_once_and_float64_never_through_float32():
 def test_products_with_packed_weights_have_a_rate_of_their_own():
     packed = Arithmetic(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
     found = measure_ceilings(CPU, packed, threads=1, working_set=MIB, seconds=0.05)
-    assert [rate.dtype for rate in found.matrices] == ["int8", "float32", "bfloat16"]
+    assert [rate.dtype for rate in found.matrices] == ["int16", "float32", "bfloat16"]
     assert found.matrices[0].way in (f"llmcli {native.level()}", "PyTorch")
     assert found.matrices[0].flops_per_s > 0
 

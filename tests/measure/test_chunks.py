@@ -280,7 +280,7 @@ def test_what_no_proof_of_attention_is_about_is_seen(begin, dtype, check, tmp_pa
         return plain(own, *given) * 1.001
 
     Fault(monkeypatch, begin).wrap(Block, "__call__", block)
-    assert red(attention(model)) == {check}
+    assert {check} <= red(attention(model)) <= {check, "chunks_stream"}
 
 
 def test_a_prompt_whose_cache_does_not_fit_is_observed_without(tmp_path, monkeypatch):

@@ -250,7 +250,6 @@ def test_gaps_of_a_gguf_file(tmp_path, offsets, size, where):
     ("change", "words"),
     [
         (lambda tensors: tensors.pop("model.norm.weight"), "no tensor for `ln_final.w`"),
-        (lambda tensors: tensors.update(extra=torch.ones(2)), "no parameter for `extra`"),
         (
             lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}),
             "should be [32] but is [31]",

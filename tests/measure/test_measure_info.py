@@ -138,8 +138,8 @@ def test_blocks_are_kept_where_there_are_kernels_for_them(tmp_path, monkeypatch,
         assert cpu.need == dense.need
         return
     assert cpu.need.formats == {
-        "weight_format": "Q8_0", "activation_format": "float32", "cache_format": "bfloat16",
-        "product_format": "int8",
+        "weight_format": "Q8_0", "activation_format": "float32", "cache_format": "float16",
+        "product_format": "int16",
     }  # fmt: skip
     assert 2 * cpu.need.cache == dense.need.cache
     assert cpu.need.weights < dense.need.weights / 3

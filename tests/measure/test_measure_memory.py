@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import sys
 from types import SimpleNamespace
 
+import children
 import pytest
 import torch
 from load_files import write_gguf
 
-from llmcli import devices
+from llmcli import OPENMP_THREADS, devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UsageError
 from llmcli.families import plan, translate
 from llmcli.kernels import native
+from llmcli.limits import free_memory, memory_limit, processors
 from llmcli.loading.load import arithmetic_on
 from llmcli.observe import memory
 from llmcli.observe.fit import chosen_arithmetic
-from llmcli.observe.memory import cpu, free_memory, machine_devices, nvidia_gpus
+from llmcli.observe.memory import cpu, machine_devices, nvidia_gpus
 from llmcli.ops import processor
 from llmcli.reports.info import Device
 
@@ -87,6 +90,96 @@ def test_free_memory_is_within_the_limit_of_the_container(tmp_path):
     (group / "memory/memory.limit_in_bytes").write_text("500\n")
     (group / "memory/memory.usage_in_bytes").write_text("700\n")
     assert free_memory(tmp_path) == 0
+    assert memory_limit(tmp_path) == 500
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_kept_in_memory_are_free_in_a_nested_group(tmp_path, version):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    own = "0::/a/b\n" if version == 2 else "3:cpu:/c\n2:memory:/a/b\n"
+    (tmp_path / "proc/self/cgroup").write_text(own)
+    group = tmp_path / "sys/fs/cgroup" / ("a" if version == 2 else "memory/a")
+    (group / "b").mkdir(parents=True)  # the limit is that of the group above
+    names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+    for name, number in zip(names, (1000, 900), strict=True):
+        (group / f"memory.{name}").write_text(f"{number}\n")
+    total = "" if version == 2 else "total_"
+    stat = f"anon 100\n{total}inactive_file 600\n{total}active_file 100\nshmem 100\n"
+    (group / "memory.stat").write_text(stat)
+    assert free_memory(tmp_path) == 800
+    assert memory_limit(tmp_path) == 1000
+
+
+@pytest.mark.parametrize(
+    ("quota", "right"),
+    [
+        ("max 100000", 4),
+        ("-1 100000", 4),
+        ("100000 100000", 1),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("900000 100000", 4),
+        ("300000 0", 4),
+        ("", 4),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_processors_are_within_the_quota_of_a_nested_group(
+    tmp_path, monkeypatch, version, quota, right
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 5, 7}, raising=False)
+    assert processors(tmp_path) == 4
+    (tmp_path / "proc/self").mkdir(parents=True)
+    own = "0::/a/b\n" if version == 2 else "3:cpu,cpuacct:/a/b\n2:memory:/c\n"
+    (tmp_path / "proc/self/cgroup").write_text(own)
+    group = tmp_path / "sys/fs/cgroup" / ("a" if version == 2 else "cpu/a")
+    (group / "b").mkdir(parents=True)
+    if version == 2:
+        (group / "cpu.max").write_text(quota + "\n")
+        (group / "b/cpu.max").write_text("max 100000\n")
+    else:
+        for name, number in zip(("quota", "period"), quota.split(), strict=False):
+            (group / f"cpu.cfs_{name}_us").write_text(number + "\n")
+    assert processors(tmp_path) == right
+
+
+# what a process in a container with a quota of 1.5 of 4 processors reads
+QUOTA = """
+import builtins, os, sys
+read = builtins.open
+os.sched_getaffinity = lambda _: {0, 1, 2, 3}
+builtins.open = lambda path, *more, **named: read(
+    sys.argv[1] if str(path) == "/sys/fs/cgroup/cpu.max" else path, *more, **named
+)
+from llmcli.cli.app import main
+sys.exit(main(["env", "--json", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "threads", "source"),
+    [
+        ({}, (), ("1", "1"), "default"),
+        ({"OMP_NUM_THREADS": "3"}, (), ("3", "3"), "environment"),
+        ({"MKL_NUM_THREADS": "3"}, (), (None, "3"), "environment"),
+        ({}, ("--threads", "3"), ("1", "3"), "flag"),
+    ],
+)
+def test_all_threads_follow_the_quota(tmp_path, environ, options, threads, source):
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    plain = {name: value for name, value in os.environ.items() if name not in OPENMP_THREADS}
+    told = "import os, atexit; atexit.register(lambda: print(os.environ.get('OMP_NUM_THREADS')))\n"
+    run = children.run(
+        [sys.executable, "-c", told + QUOTA, str(tmp_path / "cpu.max"), *options],
+        env=plain | environ, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    report, variable = run.stdout.strip().rsplit("\n", 1)
+    report = json.loads(report)
+    assert report["environment"]["cores"] == 1
+    setting = next(one for one in report["settings"] if one["name"] == "threads")
+    assert (variable, setting["value"]) == (str(threads[0]), threads[1])
+    assert setting["source"] == source
 
 
 LINES = """0, GPU-aa11, NVIDIA A100-SXM4-80GB, 81920, 80000, 8.0

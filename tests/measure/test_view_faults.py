@@ -16,6 +16,7 @@ from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
+from llmcli.formats.packed import Packed
 from llmcli.kernels import native
 from llmcli.model import Model
 from llmcli.parts.attention import forward as nn_attention
@@ -151,3 +152,31 @@ def test_a_small_fault_turns_a_footer_red(plant, config, dtype, sign, monkeypatc
     plant(monkeypatch, of, 1 + sign * SMALL[dtype])
     view = dump if plant is feed_forward else attention
     assert not all(check.ok for check in view(whole))
+
+
+# what a product may make of the low digits of its activations: of those that `seen` has, rounded to
+# 8 bits and to 16
+LOW_DIGITS = {
+    "left out": lambda high, both: high,
+    "negated": lambda high, both: 2 * high - both,
+    "doubled": lambda high, both: 2 * both - high,
+    "of the column beside": lambda high, both: high + (both - high).roll(1, -1),
+}
+
+
+@HAS
+@pytest.mark.parametrize("fault", LOW_DIGITS)
+@pytest.mark.parametrize("config", ["gpt2", "llama", "qk norm"])
+def test_a_fault_in_the_low_digits_turns_a_footer_red(fault, config, monkeypatch):
+    _, whole = looked_at(config, "packed")
+    seen = Packed.seen
+
+    def other(weight, x):
+        monkeypatch.setattr(weight, "digits", 1)
+        high = seen(weight, x)
+        monkeypatch.setattr(weight, "digits", 2)
+        return LOW_DIGITS[fault](high, seen(weight, x))
+
+    assert attention(whole)
+    monkeypatch.setattr(Packed, "seen", other)
+    assert red(whole) >= {"attention", "lens", "dump"}

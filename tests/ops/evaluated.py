@@ -41,8 +41,8 @@ class Given:
         """A product's input as its weight reads it: as it is, heads side by side."""
         return concatenated(self[name])
 
-    def in_8_bits(self, weight):
-        return False
+    def rounded(self, weight):
+        return 0
 
     def size(self, name):
         return tuple(self.weights[name].shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,16 @@ from decoder_parameters import parameters_of
 from parity_gguf import write_gguf
 from parity_models import build, prompt
 from parity_types import Checkpoints
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from zoo import PACKED, ZOO, Variant, attending, packed, variant
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.bench.measure import counts
 from llmcli.commands.bench.measure.peers.peer import same_model
 from llmcli.commands.bench.measure.peers.transformers import open_transformers
 from llmcli.commands.bench.report.results import Settings
+from llmcli.commands.bench.report.results import Test as Case
 from llmcli.errors import UnsupportedModel, UsageError
 from llmcli.families.to_transformers import hub_config, hub_loads
 from llmcli.loading.load import Model, load_checkpoint
@@ -52,9 +57,11 @@ def difference(model: Model) -> float:
     ids = prompt(tokens=40)[0].tolist()
     peer = open_transformers(model, SETTINGS)
     peer.start(len(ids), 1, 7)
-    peer.read(ids[:30])
-    peer.step(ids[0])
-    peer.step(ids[1])
+    peer.read(ids[:25])
+    for _ in range(2):
+        peer.rewind(25)
+        peer.read(ids[:30])
+        peer.step(ids[0])
     peer.rewind(25)
     peer.read(ids[25:38])
     worst = 0.0
@@ -81,6 +88,49 @@ def test_a_model_filled_from_ours_is_the_same_model(name: str, checkpoints: Chec
     file = checkpoints(name) / "model.safetensors"  # a file by itself: transformers is not asked
     model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32")
     assert difference(model) < 1e-4
+
+
+def test_layers_with_a_window_read_its_keys_only(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers' own `generate`: a cache without the configuration reads all of them."""
+    model = load_checkpoint(open_checkpoint(checkpoints("mistral-window")), device="cpu")
+    layers = [layer.window for layer in model.config.layers]
+    seen: list[int] = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Tensor, key: Tensor, *args: Any, **options: Any) -> Tensor:
+        seen.append(key.shape[-2])
+        return fused(query, key, *args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    peer = open_transformers(model, SETTINGS)
+    peer.start(80, 1, 40)
+    peer.read([1] * 40)
+    peer.rewind(40)
+    for _ in range(2):
+        peer.read([2] * 30)
+        peer.rewind(40)
+        seen.clear()
+        peer.step(3)
+        assert seen == [41 if window is None else window for window in layers]
+    with pytest.raises(UsageError, match="cannot go back to the first 39 tokens"):
+        peer.rewind(39)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "llama-gqa3"])
+def test_work_is_that_which_transformers_does(name: str, checkpoints: Checkpoints) -> None:
+    """Of calls shorter than a window, whose keys it reads and masks."""
+    model = load_checkpoint(open_checkpoint(checkpoints(name)), device="cpu", dtype="float32")
+    settings = replace(SETTINGS, flash_attn="off", n_ubatch=6)
+    peer = open_transformers(model, settings)
+    for tokens in (6, 12):
+        peer.start(tokens, 1, settings.n_ubatch)
+        with peer.computing(), FlopCounterMode(display=False) as counter:
+            peer.read(range(3, 3 + tokens))
+        test = Case(n_prompt=tokens, n_gen=0, depth=0)
+        work = counts.work(model.config, peer.numbers, test, settings, peer.reads)
+        assert work.flops_full == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("one", GGUF, ids=lambda one: one.model_type)

@@ -216,16 +216,18 @@ def test_whose_weights_are_random() -> None:
 def test_ratios_have_a_verdict_and_that_of_the_means() -> None:
     other = replace(RAN, engine="transformers")
     theirs = replace(TEXT, number=3, engine="transformers", info=other)
-    close = replace(RATIO, test=PROMPT.test, lowest=0.99, number=1)
-    fast = replace(RATIO, lowest=1.01)
-    slow = replace(RATIO, median=0.5, lowest=0.4, highest=0.6, quartiles=(0.45, 0.55))
-    lines = shown(140, PROMPT, TEXT, theirs, against=(close, fast, slow))
+    close = replace(RATIO, test=PROMPT.test, number=1)
+    fast = replace(RATIO, ratios=(1.9, 2.0, 2.1))
+    slow = replace(RATIO, median=0.5, ratios=(0.49, 0.5, 0.51))
+    once = replace(RATIO, ratios=(2.0,))
+    lines = shown(140, PROMPT, TEXT, theirs, against=(close, fast, slow, once))
     at = lines.index("llmcli ÷ transformers in tokens/s: the median of pairwise ratios")
-    assert " ".join(lines[at + 1].split()) == "test median lowest highest pairs of the means"
-    assert [" ".join(line.split()) for line in lines[at + 3 : at + 6]] == [
-        "pp512 2.00× 0.99× 3.00× 3 1.90× undecided",
-        "tg4 @ d1024 2.00× 1.01× 3.00× 3 1.90× faster",
-        "tg4 @ d1024 0.50× 0.40× 0.60× 3 1.90× slower",
+    assert " ".join(lines[at + 1].split()) == "test median 95 % interval pairs of the means"
+    assert [" ".join(line.split()) for line in lines[at + 3 : at + 7]] == [
+        "pp512 2.00× 0.46× … 7.22× 3 1.90× undecided",
+        "tg4 @ d1024 2.00× 1.76× … 2.26× 3 1.90× faster",
+        "tg4 @ d1024 0.50× 0.48× … 0.53× 3 1.90× slower",
+        "tg4 @ d1024 2.00× 1 1.90× undecided",
     ]
     shared = "both engines are in this process: neither has a peak memory of its own"
     assert shared in lines

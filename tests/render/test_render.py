@@ -146,9 +146,9 @@ def test_the_line_of_a_model_says_what_became_of_its_weights(stored, used, line)
 def test_the_line_of_a_packed_model_says_what_is_rounded(stored, words):
     model = {
         "name": "m", "stored_formats": stored, "device": "cpu", "weight_format": "Q4_1 + Q8_0",
-        "activation_format": "float32", "cache_format": "bfloat16", "product_format": "int8",
+        "activation_format": "float32", "cache_format": "float16", "product_format": "int16",
     }  # fmt: skip
-    line = f"m ({words} on cpu: int8 products, float32 activations, bfloat16 cache)"
+    line = f"m ({words} on cpu: int16 products, float32 activations, float16 cache)"
     assert stats.model_line(model) == line
 
 
@@ -217,6 +217,23 @@ def test_a_long_setting_has_a_line_of_its_own():
 )
 def test_text_for_a_terminal_cannot_drive_it(text, expected):
     assert theme.printable(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        (" Paris", " Paris"),
+        ("-", "'-"),
+        ('=HYPERLINK("http://x")', '\'=HYPERLINK("http://x")'),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("+1\n", "'+1\\n"),
+        ("\uff1d1", "'\uff1d1"),
+        ("\t=1\r\n", "\\t=1\\r\\n"),
+        ("\x1b]0;own\x07\ud800\u202e", "\\x1b]0;own\\x07\\ud800\\u202e"),
+    ],
+)
+def test_a_cell_of_a_table_is_a_line_and_no_formula(text, cell):
+    assert theme.csv_cell(text) == cell
 
 
 def test_quoted_tokens_show_what_is_invisible():

@@ -127,6 +127,7 @@ def test_what_is_said_at_eighty_columns():
         "smollm2",
         "does not fit on cpu: 5.05 GiB beside PyTorch itself, of 4 GiB free, for 2",
         "sequences of 8,192 tokens; 100 tokens fit",
+        "no smaller weight format or context fits either",
         "",
         "family      llama · type llama · width 576 · vocabulary 49,152",
         "parameters  134,515,008 · embedding 28.3 M · attention 26.5 M · MLP 79.6 M",
@@ -152,6 +153,7 @@ def test_all_of_it_at_eighty_columns():
         "smollm2",
         "does not fit on cpu: 5.05 GiB beside PyTorch itself, of 4 GiB free, for 2",
         "sequences of 8,192 tokens; 100 tokens fit",
+        "no smaller weight format or context fits either",
         "",
         "family      llama · type llama · width 576 · vocabulary 49,152",
         "parameters  134,515,008 (135 M) · all active",
@@ -246,7 +248,7 @@ def test_what_is_not_known_is_said():
 
 
 def test_blocks_that_do_not_fit_are_said_to_stay_in_the_file():
-    packed = replace(NEED, formats=NEED.formats | {"product_format": "int8"}, weights=5 << 30)
+    packed = replace(NEED, formats=NEED.formats | {"product_format": "int16"}, weights=5 << 30)
     for need, said in ((packed, True), (replace(packed, weights=3 << 30), False), (NEED, False)):
         fit = DeviceFit(device=CPU, need=need, token=TOKEN, fits=False, longest=0)
         text = " ".join(shown(render_info(replace(REPORT, model=replace(MODEL, fits=(fit,)))), 100))
@@ -320,17 +322,24 @@ def test_yes_is_green_and_no_is_red():
     assert "\x1b[32mfits on cpu" in shown(render_info(good), 80, colour=True)[1]
 
 
-def test_families_are_facts_too():
+def test_families_are_a_table_of_one_line_each():
     family = FamilyFacts(
-        name="any", words="one two " * 20, hf_types=("a", "b"), gguf_architectures=("c",),
+        name="any", words="one two " * 10, hf_types=("a" * 40, "b"), gguf_architectures=("c",),
         mixers=("attention", "other"), feed_forwards=("MLP",), checked="parity",
     )
-    lines = shown(render_families([family]), 40)
-    assert max(map(len, lines)) <= 40
-    assert lines[0].startswith("any  one two")
-    assert "     attention, other + MLP" in lines
-    assert "     model_type of config.json: a, b" in lines
-    assert "     checked: parity" in lines
+    other = replace(family, name="more", hf_types=("d",), checked="parity, `tiny` run")
+    names = ["family", "model_type", "GGUF", "layers", "particulars"]
+    for width, count in ((50, 3), (90, 4), (200, 5)):
+        lines = shown(render_families([family, other]), width)
+        assert max(map(len, lines)) <= width
+        assert lines[0].split() == names[:count]
+        assert [line.split()[0] for line in lines[2:4]] == ["any", "more"]
+        left = " and ".join(names[count:])
+        assert lines[4:] == [
+            *([f"{left}: --json"] if left else []), "", "checked: parity · more: `tiny` run", "",
+        ]  # fmt: skip
+    whole = f"any      {'a' * 40}, b   c      attention, other + MLP   {family.words}"
+    assert lines[2] == whole.rstrip()
 
 
 def test_the_ends_of_a_model_say_how_they_are_scaled_and_capped():

@@ -313,17 +313,18 @@ def test_few_layers_are_all_shown_on_a_screen():
 
 
 def test_the_table_for_other_programs_has_every_token_of_every_cell():
-    one = report(tokens=((1, 'a "quoted", one\n'), (2, " the")), prompt_tokens=1)
+    one = report(tokens=((1, 'a "quoted", one\n'), (2, "=1+1")), prompt_tokens=1)
     text = lens_csv(one).decode()
     lines = list(csv.DictReader(io.StringIO(text)))
     assert tuple(lines[0]) == COLUMNS
     assert len(lines) == 4 * 2 * 2
     assert lines[0] == {
         "row": "blocks.0.resid_pre", "layer": "", "position": "0",
-        "position_token": 'a "quoted", one\n', "generated": "0", "place": "1",
+        "position_token": 'a "quoted", one\\n', "generated": "0", "place": "1",
         "id": "5", "token": " the", "probability": "0.5", "entropy": "1.5", "kl": "0.25",
         "target_id": "7", "target_rank": "3", "target_probability": "0.125",
     }  # fmt: skip
+    assert lines[2]["position_token"] == "'=1+1"
     assert [line["place"] for line in lines[:4]] == ["1", "2", "1", "2"]
     assert lines[-1]["row"] == "blocks.1.resid_post"
     assert lines[-1]["layer"] == "1"

@@ -93,7 +93,7 @@ def test_time_has_its_share_and_bytes_their_speed():
 
 def test_the_verdict_is_first_and_each_of_them_last():
     assert loaded().splitlines()[1:3] == [
-        "✓ whole: 3 tensors, all numbers finite, 4 checks · --checks · --all",
+        "✓ readable: 3 tensors, all numbers finite, 4 checks · --checks · --all",
         "head.W is embed.W: one matrix of 1 MiB",
     ]
     assert loaded(checks=True).splitlines()[-6:] == [
@@ -102,7 +102,7 @@ def test_the_verdict_is_first_and_each_of_them_last():
         "✓ `total_size`: 1,000",
         "✓ nothing is left over · exactly",
         "✓ no NaN and no infinity in 4,000 numbers",
-        "✓ whole: 3 tensors, all numbers finite, 4 checks",
+        "✓ readable: 3 tensors, all numbers finite, 4 checks",
     ]
 
 
@@ -113,7 +113,7 @@ def test_of_some_lines_there_is_no_more_than_what_is_wrong_and_the_last_verdict(
 
     good = brief()
     assert len(good) == 5
-    assert good[-1] == "✓ whole: 3 tensors, all numbers finite, 4 checks"
+    assert good[-1] == "✓ readable: 3 tensors, all numbers finite, 4 checks"
     wrong = brief(
         claims=(CLAIM, replace(CLAIM, ok=False, holds="999")),
         checks=(CHECK, replace(CHECK, value=1.0, words="all is there")),

@@ -5,9 +5,11 @@ Needs llama-cpp-python (the fixtures were made with 0.3.36). Writes into data/ n
 - smollm2_ids.json.gz: ids of 6,000 strings under SmolLM2's vocabulary, with special tokens parsed
   and (where that differs) not, without BOS; and the ids that llama.cpp counts as end of generation.
 - pretokenizer_ids.json.gz: for one name of each pre-tokenizer rule, ids under a vocabulary in which
-  any two bytes may merge, so that nearly every boundary between pieces shows in the ids.
+  any two bytes may merge, so that nearly every boundary between pieces shows in the ids (made with
+  llama.cpp v0.5.0, which knows names that the other one does not).
 - sentencepiece_ids.json.gz: the metadata of three SentencePiece models (piece_models.py; needs
   sentencepiece) and their ids of 2,200 strings, with special tokens parsed and not.
+- spaced_ids.json.gz (llama.cpp v0.5.0 too): the same for BPE over characters, with `▁` for spaces.
 """
 
 from __future__ import annotations
@@ -30,11 +32,16 @@ DATA = Path(__file__).parent / "data"
 PRES = [
     "default", "falcon", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "qwen35",
     "tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3", "bailingmoe",
-    "seed-coder", "exaone-moe", "minicpm5", "bloom", "viking",
+    "seed-coder", "exaone-moe", "minicpm5", "bloom", "viking", "kimi-k2", "youtu", "tiny_aya",
+    "superbpe", "granite-embed-multi-97m", "spark2_5", "afmoe", "jais-2", "chameleon", "laguna",
+    "ufakzeka",
 ]  # fmt: skip
 TAILS = [
     "<|user|> hi<|end|>\n <think>  x</think>", "a<s> b</s>c", "<|end|>", "<think><think> a",
     "<|user|>\n\n<|end|>  <unk>  x<|endoftext|>  y",
+]  # fmt: skip
+TRICKY = [
+    " \t" * 3 + "x", "\t " * 3 + "x", "in  2024", "x1234y ab123 1234567 12ab", "\n  a\n",
 ]  # fmt: skip
 _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
@@ -52,6 +59,7 @@ def main(path: Path | None) -> None:
         _write("smollm2_ids.json.gz", _smollm2(path, provenance))
     _write("pretokenizer_ids.json.gz", _pretokenizers(provenance))
     _write("sentencepiece_ids.json.gz", _sentencepiece(provenance))
+    _write("spaced_ids.json.gz", _spaced(provenance))
 
 
 def _smollm2(path: Path, provenance: dict[str, str]) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def _smollm2(path: Path, provenance: dict[str, str]) -> dict[str, Any]:
 
 
 def _pretokenizers(provenance: dict[str, str]) -> dict[str, Any]:
-    texts = strings(400, seed=2)
+    texts = [*strings(400, seed=2), *TRICKY]
     rows: dict[str, list[list[int] | None]] = {}
     for pre in PRES:
         with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
@@ -82,12 +90,33 @@ def _pretokenizers(provenance: dict[str, str]) -> dict[str, Any]:
 
 def _sentencepiece(provenance: dict[str, str]) -> dict[str, Any]:
     import sentencepiece
-    from piece_models import gguf, metadata
+    from piece_models import metadata
 
     texts = strings(2000, seed=11)
     texts += [text + tail for text in texts[:40] for tail in TAILS] + TAILS
     models = {kind: metadata(kind) for kind in ("llama", "gemma", "small")}
     models["phi3"] = metadata("llama", end="<|endoftext|>") | {"general.name": "Phi-3 mini"}
+    provenance |= {"sentencepiece": sentencepiece.__version__}
+    return {"provenance": provenance, **_of_models(texts, models)}
+
+
+def _spaced(provenance: dict[str, str]) -> dict[str, Any]:
+    from tokenizer_files import spaced
+
+    texts = strings(500, seed=13)
+    texts += [text + tail for text in texts[:20] for tail in TAILS]
+    texts += ["\n" * count + "the" for count in range(9)]
+    named = {"gemma4": {"model": "gemma4"}, "sarvam-moe": {"model": "gpt2", "pre": "sarvam-moe"}}
+    models = {
+        name: {f"tokenizer.ggml.{key}": value for key, value in (spaced() | own).items()}
+        for name, own in named.items()
+    }
+    return {"provenance": provenance, **_of_models(texts, models)}
+
+
+def _of_models(texts: list[str], models: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    from piece_models import gguf
+
     rows = {}
     for kind, values in models.items():
         with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
@@ -99,11 +128,7 @@ def _sentencepiece(provenance: dict[str, str]) -> dict[str, Any]:
         ends = [index for index in range(count) if llama_cpp.llama_vocab_is_eog(vocab, index)]
         rows[kind] = {"metadata": values, "ids": ids, "ends": ends, "pieces": _pieces(vocab, count)}
         llama_cpp.llama_model_free(model)
-    return {
-        "provenance": provenance | {"sentencepiece": sentencepiece.__version__},
-        "texts": texts,
-        "models": rows,
-    }
+    return {"texts": texts, "models": rows}
 
 
 def _pieces(vocab: Any, count: int) -> list[str]:

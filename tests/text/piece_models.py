@@ -112,7 +112,10 @@ def metadata(kind: str, *, end: str = "<|end|>", **more: Any) -> dict[str, Any]:
 
 def gguf(values: dict[str, Any]) -> bytes:
     """The smallest GGUF file that llama.cpp loads for its vocabulary."""
-    lists = {"tokens": STRING, "scores": F32, "token_type": I32, "precompiled_charsmap": U8}
+    lists = {
+        "tokens": STRING, "merges": STRING, "scores": F32, "token_type": I32,
+        "precompiled_charsmap": U8,
+    }  # fmt: skip
     numbers = {
         "context_length": 128, "embedding_length": 64, "block_count": 1,
         "attention.head_count": 4, "feed_forward_length": 64,

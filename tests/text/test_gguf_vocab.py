@@ -7,7 +7,7 @@ from text_fixtures import metadata
 
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.pretokenizers import PRE_TOKENIZERS, find_rule
+from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.stream import StreamDecoder
 from llmcli.text.tokenizer import SpecialToken, split_specials
 
@@ -184,24 +184,32 @@ def test_no_tokenizer_is_none(kind):
     assert from_gguf(metadata(model=kind)) is None
 
 
-@pytest.mark.parametrize("pre", ["smolllm", "llama-spm", "zzz", "gpt2\x1b[31m" * 50])
-def test_an_unknown_pre_tokenizer_is_never_a_default(pre):
-    with pytest.raises(UnsupportedModel, match="pre-tokenizer") as caught:
-        from_gguf(metadata(pre=pre))
-    assert "smollm" in caught.value.hint
-    assert len(str(caught.value)) < 200
+@pytest.mark.parametrize("pre", ["smolllm", "zzz", "gpt2\x1b[31m" * 50, None, "", 3, ["gpt-2"]])
+def test_an_unknown_or_missing_pre_tokenizer_is_llama_cpps_default_and_a_note(pre):
+    tokenizer = from_gguf(metadata(["ab"], pre=pre))
+    usual = from_gguf(metadata(["ab"], pre="default"))
+    assert (len(tokenizer.notes), usual.notes) == (1, ())
+    assert "`tokenizer.ggml.pre`" in tokenizer.notes[0]
+    assert tokenizer.notes[0].isprintable()
+    assert len(tokenizer.notes[0]) < 300
+    assert tokenizer.name == "gguf byte-level BPE, default"
+    for text in ("1234 ab, it's", " a  b"):
+        assert tokenizer.encode(text) == usual.encode(text)
 
 
-def test_a_missing_pre_tokenizer_is_not_guessed():
-    for pre in (None, "", 3):
-        with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre"):
-            from_gguf(metadata(pre=pre))
+def test_ids_out_of_range_are_ignored_with_a_note():
+    tokenizer = from_gguf(metadata(fim_pad_token_id=256, eos_token_id=-1, padding_token_id=1 << 40))
+    assert sorted(note[:26] for note in tokenizer.notes) == [
+        "`tokenizer.ggml.eos_token_", "`tokenizer.ggml.fim_pad_to", "`tokenizer.ggml.padding_to",
+    ]  # fmt: skip
+    assert tokenizer.eos_ids == frozenset()
+    assert from_gguf(metadata()).notes == ()
 
 
-def test_close_names_are_suggested():
-    with pytest.raises(UnsupportedModel) as caught:
-        find_rule("smolm")
-    assert caught.value.hint.startswith("close: smollm")
+def test_kimi_k2_needs_no_merges():
+    values = metadata(["ab"], pre="kimi-k2")
+    del values["tokenizer.ggml.merges"]
+    assert from_gguf(values).encode("ab") == [ord("a"), ord("b")]
 
 
 def test_gpt_4o_is_the_published_expression():
@@ -229,8 +237,7 @@ def test_gpt_4o_is_the_published_expression():
         ("tokens", ["a", "b", "a"]), ("tokens", ["a", None]), ("merges", None), ("merges", 5),
         ("merges", ["ab"]), ("merges", [" b"]), ("merges", ["a zzz"]), ("merges", ["a b", 3]),
         ("merges", ["q z"]), ("merges", [""]), ("token_type", [1]), ("token_type", "x" * 300),
-        ("token_type", 1), ("bos_token_id", 256), ("bos_token_id", -1), ("bos_token_id", "0"),
-        ("eos_token_id", 1 << 40), ("eot_token_id", [0]), ("eos_token_id", True),
+        ("token_type", 1), ("bos_token_id", "0"), ("eot_token_id", [0]), ("eos_token_id", True),
         ("add_bos_token", True),
     ],
 )  # fmt: skip
@@ -274,6 +281,13 @@ def test_chat_template_comes_with_its_special_tokens():
     values["tokenizer.chat_template"] = source.replace("{{ bos_token }}", "")
     tokenizer = from_gguf(values)
     assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [256, ord("a"), 257]
+    values["tokenizer.chat_template"] = f"b{source}"
+    later = [256, ord("b"), 256, ord("a"), 257]  # llama.cpp drops only a BOS that begins the text
+    assert from_gguf(values).encode_chat([{"role": "user", "content": "a"}]) == later
+    del values["tokenizer.chat_template"]
+    assert from_gguf(values).chat_template is None
+    values |= {"tokenizer.chat_template.rag": "R", "tokenizer.chat_template.tool_use": "T"}
+    assert from_gguf(values).chat_template.source == "R"
     values["tokenizer.chat_template"] = ["x"]
     with pytest.raises(CheckpointError, match="not a string"):
         from_gguf(values)

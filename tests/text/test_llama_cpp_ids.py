@@ -8,7 +8,7 @@ from text_fixtures import frozen
 
 from llmcli.checkpoints.gguf import read_gguf
 from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer, find_rule
+from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 from llmcli.text.stream import StreamDecoder
 
 # Bytes for which SmolLM2's vocabulary has no token: text with them cannot come back.
@@ -79,7 +79,7 @@ def test_smollm2_stream_equals_decode(smollm2, ids, skip):
 def test_pre_tokenizer_splits_equal_llama_cpp(pair_tokenizer, pre):
     fixture = frozen("pretokenizer_ids.json.gz")
     backend = pair_tokenizer._backend
-    backend.pre_tokenizer = build_pre_tokenizer(find_rule(pre))
+    backend.pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZERS[pre])
     compared = 0
     for text, ids in zip(fixture["texts"], fixture["rows"][pre], strict=True):
         if ids is not None:
@@ -90,20 +90,22 @@ def test_pre_tokenizer_splits_equal_llama_cpp(pair_tokenizer, pre):
 
 def test_every_rule_was_compared():
     compared = {PRE_TOKENIZERS[pre].patterns for pre in frozen("pretokenizer_ids.json.gz")["rows"]}
-    assert {rule.patterns for rule in PRE_TOKENIZERS.values()} == compared
+    rules = {rule.patterns for rule in PRE_TOKENIZERS.values() if not rule.raw}
+    assert rules == compared  # those of characters: test_piece_ids.py
 
 
-# `\s*[\r\n]` and `\s*[\r\n]+` match the same: these two split everything alike.
-ALIKE = {"qwen2", "bailingmoe"}
+# `\s*[\r\n]` and `\s*[\r\n]+` match the same: the first two split everything alike. The third is
+# `gpt-4o` on all but the letters that are left out for that one.
+ALIKE = [("qwen2", "bailingmoe"), ("bailingmoe", "qwen2"), ("granite-embed-multi-97m", "gpt-4o")]
 
 
 def test_a_wrong_rule_is_noticed(pair_tokenizer):
     """The fixture can tell the rules apart: no rule passes for another one."""
     fixture = frozen("pretokenizer_ids.json.gz")
     for pre in fixture["rows"]:
-        pair_tokenizer._backend.pre_tokenizer = build_pre_tokenizer(find_rule(pre))
+        pair_tokenizer._backend.pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZERS[pre])
         ours = [pair_tokenizer.encode(text) for text in fixture["texts"]]
         for other, rows in fixture["rows"].items():
             same = all(a == b for a, b in zip(ours, rows, strict=True) if b is not None)
             equal = PRE_TOKENIZERS[pre].patterns == PRE_TOKENIZERS[other].patterns
-            assert same == (equal or {pre, other} == ALIKE), (pre, other)
+            assert same == (equal or (pre, other) in ALIKE), (pre, other)

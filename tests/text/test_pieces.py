@@ -164,6 +164,8 @@ def test_bytes_that_are_none_stand_for_their_text():
 def test_ids_that_the_file_leaves_out_are_llama_cpps():
     tokenizer = from_gguf(metadata(["▁"]))
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.add_bos) == (1, {2}, True)
+    astray = from_gguf(metadata(["▁"], bos_token_id=1 << 40))
+    assert (astray.bos_id, len(astray.notes)) == (1, 1), "the kind's own, as in llama.cpp"
     quiet = from_gguf(metadata(["▁"], add_bos_token=False))
     assert not quiet.add_bos
     assert quiet.encode("x", add_bos=True)[0] == 1
@@ -186,8 +188,8 @@ def test_unused_and_undefined_tokens_stand_for_nothing():
         ("scores", [0.0]), ("scores", "x" * 900), ("scores", 3), ("scores", [None] * 900),
         ("scores", [float("nan")] * 900), ("scores", [float("-inf")] * 900),
         ("scores", [1e300] * 900), ("scores", [10**400] * 900), ("token_type", [1]),
-        ("tokens", ["a", "a"]), ("tokens", []), ("bos_token_id", 1 << 40),
-        ("unknown_token_id", -1), ("precompiled_charsmap", "abc"),
+        ("tokens", ["a", "a"]), ("tokens", []), ("bos_token_id", "1"),
+        ("precompiled_charsmap", "abc"),
         ("precompiled_charsmap", [1, 2, 3]), ("precompiled_charsmap", [255] * 4096),
         ("precompiled_charsmap", {"a": 1}), ("precompiled_charsmap", 7),
     ],
@@ -281,6 +283,16 @@ def test_a_model_file_beside_its_settings(tmp_path):
     spans = [(p.id, p.start, p.end) for p in tokenizer.pieces("a<|user|>  a", add_bos=False)]
     assert spans == [(5, 0, 1), (6, 1, 9), (4, 11, 12)]
     assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [1, 4]
+    settings |= {"extra_special_tokens": {"eot": "<|new|>"}, "pad_token": "<pad>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    more = from_piece_file(path, config={"vocab_size": 12})
+    assert more.encode("<pad><|new|>", add_bos=False) == [10, 11]
+    assert more.special_ids >= {10, 11}
+    assert from_piece_file(path, config={"vocab_size": 11}).vocab_size == 11
+    settings["chat_template"] = "{{ messages[0].content }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    bare = from_piece_file(path)
+    assert bare.encode_chat([{"role": "user", "content": "a"}]) == bare.encode("a")[1:]
 
 
 def test_thousands_of_added_tokens_do_not_slow_a_text_down(tmp_path):

@@ -16,7 +16,8 @@ from llmcli.text.hfvocab import from_directory
 from llmcli.text.portions import divisible, portions
 from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 
-WHOLE = {"exaone-moe"}  # its words are whole runs of words
+# Their words are whole runs of words.
+WHOLE = {"exaone-moe", "superbpe", "gemma4", "granite-embed-multi-311m", "sarvam-moe"}
 ODD = ["  ", "\n", "\r\n", "\t", "'s", "é", "e\u0301", "日本", "12", "3.5", "()", "🙂", "\u00a0"]
 
 

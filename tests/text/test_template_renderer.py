@@ -192,6 +192,26 @@ def test_a_process_that_cannot_be_started(monkeypatch):
         ChatTemplate("x").render([])
 
 
+def test_open_files_are_not_laid_to_the_template():
+    """A process that may open no more than it has."""
+    program = (
+        "import os, resource\n"
+        "from llmcli.checkpoints.files import read_json\n"
+        "from llmcli.errors import LlmcliError\n"
+        "from llmcli.text.chat import ChatTemplate\n"
+        "import llmcli.text.template_renderer\n"
+        "from pathlib import Path\n"
+        "top = os.dup(0)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (top + 1, top + 1))\n"
+        "for ask in (lambda: ChatTemplate('x').render([]), lambda: read_json(Path('/dev/null'))):\n"
+        "    try: ask()\n"
+        "    except LlmcliError as error: print(error.message, error.hint)\n"
+    )
+    run = run_child([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.count("too many open files") == 2, run.stderr
+    assert run.stdout.count("ulimit -n") == 2
+
+
 PARENT = """
 import sys, time
 from llmcli.text import template_renderer

@@ -130,7 +130,9 @@ def test_extra_special_tokens_are_special(tmp_path):
     ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
     assert ours.encode("other the") == theirs("other the").input_ids
     assert library.token_to_id("the") in ours.special_ids
-    assert ours.vocab_size == library.get_vocab_size(), "an unknown token gets no id"
+    assert ours.encode("not there") == [library.get_vocab_size()] == theirs("not there").input_ids
+    full = from_directory(directory, config={"vocab_size": library.get_vocab_size()})
+    assert full.vocab_size == library.get_vocab_size(), "no id without an embedding"
 
 
 def test_eos_from_all_configurations(tmp_path):
@@ -276,8 +278,6 @@ def test_chat_template_files(tmp_path):
     ours = from_directory(directory)
     assert ours.chat_template.render([]) == "<|begin_of_text|>J"
     assert ours.encode_chat([]) == ours.encode("J"), "one BOS"
-    (directory / "chat_template.jinja").write_text("J", encoding="utf-8")
-    assert from_directory(directory).encode_chat([]) == ours.encode("J"), "the rule adds it"
     directory = write(tmp_path / "plain", "llama3", chat_template="S{{ eos_token }}")
     assert from_directory(directory).chat_template.render([]) == "S<|eot_id|>"
     assert from_directory(write(tmp_path / "none", "gpt2")).chat_template is None
@@ -293,7 +293,7 @@ def test_a_continuation_keeps_the_space_that_a_beginning_drops(tmp_path, kind):
         assert ours.decode(ids[:cut]) + rest == ours.decode(ids) == "the quick brown fox"
 
 
-def test_ids_follow_the_file_where_transformers_rebuilds_the_class_that_is_named(tmp_path):
+def test_a_normalizer_that_the_class_has_not_stays(tmp_path):
     """transformers 5 takes vocabulary and merges of `LlamaTokenizer`, and not how text is cut."""
     from transformers import AutoTokenizer
 
@@ -315,3 +315,127 @@ def test_ids_follow_the_file_where_transformers_rebuilds_the_class_that_is_named
             same = theirs.encode(text, add_special_tokens=False) == ours[text]
             assert same is (name != "LlamaTokenizer")
     assert ours == {" ab": [3, 8, 5], "AB": [8, 5]}
+
+
+@pytest.mark.parametrize("kind", ["llama3", "metaspace", "gpt2"])
+@pytest.mark.parametrize("front", ["", "@", "\n@", "[x] @"])
+def test_the_template_alone_writes_bos(tmp_path, kind, front):
+    rest = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    template = front.replace("@", "{{ bos_token }}") + rest
+    ours, theirs = _chat_ids(write(tmp_path, kind, chat_template=template))
+    assert ours == theirs
+
+
+def _chat_ids(directory):
+    """Ours and transformers' of one chat."""
+    from transformers import AutoTokenizer
+
+    chat = [{"role": "user", "content": "a quick one"}]
+    theirs = AutoTokenizer.from_pretrained(str(directory)).apply_chat_template(chat)
+    return from_directory(directory).encode_chat(chat), theirs.input_ids
+
+
+@pytest.mark.parametrize("where", ["named", "own", "map", "kept"])
+def test_templates_see_the_tokens_that_a_model_names(tmp_path, where):
+    source = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eot_token }}{% endfor %}"
+    named = {"eot_token": "<|end_of_text|>"}
+    given = {
+        "named": {"extra_special_tokens": named},
+        "own": named,
+        "map": {},
+        "kept": named | {"added_tokens_decoder": {}},
+    }[where]
+    directory = write(tmp_path, "llama3", chat_template=source, **given)
+    if where in ("map", "kept"):  # in the second case it is not read
+        more = named if where == "map" else {"bos_token": "<|eot_id|>"}
+        (directory / "special_tokens_map.json").write_text(json.dumps(more))
+    ours, theirs = _chat_ids(directory)
+    assert ours == theirs
+    assert ours[-1] == from_directory(directory).encode("<|end_of_text|>", add_bos=False)[0]
+
+
+@pytest.mark.parametrize("form", ["object", "list", "files", "files over settings"])
+def test_named_chat_templates(tmp_path, form):
+    source = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    named = {"tool_use": "T", "default": source}
+    given = {
+        "object": named,
+        "list": [{"name": name, "template": text} for name, text in named.items()],
+        "files": None,
+        "files over settings": {"default": "S"},
+    }[form]
+    directory = write(tmp_path, "llama3", chat_template=given)
+    if form.startswith("files"):
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates/tool_use.jinja").write_text("T")
+        (directory / "chat_template.jinja").write_text(source)
+    ours, theirs = _chat_ids(directory)
+    assert ours == theirs
+
+
+def test_chat_templates_without_a_default_and_of_processors(tmp_path):
+    def source(directory):
+        return from_directory(directory).chat_template.source
+
+    listed = [{"name": "rag", "template": "R"}, {"name": "tool_use", "template": "T"}]
+    directory = write(tmp_path / "list", "llama3", chat_template=listed)
+    assert source(directory) == "R"
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates/chat.jinja").write_text("C")
+    assert source(directory) == "R", "that of the settings, where no file is the default"
+    (write(directory, "llama3") / "chat_template.json").write_text('{"chat_template": "J"}')
+    assert source(directory) == "C"
+    (directory / "additional_chat_templates/chat.jinja").unlink()
+    assert source(directory) == "J"
+    (directory / "chat_template.json").write_text('{"chat_template": {"default": "D"}}')
+    assert source(directory) == "D"
+    (directory / "chat_template.json").write_text('{"chat_template": 3}')
+    with pytest.raises(CheckpointError, match="neither a text nor named texts"):
+        source(directory)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama2", "qwen2"])
+@pytest.mark.parametrize("where", ["decoder", "file", "map", "extra", "odd id", "flags"])
+def test_tokens_that_only_the_settings_know(tmp_path, kind, where):
+    from transformers import AutoTokenizer
+
+    size = Library.from_file(str(write(tmp_path, kind) / "tokenizer.json")).get_vocab_size()
+    new = {"content": "<|new|>", "special": True}
+    more = {"content": "<tool>", "special": False, "normalized": False}
+    given, files = {
+        "decoder": ({"added_tokens_decoder": {str(size + 1): more, str(size): new}}, {}),
+        "odd id": ({"added_tokens_decoder": {str(size + 40): new, "3": more}}, {}),
+        "flags": ({"added_tokens_decoder": {str(size): new | {"lstrip": True}}}, {}),
+        "file": ({}, {"added_tokens.json": {"<|new|>": size, "<tool>": size + 1}}),
+        "map": ({}, {"special_tokens_map.json": {
+            "pad_token": "<|new|>", "additional_special_tokens": ["<tool>"]}}),
+        "extra": ({"extra_special_tokens": {"own": "<|new|>"},
+                   "additional_special_tokens": ["<tool>", "the"]}, {}),
+    }[where]  # fmt: skip
+    directory = write(tmp_path, kind, **given)
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content))
+    ours = from_directory(directory, config={"vocab_size": size + 8})
+    theirs = AutoTokenizer.from_pretrained(str(directory))
+    for text in [*TEXTS[:50], "a<|new|>b", "a <|new|> <tool>the b", "<|new|><|new|> <too"]:
+        assert ours.encode(text) == theirs(text).input_ids, text
+        plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert ours.encode(text, add_bos=False, parse_special=False) == plain, text
+    assert ours.vocab_size == len(theirs) > size
+    assert ours.special_ids == set(theirs.all_special_ids) | {
+        index for index, token in theirs.added_tokens_decoder.items() if token.special
+    }
+
+
+@pytest.mark.parametrize("kind", ["llama3", "metaspace"])
+@pytest.mark.parametrize("split", [True, False])
+def test_split_special_tokens(tmp_path, kind, split):
+    from transformers import AutoTokenizer
+
+    source = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
+    directory = write(tmp_path, kind, split_special_tokens=split, chat_template=source)
+    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    for text in ["a<|eot_id|>b</s> <s> c", *TEXTS[:50]]:
+        assert ours.encode(text) == theirs(text).input_ids, text
+    ours, theirs = _chat_ids(directory)
+    assert ours == theirs

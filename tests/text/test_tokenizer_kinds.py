@@ -212,6 +212,67 @@ def test_pieces_are_the_ids_and_lie_in_the_text(pair):
         assert ends == sorted(ends)
 
 
+SPACE = [{}, {"add_prefix_space": True}, {"add_prefix_space": False}]
+LEGACY = [{"legacy": True}, {"legacy": False, "add_prefix_space": None}]
+LETTERS = [{}, {"do_lower_case": False}, {"strip_accents": True, "do_lower_case": False},
+           {"tokenize_chinese_chars": False, "strip_accents": False}]  # fmt: skip
+# (kind of file, class that is named, config.json's model_type, settings)
+CLASSES = [
+    ("gpt2", "GPT2TokenizerFast", "llama", SPACE),
+    ("gpt2", "CodeGenTokenizer", "gpt2", SPACE),
+    ("gpt2", "GPTNeoXTokenizerFast", "gpt_neox", SPACE),
+    ("gpt2", None, "gpt_neox", SPACE),
+    ("gpt2", "GPT2TokenizerFast", "granite", SPACE[1:2]),  # the file as it stands
+    ("gpt2", "PreTrainedTokenizerFast", "gpt2", SPACE[1:2]),
+    ("qwen2", "Qwen2Tokenizer", "llama", SPACE),
+    ("qwen2", "GPT2Tokenizer", "qwen2", SPACE),  # the model's own class
+    ("qwen2", None, "qwen3", [{"eos_token": None}]),
+    ("llama2", "LlamaTokenizer", "llama", [*SPACE, *LEGACY]),
+    ("llama2", "LlamaTokenizer", "mistral", [*SPACE[1:], *LEGACY]),
+    ("llama2", "CodeLlamaTokenizerFast", "llama", [*SPACE, *LEGACY]),
+    ("llama2", None, "llama", SPACE[1:2]),
+    ("metaspace", "LlamaTokenizerFast", "llama", [*SPACE, *LEGACY]),
+    ("llama3", "LlamaTokenizerFast", "llama", SPACE[1:]),
+    ("wordpiece", "BertTokenizer", "gpt2", LETTERS),
+]
+CASES = [(*case[:3], given) for case in CLASSES for given in case[3]]
+
+
+@pytest.mark.parametrize(("kind", "named", "model_type", "given"), CASES)
+def test_the_class_that_is_named_sets_what_it_does_in_transformers(
+    tmp_path, kind, named, model_type, given
+):
+    from transformers import AutoTokenizer
+
+    made, names = FILES[kind]()
+    made.save(str(tmp_path / "tokenizer.json"))
+    settings = {**names, **given} | ({"tokenizer_class": named} if named else {})
+    config = {"model_type": model_type, "vocab_size": 1000}
+    for name, content in (("tokenizer_config.json", settings), ("config.json", config)):
+        (tmp_path / name).write_text(json.dumps(content))
+    ours, theirs = from_directory(tmp_path, config=config), AutoTokenizer.from_pretrained(tmp_path)
+    ending = theirs("a").input_ids[len(ours.encode("a")) :]
+    for text in [" ab", "ab", "É 中文", "a</s> b<s>c<|im_end|> d", *TEXTS[::40]]:
+        ids = theirs(text).input_ids
+        assert ours.encode(text) + ending == ids, text
+        assert ours.decode(ids, skip_special=False) == decoded(theirs, ids), text
+    assert (ours.bos_id, theirs.eos_token_id in ours.eos_ids) == (
+        theirs.bos_token_id, theirs.eos_token_id is not None,
+    )  # fmt: skip
+    named = {index for index, token in theirs.added_tokens_decoder.items() if token.special}
+    assert ours.special_ids == set(theirs.all_special_ids) | named
+
+
+def test_a_step_of_the_file_that_its_class_has_not_stays(tmp_path):
+    """transformers 5 drops the cut of digits, with which the model was trained."""
+    library = tokenizer_files.gpt2()
+    steps = [pre_tokenizers.Digits(individual_digits=True), library.pre_tokenizer]
+    library.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    assert from_directory(tmp_path).encode("in  2024") == library.encode("in  2024").ids
+
+
 def test_line_ends_blank_lines_and_a_mark_in_front_change_nothing(tmp_path):
     config = write_pair(tmp_path, {}, "gpt2", {})
     before = [from_directory(tmp_path, config=config).encode(text) for text in TEXTS[:300]]

@@ -63,6 +63,28 @@ def metaspace() -> Tokenizer:
     return _with_bos(_train(tokenizer, _sentencepiece(), latin=True), "<s>")
 
 
+def spaced() -> dict[str, Any]:
+    """BPE over characters with `▁` for spaces, as GGUF metadata without its prefix."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    trainer = BpeTrainer(vocab_size=500, limit_alphabet=150, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    named = {"<bos>": 3, "<eos>": 3, "<unk>": 2, "<|user|>": 3, "<|end|>": 3, "<think>": 4}
+    others = dict.fromkeys((f"<0x{byte:02X}>" for byte in range(256)), 6)
+    others |= dict.fromkeys(("\n", "\n\n", "\n\n\n\n"), 1)  # no merges make them
+    learned = dict.fromkeys(model["vocab"], 1)
+    tokens = named | others | learned
+    return {
+        "tokens": list(tokens),
+        "token_type": list(tokens.values()),
+        "merges": list(map(" ".join, model["merges"])),
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "unknown_token_id": 2,
+    }
+
+
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gpt2": (gpt2, {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}),
     "llama3": (llama3, {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}),

@@ -22,7 +22,7 @@ from llmcli.checkpoints.cache.locks import WEIGHTS
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, state_of
-from llmcli.checkpoints.hub.marks import absent, unverified
+from llmcli.checkpoints.hub.marks import absent, emptied, unverified
 from llmcli.checkpoints.split import part_names
 from llmcli.reports.models import CacheUse, StoredModel
 
@@ -174,7 +174,8 @@ def _row(
 def _state(revision: CachedRevisionInfo, files: Mapping[str, CachedFileInfo]) -> str:
     """`complete`, or what is wrong with the model that `files` of the revision are."""
     snapshot = revision.snapshot_path
-    verified = files.keys() - unverified(snapshot)
+    doubtful = unverified(snapshot)
+    verified = {one for one in files if one not in doubtful and not emptied(snapshot / one)}
     if _is_gguf(files):
         first = next(iter(files))
         return COMPLETE if verified.issuperset(part_names(first) or (first,)) else BROKEN

@@ -10,27 +10,28 @@ from llmcli.reports.progress import Progress
 
 
 class Counted:
-    """The bytes of one download of several files: `done` of `total`."""
+    """The bytes of one download of several files: `done` of `total`; `size` of the one in hand."""
 
     def __init__(self, what: str, sizes: Sequence[int | None], progress: Progress | None) -> None:
         self.total = sum(size or 0 for size in sizes)
         self.done = 0
         self._what, self._progress = what, progress
-        self._before, self._size = 0, 0
+        self._before = 0
+        self.size: int | None = None
 
     def begin(self, size: int | None) -> None:
         """The next file, of `size` bytes where that is known."""
-        self._before, self._size = self.done, size or 0
+        self._before, self.size = self.done, size
         self._tell()
 
     def file(self, done: int) -> None:
         """`done` bytes of the file in hand are here."""
-        self.done = self._before + (min(done, self._size) if self._size else done)
+        self.done = self._before + (min(done, self.size) if self.size else done)
         self._tell()
 
     def end(self) -> None:
         """The file in hand is whole."""
-        self.done = self._before + self._size
+        self.done = self._before + (self.size or 0)
         self._tell()
 
     def _tell(self) -> None:
@@ -53,6 +54,11 @@ def bar(count: Counted, check_room: Callable[[int], None] | None = None) -> Any:
                 raise NetworkError("the hub does not state how large a file is")
             self.total = int(options["total"])
             self._done = int(options.get("initial") or 0)
+            if count.size not in (None, self.total):
+                raise CheckpointError(
+                    f"the hub sends {self.total} bytes of a file that it lists with {count.size}",
+                    hint="run the command again; if it stays so, something on the way changes it",
+                )
             if check_room is not None:
                 check_room(self.total - self._done)
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import shown
+from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, sync
 from llmcli.checkpoints.hub.errors import as_ours, no_client
 from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId
@@ -23,8 +27,11 @@ from llmcli.errors import CheckpointError, LlmcliError, NetworkError
 _REACH_S = 3.0
 ANSWER_S = 10.0  # for everything after the first request: a long listing takes its time
 _MAX_ERROR_BYTES = 100_000
+_LONGEST_TAG = 128  # a SHA-256 has 64; the library appends to it, and file systems take 255
+_COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
 _WHOLE_S = 30.0  # for an answer from its first byte to its last, and
 _SLOWEST = 20_000  # for a part of a file a second more for each so many bytes
+_LEAST = 1_000  # bytes a second of a whole file
 
 
 def reachable() -> bool:
@@ -83,9 +90,18 @@ def deadline(size: int) -> Callable[[], None]:
 
     def late() -> None:
         if time.monotonic() > end:
-            raise NetworkError("the hub's answer does not come to an end", hint="try again later")
+            raise _endless()
 
     return late
+
+
+def _endless() -> NetworkError:
+    return NetworkError("the hub's answer does not come to an end", hint="try again later")
+
+
+def _patience(request: Any) -> float:
+    """Seconds for the head of an answer, and for a little of its body: three times a byte's."""
+    return 3 * (request.extensions.get("timeout", {}).get("read") or _WHOLE_S / 3)
 
 
 def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> bytes:
@@ -118,34 +134,73 @@ def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> byt
 
 @functools.cache
 def prepare() -> None:
-    """Sets the library up, once: quiet, and with `_guard` on every answer.
+    """Sets the library up, once: quiet, with `_guard` on every answer, and an end to every wait.
 
     Raises UsageError for a setting of the library's that cannot be, NetworkError for one of
     proxies or certificates.
     """
     check_settings()
-    from huggingface_hub import constants, get_session, set_client_factory
+    from huggingface_hub import constants, file_download, get_session, set_client_factory
     from huggingface_hub.utils import logging
 
     # that a line was cut is nobody's affair once it goes on
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # what it writes at once, and what a cut line can lose: 10 MB as it comes
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
+    # a name in the cache leads to bytes that are on the disk
+    move: Any = getattr(file_download, "_chmod_and_move", None)
+    if move is not None and move.__module__ == file_download.__name__:  # not ours yet
+
+        def put(src: Path, dst: Path) -> None:
+            sync(src)
+            move(src, dst)
+
+        file_download._chmod_and_move = put
     try:
         made = get_session()
     except Exception as error:  # whatever the client thinks of the environment
         raise no_client(error) from None
     others = [hook for hook in made.event_hooks["response"] if hook is not _guard]
     hooks = {**made.event_hooks, "response": [*others, _guard]}
-    set_client_factory(lambda: type(made)(event_hooks=hooks, follow_redirects=True, timeout=None))
+
+    def client() -> Any:
+        new: Any = type(made)(event_hooks=hooks, follow_redirects=True, timeout=None)
+        new.send = _hasty(new.send)
+        return new
+
+    set_client_factory(client)
+
+
+def _hasty(send: Callable[..., Any]) -> Callable[..., Any]:
+    """`send` of a client, whose answers begin in time or raise NetworkError.
+
+    A timeout of the client's is one of every read: `100 Continue` or a header may go on for ever.
+    """
+
+    def hasty(request: Any, **more: Any) -> Any:
+        answer: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(send(request, **more))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True).start()
+        if not wait([answer], _patience(request)).done:
+            raise _endless()
+        return answer.result()
+
+    return hasty
 
 
 def _guard(answer: Any) -> None:
     """Looks at the head of every answer before the library does.
 
     Raises NetworkError for what the library would ask again in half a minute or, if the server
-    says so, tomorrow; CheckpointError for an ETag that leads out of the cache, where it becomes
-    the name of a file.
+    says so, tomorrow; CheckpointError for an ETag that cannot be the name of a file of the cache,
+    which it becomes: an empty one would make the folder of all of them the file; and for another
+    commit than the wanted one, which it notes as the meaning of that for ever.
     """
     status = answer.status_code
     if status == 429 or status >= 500:
@@ -156,13 +211,23 @@ def _guard(answer: Any) -> None:
             hint="try again later; with a login (`hf auth login`) the hub allows more requests",
         )
     for header in ("etag", "x-linked-etag"):
-        tag = answer.headers.get(header, "").lstrip("W/").strip('"')
-        if answer.request.method == "HEAD" and (set(tag) & set("/\\\0") or tag in (".", "..")):
+        if answer.request.method != "HEAD" or header not in answer.headers:
+            continue
+        tag = answer.headers[header].lstrip("W/").strip('"')
+        if set(tag) & set("/\\\0") or tag in ("", ".", "..") or len(tag) > _LONGEST_TAG:
             raise CheckpointError(
                 f"the hub names a file `{shown(tag)}`, which is no name",
                 hint="check HF_ENDPOINT: what answers is no hub",
             )
-    answer.stream = _bounded()(answer.stream, _MAX_ERROR_BYTES if status >= 400 else None)
+    path, commit = answer.request.url.path, answer.headers.get("x-repo-commit")
+    if answer.request.method == "HEAD" and commit and commit not in _COMMITS.findall(path):
+        raise CheckpointError(
+            f"the hub sent `{shown(path.rpartition('/')[2])}` of another commit than it named",
+            hint="run the command again: it may have changed just now",
+        )
+    # an encoded body may bring bytes for ever that are none when decoded
+    most = MAX_JSON_BYTES if "content-encoding" in answer.headers else None
+    answer.stream = _bounded()(answer, _MAX_ERROR_BYTES if status >= 400 else most)
 
 
 @functools.cache
@@ -173,25 +238,47 @@ def _bounded() -> type[Any]:
     client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
 
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
-        """A body of at most `limit` bytes. A connection that was reset counts as one that was
-        closed: after that the library continues where it was.
+        """A body of at most `limit` bytes that comes at `_LEAST` a second, or NetworkError.
+
+        A connection that was reset counts as one that was closed: after that the library
+        continues where it was.
         """
 
-        def __init__(self, stream: Any, limit: int | None) -> None:
-            self._stream, self._limit = stream, limit
+        def __init__(self, answer: Any, limit: int | None) -> None:
+            self._answer, self._stream, self._limit = answer, answer.stream, limit
+            self._done, self._late, self._over = 0, False, threading.Event()
 
         def __iter__(self) -> Iterator[bytes]:
-            done = 0
+            threading.Thread(target=self._watch, daemon=True).start()
             try:
                 for chunk in self._stream:
-                    done += len(chunk)
+                    self._done += len(chunk)
                     yield chunk
-                    if self._limit is not None and done > self._limit:
+                    if self._limit is not None and self._done > self._limit:
                         return
-            except client.ReadError as error:
-                raise client.RemoteProtocolError(str(error)) from error
+            except (client.ReadError, client.RemoteProtocolError) as error:
+                if not self._late:
+                    raise client.RemoteProtocolError(str(error)) from error
+            finally:
+                self._over.set()
+            if self._late:
+                raise _endless()
+
+        def _watch(self) -> None:
+            """Closes the connection after two slow halves: a process may just have been stopped."""
+            half, slow = _patience(self._answer.request) / 2, 0
+            while slow < 2 and not self._over.is_set():
+                before = self._done
+                self._over.wait(half)
+                slow = slow + 1 if self._done - before < half * _LEAST else 0
+            connection = self._answer.extensions.get("network_stream")
+            if not self._over.is_set() and connection is not None:
+                self._late = True
+                with contextlib.suppress(OSError):
+                    connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
         def close(self) -> None:
+            self._over.set()
             self._stream.close()
 
     return Bounded

@@ -28,7 +28,7 @@ from llmcli.checkpoints.hub.files import (
 )
 from llmcli.checkpoints.hub.library import check_settings, has_odd_reference
 from llmcli.checkpoints.hub.listing import listed
-from llmcli.checkpoints.hub.marks import absent, unverified
+from llmcli.checkpoints.hub.marks import absent, emptied, unverified
 from llmcli.checkpoints.names import CLASSICS, HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound
@@ -69,7 +69,8 @@ def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
                 return None
             path = Path(str(found[0]))
             marks = unverified(path.parents[names[0].count("/")])
-            return path if marks.isdisjoint(names) else None
+            sound = marks.isdisjoint(names) and not any(emptied(Path(str(one))) for one in found)
+            return path if sound else None
         folder = snapshot_download(
             model.repository,
             revision=model.revision,
@@ -90,11 +91,13 @@ def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
 def _usable(folder: Path, weights: bool, whole: bool) -> Path | None:
     """The directory, or the GGUF file in it, where what is needed is there."""
     names = held(folder)
+    tensors = any(name.endswith(".safetensors") for name in names)
+    if whole and (tensors or not weights) and any(emptied(folder / name) for name in SMALL):
+        return None
     if not weights and not names.isdisjoint(TOKENIZERS):
         return folder
     state = state_of(names, folder / INDEX, absent(folder))
     if state == COMPLETE:
-        tensors = any(name.endswith(".safetensors") for name in names)
         return folder if tensors else folder / gguf_groups(names)[0][0]
     return None if whole or state in (BROKEN, NO_WEIGHTS) else folder
 
@@ -102,7 +105,9 @@ def _usable(folder: Path, weights: bool, whole: bool) -> Path | None:
 def held(snapshot: Path) -> set[str]:
     """Names of the files of a snapshot that are there and may be used."""
     found = {
-        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()
+        path.relative_to(snapshot).as_posix()
+        for path in snapshot.rglob("*")
+        if path.is_file() and not emptied(path)
     }
     return found - unverified(snapshot)
 

@@ -81,7 +81,7 @@ def _of_the_disk(error: OSError) -> bool:
 
 def _refused(model: HubId, name: str, error: Exception) -> LlmcliError:
     """What the hub answered with, from the most special class to the status."""
-    from huggingface_hub import errors
+    from huggingface_hub import errors, get_token
 
     response = getattr(error, "response", None)
     status = response.status_code if response is not None else 0
@@ -112,6 +112,11 @@ def _refused(model: HubId, name: str, error: Exception) -> LlmcliError:
         return ModelNotFound(
             f"there is no model `{name}` on the hub, or it is private",
             hint=f"check its name; for a private one {_LOGIN}",
+        )
+    if status in (401, 403) and not get_token():
+        return NetworkError(
+            f"the hub wants a login for `{name}` ({status})",
+            hint=f"{_LOGIN}, or set HF_TOKEN; where HF_ENDPOINT is set, check that it is a hub",
         )
     if status == 401:
         return NetworkError(

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmcli.checkpoints.files import is_full, shown
+from llmcli.checkpoints.files import is_full, put, shown
 from llmcli.checkpoints.hub.bar import Counted, bar
 from llmcli.checkpoints.hub.errors import unwritable
 from llmcli.checkpoints.hub.files import TOKENIZERS
 from llmcli.checkpoints.hub.listing import SHA256, Listing
-from llmcli.checkpoints.hub.marks import marked, unverified
+from llmcli.checkpoints.hub.marks import emptied, marked, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError
 from llmcli.reports.progress import Progress
@@ -27,7 +26,8 @@ def fetch_files(
 ) -> dict[str, Path]:
     """Fetches the missing ones of `names`, one after another: name -> path in the cache.
 
-    What another fetch of ours left there before it was verified is verified now, or fetched again.
+    What another fetch of ours left there before it was verified is verified now, or fetched again,
+    as is what a power loss emptied.
     For use inside `explained`. Raises WriteFailed before anything is fetched where the cache has
     no room for it, CheckpointError for a file whose sha256 is not the one that the hub states.
     """
@@ -38,7 +38,10 @@ def fetch_files(
     paths: dict[str, Path] = {}
     for name in names:
         found = try_to_load_from_cache(model.repository, name, revision=listing.commit)
-        if isinstance(found, str):
+        if isinstance(found, str) and emptied(Path(found)):
+            Path(found).resolve().unlink()
+            Path(found).unlink(missing_ok=True)
+        elif isinstance(found, str):
             with contextlib.suppress(CheckpointError):  # it is gone now, and fetched below
                 if name in doubtful:
                     with marked(snapshot, name):
@@ -81,8 +84,6 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
         if isinstance(error, OSError) and is_full(error):
             raise unwritable(error, room=count.total - count.done) from None
         raise
-    if path.parts[-2 - name.count("/")] != listing.commit:
-        raise CheckpointError(f"the hub sent `{shown(name)}` of another commit than it named")
     _verify(name, path, listing)
     _remove_left_overs(path.resolve())
     return path
@@ -113,27 +114,29 @@ def _check_room(needed: int) -> None:
 
 
 def _verify(name: str, path: Path, listing: Listing) -> None:
-    """Compares a file with the digest that the hub states: of a large one its name in the cache.
+    """Compares a file with what the hub states: its size, and its digest, which of a large one is
+    its name in the cache.
 
-    A wrong one is removed, so that nothing finds it. What the hub has no digest of passes.
+    A wrong one is removed, so that nothing finds it. What the hub says nothing of passes.
     """
     blob = path.resolve()
+    size = blob.stat().st_size
+    other = "" if listing.sizes[name] in (None, size) else "size"
     expected, kind = listing.sha256.get(name), "sha256"
     if expected is None and SHA256.fullmatch(blob.name):
         expected = blob.name
     begun = hashlib.sha256()
     if expected is None:
         expected, kind = listing.git.get(name), "sha1"
-        begun = hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
-    if expected is None:
-        return
-    with blob.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: begun).hexdigest()
-    if found != expected:
+        begun = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    if expected is not None and not other:
+        with blob.open("rb") as file:
+            other = "" if hashlib.file_digest(file, lambda: begun).hexdigest() == expected else kind
+    if other:
         path.unlink(missing_ok=True)
         blob.unlink(missing_ok=True)
         raise CheckpointError(
-            f"`{shown(name)}` came from the hub with another {kind} than it has there, and "
+            f"`{shown(name)}` came from the hub with another {other} than it has there, and "
             "was removed",
             hint="run the command again; if it stays so, something on the way changes files",
         )
@@ -173,4 +176,4 @@ def pin(model: HubId, commit: str, snapshot: Path) -> None:
     with tempfile.TemporaryDirectory(dir=snapshot.parent.parent) as scratch:
         whole = Path(scratch) / "ref"
         whole.write_text(commit)
-        os.replace(whole, path)
+        put(whole, path)

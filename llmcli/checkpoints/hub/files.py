@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.checkpoints.files import listed, read_json, shown
-from llmcli.checkpoints.folder import INDEX, SINGLE
+from llmcli.checkpoints.folder import INDEX, SINGLE, is_shard
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
 from llmcli.checkpoints.split import part_names
@@ -27,7 +27,7 @@ COMPLETE, BROKEN = "complete", "incomplete"
 NO_CONFIGURATION, NO_TOKENIZER = "no configuration", "no tokenizer"
 SEVERAL, PICKLES, NO_WEIGHTS = "several models", "pickled weights only", "no weights"
 _LIKED = ("Q4_K_M", "Q8_0")  # small and nearly as good; larger and as good
-_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+_MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +54,17 @@ def choose(model: HubId, sizes: Mapping[str, int | None]) -> Choice:
     if model.file is not None:
         return _named(model, model.file, names)
     small = tuple(name for name in SMALL if name in names)
+    small += tuple(sorted(name for name in names if _MORE_TEMPLATES.fullmatch(name)))
     if SINGLE in names:
         return Choice(small=small, weights=(SINGLE,), lone=False)
     if INDEX in names:
         return Choice(small=small, weights=(), lone=False)
-    tensors = [name for name in names if _is(name, ".safetensors") and "/" not in name]
-    if len(tensors) == 1:
-        return Choice(small=small, weights=tuple(tensors), lone=False)
+    tensors = _safetensors(names)
+    if len(tensors) == 1 and set(names).issuperset(tensors[0]):
+        return Choice(small=small, weights=tensors[0], lone=False)
     ggufs = gguf_groups(names)
     if tensors and not ggufs:
-        raise _several(model, [(name,) for name in sorted(tensors)], sizes)
+        raise _several(model, tensors, sizes)
     if len(ggufs) > 1:
         raise _several(model, ggufs, sizes)
     if ggufs:
@@ -96,6 +97,16 @@ def gguf_groups(names: Collection[str]) -> list[tuple[str, ...]]:
     return sorted(group for group in groups if known.issuperset(group))
 
 
+def _safetensors(names: Collection[str]) -> list[tuple[str, ...]]:
+    """The same of safetensors beside a configuration, their shards missing or not.
+
+    An adapter, and the weights under their maker's own names, do not count beside others.
+    """
+    found = [name for name in names if _is(name, ".safetensors") and "/" not in name]
+    others = [name for name in found if not name.startswith(("adapter_model", "consolidated"))]
+    return sorted({part_names(name) or (name,) for name in others or found})
+
+
 def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
     """The files in which an index places tensors; CheckpointError unless `names` has them all."""
     document = read_json(index)
@@ -103,7 +114,7 @@ def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
     if not isinstance(found, dict) or not found:
         raise CheckpointError(f"`{shown(INDEX)}` has no `weight_map`")
     for name in found.values():
-        if name not in names or "/" in name or not _is(name, ".safetensors"):
+        if name not in names or not is_shard(name):
             raise CheckpointError(f"`{INDEX}` names `{shown(name)}`, which is not beside it")
     return tuple(sorted(set(found.values())))
 
@@ -115,7 +126,7 @@ def state_of(names: Collection[str], index: Path, absent: Collection[str] = ()) 
     COMPLETE is what needs no download; NO_CONFIGURATION and NO_TOKENIZER have all weights.
     Nothing is said of what is in the weights. Never raises.
     """
-    tensors = [name for name in names if _is(name, ".safetensors") and "/" not in name]
+    tensors = _safetensors(names)
     if SINGLE in names:
         whole = True
     elif INDEX in names:
@@ -124,11 +135,9 @@ def state_of(names: Collection[str], index: Path, absent: Collection[str] = ()) 
         except LlmcliError:
             whole = False
     elif tensors:
-        if any(map(_SHARD.fullmatch, tensors)):
-            return BROKEN
         if len(tensors) > 1:
             return SEVERAL
-        whole = True
+        whole = set(names).issuperset(tensors[0])
     elif groups := gguf_groups(names):
         return COMPLETE if len(groups) == 1 else SEVERAL
     elif any(_is(name, ".gguf") and part_names(name) for name in names):
@@ -164,7 +173,7 @@ def _named(model: HubId, file: str, names: Collection[str]) -> Choice:
         )
     beside = posixpath.dirname(file)
     small = [posixpath.join(beside, name) for name in SMALL if name != INDEX]
-    return Choice(small=tuple(name for name in small if name in names), weights=(file,), lone=True)
+    return Choice(small=tuple(name for name in small if name in names), weights=parts, lone=True)
 
 
 def _several(

@@ -9,13 +9,28 @@ mark: it is taken as it is, as they take what we put there.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from llmcli.checkpoints.files import sync
+
 _FOLDER = ".llmcli-unverified"  # in the repository's directory, where tools ignore what is no part
 _ENDING = ".mark"
+
+
+# the name that git gives the empty file, which becomes that of its bytes in the cache
+_EMPTY = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()
+
+
+def emptied(path: Path) -> bool:
+    """Whether a file is empty that was not so on the hub: what a power loss leaves."""
+    try:
+        return path.stat().st_size == 0 and path.resolve().name != _EMPTY
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
@@ -30,6 +45,7 @@ def marked(snapshot: Path, name: str) -> Iterator[None]:
     whole = False
     try:
         yield
+        sync(snapshot / name)  # the bytes before the mark goes, also where the power fails
         whole = True
     finally:
         if whole or not os.path.lexists(snapshot / name):

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
+from llmcli import OPENMP_THREADS, WITHIN_QUOTA
 from llmcli.cli.configuration.file import ConfigurationFile, Key, place, read, refused
 from llmcli.errors import LlmcliError, UsageError
 
@@ -17,7 +18,7 @@ from llmcli.errors import LlmcliError, UsageError
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     "model": ("LLMCLI_MODEL",),
     "offline": ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"),
-    "threads": ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    "threads": () if WITHIN_QUOTA else OPENMP_THREADS,  # then they are not the user's
 }
 # What the file sets gives way to these options where they are given: they exclude each other.
 YIELDS: Mapping[str, tuple[str, ...]] = {
@@ -25,7 +26,7 @@ YIELDS: Mapping[str, tuple[str, ...]] = {
     "raw": ("chat", "system"),
     "chat": ("raw", "ids", "synthetic"), "system": ("raw", "ids", "synthetic", "load"),
     "variable": ("load",),  # of a conversation that goes on with its own settings
-    "params": ("activations",), "activations": ("params",),
+    "params": ("only_activations",), "only_activations": ("params",),
     "metadata": ("families",), "model": ("families", "hf_repo"),
 }  # fmt: skip
 _ONE_RUN = "it belongs to one run: give it on the command line"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import arg, opt
-from llmcli.cli.prompts import read_bytes
+from llmcli.cli.prompts import read_bytes, stdin_bytes
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.observe.environment import environment
 
@@ -51,7 +51,9 @@ def command(sides: CompareOptions, output: OutputOptions) -> None:
 
     Tests match where all settings that vary within a file are equal; settings that are fixed in
     each file may differ and are listed. The ratio of B to A comes with its 95 % interval: where 1
-    is in it, the difference is noise. Exit 1 where the two have no test in common.
+    is in it, the difference is noise, or inconclusive where only independent runs would exclude 1.
+    `llmcli bench --against` compares two engines more sharply. Exit 1 where the two results have
+    no test in common.
     """
     bound = None if sides.fail_if_slower is None else _share(sides.fail_if_slower)
     if sides.first == sides.second == "-":
@@ -94,7 +96,7 @@ def _read(path: str, out: Output) -> Results:
     elif sys.stdin is None or sys.stdin.isatty():
         raise UsageError("nothing is piped into `-`", hint=HINT)
     else:
-        data = sys.stdin.buffer.read(MOST + 1)
+        data = stdin_bytes(sys.stdin, MOST)
     if len(data) > MOST:
         raise UsageError(f"`{name}` is too large for results of a benchmark", hint=HINT)
     results = read_results(data, name)

@@ -83,7 +83,8 @@ def bench_document(
             for row in report.rows
         ],
         "against": [
-            vars(pair) | {"test": pair.test.name, "undecided": pair.undecided}
+            vars(pair)
+            | {"test": pair.test.name, "interval": pair.interval, "undecided": pair.undecided}
             for pair in report.against
         ],
         "ceilings": [_ceilings(ceilings) for ceilings in report.ceilings],

@@ -16,10 +16,10 @@ from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of
 from llmcli.cli.sampling import RANGES, engine_sampling, valid
-from llmcli.cli.transcript import Transcript, body, read_transcript
+from llmcli.cli.transcript import Transcript, body, read_transcript, real_path, state_of
 from llmcli.cli.variables import check_name
 from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
-from llmcli.errors import LlmcliError, PromptTooLong, UsageError
+from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
 from llmcli.observe.environment import environment
 from llmcli.reports.numbers import counted
 from llmcli.ui.layout import SEPARATOR
@@ -44,6 +44,7 @@ class Settings:
     seed: int
     max_tokens: int
     stop: tuple[str, ...] = ()
+    suppressed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by the model's files
 
     @property
     def limit(self) -> int | None:
@@ -84,7 +85,8 @@ class Chat:
 
     `chosen` are the settings and `variables` those of the template that the user has named: they
     win over a transcript's. `typed` is what was typed for a text with files in it, and `choose`
-    asks the user for a letter where the context fills.
+    asks the user for a letter where the context fills. `seen` are the files as they were read or
+    written last, by their real paths: another chat may write one of them, too.
     """
 
     conversation: Conversation
@@ -99,6 +101,7 @@ class Chat:
     variables: dict[str, Any] = field(default_factory=dict)
     choose: Callable[[str], str] | None = None
     typed: dict[str, str] = field(default_factory=dict)
+    seen: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
     _kept: Transcript | None = None  # what the file has
 
     def say(self, text: str, *, instead: bool = False) -> bool:
@@ -201,8 +204,8 @@ class Chat:
         screen = None
         progress = Progress(self.out, tokens=True)
         tokens = conversation.answer(
-            engine_sampling(settings.sampling, settings.seed), limit=settings.limit,
-            stop=settings.stop,
+            engine_sampling(settings.sampling, settings.seed, settings.suppressed),
+            limit=settings.limit, stop=settings.stop,
             on_prefill=partial(progress, "reading"),
         )  # fmt: skip
         try:
@@ -281,10 +284,21 @@ class Chat:
             self.out.document(told, model=about, environment=header, lines=True)
 
     def save(self, path: str) -> None:
-        """Writes the transcript, whole or not at all; raises WriteFailed."""
+        """Writes the transcript, whole or not at all; raises WriteFailed.
+
+        Also where the file is no longer what this chat knows of it.
+        """
         about, header = self._about()
+        place, state = real_path(path), state_of(path)
+        if self.seen.get(place, state) != state:
+            raise WriteFailed(
+                f"could not write `{path}`: it has changed since this chat read it, as where "
+                "another chat saves there",
+                hint=f"`{'--' if self.choose is None else '/'}save FILE` saves under another name",
+            )
         whole = body(self._transcript(self.conversation.messages))
         write_document(path, self.out.envelope(whole, model=about, environment=header))
+        self.seen[place] = state_of(path)
         self._kept = self._transcript(self.conversation.messages)
 
     def save_changes(self) -> None:
@@ -316,6 +330,7 @@ class Chat:
         Raises UsageError for a file that is none, CheckpointError where the template fails.
         """
         conversation = self.conversation
+        state = state_of(path)
         found = read_transcript(path, self._transcript(()))
         messages = found.messages
         other = not found.is_of(conversation.model)
@@ -336,6 +351,7 @@ class Chat:
                 f"{counted(lost, 'answer')} came with ids of another text: the text is encoded"
             )
         self._kept = self._transcript(conversation.messages)
+        self.seen[real_path(path)] = state
         return found
 
     def set_variable(self, name: str, value: Any) -> None:

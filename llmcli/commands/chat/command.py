@@ -21,7 +21,7 @@ from llmcli.cli.prompts import joined_text, text_argument
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.cli.template import System, Variables, template_variables
-from llmcli.cli.transcript import check_replaceable
+from llmcli.cli.transcript import check_replaceable, real_path, state_of
 from llmcli.cli.variables import check_name
 from llmcli.commands.chat.chat import Chat, Settings
 from llmcli.commands.chat.screen import ReasoningMode
@@ -56,7 +56,8 @@ class ChatOptions:
     variable: Variables = None
     max_tokens: int | None = opt(
         None, "-n", "--max-tokens", "N",
-        "Maximum number of tokens of an answer; -1: no limit. [default: 2048]", within=TOKEN_LIMIT,
+        "Maximum number of tokens of an answer; -1: no limit. [default: the model's, else 2048]",
+        within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
         None, "--stop", "TEXT",
@@ -100,8 +101,10 @@ def command(
     variables = template_variables(options.variable)
     if "" in (options.stop or ()):
         raise UsageError("`--stop` needs a text that is not empty")
+    seen = {}
     if options.save is not None:
         check_replaceable(options.save)
+        seen = {real_path(options.save): state_of(options.save)}
     prompt = options.prompt
     if prompt not in (None, "-"):
         prompt = with_files(text_argument(prompt, "`--prompt`"), out.note)
@@ -113,6 +116,7 @@ def command(
         )
     with RENDERER, KEYS.silent():
         chat = _chat(options, sampling, model, out, variables, names_from_file(ctx))
+        chat.seen = seen | chat.seen
         chat.conversation.speculation = draft.load(chat.conversation.model, model, out)
         if message:
             if not chat.say(message):
@@ -137,7 +141,10 @@ def _chat(
 
     entry = CATALOG.get(loaded.name)
     tuned = None if entry is None else entry.sampling
-    resolved = resolve(sampling, loaded.checkpoint.generation_config, tuned, from_file)
+    resolved = resolve(
+        sampling, loaded.checkpoint.generation_config, tuned, from_file,
+        metadata=loaded.checkpoint.metadata, limited=options.max_tokens is not None,
+    )  # fmt: skip
     for note in resolved.notes:
         out.note(note)
     seed, drawn = model.sampling_seed()
@@ -161,8 +168,10 @@ def _chat(
     chat = Chat(
         conversation=conversation,
         settings=Settings(
-            sampling=dict(resolved.values), seed=seed, max_tokens=options.max_tokens or 2048,
-            stop=tuple(text_argument(each, "`--stop`") for each in options.stop or ()),
+            sampling=dict(resolved.values), seed=seed,
+            max_tokens=options.max_tokens or resolved.limit or 2048,
+            stop=tuple(text_argument(each, "`--stop`") for each in options.stop or resolved.stop),
+            suppressed=resolved.suppressed,
         ),
         out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
         reasoning=options.reasoning, plain=options.plain,

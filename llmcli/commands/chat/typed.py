@@ -170,7 +170,8 @@ class EditedLines:
             return [("class:meter", "" if get_app().is_done else meter)]
 
         try:
-            line: str = self._session.prompt(default=draft, rprompt=right)
+            with KEYS.prompt(_screen()):
+                line: str = self._session.prompt(default=draft, rprompt=right)
         except KeyboardInterrupt:
             SIGNALS.forget()
             if self._aside is not None and not self._session.default_buffer.text:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES
+from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES, WITHIN_QUOTA
 from llmcli.cli.configuration.file import place, read
 from llmcli.cli.configuration.values import VARIABLES, examined, names_from_file
 from llmcli.cli.options import ModelOptions, PagedOutputOptions
@@ -23,7 +23,8 @@ from llmcli.commands.env.report import (
 )
 from llmcli.errors import UsageError
 from llmcli.kernels.native import VARIABLE as KERNELS
-from llmcli.observe.environment import environment, usable_cores
+from llmcli.limits import processors
+from llmcli.observe.environment import environment
 
 TOLERANT = True  # of a configuration file that is wrong: it is reported
 
@@ -70,7 +71,7 @@ def _configuration() -> ConfigurationReport:
         keys, wrong = [], [error]
     return ConfigurationReport(
         path=None if path is None else str(path.absolute()),
-        exists=path is not None and path.exists(),
+        exists=path is not None and _exists(path),
         options=tuple(
             ConfiguredOption(command=key.command or None, option=key.name, value=key.value)
             for key in keys
@@ -79,6 +80,15 @@ def _configuration() -> ConfigurationReport:
             ConfigurationProblem(message=error.message, hint=error.hint) for error in wrong
         ),
     )
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file; true where that may not be seen, of which reading it tells."""
+    try:
+        path.stat()
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
+    return True
 
 
 def settings(
@@ -112,7 +122,7 @@ def settings(
                     name=name, value=text, words=text, source="environment", origin=variable
                 )
         return Setting(
-            name=name, value=default, words=default or words, source="default", origin=""
+            name=name, value=default, words=words or default or "", source="default", origin=""
         )
 
     def place(name: str, path: Path, variables: tuple[str, ...]) -> Setting:
@@ -145,12 +155,15 @@ def settings(
         pick("visible GPUs", none, ("CUDA_VISIBLE_DEVICES",), None, "all"),
         pick("dtype", ("--dtype", _unless(model.dtype, "auto")), (), "auto"),
         pick("quantize", ("--quantize", _unless(model.quantize, "auto")), (), "auto"),
+        pick("activations", ("--activations", _unless(model.activations, "auto")), (), "auto"),
+        pick("cache type", ("--cache-type", _unless(model.cache_type, "auto")), (), "auto"),
         pick(
             "threads",
             ("--threads", model.threads),
             VARIABLES["threads"],
-            None,
-            f"PyTorch's choice for {usable_cores()} cores",
+            str(processors()) if WITHIN_QUOTA else None,
+            f"{processors()}, the container's quota" if WITHIN_QUOTA
+            else f"PyTorch's choice for {processors()} cores",
         ),
         pick("kernels", none, (KERNELS,), None, "the processor's best"),
         _openmp_spin(environ),

@@ -60,9 +60,10 @@ class GenerateOptions:
     """How much is written, where it ends, and how it is shown."""
 
     panel: ClassVar[str] = TEXT
-    max_tokens: int = opt(
-        256, "-n", "--max-tokens", "N",
-        "Maximum number of new tokens; -1: no limit.", within=TOKEN_LIMIT,
+    max_tokens: int | None = opt(
+        None, "-n", "--max-tokens", "N",
+        "Maximum number of new tokens; -1: no limit. [default: the model's, else 256]",
+        within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
         None, "--stop", "TEXT",
@@ -150,7 +151,13 @@ def command(
             loaded.model.checkpoint.generation_config,
             None if entry is None else entry.sampling,
             names_from_file(ctx),
+            metadata=loaded.model.checkpoint.metadata,
+            limited=text.max_tokens is not None,
         )
+        text = replace(
+            text, max_tokens=text.max_tokens or resolved.limit or 256,
+            stop=text.stop or list(resolved.stop),
+        )  # fmt: skip
         encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()
     room = model.context_length or loaded.model.config.context

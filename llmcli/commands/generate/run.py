@@ -19,10 +19,13 @@ from llmcli.commands.generate.writers import Collector, TextWriter, TokenWriter,
 from llmcli.errors import LlmcliError
 from llmcli.observe.environment import environment
 from llmcli.reports.text import Generated
+from llmcli.text.markers import Markers
+from llmcli.text.segments import AnswerParts
 
 if TYPE_CHECKING:
     from llmcli.commands.generate.command import GenerateOptions
 
+MARKER = 32  # tokens at the end of a prompt, in which it may begin the reasoning
 LABEL_COLUMNS = 72  # of the line before each text of a batch
 
 Level = Literal["off", "short", "full"]
@@ -80,8 +83,9 @@ class Presentation:
             model = self.run.model.describe()
             header = {"model": model, "environment": environment(kernels=kernels_of(model))}
             return TokenWriter(
-                self.out, tokenizer=tokenizer, top=logprobs, begun=begun, header=header
-            )
+                self.out, tokenizer=tokenizer, top=logprobs, begun=begun, header=header,
+                parts=lambda number: self._parts(number // samples),
+            )  # fmt: skip
         if self.out.json:
             return Collector(
                 self._document, prompts=prompts, samples=samples, tokenizer=tokenizer,
@@ -94,6 +98,14 @@ class Presentation:
         if self.options.batch is not None or samples > 1:
             labels = [self._label(number) for number in range(prompts * samples)]
         return TextWriter(self.out, labels=labels, colour=colour, ids_only=tokenizer is None)
+
+    def _parts(self, index: int) -> AnswerParts | None:
+        """Takes the answer to this prompt apart, where the chat template marks reasoning."""
+        tokenizer, prompt = self.run.model.tokenizer, self.prompts[index]
+        markers = Markers.of_tokenizer(tokenizer)
+        if tokenizer is None or not (prompt.chat and markers.reasoning):
+            return None
+        return AnswerParts(markers, tokenizer.decode(prompt.ids[-MARKER:], skip_special=False))
 
     def _number(self, number: int) -> str:
         """`1` for a sample or a prompt of a batch, `0.1` for its samples, empty for one text."""
@@ -119,6 +131,11 @@ class Presentation:
     def _document(self, index: int, outputs: list[Generated]) -> None:
         """One prompt's JSON document; a batch has one a line, with its `index`."""
         run, batch = self.run, self.options.batch is not None
+        for output in outputs:
+            if (parts := self._parts(index)) is not None:
+                begun, rest = parts.push(output.text), parts.finish()
+                output.content = begun.content + rest.content
+                output.reasoning = (begun.reasoning + rest.reasoning).rstrip()
         model = run.model.describe()
         body: dict[str, Any] = {"index": index} if batch else {}
         body |= {

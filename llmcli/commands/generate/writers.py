@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmcli.cli.output import Output, dumps
 from llmcli.reports.text import Alternative, Generated, TokenLogprob
+from llmcli.text.segments import Answer, AnswerParts
 from llmcli.ui.theme import confidence_style, printable
 
 if TYPE_CHECKING:
@@ -102,16 +104,19 @@ class TokenWriter:
 
     `top`: each line also has the likeliest tokens. `begun`: sequences that count as begun before
     their first token comes. The first line also has `header`, the model and the environment.
+    `parts` is what takes apart the text of a sequence (None: nothing does); its lines then also
+    have what is new of the "content" and of the "reasoning".
     """
 
     def __init__(
         self, out: Output, *, tokenizer: Tokenizer | None, top: bool, begun: int,
-        header: Mapping[str, Any],
+        header: Mapping[str, Any], parts: Callable[[int], AnswerParts | None],
     ) -> None:  # fmt: skip
         self._out = out
         self._header = header
         self._tokenizer = tokenizer
         self._top = top
+        self._parts = cache(parts)
         self._unfinished = dict.fromkeys(range(begun), 0)  # sequence → index of its next token
         self._ms = 0.0
 
@@ -125,6 +130,11 @@ class TokenWriter:
             "logprob": token.logprob,
             "ms": round(ms, 3),
         }
+        if (parts := self._parts(number)) is not None:
+            new = parts.push(token.text)
+            rest = Answer("", "") if token.finish is None else parts.finish()
+            line["content"] = new.content + rest.content
+            line["reasoning"] = new.reasoning + rest.reasoning
         if token.tied is not None:
             line |= {"margin": token.margin, "tied": token.tied}
         if self._top:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,10 +11,10 @@ from llmcli.cli.headers import chosen_devices, opened_headers
 from llmcli.cli.options import ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, opt
-from llmcli.cli.running import note_quantize
+from llmcli.cli.running import note_quantize, note_tensors
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
-from llmcli.reports.info import NO_FORMATS
+from llmcli.reports.info import NO_FORMATS, Device
 
 if TYPE_CHECKING:
     from llmcli.commands.info.report import InfoReport, ModelFacts
@@ -25,9 +26,12 @@ Examples:
   llmcli info -m tiny --batch 8 --context-length 512
   llmcli info -m model.gguf --metadata
   llmcli info -m ./model --dtype bfloat16 --json
+  llmcli info -m qwen3-4b --memory 8GiB
   llmcli info --families
 """
 HINT = "the file and its configuration belong to different models: fetch both again"
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([mgt](?:i?b)?)?", re.IGNORECASE)
+_UNITS = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _WHOLE_LIST = 16  # entries of metadata that are written in full
 
 
@@ -44,18 +48,44 @@ class InfoOptions:
         False, "--all",
         "Also FLOPs, special tokens, each stored format, and all parts of memory.",
     )  # fmt: skip
+    memory: str | None = opt(
+        None, "--memory", "SIZE",
+        "Count for a GPU that is not here, with so much free memory, as in 80GiB; with --device "
+        "cpu for another machine's memory.",
+    )  # fmt: skip
     metadata: bool = opt(False, "--metadata", "Every key of the file's own metadata.")
     families: bool = opt(False, "--families", "The families of models that can be run.")
 
     def check(self, model: ModelOptions) -> None:
         """Raises UsageError for options that `--families` does not take."""
-        given = {"-m": model.model is not None, "--metadata": self.metadata, "--all": self.all}
+        given = {"-m": model.model is not None, "--metadata": self.metadata, "--all": self.all,
+                 "--memory": self.memory is not None}  # fmt: skip
         for flag, present in given.items():
             if self.families and present:
                 raise UsageError(
                     f"`--families` is about no model and goes without `{flag}`",
                     hint="leave one of them out",
                 )
+
+
+    def devices(self, name: str) -> tuple[Device, ...]:
+        """Those that memory is counted for. Raises UsageError for what is no size or not there."""
+        from llmcli.observe.memory import machine_devices
+
+        if self.memory is None:
+            return chosen_devices(name, machine_devices())
+        found = _SIZE.fullmatch(self.memory)
+        free = 0 if found is None else int(float(found[1]) * _UNITS[(found[2] or "G")[0].upper()])
+        if not 0 < free < LARGEST:
+            raise UsageError(
+                f"`--memory {self.memory}` is not a size", hint="give it as in `--memory 80GiB`"
+            )
+        return (
+            Device(
+                device="cuda" if name == "auto" else name, name=f"with {self.memory}",
+                total_bytes=free, free_bytes=free, bfloat16=True,
+            ),
+        )  # fmt: skip
 
 
 def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -> None:
@@ -89,25 +119,28 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
         checks=report.checks,
         hint=HINT,
     )
+    if report.unsupported is not None:
+        raise report.unsupported
 
 
 def _report(info: InfoOptions, model: ModelOptions, out: Output) -> InfoReport:
     """What the headers of the model say."""
     from llmcli.commands.info.measure import measure_info
-    from llmcli.observe.memory import machine_devices
-
-    devices = chosen_devices(model.device, machine_devices())
+    devices = info.devices(model.device)
     with opened_headers(model, out) as (checkpoint, place):
         report = measure_info(
             checkpoint,
             devices,
             dtype=model.dtype,
             quantize=model.quantize,
+            activations=model.activations,
+            cache=model.cache_type,
             batch=info.batch,
             context=model.context_length,
         )
         if report.model is not None:
             note_quantize(model, checkpoint, out)
+            note_tensors(checkpoint, report.surplus, out)
     return replace(report, file=replace(report.file, path=place))
 
 
@@ -158,15 +191,20 @@ def _body(report: InfoReport) -> dict[str, Any]:
         "tokenizer": None if report.tokenizer is None else _tokens(vars(report.tokenizer)),
         "flops": None if report.model is None else vars(report.model.flops),
         "memory": [] if report.model is None else _memory(report.model),
+        "would_fit": [] if report.model is None else [
+            {"options": options, "context": fit.need.context, "needed_bytes": fit.need.total}
+            for options, fit in report.model.would_fit
+        ],
         "unknown": report.unknown,
         "ignored": report.ignored,
         "checks": {},
-        "ok": True,
+        "ok": report.unsupported is None,
     }
 
 
 def _architecture(model: ModelFacts) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(model).items() if name not in ("fits", "flops")}
+    apart = ("fits", "flops", "would_fit")
+    fields = {name: value for name, value in vars(model).items() if name not in apart}
     counts, declared = fields.pop("counts"), fields.pop("declared")
     return fields | {
         "declared": None if declared is None else {"dtype": declared[0], "bytes": declared[1]},

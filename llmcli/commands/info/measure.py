@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.anatomy import parameters
+from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import count_parameters, layer_types
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints.catalog import CATALOG
+from llmcli.checkpoints.sniff import no_model
 from llmcli.commands.info.report import (
     About,
     FamilyFacts,
@@ -21,21 +24,19 @@ from llmcli.commands.info.report import (
     StoredFormat,
     TokenizerFacts,
 )
-from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.families import (
     Plan,
     families,
     ignored_metadata,
     parts_to_fill,
-    plan,
+    planned,
     translate,
 )
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.observe.fit import Run, chosen_arithmetic, fit, unscaled
 from llmcli.reports.checks import ViewCheck, difference
-from llmcli.reports.info import (
-    Device,
-)
+from llmcli.reports.info import Device, DeviceFit
 from llmcli.reports.work import PartWork
 from llmcli.text import load_tokenizer
 
@@ -51,17 +52,20 @@ def measure_info(
     *,
     dtype: str = "auto",
     quantize: str = "auto",
+    activations: str = "auto",
+    cache: str = "auto",
     batch: int = 1,
     context: int | None = None,
 ) -> InfoReport:
     """What the headers say, and what `batch` sequences of `context` tokens take.
 
-    In what `dtype` and `quantize` are on each device. `context` None: the model's own. A
-    configuration that is missing or of a kind that we do not know leaves `model` None, as a
-    tokenizer of an unknown kind leaves `tokenizer`; one that contradicts itself raises
+    In what `dtype`, `quantize`, `activations` and `cache` are on each device. `context` None: the
+    model's own. A configuration that is missing or of a kind that we do not know leaves `model`
+    None, as a tokenizer of an unknown kind leaves `tokenizer`; one that contradicts itself raises
     CheckpointError.
     """
     unknown: list[str] = []
+    unsupported: UnsupportedModel | None = None
     loaded, unreadable = None, None
     try:
         loaded = load_tokenizer(checkpoint)
@@ -70,27 +74,37 @@ def measure_info(
     model: ModelFacts | None = None
     checks: tuple[ViewCheck, ...] = ()
     ignored: dict[str, str] = {}
+    surplus: tuple[str, ...] = ()
     if checkpoint.config is None:
-        unknown.append("there is no config.json beside the weights, so the model is not known")
+        try:
+            no_model(checkpoint.name, checkpoint.folder, checkpoint.tensors)
+            unknown.append("there is no config.json beside the weights, so the model is not known")
+        except UnsupportedModel as error:
+            unsupported = error
+            unknown.append(error.message)
     else:
         try:
             config, rules = translate(checkpoint)
-            todo = plan(checkpoint.tensors, rules, config)
-            numbers = [
-                (device, chosen_arithmetic(checkpoint, config, todo, device, dtype, quantize))
-                for device in devices
-            ]
+            todo = planned(checkpoint, rules, config, stored_shapes(config))
+            asked = partial(
+                chosen_arithmetic, checkpoint, config, todo, dtype=dtype, activations=activations,
+                cache=cache,
+            )  # fmt: skip
+            numbers = [(device, asked(device=device, quantize=quantize)) for device in devices]
             run = Run(
                 batch=batch, context=context or config.context,
                 entries=0 if loaded is None else loaded.vocab_size,
             )  # fmt: skip
             model = _model(config, checkpoint, numbers, run)
+            model = replace(model, would_fit=_would_fit(config, model.fits[0], run, asked))
             checks = _checks(checkpoint, config, todo)
-            ignored = ignored_metadata(checkpoint)
+            ignored, surplus = ignored_metadata(checkpoint), todo.surplus
         except UnsupportedModel as error:
+            unsupported = error
             unknown.append(error.message)
     if unreadable is not None:
         unknown.append(unreadable)
+    unknown.extend(() if loaded is None else loaded.notes)
     return InfoReport(
         name=checkpoint.name,
         about=about(checkpoint),
@@ -98,7 +112,9 @@ def measure_info(
         model=model,
         tokenizer=_tokenizer(loaded),
         unknown=tuple(unknown),
+        unsupported=unsupported,
         ignored=ignored,
+        surplus=surplus,
         checks=checks,
     )
 
@@ -147,6 +163,34 @@ def _model(
     )
 
 
+def _would_fit(
+    config: ModelConfig, first: DeviceFit, run: Run, asked: Callable[..., Arithmetic]
+) -> tuple[tuple[str, DeviceFit], ...]:
+    """Options with which a model that does not fit would, and what it would need then.
+
+    Of each weight format the whole context, or as much of it as fits.
+    """
+    found: list[tuple[str, DeviceFit]] = []
+    smallest = first.need.weights + 1
+    for quantize in ("auto", "int8", "int4") if first.fits is False else ():
+        try:
+            numbers = asked(device=first.device, quantize=quantize)
+        except UsageError:  # which the dtype that was asked for excludes
+            continue
+        now = fit(config, first.device, numbers, run)
+        if now.need.weights >= smallest:
+            continue
+        smallest = now.need.weights
+        options = [] if quantize == "auto" else [f"--quantize {quantize}"]
+        if not now.fits and now.longest:
+            tokens = now.longest // 1024 * 1024 or now.longest
+            options.append(f"-c {tokens}")
+            now = fit(config, first.device, numbers, replace(run, context=tokens))
+        if now.fits:
+            found.append((" ".join(options), now))
+    return tuple(found)
+
+
 def _declared(checkpoint: Checkpoint, numbers: int) -> tuple[str, int] | None:
     """The dtype of config.json; transformers 5 calls it `dtype`, those before `torch_dtype`."""
     settings = checkpoint.config or {}
@@ -182,7 +226,7 @@ def _checks(
         return ()
     used = {load.source for load in todo.loads}
     held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
-    shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
+    shapes = stored_shapes(config)
     parts = parts_to_fill(todo.loads, shapes)
     missing = set(parts) - {load.part for load in todo.loads}
     unexpected = [load.source for load in todo.loads if load.part not in parts]

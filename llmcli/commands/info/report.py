@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from llmcli.errors import UnsupportedModel
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.info import DeviceFit, LayerType, ParameterCounts
 
@@ -77,7 +78,8 @@ class FlopsNeed:
 class ModelFacts:
     """What the configuration says, and what follows for memory on each device.
 
-    `fits` begins with the device that would be used. `positions`: rows of learned positions, a
+    `fits` begins with the device that would be used; where it does not fit there, `would_fit` are
+    options with which it does. `positions`: rows of learned positions, a
     hard limit of the context. `declared`: the dtype that config.json names, and the bytes that all
     parameters take in it; None where it names none that we know. Embeddings are multiplied by
     `embedding_scale`, logits by `logit_scale`, and those have a soft cap of `logit_cap`.
@@ -94,6 +96,7 @@ class ModelFacts:
     layers: tuple[LayerType, ...]
     flops: FlopsNeed
     fits: tuple[DeviceFit, ...]
+    would_fit: tuple[tuple[str, DeviceFit], ...] = ()
     declared: tuple[str, int] | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
@@ -104,8 +107,10 @@ class ModelFacts:
 class InfoReport:
     """What `llmcli info` prints; `model` is None where there is no configuration that we know.
 
-    `unknown` says why `model`, or the tokenizer, is missing. `ignored`: GGUF metadata that has no
-    effect for this architecture, here and in llama.cpp.
+    `unknown` says why `model`, or the tokenizer, is missing; `unsupported` is the error that every
+    run of the model ends with. `ignored`: GGUF metadata that has no
+    effect for this architecture, here and in llama.cpp. `surplus`: tensors for which the model has
+    no parameter.
     """
 
     name: str
@@ -114,7 +119,9 @@ class InfoReport:
     tokenizer: TokenizerFacts | None
     about: About = About()
     unknown: tuple[str, ...] = ()
+    unsupported: UnsupportedModel | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
+    surplus: tuple[str, ...] = ()
     checks: tuple[ViewCheck, ...] = ()
 
 

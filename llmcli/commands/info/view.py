@@ -47,11 +47,13 @@ def render_info(
         ("ignored", (one_line(f"{key} = {value}"), "llama.cpp does not read it here either"))
         for key, value in report.ignored.items()
     ]
-    facts += [("unknown", (one_line(reason),)) for reason in report.unknown]
-    parts: list[RenderableType] = [Text(one_line(report.name), style=HEADING)]
+    verdict = "" if report.unsupported is None else report.unsupported.message
+    facts += [("unknown", (one_line(why),)) for why in report.unknown if why != verdict]
+    parts: list[RenderableType] = [Text(one_line(verdict), style=BAD)] if verdict else []
+    parts.append(Text(one_line(report.name), style=HEADING))
     parts += [Dotted(line, FAINT) for line in _about(report.about, full)]
     if model is not None:
-        parts += [_verdict(model.fits[0], model.context), Text()]
+        parts += [_verdict(model.fits[0], model.context), *_would_fit(model), Text()]
         if not full:
             for fit in model.fits:
                 facts += _memory(fit, len(model.fits) == 1)
@@ -64,15 +66,41 @@ def render_info(
 
 
 def render_families(families: Sequence[FamilyFacts]) -> RenderableType:
-    """Each family: what it is made of, and the names that checkpoints have for it."""
-    rows: list[tuple[str, Sequence[str]]] = []
-    for family in families:
-        rows.append((family.name, (family.words,)))
-        rows.append(("", (" + ".join((", ".join(family.mixers), *family.feed_forwards)),)))
-        rows.append(("", (f"model_type of config.json: {', '.join(family.hf_types)}",)))
-        rows.append(("", (f"GGUF architecture: {', '.join(family.gguf_architectures) or 'none'}",)))
-        rows.append(("", (f"checked: {family.checked}",)))
-    return Facts(rows)
+    """A line for each family: the names that checkpoints have for it, and what it is made of."""
+    checked = min((family.checked for family in families), key=len)  # of all, and of some more
+    more = [
+        f"{family.name}: {family.checked.removeprefix(checked).lstrip(', ')}"
+        for family in families if family.checked != checked
+    ]  # fmt: skip
+    return Group(_Families(families), Text(), Dotted([f"checked: {checked}", *more]))
+
+
+@dataclass(frozen=True)
+class _Families:
+    """As many columns as fit whole; where not even the first do, a list of names is cut."""
+
+    families: Sequence[FamilyFacts]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = ("family", "model_type", "GGUF", "layers", "particulars")
+        rows = [
+            [Text(family.name), Text(", ".join(family.hf_types)),
+             Text(", ".join(family.gguf_architectures)),
+             Text(" + ".join((", ".join(family.mixers), *family.feed_forwards))),
+             Text(family.words)]
+            for family in self.families
+        ]  # fmt: skip
+        for shown in (5, 4, 3):
+            columns = [
+                Column(name, right=False, cut=shown == 3 and name == "model_type", first_to_go=turn)
+                for turn, name in enumerate(names[:shown])
+            ]
+            table = Rows(columns, [row[:shown] for row in rows])
+            if shown == 3 or table.fit(options.max_width):
+                break
+        yield table
+        if left := names[shown:]:
+            yield Text(f"{' and '.join(left)}: --json", style=FAINT)
 
 
 @dataclass(frozen=True)
@@ -284,6 +312,14 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
     return Text(words, style=BAD)
 
 
+def _would_fit(model: ModelFacts) -> Iterator[Dotted]:
+    """With which options a model would fit that does not, and what it would need then."""
+    if model.fits[0].fits is False:
+        named = [f"{options} ({size(fit.need.total)})" for options, fit in model.would_fit]
+        yield Dotted([f"would fit: {named[0]}", *named[1:]] if named else
+                     ["no smaller weight format or context fits either"])  # fmt: skip
+
+
 def _memory(fit: DeviceFit, alone: bool) -> Iterator[tuple[str, Sequence[str]]]:
     """What a device needs, part by part; whether that fits where it is not `alone`."""
     need, device = fit.need, fit.device
@@ -393,7 +429,7 @@ def _fits(fit: DeviceFit) -> Text:
 
 def _stays_in_the_file(fit: DeviceFit) -> bool:
     """Whether loading leaves weights in blocks where they are: on a CPU without memory for them."""
-    free, packed = fit.device.free_bytes, fit.need.formats["product_format"] == "int8"
+    free, packed = fit.device.free_bytes, fit.need.formats["product_format"].startswith("int")
     return packed and fit.device.device == "cpu" and free is not None and fit.need.weights > free
 
 

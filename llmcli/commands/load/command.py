@@ -20,9 +20,9 @@ from llmcli.cli.options import ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import opt
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of, need_directory, note_quantize
-from llmcli.commands.load.report import LedgerLine, LoadReport
-from llmcli.errors import CheckpointError, NotFinite, UsageError, WeightMismatch
+from llmcli.cli.running import kernels_of, need_directory, note_quantize, note_tensors
+from llmcli.commands.load.report import OUTLIERS, LedgerLine, LoadReport
+from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.observe.environment import environment
 from llmcli.reports.checks import checks_document
 from llmcli.reports.info import NO_FORMATS
@@ -36,7 +36,7 @@ Examples:
   llmcli load
   llmcli load -m model.gguf --filter "blocks.0.*"
   llmcli load -m ./model --dtype float16
-  llmcli load -m adapter.safetensors --check && echo whole
+  llmcli load -m adapter.safetensors --check && echo readable
 """
 
 
@@ -66,6 +66,8 @@ def check_options(load: LoadOptions, model: ModelOptions) -> None:
         "--filter": load.filter is not None,
         "--dtype": model.dtype != "auto",
         "--quantize": model.quantize != "auto",
+        "--activations": model.activations != "auto",
+        "--cache-type": model.cache_type != "auto",
         "--device": model.device != "auto",
     }
     for flag, given in refused.items():
@@ -117,7 +119,8 @@ def command(load: LoadOptions, model: ModelOptions, output: ViewOutputOptions) -
     Each tensor with the parameter that it fills, or why it is dropped; what was done to it, and
     what its numbers are like; the time and the bytes a second of each stage, and peak memory.
     What files claim of their weights is compared with what they have. NaN and infinity exit 7,
-    what does not fit or contradicts the files exits 4.
+    what does not fit or contradicts the files exits 4; with --check, numbers that are unlike all
+    others of their tensor exit 1.
     """
     out = Output("load", output)
     check_options(load, model)
@@ -190,10 +193,12 @@ def _loaded(
     with Progress(out, f"loading {checkpoint.name} …") as progress:
         loaded, report = measure_load(
             checkpoint, _stages(before), device=model.device, dtype=model.dtype,
-            quantize=model.quantize, progress=progress,
+            quantize=model.quantize, activations=model.activations, cache=model.cache_type,
+            progress=progress,
         )  # fmt: skip
     SIGNALS.check()
     note_quantize(model, checkpoint, out)
+    note_tensors(checkpoint, loaded.ledger.surplus, out)
     return report, loaded.describe()
 
 
@@ -252,34 +257,38 @@ def _named(model: ModelOptions) -> str:
 
 
 def _refetch(model: ModelOptions) -> str:
-    """How to get a model once more whose file has such numbers."""
+    """How to get a model once more whose file has numbers that cannot be."""
     given = model.model
     if given is None or isinstance(parse(given), Path):
-        return "the file has such numbers: fetch it again, or another one"
-    return (
-        f"the file has such numbers: `llmcli models rm {quote(given)}` and load it again, or use "
-        "another model"
-    )
+        return "fetch it again, or another one"
+    return f"`llmcli models rm {quote(given)}` and load it again, or use another model"
 
 
 def _judge(report: LoadReport, model: ModelOptions) -> None:
-    """Raises CheckpointError for what does not fit or is wrong, NotFinite for NaN and infinity."""
+    """Raises CheckpointError for what does not fit or is wrong, NotFinite, else CheckFailed."""
     if report.fault:
         raise _Unfit(report.fault, hint=report.hint)
+    failed = [check for check in report.checks if not check.ok]
     wrong = [
         *(
             f"{claim.what} says {claim.says}, but it is {claim.holds}"
             for claim in report.claims
             if claim.must and not claim.ok
         ),
-        *(f"check failed: {check.words}" for check in report.checks if not check.ok),
+        *(f"check failed: {check.words}" for check in failed if check.name != OUTLIERS),
     ]
     if wrong:
         raise _Unfit(wrong[0])
     if report.not_finite:
         half = report.dtype == "float16"  # which infinity may come from, and NaN may not
-        hint = None if half else _refetch(model)
+        hint = None if half else f"the file has such numbers: {_refetch(model)}"
         raise _Reported(report.not_finite, hint=hint, dtype=report.dtype or "")
+    for check in failed:
+        raise CheckFailed(
+            f"the numbers from {check.where} on are unlike all others of that tensor: the file is "
+            "damaged",
+            hint=_refetch(model),
+        )
 
 
 def load_document(report: LoadReport, lines: Sequence[LedgerLine]) -> dict[str, Any]:
@@ -288,6 +297,7 @@ def load_document(report: LoadReport, lines: Sequence[LedgerLine]) -> dict[str, 
         "dtype": report.dtype,
         "device": report.device,
         "files": report.files,
+        "confirmed": report.confirmed,
         "bytes": {
             "files": report.file_bytes,
             "tensors": report.tensor_bytes,

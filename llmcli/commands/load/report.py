@@ -9,6 +9,8 @@ from typing import Literal
 
 from llmcli.reports.checks import ViewCheck
 
+OUTLIERS = "outliers"  # the check that finds numbers that are probable of no tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -126,7 +128,7 @@ class LoadReport:
     folded. `base_bytes` were held before and `peak_bytes` at most; `device_bytes` on a GPU.
     `fault` is why nothing can be loaded (`hint`: what to do about it), and `not_finite` the first
     number that is NaN or infinite; empty where there is none. `notes` are about what was not
-    looked at.
+    looked at. Of the files so many are `confirmed` by a checksum.
     """
 
     dtype: str | None
@@ -149,6 +151,12 @@ class LoadReport:
     fault: str
     not_finite: str
     hint: str | None = None
+    confirmed: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every file is known to be right, to the last bit."""
+        return self.ok and self.confirmed == self.files > 0
 
     @property
     def fits(self) -> bool:

@@ -223,7 +223,7 @@ def verdicts(report: LoadReport) -> Iterator[RenderableType]:
         words = f"no NaN and no infinity in {counted(report.looked_at, 'number')}"
         yield Marked(GOOD, words, FAINT)
     if report.ok:
-        yield _whole(report)
+        yield _verdict(report)
 
 
 def wrong(report: LoadReport, more: Sequence[str] = ()) -> Iterator[RenderableType]:
@@ -237,7 +237,7 @@ def wrong(report: LoadReport, more: Sequence[str] = ()) -> Iterator[RenderableTy
     if report.not_finite:
         yield Marked(BAD, one_line(report.not_finite), WRONG)
     if report.ok:
-        yield _whole(report, more)
+        yield _verdict(report, more)
 
 
 def _notes(report: LoadReport) -> Iterator[RenderableType]:
@@ -245,11 +245,12 @@ def _notes(report: LoadReport) -> Iterator[RenderableType]:
     return (Marked(LABEL, one_line(note), _DOUBTFUL) for note in report.notes)
 
 
-def _whole(report: LoadReport, more: Sequence[str] = ()) -> RenderableType:
+def _verdict(report: LoadReport, more: Sequence[str] = ()) -> RenderableType:
     tensors = len({line.source for line in report.lines})
     fitted = any(line.parameter for line in report.lines)  # each has its place
     checks = len(report.checks) + len(report.claims) + fitted + 1  # and each is finite
-    words = f"whole: {counted(tensors, 'tensor')}, all numbers finite, {counted(checks, 'check')}"
+    found = "whole" if report.whole else "readable"
+    words = f"{found}: {counted(tensors, 'tensor')}, all numbers finite, {counted(checks, 'check')}"
     return Marked(GOOD, SEPARATOR.join([words, *more]), FAINT)
 
 

@@ -15,7 +15,7 @@ from llmcli.cli.prompts import Prompt, check_ids, looked_at, need_tokenizer, rea
 from llmcli.cli.running import kernels_of, load_model, require_supported
 from llmcli.cli.template import ChatOptions
 from llmcli.commands.score.measure import compare, measure_score
-from llmcli.commands.score.report import Score
+from llmcli.commands.score.report import Score, ScoredToken
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
 
@@ -142,6 +142,7 @@ def _scored(
         model.check_tokenized(ids)
         texts = [piece.text for piece in found]
     spans = [(piece.start, piece.end) for piece in found] or [(0, 0)] * len(ids)
+    del found  # of a long text more than all the rest
     if len(ids) < 2:
         out.note("the text is a single token, and the first token has nothing to be predicted from")
     with Progress(out) as progress:
@@ -152,10 +153,15 @@ def _scored(
 
 
 def _body(score: Score, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The report as JSON has it: tokens with their bytes, its time under `timings`."""
+    """The report as JSON has it: tokens with their bytes, its time under `timings`.
+
+    The tokens can be read once: where nothing is written, they are not made.
+    """
     fields = {name: value for name, value in vars(score).items() if name != "seconds"}
-    fields["tokens"] = [
-        vars(token) | {"bytes": tokenizer.token_bytes(token.id).hex() if tokenizer else None}
+    names = ScoredToken.__slots__
+    fields["tokens"] = (
+        {name: getattr(token, name) for name in names}
+        | {"bytes": tokenizer.token_bytes(token.id).hex() if tokenizer else None}
         for token in score.tokens
-    ]
+    )
     return fields | {"timings": {"score_s": score.seconds}}

@@ -129,14 +129,14 @@ def _summed(
     stride: int,
     seconds: float,
 ) -> Score:
+    logprobs = [token.logprob for token in tokens if token.logprob is not None]
     pairs = zip(tokens, spans, strict=True)
-    found = [(token.logprob, span) for token, span in pairs if token.logprob is not None]
-    total = math.fsum(logprob for logprob, _ in found)
-    size = covered_bytes(span for _, span in found)
-    mean = total / len(found) if found else math.nan
+    size = covered_bytes(span for token, span in pairs if token.logprob is not None)
+    total = math.fsum(logprobs)
+    mean = total / len(logprobs) if logprobs else math.nan
     return Score(
         tokens=tokens,
-        tokens_scored=len(found),
+        tokens_scored=len(logprobs),
         bytes_scored=size,
         mean_logprob=mean,
         perplexity=_exp(-mean),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredToken:
     """A token, its log-probability (natural) given all before it, and its rank (1: likeliest)."""
 

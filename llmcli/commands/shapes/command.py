@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.cli.headers import chosen_devices, opened_headers
 from llmcli.cli.looking import parse_numbers, token_texts
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
-from llmcli.cli.params import LARGEST, opt
+from llmcli.cli.params import LARGEST, Without, opt
 from llmcli.cli.running import kernels_of, load_model, note_quantize
 from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
@@ -71,7 +71,7 @@ class ShapesOptions:
         "tensors are chosen by the options below]",
     )  # fmt: skip
     params: bool = opt(False, "--params", "Parameters only.")
-    activations: bool = opt(False, "--activations", "Activations and the cache only.")
+    only_activations: bool = opt(False, "--activations", "Activations and the cache only.")
     layer: str | None = opt(None, "--layer", "0,3-5", "These layers only; -1 is the last.")
     filter: str | None = opt(
         None, "--filter", "GLOB",
@@ -85,12 +85,12 @@ class ShapesOptions:
     @property
     def detailed(self) -> bool:
         """Whether everything about each tensor is shown."""
-        chosen = self.params or self.activations
+        chosen = self.params or self.only_activations
         return self.all or chosen or self.layer is not None or self.filter is not None
 
     def check(self, *, prompt: bool) -> None:
         """Raises UsageError for options that contradict each other, or a `prompt`."""
-        if self.params and self.activations:
+        if self.params and self.only_activations:
             raise UsageError(
                 "`--params` and `--activations` exclude each other",
                 hint="leave both out, and everything is shown",
@@ -123,7 +123,7 @@ class ShapesOptions:
         from llmcli.families.sources import sources
 
         kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
-        if self.params or self.activations:
+        if self.params or self.only_activations:
             kinds = kinds[:1] if self.params else kinds[1:]
         phases: tuple[Phase, ...] = ("prefill", "decode")
         layers = names = None
@@ -178,7 +178,7 @@ class ShapesOptions:
 def command(
     prompt: GivenPromptOptions,
     shapes: ShapesOptions,
-    model: ModelOptions,
+    model: Annotated[ModelOptions, Without(("activations",))],
     output: ViewOutputOptions,
 ) -> None:
     """Every tensor of a model: letters, numbers, memory, formula, and the file's own name.
@@ -215,8 +215,9 @@ def _show_headers(shapes: ShapesOptions, options: ModelOptions, out: Output) -> 
         config, rules = translate(checkpoint)
         todo = plan(checkpoint.tensors, rules, config)
         numbers = chosen_arithmetic(
-            checkpoint, config, todo, device, options.dtype, options.quantize
-        )
+            checkpoint, config, todo, device, options.dtype, options.quantize,
+            options.activations, options.cache_type,
+        )  # fmt: skip
         note_quantize(options, checkpoint, out)
         request = shapes.request(config, numbers)
         about = _about(request, checkpoint, place, device.device)
@@ -234,16 +235,10 @@ def _show_headers(shapes: ShapesOptions, options: ModelOptions, out: Output) -> 
 
 def _require_fit(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig) -> None:
     """Raises what loading those weights would raise, for a file whose headers do not fit."""
-    from llmcli.anatomy import parameters
-    from llmcli.families import plan
-
     if checkpoint.tensors:
-        from llmcli.loading.weights import (
-            check_fit,  # and so PyTorch, where there is a fault to report
-        )
+        from llmcli.loading.load import fitting_plan  # and so PyTorch: there is a fault to report
 
-        todo = plan(checkpoint.tensors, rules, config)
-        check_fit(todo, checkpoint.tensors, parameters(config))
+        fitting_plan(checkpoint, rules, config)
 
 
 def _about(

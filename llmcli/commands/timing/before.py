@@ -61,7 +61,7 @@ def measuring(
             device, checkpoint, config,
             None if drawn else plan(checkpoint.tensors, rules, config),
             dtype=options.dtype, quantize=options.quantize,
-        )  # fmt: skip
+        ).given(options.activations, options.cache_type)  # fmt: skip
         room = options.context_length or config.context
         tokens = min(room, prompt_tokens(given) + new_tokens)
         held = resident_bytes()

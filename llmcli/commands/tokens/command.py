@@ -56,6 +56,8 @@ def command(
             raise CheckpointError(
                 f"`{checkpoint.name}` has no tokenizer, so there is nothing for `tokens` to show"
             )
+        for note in tokenizer.notes:
+            out.note(note)
         report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)
     about = {
         "name": checkpoint.name,

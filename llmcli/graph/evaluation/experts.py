@@ -14,6 +14,7 @@ from llmcli.graph.evaluation.rule import (
     Numbers,
     Rule,
     dot,
+    in_bits,
     largest,
     ordinal,
     products,
@@ -69,8 +70,7 @@ class ExpertProject(Rule[routing.ExpertProject]):
                 formula=f"Σ + {cell} = {{}} + {{}}", parts=(summed, b), value=summed + b
             ),)  # fmt: skip
         w = self.cell(self.op.weight, expert, "i", column)
-        in_8_bits = " in 8 bits" if values.in_8_bits(self.op.weight) else ""
-        cells = (self.cell(self.op.source, *row, "i") + in_8_bits, w)
+        cells = (self.cell(self.op.source, *row, "i") + in_bits(values, self.op.weight), w)
         return Element(
             value=summed + b, magnitude=size(terms) + abs(b), sum=dot(cells, summed), terms=terms,
             after=after, note=f"the {ordinal(place)} choice of token {token} is expert {expert}",

@@ -17,6 +17,7 @@ from llmcli.graph.evaluation.rule import (
     Rule,
     concatenated,
     dot,
+    in_bits,
     largest,
     products,
     size,
@@ -185,22 +186,23 @@ class Project(Rule[ops.Project]):
 
     def _rounding(self, values: Numbers, token: int, at: int) -> tuple[Fact, ...]:
         """How the product reads a number of its input, where that is not the number itself."""
-        if not values.in_8_bits(self.op.weight):
+        if not (bits := values.rounded(self.op.weight)):
             return ()
         row_K = concatenated(values[self.op.source])[token]
         first, x = at - at % RUN, float(row_K[at])
         largest_x = float(row_K[first : first + RUN].abs().max())
         seen = float(values.read(self.op.source, self.op.weight)[token, at])
-        d = largest_x / 127
+        by = 127 if bits == 8 else 127 * 256
+        d = largest_x / by
         integer = round(seen / d) if d else 0
         row, run = self.cell(self.op.source, token, "i"), f"i = {first} … {first + RUN - 1}"
         step = Fact(
-            formula=f"d = max |{row}| / 127 over {run} = {{}} / 127",
+            formula=f"d = max |{row}| / {by} over {run} = {{}} / {by}",
             parts=(largest_x,),
             value=d,
         )
         read = Fact(
-            formula=f"{self.cell(self.op.source, token, at)} in 8 bits: "
+            formula=f"{self.cell(self.op.source, token, at)}{in_bits(values, self.op.weight)}: "
             f"{{}} / d = {{}} is rounded, {{}} · d",
             parts=(x, x / d if d else 0.0, float(integer)),
             value=seen,
@@ -225,9 +227,7 @@ class Project(Rule[ops.Project]):
         x_K = values.read(self.op.source, self.op.weight)[token]
         terms = products(x_K.tolist(), column_K.tolist())
         summed = total(terms)
-        cell_i = self.cell(self.op.source, token, "i")
-        if values.in_8_bits(self.op.weight):
-            cell_i += " in 8 bits"
+        cell_i = self.cell(self.op.source, token, "i") + in_bits(values, self.op.weight)
         columns = (cell_i, self.cell(self.op.weight, "i", column))
         value, b, after = summed, 0.0, []
         if self.op.bias is not None:
@@ -298,8 +298,7 @@ class HeadShare(Rule[ops.HeadShare]):
         terms = products(z_e.tolist(), column_K[first : first + len(z_e)].tolist())
         row = f"{first}+i" if first else "i"
         cell_i = self.cell(self.op.source, head, token, "i")
-        if values.in_8_bits(self.op.weight):
-            cell_i += " in 8 bits"
+        cell_i += in_bits(values, self.op.weight)
         columns = (cell_i, self.cell(self.op.weight, row, i))
         value = total(terms)
         return Element(

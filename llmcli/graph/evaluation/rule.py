@@ -80,8 +80,8 @@ class Numbers(Protocol):
         """The input of a product as its kernel reads it, `[T, K]`; heads lie side by side."""
         ...
 
-    def in_8_bits(self, weight: str) -> bool:
-        """Whether the input of products with that matrix is rounded to 8 bits."""
+    def rounded(self, weight: str) -> int:
+        """To how many bits the input of products with that matrix is rounded; 0: to none."""
         ...
 
     def weight(self, name: str) -> Tensor:
@@ -122,6 +122,12 @@ class Numbers(Protocol):
 
 
 AnyOp = TypeVar("AnyOp", bound=Op)
+
+
+def in_bits(values: Numbers, weight: str) -> str:
+    """` in 16 bits` where the input of products with that matrix is rounded to so many."""
+    bits = values.rounded(weight)
+    return f" in {bits} bits" if bits else ""
 
 
 class Rule(ABC, Generic[AnyOp]):

@@ -203,7 +203,7 @@ class LatentAttention(SoftmaxMap):
         q_BHTk = at_least_float32(to_columns(q_BHTd, w_Hnc))
         k_B1Ck = kept_BCk.unsqueeze(1)
         v_B1Cc = k_B1Ck[..., : config.rank]
-        narrow = kept_BCk.dtype == torch.bfloat16  # PyTorch's products of float32 are faster
+        narrow = kept_BCk.dtype.itemsize == 2  # PyTorch's products of float32 are faster
         if slots and step.tokens == 1 and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
             z_BHTc = compiled.attend(
                 q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scale, window=None

@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
 
 from llmcli.commands.bench.measure.compare import compare_results
-from llmcli.commands.bench.measure.intervals import interval, pool, two_sided
 from llmcli.commands.bench.report.comparison import ComparisonReport, Rate, Result, Results
+from llmcli.commands.bench.report.intervals import (
+    correlation,
+    interval,
+    pool,
+    two_sided,
+)
+from llmcli.commands.bench.report.results import Against
+from llmcli.commands.bench.report.results import Test as Case
 
 
 def rate(mean: float, std: float = 1.0, runs: int | None = 5) -> Rate:
@@ -65,26 +73,79 @@ def test_one_and_two_degrees_have_a_formula() -> None:
 
 def test_an_interval_by_hand() -> None:
     # equal relative variances of 1 % at n = 5: 8 degrees of freedom, t = 2.306
-    low, high = interval(rate(100, 1), rate(110, 1.1)) or (0, 0)
+    low, high = interval(rate(100, 1), rate(110, 1.1), independent=True) or (0, 0)
     wide = 2.3060 * math.sqrt(2 * 0.01**2 / 5)
     assert (low, high) == pytest.approx((1.1 * math.exp(-wide), 1.1 * math.exp(wide)), rel=1e-6)
     # one side without spread: the other's 4 degrees alone, t = 2.776
-    low, high = interval(rate(100, 0), rate(100, 2)) or (0, 0)
+    low, high = interval(rate(100, 0), rate(100, 2), independent=True) or (0, 0)
     assert math.log(high) == pytest.approx(2.7764 * 0.02 / math.sqrt(5), rel=1e-4)
+    assert low * high == pytest.approx(1)
+    # runs that show 1/16 of it: AR(1) of 1/16 + (1 + 1/4) / 16 + 1/4 = 0.390625
+    low, high = interval(*[replace(rate(100, 1, 16), correlation=1 / 16)] * 2) or (0, 0)
+    grown = 1 + 2 * sum((1 - k / 16) * 0.390625**k for k in range(1, 16))
+    error = math.sqrt(2 * 0.01**2 / 16 * grown / (1 - (grown - 1) / 15))
+    freedom = 2 * 15 * (1 - 0.390625**2) / (1 + 0.390625**2)
+    assert math.log(high) == pytest.approx(two_sided(0.95, freedom) * error)
     assert low * high == pytest.approx(1)
 
 
-def test_an_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
+def simulated(draw: random.Random, mean: float, runs: int, likeness: float) -> Rate:
+    """Runs of an AR(1) process around the mean, with a deviation of 3 % of it."""
+    off = [draw.gauss(0, 1)]
+    while len(off) < runs:
+        off.append(likeness * off[-1] + math.sqrt(1 - likeness**2) * draw.gauss(0, 1))
+    found = [mean * (1 + 0.03 * one) for one in off]
+    return Rate(mean=fmean(found), std=stdev(found), runs=runs, correlation=correlation(found))
+
+
+@pytest.mark.parametrize(
+    ("runs", "likeness", "held", "held_if_independent"),
+    [((4, 9), 0.0, 0.985, 0.95), ((5, 5), 0.7, 0.945, 0.61), ((20, 20), 0.7, 0.98, 0.58)],
+)
+def test_an_interval_holds_the_true_ratio_whether_or_not_runs_resemble_their_neighbours(
+    runs: tuple[int, int], likeness: float, held: float, held_if_independent: float
+) -> None:
     draw = random.Random(0)
-    held = 0
+    count = [0, 0]
+    for _ in range(500):
+        sides = [
+            simulated(draw, mean, n, likeness) for mean, n in zip((100, 120), runs, strict=True)
+        ]
+        for place, independent in enumerate((False, True)):
+            low, high = interval(*sides, independent=independent) or (math.inf, 0)
+            count[place] += low <= 1.2 <= high
+    found = [one / 500 for one in count]
+    assert found == pytest.approx([held, held_if_independent], abs=0.03)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 5, 9])
+def test_equal_engines_are_called_faster_or_slower_in_5_percent_of_cases(pairs: int) -> None:
+    draw = random.Random(1)
+    decided = 0
     for _ in range(1000):
-        sides = []
-        for mean, runs in ((100.0, 4), (120.0, 9)):
-            runs_of = [draw.gauss(mean, 3.0) for _ in range(runs)]
-            sides.append(Rate(mean=fmean(runs_of), std=stdev(runs_of), runs=runs))
-        low, high = interval(*sides) or (math.inf, 0)
-        held += low <= 1.2 <= high
-    assert held / 1000 == pytest.approx(0.95, abs=0.02)
+        ratios = tuple(
+            (1 + 0.03 * draw.gauss(0, 1)) / (1 + 0.03 * draw.gauss(0, 1)) for _ in range(pairs)
+        )
+        pair = Against(test=Case(n_prompt=1, n_gen=0, depth=0), peer="transformers",
+                       ratios=ratios, median=1.0, lowest=1.0, highest=1.0, order=())  # fmt: skip
+        decided += not pair.undecided
+    assert decided / 1000 == pytest.approx(0.05 if pairs > 1 else 0.0, abs=0.015)
+
+
+def test_what_only_independent_runs_would_show_is_inconclusive() -> None:
+    runs = [100.0, 100.5, 101.2, 101.9, 102.4, 103.1]
+    a = Rate(mean=fmean(runs), std=stdev(runs), runs=6, correlation=correlation(runs))
+    assert a.correlation == pytest.approx(0.51, abs=0.01)
+    for mean, verdict in ((1.0, "noise"), (0.98, "inconclusive"), (1.3, "faster")):
+        one, two = side(row("pp8", 1)), side(row("pp8", 1))
+        one, two = (
+            replace(x, rows=(replace(x.rows[0], rate=replace(a, mean=a.mean * y, std=a.std * y)),))
+            for x, y in ((one, 1.0), (two, mean))
+        )
+        (test,) = compare_results(one, two).tests
+        assert test.verdict == verdict
+    assert correlation([1.0, 2.0]) is None
+    assert correlation([2.0] * 5) is None
 
 
 def test_a_spread_that_nobody_knows() -> None:
@@ -121,7 +182,7 @@ def test_pooling_is_what_all_runs_together_give() -> None:
 
 
 def test_a_test_is_found_by_its_name_in_any_order() -> None:
-    report = compared([row("pp8", 10), row("tg4", 20)], [row("tg4", 30), row("pp8", 5)])
+    report = compared([row("pp8", 100), row("tg4", 200)], [row("tg4", 300), row("pp8", 50)])
     assert ratios(report) == {("pp8",): 0.5, ("tg4",): 1.5}
     assert report.lone == ()
     assert [test.verdict for test in report.tests] == ["slower", "faster"]

@@ -295,6 +295,7 @@ class Counting(FakeEngine):
     """A fake whose work is known."""
 
     config = llama()
+    reads = "prompt"
 
     @property
     def numbers(self):

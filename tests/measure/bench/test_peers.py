@@ -18,7 +18,7 @@ from llmcli.commands.bench.measure.engine import Counted
 from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp, cache_type
 from llmcli.commands.bench.measure.peers.peer import PEERS, open_peer, same_model, silent
 from llmcli.commands.bench.report.results import Settings
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 
 SETTINGS = Settings(
@@ -58,6 +58,7 @@ def test_transformers_computes_what_we_do_from_every_source(tmp_path, write, sou
     ids = list(range(3, 23))
     peer.start(len(ids), 1, 8)
     peer.read(ids[:15])
+    peer.rewind(15)  # where it is, so that it can come back
     peer.read(ids[5:15])  # other text, forgotten again
     peer.rewind(15)
     for id in ids[15:]:
@@ -162,19 +163,79 @@ def test_both_read_one_text_that_begins_with_bos(ours, monkeypatch):
     assert len(set(read["ours"])) > 10
 
 
-def test_llama_cpps_memory_that_cannot_go_back_is_told():
-    class Library:
-        answer = True
+class LlamaLibrary:
+    """llama.cpp's functions over a list of tokens; a state is taken back unless `full`."""
 
-        def llama_memory_seq_rm(self, memory, sequence, begin, end):
-            return self.answer
+    llama_token = ctypes.c_int32
+    full = False
 
+    def __init__(self):
+        self.memory, self.made, self.copies = [], None, 0
+
+    def llama_context_default_params(self):
+        return types.SimpleNamespace(swa_full=True)  # as in the C interface
+
+    def llama_init_from_model(self, model, params):
+        self.made = params
+        return 1
+
+    def llama_get_memory(self, context):
+        return 1
+
+    def llama_n_batch(self, context):
+        return self.made.n_batch
+
+    def llama_batch_get_one(self, tokens, count):
+        return list(tokens)
+
+    def llama_decode(self, context, batch):
+        self.memory += batch
+        return 0
+
+    def llama_synchronize(self, context):
+        pass
+
+    def llama_memory_clear(self, memory, data):
+        self.memory.clear()
+
+    def llama_state_seq_get_size(self, context, sequence):
+        return len(self.memory)
+
+    def llama_state_seq_get_data(self, context, state, size, sequence):
+        state[:] = self.memory
+        self.copies += 1
+        return size
+
+    def llama_state_seq_set_data(self, context, state, size, sequence):
+        self.memory[:] = state
+        return 0 if self.full else size
+
+
+def test_llama_cpp_runs_as_llama_bench_does():
+    """Windows keep their keys only, and a depth comes back from its copy."""
     peer = LlamaCpp.__new__(LlamaCpp)
-    peer._lib, peer._memory = Library(), None
-    peer.rewind(3)
-    Library.answer = False
-    with pytest.raises(UsageError, match="cannot go back to the first 3 tokens"):
+    peer._lib, peer._settings, peer._context, peer._model = LlamaLibrary(), SETTINGS, None, None
+    peer._type_k = peer._type_v = cache_type("auto")
+    peer._log = types.SimpleNamespace(reason=lambda: "")
+    peer.start(20, 1, 4)
+    assert peer._lib.made.swa_full is False
+    peer.read([1, 2, 3])
+    for _ in range(2):
         peer.rewind(3)
+        peer.read([4, 5])
+        assert peer._lib.memory == [1, 2, 3, 4, 5]
+    assert peer._lib.copies == 1
+    with pytest.raises(UsageError, match="cannot go back to the first 4 tokens"):
+        peer.rewind(4)
+    peer._lib.full = True
+    with pytest.raises(OutOfMemory, match="did not take back its first 3 tokens"):
+        peer.rewind(3)
+    peer.rewind(0)
+    assert peer._lib.memory == []
+    peer.read([6, 7, 8])
+    peer.rewind(3)  # another text of the same length
+    peer.rewind(3)
+    assert (peer._lib.copies, peer._lib.memory) == (2, [6, 7, 8])
 
 
 @pytest.mark.parametrize("fault", ["weight", "nan"])
@@ -316,6 +377,7 @@ def test_llama_cpp_computes_what_we_do(smollm2_path, dtype, capfd):
     ids = ours.tokenizer.encode("The capital of France is Paris. The capital of Italy is")
     peer.start(len(ids) + 40, 1, 4)
     peer.read(ids[:6])
+    peer.rewind(6)
     for id in ids[:5]:
         peer.step(id)  # forgotten again
     peer.rewind(6)

@@ -17,7 +17,7 @@ from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
 from llmcli.reports.matrix import What
 from llmcli.ui.page.build import checks, finite, page, token
 from llmcli.ui.palette import Kind
-from llmcli.ui.theme import quoted
+from llmcli.ui.theme import csv_cell
 
 COLUMNS = ("layer", "head", "query", "key", "query_token", "key_token", "value")
 FRAME = 40 << 10  # bytes of a page without its heads
@@ -60,7 +60,7 @@ class AttentionCsv:
     def pieces(self, report: AttentionReport) -> Iterator[bytes]:
         """The file, a query at a time: layers, heads, queries, keys in order, nine digits a value.
 
-        Tokens have their control characters spelled out, so that a line is a line.
+        Tokens are as `csv_cell` writes them, so that a line is a line.
         """
         yield (",".join(COLUMNS) + "\r\n").encode()
         texts = [_field(text) for _, text in report.tokens]
@@ -99,9 +99,9 @@ def _lines(
 
 
 def _field(text: str) -> str:
-    """A token as one field, in quotes where it has a comma or a quote in it."""
+    """A token as one cell, in quotes where it has a comma or a quote in it."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow([quoted(text)[1:-1]])
+    csv.writer(line, lineterminator="").writerow([csv_cell(text)])
     return line.getvalue()
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from llmcli.commands.attention.report.states import LayerStates, StatesReport
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.stats import size
-from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, csv_cell, one_line
 
 COLUMNS = ("layer", "head", "position", "token", "norm", "effective_rank")
 _STEPS, _ASCII_STEPS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
@@ -98,7 +98,7 @@ def states_csv(report: StatesReport) -> bytes:
         for head in layer.heads:
             both = zip(report.positions, head.norms, head.effective_ranks, strict=True)
             for position, norm, rank in both:
-                token = quoted(report.tokens[position][1])[1:-1]
+                token = csv_cell(report.tokens[position][1])
                 place = (layer.layer, head.head, position, token)
                 writer.writerow((*place, f"{norm:.9g}", f"{rank:.9g}"))
     return file.getvalue().encode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmcli.commands.bench.measure.intervals import USUAL_RUNS, interval, pool
 from llmcli.commands.bench.measure.row import SETTINGS
 from llmcli.commands.bench.report.comparison import (
     ComparedTest,
@@ -18,6 +17,7 @@ from llmcli.commands.bench.report.comparison import (
     Side,
     Source,
 )
+from llmcli.commands.bench.report.intervals import USUAL_RUNS, interval, pool
 
 # Known only when a model has been loaded, so that a row which failed may say anything there.
 _LEARNED = {
@@ -125,6 +125,7 @@ class _Naming:
 
 def _compared(key: Key, naming: _Naming, a: Rate, b: Rate) -> ComparedTest:
     low, high = interval(a, b) or (None, None)
+    independent = interval(a, b, independent=True)
     return ComparedTest(
         test=key[0],
         settings=naming.settings(key),
@@ -133,6 +134,7 @@ def _compared(key: Key, naming: _Naming, a: Rate, b: Rate) -> ComparedTest:
         ratio=b.mean / a.mean,
         low=low,
         high=high,
+        independent=independent,
     )
 
 
@@ -187,4 +189,5 @@ def _source(results: Results) -> Source:
         format=results.format,
         builds=results.builds,
         rows=len(results.rows),
+        slowed=results.slowed,
     )

@@ -15,6 +15,7 @@ from llmcli.anatomy.work import (
     prompt_calls,
     step_bytes,
 )
+from llmcli.commands.bench.measure.engine import Reads
 from llmcli.commands.bench.report.results import Settings, Test
 from llmcli.config import ModelConfig
 from llmcli.devices import resolve_device
@@ -25,17 +26,24 @@ from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.work import PartWork
 
 
-def calls(tokens: int, settings: Settings, depth: int = 0) -> Iterator[tuple[Call, Logits]]:
+def calls(
+    tokens: int, settings: Settings, depth: int = 0, reads: Reads = "prompt"
+) -> Iterator[tuple[Call, Logits]]:
     """The forward calls that read a prompt after `depth` tokens; each piece ends with logits."""
     past = depth
     for piece in settings.pieces(tokens):
-        yield from prompt_calls(batch=1, tokens=piece, past=past, chunk=settings.chunk)
+        for call, logits in prompt_calls(batch=1, tokens=piece, past=past, chunk=settings.chunk):
+            yield call, logits if reads == "prompt" else "last"
         past += piece
 
 
-def work(config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings) -> PartWork:
+def work(
+    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings,
+    reads: Reads = "prompt",
+) -> PartWork:  # fmt: skip
     """Of one run: what comes before it (`depth`) is there already."""
-    return sum((added(works) for _, works in _phases(config, numbers, test, settings)), PartWork())
+    phases = _phases(config, numbers, test, settings, reads)
+    return sum((added(works) for _, works in phases), PartWork())
 
 
 def working_set(config: ModelConfig, numbers: Arithmetic, test: Test) -> int:
@@ -44,16 +52,17 @@ def working_set(config: ModelConfig, numbers: Arithmetic, test: Test) -> int:
 
 
 def roofline_ns(
-    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, ceilings: Ceilings
-) -> float | None:
+    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, ceilings: Ceilings,
+    reads: Reads = "prompt",
+) -> float | None:  # fmt: skip
     """The lower bound of one run's time, each part waiting for its bytes or for its products.
 
     See `observe.roofline`. None where the rate of such products was not measured.
     """
-    reads = working_set(config, numbers, test)
+    held = working_set(config, numbers, test)
     seconds = [
-        lower_bound_seconds(works, calls, ceilings, numbers=numbers, working_set=reads)
-        for calls, works in _phases(config, numbers, test, settings)
+        lower_bound_seconds(works, calls, ceilings, numbers=numbers, working_set=held)
+        for calls, works in _phases(config, numbers, test, settings, reads)
     ]
     known = [one for one in seconds if one is not None]
     return 1e9 * sum(known) if len(known) == len(seconds) else None
@@ -77,18 +86,19 @@ def memory_bytes(config: ModelConfig, numbers: Arithmetic, test: Test, settings:
 
 
 def _phases(
-    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings
+    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, reads: Reads
 ) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
-    reading = tuple(calls(test.n_prompt, settings, test.depth))
-    return _counted(config, numbers, test, reading)
+    reading = tuple(calls(test.n_prompt, settings, test.depth, reads))
+    return _counted(config, numbers, test, reading, reads == "whole")
 
 
 @lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
 def _counted(
-    config: ModelConfig, numbers: Arithmetic, test: Test, reading: tuple[tuple[Call, Logits], ...]
-) -> tuple[tuple[int, Works], ...]:
-    found = [(1, calls_work(config, (call,), numbers=numbers)) for call in reading]
+    config: ModelConfig, numbers: Arithmetic, test: Test, reading: tuple[tuple[Call, Logits], ...],
+    whole: bool,
+) -> tuple[tuple[int, Works], ...]:  # fmt: skip
+    found = [(1, calls_work(config, (call,), numbers=numbers, whole=whole)) for call in reading]
     if test.n_gen:
         past = test.depth + test.n_prompt
         works = decode_work(config, batch=1, tokens=test.n_gen, past=past, numbers=numbers)

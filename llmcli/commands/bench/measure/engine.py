@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.bench.report.results import EngineInfo
 from llmcli.config import ModelConfig
+
+# The logits of a prompt's last token, or of each call's last; in the latter case layers that keep
+# nothing (`Graph.readers`) compute that token alone, as in the former, or the whole call.
+Reads = Literal["prompt", "calls", "whole"]
 
 
 class Engine(Protocol):
@@ -42,7 +46,9 @@ class Engine(Protocol):
         """One more token; its logits are computed."""
 
     def rewind(self, tokens: int) -> None:
-        """Forgets all but the first `tokens`."""
+        """Forgets all but the first `tokens`: 0, or a length that it is kept at by the same call
+        while it has that length.
+        """
 
     def close(self) -> None:
         """Gives the memory back; the engine is not used after it."""
@@ -62,3 +68,7 @@ class Counted(Engine, Protocol):
     @property
     def numbers(self) -> Arithmetic:
         """What it is computed in."""
+
+    @property
+    def reads(self) -> Reads:
+        """Which logits it computes while it reads a prompt, and of which tokens the last layers."""

@@ -13,6 +13,7 @@ from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import prefill_peak
 from llmcli.anatomy.graph import graph
+from llmcli.commands.bench.measure.engine import Reads
 from llmcli.commands.bench.report.llama_names import CACHE_OF, FILE_OF
 from llmcli.commands.bench.report.results import EngineInfo
 from llmcli.config import ModelConfig
@@ -118,6 +119,11 @@ class Ours:
     def numbers(self) -> Arithmetic:
         """What the model computes in."""
         return self._model.arithmetic
+
+    @property
+    def reads(self) -> Reads:
+        """As a session does."""
+        return "prompt"
 
     @property
     def vocab(self) -> int:

@@ -124,7 +124,8 @@ def read_results(data: bytes, name: str) -> Results:
     text = _decoded(data, name)
     if not text.strip():
         raise UsageError(f"`{name}` is empty", hint=HINT)
-    kind, rows = _detected(text, name)
+    slowed: list[bool] = []
+    kind, rows = _detected(text, name, slowed)
     read: list[Result] = []
     builds: dict[str, None] = {}
     for row in rows:  # one by one: what is no row is refused before all of them are in memory
@@ -133,7 +134,13 @@ def read_results(data: bytes, name: str) -> Results:
     if not read:
         raise UsageError(f"`{name}` has no result in it", hint=HINT)
     named = tuple(filter(None, builds))
-    return Results(name=name, format=kind, builds=named, rows=tuple(read))
+    return Results(
+        name=name,
+        format=kind,
+        builds=named,
+        rows=tuple(read),
+        slowed=any(slowed) if slowed else None,
+    )
 
 
 def _decoded(data: bytes, name: str) -> str:
@@ -145,10 +152,10 @@ def _decoded(data: bytes, name: str) -> str:
         raise UsageError(f"`{name}` is no text (byte {error.start})", hint=HINT) from error
 
 
-def _detected(text: str, name: str) -> tuple[str, Iterable[Mapping[str, Any]]]:
+def _detected(text: str, name: str, slowed: list[bool]) -> tuple[str, Iterable[Mapping[str, Any]]]:
     if text.lstrip()[0] in "[{":
         lines = re.match(r'\s*\{(?!\s*"schema")', text)
-        return "JSONL" if lines else "JSON", _objects(_values(text, name), name)
+        return "JSONL" if lines else "JSON", _objects(_values(text, name), name, slowed)
     if re.search(r"(?:^|;)[ \t]*(CREATE|INSERT)\s", text, re.IGNORECASE | re.MULTILINE):
         raise _sql(name)
     if re.search(r"^[ \t]*\|.*\|[ \t]*t/s[ \t]*\|[ \t\r]*$", text, re.MULTILINE):
@@ -186,12 +193,15 @@ def _values(text: str, name: str) -> Iterator[Any]:
             at += 1
 
 
-def _objects(values: Iterable[Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """The rows in an array, a line, or our document."""
+def _objects(values: Iterable[Any], name: str, slowed: list[bool]) -> Iterator[Mapping[str, Any]]:
+    """The rows in an array, a line, or our document, whose word on the machine goes to `slowed`."""
     for value in values:
         document = isinstance(value, dict) and str(value.get("schema", "")).startswith("llmcli.")
         if document and value["schema"] != "llmcli.bench/1":
             raise UsageError(f"`{name}` is a `{value['schema']}`, not a benchmark", hint=HINT)
+        load = value.get("machine_load") if document else None
+        if isinstance(load, dict) and isinstance(load.get("slowed"), bool):
+            slowed.append(load["slowed"])
         rows = value.get("rows") if document else value
         for row in rows if isinstance(rows, list) else [rows]:
             if not isinstance(row, dict):

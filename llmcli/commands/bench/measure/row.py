@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from llmcli.commands.bench.report.comparison import Rate, Result
+from llmcli.commands.bench.report.intervals import correlation
 from llmcli.commands.bench.report.llama_names import count_words, size_words
 from llmcli.commands.bench.report.results import Test
 from llmcli.errors import UsageError
@@ -95,8 +96,13 @@ def _rate(row: Mapping[str, Any], test: Test, where: str) -> Rate | None:
     for one in rates:  # numbers near the largest that there is cannot be averaged
         _checked(Rate(mean=one, std=0.0, runs=1), where)
     if rates:
-        spread = stdev(rates) if len(rates) > 1 else 0.0
-        return _checked(Rate(mean=fmean(rates), std=spread, runs=len(rates)), where)
+        rate = Rate(
+            mean=fmean(rates),
+            std=stdev(rates) if len(rates) > 1 else 0.0,
+            runs=len(rates),
+            correlation=correlation(rates),
+        )
+        return _checked(rate, where)
     runs = _count(row, "runs", where) if row.get("runs") not in (None, "") else 0
     mean = _number(row, "avg_ts", where)
     std = _number(row, "stddev_ts", where) if row.get("stddev_ts") is not None else 0.0

@@ -10,7 +10,7 @@ import torch
 from llmcli.commands.bench.measure.engine import Engine
 from llmcli.commands.bench.measure.run import Bench, Run
 from llmcli.commands.bench.report.results import BenchRow, EngineName, Settings
-from llmcli.errors import LlmcliError, as_out_of_memory, first_line
+from llmcli.errors import LlmcliError, as_lacking, as_out_of_memory, first_line
 from llmcli.observe.held import Held
 from llmcli.observe.peaks import Peak
 
@@ -23,6 +23,7 @@ def failure(error: Exception) -> Failure:
     Anything else is a bug here or in a peer: exit 1, the exception named.
     """
     known = error if isinstance(error, LlmcliError) else as_out_of_memory(error)
+    known = known or as_lacking(error)
     if known is None:
         words = f"internal error: {type(error).__name__}: {first_line(error)}"
         return LlmcliError.code, LlmcliError.kind, words
@@ -34,7 +35,7 @@ def hint_for(error: Exception) -> str | None:
     if isinstance(error, LlmcliError):
         return error.hint
     hint = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
-    known = as_out_of_memory(error, hint=hint)
+    known = as_out_of_memory(error, hint=hint) or as_lacking(error)
     return None if known is None else known.hint
 
 

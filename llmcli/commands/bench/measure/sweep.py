@@ -211,7 +211,7 @@ class _Sweep:
         """With what is known from the configuration; on the device `meta` it is all there is."""
         config, numbers, device = engine.config, engine.numbers, engine.info.device
         settings, test = row.settings, row.test
-        row = replace(row, work=counts.work(config, numbers, test, settings))
+        row = replace(row, work=counts.work(config, numbers, test, settings, engine.reads))
         if row.meta:
             need = counts.memory_bytes(config, numbers, test, settings)
             row = replace(row, estimated_memory_bytes=need)
@@ -224,7 +224,7 @@ class _Sweep:
         ceilings = self.measured[key]
         if ceilings is None:
             return row
-        bound = counts.roofline_ns(config, numbers, test, settings, ceilings)
+        bound = counts.roofline_ns(config, numbers, test, settings, ceilings, engine.reads)
         return replace(row, roofline_ns=bound)
 
 

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 Side = Literal["a", "b"]
-Verdict = Literal["faster", "slower", "noise", "unknown"]
+Verdict = Literal["faster", "slower", "noise", "inconclusive", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
     """Tokens per second of a test: mean and sample standard deviation (n − 1) of its runs.
 
-    `runs` None: the file does not say how many there were.
+    `runs` None: the file does not say how many there were. `correlation` is that of each run with
+    the one before, None where there are fewer than three or the file does not list them.
     """
 
     mean: float
     std: float
     runs: int | None
+    correlation: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +41,30 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A file of results. `name` as the user gave it; `builds` are `commit (number)`."""
+    """A file of results. `name` as the user gave it; `builds` are `commit (number)`.
+
+    `slowed`: whether it says that other programs took processors meanwhile, None where it does not
+    say.
+    """
 
     name: str
     format: str
     builds: tuple[str, ...]
     rows: tuple[Result, ...]
+    slowed: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where one side comes from. `rows` are those of the file, before any are pooled."""
+    """Where one side comes from. `rows` are those of the file, before any are pooled; `slowed` as
+    in `Results`.
+    """
 
     name: str
     format: str
     builds: tuple[str, ...]
     rows: int
+    slowed: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +81,8 @@ class ComparedTest:
     """A test of both sides. `ratio` is B ÷ A in tokens per second.
 
     `low` … `high` hold the true ratio with 95 % confidence as far as the spread of the runs tells
-    (Welch); None where a side has a single run. `settings`: what tells it from the other rows.
+    (Welch, with their correlation); None where a side has a single run. `independent` is what they
+    would be if no run resembled the one before. `settings`: what tells it from the other rows.
     """
 
     test: str
@@ -81,14 +92,18 @@ class ComparedTest:
     ratio: float
     low: float | None
     high: float | None
+    independent: tuple[float, float] | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """`noise` where 1 lies in the interval, `unknown` where there is none."""
+        """`noise` where 1 lies in the interval, `inconclusive` where only the runs' likeness to
+        their neighbours puts it there, `unknown` where there is none.
+        """
         if self.low is None or self.high is None:
             return "unknown"
         if self.low <= 1.0 <= self.high:
-            return "noise"
+            low, high = self.independent or (self.low, self.high)
+            return "noise" if low <= 1.0 <= high else "inconclusive"
         return "faster" if self.ratio > 1.0 else "slower"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Literal
 
+from llmcli.commands.bench.report.intervals import interval_of_pairs
 from llmcli.commands.bench.report.llama_names import CACHE_OF
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
@@ -255,9 +256,15 @@ class Against:
     of_means: float | None = None
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where the true ratio lies with 95 % confidence; None of a single pair."""
+        return interval_of_pairs(self.ratios)
+
+    @property
     def undecided(self) -> bool:
-        """Whether runs differ by more than the engines do: 1 lies within the ratios."""
-        return self.lowest <= 1 <= self.highest
+        """Whether the runs leave open which engine is faster: 1 lies in the interval, if any."""
+        low, high = self.interval or (1.0, 1.0)
+        return low <= 1 <= high
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,16 +20,24 @@ from llmcli.ui.checks import BAD, GOOD, WRONG, Marked
 from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
-_STYLES: dict[Verdict, str] = {"faster": "green", "slower": "red", "noise": FAINT, "unknown": FAINT}
+_STYLES: dict[Verdict, str] = {
+    "faster": "green", "slower": "red", "noise": FAINT,
+    "inconclusive": FAINT, "unknown": FAINT,
+}  # fmt: skip
 _DOUBTS: dict[Verdict, str] = {
-    "faster": "", "slower": "", "noise": ", within noise", "unknown": ", noise unknown",
+    "faster": "", "slower": "", "noise": ", within noise",
+    "inconclusive": ", inconclusive", "unknown": ", noise unknown",
 }  # fmt: skip
 _NAMED = 5  # settings that a side does not say, tests that are too slow
 _LONGEST = 100  # characters of what a file says in words
 NOTHING_IN_COMMON = "no test has a rate"
 NOISE = (
-    "noise: the ratio's 95 % interval from the spread of the runs (Welch); what changes from one "
-    "session to the next is not in it"
+    "noise: the ratio's 95 % interval from the spread of the runs (Welch, wider where they "
+    "resemble their neighbours); what changes from one session to the next is not in it"
+)
+INCONCLUSIVE = (
+    "inconclusive: beyond noise only if no run resembled the one before, which these runs do not "
+    "show; more repetitions (`-r`) do, and `bench --against` compares engines in turns, in one run"
 )
 
 
@@ -47,6 +55,8 @@ def words(test: ComparedTest) -> str:
     """`5.9 % faster`, `within noise`; where there is a single run, that noise is not known."""
     if test.verdict == "noise":
         return "within noise"
+    if test.verdict == "inconclusive":
+        return "inconclusive"
     known = test.verdict != "unknown"
     return change(test) if known else f"{change(test)}, noise unknown"
 
@@ -100,6 +110,9 @@ def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
             more = len(fields) - _NAMED
             named = [f"{side.upper()} does not say: {fields[0]}", *fields[1:_NAMED]]
             yield Dotted([*named, f"{more} more"] if more > 0 else named, FAINT)
+    busy = [side for side, source in (("A", report.a), ("B", report.b)) if source.slowed]
+    if busy:
+        yield Dotted([f"slowed down by other programs while measured: {' and '.join(busy)}"])
     yield Text()
     if report.tests:
         yield _table(report.tests)
@@ -176,6 +189,8 @@ def _other(test: LoneTest) -> str:
 def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
     if report.tests:
         yield Dotted([NOISE], FAINT)
+    if any(test.verdict == "inconclusive" for test in report.tests):
+        yield Dotted([INCONCLUSIVE], FAINT)
     assumed = any(rate.runs is None for test in report.tests for rate in (test.a, test.b))
     if assumed:
         text = f"where a file does not say how many runs there were, {report.assumed_runs} are "

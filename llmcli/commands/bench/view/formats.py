@@ -17,7 +17,7 @@ from llmcli.commands.bench.report.fields import (
     Value,
 )
 from llmcli.commands.bench.report.results import BenchRow
-from llmcli.ui.theme import encodable
+from llmcli.ui.theme import csv_cell, encodable, one_line
 
 
 class Writer(Protocol):
@@ -36,13 +36,14 @@ class Writer(Protocol):
 def plain(field: Field, value: Value) -> str:
     """A value as llama-bench writes it in text: flags 0 and 1, reals with 6 decimals.
 
-    Empty where there is none, which only a field of ours can be.
+    Texts are on one line, with control characters spelled out. Empty where there is none, which
+    only a field of ours can be.
     """
     if value is None:
         return ""
     if field.kind == "real":
         return f"{value:.6f}"
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    return str(int(value)) if isinstance(value, bool) else one_line(str(value))
 
 
 class CsvWriter:
@@ -57,7 +58,8 @@ class CsvWriter:
 
     def row(self, row: BenchRow) -> str:
         """One line; a quote in a value is doubled."""
-        values = [plain(field, field.value(row, self._by)) for field in (*FIELDS, *OURS)]
+        found = [(field, field.value(row, self._by)) for field in (*FIELDS, *OURS)]
+        values = [csv_cell(v) if isinstance(v, str) else plain(field, v) for field, v in found]
         return ",".join('"' + value.replace('"', '""') + '"' for value in values) + "\n"
 
     def footer(self) -> str:

@@ -105,8 +105,8 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
     ours = {row.number: row for row in report.rows}
     labels = _labels([ours[pair.number] for pair in pairs if pair.number in ours])
     columns = [column for column, _ in labels]
-    columns += [Column("test", right=False), Column("median"), Column("lowest", first_to_go=1)]
-    columns += [Column("highest", first_to_go=1), Column("pairs", first_to_go=3)]
+    columns += [Column("test", right=False), Column("median")]
+    columns += [Column("95 % interval", first_to_go=1), Column("pairs", first_to_go=3)]
     columns += [Column("of the means", first_to_go=2), Column("", right=False)]
     rows = []
     for place, pair in enumerate(pairs):
@@ -117,11 +117,15 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
 
 def _ratio(pair: Against) -> Iterator[str]:
     yield pair.test.name
-    for value in (pair.median, pair.lowest, pair.highest):
-        yield f"{value:.2f}×"
+    yield f"{pair.median:.2f}×"
+    yield _interval(pair)
     yield str(len(pair.ratios))
     yield "" if pair.of_means is None else f"{pair.of_means:.2f}×"
     yield verdict(pair)
+
+
+def _interval(pair: Against) -> str:
+    return "" if pair.interval is None else "{:.2f}× … {:.2f}×".format(*pair.interval)
 
 
 def _full(row: BenchRow) -> str:
@@ -180,7 +184,7 @@ def against_notes(report: BenchReport) -> Iterator[str]:
     for pair in report.against:
         yield (
             f"llmcli ÷ {pair.peer}, {pair.test.name}: {pair.median:.2f}×, the median of "
-            f"{counted(len(pair.ratios), 'pair')} ({pair.lowest:.2f}× … {pair.highest:.2f}×): "
+            f"{counted(len(pair.ratios), 'pair')} (95 % interval {_interval(pair) or 'unknown'}): "
             f"{verdict(pair)}"
         )
     for check in report.checks:
@@ -188,10 +192,10 @@ def against_notes(report: BenchReport) -> Iterator[str]:
 
 
 def verdict(pair: Against) -> str:
-    """`faster`, `slower`, or `undecided` where the runs differ by more than the engines."""
-    if pair.undecided:
+    """`faster`, `slower`, or `undecided` where the interval of the ratio leaves it open."""
+    if pair.interval is None or pair.undecided:
         return "undecided"
-    return "faster" if pair.median > 1 else "slower"
+    return "faster" if pair.interval[0] > 1 else "slower"
 
 
 def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:

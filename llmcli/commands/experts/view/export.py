@@ -10,7 +10,7 @@ from typing import Any
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.reports.numbers import best_groups
 from llmcli.ui.page.build import checks, finite, page, token
-from llmcli.ui.theme import encodable
+from llmcli.ui.theme import csv_cell
 
 COLUMNS = (
     "layer", "position", "token", "generated", "place", "expert", "weight", "margin",
@@ -23,6 +23,7 @@ def experts_csv(report: ExpertsReport, title: str) -> bytes:
     """UTF-8, a heading and a line for every choice; `place` is 1 for the largest score.
 
     `generated` is 1 for a position whose token the model wrote; what is not there is empty.
+    Tokens are as `csv_cell` writes them.
     """
     file = io.StringIO(newline="")
     writer = csv.writer(file)
@@ -35,10 +36,10 @@ def experts_csv(report: ExpertsReport, title: str) -> bytes:
             written = int(position >= report.prompt_tokens)
             for place, (expert, weight) in enumerate(pairs, 1):
                 writer.writerow((
-                    layer.layer, position, report.tokens[position][1], written, place, expert,
-                    weight, margin, shares[at],
+                    layer.layer, position, csv_cell(report.tokens[position][1]), written, place,
+                    expert, weight, margin, shares[at],
                 ))  # fmt: skip
-    return encodable(file.getvalue()).encode()
+    return file.getvalue().encode()
 
 
 def experts_page(report: ExpertsReport, title: str) -> bytes:

@@ -83,7 +83,7 @@ class Values(Kernel):
     def read(self, name: str, weight: str) -> Tensor:
         """As its kernel reads it; where that is a coin flip, as it read its own numbers."""
         read_TK = super().read(name, weight)
-        if not self.derives(name) or not self.in_8_bits(weight):
+        if not self.derives(name) or not self.rounded(weight):
             return read_TK
         kernel_TK = concatenated(self.kernel(name))
         off_T1 = self.allowed(name, kernel_TK.abs().amax(-1, keepdim=True) + self.least)

@@ -36,8 +36,8 @@ _BLOCK = 1 << 22  # numbers of the head's matrix that are converted at a time
 def unembed(model: Model, h_ND: Tensor) -> Tensor:
     """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics.
 
-    A matrix in blocks reads its input in 8 bits. Where a number of the formula's norm and of the
-    model's are as good as equal, they are rounded as the model's is.
+    A matrix in blocks rounds its input (`Packed.seen`). Where a number of the formula's norm and
+    of the model's are as good as equal, they are rounded as the model's is.
     """
     weight, config = model.decoder.weight, model.config
     bias = weight("ln_final.b").dense() if config.final_norm.bias else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow
 from llmcli.ui.page.build import checks, finite, page, token
-from llmcli.ui.theme import encodable, quoted
+from llmcli.ui.theme import csv_cell, quoted
 from llmcli.ui.token_text import EMBEDDING, short
 
 DIGITS = 6  # of a number in the page
@@ -72,7 +72,7 @@ def lens_csv(report: LensReport) -> bytes:
     """UTF-8, a heading and a line each; `place` is 1 for the likeliest token of a cell.
 
     `generated` is 1 for a position whose token the model wrote. The embedding has no layer.
-    Numbers have all the digits that they have.
+    Numbers have all the digits that they have. Tokens are as `csv_cell` writes them.
     """
     file = io.StringIO(newline="")
     writer = csv.writer(file)
@@ -83,8 +83,8 @@ def lens_csv(report: LensReport) -> bytes:
             written = int(position >= report.prompt_tokens)
             for place, one in enumerate(cell.top, 1):
                 writer.writerow((
-                    row.name, row.layer, position, report.tokens[position][1], written, place,
-                    one.id, one.text, one.probability, cell.entropy, cell.kl, target.id,
-                    cell.target_rank, cell.target_probability,
+                    row.name, row.layer, position, csv_cell(report.tokens[position][1]), written,
+                    place, one.id, csv_cell(one.text), one.probability, cell.entropy, cell.kl,
+                    target.id, cell.target_rank, cell.target_probability,
                 ))  # fmt: skip
-    return encodable(file.getvalue()).encode()
+    return file.getvalue().encode()

@@ -16,7 +16,7 @@ from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.commands.load.report import Claim
 from llmcli.config import ModelConfig
 from llmcli.families import ignored_metadata
-from llmcli.families.rules import HF_HEAD
+from llmcli.families.family import stored_head
 from llmcli.reports.numbers import counted
 from llmcli.text import Tokenizer
 
@@ -195,11 +195,11 @@ def _end_ids(checkpoint: Checkpoint) -> Iterator[int]:
 def _head(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:
     """A head in the file of a model that is said to have none of its own: the file is believed."""
     said = (checkpoint.config or {}).get("tie_word_embeddings")
-    if checkpoint.kind == "gguf" or HF_HEAD not in checkpoint.tensors or said is not True:
+    if checkpoint.kind == "gguf" or said is not True or (head := stored_head(checkpoint)) is None:
         return
-    held = f"false: `{HF_HEAD}` differs from the embedding and is used as the head"
+    held = f"false: `{head}` differs from the embedding and is used as the head"
     if config.head.tied:
-        held = f"`{HF_HEAD}` equals the embedding"
+        held = f"`{head}` equals the embedding"
     yield _claim(
         "tie_word_embeddings", "`tie_word_embeddings` in config.json", "true", held,
         config.head.tied, must=False,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from llmcli.checkpoints import Checkpoint, TensorInfo
+from llmcli.commands.load.measure.outliers import Outliers
 from llmcli.commands.load.report import Numbers
 from llmcli.observe.parts import parts
 from llmcli.observe.statistics import Statistics
@@ -38,17 +40,28 @@ def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
     return numbers if bad is None or not turned else _at(numbers, (*bad[:-2], *bad[:-3:-1]))
 
 
-def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> Numbers | None:
+def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, list[str]] | None:
     """What a tensor is like as it is stored (a scale beside it left out), read in pieces.
 
-    None for a format that has no decoder. Raises CheckpointError where the file has changed.
+    With it the blocks that are unlike all others, of real numbers that are all finite. None for a
+    format that has no decoder. Raises CheckpointError where the file has changed.
     """
+    if not readable(info.format):
+        return None
     found = Statistics()
+    outliers = Outliers(prod(info.shape), info.shape[-1] if info.shape else 1)
+    real = info.format in DECODERS or (
+        info.format in PLAIN and PLAIN[info.format].is_floating_point
+    )
     for part in _stored_parts(checkpoint, info):
         found.add(part)
-    known = readable(info.format)
+        if real:
+            outliers.add(part)
     shape = (*info.shape, 2) if info.format == "C64" else info.shape
-    return _numbers(found, shape) if known else None
+    numbers = _numbers(found, shape)
+    odd = outliers.found() if real and numbers.finite == numbers.count else []
+    places = [",".join(map(str, np.unravel_index(first, shape))) for first in odd]
+    return numbers, [f"`{info.name}[{place}]`" for place in places]
 
 
 def readable(format: str) -> bool:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcli import devices
-from llmcli.anatomy import parameters
+from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import CATALOG, Checkpoint, TensorInfo
+from llmcli.checkpoints.files import shown
 from llmcli.commands.load.measure.claims import claims
 from llmcli.commands.load.measure.ledger import (
     filled_check,
@@ -27,7 +28,14 @@ from llmcli.commands.load.measure.numbers import (
     readable,
     stored_numbers,
 )
-from llmcli.commands.load.report import LedgerLine, LoadReport, Numbers, Shared, Stage
+from llmcli.commands.load.report import (
+    OUTLIERS,
+    LedgerLine,
+    LoadReport,
+    Numbers,
+    Shared,
+    Stage,
+)
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.loading.load import configured, fitting_plan, load_checkpoint
@@ -40,7 +48,8 @@ from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
 
 LOOKING = "looking at the numbers"
-NO_DIGEST = "no sha256 is known for these files: a weight that was changed to another is not seen"
+NO_DIGEST = "no sha256 is known for these files: a weight that was changed a little is not seen"
+_ALIKE = "no block of numbers is unlike all others of its tensor"
 # Two are half as fast again where nothing else runs; where something does they wait for each other
 # after each of thousands of small operations, and are many times slower.
 _THREADS = 1
@@ -55,6 +64,8 @@ def measure_load(
     device: str,
     dtype: str,
     quantize: str,
+    activations: str = "auto",
+    cache: str = "auto",
     progress: Progress | None = None,
 ) -> tuple[Model, LoadReport]:
     """Loads the model and looks at every parameter, in pieces.
@@ -65,8 +76,8 @@ def measure_load(
     base = resident_bytes()
     with Peak(devices.resolve_device(device)) as peak:
         model = load_checkpoint(
-            checkpoint, device=device, dtype=dtype, quantize=quantize, text=False,
-            progress=progress, stages=stages,
+            checkpoint, device=device, dtype=dtype, quantize=quantize, activations=activations,
+            cache=cache, text=False, progress=progress, stages=stages,
         )  # fmt: skip
         with stages("scan", model.weight_bytes):
             numbers = _parameters(model, progress)
@@ -105,36 +116,56 @@ def check_files(
                 about = _with_tokenizer(about, checkpoint)
         held = sum(info.nbytes for info in checkpoint.tensors.values())
         with stages("scan", held):
-            numbers = _tensors(checkpoint, held, progress)
+            numbers, outliers = _tensors(checkpoint, held, progress)
         with stages("hash", checkpoint.nbytes):
-            digests = digest_checks(checkpoint)
+            digests, differs, confirmed = digest_checks(checkpoint)
     lines = tuple(replace(line, numbers=numbers.get(line.source)) for line in lines)
     found = [not_finite(name, one) for name, one in numbers.items()]
     report = _report(checkpoint, about, lines, found, stages, base, peak)
     looked_at = sum(one.count for one in numbers.values())
-    if digests:
-        return replace(report, looked_at=looked_at, checks=(*report.checks, *digests))
-    return replace(report, looked_at=looked_at, notes=(*report.notes, NO_DIGEST))
+    unknown = () if digests or differs else (NO_DIGEST,)
+    return replace(
+        report, looked_at=looked_at, confirmed=confirmed,
+        checks=(*report.checks, *digests, difference(OUTLIERS, _ALIKE, outliers)),
+        notes=(*report.notes, *differs, *unknown),
+    )  # fmt: skip
 
 
-def digest_checks(checkpoint: Checkpoint) -> tuple[ViewCheck, ...]:
-    """The sha256 of files for which one is known: of the catalog, or from the hub.
+def digest_checks(
+    checkpoint: Checkpoint,
+) -> tuple[tuple[ViewCheck, ...], tuple[str, ...], int]:
+    """The sha256 of files for which one is known: checks, notes, and how many files are right.
 
-    The hub's cache names the file behind a link by it. Raises CheckpointError where a file cannot
-    be read any more.
+    A file must have the one by which the hub's cache names what is behind a link, and that of the
+    catalog where it lies in the catalog's own place. Elsewhere a file of the size of one of the
+    catalog's may be another one: a note says whether it is. Raises CheckpointError where a file
+    cannot be read any more.
     """
-    known = {}
-    entry = CATALOG.get(checkpoint.name)
+    words, notes, wrong, confirmed = "", list[str](), list[str](), 0
     for file in checkpoint.files:
-        if entry is not None and entry.sha256 and file == entry.file:
-            known[file] = entry.sha256
-        elif file.is_symlink() and re.fullmatch("[0-9a-f]{64}", file.resolve().name):
-            known[file] = file.resolve().name
+        size = file.stat().st_size
+        entry = next((one for one in CATALOG.values() if one.sha256 and one.size == size), None)
+        behind = file.resolve().name if file.is_symlink() else ""
+        pinned = re.fullmatch("[0-9a-f]{64}", behind) is not None
+        if entry is None and not pinned:
+            continue
+        digest = _sha256(file)
+        if entry is not None and digest == entry.sha256:
+            words = f"`{shown(file.name)}` is the catalog's `{entry.name}`"
+        elif entry is not None and not pinned and entry.file not in (file, file.parent):
+            here = f"`{shown(file.name)}` has the size of the catalog's `{entry.name}`"
+            notes.append(f"{here} and differs from it")
+            continue
+        if digest == (behind if pinned or entry is None else entry.sha256):
+            confirmed += 1
+        else:
+            wrong.append(file.name)
+    known = confirmed + len(wrong)
     if not known:
-        return ()
-    wrong = [file.name for file, digest in known.items() if _sha256(file) != digest]
-    words = f"the sha256 of {counted(len(known), 'file')} is the published one"
-    return (difference("sha256", words, wrong),)
+        return (), tuple(notes), 0
+    if known > 1 or not words:
+        words = f"the sha256 of {counted(known, 'file')} is the published one"
+    return (difference("sha256", words, wrong),), tuple(notes), confirmed
 
 
 def _sha256(file: Path) -> str:
@@ -169,8 +200,7 @@ def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
         todo = fitting_plan(checkpoint, rules, config)
     except CheckpointError as error:
         return _About(config=config, fault=error.message, hint=error.hint), bare
-    shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
-    ledger = ledger_of(todo, checkpoint, shapes)
+    ledger = ledger_of(todo, checkpoint, stored_shapes(config))
     return _About(config=config), ledger_lines(ledger, checkpoint, config, {})
 
 
@@ -203,19 +233,25 @@ def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
     return found
 
 
-def _tensors(checkpoint: Checkpoint, held: int, progress: Progress | None) -> dict[str, Numbers]:
-    """What each tensor is like as it is stored; those that cannot be read are left out."""
-    found, done = {}, 0
+def _tensors(
+    checkpoint: Checkpoint, held: int, progress: Progress | None
+) -> tuple[dict[str, Numbers], list[str]]:
+    """What each tensor is like as it is stored; those that cannot be read are left out.
+
+    With it the blocks that are unlike all others of their tensor.
+    """
+    found, outliers, done = {}, list[str](), 0
     with devices.threads(_THREADS):
         for name, info in checkpoint.tensors.items():
             numbers = stored_numbers(checkpoint, info)
             if numbers is not None:
-                found[name] = numbers
+                found[name], odd = numbers
+                outliers += odd
             done += info.nbytes
             if progress is not None:
                 progress(LOOKING, done, held)
     checkpoint.release()
-    return found
+    return found, outliers
 
 
 def _report(
@@ -235,6 +271,7 @@ def _report(
         Stage(name=name, seconds=seconds, bytes=stages.nbytes.get(name))
         for name, seconds in stages.seconds.items()
     ]
+    notes = () if about.tokenizer is None else about.tokenizer.notes
     return LoadReport(
         dtype=None,
         device="cpu",
@@ -251,7 +288,7 @@ def _report(
         shared=(),
         claims=claims(checkpoint, about.config, about.tokenizer),
         checks=(ledger_check(lines, checkpoint), layout_check(checkpoint)),
-        notes=tuple(filter(None, [about.note, unread])),
+        notes=tuple(filter(None, [about.note, *notes, unread])),
         looked_at=0,
         fault=about.fault,
         hint=about.hint,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from llmcli.anatomy import parameters
+from llmcli.anatomy import stored_shapes
 from llmcli.checkpoints import Checkpoint
 from llmcli.commands.shapes.report import Stored
 from llmcli.config import ModelConfig
-from llmcli.families import Rule, parts_to_fill, plan, shape_after
+from llmcli.families import Rule, parts_to_fill, planned, shape_after
 from llmcli.observe.fit import unscaled
 from llmcli.reports.checks import ViewCheck, difference
 from llmcli.reports.numbers import counted, together
@@ -21,8 +21,9 @@ def stored_tensors(
 ) -> dict[str, Stored]:
     """Parameter → where it lies in the checkpoint's files; empty where there are no files."""
     found: dict[str, list[Stored]] = {}
-    loads = plan(checkpoint.tensors, rules, config).loads
-    shapes = parts_to_fill(loads, _stored_shapes(config))
+    shapes = stored_shapes(config)
+    loads = planned(checkpoint, rules, config, shapes).loads
+    shapes = parts_to_fill(loads, shapes)
     for load in loads:
         info = checkpoint.tensors[load.source]
         beside = () if load.scale is None else load.scale.tensors
@@ -45,18 +46,14 @@ def _as_one(parts: Sequence[Stored]) -> Stored:
     return replace(parts[0], source=source, bytes=sum(part.bytes for part in parts))
 
 
-def _stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    return {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
-
-
 def stored_check(
     checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
 ) -> tuple[ViewCheck, ...]:
     """Every stored shape makes its parameter's; none is missing. Nothing without tensors."""
     if not checkpoint.tensors:
         return ()
-    todo = plan(checkpoint.tensors, rules, config)
-    shapes = _stored_shapes(config)
+    shapes = stored_shapes(config)
+    todo = planned(checkpoint, rules, config, shapes)
     parts = parts_to_fill(todo.loads, shapes)
     made = {
         load.part: shape_after(checkpoint.tensors[load.source].shape, load.ops)
@@ -66,7 +63,8 @@ def stored_check(
     wrong += (load.source for load in todo.loads if load.part not in parts)
     wrong += unscaled(todo, checkpoint.tensors)
     held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(shapes), "parameter")
-    words = f"the file has {held}, of which {made_of} can be made, and no other"
+    other = counted(len(todo.surplus), "surplus tensor") if todo.surplus else "no other"
+    words = f"the file has {held}, of which {made_of} can be made, and {other}"
     return (difference("stored", words, [*wrong, *todo.unexpected]),)
 
 

@@ -55,7 +55,7 @@ def cache_type(requested: str) -> tuple[str, int]:
 _LAYERS_ALL = 999  # as many as there are
 _BACKENDS = {"cuda": "CUDA", "mps": "Metal"}
 # of 2025; what is older has other names for the same
-_NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_seq_rm")
+_NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear")
 
 
 class LlamaCpp:
@@ -70,6 +70,8 @@ class LlamaCpp:
         self._settings = settings
         self._context: Any = None
         self._memory: Any = None
+        self._tokens = 0
+        self._kept: dict[int, Any] = {}
         vocabulary = library.llama_model_get_vocab(model)
         self._vocab = int(library.llama_vocab_n_tokens(vocabulary))
         self._bos = None
@@ -127,6 +129,7 @@ class LlamaCpp:
         params.n_ubatch = chunk
         params.n_threads = params.n_threads_batch = threads
         params.type_k, params.type_v = self._type_k[1], self._type_v[1]
+        params.swa_full = False  # layers with a window keep it only, as in llama-bench
         params.offload_kqv = not self._settings.no_kv_offload
         params.flash_attn_type = FLASH[self._settings.flash_attn]
         with silent():
@@ -137,6 +140,7 @@ class LlamaCpp:
                 hint="use a smaller depth or prompt",
             )
         self._memory = self._lib.llama_get_memory(self._context)
+        self._tokens, self._kept = 0, {}
 
     def computing(self) -> AbstractContextManager[None]:
         """Nothing: its context has the kernel."""
@@ -162,14 +166,34 @@ class LlamaCpp:
             raise OutOfMemory(
                 f"llama.cpp could not compute {len(ids)} tokens (code {code}){self._log.reason()}"
             )
+        self._tokens += len(ids)
 
     def rewind(self, tokens: int) -> None:
-        """Removes what lies behind; raises UsageError for a memory that cannot forget a part."""
-        if not self._lib.llama_memory_seq_rm(self._memory, -1, tokens, -1):
-            raise UsageError(
-                f"llama.cpp cannot go back to the first {tokens} tokens of this model's memory",
-                hint="leave out `-d` or `--against`",
-            )
+        """From a copy, as llama-bench does: a window and a recurrent state forget what was there.
+
+        Raises UsageError for another length than the last that was kept, OutOfMemory where
+        llama.cpp does not take its copy back.
+        """
+        context, library = self._context, self._lib
+        if tokens == 0:
+            self._kept = {}
+        elif tokens == self._tokens:
+            if tokens not in self._kept:
+                size = int(library.llama_state_seq_get_size(context, 0))
+                state = (ctypes.c_uint8 * size)()
+                library.llama_state_seq_get_data(context, state, size, 0)
+                self._kept = {tokens: state}
+            return
+        elif tokens not in self._kept:
+            raise UsageError(f"llama.cpp cannot go back to the first {tokens} tokens")
+        library.llama_memory_clear(self._memory, False)
+        self._tokens = tokens
+        for state in self._kept.values():
+            if not library.llama_state_seq_set_data(context, state, len(state), 0):
+                raise OutOfMemory(
+                    f"llama.cpp did not take back its first {tokens} tokens{self._log.reason()}",
+                    hint="leave out `-d` or `--against`",
+                )
 
     def logits(self) -> Tensor:
         """Of the last token, `[V]` float32."""

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
+from llmcli.commands.bench.measure.engine import Reads
 from llmcli.commands.bench.measure.ours import attention, bos_of, engine_info
 from llmcli.commands.bench.measure.peers.filled import (
     filled,
@@ -30,14 +32,14 @@ from llmcli.errors import LlmcliError, OutOfMemory, UsageError
 from llmcli.model import Model, dtype_name
 
 _OLDEST = 5
+_NARROWS = "_maybe_slice_kv_shared_inputs"  # a method of models that do
 
 
 class Transformers:
     """Engine over a causal language model of transformers and its growing cache.
 
-    Attention is transformers' default, PyTorch's (`sdpa`) but for Gemma 2; the cache is the default
-    one, too, that of every layer growing with each token. It keeps what lies before a window, so
-    that a rewind is exact; the mask still hides it.
+    Attention is transformers' default, PyTorch's (`sdpa`) but for Gemma 2, and so is the cache:
+    layers with a sliding window keep its keys only, every other layer grows with each token.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Transformers:
         self._chunk = 1
         self._tokens = 0
         self._cache: Any = None
+        self._kept: dict[int, list[Any]] = {}
         self._logits: Tensor | None = None
         parameters = list(model.parameters())
         count = sum(value.numel() for value in parameters)
@@ -81,6 +84,12 @@ class Transformers:
         return self._numbers
 
     @property
+    def reads(self) -> Reads:
+        """Each call has logits; newer versions leave out what Gemma 4 needs for no other token."""
+        narrows = any(hasattr(part, _NARROWS) for part in self._model.modules())
+        return "calls" if narrows else "whole"
+
+    @property
     def vocab(self) -> int:
         """Rows of the embedding."""
         return self._config.vocab
@@ -106,8 +115,10 @@ class Transformers:
     def _new_cache(self) -> None:
         from transformers import DynamicCache
 
-        self._cache = DynamicCache()
-        self._tokens = 0
+        # of a window of one token transformers' cache drops nothing where its mask counts on it
+        narrow = any(layer.window == 1 for layer in self._config.layers)
+        self._cache = DynamicCache(config=None if narrow else self._model.config)
+        self._tokens, self._kept = 0, {}
 
     def computing(self) -> AbstractContextManager[None]:
         """With the kernel of attention that ours has, too."""
@@ -132,12 +143,18 @@ class Transformers:
         self._tokens += ids_BT.shape[1]
 
     def rewind(self, tokens: int) -> None:
-        """Cuts the cache; only a negative number means the same in all versions of `crop`."""
+        """From a copy: a window forgets what was there. The layers' tensors need no copy, for they
+        never write into them. Raises UsageError for another length than the last that was kept.
+        """
         if tokens == 0:
             self._new_cache()
-        elif tokens < self._tokens:
-            self._cache.crop(tokens - self._tokens)
+        elif tokens == self._tokens:
+            self._kept = {tokens: [copy(layer) for layer in self._cache.layers]}
+        elif tokens in self._kept:
+            self._cache.layers = [copy(layer) for layer in self._kept[tokens]]
             self._tokens = tokens
+        else:
+            raise UsageError(f"transformers cannot go back to the first {tokens} tokens")
 
     def logits(self) -> Tensor:
         """Of the last token, `[V]` float32 on the host."""

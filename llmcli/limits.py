@@ -1,0 +1,94 @@
+"""How much memory and how many processors are this process's: of the machine, within its control
+groups. No torch, and nothing imported: the package asks before the program handles Ctrl-C.
+"""
+
+import os
+
+
+def free_memory(root: str | os.PathLike[str] = "/") -> int | None:
+    """Bytes that a new allocation may take: MemAvailable, within the limits of control groups.
+
+    None where the system does not say (outside Linux). `root` is for tests.
+    """
+    free = [limit - used for limit, used in _memory(root)]
+    for name, *rest in _lines(root, "proc/meminfo"):
+        if name == "MemAvailable:" and rest[0].isdigit():
+            free.append(int(rest[0]) * 1024)
+    return max(0, min(free)) if free else None
+
+
+def memory_limit(root: str | os.PathLike[str] = "/") -> int | None:
+    """The least limit of the control groups in bytes, None where there is none."""
+    return min((limit for limit, _ in _memory(root)), default=None)
+
+
+def processors(root: str | os.PathLike[str] = "/") -> int:
+    """How many threads can run at once: logical processors, within the quotas of control groups.
+
+    A quota is rounded down, to no less than one: threads beyond it make all others wait.
+    """
+    count = len(processor_numbers())
+    for group in _groups(root, "cpu"):
+        words = _words(root, group, "cpu.max") or [
+            *_words(root, group, "cpu.cfs_quota_us"), *_words(root, group, "cpu.cfs_period_us"),
+        ]  # fmt: skip
+        if len(words) == 2 and all(map(str.isdigit, words)) and int(words[1]):  # not max, not -1
+            count = min(count, max(1, int(words[0]) // int(words[1])))
+    return count
+
+
+def processor_numbers() -> list[int]:
+    """The numbers of the logical processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):  # which a control group limits too
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _memory(root: str | os.PathLike[str]) -> list[tuple[int, int]]:
+    """Limit and use of each control group that this process is in.
+
+    Files that the kernel keeps in memory and drops when it is needed are not counted as used.
+    """
+    found = []
+    for group in _groups(root, "memory"):
+        stat = {words[0]: words[1] for words in _lines(root, group, "memory.stat") if words[1:]}
+        # of each version the limit, the use, and a prefix of numbers that count groups below, too
+        for most, used, prefix in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        ):
+            limit, now = _words(root, group, most), _words(root, group, used)
+            if limit and now and limit[0].isdigit() and now[0].isdigit():  # "max": no limit
+                kept = sum(int(stat.get(f"{prefix}{a}active_file", 0)) for a in ("", "in"))
+                found.append((int(limit[0]), max(0, int(now[0]) - kept)))
+    return found
+
+
+def _groups(root: str | os.PathLike[str], controller: str) -> list[str]:
+    """Folders of the control groups that this process is in, the nested ones and both versions."""
+    paths = {""}
+    for line in _read(root, "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        path = path.strip("/")
+        while path and (not controllers or controller in controllers.split(",")):
+            paths.add(path)
+            path = os.path.dirname(path)
+    folders = ("sys/fs/cgroup", f"sys/fs/cgroup/{controller}")
+    return [os.path.join(folder, path) for folder in folders for path in sorted(paths)]
+
+
+def _words(*path: str | os.PathLike[str]) -> list[str]:
+    return _read(*path).split()
+
+
+def _lines(*path: str | os.PathLike[str]) -> list[list[str]]:
+    """The words of each line that has some."""
+    return [line.split() for line in _read(*path).splitlines() if line.split()]
+
+
+def _read(*path: str | os.PathLike[str]) -> str:
+    try:
+        with open(os.path.join(*path), encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,139 @@
+"""What the class of transformers that would load a tokenizer.json sets over it.
+
+Of the settings in tokenizer_config.json that is the space in front, `legacy`, and the letters of
+WordPiece, each with the class's default; and special tokens where the settings name none. Facts
+from models/*/tokenization_*.py, and for the choice of the class models/auto/tokenization_auto.py.
+
+transformers 5 builds all steps of these classes anew, and so drops those of a file that its class
+has not (`Digits` under `GPT2Tokenizer`). Here they stay: the model was trained with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmcli.text.pairclass import KINDS
+from llmcli.text.portions import state_of
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BYTE_LEVEL = (*KINDS, "Qwen3_5Tokenizer", "CohereTokenizer")
+_WHOLE = ("GPT2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer")  # of a text before it is cut
+_NFC = ("GPTNeoXTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "CohereTokenizer")
+_LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+_DEFAULTS = {name: kind.defaults for name, kind in KINDS.items()} | {
+    "Qwen3_5Tokenizer": KINDS["Qwen2Tokenizer"].defaults,
+    "LlamaTokenizer": _LLAMA,
+    "CodeLlamaTokenizer": _LLAMA
+    | {
+        "prefix_token": "▁<PRE>", "middle_token": "▁<MID>", "suffix_token": "▁<SUF>",
+        "eot_token": "▁<EOT>", "fill_token": "<FILL_ME>",
+    },
+    "GemmaTokenizer": {
+        "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+    "CohereTokenizer": {
+        "unk_token": "<UNK>", "bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>",
+        "pad_token": "<PAD>", "cls_token": "<CLS>", "sep_token": "<SEP>",
+        "mask_token": "<MASK_TOKEN>",
+    },
+    "BertTokenizer": {f"{name}_token": f"[{name.upper()}]" for name in (
+        "unk", "sep", "pad", "cls", "mask",
+    )},
+}  # fmt: skip
+_BY_TYPE = {
+    **dict.fromkeys(("gpt2", "starcoder2"), "GPT2Tokenizer"),
+    **dict.fromkeys(("gpt_neox", "mamba2", "olmoe"), "GPTNeoXTokenizer"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+    "cohere2": "CohereTokenizer",
+    **dict.fromkeys((
+        "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_next",
+        "qwen3_vl",
+    ), "Qwen2Tokenizer"),
+    **dict.fromkeys((
+        "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
+    ), "Qwen3_5Tokenizer"),
+}  # fmt: skip
+MARKING = ("Qwen2Tokenizer", "CohereTokenizer")  # they make every special token so in the library
+# The class is the model's own for these, whatever the settings name, and none at all for those.
+_ALWAYS = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
+_NEVER = (
+    "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite", "granitemoehybrid", "ministral",
+    "ministral3", "mistral", "mistral3", "mixtral", "olmo2", "olmo3", "phi3",
+)  # fmt: skip
+
+
+def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], *, byte_level: bool) -> str:
+    """The class that AutoTokenizer takes; `byte_level`: the file has such a step."""
+    model_type = config.get("model_type")
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
+    named = str(named).removesuffix("Fast")
+    if model_type in _NEVER or (named == "LlamaTokenizer" and byte_level):
+        return ""
+    own = _BY_TYPE.get(model_type, "") if isinstance(model_type, str) else ""
+    return own if model_type in _ALWAYS or not named else named
+
+
+def apply_class(
+    backend: tokenizers.Tokenizer, name: str, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Set what the class sets; the settings come back with its special tokens."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    settings = {**_DEFAULTS.get(name, {}), **settings}
+
+    def told(key: str, usual: bool) -> bool:
+        value = settings.get(key)
+        return usual if value is None else bool(value)
+
+    if name in _BYTE_LEVEL:
+        spaced = told("add_prefix_space", False)
+        if spaced and name in _WHOLE:  # cuts would get a space each
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel()
+        for step in _each(backend.pre_tokenizer):
+            if isinstance(step, pre_tokenizers.ByteLevel):
+                step.add_prefix_space = spaced
+        if backend.normalizer is None and name in _NFC:
+            backend.normalizer = normalizers.NFC()
+    elif name in ("LlamaTokenizer", "CodeLlamaTokenizer"):
+        always = name == "LlamaTokenizer" and told("legacy", False)
+        _mark_spaces(backend, told("add_prefix_space", True), "always" if always else "first")
+    elif name == "BertTokenizer" and isinstance(backend.normalizer, normalizers.BertNormalizer):
+        accents = settings.get("strip_accents")
+        backend.normalizer = normalizers.BertNormalizer(
+            handle_chinese_chars=told("tokenize_chinese_chars", True),
+            strip_accents=accents if isinstance(accents, bool) else None,
+            lowercase=told("do_lower_case", True),
+        )
+    if name == "GPTNeoXTokenizer":
+        backend.post_processor = None
+    return settings
+
+
+def _each(step: Any) -> list[Any]:
+    several = state_of(step).get("pretokenizers")
+    return [step] if several is None else [step[index] for index in range(len(several))]
+
+
+def _mark_spaces(backend: tokenizers.Tokenizer, spaced: bool, scheme: str) -> None:
+    """`▁` for spaces and, where `spaced`, in front: of a text, or of each part between tokens.
+
+    Only where the file does nothing else before it merges.
+    """
+    from tokenizers import decoders, pre_tokenizers
+
+    normalizer = state_of(backend.normalizer)
+    kinds = {step.get("type") for step in normalizer.get("normalizers", [normalizer])}
+    cutter = state_of(backend.pre_tokenizer).get("type", "Metaspace")
+    if not kinds <= {None, "Prepend", "Replace"} or cutter != "Metaspace":
+        return
+    backend.normalizer = None
+    scheme = scheme if spaced else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    strip = [decoders.Strip(" ", 1, 0)] if spaced else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
