@@ -51,6 +51,8 @@ WRITES = {
     "checkpoints.fetch:_copy_verified": FETCHED,
     "checkpoints.fetch:_fetch": FETCHED,
     "checkpoints.fetch:_locked": FETCHED,
+    "checkpoints.files:put": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
+    "checkpoints.hub.calls:prepare.put": HUB,
     "checkpoints.hub.headers:_link_small": HEADERS,
     "checkpoints.hub.headers:_put": HEADERS,
     "checkpoints.hub.headers:_scratch": HEADERS,
@@ -90,6 +92,7 @@ WRITES = {
 ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
     "cli.completion:main": "writes this repository's own completions, for its developers",
+    "cli.keys:Keys._unmark": "to a terminal",
     "cli.streams:give_up": "to /dev/null",
     "commands.bench.measure.peers.peer:silent": "to /dev/null",
     "observe.peaks:_set_back": "to the kernel, below /proc",
@@ -178,7 +181,7 @@ def test_a_file_that_a_command_writes(cli, model, mixture, recurrent, argv):
     assert os.listdir() == [out.name]
 
 
-@pytest.mark.parametrize("step", ["create", "open", "chmod", "replace"])
+@pytest.mark.parametrize("step", ["create", "open", "chmod", "fsync", "replace"])
 def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, step):
     path = tmp_path / "a.npz"
     path.write_bytes(b"old")
@@ -191,7 +194,7 @@ def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, step):
     elif step == "open":
         monkeypatch.setattr("llmcli.cli.files._File", full)
     else:
-        monkeypatch.setattr(Path, step, full)
+        monkeypatch.setattr(os, step, full)
     with pytest.raises(WriteFailed, match="no space left"), whole_file(str(path)) as file:
         file.write(b"new")
     assert path.read_bytes() == b"old"

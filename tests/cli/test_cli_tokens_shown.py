@@ -42,7 +42,7 @@ def test_a_template_that_is_too_long_stops_only_who_asks_for_it(cli, tiny, tmp_p
     result = cli("tokens", "-m", str(folder), "hi", "--chat")
     assert result.code == 4
     assert "the chat template has 262145 characters, more than 262144" in result.err
-    assert "no `--chat`" in result.err
+    assert "without `--chat`" in result.err
 
 
 def test_an_unknown_pre_tokenizer_is_a_note_wherever_text_is_read(cli, tmp_path):

@@ -64,6 +64,7 @@ class FakeState:
 class FakeDecoder:
     device = torch.device("cpu")
     blocks = (None, None)
+    readers = len(blocks)
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores

@@ -26,10 +26,7 @@ def test_the_header_says_what_torch_says():
 
 
 def test_a_container_limit_is_the_memory(monkeypatch):
-    real = module._read
-    monkeypatch.setattr(
-        module, "_read", lambda path: "1048576\n" if path.endswith("memory.max") else real(path)
-    )
+    monkeypatch.setattr(module, "memory_limit", lambda: 2**20)
     assert memory_bytes() == 2**20
 
 

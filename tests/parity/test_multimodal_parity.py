@@ -152,9 +152,6 @@ FAULTS = {
     "no prefix before the names": (
         "mistral3", lambda monkeypatch: monkeypatch.setattr(multimodal, "PREFIXES", ("",))
     ),
-    "the vision tower not dropped": (
-        "qwen3_vl", lambda monkeypatch: monkeypatch.setattr(multimodal, "_OTHERS", {})
-    ),
     "rope settings of the text left out": ("qwen3_vl", without("rope_parameters")),
     "another base": ("qwen2_5_vl", rotated(theta=1e4)),
     "sections that are said to be all of a head": ("qwen3_5", rotated(dims=16)),

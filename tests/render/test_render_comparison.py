@@ -73,9 +73,9 @@ def test_the_whole_at_a_width() -> None:
         "only in A: pp9 (n_threads 8): 100.00 ± 1.00 t/s",
         "no rate in B: tg9: it does not fit (A: 100.00 ± 1.00 t/s)",
         "",
-        "noise: the ratio's 95 % interval from the spread of the runs (Welch); what changes from "
-        "one session to the",
-        "next is not in it",
+        "noise: the ratio's 95 % interval from the spread of the runs (Welch, wider where they "
+        "resemble their",
+        "neighbours); what changes from one session to the next is not in it",
     ]
 
 

@@ -280,4 +280,5 @@ def their_ids(tokenizer, messages, parts, given, variables):
     except Exception as error:  # a template raises anything
         if "continue_final_message" in str(error):
             return "does not write the last message as it stands: the model cannot continue it"
-        return f"failed: {error}"
+        what = "takes no system message" if "System role" in str(error) else "failed"
+        return f"{what}: {error}"

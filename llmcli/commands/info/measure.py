@@ -96,7 +96,9 @@ def measure_info(
                 entries=0 if loaded is None else loaded.vocab_size,
             )  # fmt: skip
             model = _model(config, checkpoint, numbers, run)
-            model = replace(model, would_fit=_would_fit(config, model.fits[0], run, asked))
+            if model.fits:
+                fitting = _would_fit(config, model.fits[0], run, asked)
+                model = replace(model, would_fit=fitting)
             checks = _checks(checkpoint, config, todo)
             ignored, surplus = ignored_metadata(checkpoint), todo.surplus
         except UnsupportedModel as error:
