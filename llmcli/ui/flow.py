@@ -5,6 +5,7 @@ Nothing that was shown is ever changed, so nothing flickers and everything stays
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from itertools import groupby
 
@@ -13,18 +14,23 @@ from rich.color import ColorSystem
 from rich.style import Style
 
 TAB = " " * 4
+_FENCE = "```"
+_FENCED = 80  # characters from which a line cannot become a fence any more
 _CLOSING = ("Pe", "Pf", "Po")  # no line begins with 。 or 」
 
 
 class Flow:
     """Lines of at most `width` columns. Styles are rich's, as text; they need `colour`.
 
-    Every method returns what is to be written now.
+    Every method returns what is to be written now, in the codes of the colour system `system`.
     """
 
-    def __init__(self, width: int, *, colour: bool) -> None:
+    def __init__(
+        self, width: int, *, colour: bool, system: ColorSystem = ColorSystem.STANDARD
+    ) -> None:
         self.fit(width)
         self.colour = colour
+        self._system = system
         self.column = 0
         self._rest, self._rest_style, self._indent = "", "", 0
         self._spaces = ""
@@ -39,7 +45,7 @@ class Flow:
         """`text` in a style, where there are colours."""
         if not (self.colour and style and text.strip()):
             return text
-        return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
+        return Style.parse(style).render(text, color_system=self._system)
 
     def begin(self, first: str, rest: str, style: str = "") -> str:
         """Begins a line with `first`; those that it breaks into begin with `rest`."""
@@ -104,6 +110,34 @@ class Flow:
         self._spaces = ""
         self.column = self._indent
         return "\n" + self.painted(self._rest, self._rest_style)
+
+
+class FlowingText:
+    """Plain text in pieces, in the lines of `flow`; those of fenced code are left as they are."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._line = ""  # how it begins
+        self._code = False
+
+    def push(self, text: str, style: str = "") -> str:
+        """What can be shown once `text` has come: all but its last word."""
+        out = []
+        for part in re.findall(r"\n|[^\n]+", text):
+            if part == "\n":
+                out.append(self._flow.end())
+                self._code ^= self._line.lstrip().startswith(_FENCE)
+                self._line = ""
+            else:
+                self._line = (self._line + part)[:_FENCED]
+                show = self._flow.painted if self._code else self._flow.add
+                out.append(show(part, style))
+        return "".join(out)
+
+    def finish(self) -> str:
+        """What was held back."""
+        self._line, self._code = "", False
+        return self._flow.flush()
 
 
 def _may_break(last: str, character: str) -> bool:

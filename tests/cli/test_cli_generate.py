@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +20,13 @@ from safetensors.numpy import load_file, save_file
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import CATALOG
-from llmcli.cli.output import Screen
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output, Screen
 from llmcli.cli.sampling import DEFAULTS, SamplingOptions, resolve
 from llmcli.commands.generate.batch import read_batch
 from llmcli.commands.generate.measure import groups
+from llmcli.commands.generate.writers import TextWriter
+from llmcli.engine.output import Token
 from llmcli.errors import UsageError
 from llmcli.families import find
 from llmcli.kernels import native
@@ -596,6 +601,33 @@ def test_a_terminal_is_told_of_the_chat_template(run_tiny, monkeypatch):
         assert "chat template" not in err(*argv)
     for terminals in (("out",), ("err",), ()):
         assert "chat template" not in err("--stats", "short", terminals=terminals)
+
+
+def test_a_line_on_a_terminal_ends_between_words(cli, monkeypatch):
+    text = "The formula of water is H2O: two atoms of hydrogen, one of oxygen.\n\n"
+    code = "```\nfor every_line in the_code: stay(as_it_is)\n```\n"
+    screen = Screen(terminal=True, animate=False, colour=False, width=20)
+    monkeypatch.setattr(Screen, "of", lambda stream, environ: screen)
+
+    def written(*whole, labels=None):
+        out = Output("generate", OutputOptions())
+        writer = TextWriter(out, labels=labels, colour=False, ids_only=False)
+        with redirect_stdout(io.StringIO()) as stream:
+            for number, one in enumerate(whole):
+                cut = [one[i : i + 3] for i in range(0, len(one), 3)]
+                for index, piece in enumerate(cut):
+                    finish = "length" if index == len(cut) - 1 else None
+                    token = Token(
+                        sequence=number, index=index, id=0, text=piece, logprob=None, top=(),
+                        finish=finish, margin=None, tied=None,
+                    )  # fmt: skip
+                    writer.token(number, token, 0.0)
+            writer.close()
+        return stream.getvalue()
+
+    wrapped = "The formula of water\nis H2O: two atoms of\nhydrogen, one of\noxygen.\n\n"
+    assert written(text + code + "end") == wrapped + code + "end\n"
+    assert written(text[:9], "b", labels=("0", "1")) == "--- 0\nThe formu\n--- 1\nb\n"
 
 
 def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmcli.cli.output import Output, dumps
+from llmcli.cli.output import Output, colour_system, dumps
 from llmcli.reports.text import Alternative, Generated, TokenLogprob
 from llmcli.text.segments import Answer, AnswerParts
 from llmcli.ui.theme import confidence_style, printable
@@ -31,19 +31,23 @@ class TextWriter:
     """The text of each sequence, one after the other; the first unfinished one is live.
 
     With `labels`, a line `--- label` goes before each sequence. With `colour`, each token's
-    text has the colour of its probability, and near ties are underlined. On a terminal control
-    characters are spelled out and the cursor ends on a new line.
+    text has the colour of its probability, and near ties are underlined. On a terminal lines break
+    between words, control characters are spelled out and the cursor ends on a new line.
     """
 
     def __init__(
         self, out: Output, *, labels: Sequence[str] | None, colour: bool, ids_only: bool
     ) -> None:
+        from llmcli.ui.flow import Flow, FlowingText
+
         self._out = out
         self._labels = labels
-        self._paint = _painter(out) if colour else None
+        self._colour = colour
         self._ids_only = ids_only
+        self._flow = Flow(out.out.width, colour=colour, system=colour_system())
+        self._text = FlowingText(self._flow)
         self._live = 0
-        self._waiting: dict[int, list[str]] = {}
+        self._waiting: dict[int, list[tuple[str, str]]] = {}  # texts and their styles
         self._finished: set[int] = set()
         self._headed = -1
         self._column_zero = True
@@ -70,27 +74,35 @@ class TextWriter:
 
     def _end_line(self) -> None:
         """On a terminal, and wherever a label follows or went before."""
+        self._out.write(self._text.finish())
         if not self._column_zero and (self._labels is not None or self._out.out.terminal):
             self._out.write("\n")
             self._column_zero = True
 
-    def _shown(self, token: Token) -> str:
+    def _shown(self, token: Token) -> tuple[str, str]:
         text = f"{token.id} " if self._ids_only else token.text
         if self._out.out.terminal:
             text = printable(text)
-        if self._paint is None or token.logprob is None or not text:
-            return text
-        return self._paint(text, math.exp(token.logprob), token.tied is True)
+        if not self._colour or token.logprob is None:
+            return text, ""
+        tied = " underline" if token.tied else ""
+        return text, f"{confidence_style(math.exp(token.logprob))}{tied}"
 
-    def _write(self, parts: list[str]) -> None:
+    def _write(self, parts: list[tuple[str, str]]) -> None:
         if self._labels is not None and self._headed != self._live:
             self._out.write(f"--- {self._labels[self._live]}\n")
             self._headed = self._live
             self._column_zero = True
-        text = "".join(parts)
-        if text:
-            self._out.write(text)
-            self._column_zero = text.endswith("\n")
+        text = "".join(text for text, _ in parts)
+        if not text:
+            return
+        self._column_zero = text.endswith("\n")
+        show = self._flow.painted
+        if self._out.out.terminal:
+            self._out.fit()  # it may have another width by now
+            self._flow.fit(self._out.out.width)
+            show = self._text.push
+        self._out.write("".join(show(*part) for part in parts))
 
     def _end_sequence(self) -> None:
         if self._labels is not None:
@@ -243,18 +255,3 @@ def _alternatives(token: Token, tokenizer: Tokenizer | None) -> tuple[Alternativ
 
 def _text(id: int, tokenizer: Tokenizer | None) -> str:
     return "" if tokenizer is None else tokenizer.token_text(id)
-
-
-def _painter(out: Output) -> Callable[[str, float, bool], str]:
-    """A function that gives text the colour of a probability, underlined or not, as codes."""
-    from rich.style import Style
-
-    from llmcli.cli.output import colour_system
-
-    system = colour_system()
-
-    def paint(text: str, probability: float, tied: bool) -> str:
-        style = Style.parse(f"{confidence_style(probability)}{' underline' if tied else ''}")
-        return style.render(text, color_system=system)
-
-    return paint
