@@ -142,7 +142,7 @@ def test_score_versus(cli, tmp_path):
         theirs["mean_logprob"] - document["mean_logprob"]
     )
     assert abs(theirs["difference"]["mean_logprob"]) > 1e-6
-    assert "bits per byte fewer" in cli(*base, "--versus", other).out
+    assert "is better by" in cli(*base, "--versus", other).out
 
 
 def test_score_of_a_long_text_and_of_one_token(cli, tmp_path):

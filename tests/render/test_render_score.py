@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -117,13 +118,41 @@ def test_score_of_nothing_and_of_windows():
 
 
 def test_two_models_are_compared_before_the_tokens():
-    one = Comparison(bits_per_byte=-0.5, mean_logprob=0.1, largest_difference=1.0, same_tokens=True)
+    one = Comparison(
+        bits_per_byte=-0.5, mean_logprob=None, largest_difference=None, same_tokens=False
+    )
     pair = (long(), "a line"), (SCORE, "b line")
     lines = shown(render_versus(*pair, one, ("a", "b"))).splitlines()
     assert len(lines) <= 23
-    assert [lines[0], lines[2]] == ["a line", "b line"]
-    assert lines[4] == "b needs 0.5000 bits per byte fewer"
+    assert [lines[0], lines[2]] == ["A  a line", "B  b line"]
+    assert lines[4] == "B, b, is better by 0.5000 bits per byte"
     assert "most surprising 15 of 300" in lines[6]
+
+
+def test_of_the_same_tokens_both_models_are_shown():
+    moved = tuple(
+        one if one.logprob is None else replace(one, logprob=one.logprob - 1, rank=one.rank + 3)
+        for one in long().tokens
+    )
+    apart = Comparison(
+        bits_per_byte=0.5, mean_logprob=-1.0, largest_difference=1.0, same_tokens=True
+    )
+    other = replace(long(), tokens=moved)
+    lines = shown(render_versus((long(), "m"), (other, "n"), apart, ("m", "n"))).splitlines()
+    heading = re.split("  +", lines[6].strip())
+    assert heading[:4] == ["#", "logprob A", "logprob B", "rank A"]
+    for line in lines[7:]:
+        at, first, second, rank = line.split()[:4]
+        assert float(first) == long().tokens[int(at)].logprob == pytest.approx(float(second) + 1)
+        assert int(rank) == long().tokens[int(at)].rank
+    moved = (SCORE.tokens[0], replace(SCORE.tokens[1], logprob=-1.7, rank=4))
+    pair = (SCORE, "m"), (replace(SCORE, tokens=moved), "n")
+    assert shown(render_versus(*pair, apart, ("m", "n")), 100).splitlines()[6:] == [
+        "#   id   token                  logprob A   logprob B     B − A   rank A   rank B",
+        "─────────────────────────────────────────────────────────────────────────────────",
+        '0    4   "[red]"                        –           –         –        –        –',
+        '1    5   " é internationalis"     -0.6931     -1.7000   -1.0069        2        4',
+    ]
 
 
 @pytest.mark.parametrize(
@@ -147,11 +176,11 @@ def test_small_probabilities_keep_two_digits(probability, text):
 @pytest.mark.parametrize(
     ("values", "first", "second"),
     [
-        ((0.25, -0.5, 0.7, True), "a needs 0.2500 bits per byte fewer", "mean logprob differs by"),
-        ((-0.25, None, None, False), "b needs 0.2500 bits per byte fewer", "their tokens differ"),
-        ((0.0, 0.0, 0.1, True), "both need the same bits per byte", "at most 0.100000"),
-        ((math.nan, 0.5, 0.7, True), "b has the higher mean logprob", "differs by +0.500000"),
-        ((math.nan, None, None, False), "nothing was scored", "their tokens differ"),
+        ((0.25, -0.5, 0.7, True), "A, a, is better by 0.2500 bits per byte", "logprob differs by"),
+        ((-0.25, None, None, False), "B, b, is better by 0.2500 bits per byte", "different tokens"),
+        ((0.0, 0.0, 0.1, True), "A and B are equally good", "at most 0.100000"),
+        ((math.nan, 0.5, 0.7, True), "B, b, is better: its mean logprob", "differs by +0.500000"),
+        ((math.nan, None, None, False), "nothing was scored", "different tokens"),
     ],
 )
 def test_comparison(values, first, second):

@@ -34,10 +34,14 @@ def render_versus(
     *,
     every: bool = False,
 ) -> RenderableType:
-    """The totals of two models, each with its line, which is better, and the first one's tokens."""
+    """The totals of two models, A and B, each with its line, which is better, and the tokens: of
+    both where they are the same, else A's.
+    """
+    (first, title), (second, other) = ours, theirs
     return Group(
-        *_totals(*ours, every), *_totals(*theirs, every), render_comparison(comparison, *names),
-        _tokens(ours[0], WITH_ANOTHER, every),
+        *_totals(first, f"A  {title}", every), *_totals(second, f"B  {other}", every),
+        render_comparison(comparison, *names),
+        _tokens(first, WITH_ANOTHER, every, second if comparison.largest_difference else None),
     )  # fmt: skip
 
 
@@ -66,12 +70,15 @@ def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
     return [Text(one_line(title), style=HEADING), Dotted(parts)]
 
 
-def _tokens(score: Score, most: int, every: bool) -> RenderableType:
+def _tokens(
+    score: Score, most: int, every: bool, other: Score | None = None
+) -> RenderableType:
+    """`other`: the score of the same tokens by another model, which is shown beside it."""
     if every or len(score.tokens) <= SHORT:
-        return _table(score)
+        return _table(score) if other is None else _table_of_both(score, other)
     scored = [at for at, token in enumerate(score.tokens) if token.logprob is not None]
     worst = sorted(scored, key=lambda at: score.tokens[at].logprob or 0.0)[:most]
-    return Surprising(score.tokens, worst)
+    return Surprising(score.tokens, worst, () if other is None else other.tokens)
 
 
 def _table(score: Score) -> RenderableType:
@@ -90,6 +97,31 @@ def _table(score: Score) -> RenderableType:
     return Rows(columns, rows)
 
 
+def _table_of_both(ours: Score, theirs: Score) -> RenderableType:
+    """A row per token with what A and B make of it; the ranks go first, then the difference."""
+    columns = [
+        Column("#"), Column("id"), Column("token", right=False, cut=True), Column("logprob A"),
+        Column("logprob B"), Column("B − A", first_to_go=1), Column("rank A", first_to_go=2),
+        Column("rank B", first_to_go=2),
+    ]  # fmt: skip
+    rows = []
+    for number, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
+        (first, rank), (second, other) = (
+            ("–", "–") if one.logprob is None else (f"{one.logprob:.4f}", str(one.rank))
+            for one in (a, b)
+        )
+        apart = "–"
+        if a.logprob is not None and b.logprob is not None:
+            apart = f"{b.logprob - a.logprob:+.4f}"
+        cells = [str(number), str(a.id), quoted(a.text), first, second, apart, rank, other]
+        rows.append([*map(Text, cells)])
+    if not _has_text(ours):
+        del columns[2]
+        for row in rows:
+            del row[2]
+    return Rows(columns, rows)
+
+
 def _row(number: int, token: ScoredToken) -> list[Text]:
     text = Text(quoted(token.text))
     values = ("–", "–", "–")
@@ -102,16 +134,23 @@ def _row(number: int, token: ScoredToken) -> list[Text]:
 
 @dataclass(frozen=True)
 class Surprising:
-    """Tokens at some `places`, a line each, in brackets between what is around them."""
+    """Tokens at some `places`, a line each, in brackets between what is around them.
+
+    `others`: the same tokens as a second model sees them, of which each line has the logprob, too.
+    """
 
     tokens: Sequence[ScoredToken]
     places: Sequence[int]
+    others: Sequence[ScoredToken] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [("#", [str(at) for at in self.places])]
         shown = [self.tokens[at] for at in self.places]
-        columns.append(("logprob", [f"{token.logprob or 0.0:.2f}" for token in shown]))
-        columns.append(("rank", [str(token.rank) for token in shown]))
+        both = [("A", self.tokens), ("B", self.others)] if self.others else [("", self.tokens)]
+        for name, tokens in both:
+            found = [f"{tokens[at].logprob or 0.0:.2f}" for at in self.places]
+            columns.append((f"logprob {name}".strip(), found))
+        columns.append((f"rank {both[0][0]}".strip(), [str(token.rank) for token in shown]))
         widths = [max(len(name), *map(len, cells)) for name, cells in columns]
         room = max(12, min(CONTEXT, options.max_width - sum(widths) - 2 * len(widths)))
         heading = f"most surprising {len(shown)} of {len(self.tokens)}: --all or --json"
@@ -155,16 +194,16 @@ def _one_line_of(line: Text) -> Text:
 
 
 def render_comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableType:
-    """Which of two models predicts the text better, and by how much."""
+    """Which of two models, A and B, predicts the text better, and by how much."""
     bits, mean = comparison.bits_per_byte, comparison.mean_logprob
-    ours, theirs = one_line(ours), one_line(theirs)
+    ours, theirs = f"A, {one_line(ours)},", f"B, {one_line(theirs)},"
     if comparison.same_tokens and comparison.largest_difference == 0:
         return Text("identical: every token has the same logprob in both")
     if math.isfinite(bits):
-        better = f"{theirs if bits < 0 else ours} needs {abs(bits):.4f} bits per byte fewer"
-        lines = [better if bits else "both need the same bits per byte"]
+        better = f"{theirs if bits < 0 else ours} is better by {abs(bits):.4f} bits per byte"
+        lines = [better if bits else "A and B are equally good: the same bits per byte"]
     elif mean is not None and math.isfinite(mean):
-        lines = [f"{theirs if mean > 0 else ours} has the higher mean logprob"]
+        lines = [f"{theirs if mean > 0 else ours} is better: its mean logprob is higher"]
     else:
         lines = ["nothing was scored that could be compared"]
     if comparison.same_tokens and mean is not None:
@@ -173,7 +212,7 @@ def render_comparison(comparison: Comparison, ours: str, theirs: str) -> Rendera
             f"a single token by at most {comparison.largest_difference or 0.0:.6f}"
         )
     elif not comparison.same_tokens:
-        lines.append("their tokens differ: only bits per byte compare them")
+        lines.append("A and B split the text into different tokens, so only bits per byte compare")
     return Text("\n".join(lines))
 
 
