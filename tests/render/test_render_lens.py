@@ -307,6 +307,21 @@ def test_of_many_layers_as_many_as_fit_the_screen(height, colour, options):
     assert "rows" not in plain(shown(one, **how))
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_layers_where_the_likeliest_token_changes_are_among_them(first):
+    one = deep(first=first)
+    changed = (7, 17, 18, 38)
+    rows = [
+        replace(row, cells=tuple(
+            cell(token(100 + sum(at > place for place in changed))) for _ in row.cells
+        ))
+        for at, row in enumerate(one.rows)
+    ]  # fmt: skip
+    lines = plain(shown(replace(one, rows=tuple(rows)), height=24, whole="--all")).splitlines()
+    there = [line.split()[0] for line in lines if re.match(r"(embed|\d+) ", line)]
+    assert {"embed", *map(str, changed), "39"} < set(there)
+
+
 def test_few_layers_are_all_shown_on_a_screen():
     assert "rows" not in shown(report(), height=24)
     assert "more:" not in shown(one_position(), height=24)

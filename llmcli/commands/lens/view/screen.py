@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -43,11 +44,27 @@ def render_lens(
 
 
 def some_rows(rows: Sequence[LensRow], most: int | None) -> Sequence[LensRow]:
-    """At most so many, evenly spread, the first and the last always; None: all."""
+    """At most so many, the first and the last always; None: all.
+
+    Then those where the likeliest token changes. Where these are too many, or all of them are here
+    and there is room for more, evenly spread, of each part the one where most of them change.
+    """
     if most is None or len(rows) <= max(most, LEAST_ROWS):
         return rows
-    last = max(most, LEAST_ROWS) - 1
-    return [rows[round(n * (len(rows) - 1) / last)] for n in range(last + 1)]
+    best = [[cell.top[0].id for cell in row.cells] for row in rows]
+    changes = [0] + [
+        sum(a != b for a, b in zip(*pair, strict=True)) for pair in pairwise(best)
+    ]
+    between = range(1, len(rows) - 1)
+    kept = {0, len(rows) - 1, *(at for at in between if changes[at])}
+    if len(kept) > max(most, LEAST_ROWS):
+        kept = {0, len(rows) - 1}
+    rest = [at for at in between if at not in kept]
+    parts = max(most, LEAST_ROWS) - len(kept)
+    for n in range(parts):
+        part = rest[n * len(rest) // parts : (n + 1) * len(rest) // parts]
+        kept.add(max(part, key=lambda at: (changes[at], -abs(at - part[len(part) // 2]))))
+    return [rows[at] for at in sorted(kept)]
 
 
 def room(columns: int) -> int:
