@@ -120,14 +120,14 @@ def test_the_answer_comes_first():
     lines = shown()
     assert lines[4:12] == summary(lines, "prefill") + summary(lines, "decode")
     assert summary(lines, "decode") == [
-        "decode: 8 tokens after 12 · 178 tok/s · 5.63 ms a token",
+        "decode: 8 tokens after 12 · 175 tok/s · 5.71 ms a token",
         "  most time in ffn_up 28 % · head 18 % · qkv 14 %",
         "  GEMV (one row times a weight matrix): 17 a token, 81 % of the time",
         "  bound by memory 81 % · calls 13 % (starting operations) · "
         "61 % of the ceilings, which allow 3.48 ms a token",
     ]
     assert summary(lines, "prefill")[:3] == [
-        "prefill: 12 tokens · 2,150 tok/s · 5.58 ms",
+        "prefill: 12 tokens · 2,120 tok/s · 5.66 ms",
         "  most time in ffn_up 28 % · head 18 % · qkv 14 %",
         "  GEMM (many rows times one): 16, 64 % of the time · "
         "GEMV (one row times a weight matrix): 1, 18 % of the time",
@@ -156,6 +156,25 @@ def test_the_instrumentation_overhead():
     assert phase_lines(shown(unsure), "decode")[0].endswith(
         "overhead +1.4 % (within noise: quartiles −2.0 % … +2.0 %, 10 pairs)"
     )
+
+
+@pytest.mark.parametrize("details", [True, False])
+def test_the_headline_is_of_the_run_that_the_table_is_of(details):
+    report = timing_report()
+    prefill = report.phases[0]
+    slow = replace(prefill, bare_s=prefill.seconds / 1.38, overhead=replace(
+        prefill.overhead, median=1.38, quartiles=(1.3, 1.5)))  # fmt: skip
+    lines = shown(replace(report, phases=(slow, report.phases[1])), details=details)
+    first = next(at for at, line in enumerate(lines) if line.startswith("prefill: "))
+    milliseconds = f"{prefill.seconds * 1e3:.2f}"
+    assert f" · {milliseconds} ms" in lines[first]
+    assert lines[first - 1] == (
+        "timing overhead: prefill +38.0 % (10 pairs), 4.1 ms without it; decode +1.4 % (10 pairs)"
+    )
+    assert len([line for line in lines if line.startswith("timing overhead")]) == 1
+    table = rows(lines, "part" if details else "ms by part")
+    assert float(table["all"][1]) == pytest.approx(prefill.seconds * 1e3, abs=0.005)
+    assert not any("without it" in line for line in shown(details=details))
 
 
 def test_reads_and_both_conventions_of_flops():
@@ -193,7 +212,10 @@ def test_layers_that_are_alike_have_no_marks():
     report = timing_report()
     for phase in report.phases:
         table = rows(phase_lines(lines, phase.name), "layer")
-        assert list(table) == [str(layer) for layer in range(LAYERS)] + ["-", "all"]
+        assert sorted(list(table)[:-2]) == [str(layer) for layer in range(LAYERS)]
+        assert list(table)[-2:] == ["-", "all"]
+        slowest = [float(cells[1]) for name, cells in table.items() if name.isdigit()]
+        assert slowest == sorted(slowest, reverse=True)
         tokens = phase.tokens if phase.name == "decode" else 1
         assert float(table["all"][1]) == pytest.approx(phase.seconds * 1e3 / tokens, abs=5e-4)
         of_layers = [float(cells[1]) for name, cells in table.items() if name != "all"]
@@ -344,8 +366,8 @@ def test_both_phases_fit_a_small_terminal():
     assert len(lines) + len(below) <= 24
     assert lines[2] == "start-up: torch 1.20 s, headers 21 ms, weights 400 ms, tokenize 1.1 ms"
     assert lines[4:7] == [
-        "prefill: 12 tokens · 2,150 tok/s · 5.58 ms · most in ffn_up 28 %",
-        "decode: 8 tokens after 12 · 178 tok/s · 5.63 ms a token · most in ffn_up 28 %",
+        "prefill: 12 tokens · 2,120 tok/s · 5.66 ms · most in ffn_up 28 %",
+        "decode: 8 tokens after 12 · 175 tok/s · 5.71 ms a token · most in ffn_up 28 %",
         "ms by part   prefill   share   bound by      per token   share   bound by",
     ]
     assert lines[-2:] == [

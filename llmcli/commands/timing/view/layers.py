@@ -24,7 +24,9 @@ Times = dict[tuple[int | None, str], float]
 
 
 def render_layers(phase: PhaseTime) -> RenderableType:
-    """A row a layer, a column a part; the part that takes the least time is the first to go."""
+    """A row a layer, the slowest first, and a column a part; the part that takes the least time is
+    the first to go.
+    """
     tokens = phase.tokens if phase.name == "decode" else 1
     times = times_by_layer(phase)
     layers = sorted({layer for layer, _ in times if layer is not None})
@@ -42,7 +44,9 @@ def render_layers(phase: PhaseTime) -> RenderableType:
     unlike = outliers(times, layers, parts)
     pad = " " if unlike else ""
     rows: list[list[Text]] = []
-    for layer in [*layers, *([None] if any(at is None for at, _ in times) else [])]:
+    whole = {at: sum(times.get((at, part), 0.0) for part in parts) for at in layers}
+    outside = [None] if any(at is None for at, _ in times) else []
+    for layer in [*sorted(layers, key=lambda at: -whole[at]), *outside]:
         own = [times.get((layer, part)) for part in parts]
         marks = [MARK if (layer, part) in unlike else pad for part in parts]
         name = OUTSIDE if layer is None else str(layer)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.timing.report import Overhead, PhaseTime, SplitTime, Stage, TimingReport
+from llmcli.commands.timing.report import PhaseTime, SplitTime, Stage, TimingReport
 from llmcli.commands.timing.view.layers import layer_words, render_layers
 from llmcli.commands.timing.view.parts import (
     CALLS,
@@ -30,6 +30,7 @@ from llmcli.ui.stats import duration, size
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _INDENT = "  "
+MUCH_OVERHEAD = 0.1  # of the time without instrumentation: it is said first
 _LEAST = 8  # columns of a line, however narrow the terminal
 _GLUE = "\ue000"  # between a number and its unit while lines are broken
 
@@ -139,7 +140,7 @@ _WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
 
 
 def phase_summary(phase: PhaseTime, batch: int) -> Iterator[RenderableType]:
-    """How fast it is without instrumentation, where its time goes, and what holds it up."""
+    """How fast the instrumented run is, where its time goes, and what holds it up."""
     yield Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase)], HEADING)
     first, *others = _largest(phase)
     yield below([f"most time in {first}", *others])
@@ -160,12 +161,11 @@ def _what(phase: PhaseTime, batch: int) -> str:
 
 
 def _speed(phase: PhaseTime) -> Iterator[str]:
-    if phase.bare_s > 0:
-        yield speed(phase.tokens / phase.bare_s)
-    if phase.name == "decode":
-        yield f"{duration(phase.bare_s / phase.tokens)} a token"
-    else:
-        yield duration(phase.bare_s)
+    """Of the run that the table is of."""
+    if phase.seconds > 0:
+        yield speed(phase.tokens / phase.seconds)
+    seconds, behind = a_token(phase, phase.seconds)
+    yield f"{duration(seconds)}{behind}"
 
 
 def _largest(phase: PhaseTime) -> Iterator[str]:
@@ -230,9 +230,13 @@ def render_timing(
     `details`: each phase with all that is known of it; `layers` adds the parts of every layer.
     """
     parts: list[RenderableType] = [Text()] if report.phases else []
+    much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
+    if much:
+        parts.append(_overheads(report, "yellow"))
     if not details:
         parts += [_headline(phase, report.batch) for phase in report.phases]
-        parts += [BothPhases(report.phases), _overheads(report)] if report.phases else []
+        parts += [BothPhases(report.phases)] if report.phases else []
+        parts += [_overheads(report, FAINT)] if report.phases and not much else []
         return Group(*parts, *_machine_in_short(report))
     for phase in report.phases:
         parts += phase_summary(phase, report.batch)
@@ -242,22 +246,28 @@ def render_timing(
 
 
 def _headline(phase: PhaseTime, batch: int) -> Dots:
-    """How fast a phase is, and where most of its time goes."""
+    """How fast a phase is with its parts timed, and where most of its time goes."""
     most = [f"most in {words}" for words in list(_largest(phase))[:1]]
     return Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase), *most], HEADING)
 
 
-def _overheads(report: TimingReport) -> Sentence:
+def _overheads(report: TimingReport, style: str) -> Sentence:
     """What instrumentation costs in each phase, of how many pairs of runs."""
-    words = (f"{phase.name} {_overhead(phase.overhead)}" for phase in report.phases)
-    return Sentence(f"timing overhead: {'; '.join(words)}", FAINT)
+    return Sentence(f"timing overhead: {'; '.join(map(_overhead, report.phases))}", style)
 
 
-def _overhead(found: Overhead) -> str:
-    """`+1.2 % (7 pairs)`; where runs differ by more than may be trusted, by how much."""
+def _overhead(phase: PhaseTime) -> str:
+    """`decode +1.2 % (7 pairs)`; where runs differ by more than may be trusted, by how much, and
+    where the overhead is large, how long the phase takes without it.
+    """
+    found = phase.overhead
     pairs = counted(len(found.ratios), "pair")
     wide = "" if found.tight or len(found.ratios) < 2 else f", quartiles {percent(found.spread)}"
-    return f"{signed_percent(found.median)} ({pairs}{wide})"
+    said = f"{phase.name} {signed_percent(found.median)} ({pairs}{wide})"
+    if found.median <= 1 + MUCH_OVERHEAD:
+        return said
+    seconds, behind = a_token(phase, phase.bare_s)
+    return f"{said}, {duration(seconds)}{behind} without it"
 
 
 def _machine_in_short(report: TimingReport) -> Iterator[RenderableType]:
