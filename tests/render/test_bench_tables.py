@@ -188,6 +188,22 @@ def test_the_second_table() -> None:
     assert lines[-1] == "A CPU · 8 cores · 1 thread"
 
 
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        (("./models/first", "./models/second"), ["first", "second"]),
+        (("org/first-1B", "org/first-3B"), ["first-1B", "first-3B"]),
+        (("./models/first", "tiny"), ["./models/first", "tiny"]),
+        (("./a/m.gguf", "./ab/m.gguf"), ["a/m.gguf", "ab/m.gguf"]),
+    ],
+)
+def test_names_of_models_are_shown_from_where_they_differ(
+    names: tuple[str, ...], kept: list[str]
+) -> None:
+    rows = [replace(PROMPT, settings=replace(DEFAULT, model=name)) for name in names]
+    assert [line.split()[0] for line in shown(140, *rows)[3:5]] == kept
+
+
 def test_peaks_estimates_and_both_counts() -> None:
     work = PartWork(flops=7_000_000_000_000, flops_full=9_000_000_000_000, weights=10**9)
     row = replace(PROMPT, info=replace(CPU, base_bytes=3 << 28), work=work)

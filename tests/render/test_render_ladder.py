@@ -105,7 +105,7 @@ n = 2 tokens (N) · d = 256 width (d_model, hidden_dim) · d/h = 32 a head (d_k,
 1   loops   ≈1.50 s          ≈3.00 s              0      0         -   ≈0.333   █▌
 2   heads     15 ms    100     30 ms    100      25      0   3.0e-06     33.3   ████████
 3   fused      3 ms   5.00      6 ms   5.00   100/4      0   3.0e-06      167   ██████████
-token: one read after the prompt; ×: speed-up over the rung before (1 is noise)
+token: after the prompt; ×: over the rung before, median of pairs (1 is noise)
 Δ: largest difference from it; rung 3: a sequence's share of a batch of 4
 ≈: rung 1 estimated from block 0 alone, 2 of the 4 tokens
 ✓ every rung agrees with the one before (float32)"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from os.path import commonprefix
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -82,12 +83,19 @@ def _labels(rows: Sequence[BenchRow]) -> list[_Label]:
     for field in fields(Settings):
         found = [_setting(row.settings, field.name) for row in rows]
         if len(set(found)) > 1:
+            found = _apart(found) if field.name == "model" else found
             heading = SHORT.get({"device": "devices"}.get(field.name, field.name), field.name)
             labels.append((Column(heading, right=False, cut=heading == "model"), found))
     engines: list[str] = [row.engine for row in rows]
     if len(set(engines)) > 1:
         labels.append((Column("engine", right=False), engines))
     return labels
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """The same without the directories that all of them begin with."""
+    shared = commonprefix(list(names)).rpartition("/")
+    return [name.removeprefix("".join(shared[:2])) for name in names]
 
 
 def _setting(settings: Settings, name: str) -> str:

@@ -170,7 +170,7 @@ def _bar(length: float) -> str:
 
 def _footnotes(report: LadderReport) -> list[RenderableType]:
     """What the columns are, and which rungs were only estimated."""
-    notes = ["token: one read after the prompt; ×: speed-up over the rung before (1 is noise)"]
+    notes = ["token: after the prompt; ×: over the rung before, median of pairs (1 is noise)"]
     marks = ["Δ: largest difference from it"]
     shared = [rung for rung in report.rungs if rung.sequences > 1]
     if shared:
