@@ -94,7 +94,7 @@ def _labels(rows: Sequence[BenchRow]) -> list[_Label]:
 
 def _apart(names: Sequence[str]) -> list[str]:
     """The same without the directories that all of them begin with."""
-    shared = commonprefix(list(names)).rpartition("/")
+    shared = commonprefix(list(names)).rpartition("/")  # noqa: RUF071 - up to its last slash
     return [name.removeprefix("".join(shared[:2])) for name in names]
 
 
