@@ -28,6 +28,8 @@ ROWS = (4, 8, 16)
 # The share of proposed tokens that are right, before any was seen. A draft that takes time has to
 # be asked to know; one that takes none is judged without being followed.
 _ASKED, _FREE = 0.6, 0.3
+# From so many proposed tokens on a draft that makes the text come this slow is not asked any more.
+_ENOUGH, _SLOWER = 64, 0.95
 
 
 def decode(
@@ -47,12 +49,14 @@ def decode(
 class Speculation:
     """Decodes sequences with a draft, one at a time, and keeps count.
 
-    Of `proposed` tokens `accepted` were right; those behind a wrong one were wrong.
+    Of `proposed` tokens `accepted` were right; those behind a wrong one were wrong. `stopped`: it
+    made the text slower, and is not asked any more.
     """
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.proposed = self.accepted = 0
+        self.stopped = False
         self._pace = Pace(prior=_FREE if draft.free else _ASKED)
         self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0  # since steps are typical
 
@@ -71,6 +75,7 @@ class Speculation:
             "proposed": self.proposed,
             "accepted": self.accepted,
             "speedup": self.speedup,
+            "stopped": self.stopped,
         }
 
     def decode(self, session: Session, sampler: Sampler) -> Iterator[list[Choice]]:
@@ -113,7 +118,9 @@ class Speculation:
                 if not more:
                     break
             begin = perf_counter()
-            ground = self.draft.ground()
+            if self.proposed >= _ENOUGH and (speedup := self.speedup) is not None:
+                self.stopped |= speedup < _SLOWER
+            ground = None if self.stopped else self.draft.ground()
             proposed, read = self._proposal(session, ground)
             rows, step_s = _read(session, [id, *proposed[:read]])
             if self._pace.step_s(1) is None:  # to decode without a draft begins like this, too

@@ -15,14 +15,17 @@ SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64
 
 
 def draft_words(drafted: Mapping[str, Any]) -> str:
-    """`61 of 96 tokens right (64 %), 1.8 times as fast`, of the `speculation` of a document."""
+    """`61 of 96 tokens right (64 %), 1.80 times as fast`, of the `speculation` of a document.
+
+    Where it is slower, what became of it.
+    """
     proposed, accepted = drafted["proposed"], drafted["accepted"]
     if not proposed:
         return "proposed nothing"
     words = f"{accepted} of {counted(proposed, 'token')} right ({accepted / proposed:.0%})"
     if drafted["speedup"] is not None:
         words += f", {drafted['speedup']:.2f} times as fast"
-    return words
+    return f"{words}: turned off" if drafted["stopped"] else words
 
 
 def model_line(model: Mapping[str, Any]) -> str:

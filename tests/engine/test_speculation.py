@@ -20,6 +20,7 @@ from llmcli.formats.dense import writable
 from llmcli.kernels import native
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
+from llmcli.ui.stats import draft_words
 
 PROMPT = [3, 9, 1, 4, 3, 9, 1, 4, 3, 9]
 NAMES = (
@@ -309,6 +310,22 @@ def test_an_end_in_the_middle_of_a_proposal_ends_the_text(model):
     )
     assert [token.id for token in found] == wanted
     assert found[-1].finish == "eos"
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("speedup", [0.9, 1.1, None])
+def test_a_draft_that_makes_it_slower_is_turned_off(speedup, monkeypatch):
+    model = random_model(dataclasses.replace(MODELS["llama"], context=512))
+    monkeypatch.setattr(Speculation, "speedup", property(lambda self: speedup))
+    settings = {"limit": 200, "capacity": 220}
+    alone = [token.id for token in stream(model, [PROMPT], SAMPLINGS["greedy"], **settings)]
+    speculation = Speculation(Liar(5, 1))
+    tokens = stream(model, [PROMPT], SAMPLINGS["greedy"], **settings, speculation=speculation)
+    assert [token.id for token in tokens] == alone
+    stopped = speculation.describe()["stopped"]
+    assert stopped == (speedup == 0.9)
+    assert (64 <= speculation.proposed < 64 + max(ROWS)) == stopped
+    assert draft_words(speculation.describe()).endswith(": turned off") == stopped
 
 
 def test_several_sequences_are_decoded_without_a_draft(model):

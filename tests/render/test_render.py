@@ -63,7 +63,7 @@ def test_short_statistics_say_what_ended_the_text():
 
 
 def test_a_draft_without_proposals_claims_no_speed():
-    assert stats.draft_words({"proposed": 0, "accepted": 0, "speedup": 1.0}) == "proposed nothing"
+    assert stats.draft_words({"proposed": 0, "accepted": 0}) == "proposed nothing"
 
 
 def test_short_statistics_break_between_parts():
