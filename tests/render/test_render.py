@@ -57,7 +57,7 @@ def test_short_statistics_are_one_line_of_80_columns():
 
 
 def test_short_statistics_say_what_ended_the_text():
-    drafted = {"proposed": 4, "accepted": 1, "speedup": None}
+    drafted = {"proposed": 4, "accepted": 1, "speedup": None, "stopped": False}
     line = shown(short_stats(replace(RUN, speculation=drafted, ended="-n 64"), 300), 300)
     assert "generated 64 (-n 64), 41.2 tok/s · draft 1 of 4 tokens right (25%) · 432 MiB" in line
 
