@@ -24,13 +24,14 @@ from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts, StateNee
 
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`Session.prefill`)
 
-# Measured on x86 with PyTorch 2.13 and one thread (tests/benchmarks/memory_estimate.py): pages of
-# its code that computing brings in, and memory that is free but not given back.
-_CODE = {False: 17 << 20, True: 19 << 20}  # by whether numbers have 16 bits
+# Measured on x86 with PyTorch 2.13 and two threads (tests/benchmarks/memory_estimate.py): pages of
+# its code that computing brings in, and memory that is free but not given back. Less of it where
+# matrices are as in the file, whose products are our kernels'.
+_CODE = {False: 33 << 20, True: 36 << 20}  # by whether numbers have 16 bits
+_CODE_OF_KERNELS = 27 << 20
 # What oneDNN generates for a product of 16 bits, and keeps: for every number of rows anew. Measured
 # with AVX512-BF16 and one thread.
 _GENERATED = 600 << 10
-_TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
 # of a matrix that are converted to float32 at a time: 2 MiB, in L2 (`ops.product`)
 HEAD_NUMBERS = 1 << 19
 # Bytes for each number of blocks that is decoded: float32, and codes and what is made of them.
@@ -110,7 +111,7 @@ def memory_need(
 
     `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only what is
     taken there is counted. `native`: the processor multiplies numbers of 16 bits itself. There is
-    a tokenizer of so many entries in the process. A prompt is read `chunk` tokens at a time.
+    a tokenizer of so many bytes in the process. A prompt is read `chunk` tokens at a time.
     """
     fixed, one = (
         sum(spec.bytes or 0 for spec in numbers.states(config, batch=batch, capacity=n))
@@ -131,8 +132,7 @@ def memory_need(
         activations=prefill_peak(
             config, numbers, batch, context, cuda=cuda, native=native, chunk=chunk
         ),
-        runtime=_CUBLAS if cuda else _runtime(config, numbers, context, native, chunk)
-        + _tables(tokenizer),
+        runtime=_CUBLAS if cuda else _runtime(config, numbers, context, native, chunk) + tokenizer,
     )
 
 
@@ -183,6 +183,8 @@ def _runtime(
 ) -> int:
     """The libraries' code, what is generated for products included."""
     short = DTYPE_BYTES[numbers.dtype] < 4
+    if numbers.formats and not short:
+        return _CODE_OF_KERNELS
     if not (short and native):
         return _CODE[short]
     parts: dict[tuple[int, str], list[tuple[int, ...]]] = {}
@@ -196,10 +198,6 @@ def _runtime(
     each = [-(-min(context, chunk) // 32) if len(shapes[0]) == 3 else chunks
             for _, *shapes in products]  # fmt: skip
     return _CODE[short] + _GENERATED * sum(each)
-
-
-def _tables(entries: int) -> int:
-    return _TOKENIZER[0] + _TOKENIZER[1] * entries if entries else 0
 
 
 def longest_context(

@@ -21,6 +21,7 @@ from llmcli.graph.spec import Call
 from llmcli.kernels import native
 from llmcli.loading.arithmetic import arithmetic_of
 from llmcli.reports.info import Device, DeviceFit
+from llmcli.text.tokenizer import table_bytes
 
 
 def chosen_arithmetic(
@@ -56,7 +57,7 @@ def best_fitting(
                 stored={"Q8_0"}, bfloat16=device.bfloat16, kernels=native.kernels_of(kind),
                 packable=_blocks(config, entry.size),
             )  # fmt: skip
-            run = Run(batch=1, context=context, entries=config.vocab)
+            run = Run(batch=1, context=context, tokenizer=table_bytes(config.vocab))
             if fit(config, device, numbers, run).fits:
                 return entry
     return None
@@ -74,11 +75,11 @@ def _blocks(config: ModelConfig, nbytes: int) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """`batch` sequences of `context` tokens, with a tokenizer of so many `entries`."""
+    """`batch` sequences of `context` tokens, with a `tokenizer` of so many bytes."""
 
     batch: int
     context: int
-    entries: int
+    tokenizer: int
 
 
 def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> DeviceFit:
@@ -87,7 +88,7 @@ def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> D
     multiplies = numbers.dtype == "bfloat16" and device.bfloat16
     need = memory_need(
         config, numbers, batch=run.batch, context=run.context, cuda=cuda, native=multiplies,
-        tokenizer=run.entries,
+        tokenizer=run.tokenizer,
     )  # fmt: skip
     last = Call(batch=run.batch, tokens=1, past=run.context - 1, phase="decode")
     token = total_work(config, last, numbers=numbers)

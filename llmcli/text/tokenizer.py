@@ -47,6 +47,17 @@ class Vocabulary:
 _LINE_ENDS = re.compile(r"\n+|[^\n]+")
 
 
+# Bytes, measured (tests/benchmarks/memory_estimate.py): its modules, and the tables of each entry
+# of the vocabulary, by who looks it up.
+_MODULES = 4 << 20
+_PIECES, _FROM_GGUF, _FROM_JSON = 300, 570, 890
+
+
+def table_bytes(entries: int, each: int = _FROM_GGUF) -> int:
+    """Bytes that a tokenizer of so many entries takes, with its modules."""
+    return _MODULES + each * entries
+
+
 class Tokenizer:
     """Text ↔ ids. Made by `load_tokenizer`; `name` says what it is.
 
@@ -86,6 +97,16 @@ class Tokenizer:
         self._split_special = split_special
         self._line_ends = line_ends or {}
         self.notes = tuple(notes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes once a text was encoded."""
+        import tokenizers
+
+        each = _PIECES
+        if isinstance(self._backend, tokenizers.Tokenizer):
+            each = _FROM_JSON if self._specials is None else _FROM_GGUF
+        return table_bytes(self.vocab_size, each)
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = True

@@ -3,9 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from piece_models import metadata as pieces_of
 from text_fixtures import metadata
 
+from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
+from llmcli.text import load_tokenizer
 from llmcli.text.ggufvocab import from_gguf
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.stream import StreamDecoder
@@ -296,3 +299,11 @@ def test_chat_template_comes_with_its_special_tokens():
 def test_chat_without_a_template():
     with pytest.raises(UsageError, match="no chat template"):
         from_gguf(metadata()).encode_chat([])
+
+
+def test_what_it_takes_goes_with_its_entries_and_with_who_looks_them_up():
+    """By so much the need that `info` shows was off where one number stood for all kinds."""
+    pairs, pieces = from_gguf(metadata()), from_gguf(pieces_of("llama"))
+    library = load_tokenizer(open_model("tiny"))
+    each = [(one.nbytes - (4 << 20)) / one.vocab_size for one in (pieces, pairs, library)]
+    assert each == [300, 570, 890]

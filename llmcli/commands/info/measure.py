@@ -93,7 +93,7 @@ def measure_info(
             numbers = [(device, asked(device=device, quantize=quantize)) for device in devices]
             run = Run(
                 batch=batch, context=context or config.context,
-                entries=0 if loaded is None else loaded.vocab_size,
+                tokenizer=0 if loaded is None else loaded.nbytes,
             )  # fmt: skip
             model = _model(config, checkpoint, numbers, run)
             if model.fits:

@@ -113,7 +113,7 @@ def _estimated(workload: Workload) -> int:
         context=workload.tokens + workload.new_tokens,
         cuda=model.device.type == "cuda",
         native=workload.numbers.dtype == "bfloat16" and processor.has_bfloat16(),
-        tokenizer=0 if model.tokenizer is None else model.tokenizer.vocab_size,
+        tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
     )  # fmt: skip
     return need.together
 
