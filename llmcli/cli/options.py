@@ -127,7 +127,7 @@ class PromptOptions(GivenPromptOptions):
     panel: ClassVar[str] = PROMPT
     prompt: str | None = arg(
         None, "[PROMPT]",
-        "The text; a pipe is put before it, and `-` reads stdin whatever it is.",
+        "The text; piped input is put before it, and `-` always reads stdin.",
     )  # fmt: skip
     no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.")
 

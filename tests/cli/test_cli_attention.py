@@ -93,7 +93,7 @@ def test_json_has_what_the_contract_says(attention):
     assert set(first["heads"][0]["metrics"]) == {metric["name"] for metric in document["metrics"]}
     assert first["heads"][0]["metrics"]["locality_64"] is None  # of 8 tokens no row counts
     assert document["rows"]["locality_64"] == 0
-    assert document["unlabelled"]["local"].startswith("no row counts")
+    assert document["unlabelled"]["local"].startswith("no row qualifies")
     assert document["ok"] is True
     assert all(check["ok"] for check in document["checks"].values())
     assert "matrices" not in document

@@ -857,7 +857,7 @@ def test_look_experts_shows_those_of_the_last_answer(converse, tmp_path, monkeyp
     )  # fmt: skip
     assert "error: layer 0 has no experts" in said.err
     assert list(dict.fromkeys(seen)) == [("-4:", None), ("0", "2"), ("-4:", "0")]
-    shown = said.out.split("what the chosen experts count")[0]
+    shown = said.out.split("weight of the chosen experts")[0]
     assert re.search(r"^token +b +y +e", shown, re.MULTILINE)
     assert said.out.count("\n✓ 5 checks\n") == 2
 

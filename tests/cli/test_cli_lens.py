@@ -249,7 +249,7 @@ def test_a_target_that_with_a_space_is_the_output_is_told(cli, monkeypatch):
     asked = ("lens", "-m", "tiny", "And there was", "--position")
     assert cli(*asked, "-1", "--json").json()["targets"][0]["text"] == " a"
     result = cli(*asked, "-1", "--target", "a")
-    assert result.err.strip().endswith("is another one, and the output's likeliest here")
+    assert result.err.strip().endswith("is another one, the model's top token here")
     assert cli(*asked, "0", "--target", "a").err.strip().endswith("is another one")
 
 

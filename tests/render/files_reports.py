@@ -130,7 +130,7 @@ def lens_report(positions=5, rows=4, *, check=GOOD, first=1, generated=0):
         tokens=tokens_of(positions + first),
         prompt_tokens=positions + first - generated,
         positions=tuple(range(first, positions + first)),
-        target="the output's likeliest token",
+        target="the model's top token",
         targets=tuple(
             LensToken(id=700 + at, text=f" target{at}", probability=0.5) for at in range(positions)
         ),

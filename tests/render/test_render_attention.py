@@ -294,18 +294,18 @@ def test_a_kind_that_cannot_be_told_says_why():
     layer = LayerReport(
         layer=0, kind="full", kv_heads=2, heads=(head(0, previous_token=0.9), head(1))
     )
-    found = report(layers=(layer,), unlabelled=(("previous-token", "only 2 rows count"),))
+    found = report(layers=(layer,), unlabelled=(("previous-token", "only 2 rows qualify"),))
     lines = lines_of(kinds_found(found))
-    assert lines[-1] == "undetermined: previous-token (only 2 rows count)"
+    assert lines[-1] == "undetermined: previous-token (only 2 rows qualify)"
     assert lines[-2].startswith("no head: induction (highest")
     assert "undetermined" not in "\n".join(lines_of(kinds_found(found, ["previous-token"])))
     [line] = lines_of(Found(replace(found, layers=grouped_layers()), LABELS[0]), width=200)
     assert ": 2 of 12 heads · 1.1 .93" in line
     lines = lines_of(kinds_found(replace(found, layers=grouped_layers())))
-    assert lines[-1] == "undetermined: previous-token (only 2 rows count)"
+    assert lines[-1] == "undetermined: previous-token (only 2 rows qualify)"
     single = replace(found, layers=(replace(layer, heads=layer.heads[:1]),))
     assert lines_of(head_summary(single, numbers=False)) == [
-        "of no kind · undetermined: previous-token (only 2 rows count)"
+        "of no kind · undetermined: previous-token (only 2 rows qualify)"
     ]
 
 
@@ -384,7 +384,7 @@ def test_the_table_has_every_metric_of_every_head():
         assert all(row[1] == "0" for row in rows)
         assert "–" in [line.split()[-1] for line in lines if line.startswith("2.0 ")]
         assert all(cell_len(line) <= width for line in lines)
-    assert "no row counts" not in "\n".join(lines_of(metric_table(report(), [ENTROPY])))
+    assert "no row qualifies" not in "\n".join(lines_of(metric_table(report(), [ENTROPY])))
 
 
 SMALL = (0.0001234, 3.25e-06, 0.1, math.nan, 1.0, 12345.678, 1e-300)

@@ -46,7 +46,7 @@ def test_a_screen():
         "   1  5█0▓ 0█1▓ 1█2▓│2█3▓",
         "the experts that each token takes in each layer, the largest score first",
         "│ from position 3 on the model wrote it",
-        "what the chosen experts count  0     ░░░░░░░░▒▒▒▒ 0.25 ▒▒▒▒▓▓▓▓▓▓▓▓████ 0.5",
+        "weight of the chosen experts  0     ░░░░░░░░▒▒▒▒ 0.25 ▒▒▒▒▓▓▓▓▓▓▓▓████ 0.5",
         "",
         "layer   load     most             balance   unused   margin   min   shared",
         "─" * 74,

@@ -125,8 +125,8 @@ def shown(renderable, width, *, colour=False):
 def test_what_is_said_at_eighty_columns():
     assert shown(render_info(REPORT), 80) == [
         "smollm2",
-        "does not fit on cpu: 5.05 GiB beside PyTorch itself, of 4 GiB free, for 2",
-        "sequences of 8,192 tokens; 100 tokens fit",
+        "does not fit on cpu: 5.05 GiB besides PyTorch for 2 sequences of 8,192 tokens,",
+        "only 4 GiB free; 100 tokens fit",
         "no smaller weight format or context fits either",
         "",
         "family      llama · type llama · width 576 · vocabulary 49,152",
@@ -151,8 +151,8 @@ def test_all_of_it_at_eighty_columns():
     lines = shown(render_info(REPORT, full=True), 80)
     assert lines == [
         "smollm2",
-        "does not fit on cpu: 5.05 GiB beside PyTorch itself, of 4 GiB free, for 2",
-        "sequences of 8,192 tokens; 100 tokens fit",
+        "does not fit on cpu: 5.05 GiB besides PyTorch for 2 sequences of 8,192 tokens,",
+        "only 4 GiB free; 100 tokens fit",
         "no smaller weight format or context fits either",
         "",
         "family      llama · type llama · width 576 · vocabulary 49,152",
@@ -184,7 +184,7 @@ def test_all_of_it_at_eighty_columns():
         "copies         1 GiB   of the cache, when a sequence ends",
         "prompt        50 MiB   most tensors while it is read",
         "libraries     56 MiB   their buffers, and the tokenizer",
-        "needed      5.05 GiB   at once, beside PyTorch itself",
+        "needed      5.05 GiB   at once, besides PyTorch",
         "free           4 GiB",
         "fits              no",
         "longest          100   tokens that fit",

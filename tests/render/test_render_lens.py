@@ -42,7 +42,7 @@ def report(tokens=((1, "In"), (2, " the"), (3, " end")), first=0, cells=None, **
         **{
             "dtype": "float32", "vocabulary": 100, "tokens": tokens,
             "prompt_tokens": len(tokens), "positions": positions,
-            "target": "the output's likeliest token",
+            "target": "the model's top token",
             "targets": tuple(token(7, " of", 0.25) for _ in positions),
             "rows": tuple(
                 LensRow(
@@ -124,7 +124,7 @@ def test_ranks_instead_of_tokens():
         ["1", "(12%)"], ["10", "(12%)"], ["100", "(12%)"], ["1000", "(12%)"],
     ]  # fmt: skip
     text = " ".join(lines)
-    assert "rank of the output's likeliest token (1: likeliest) after each layer and its" in text
+    assert "rank of the model's top token (1: likeliest) after each layer and its" in text
     coloured = plain(shown(report(cells=lambda row, at: cell(rank=7)), ranks=True, colour=True))
     assert coloured.splitlines()[5].split() == ["embed", "7", "7", "7"]
 
@@ -232,7 +232,7 @@ def test_one_position_has_everything_about_it():
         ["1", '" of"', "25.00%", "12.50%", "1", "4.61", "█" * 10, "0.00", '"b" 20.00%'],
     ]
     text = " ".join(" ".join(lines).split())
-    assert 'target, rank: probability and rank of " of", the output\'s likeliest token' in text
+    assert 'target, rank: probability and rank of " of", the model\'s top token' in text
     assert "bars: entropy up to ln 100 = 4.61, that of knowing nothing" in text
     assert "KL up to 9.00, its largest here, as log(1 + KL)" in text
 

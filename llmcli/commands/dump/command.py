@@ -73,7 +73,7 @@ class DumpOptions:
     )  # fmt: skip
     every: bool = opt(
         False, "--all",
-        "Show every tensor with everything about it, not some layers of many.",
+        "Show every tensor in detail, not some layers of many.",
     )  # fmt: skip
 
     @property

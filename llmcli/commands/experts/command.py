@@ -64,7 +64,7 @@ class ExpertsOptions:
     position: str | None = opt(
         None, "--position", "SPAN",
         "Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one alone is "
-        "shown with everything about it. [default: all; on the map the last that fit]",
+        "shown in detail. [default: all; on the map the last that fit]",
     )  # fmt: skip
     layer: str | None = opt(
         None, "--layer", "LAYERS",

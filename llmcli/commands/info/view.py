@@ -300,15 +300,14 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
         return Text(f"{needed}; the installed PyTorch has no CUDA", style=FAINT)
     if fit.fits is None:
         return Text(f"{needed}; the free memory of {device.device} is unknown", style=FAINT)
-    beside = "" if device.device.startswith("cuda") else "beside PyTorch itself, "
-    free = f"{beside}of {_size(device.free_bytes)} free"
+    beside = "" if device.device.startswith("cuda") else " besides PyTorch"
+    needs, free = f"{size(need.total)}{beside} for {tokens}", _size(device.free_bytes)
     if fit.fits:
-        words = f"fits on {device.device}: {size(need.total)} {free}, for {tokens}"
-        return Text(words, style=GOOD)
+        return Text(f"fits on {device.device}: {needs}, {free} free", style=GOOD)
     rest = f"{count(fit.longest)} tokens fit" if fit.longest else "not even one token fits"
     if _stays_in_the_file(fit):
         rest += ", and its blocks stay in the mapped file"
-    words = f"does not fit on {device.device}: {size(need.total)} {free}, for {tokens}; {rest}"
+    words = f"does not fit on {device.device}: {needs}, only {free} free; {rest}"
     return Text(words, style=BAD)
 
 
@@ -380,7 +379,7 @@ class MemoryTable:
             ("copies", [fit.need.copies for fit in fits], "of the cache, when a sequence ends"),
             ("prompt", [fit.need.activations for fit in fits], "most tensors while it is read"),
             ("libraries", [fit.need.runtime for fit in fits], "their buffers, and the tokenizer"),
-            ("needed", [fit.need.total for fit in fits], "at once, beside PyTorch itself"),
+            ("needed", [fit.need.total for fit in fits], "at once, besides PyTorch"),
         ]
         rows += [
             (name, [size(nbytes) for nbytes in sizes], note) for name, sizes, note in parts

@@ -65,7 +65,7 @@ class LensOptions:
     panel: ClassVar[str] = LENS
     position: str | None = opt(
         None, "--position", "SPAN",
-        "Positions such as 40:48, :10, -5: or -1; one alone is shown with everything about it. "
+        "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. "
         "[default: on the screen the last that fit, else all]",
     )  # fmt: skip
     layer: str | None = opt(
@@ -97,7 +97,7 @@ class LensOptions:
     )  # fmt: skip
     every: bool = opt(
         False, "--all",
-        "Show every layer, and for a single position everything about it, however tall it gets.",
+        "Show every layer, and all details of a single position, however tall it gets.",
     )  # fmt: skip
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
@@ -274,7 +274,7 @@ def space_note(
     if len(spaced) != 1 or spaced[0] == target:
         return None
     likeliest = {cell.top[0].id for cell in report.rows[-1].cells}
-    here = ", and the output's likeliest here" if spaced[0] in likeliest else ""
+    here = ", the model's top token here" if spaced[0] in likeliest else ""
     return (
         f'`--target {text}` is the token without a space; `--target " {token}"` is another one'
         f"{here}"

@@ -259,7 +259,7 @@ def test_kinds_that_too_few_rows_could_tell_or_all_heads_would_be():
     induction = [i if i < 9 else i - 8 for i in range(12)]
     labels, untold = labelled([induction], ids)
     assert "induction" not in labels[0]
-    assert untold["induction"] == untold["duplicate"] == "only 3 rows count"
+    assert untold["induction"] == untold["duplicate"] == "only 3 rows qualify"
     labels, untold = labelled([[*induction, 4]], [*ids, 4])
     assert "induction" not in untold
     labels, untold = labelled([None], [1] * 20)
@@ -290,12 +290,12 @@ def test_the_reason_names_the_kind_of_layer_where_there_are_several():
     full, near = (dataclasses.replace(BASE, window=window) for window in (None, 2))
     report = measure_attention(model_of(config_of(full, near)), ids_of(30))
     why = dict(report.unlabelled)
-    assert why["local"] == "window 2: no row counts"
+    assert why["local"] == "window 2: no row qualifies"
     assert why["previous-token"] == "window 2: equal weights would give 0.50"
     assert "broad" not in why
     second = AttentionRequest(heads={1: tuple(range(4))})
     alone = measure_attention(model_of(config_of(full, near)), ids_of(30), second)
-    assert dict(alone.unlabelled)["local"] == "no row counts"
+    assert dict(alone.unlabelled)["local"] == "no row qualifies"
 
 
 def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch):

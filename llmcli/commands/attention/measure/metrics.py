@@ -163,8 +163,8 @@ def undetermined_kinds(
     for label in LABELS:
         number = counted[label.metric]
         if number < FEWEST:
-            rows_count = {0: "no row counts", 1: "only 1 row counts"}
-            found[label.name] = rows_count.get(number, f"only {number} rows count")
+            rows_count = {0: "no row qualifies", 1: "only 1 row qualifies"}
+            found[label.name] = rows_count.get(number, f"only {number} rows qualify")
         elif label.name == EVEN and signed:
             found[label.name] = "weights with signs are no distribution with an entropy"
         elif label.name != EVEN and even[label.metric] >= label.threshold:

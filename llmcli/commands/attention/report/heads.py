@@ -18,7 +18,7 @@ PairsBy = Literal["weight", "weighted"]  # "weighted": weight × ‖v W_O‖
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReport:
-    """One head. A metric for which no row counts is NaN; `labels` are the kinds that it is."""
+    """One head. A metric for which no row qualifies is NaN; `labels` are the kinds that it is."""
 
     head: int
     kv_head: int

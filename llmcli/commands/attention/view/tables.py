@@ -101,7 +101,7 @@ def undefined_metrics(report: AttentionReport, metrics: Sequence[Metric]) -> Ite
 
 
 def _why(metric: str) -> str:
-    """Why no row counts for a metric."""
+    """Why no row qualifies for a metric."""
     if metric in ("induction", "duplicate"):
         return "no token of this text occurs again within what a head sees"
     if metric.startswith("locality_"):
@@ -110,7 +110,7 @@ def _why(metric: str) -> str:
         return "none of these heads has such a state"
     if metric == "learned_sink":
         return "none of these heads has a learned sink"
-    return "no row counts: there are too few tokens"
+    return "there are too few tokens"
 
 
 def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
@@ -124,7 +124,7 @@ def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterat
         for signed, name, value in values if math.isnan(value)
     }  # fmt: skip
     if False in without:
-        yield "–: no row counts: such as of repeated tokens where none is repeated"
+        yield "–: undefined: no row qualifies, as for repeated tokens where none is repeated"
     if True in without:
         yield "–: only a head with a state has it; what is overwritten, one with the delta rule"
     if any(math.isinf(value) for _, _, value in values):

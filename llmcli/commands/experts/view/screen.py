@@ -37,7 +37,7 @@ def render_experts(report: ExpertsReport, title: str) -> RenderableType:
     if len(report.positions) == 1:
         return Group(heading, *_position(report))
     scale = weight_scale(report)
-    bar = ColourBar("what the chosen experts count", scale, masked="")
+    bar = ColourBar("weight of the chosen experts", scale, masked="")
     return Group(heading, Map(report, scale), bar, Text(), LayersTable(report))
 
 

@@ -110,7 +110,7 @@ class Reader:
         """What was read; `also`: checks of the cache and of the chunks, where there are any."""
         model = self._model
         tokens = tuple((id, self._token(id, 1.0).text) for id in self._ids)
-        words = {"output": "the output's likeliest token", "next": "the next token of the text"}
+        words = {"output": "the model's top token", "next": "the next token of the text"}
         return LensReport(
             dtype=dtype_name(model.dtype),
             vocabulary=model.config.vocab,

@@ -1,4 +1,4 @@
-"""The logit lens in the terminal: layers × positions, or one position with everything about it."""
+"""The logit lens in the terminal: layers × positions, or one position in detail."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
 
 LOOKING = "looking at the numbers"
-NO_DIGEST = "no sha256 is known for these files: a weight that was changed a little is not seen"
+NO_DIGEST = "no sha256 is known for these files, so small changes to a weight go undetected"
 _ALIKE = "no block of numbers is unlike all others of its tensor"
 # Two are half as fast again where nothing else runs; where something does they wait for each other
 # after each of thousands of small operations, and are many times slower.
