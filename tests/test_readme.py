@@ -3,8 +3,10 @@
 import ast
 import re
 import shlex
+import sys
 from pathlib import Path
 
+import children
 import pytest
 
 from llmcli.checkpoints import CATALOG
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXTS = {"README": README, **{name: topic.text() for name, topic in TOPICS.items()}}
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+SAMPLE = re.compile(r"^```console\n\$ llmcli (.*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -184,3 +187,46 @@ def test_code_fits_a_terminal(name):
     for block in CODE.findall(TEXTS[name]):
         for line in block.splitlines():
             assert len(line) <= 76 or "#" not in line, line
+
+
+def alike(line):
+    """A line without what differs from machine to machine: numbers, their units, bars, widths."""
+    line = re.sub(r"[░▒▓█]", " ", line)
+    line = re.sub(r"<?[−-]?[\d.,]*\d(e[−-]?\d+)?", "0", line)
+    line = re.sub(r"0 (ns|µs|ms|s)\b", "0 s", line)
+    line = re.sub(r"0 ([kKMGT]i?)?B\b", "0 B", line)
+    line = re.sub(r"\b(memory|compute|calls|kernel|L[123]) 0 %", "bound 0 %", line)
+    return re.sub(r"─+", "─", " ".join(line.split()))
+
+
+def printed(sample, lines):
+    """Whether a sample is what a command prints: `…` stands for any lines, none among them."""
+    at, skips = 0, False
+    for part in re.split(r"^…\n", sample, flags=re.MULTILINE):
+        wanted = [alike(line) for line in part.splitlines()]
+        places = range(at, len(lines) - len(wanted) + 1) if skips else [at]
+        found = next((one for one in places if lines[one : one + len(wanted)] == wanted), None)
+        assert found is not None, f"{part}\nis not among\n" + "\n".join(lines[at:])
+        at, skips = found + len(wanted), True
+    assert sample.endswith("…\n") or at == len(lines), "\n".join(lines[at:])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("line", [command for command, _ in SAMPLE.findall(README)])
+def test_its_samples_are_what_the_commands_print(line, smollm2_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "180" if line.startswith("shapes") else "120")
+    argv = [sys.executable, "-m", "llmcli", *shlex.split(line)]
+    ended = children.run(argv, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    printed(dict(SAMPLE.findall(README))[line], [alike(one) for one in ended.stdout.splitlines()])
+
+
+@pytest.mark.parametrize(
+    "sample", ["a 1\nc\n", "a 1\n…\nb\nd\n…\n", "…\nc\n", "a\n…\n", "a 1\nb\nc\n…\nd\ne\n"]
+)
+def test_a_sample_that_is_not_printed_is_seen(sample):
+    lines = ["a 0", "b", "c", "d"]
+    printed("a 2\n…\nc\nd\n", lines)
+    printed("…\nb\nc\n…\n", lines)
+    with pytest.raises(AssertionError):
+        printed(sample, lines)

@@ -14,7 +14,7 @@ from unicodedata import bidirectional
 
 import numpy as np
 from rich.cells import cell_len
-from rich.color import Color
+from rich.color import Color, ColorType
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
@@ -168,8 +168,11 @@ def _rgb(code: int) -> Color:
 
 
 def _behind(colour: Color, dark: bool) -> Style:
-    # a new one each time: a style remembers the codes of the first terminal it is written to
-    return Style(color=Color.from_ansi(15 if dark else 0), bgcolor=colour)
+    # of 16 colours black and white are the terminal's; where there are more, they are black and
+    # white. A new style each time: it remembers the codes of the first terminal it is written to.
+    own = colour.type == ColorType.STANDARD
+    letters = Color.from_ansi(15 if dark else 0) if own else _rgb(0xFFFFFF if dark else 0)
+    return Style(color=letters, bgcolor=colour)
 
 
 def padded(line: Line, width: int) -> Line:

@@ -41,7 +41,7 @@ _FONTS = (
     "msyh.ttc",
     "NotoEmoji-Regular.ttf",
 )
-_PLAIN = {"×": "x", "≈": "~", "→": "to", "−": "-", "≥": ">=", "≤": "<=", "‖": "|"}
+_PLAIN = {"×": "x", "≈": "~", "→": "to", "−": "-", "≥": ">=", "≤": "<=", "‖": "|", "␣": "_"}
 
 Colour = tuple[int, int, int]
 
@@ -174,8 +174,8 @@ def fitted(words: str, size: int, room: float) -> str:
 
 
 def label(id: int, text: str) -> str:
-    """A token as a label: its spaces are dots, so that one can see where a word begins."""
-    return quoted(text)[1:-1].replace(" ", "·") if text else f"#{id}"
+    """A token as a label: its spaces are visible, so that one can see where a word begins."""
+    return quoted(text)[1:-1].replace(" ", "␣") if text else f"#{id}"
 
 
 def dark(colour: np.ndarray) -> bool:

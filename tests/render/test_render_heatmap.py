@@ -9,6 +9,7 @@ from attention_reports import matrix, pattern
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.color import ColorSystem
 from rich.console import Console
 from rich.segment import Segment
 
@@ -120,11 +121,20 @@ def test_a_line_holds_two_rows_in_their_own_colours():
     colour = {place: tuple(rgb(np.array([place]))[0].tolist()) for place in (0, 0.25, 0.5, 1)}
     assert cells(line, ink) == [
         ("▀", colour[0], colour[1]),
-        (" ", 0, colour[1]),
+        (" ", (0, 0, 0), colour[1]),
         ("▀", colour[0.5], None),
         ("▄", colour[0.25], None),
         ("·", None, None),
     ]
+
+
+@pytest.mark.parametrize(("kind", "black", "white"), [("rgb", 16, 231), ("ansi", 0, 15)])
+def test_letters_are_black_or_white_whatever_a_theme_makes_of_these_names(kind, black, white):
+    """256 colours have black and white of their own, which no theme changes."""
+    ink = Ink(kind)
+    shades = ink.codes(np.array([0.0, 1.0])).tolist()
+    letters = [ink.behind(shade).color.downgrade(ColorSystem.EIGHT_BIT) for shade in shades]
+    assert [one.number for one in letters] == [white, black]
 
 
 def test_an_odd_last_row_leaves_the_half_below_it_alone():

@@ -338,7 +338,7 @@ def test_a_long_lens_shows_a_part_at_a_time(opened):
 def test_a_browser_shows_the_experts_of_a_token_and_the_load_of_its_layer(opened):
     report = experts_report()
     page = opened(lambda: experts_page(report, TITLE), "layer=1&position=2&by=margin")
-    assert page.text("place") == 'Layer 1, position 2: ·"quoted"·&·<b>bold</b>'
+    assert page.text("place") == 'Layer 1, position 2: ␣"quoted"␣&␣<b>bold</b>'
     cells = [(text, a) for text, a in page.by() if "data-place" in a]
     assert [text for text, a in cells if a["data-layer"] == "1"] == ["5 0", "0 1", "1 2", "2 3"]
     (chosen,) = [a for _, a in cells if "chosen" in a.get("class", "").split()]

@@ -125,9 +125,9 @@ def test_pooled_and_zoomed_matrices_say_which_tokens_they_show(monkeypatch):
     )
     zoomed = matrix(np.full((4, 6), 0.25), pool=2, first=(20, 4))
     attention_png(attention_report(tokens=40, matrices=[zoomed]), TITLE)
-    assert [words for words in dict.fromkeys(said) if words.startswith("·word")] == [
-        *("·word11 20", "·word13 22", "·word15 24", "·word17 26"),
-        *("·word1 10", "·word3 12", "·word5 14"),
+    assert [words for words in dict.fromkeys(said) if words.startswith("␣word")] == [
+        *("␣word11 20", "␣word13 22", "␣word15 24", "␣word17 26"),
+        *("␣word1 10", "␣word3 12", "␣word5 14"),
     ]
     assert "1 cell is the largest of 2 x 2" in said[-1]
 
@@ -248,7 +248,7 @@ def test_marks_stay_with_their_letter():
 
 
 def test_labels_show_spaces_and_spell_control_characters():
-    assert png.label(7, " the") == "·the"
+    assert png.label(7, " the") == "␣the"
     assert png.label(7, "") == "#7"
     assert png.label(7, "\n\x1b[31m") == "\\n\\x1b[31m"
     for text in EVIL:

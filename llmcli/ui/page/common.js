@@ -38,7 +38,7 @@ function number(value) {
 }
 
 function label(token) {
-  return token.text === "" ? `#${token.id}` : token.text.replaceAll(" ", "·");
+  return token.text === "" ? `#${token.id}` : token.text.replaceAll(" ", "␣");
 }
 
 function luminance(red, green, blue) {
