@@ -34,7 +34,9 @@ def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TERM", "xterm-256color")
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     saved = {number: signal.getsignal(number) for number in signals}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may have ignored it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may have ignored them
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in saved.items():
         signal.signal(number, handler)

@@ -74,7 +74,7 @@ def test_what_follows_from_the_context_length(cli, tmp_path):
     longer = cli("info", "-m", folder, "--context-length", "1000")
     assert longer.code == 0
     assert "note: the model was trained for 128 tokens" in longer.err
-    assert "besides PyTorch for 1,000 tokens, " in longer.out
+    assert "free, for 1,000 tokens\n" in longer.out
     beyond = cli("info", "-m", "tiny", "--context-length", "513")
     assert beyond.code == 2
     assert "512 positions" in beyond.err

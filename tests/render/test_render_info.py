@@ -125,8 +125,8 @@ def shown(renderable, width, *, colour=False):
 def test_what_is_said_at_eighty_columns():
     assert shown(render_info(REPORT), 80) == [
         "smollm2",
-        "does not fit on cpu: 5.05 GiB besides PyTorch for 2 sequences of 8,192 tokens,",
-        "only 4 GiB free; 100 tokens fit",
+        "does not fit on cpu: needs 5.05 GiB besides PyTorch, of 4 GiB free, for 2",
+        "sequences of 8,192 tokens; 100 tokens fit",
         "no smaller weight format or context fits either",
         "",
         "family      llama · type llama · width 576 · vocabulary 49,152",
@@ -151,8 +151,8 @@ def test_all_of_it_at_eighty_columns():
     lines = shown(render_info(REPORT, full=True), 80)
     assert lines == [
         "smollm2",
-        "does not fit on cpu: 5.05 GiB besides PyTorch for 2 sequences of 8,192 tokens,",
-        "only 4 GiB free; 100 tokens fit",
+        "does not fit on cpu: needs 5.05 GiB besides PyTorch, of 4 GiB free, for 2",
+        "sequences of 8,192 tokens; 100 tokens fit",
         "no smaller weight format or context fits either",
         "",
         "family      llama · type llama · width 576 · vocabulary 49,152",

@@ -301,13 +301,13 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
     if fit.fits is None:
         return Text(f"{needed}; the free memory of {device.device} is unknown", style=FAINT)
     beside = "" if device.device.startswith("cuda") else " besides PyTorch"
-    needs, free = f"{size(need.total)}{beside} for {tokens}", _size(device.free_bytes)
+    needs = f"needs {size(need.total)}{beside}, of {_size(device.free_bytes)} free, for {tokens}"
     if fit.fits:
-        return Text(f"fits on {device.device}: {needs}, {free} free", style=GOOD)
+        return Text(f"fits on {device.device}: {needs}", style=GOOD)
     rest = f"{count(fit.longest)} tokens fit" if fit.longest else "not even one token fits"
     if _stays_in_the_file(fit):
         rest += ", and its blocks stay in the mapped file"
-    words = f"does not fit on {device.device}: {needs}, only {free} free; {rest}"
+    words = f"does not fit on {device.device}: {needs}; {rest}"
     return Text(words, style=BAD)
 
 
