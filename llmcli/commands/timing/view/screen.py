@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.timing.report import PhaseTime, SplitTime, Stage, TimingReport
+from llmcli.commands.timing.report import Overhead, PhaseTime, SplitTime, Stage, TimingReport
 from llmcli.commands.timing.view.layers import layer_words, render_layers
 from llmcli.commands.timing.view.parts import (
     CALLS,
@@ -30,7 +30,7 @@ from llmcli.ui.stats import duration, size
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _INDENT = "  "
-MUCH_OVERHEAD = 0.1  # of the time without instrumentation: it is said first
+MUCH_OVERHEAD = 0.1  # of the time without instrumentation: it stands out
 _LEAST = 8  # columns of a line, however narrow the terminal
 _GLUE = "\ue000"  # between a number and its unit while lines are broken
 
@@ -229,14 +229,10 @@ def render_timing(
 
     `details`: each phase with all that is known of it; `layers` adds the parts of every layer.
     """
-    parts: list[RenderableType] = [Text()] if report.phases else []
-    much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
-    if much:
-        parts.append(_overheads(report, "yellow"))
+    parts: list[RenderableType] = [_overheads(report), Text()] if report.phases else []
     if not details:
         parts += [_headline(phase, report.batch) for phase in report.phases]
         parts += [BothPhases(report.phases)] if report.phases else []
-        parts += [_overheads(report, FAINT)] if report.phases and not much else []
         return Group(*parts, *_machine_in_short(report))
     for phase in report.phases:
         parts += phase_summary(phase, report.batch)
@@ -251,23 +247,20 @@ def _headline(phase: PhaseTime, batch: int) -> Dots:
     return Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase), *most], HEADING)
 
 
-def _overheads(report: TimingReport, style: str) -> Sentence:
-    """What instrumentation costs in each phase, of how many pairs of runs."""
-    return Sentence(f"timing overhead: {'; '.join(map(_overhead, report.phases))}", style)
-
-
-def _overhead(phase: PhaseTime) -> str:
-    """`decode +1.2 % (7 pairs)`; where runs differ by more than may be trusted, by how much, and
-    where the overhead is large, how long the phase takes without it.
+def _overheads(report: TimingReport) -> Sentence:
+    """What instrumentation costs in each phase, of how many pairs of runs: where it is much, what
+    is below is not the speed of `generate`.
     """
-    found = phase.overhead
+    much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
+    words = "; ".join(f"{phase.name} {_overhead(phase.overhead)}" for phase in report.phases)
+    return Sentence(f"timing overhead: {words}", "yellow" if much else FAINT)
+
+
+def _overhead(found: Overhead) -> str:
+    """`+1.2 % (7 pairs)`; where runs differ by more than may be trusted, by how much."""
     pairs = counted(len(found.ratios), "pair")
     wide = "" if found.tight or len(found.ratios) < 2 else f", quartiles {percent(found.spread)}"
-    said = f"{phase.name} {signed_percent(found.median)} ({pairs}{wide})"
-    if found.median <= 1 + MUCH_OVERHEAD:
-        return said
-    seconds, behind = a_token(phase, phase.bare_s)
-    return f"{said}, {duration(seconds)}{behind} without it"
+    return f"{signed_percent(found.median)} ({pairs}{wide})"
 
 
 def _machine_in_short(report: TimingReport) -> Iterator[RenderableType]:
