@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 from hypothesis import settings
 
 from llmcli.checkpoints import locate
+from llmcli.text.template_renderer import RENDERER
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # children would compile every module again
+# else children, and the next run, would compile every module and every rewritten test again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["LLMCLI_CONFIG"] = ""  # no test, and no child of one, reads the developer's own
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a thread each
@@ -53,6 +57,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_child_outlives_its_test() -> Iterator[None]:
     yield
     children.end_all()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def renderer() -> Iterator[None]:
+    """One process renders the chat templates of all tests, but for those that are about it."""
+    with RENDERER:
+        yield
 
 
 @pytest.fixture(scope="session")

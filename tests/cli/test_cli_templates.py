@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -45,18 +44,11 @@ def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch,
     assert hint.startswith("hint: `llmcli generate --raw` goes without it")
 
 
-def columns_of_ps(*columns):
-    """Those columns for every process."""
-    argv = ["ps", "-wwA", *(part for name in columns for part in ("-o", f"{name}="))]
-    shown = children.run(argv, capture_output=True, text=True, check=True).stdout
-    return [line.split(maxsplit=len(columns) - 1) for line in shown.splitlines()]
-
-
 def rendering(parent):
     """The process id of the parent's renderer once it has computed for a while, else None."""
-    for pid, of, used, args in columns_of_ps("pid", "ppid", "time", "args"):
-        if int(of) == parent and SERVER.name in args and re.search("[1-9]", used):
-            return int(pid)
+    for one in children.processes():
+        if one.parent == parent and SERVER.name in one.words and one.seconds >= 1:
+            return one.pid
     return None
 
 
@@ -85,4 +77,4 @@ def test_a_signal_ends_a_program_whose_template_does_not(
         program.kill()
         program.wait()
     assert (program.returncode, out, err) == (code, b"", b"")
-    assert str(child) not in [pid for pid, in columns_of_ps("pid")]  # it was killed before
+    assert child not in [one.pid for one in children.processes()]  # it was killed before

@@ -56,19 +56,35 @@ def built(tmp_path_factory):
     return build
 
 
+@pytest.fixture(scope="session")
+def objects(built):
+    """`objects(name, compiler)`: the object files that it makes of the package's sources.
+
+    With a compiler's own flags behind the package's; they have that `name` for all tests.
+    """
+
+    def compiled(name, compiler):
+        command = [compiler[0], *FLAGS, *compiler[1:], "-fPIC", "-pthread", "-c"]
+        return [
+            str(built(f"{name}-{Path(source).stem}.o", [*command, source])) for source in SOURCES
+        ]
+
+    return compiled
+
+
 def levels_of(library):
     """Bit i: the processor has the level i."""
     return ctypes.CDLL(str(library)).llmcli_native_levels()
 
 
 @pytest.fixture(scope="session", params=["cc", "clang", "emulated"])
-def library(request, built):
+def library(request, built, objects):
     """The library as the package builds it, by Clang, or with AVX-512 emulated; or skips."""
     if request.param == "clang":
         needs("clang")
-        return built("clang.so", ["clang", *FLAGS, "-shared", "-fPIC", *SOURCES])
+        return built("clang.so", ["clang", "-shared", *objects("clang", ["clang"])])
     needs(COMPILER[0])
-    ours = built("cc.so", [*COMPILER, *FLAGS, "-shared", "-fPIC", *SOURCES])
+    ours = built("cc.so", [*COMPILER, "-shared", *objects("cc", COMPILER)])
     return ours if request.param == "cc" else emulated(built, ours)
 
 

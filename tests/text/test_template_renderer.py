@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from children import processes
 from children import run as run_child
 from children import start as start_child
 
@@ -33,23 +34,27 @@ LIMITS = TemplateLimits(seconds=0.2, memory=1 << 29, characters=1000)
 
 def children(parent=None):
     """Process ids of the renderers of this process, or of `parent`; zombies too."""
-    listed = run_child(
-        ["ps", "-wwA", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
-    ).stdout
     return {
-        int(pid)
-        for pid, of, state, args in (line.split(maxsplit=3) for line in listed.splitlines())
-        if int(of) == (parent or os.getpid()) and (SERVER.name in args or state.startswith("Z"))
+        one.pid
+        for one in processes()
+        if one.parent == (parent or os.getpid()) and (SERVER.name in one.words or one.ended)
     }
 
 
 def runs(process):
-    stat = run_child(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True)
-    return stat.stdout.strip()[:1] not in ("", "Z")
+    return any(one.pid == process and not one.ended for one in processes())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def none_of_the_other_tests():
+    """The process that renders for all other tests is not there meanwhile."""
+    RENDERER.__exit__()
+    yield
+    RENDERER.__enter__()
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left():
+def nothing_is_left(none_of_the_other_tests):
     yield
     assert children() == set()
 
