@@ -5,12 +5,13 @@ of the tokens after it.
 """
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
 from blocks import ffn_of
 from small_models import random_model
-from test_view_faults import red
+from test_view_faults import red, reds
 from zoo import MODELS
 
 from llmcli.nn import block
@@ -456,14 +457,20 @@ def a_block_that_is_not_scaled(monkeypatch, decoder):
     monkeypatch.setattr(decoder.blocks[1], "factor", None)
 
 
+@cache
+def red_in_a_sound_model(config, dtype):
+    """What is red before anything is planted: asked once of each model, for all of its faults."""
+    return red(random_model(MODELS[config], dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     config, plant = FAULTS[name]
+    assert red_in_a_sound_model(config, dtype) == set()
     of = random_model(MODELS[config], dtype)
-    assert red(of) == set(), "a sound model is green in every view"
     plant(monkeypatch, of.decoder)
-    assert red(of)
+    assert any(reds(of))
 
 
 def test_there_are_ten_faults():
