@@ -93,14 +93,17 @@ def test_flags_and_words() -> None:
         words("-m", ["a,"], "")
 
 
-def plan(*, tests: Any = None, swept: Any = None, unused: Any = None, models: Any = ("m",)) -> Any:
+def plan(
+    *, tests: Any = None, swept: Any = None, unused: Any = None, models: Any = ("m",),
+    ours: Any = None,
+) -> Any:  # fmt: skip
     return bench_request(
         models,
         threads=2,
         tests=SubjectOptions(**(tests or {})),
         swept=SweptOptions(**(swept or {})),
         runs=RunOptions(),
-        ours=OurOptions(),
+        ours=OurOptions(**(ours or {})),
         unused=UnusedOptions(**(unused or {})),
     )
 
@@ -111,6 +114,22 @@ def test_what_is_run_where_nothing_is_asked_for() -> None:
     assert [test.name for test in found.tests] == ["pp512", "tg128"]
     assert found.default.n_threads == 2
     assert (found.default.n_batch, found.default.n_ubatch) == (2048, 512)
+
+
+def test_beside_llama_cpp_there_are_its_activations_too() -> None:
+    """But where they are named, or the peer has those of the model."""
+
+    def bits(swept: Any = None, **ours: Any) -> list[str]:
+        found = plan(swept=swept, ours=ours)
+        assert found.like_for_like == (swept is None and ours == {"against": "llama.cpp"})
+        return [one.activations for one in found.configurations]
+
+    assert bits() == bits(against="transformers") == ["auto"]
+    assert bits(against="llama.cpp") == ["auto", "8"]
+    assert bits({"activations": ["16"]}, against="llama.cpp") == ["16"]
+    assert bits({"activations": ["8,16"]}) == ["8", "16"]
+    with pytest.raises(UsageError, match="`--activations` has no choice `4`"):
+        bits({"activations": ["4"]})
 
 
 def test_tests_are_in_the_order_of_llama_bench() -> None:

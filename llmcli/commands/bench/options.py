@@ -68,6 +68,11 @@ class SweptOptions:
         None, "--dtype", "DTYPE",
         "Arithmetic: auto, float64, float32, bfloat16 or float16. [default: auto]", panel=MODEL,
     )  # fmt: skip
+    activations: Texts = opt(
+        None, "--activations", "BITS",
+        "Bits of activations in products with packed weights: auto, 16 or 8. [default: auto, which "
+        "is 16; beside llama.cpp, whose are 8, both]", panel=MODEL,
+    )  # fmt: skip
     device: Texts = opt(
         None, "-dev", "--device", "DEVICE",
         "auto, cpu (or none), cuda:0 (or CUDA0), mps, or meta: no weights, memory and FLOPs only. "

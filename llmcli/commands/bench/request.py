@@ -176,6 +176,9 @@ def bench_request(
         use_mmap=True,
     )
     axes = {"model": models, **_axes(swept, unused, default)}
+    both = ours.against == "llama.cpp" and swept.activations is None
+    if both:
+        axes["activations"] = ("auto", "8")
     found = _tests(tests, math.prod(map(len, axes.values())))
     return BenchRequest(
         configurations=tuple(
@@ -189,6 +192,7 @@ def bench_request(
         delay_s=runs.delay,
         seed=ours.seed,
         against=ours.against,
+        like_for_like=both,
         ceilings=not ours.no_ceilings,
         random_weights=ours.random_weights,
         quantize=ours.quantize,
@@ -266,6 +270,9 @@ def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict
         "main_gpu": numbers("--main-gpu", unused.main_gpu, (0,)),
         "device": tuple(map(_device, words("--device", swept.device, "auto"))),
         "dtype": words("--dtype", swept.dtype, "auto", allowed=DTYPES),
+        "activations": words(
+            "--activations", swept.activations, "auto", allowed=("auto", "16", "8")
+        ),
         "tensor_split": tuple(map(_split, words("--tensor-split", unused.tensor_split, "0"))),
         "tensor_buft_overrides": words("--override-tensor", unused.override_tensor, "none"),
         "no_host": flags("--no-host", unused.no_host, False),

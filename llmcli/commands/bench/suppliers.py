@@ -32,7 +32,7 @@ class Suppliers:
     """
 
     def __init__(self, request: BenchRequest, out: Output, status: Status) -> None:
-        self.models: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.models: dict[tuple[str, ...], dict[str, Any]] = {}
         self._request = request
         self._out = out
         self._status = status
@@ -61,7 +61,8 @@ class Suppliers:
         engine = self._loader(settings)
         SIGNALS.check()  # a signal's exception may have got lost in a library
         model = self._loader.model
-        key = (settings.model, engine.info.device, engine.info.weight_format)
+        info = engine.info
+        key = (settings.model, info.device, info.weight_format, info.product_format)
         if model is not None and key not in self.models:
             if model.config.embedding.positions is None:  # beyond learned ones nothing runs
                 self._note_length(settings.model, model.config.context)

@@ -177,8 +177,10 @@ def test_what_makes_no_difference_on_a_cpu_is_not(folder):
 def test_on_a_gpu_all_layers_are_there_or_none():
     from llmcli.commands.bench.measure.loader import refuse_for
 
-    def ask(**asked):
-        refuse_for(settings(**asked), cache_type="f16", gpu=True, layers=4, flash=True)
+    def ask(rounds=True, **asked):
+        refuse_for(
+            settings(**asked), cache_type="f16", gpu=True, layers=4, flash=True, rounds=rounds
+        )
 
     ask(n_gpu_layers=99)
     ask(n_gpu_layers=5)
@@ -186,6 +188,9 @@ def test_on_a_gpu_all_layers_are_there_or_none():
     for asked in ({"n_gpu_layers": 4}, {"n_gpu_layers": 0}, {"no_kv_offload": True}):
         with pytest.raises(UsageError):
             ask(**asked)
+    ask(activations="8")
+    with pytest.raises(UsageError, match="`--activations 8` has no effect"):
+        ask(activations="8", rounds=False)
 
 
 def test_what_does_not_fit_is_out_of_memory(folder, monkeypatch):

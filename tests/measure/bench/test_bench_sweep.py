@@ -322,6 +322,27 @@ def test_work_and_the_roofline_stand_in_rows_of_an_engine_that_has_them():
     assert all(row.work is None and row.roofline_ns is None for row in rows)
 
 
+@pytest.mark.parametrize("rounds", [True, False])
+@pytest.mark.parametrize("like_for_like", [True, False])
+def test_activations_of_the_peer_are_left_out_where_there_are_no_such_products(
+    rounds, like_for_like
+):
+    class Rounding(Counting):
+        @property
+        def numbers(self):
+            formats = {"head.W": "Q8_0"} if rounds else {}
+            return dataclasses.replace(Arithmetic.of(self.info.dtype), formats=formats)
+
+    chosen, said = [settings(), settings(activations="8")], []
+    _, rows = swept(
+        lambda c: Rounding(), configurations=chosen, like_for_like=like_for_like,
+        on_progress=said.append,
+    )  # fmt: skip
+    both = rounds or not like_for_like
+    assert [row.settings.activations for row in rows] == ["auto"] * 2 + ["8"] * 2 * both
+    assert said[-1].startswith("benchmark 4/4" if both else "benchmark 2/")
+
+
 def test_on_the_device_meta_nothing_is_timed():
     class Shapes(Counting):
         def __init__(self):

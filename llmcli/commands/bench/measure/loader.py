@@ -21,6 +21,7 @@ from llmcli.observe.held import phase_peak
 from llmcli.observe.peaks import Peak, resident_bytes
 from llmcli.reports.progress import Progress
 
+Key = tuple[str, str, str, str]  # model, device, dtype, activations
 _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
 _PLAIN = ("auto", *CACHE_OF.values())  # formats that a cache is kept in
 
@@ -44,11 +45,20 @@ def refuse(settings: Settings) -> None:
             raise UsageError(f"{name} is `{number}`, it must be 1 or more")
 
 
-def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int, flash: bool) -> None:
+def refuse_for(
+    settings: Settings, *, cache_type: str, gpu: bool, layers: int, flash: bool, rounds: bool
+) -> None:
     """The same of a model that is loaded: its cache has one type, it lies on one device.
 
-    `flash`: there is a kernel of attention for it that keeps no scores.
+    `flash`: there is a kernel of attention for it that keeps no scores. `rounds`: there are
+    products for which activations are rounded to integers.
     """
+    if settings.activations != "auto" and not rounds:
+        raise UsageError(
+            f"`--activations {settings.activations}` has no effect: no weights are multiplied in "
+            "the blocks of their file",
+            hint="leave it out",
+        )
     if settings.flash_attn == "on" and not flash:
         raise UsageError(
             f"there is no flash attention in {cache_type} on this device",
@@ -76,7 +86,7 @@ class Loader:
     """The `load` of a sweep: settings to an engine.
 
     The model stays for the next settings with the same one on the same device in the same
-    dtype. `open(name)` gives its checkpoint and the seconds that reading the headers took;
+    arithmetic. `open(name)` gives its checkpoint and the seconds that reading the headers took;
     `headers(name)` the checkpoint of a model that is not to be loaded, without fetching it.
     """
 
@@ -94,10 +104,10 @@ class Loader:
         self._quantize = quantize
         self._random_weights = random_weights
         self._progress = progress
-        self._key: tuple[str, str, str] | None = None
+        self._key: Key | None = None
         self._model: Model | None = None
         self._info: EngineInfo | None = None
-        self._known: dict[tuple[str, str, str], EngineInfo | None] = {}
+        self._known: dict[Key, EngineInfo | None] = {}
 
     @property
     def model(self) -> Model | None:
@@ -117,12 +127,17 @@ class Loader:
             self._known[key] = self._from_headers(*key)
         return self._known[key]
 
-    def _from_headers(self, name: str, device: str, dtype: str) -> EngineInfo | None:
+    def _from_headers(
+        self, name: str, device: str, dtype: str, activations: str
+    ) -> EngineInfo | None:
         try:
             checkpoint = self._headers(name)
             on = torch.device("meta") if device == "meta" else resolve_device(device)
             like = "auto" if device == "meta" else str(on)
-            model = load_shapes(checkpoint, dtype=dtype, quantize=self._quantize, like=like)
+            model = load_shapes(
+                checkpoint, dtype=dtype, quantize=self._quantize, activations=activations,
+                like=like,
+            )  # fmt: skip
             return engine_info(model, None, on=on)
         except (LlmcliError, OSError):
             return None
@@ -143,6 +158,7 @@ class Loader:
             gpu=model.device.type in ("cuda", "mps"),
             layers=len(model.config.layers),
             flash=has_flash(model.device, model.dtype),
+            rounds=model.arithmetic.rounds_inputs,
         )
         return Ours(model, info, flash=settings.flash_attn != "off")
 
@@ -153,12 +169,14 @@ class Loader:
             gc.collect()
             torch.cuda.empty_cache()  # nothing where CUDA was never used
 
-    def _load(self, name: str, device: str, dtype: str) -> None:
+    def _load(self, name: str, device: str, dtype: str, activations: str) -> None:
         self.close()
         if device == "meta":
             checkpoint, open_s = self._open(name)
             begin = perf_counter()
-            self._model = load_shapes(checkpoint, dtype=dtype, quantize=self._quantize)
+            self._model = load_shapes(
+                checkpoint, dtype=dtype, quantize=self._quantize, activations=activations
+            )
             self._info = engine_info(self._model, open_s + perf_counter() - begin)
             return
         on, base = resolve_device(device), resident_bytes()
@@ -170,6 +188,7 @@ class Loader:
                 device=device,
                 dtype=dtype,
                 quantize=self._quantize,
+                activations=activations,
                 random_weights=self._random_weights,
                 text=False,
                 progress=self._progress,
@@ -179,7 +198,8 @@ class Loader:
         self._info = engine_info(self._model, load_s, base=base, peak=held)
 
 
-def _key(settings: Settings) -> tuple[str, str, str]:
+def _key(settings: Settings) -> Key:
     # llama-bench's `-ngl 0`: everything on the CPU
     on_cpu = settings.device == "auto" and settings.n_gpu_layers == 0
-    return settings.model, "cpu" if on_cpu else settings.device, settings.dtype
+    device = "cpu" if on_cpu else settings.device
+    return settings.model, device, settings.dtype, settings.activations

@@ -49,7 +49,8 @@ class Settings:
 
     `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as requested: what is
     not supported makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
-    What has a default below has no effect here and is kept for the fields of the same name.
+    What has a default below, but for `activations` (their bits), has no effect here and is kept for
+    the fields of the same name.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Settings:
     no_kv_offload: bool
     embeddings: bool
     use_mmap: bool
+    activations: str = "auto"
     cpu_mask: str = "0x0"
     cpu_strict: bool = False
     poll: int = 50
@@ -99,7 +101,8 @@ class BenchRequest:
 
     `default` is the configuration without any option. `against`: the peer that runs the same
     tests in turns with us. Weights are random where `random_weights` says so, drawn from `seed`
-    as the tokens are.
+    as the tokens are. `like_for_like`: of two configurations that differ in their `activations`
+    alone the second goes where the model has no products for which they are rounded.
     """
 
     configurations: tuple[Settings, ...]
@@ -110,6 +113,7 @@ class BenchRequest:
     delay_s: float = 0.0
     seed: int = 0
     against: EngineName | None = None
+    like_for_like: bool = False
     ceilings: bool = True
     random_weights: bool = False
     quantize: Literal["auto", "none", "int8", "int4"] = "auto"

@@ -16,6 +16,7 @@ SHORT = {
     "n_gpu_layers": "ngl", "split_mode": "sm", "n_threads": "threads", "no_kv_offload": "nkvo",
     "flash_attn": "fa", "use_mmap": "mmap", "embeddings": "embd", "no_op_offload": "nopo",
     "no_host": "noh", "devices": "dev", "tensor_split": "ts", "tensor_buft_overrides": "ot",
+    "product_format": "products",
 }  # fmt: skip
 # columns of a cell; below zero it is aligned left
 _WIDTHS = {
@@ -34,7 +35,7 @@ _OPTIONAL = (
     ("flash_attn", "flash_attn"), ("devices", "device"), ("tensor_split", "tensor_split"),
     ("tensor_buft_overrides", "tensor_buft_overrides"), ("use_mmap", "use_mmap"),
     ("embeddings", "embeddings"), ("no_op_offload", "no_op_offload"), ("no_host", "no_host"),
-    ("dtype", "dtype"),
+    ("dtype", "dtype"), ("product_format", "activations"),
 )  # fmt: skip
 
 

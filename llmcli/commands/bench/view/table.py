@@ -109,6 +109,8 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
     """One line a test: how many times as fast we are, pair by pair."""
     pairs = report.against
     title = f"llmcli ÷ {pairs[0].peer} in tokens/s: the median of pairwise ratios"
+    if pairs[0].peer == "llama.cpp" and any(row.settings.activations == "8" for row in report.rows):
+        title += "; its activations have 8 bits, too"
     yield Text(title, style=HEADING)
     ours = {row.number: row for row in report.rows}
     labels = _labels([ours[pair.number] for pair in pairs if pair.number in ours])
