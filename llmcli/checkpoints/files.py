@@ -79,8 +79,12 @@ def open_regular(path: Path) -> tuple[int, int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        hint = "fetch or copy it again" if os.path.islink(path) else "check the path"
-        raise ModelNotFound(f"there is no file `{shown(path)}`", hint=hint) from None
+        if os.path.islink(path):
+            raise ModelNotFound(
+                f"`{shown(path)}` is a broken link: the file that it points to is gone",
+                hint="fetch or copy it again",
+            ) from None
+        raise ModelNotFound(f"there is no file `{shown(path)}`", hint="check the path") from None
     except (OSError, ValueError) as error:
         cause = why(error) if isinstance(error, OSError) else "the name holds a NUL byte"
         known = as_lacking(error)

@@ -11,7 +11,7 @@ from llmcli.checkpoints.cache.locks import mark_used
 from llmcli.checkpoints.catalog import CATALOG, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
-from llmcli.checkpoints.hub.download import cached, download
+from llmcli.checkpoints.hub.download import broken_link, cached, download
 from llmcli.checkpoints.names import CLASSICS, HubId, hub_name, parse
 from llmcli.errors import WITHOUT_NETWORK, ModelNotFound, NetworkError, WriteFailed
 from llmcli.reports.progress import Progress
@@ -167,4 +167,9 @@ def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
         error = found
     if path := cached(model, whole=False):
         return path
+    if (link := broken_link(model)) and isinstance(error, NetworkError):
+        raise NetworkError(
+            f"`{name}` is incomplete in the hub cache: `{shown(link)}` is a broken link",
+            hint=error.hint,
+        )
     raise error

@@ -342,6 +342,19 @@ def test_what_is_not_cached_says_what_is_in_the_way():
     assert "without offline mode" in caught.value.hint
 
 
+def test_a_link_in_the_cache_that_leads_nowhere_is_called_broken(tmp_path):
+    snapshot = cache_hub(tmp_path, "org/m", WHOLE)
+    weights = snapshot / "model.safetensors"
+    weights.resolve().unlink()
+    with pytest.raises(NetworkError) as caught:
+        locate("org/m", offline=True)
+    assert "`org/m` is incomplete in the hub cache: `model.safetensors` is a broken link" in (
+        caught.value.message
+    )
+    with pytest.raises(ModelNotFound, match="model.safetensors` is a broken link: the file that"):
+        open_model(str(weights))
+
+
 def test_the_catalogs_hub_entry_is_pinned(tmp_path):
     entry = CATALOG["smollm2-bf16"]
     cache_hub(tmp_path, entry.repository, WHOLE)  # of another commit

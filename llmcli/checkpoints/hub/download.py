@@ -7,6 +7,7 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,21 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
         return found
     old = next((name for name, new in CLASSICS.items() if new == model.repository), None)
     return None if old is None else _cached(replace(model, repository=old), weights, whole)
+
+
+def broken_link(model: HubId) -> str:
+    """The name of a file of `model` in the cache that leads nowhere, empty where none does."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    with suppress(HFValidationError, LocalEntryNotFoundError, OSError, ValueError):
+        folder = Path(
+            snapshot_download(model.repository, revision=model.revision, local_files_only=True)
+        )
+        for path in sorted(folder.rglob("*")):
+            if path.is_symlink() and not path.exists():
+                return str(path.relative_to(folder))
+    return ""
 
 
 def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
