@@ -18,9 +18,11 @@ from typing import Any, NoReturn, TypeGuard
 
 from llmcli.checkpoints.files import MAX_JSON_BYTES, open_regular, shown
 from llmcli.checkpoints.tensors import SAFETENSORS_BITS, TensorInfo
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, OutOfMemory
+from llmcli.limits import free_memory
 
 _U64 = 1 << 64
+_IN_MEMORY = 32  # bytes for each of a header with millions of tensors: objects, and their names
 
 
 class _Refused(ValueError):
@@ -31,12 +33,20 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, TensorInfo],
     """Header of a safetensors file: (metadata, tensors by name, size of the file in bytes).
 
     Reads the header only. Raises CheckpointError for anything that does not add up,
-    ModelNotFound where there is no file.
+    ModelNotFound where there is no file, OutOfMemory for a header that would not fit.
     """
     descriptor, size = open_regular(path)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         try:
             length = _length(file.read(8), size)
+            free = free_memory()
+            if free is not None and _IN_MEMORY * length > free:
+                raise OutOfMemory(
+                    f"the header of `{shown(path)}` has {length:,} bytes and takes up to "
+                    f"{_IN_MEMORY * length / 2**30:.3g} GiB to read, but only "
+                    f"{free / 2**30:.3g} GiB are free",
+                    hint="a model's header has some thousands of tensors: fetch the file again",
+                )
             metadata, tensors = parse_header(file.read(length), path, size)
         except (_Refused, OSError) as error:
             raise CheckpointError(

@@ -9,7 +9,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from llmcli.checkpoints import SAFETENSORS_BITS, read_safetensors
-from llmcli.errors import CheckpointError, ModelNotFound
+from llmcli.errors import CheckpointError, ModelNotFound, OutOfMemory
 
 A = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 
@@ -251,3 +251,16 @@ def test_names_in_messages_are_escaped(tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(ModelNotFound):
         read_safetensors(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(("free", "fits"), [(None, True), (1 << 20, True), (1 << 10, False)])
+def test_a_header_that_would_not_fit_into_memory_is_not_read(tmp_path, monkeypatch, free, fits):
+    """One of 100 MB, all the library allows, takes 3 GiB as objects."""
+    monkeypatch.setattr("llmcli.checkpoints.safetensors.free_memory", lambda: free)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(file_bytes(one()))
+    if fits:
+        assert read_safetensors(path)[1].keys() == {"a"}
+        return
+    with pytest.raises(OutOfMemory, match="takes up to .* to read, but only"):
+        read_safetensors(path)
