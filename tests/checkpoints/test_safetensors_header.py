@@ -262,5 +262,5 @@ def test_a_header_that_would_not_fit_into_memory_is_not_read(tmp_path, monkeypat
     if fits:
         assert read_safetensors(path)[1].keys() == {"a"}
         return
-    with pytest.raises(OutOfMemory, match="takes up to .* to read, but only"):
+    with pytest.raises(OutOfMemory, match=r"takes up to .* to read, but only"):
         read_safetensors(path)
