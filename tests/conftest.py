@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import children
+import machines
 import pytest
 from hypothesis import settings
 
-from llmcli.checkpoints import locate
-from llmcli.text.template_renderer import RENDERER
+machines.before()  # PyTorch reads it when it is imported
+
+from llmcli.checkpoints import locate  # noqa: E402
+from llmcli.text.template_renderer import RENDERER  # noqa: E402
+
+machines.after()
 
 # else children, and the next run, would compile every module and every rewritten test again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
