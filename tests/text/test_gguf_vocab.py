@@ -306,4 +306,4 @@ def test_what_it_takes_goes_with_its_entries_and_with_who_looks_them_up():
     pairs, pieces = from_gguf(metadata()), from_gguf(pieces_of("llama"))
     library = load_tokenizer(open_model("tiny"))
     each = [(one.nbytes - (4 << 20)) / one.vocab_size for one in (pieces, pairs, library)]
-    assert each == [300, 570, 890]
+    assert each == [235, 570, 890]
