@@ -4,6 +4,8 @@ groups. No torch, and nothing imported: the package asks before the program hand
 
 import os
 
+_NO_LIMIT = 1 << 60  # bytes: where there is none, version 1 has the last page below 2^63
+
 
 def free_memory(root: str | os.PathLike[str] = "/") -> int | None:
     """Bytes that a new allocation may take: MemAvailable, within the limits of control groups.
@@ -58,7 +60,9 @@ def _memory(root: str | os.PathLike[str]) -> list[tuple[int, int]]:
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
             limit, now = _words(root, group, most), _words(root, group, used)
-            if limit and now and limit[0].isdigit() and now[0].isdigit():  # "max": no limit
+            if not (limit and now and limit[0].isdigit() and now[0].isdigit()):  # "max": no limit
+                continue
+            if int(limit[0]) < _NO_LIMIT:
                 kept = sum(int(stat.get(f"{prefix}{a}active_file", 0)) for a in ("", "in"))
                 found.append((int(limit[0]), max(0, int(now[0]) - kept)))
     return found

@@ -91,6 +91,11 @@ def test_free_memory_is_within_the_limit_of_the_container(tmp_path):
     (group / "memory/memory.usage_in_bytes").write_text("700\n")
     assert free_memory(tmp_path) == 0
     assert memory_limit(tmp_path) == 500
+    (group / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")  # none
+    assert memory_limit(tmp_path) == 1000100
+    (group / "memory.max").write_text("max\n")
+    (tmp_path / "proc/meminfo").unlink()
+    assert (memory_limit(tmp_path), free_memory(tmp_path)) == (None, None)
 
 
 @pytest.mark.parametrize("version", [1, 2])
