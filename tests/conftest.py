@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return SLOW.index(folder) if folder in SLOW else len(SLOW)
 
     items.sort(key=turn)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported by now stays: garbage is not looked for among it, 0.35 s each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
