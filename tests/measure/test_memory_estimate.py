@@ -30,10 +30,10 @@ def test_the_estimate_is_within_a_tenth_of_what_was_held(benchmark, smollm2_path
     found = benchmark.measure(str(smollm2_path), dtype, 512, 1, 1)
     load, prefill, decode = found["peaks"]
     assert found["need"]["weights"] < load <= max(prefill, decode) == found["measured"]
-    assert abs(found["ratio"] - 1) <= benchmark.TOLERANCE
+    assert abs(found["ratio"] - 1) <= 0.1  # half for the benchmark: processors differ in libraries
 
 
-@pytest.mark.parametrize(("ratio", "code"), [(1.09, 0), (0.91, 0), (1.11, 1), (0.89, 1)])
+@pytest.mark.parametrize(("ratio", "code"), [(1.04, 0), (0.96, 0), (1.11, 1), (0.89, 1)])
 def test_the_benchmark_fails_for_an_estimate_that_is_further_off(
     benchmark, monkeypatch, capsys, ratio, code
 ):

@@ -8,6 +8,7 @@ the rest is to the letter, in float64, so that no processor's rounding is in it.
 from __future__ import annotations
 
 import fcntl
+import importlib
 import io
 import os
 import pty
@@ -97,6 +98,19 @@ SCREENS = {
 }
 
 
+def once(monkeypatch, target):
+    """What a function returns first, it returns every time: one screen is shown in several ways."""
+    module, _, name = target.rpartition(".")
+    function, found = getattr(importlib.import_module(module), name), []
+
+    def first(*args, **options):
+        if not found:
+            found.append(function(*args, **options))
+        return found[0]
+
+    monkeypatch.setattr(target, first)
+
+
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
     """Nothing of this machine's caches and settings, a pager that is none, and times that stand.
@@ -138,6 +152,8 @@ def settled(monkeypatch):
         "llmcli.observe.environment.Environment", lambda **of: Environment(**of | MACHINE)
     )
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
+    for name in ("observe.ceilings.measure_ceilings", "commands.ladder.command._measured"):
+        once(monkeypatch, f"llmcli.{name}")
     begun = [Stage(name=name, seconds=1.5) for name in ("import torch", "tokenize")]
     monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: begun)
     order = []  # stages of loading are listed by their times
