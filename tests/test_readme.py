@@ -219,6 +219,7 @@ def test_its_samples_are_what_the_commands_print(line, smollm2_path, monkeypatch
     monkeypatch.setenv("COLUMNS", "200" if line.startswith("shapes") else "120")
     few = {"512": "16", "128": "4"}  # tokens: it is what is printed that is tested, not how fast
     words = [few.get(word, word) for word in shlex.split(line)]
+    words += ["--pairs", "2"] if words[0] == "timing" else []
     argv = [sys.executable, "-m", "llmcli", *words]
     ended = children.run(argv, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr

@@ -167,7 +167,7 @@ def test_every_command_with_a_prompt_takes_it(talk, run_tiny):
         assert [token["id"] for token in found] == ids, command
     assert run_tiny("ladder", "-f", file, "--json").json()["ids"] == ids
     assert run_tiny("shapes", "-f", file, "--json").json()["tokens"] == len(ids)
-    timing = ("timing", "-f", file, "-n", "1", "--json")
+    timing = ("timing", "-f", file, "-n", "1", "--pairs", "2", "--json")
     assert run_tiny(*timing).json()["prompt_tokens"] == len(ids)
 
 

@@ -289,7 +289,7 @@ def test_a_model_without_attention_is_compared_with_its_own_keys_and_values():
 
 
 def test_times(run):
-    timing = run("timing", TEXT, "-n", "2", "--unfused")
+    timing = run("timing", TEXT, "-n", "2", "--unfused", "--pairs", "2")
     parts = [part["part"] for part in timing["phases"][1]["totals"]]
     assert {"linear_in", "conv", "scan", "linear_out"} < set(parts)
 

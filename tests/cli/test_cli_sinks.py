@@ -104,7 +104,7 @@ def test_every_view_is_green(run, path, dtype, tmp_path):
     run("attention", *of, "--weighted", "--top-pairs", "3")
     run("lens", *of, "--mid", "--generate", "2")
     run("dump", *of, "--name", "*", "-o", str(file))
-    run("timing", *of, "-n", "3", "--unfused")
+    run("timing", *of, "-n", "3", "--unfused", "--pairs", "2")
     with np.load(file) as arrays:
         sums = np.asarray(arrays["blocks.1.attn.pattern"], "f8").sum(-1)
         scores = np.asarray(arrays["blocks.1.attn.scores"], "f8")

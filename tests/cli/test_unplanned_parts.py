@@ -109,7 +109,7 @@ def test_texts_scores_and_shapes(run, path):
 def test_times_and_rates(run, cli, path, tmp_path):
     """`scan` is a group that the mixer alone has."""
     trace = tmp_path / "trace.json"
-    of = (TEXT, "-n", "3", "--unfused")
+    of = (TEXT, "-n", "3", "--unfused", "--pairs", "2")
     timing = run("timing", *of, "--trace", str(trace))
     assert [part["part"] for part in timing["phases"][1]["totals"]] == [
         "embed", "norm", "qkv", "scan", "out", "ffn_up", "ffn_act", "ffn_down", "residual", "head",
