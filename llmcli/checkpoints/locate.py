@@ -167,7 +167,7 @@ def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
         error = found
     if path := cached(model, whole=False):
         return path
-    if (link := broken_link(model)) and isinstance(error, NetworkError):
+    if link := broken_link(model):
         raise NetworkError(
             f"`{name}` is incomplete in the hub cache: `{shown(link)}` is a broken link",
             hint=error.hint,

@@ -20,7 +20,7 @@ from llmcli.reports.matrix import Matrix
 from llmcli.ui.cells import Ink, Line, cut, fitted, padded, painted
 from llmcli.ui.layout import WIDEST, Dotted
 from llmcli.ui.palette import Scale
-from llmcli.ui.theme import FAINT, HEADING, quoted
+from llmcli.ui.theme import FAINT, HEADING, SPACE, quoted
 
 TALLEST = 64  # rows that are drawn as large cells, a line each
 GUTTER, LABEL = 14, 24  # fewest and most columns of the tokens on the left
@@ -82,7 +82,7 @@ class Heatmap:
     def _column(self, at: int) -> str:
         """A token below its column: its row has it in quotes."""
         text = quoted(self.tokens[at])[1:-1] if self.tokens[at] else ""
-        return text.strip() or "␣" * len(text)
+        return text.strip() or SPACE * len(text)
 
     def _needed(self, each: int) -> int:
         """Columns of the longest label, but no more than is good."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmcli.ui.palette import DECADES, Scale, rgb
-from llmcli.ui.theme import quoted
+from llmcli.ui.theme import SPACE, quoted
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -41,7 +41,7 @@ _FONTS = (
     "msyh.ttc",
     "NotoEmoji-Regular.ttf",
 )
-_PLAIN = {"×": "x", "≈": "~", "→": "to", "−": "-", "≥": ">=", "≤": "<=", "‖": "|", "␣": "_"}
+_PLAIN = {"×": "x", "≈": "~", "→": "to", "−": "-", "≥": ">=", "≤": "<=", "‖": "|", SPACE: "_"}
 
 Colour = tuple[int, int, int]
 
@@ -175,7 +175,7 @@ def fitted(words: str, size: int, room: float) -> str:
 
 def label(id: int, text: str) -> str:
     """A token as a label: its spaces are visible, so that one can see where a word begins."""
-    return quoted(text)[1:-1].replace(" ", "␣") if text else f"#{id}"
+    return quoted(text)[1:-1].replace(" ", SPACE) if text else f"#{id}"
 
 
 def dark(colour: np.ndarray) -> bool:

@@ -26,6 +26,9 @@ def confidence_style(probability: float) -> str:
     return CONFIDENCE[-1][1]
 
 
+SPACE = "␣"  # what stands for one where it has to be seen
+
+
 def printable(text: str) -> str:
     """`text` for a terminal: control characters other than newline and tab are spelled out.
 

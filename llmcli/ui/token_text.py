@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcli.ui.cells import Ink
-from llmcli.ui.theme import quoted
+from llmcli.ui.theme import SPACE, quoted
 
 EMBEDDING = "embedding"  # where there is room for the word
 
@@ -24,7 +24,7 @@ def in_cell(id: int, text: str, ink: Ink) -> str:
 
 def space(ink: Ink) -> str:
     """The sign for a space."""
-    return "_" if ink.ascii else "␣"
+    return "_" if ink.ascii else SPACE
 
 
 def in_words(id: int, text: str) -> str:

@@ -18,6 +18,7 @@ from llmcli.ui.token_text import percent
 
 SHORT = 18  # so many tokens are shown one after the other, of more the surprising ones
 SURPRISING, WITH_ANOTHER = 20, 15  # so many, fewer below the comparison of two models
+UNKNOWN = "–"
 CONTEXT = 64  # columns of a token with what is around it, at most
 
 
@@ -85,37 +86,31 @@ def _table(score: Score) -> RenderableType:
     """A row per token. Where the width is too little, the probability goes first: the
     log-probability says the same. Without a tokenizer there is no column of tokens.
     """
-    columns = [
-        Column("#"), Column("id"), Column("token", right=False, cut=True), Column("logprob"),
-        Column("prob", first_to_go=1), Column("rank"),
-    ]  # fmt: skip
-    rows = [_row(number, token) for number, token in enumerate(score.tokens)]
-    if not _has_text(score):
-        del columns[2]
-        for row in rows:
-            del row[2]
-    return Rows(columns, rows)
+    columns = [Column("logprob"), Column("prob", first_to_go=1), Column("rank")]
+    return _rows(score, columns, [_row(*one) for one in enumerate(score.tokens)])
 
 
 def _table_of_both(ours: Score, theirs: Score) -> RenderableType:
     """A row per token with what A and B make of it; the ranks go first, then the difference."""
     columns = [
-        Column("#"), Column("id"), Column("token", right=False, cut=True), Column("logprob A"),
-        Column("logprob B"), Column("B − A", first_to_go=1), Column("rank A", first_to_go=2),
-        Column("rank B", first_to_go=2),
+        Column("logprob A"), Column("logprob B"), Column("B − A", first_to_go=1),
+        Column("rank A", first_to_go=2), Column("rank B", first_to_go=2),
     ]  # fmt: skip
     rows = []
     for number, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
-        (first, rank), (second, other) = (
-            ("–", "–") if one.logprob is None else (f"{one.logprob:.4f}", str(one.rank))
-            for one in (a, b)
-        )
-        apart = "–"
+        (first, _, rank), (second, _, other) = _values(a), _values(b)
+        apart = UNKNOWN
         if a.logprob is not None and b.logprob is not None:
             apart = f"{b.logprob - a.logprob:+.4f}"
         cells = [str(number), str(a.id), quoted(a.text), first, second, apart, rank, other]
         rows.append([*map(Text, cells)])
-    if not _has_text(ours):
+    return _rows(ours, columns, rows)
+
+
+def _rows(score: Score, columns: list[Column], rows: list[list[Text]]) -> Rows:
+    """The table: number, id and token in front of `columns`, the token only where there are any."""
+    columns = [Column("#"), Column("id"), Column("token", right=False, cut=True), *columns]
+    if not _has_text(score):
         del columns[2]
         for row in rows:
             del row[2]
@@ -124,19 +119,23 @@ def _table_of_both(ours: Score, theirs: Score) -> RenderableType:
 
 def _row(number: int, token: ScoredToken) -> list[Text]:
     text = Text(quoted(token.text))
-    values = ("–", "–", "–")
     if token.logprob is not None:
-        probability = math.exp(token.logprob)
-        text.stylize(confidence_style(probability))
-        values = (f"{token.logprob:.4f}", percent(probability), str(token.rank))
-    return [Text(str(number)), Text(str(token.id)), text, *map(Text, values)]
+        text.stylize(confidence_style(math.exp(token.logprob)))
+    return [Text(str(number)), Text(str(token.id)), text, *map(Text, _values(token))]
+
+
+def _values(token: ScoredToken) -> tuple[str, str, str]:
+    """Log-probability, probability and rank, dashes for a token that was not scored."""
+    if token.logprob is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN
+    return f"{token.logprob:.4f}", percent(math.exp(token.logprob)), str(token.rank)
 
 
 @dataclass(frozen=True)
 class Surprising:
     """Tokens at some `places`, a line each, in brackets between what is around them.
 
-    `others`: the same tokens as a second model sees them, of which each line has the logprob, too.
+    `others`: a second model's scores of the same tokens; each line then has both logprobs.
     """
 
     tokens: Sequence[ScoredToken]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import ne
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -49,18 +50,16 @@ def some_rows(rows: Sequence[LensRow], most: int | None) -> Sequence[LensRow]:
     Then those where the likeliest token changes. Where these are too many, or all of them are here
     and there is room for more, evenly spread, of each part the one where most of them change.
     """
-    if most is None or len(rows) <= max(most, LEAST_ROWS):
+    if most is None or len(rows) <= (most := max(most, LEAST_ROWS)):
         return rows
     best = [[cell.top[0].id for cell in row.cells] for row in rows]
-    changes = [0] + [
-        sum(a != b for a, b in zip(*pair, strict=True)) for pair in pairwise(best)
-    ]
+    changes = [0, *(sum(map(ne, *pair)) for pair in pairwise(best))]
     between = range(1, len(rows) - 1)
     kept = {0, len(rows) - 1, *(at for at in between if changes[at])}
-    if len(kept) > max(most, LEAST_ROWS):
+    if len(kept) > most:
         kept = {0, len(rows) - 1}
     rest = [at for at in between if at not in kept]
-    parts = max(most, LEAST_ROWS) - len(kept)
+    parts = most - len(kept)
     for n in range(parts):
         part = rest[n * len(rest) // parts : (n + 1) * len(rest) // parts]
         kept.add(max(part, key=lambda at: (changes[at], -abs(at - part[len(part) // 2]))))
