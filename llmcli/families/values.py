@@ -28,7 +28,7 @@ class Values:
     """A configuration's mapping, read key by key.
 
     `prefix` is put before every key that is asked for (`llama.` in GGUF metadata). A key whose
-    value is null counts as absent. All readers raise CheckpointError.
+    value is null counts as absent, but for a flag. All readers raise CheckpointError.
     """
 
     def __init__(self, mapping: Mapping[str, Any], *, prefix: str = "") -> None:
@@ -124,8 +124,10 @@ class Values:
         )
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self._present(key, default)
+        """True or false; null is false, as it is for transformers, which asks `if value`."""
+        value = self._mapping.get(self._prefix + key, default)
+        if value is None:
+            return False
         if not isinstance(value, bool):
             raise self.wrong(key, "true or false")
         return value

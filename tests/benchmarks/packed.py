@@ -1,7 +1,7 @@
 """Packed weights beside llama.cpp on the same file, and beside the rate at which memory is read.
 
     python tests/benchmarks/packed.py [--formats Q4_0 Q4_1 Q8_0] [--shapes 1.7B 8B] [--runs 5]
-        [--transformers] [--around Q4_0] [--alone] [--json]
+        [--transformers] [--around Q4_0] [--alone] [--digits] [--json]
 
 `--formats`: SmolLM2 with all its matrices in one format. `--shapes`: random blocks in the
 configuration of a model of that size, as a Q4_K_M file mixes them (values and the second half of
@@ -17,6 +17,9 @@ highest. `of read` is the bytes of all weights times tokens/s over the read rate
 its bytes make of decode after none; `generate` against `bench`; beside a busy program against
 alone; a process's first token against `import torch`; its peak against that of Python with torch,
 the weights and the cache. Fresh processes in turns, `--runs` of each.
+
+`--digits`: activations of 16 bits against those of 8, fresh processes in turns, `--runs` of each;
+at another level of the kernels with $LLMCLI_KERNELS.
 """
 
 from __future__ import annotations
@@ -175,6 +178,22 @@ def compared(path: Path, args: argparse.Namespace, peer: str | None) -> dict[str
     return found
 
 
+def digits(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Rates with activations of 16 bits over those with 8: each pair's, of both tests."""
+    tests = ["-p", f"{args.prompt}", "-n", f"{args.tokens}", "-r", "2", "--no-ceilings"]
+    ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
+    for _ in range(args.runs):
+        rates = [
+            [row["avg_ts"] for row in json.loads(run_llmcli([
+                "bench", "-m", str(path), *tests, "-o", "json", "--activations", bits
+            ]).stdout)]
+            for bits in ("16", "8")
+        ]  # fmt: skip
+        for test, wide, narrow in zip(ratios, *rates, strict=True):
+            ratios[test].append(wide / narrow)
+    return ratios
+
+
 def decode(path: Path, *options: str, tokens: int = 48) -> list[dict[str, Any]]:
     """Rows of `llmcli bench` that only write."""
     command = ["bench", "-m", str(path), "-p", "0", "-n", f"{tokens}", "-r", "3", "--no-ceilings"]
@@ -268,6 +287,7 @@ def main() -> int:
         "--transformers", action="store_true", help="beside transformers in place of llama.cpp"
     )
     parser.add_argument("--around", choices=FORMATS)
+    parser.add_argument("--digits", action="store_true", help="16 against 8 bits of activations")
     args = parser.parse_args()
     if args.around:
         ((_, path),) = cases(argparse.Namespace(**vars(args) | {
@@ -275,6 +295,12 @@ def main() -> int:
         }))  # fmt: skip
         rows = around(path, args.runs)
         print(table(f"SmolLM2 {args.around}", [("", "median (range)", "wanted"), *rows]))
+        print(environment(torch.get_num_threads()))
+        return 0
+    if args.digits:
+        found = {name: digits(path, args) for name, path in cases(args)}
+        rows = [(name, *map(spread, one.values())) for name, one in found.items()]
+        print(table("16 ÷ 8 bits, median (range)", [("", "prefill", "decode"), *rows]))
         print(environment(torch.get_num_threads()))
         return 0
     peer = None if args.alone else "transformers" if args.transformers else "llama.cpp"

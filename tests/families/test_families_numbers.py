@@ -100,6 +100,21 @@ def test_a_null_is_no_default_of_a_rotation(key):
         read(changed(settings_of("rope-yarn"), ("rope_parameters", key), None))
 
 
+@pytest.mark.parametrize(("name", "path"), [
+    ("deepseek_v3", ("rope_interleave",)), ("deepseek_v3-experts", ("norm_topk_prob",)),
+    ("granitemoehybrid", ("mamba_conv_bias",)), ("gpt_oss", ("rope_parameters", "truncate")),
+    ("gpt2", ("tie_word_embeddings",)),
+])  # fmt: skip
+def test_a_null_flag_is_false_even_where_absence_is_true(name, path):
+    def config(value):
+        try:
+            return read(changed(settings_of(name), path, value))
+        except CheckpointError as refused:
+            return str(refused)
+
+    assert config(None) == config(False) != config(True)
+
+
 def test_a_null_factor_of_yarn_is_the_ratio_of_the_lengths():
     settings = changed(settings_of("rope-yarn"), ("rope_parameters", "factor"), None)
     rope = read(settings).layers[0].attention.rope
