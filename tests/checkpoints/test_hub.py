@@ -104,7 +104,9 @@ def test_the_shards_that_the_index_names(serve):
     assert cached(parse("org/name")) == path
 
 
-@pytest.mark.parametrize("name", ["../../evil.safetensors", "absent.safetensors", "config.json"])
+@pytest.mark.parametrize(
+    "name", ["../../evil.safetensors", "absent.safetensors", "config.json", [], 7, None]
+)
 def test_an_index_that_leads_elsewhere_is_refused(serve, name):
     serve(sharded(**{INDEX: json.dumps({"weight_map": {"t": name}}).encode()}))
     with pytest.raises(CheckpointError, match="not beside it"):

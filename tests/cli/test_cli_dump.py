@@ -284,6 +284,13 @@ def test_what_to_do_about_a_nan_depends_on_the_arithmetic_and_on_where_it_is(
         assert result.err.startswith("error: new tokens are left out: the logits of sequence 0")
 
 
+@pytest.mark.parametrize("argv", [["lens"], ["lens", "--mid"], ["score"], ["dump", "--name", "*"]])
+def test_float16_may_be_at_fault_wherever_a_nan_is_seen(cli, sick, argv):
+    result = cli(argv[0], "hello", *argv[1:], "-m", sick, "--dtype", "float16")
+    assert result.code == 7
+    assert "hint: try `--dtype float32`, for float16 may overflow" in result.err
+
+
 def test_a_formula_that_does_not_hold_exits_1(dump, monkeypatch):
     import llmcli.nn.block as block
 

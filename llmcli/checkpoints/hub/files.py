@@ -114,7 +114,7 @@ def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
     if not isinstance(found, dict) or not found:
         raise CheckpointError(f"`{shown(INDEX)}` has no `weight_map`")
     for name in found.values():
-        if name not in names or not is_shard(name):
+        if not isinstance(name, str) or name not in names or not is_shard(name):
             raise CheckpointError(f"`{INDEX}` names `{shown(name)}`, which is not beside it")
     return tuple(sorted(set(found.values())))
 

@@ -97,6 +97,7 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
     import torch
 
     from llmcli.engine.session import Session
+    from llmcli.model import dtype_name
 
     session = Session(model.decoder, 1, len(ids))
     totals = [len(ids)]  # the last id is a part of the text, though it is not read
@@ -116,7 +117,7 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
             if math.isnan(logprob):
                 raise NotFinite(
                     f"the logits after token {start + offset} are not finite",
-                    dtype=str(model.dtype),
+                    dtype=dtype_name(model.dtype),
                 )
             if start + 1 + offset >= first:
                 yield logprob, rank

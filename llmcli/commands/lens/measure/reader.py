@@ -152,5 +152,5 @@ def need_finite(logits: Tensor, positions: range, model: Model) -> None:
     if bad.any():
         raise NotFinite(
             f"the logits at position {positions[int(bad.nonzero()[0])]} are not finite",
-            dtype=str(model.dtype),
+            dtype=dtype_name(model.dtype),
         )

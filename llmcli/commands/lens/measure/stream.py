@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmcli.anatomy.block import block_names
 from llmcli.errors import NotFinite
-from llmcli.model import Model
+from llmcli.model import Model, dtype_name
 from llmcli.reports.checks import ViewCheck
 
 
@@ -38,6 +38,7 @@ class Stream:
                 factor = model.decoder.weight(f"blocks.{number}.out_scale.w").dense()
                 self._places[sublayer.leaves] *= float(factor)
         self._dtype = model.stream_dtype  # what the stream has to have
+        self._computed = model.dtype
         self._positions = positions
         self._kept: dict[str, list[Tensor]] = {name: [] for name in names}
         self._parts: list[Tensor] = []
@@ -100,7 +101,7 @@ class Stream:
             worst = int((~torch.isfinite(share_T)).nonzero()[0])
             raise NotFinite(
                 f"`{name}` is not finite at position {first + worst}",
-                dtype=str(x_TD.dtype),
+                dtype=dtype_name(self._computed),
             )
         if off > self._off:
             self._off, self._where = off, f"{name}, position {first + int(at)}"
