@@ -9,6 +9,7 @@ from pathlib import Path
 import children
 import machines
 import pytest
+from budget import Budget
 from hypothesis import settings
 
 machines.before()  # PyTorch reads it when it is imported
@@ -22,6 +23,13 @@ machines.after()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["LLMCLI_CONFIG"] = ""  # no test, and no child of one, reads the developer's own
+os.environ["LC_ALL"] = "C.UTF-8"
+# nor is anything of the terminal and the shell that the tests were started in
+for name in (
+    "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "PAGER", "LLMCLI_PAGER",
+    "LLMCLI_MODEL",
+):  # fmt: skip
+    os.environ.pop(name, None)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a thread each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,6 +43,9 @@ settings.load_profile("llmcli")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-screens` writes the golden screens anew."""
     parser.addoption("--update-screens", action="store_true", help="write tests/screens/golden")
+    parser.addoption(
+        "--budget", type=float, metavar="SECONDS", help="fail where more processor time is taken"
+    )
 
 
 SLOW = ("kernels", "parity", "measure", "cli")  # folders with files of minutes
@@ -42,12 +53,20 @@ SLOW = ("kernels", "parity", "measure", "cli")  # folders with files of minutes
 
 def pytest_configure(config: pytest.Config) -> None:
     """xdist hands files out as they are collected: it would begin with those of most tests."""
+    config.pluginmanager.register(Budget(config.option.budget))
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow folders first, so that no worker is left with a file of minutes at the end."""
+    """Slow folders first, so that no worker is left with a file of minutes at the end.
+
+    What needs SmolLM2 is `real`, whether it says so or not.
+    """
+    for item in items:
+        if "smollm2_path" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real)
     root = Path(__file__).parent
 
     def turn(item: pytest.Item) -> int:
@@ -66,9 +85,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_child_outlives_its_test() -> Iterator[None]:
+def nothing_outlives_a_test() -> Iterator[None]:
+    """No child; nor a number of threads, which would compute, and wait, in all that follow."""
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else None
     yield
     children.end_all()
+    if torch and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session", autouse=True)

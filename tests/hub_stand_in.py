@@ -219,6 +219,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(answer.status, answer.body, answer.headers, answer.endless)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
         if parts[:2] == ["api", "models"] and len(parts) >= 4:
+            if parts[4:5] == ["revision"] and len(parts) > 6:  # its slashes belong to it
+                return self._refuse(404, "", "no such page")
             revision = "/".join(parts[5:]) or None
             return self._about("/".join(parts[2:4]), revision, "tree" in parts[4:5], url.query)
         if len(parts) >= 5 and parts[2] == "resolve":

@@ -80,7 +80,7 @@ def alive(pid):
 
 def test_nothing_else_starts_a_process():
     for path in sorted(TESTS.rglob("*.py")):
-        if path.name == "children.py" or "benchmarks" in path.parts:
+        if path.name == "children.py" or {"benchmarks", "trust"} & {*path.parts}:
             continue
         calls = [node.func for node in ast.walk(ast.parse(path.read_text()))
                  if isinstance(node, ast.Call)]  # fmt: skip

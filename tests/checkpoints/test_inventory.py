@@ -21,8 +21,10 @@ from llmcli.checkpoints.cache.locks import home_of, mark_used
 from llmcli.checkpoints.cache.prune import left_over
 from llmcli.checkpoints.cache.removal import pieces_of, remove
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
+from llmcli.checkpoints.hub.download import cached
 from llmcli.checkpoints.hub.marks import marked
 from llmcli.checkpoints.locate import find
+from llmcli.checkpoints.names import parse
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
 
 SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 1000, "tokenizer.json": b"t" * 50}
@@ -160,6 +162,16 @@ def test_a_part_or_a_blob_that_is_gone(hub):
     assert warning.startswith("`org/name` in the hub cache: blob missing (broken symlink)")
     take("org/name")
     assert list(rows()) == ["hf:org/q/m-00001-of-00002.gguf"]
+
+
+def test_a_part_whose_digest_nobody_has_compared(hub):
+    parts = {f"m-0000{part}-of-00002.gguf": b"x" for part in (1, 2)}
+    snapshot = write_revision(hub, "org/q", parts)
+    model = parse("hf:org/q/m-00001-of-00002.gguf")
+    assert cached(model) == snapshot / "m-00001-of-00002.gguf"
+    with contextlib.suppress(KeyboardInterrupt), marked(snapshot, "m-00002-of-00002.gguf"):
+        raise KeyboardInterrupt
+    assert cached(model) is None
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["alone", "beside a broken one"])

@@ -27,6 +27,12 @@ def kept(logits: torch.Tensor, **options: float) -> list[int]:
     return probs[0].nonzero()[:, 0].tolist()
 
 
+def test_what_may_not_begin_a_text_may_follow() -> None:
+    sampling = Sampling(suppress_tokens=(2, 9), begin_suppress_tokens=(1,))
+    hidden = [sampling.suppressed(torch.zeros(1, 4), step).isinf()[0].tolist() for step in (0, 1)]
+    assert hidden == [[False, True, True, False], [False, False, True, False]]
+
+
 grid = st.integers(-8, 8).map(lambda n: n / 2)  # a coarse grid, so that ties are common
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covers import covered
 from small_models import ids, random_decoder
 from zoo import MODELS, VOCAB
 
@@ -12,7 +13,7 @@ from llmcli.observe.cache import remembered
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=covered(MODELS))
 def decoder(request):
     return random_decoder(MODELS[request.param])
 
@@ -49,6 +50,10 @@ def test_what_is_not_needed_is_not_computed(decoder):
     assert session.logits_BV is None
     with pytest.raises(ValueError, match="no logits to choose from"):
         next(session.decode(likeliest))
+    session.extend([[4]])
+    session.extend([[4]], logits="none")
+    with pytest.raises(ValueError, match="no logits to choose from"):
+        next(session.decode(likeliest))  # those of the token before are not its own
     heard.clear()
     session.extend([[4]], until=0, clock=heard.append)
     assert heard[-1] == "blocks.0.resid_post"
@@ -155,6 +160,39 @@ def test_a_snapshot_is_gone_back_to_any_number_of_times(decoder):
     session.select([0])
     with pytest.raises(ValueError, match="2 × 5 tokens does not fit a state of 1 × 12"):
         session.restore(saved)
+
+
+def test_of_what_was_read_the_last_token_alone_is_read_again():
+    session = Session(random_decoder(MODELS["llama"]), 1, 12)
+    session.extend([PROMPTS[0]])
+    assert session.reuse(PROMPTS[0]) == len(PROMPTS[0]) - 1
+    session.extend([PROMPTS[0][-1:]])
+    session.keep()
+    assert session.reuse(PROMPTS[0]) == len(PROMPTS[0])
+
+
+def test_a_queued_text_fills_its_slots_and_has_one_token_more():
+    session = Session(random_decoder(MODELS["llama"]), 1, 8)
+    session.extend([PROMPTS[0]])
+
+    def draw(logits_BV):
+        ids_B, chosen = likeliest(logits_BV)
+        return ids_B, lambda: chosen
+
+    tokens = session.decode_queued(draw, None)
+    assert len([next(tokens) for _ in range(8 - len(PROMPTS[0]) + 1)]) == 4
+    with pytest.raises(ValueError, match="fit"):
+        next(tokens)
+
+
+def test_a_place_that_was_kept_goes_with_the_tokens_before_it():
+    session = Session(random_decoder(MODELS["llama"]), 1, 12)
+    session.extend([PROMPTS[0]])
+    session.keep()
+    session.rewind(2)
+    session.extend([[4, 4, 4, 4]])
+    session.rewind(len(PROMPTS[0]))
+    assert session.logits_BV is None, "those that were kept are of another text"
 
 
 def test_places_that_were_kept_belong_to_a_snapshot(decoder):

@@ -54,6 +54,7 @@ KINDS = {
     "yarn, mscale alone": YARN | {"mscale": 0.7},
     "yarn, zero betas": YARN | {"beta_fast": 0, "beta_slow": 0},
     "yarn, whole range": YARN | {"truncate": False, "original_max_position_embeddings": 32},
+    "yarn, a long original": YARN | {"original_max_position_embeddings": 1 << 17},
     "yarn, no stretch": YARN | {"factor": 1.0},
     "longrope": LONG | {"original_max_position_embeddings": 32},
     "longrope, factor": LONG | {"original_max_position_embeddings": 32, "factor": 2.0},

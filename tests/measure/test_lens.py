@@ -558,6 +558,17 @@ def test_logits_that_are_off_by_at_most_e_are_within_what_is_allowed(logits, sha
     assert all(check.ok for check in agreement.checks()), agreement.checks()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_logit_that_is_off_by_four_times_what_is_allowed_is_seen(dtype):
+    own = torch.linspace(-5, 10, 50, dtype=torch.float64)[None]
+    roundings = {torch.float32: 16, torch.bfloat16: 1}[dtype]
+    for factor, ok in ((1, True), (8, False)):
+        ours, agreement = own.clone(), Agreement(dtype, CPU)
+        ours[0, 3] += factor * roundings * torch.finfo(dtype).eps * 10
+        agreement.add([0], ours, own)
+        assert all(check.ok for check in agreement.checks()) is ok
+
+
 def test_the_worst_position_is_told_and_a_nan_is_worse_than_all():
     agreement = Agreement(torch.float32, CPU)
     own = torch.zeros(3, 4, dtype=torch.float64)

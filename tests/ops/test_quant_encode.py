@@ -37,14 +37,18 @@ def test_random_rows_of_every_magnitude_are_equal_bit_for_bit(seed, rows, blocks
         np.zeros(32),
         np.full(32, 3.5),
         np.arange(-16, 16) / 2,  # halves between two steps
+        np.r_[127.0, np.arange(31) - 15.5],  # halves of a step of Q8_0
         np.arange(32) * 1e-45,  # subnormal
         np.where(np.arange(32) == 7, -127.5, 0.25),
         np.full(32, LARGEST),
         np.tile([LARGEST, -LARGEST], 16),  # the distance is infinite
         10.0 ** np.linspace(-45, 38, 32),
     ],
-    ids=["zeros", "equal", "halves", "subnormal", "outlier", "largest", "both", "all"],
-)
+    ids=[
+        "zeros", "equal", "halves", "halves of Q8_0", "subnormal", "outlier", "largest", "both",
+        "all",
+    ],
+)  # fmt: skip
 def test_extreme_rows_are_equal_bit_for_bit(row):
     check(np.stack([row, -row, row[::-1]]).astype(np.float32))
 

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity_models import write
-from zoo import ZOO
+from covers import covered
+from parity_gguf import write_gguf
+from parity_models import build, write
+from zoo import ZOO, packed
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
 
 TYPICAL = {one.model_type: one.name for one in ZOO if one.typical}
 
 
-@pytest.mark.parametrize("name", TYPICAL.values(), ids=TYPICAL)
+@pytest.mark.parametrize("name", covered(TYPICAL.values()), ids=TYPICAL)
 @torch.no_grad()
 def test_sixteen_bits_stay_in_the_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,3 +46,28 @@ def test_sixteen_bits_stay_in_the_file(
                 for one, held in ((model, state), (mapped, mine))
             ]
             assert (step[0] - step[1]).abs().max() <= tolerance * step[0].abs().max()
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@pytest.mark.parametrize("format", ["Q4_0", "Q8_0"])
+@torch.no_grad()
+def test_experts_in_blocks_stay_in_the_file(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many tokens and of one, whose experts are looked up by our kernel."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256}
+    write_gguf(build(packed("qwen3_moe", **sizes), seed=3), tmp_path / "m.gguf", format)
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    whole = load_checkpoint(checkpoint, device="cpu", text=False)
+    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
+    monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
+    mapped = load_checkpoint(checkpoint, device="cpu", text=False)
+    assert mapped.mapped_bytes > 0.9 * mapped.weight_bytes
+    ids = torch.arange(3, 20)[None]
+    states = [model.decoder.new_state(1, 32) for model in (whole, mapped)]
+    for part in (ids, ids[:, :1], ids[:, 1:2]):
+        found = [
+            model.decoder(part, state)
+            for model, state in zip((whole, mapped), states, strict=True)
+        ]
+        assert torch.equal(*found)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_planted_faults_turn_their_check_red(few, monkeypatch, plant, seen):
         product = F.linear
         monkeypatch.setattr(
             F, "linear",
-            lambda x, w, b=None: product(x.bfloat16().to(x.dtype), w, b)
+            lambda x, w, b=None: product(x.half().to(x.dtype), w, b)
             if x.dtype == torch.float32 else product(x, w, b),
         )  # fmt: skip
     assert seen in failed(), plant
@@ -136,6 +137,9 @@ def test_levels_and_exhaustion(monkeypatch):
     assert result.check.where == "portable"
     said["portable"] = "b"
     assert children.measure_levels().check.ok
+    monkeypatch.setattr(Done, "returncode", 1)
+    assert not children.measure_levels().check.ok, "all fail alike"
+    monkeypatch.setattr(Done, "returncode", 0)
     monkeypatch.setattr(children, "levels_here", list)
     assert children.measure_levels() is None
     monkeypatch.setattr(children, "_run", lambda words, environ: Done(""))
@@ -146,22 +150,37 @@ def test_memory_that_runs_out_ends_with_5():
     assert children.measure_exhaustion(CPU).check.ok
 
 
+SMALL = dict(
+    machine._SHAPES["1B"], hidden_size=64, intermediate_size=96, head_dim=16,
+    num_attention_heads=4, num_key_value_heads=2, vocab_size=256, num_hidden_layers=8,
+)  # fmt: skip
+
+
 def test_rates_and_memory_of_a_shape(monkeypatch):
-    small = dict(machine._SHAPES["1B"], hidden_size=64, intermediate_size=96, head_dim=16,
-                 num_attention_heads=4, num_key_value_heads=2, vocab_size=1024,
-                 num_hidden_layers=4)  # fmt: skip
-    monkeypatch.setitem(machine._SHAPES, "1B", small)
+    monkeypatch.setitem(machine._SHAPES, "1B", SMALL)
     monkeypatch.setattr(machine, "_READ", 1 << 20)
     monkeypatch.setattr(machine, "PROMPT", 16)
     rates, memory = machine.measure_shape(machine.shape("1B", 2), CPU, against=False)
     assert [(rate.phase, rate.layers, rate.all_layers) for rate in rates] == [
-        ("decode", 2, 4), ("prefill", 2, 4),
+        ("decode", 2, 8), ("prefill", 2, 8),
     ]  # fmt: skip
     assert all(rate.tokens_per_s > 0 and rate.share > 0 for rate in rates)
     assert memory.estimated > 0
     assert machine.fitting_layers("1B", CPU, 3) == 3
     monkeypatch.setattr(machine, "available_bytes", lambda device: 1)
     assert machine.fitting_layers("1B", CPU, 3) == 0
+
+
+def test_the_rate_of_some_layers_is_reckoned_for_all(monkeypatch):
+    """By a clock that gives every run the same time."""
+    ticks = count()
+    monkeypatch.setattr(machine, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setitem(machine._SHAPES, "1B", SMALL)
+    monkeypatch.setattr(machine, "_READ", 1 << 20)
+    monkeypatch.setattr(machine, "PROMPT", 16)
+    found = [machine.measure_shape(machine.shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
+    for some, every in zip(*found, strict=True):
+        assert some.tokens_per_s < 0.6 * every.tokens_per_s
 
 
 CHECK = ViewCheck(name="taps", words="observing changes no bit", value=0.0, tolerance=0.0)

@@ -86,6 +86,19 @@ def test_a_template_that_fails_has_the_process_replaced():
         assert ChatTemplate("y").render([]) == "y"
 
 
+def test_an_interrupted_rendering_does_not_go_on():
+    """Else its text would be the next one's."""
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with TemplateRenderer() as renderer:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                renderer.render(FOREVER, {}, replace(LIMITS, seconds=5))
+            assert renderer.render("next", {}, replace(LIMITS, seconds=2)) == "next"
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+
+
 def test_threads_take_turns():
     def render(number):
         message = {"role": "user", "content": str(number) * 9999}
@@ -180,7 +193,8 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("read", [True, False], ids=["request read", "not read"])
 def test_an_answer_is_not_trusted(name, read, tmp_path, monkeypatch):
-    monkeypatch.setattr("llmcli.text.template_renderer.MAX_WAIT", 20)
+    wait = 2 if name == "silence" else 20
+    monkeypatch.setattr("llmcli.text.template_renderer.MAX_WAIT", wait)
     code, error, words = ANSWERS[name]
     server = tmp_path / SERVER.name
     server.write_text(

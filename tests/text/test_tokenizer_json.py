@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, processors
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text import StreamDecoder
+from llmcli.text.hfspecial import add_tokens
 from llmcli.text.hfvocab import from_directory
 
 TEXTS = [*strings(500, seed=4), *LOOKALIKES, "<s> a </s>b", "  lead", " \n", "<|eot_id|> <s>"]
@@ -439,3 +440,11 @@ def test_split_special_tokens(tmp_path, kind, split):
         assert ours.encode(text) == theirs(text).input_ids, text
     ours, theirs = _chat_ids(directory)
     assert ours == theirs
+
+
+def test_a_token_without_an_embedding_stays_text_behind_those_that_the_file_adds():
+    backend = Library(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    backend.add_tokens(["<x>", "<y>"])
+    listed = {5: {"content": "<new>"}, 6: {"content": "<more>"}}
+    add_tokens(backend, listed, [], marks=False, rows=6)
+    assert [backend.token_to_id(text) for text in ("<y>", "<new>", "<more>")] == [4, 5, None]

@@ -1,0 +1,149 @@
+"""The models that tests run on by default: few, and with every value of every feature.
+
+A feature is a field of a part of a configuration, the kinds of parts in a layer, and which layers
+follow each other. `covered` marks the other models `exhaustive`; `test_covers.py` works both lists
+out again, so that a model with something new is added here. `python tests/covers.py` prints them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, pairwise, product
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+
+# variants of `ZOO`: every value once
+COVER = (
+    "nemotron_h-all-kinds", "gemma4-experts-all", "qwen3_5-heads-of-their-own",
+    "deepseek_v2-experts", "gpt_oss", "granitemoehybrid-dense", "gpt2-one-head",
+    "rope-longrope-short", "lfm2_moe", "deepseek_v3-one-head", "ministral3",
+    "qwen3_next-one-key-head", "rope-llama3", "gemma2-strong-caps", "gemma4-all",
+    "lfm2-bias-tied", "mixtral-one-expert-shards", "qwen2_moe-renormalized", "rope-dynamic",
+    "olmo2", "phi3-partial", "cohere2", "mamba2", "granitemoehybrid", "nemotron_h-dense",
+    "rope-yarn-old", "gemma4-experts", "granite", "smollm3", "exaone4", "glm", "starcoder2",
+    "gpt_neox", "qwen3_next-mixed", "olmoe", "glm4_moe", "gpt2-relu", "rope-yarn-mscale",
+    "mistral", "ministral", "qwen3", "gemma", "gemma3", "gemma4-alike", "olmo3", "glm4",
+    "deepseek_v2-lite", "glm4_moe_lite", "lfm2_moe-uncorrected", "nemotron_h", "qwen3_moe",
+    "qwen3_5-period", "qwen3_5_moe",
+)  # fmt: skip
+# of `MODELS`: every value once, and 94 % of all pairs of values
+KINDS = (
+    "experts without gates, alone in their blocks", "mamba-2", "latent attention",
+    "gated deltanet", "embeddings for each layer", "experts beside the feed-forward",
+    "layers that differ", "experts beside dense layers", "yarn", "short convolutions", "longrope",
+    "experts with biases and clamped gates", "llama 3", "keys and values of another layer",
+    "gpt2, scale of its own", "experts by the best of a group", "mixers side by side",
+    "growing queries", "frequency factors", "dynamic, within its length",
+    "some pairs of whole heads rotated", "gated attention", "one and three sublayers", "caps",
+    "clamped gates", "linear", "gpt2 with relu and a window", "window of one", "head with a bias",
+    "multipliers", "offset norms", "sinks", "scaled ends", "values that are normalized keys",
+    "qk norm over the width", "experts after the choice",
+)  # fmt: skip
+
+
+def covered(names: Iterable[str]) -> list[Any]:
+    """All names as parameters; those that are in neither list are exhaustive."""
+    kept = {*COVER, *KINDS}
+    return [
+        name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in names
+    ]
+
+
+def few(values: Sequence[Any], count: int) -> list[Any]:
+    """All as parameters; those behind the first `count` are exhaustive."""
+    rest = [pytest.param(*_parameter(one).values, marks=pytest.mark.exhaustive) for one in values]
+    return [*values[:count], *rest[count:]]
+
+
+def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """All combinations as parameters; each of the first list with one of every other, in turn.
+
+    The rest is exhaustive, and all combinations of what `covered` made exhaustive in `first`.
+    """
+    found, turn = [], 0
+    for one in map(_parameter, first):
+        own = tuple(other[turn % len(other)] for other in others)
+        turn += not one.marks
+        for rest in product(*others):
+            parts = [one, *map(_parameter, rest)]
+            values = [value for part in parts for value in part.values]
+            marks = [mark for part in parts for mark in part.marks]
+            if rest != own:
+                marks.append(pytest.mark.exhaustive)
+            found.append(pytest.param(*values, marks=marks))
+    return found
+
+
+def _parameter(value: Any) -> ParameterSet:
+    return value if isinstance(value, ParameterSet) else pytest.param(value)
+
+
+def features(config: Any) -> set[str]:
+    """What a configuration has: `AttentionConfig.window=None`, `MLP after ATTENTION` …"""
+    found: set[str] = set()
+
+    def visit(part: Any) -> None:
+        kind = type(part).__name__
+        for field in dataclasses.fields(part):
+            value, name = getattr(part, field.name), f"{kind}.{field.name}"
+            if isinstance(value, tuple):
+                found.add(f"{name}={'some' if value else 'none'}")
+            for one in _flat(value):
+                if dataclasses.is_dataclass(one):
+                    found.add(f"{name}={type(one).__name__}")
+                    visit(one)
+            if isinstance(value, tuple) or dataclasses.is_dataclass(value):
+                continue
+            if isinstance(value, bool | str) or value in (None, 0, 1):
+                found.add(f"{name}={value}")
+            else:
+                found.add(f"{name}=another number")
+        if kind == "AttentionConfig":
+            many = part.kv_heads not in (1, part.heads)
+            found.add(f"kv heads: {'some' if many else 'one' if part.kv_heads == 1 else 'all'}")
+
+    visit(config)
+    kinds = [tuple(sorted(type(part).__name__ for part in layer.parts)) for layer in config.layers]
+    found.update(f"a layer of {kind}" for kind in kinds)
+    found.update(f"{after} after {before}" for before, after in pairwise(kinds))
+    return found
+
+
+def _flat(value: Any) -> list[Any]:
+    """What is in a tuple, and in the tuples in it."""
+    return [one for part in value for one in _flat(part)] if isinstance(value, tuple) else [value]
+
+
+def pairs(values: Iterable[str]) -> set[tuple[str, str]]:
+    """All pairs of values."""
+    return set(combinations(sorted(values), 2))
+
+
+def cover(sets: Mapping[str, set[Any]], share: float = 1.0) -> list[str]:
+    """Names whose sets have together that share of everything; next is who has most that is new."""
+    left = set().union(*sets.values())
+    enough, chosen = len(left) * (1 - share), list[str]()
+    while len(left) > enough:
+        chosen.append(max(sets, key=lambda name: len(sets[name] & left)))
+        left -= sets[chosen[-1]]
+    return chosen
+
+
+def main() -> None:
+    """Prints both lists as they are worked out."""
+    from zoo import MODELS, ZOO
+
+    variants = {one.name: features(one.config()) for one in ZOO}
+    models = {name: features(config) for name, config in MODELS.items()}
+    kinds = cover({name: pairs(values) for name, values in models.items()}, 0.94)
+    rest = set().union(*models.values()).difference(*(models[name] for name in kinds))
+    kinds += cover({name: values & rest for name, values in models.items()})
+    print("COVER =", tuple(cover(variants)), len(ZOO), "\nKINDS =", tuple(kinds), len(MODELS))
+
+
+if __name__ == "__main__":
+    main()

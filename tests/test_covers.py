@@ -1,0 +1,25 @@
+"""The models that tests run on by default have all that any model of the tests has."""
+
+from covers import COVER, KINDS, features, pairs
+from zoo import MODELS, ZOO
+
+
+def missing(sets, chosen):
+    """Values that no chosen one has, each with one that has it."""
+    has = {value: name for name, values in sets.items() for value in values}
+    for name in chosen:
+        for value in sets[name]:
+            has.pop(value, None)
+    return has
+
+
+def test_every_value_of_every_feature_is_in_a_variant_of_the_cover():
+    assert missing({one.name: features(one.config()) for one in ZOO}, COVER) == {}
+
+
+def test_every_value_and_nearly_every_pair_is_in_a_model_of_the_kinds():
+    sets = {name: features(config) for name, config in MODELS.items()}
+    assert missing(sets, KINDS) == {}
+    twos = {name: pairs(values) for name, values in sets.items()}
+    every = set().union(*twos.values())
+    assert len(set().union(*(twos[name] for name in KINDS))) >= 0.94 * len(every)

@@ -1,0 +1,20 @@
+"""The faults of the measure of trust are still where the source is."""
+
+import ast
+
+import pytest
+from trust import ROOT, faults, kept
+
+
+@pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
+def test_a_fault_is_at_its_place(fault):
+    planted = fault.planted((ROOT / fault.file).read_text("utf-8"))
+    if fault.file.endswith(".py"):
+        ast.parse(planted)
+    assert all((ROOT / path).exists() for stage in fault.stages for path in stage)
+
+
+def test_names_are_unique_and_every_row_is_of_a_fault():
+    names = [fault.name for fault in faults()]
+    assert len(set(names)) == len(names)
+    assert set(kept()) <= set(names)
