@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -19,9 +20,19 @@ REGISTRY = Registry().with_resources(
 )
 
 
+def valid(document: Any, command: str) -> bool:
+    """Whether nothing is wrong with it: the first error ends the search."""
+    return _validator(command).is_valid(document)
+
+
 def errors(document: Any, command: str) -> list[str]:
     """What is wrong with a document, by the command's schema; nothing is fetched for it."""
-    validator = Draft202012Validator({"$ref": f"{command}.1.json"}, registry=REGISTRY)
     return [
-        f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(document)
+        f"{error.json_path}: {error.message[:300]}"
+        for error in _validator(command).iter_errors(document)
     ]
+
+
+@cache
+def _validator(command: str) -> Draft202012Validator:
+    return Draft202012Validator({"$ref": f"{command}.1.json"}, registry=REGISTRY)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llmcli import devices
-from llmcli.checkpoints import open_checkpoint, open_model
+from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
@@ -23,9 +23,9 @@ def started(checkpoint, *, dtype="auto", quantize="auto", free=1 << 40):
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path, smollm2_path):
     """The model's one file, in a folder of its own."""
-    return shutil.copy(open_model("smollm2").path, tmp_path / "model.gguf")
+    return shutil.copy(smollm2_path, tmp_path / "model.gguf")
 
 
 def test_every_weight_is_the_same(path):

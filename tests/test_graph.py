@@ -7,6 +7,7 @@ from the token ids. Faults in the graph are seen as those in the decoder are.
 from dataclasses import fields, replace
 
 import pytest
+from covers import covered
 from small_models import ids, random_decoder, random_model
 from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
 
@@ -44,7 +45,7 @@ def test_sizes_of_one_letter_are_refused_where_they_differ():
         random_decoder(llama(block(branch(ATTENTION), branch(GATED), branch(plain))))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", covered(MODELS))
 def test_groups_of_timing_are_in_the_order_of_execution(name):
     """Norms before the parts, what is added behind them, whatever the layers and their blocks."""
     attention, convolution = ["qkv", "rope", "attention", "out"], ["conv_in", "conv", "conv_out"]
@@ -68,7 +69,7 @@ def wrong(model, nodes, *, chained):
     return {name: off for name, off in found.items() if not off <= 1}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", covered(MODELS))
 def test_what_the_decoder_emits_is_what_the_nodes_make(name):
     model = random_model(MODELS[name])
     graph = Graph(model.config)
@@ -77,7 +78,7 @@ def test_what_the_decoder_emits_is_what_the_nodes_make(name):
     assert wrong(model, graph.nodes, chained=True) == {}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", covered(MODELS))
 def test_ops_read_what_comes_before_them_and_every_parameter(name):
     graph = Graph(MODELS[name])
     before, used = set(), set()

@@ -35,6 +35,7 @@ def both(monkeypatch, model=None, *, little=40 << 20):
         return whole, made()
 
 
+@pytest.mark.real
 def test_prompts_and_steps_have_the_same_bits(monkeypatch):
     whole, mapped = both(monkeypatch)
     assert not whole.mapped_bytes
@@ -54,6 +55,7 @@ def test_prompts_and_steps_have_the_same_bits(monkeypatch):
     assert all(state.replays for state in states)
 
 
+@pytest.mark.real
 def test_every_weight_is_the_same(monkeypatch):
     whole, mapped = both(monkeypatch)
     for name in whole.decoder.weight_names:
@@ -83,11 +85,13 @@ def test_sixteen_bits_at_odd_addresses(tmp_path, monkeypatch, dtype):
     assert torch.equal(mapped.decoder(ids), whole.decoder(ids))
 
 
+@pytest.mark.real
 def test_what_is_in_no_16_bits_has_to_fit(little_memory):
     with pytest.raises(OutOfMemory, match="the weights need"):
         load("smollm2", device="cpu", dtype="float32")
 
 
+@pytest.mark.real
 def test_a_note_says_so():
     program = (
         "import sys\nfrom llmcli import devices\nfree = devices.available_bytes\n"

@@ -248,6 +248,7 @@ def test_no_digit_of_the_report_is_missing():
     assert {"seed", "steps", "tokens_seen", "versions", "minutes", "text"} <= set(REPORT)
 
 
+@pytest.mark.real
 def test_the_command_line_says_that_it_is_tiny(tmp_path):
     environ = {key: value for key, value in os.environ.items() if key != "LLMCLI_MODEL"}
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from chat_terminal import PROMPT, Terminal
 from cli_tiny import TEMPLATE, write_tiny
+from covers import few, in_turn
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.exits import Signals
@@ -77,9 +78,12 @@ def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat):
     assert talk.end() == 0
 
 
-@pytest.mark.parametrize("argv", [(), ("--prompt", "hello")])
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+    ("number", "argv"),
+    in_turn(
+        [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT],
+        [(), ("--prompt", "hello")],
+    ),
 )
 def test_the_terminal_is_as_before_whatever_ends_it(chat, argv, number):
     talk = chat(WORDS, argv=argv)
@@ -98,7 +102,7 @@ def test_the_terminal_is_as_before_whatever_ends_it(chat, argv, number):
     talk.end()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", few([signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], 1))
 def test_the_terminal_is_as_before_whatever_ends_a_prompt(chat, number):
     talk = chat(WORDS)
     talk.wait(PROMPT)
@@ -131,7 +135,7 @@ def test_an_end_that_unwinds_nothing_restores_the_terminal(monkeypatch):
     assert done == ["restored"]
 
 
-@pytest.mark.parametrize("when", ["at the prompt", "during an answer"])
+@pytest.mark.parametrize("when", few(["during an answer", "at the prompt"], 1))
 def test_ctrl_z_suspends(chat, when):
     talk = chat(WORDS, shell="set -m; eval $0; stty -a; echo on; fg; echo code $?")
     talk.wait(PROMPT)
@@ -151,7 +155,7 @@ def test_ctrl_z_suspends(chat, when):
     talk.end()
 
 
-@pytest.mark.parametrize("lead", ["", "<think>"])
+@pytest.mark.parametrize("lead", few(["<think>", ""], 1))
 def test_another_width_holds_for_the_lines_that_follow(chat, lead):
     talk = chat(lead + WORDS, WORDS, COLUMNS="")
     talk.wait(PROMPT)

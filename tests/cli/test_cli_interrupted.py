@@ -18,6 +18,7 @@ from pathlib import Path
 
 import children
 import pytest
+from covers import in_turn
 
 import llmcli.engine.stream
 from llmcli.cli.options import OutputOptions
@@ -319,15 +320,17 @@ while :; do sleep 0.1; done
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+TRAPS = {"tidy": "stty sane < /dev/tty; exit 0", "untidy": "exit 0", "stubborn": ""}
+
+
 @pytest.mark.parametrize(
-    "trap", ["stty sane < /dev/tty; exit 0", "exit 0", ""], ids=["tidy", "untidy", "stubborn"]
+    ("trap", "starts_another", "number"),
+    in_turn(list(TRAPS), [False, True], [signal.SIGTERM, signal.SIGHUP]),
 )
-@pytest.mark.parametrize("starts_another", [False, True])
-def test_a_pager_ends_with_what_started_it(tmp_path, number, trap, starts_another):
+def test_a_pager_ends_with_what_started_it(tmp_path, trap, starts_another, number):
     """It would eat what is typed at the shell's prompt, in a terminal without echo."""
     pager, outer = tmp_path / "less", tmp_path / "bat"
-    pager.write_text(LIKE_LESS % trap)
+    pager.write_text(LIKE_LESS % TRAPS[trap])
     outer.write_text(f'#!/bin/sh\necho $$ >> "$PAGERS"\n{pager}\nexit 0\n')
     for path in (pager, outer):
         path.chmod(0o755)

@@ -94,6 +94,7 @@ def test_each_byte_of_the_text_is_scored_once(cli, folder, text):
     assert spelled["bytes_scored"] == 2
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("argv", [(), ("--json",)])
 def test_a_long_text_needs_little_memory(cli, folder, monkeypatch, argv):
     """A token is 250 bytes, of which JSON and the view make no second copy."""

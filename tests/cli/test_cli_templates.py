@@ -13,6 +13,7 @@ from pathlib import Path
 
 import children
 import pytest
+from covers import in_turn
 
 from llmcli.text.template_renderer import SERVER
 
@@ -52,11 +53,12 @@ def rendering(parent):
     return None
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
+@pytest.mark.parametrize(
+    ("command", "number", "group"),
+    in_turn(COMMANDS, [signal.SIGINT, signal.SIGTERM], [False, True]),
+)
 def test_a_signal_ends_a_program_whose_template_does_not(
-    tiny, tmp_path, command, number, code, group
+    tiny, tmp_path, command, number, group
 ):
     prompt = tmp_path / "prompt"
     prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
@@ -76,5 +78,5 @@ def test_a_signal_ends_a_program_whose_template_does_not(
     finally:
         program.kill()
         program.wait()
-    assert (program.returncode, out, err) == (code, b"", b"")
+    assert (program.returncode, out, err) == (128 + number, b"", b"")
     assert child not in [one.pid for one in children.processes()]  # it was killed before

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from continued import stream
+from covers import in_turn
 from small_models import random_decoder, random_model
 from zoo import COMPUTED, IN_BLOCKS, MODELS
 
@@ -86,8 +87,11 @@ SAMPLINGS = {
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("kind", ["ngram", "liar", "same", "another"])
+@pytest.mark.parametrize(
+    ("model", "kind", "sampling"),
+    in_turn(NAMES, ["ngram", "liar", "same", "another"], list(SAMPLINGS)),
+    indirect=["model"],
+)
 def test_the_text_is_the_same(kind, sampling, model):
     sampling = SAMPLINGS[sampling]
     settings = {"limit": 40, "capacity": 45, "logprobs": 2}
@@ -249,6 +253,7 @@ def test_no_more_is_read_ahead_than_there_is_memory_for(monkeypatch):
     assert [session.reads_ahead(rows) for rows in ROWS] == [True, True, False]
 
 
+@pytest.mark.exhaustive
 def test_sampled_text_has_the_models_distribution(monkeypatch):
     """Three tokens of 3,000 seeds: Pearson's χ² of the 20 likeliest texts of two, then the rest."""
     model = random_model(MODELS["llama"])

@@ -9,6 +9,7 @@ import sys
 import explain_models
 import pytest
 import torch
+from covers import in_turn
 from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, explained
 from small_models import random_model
@@ -57,8 +58,7 @@ def places(axes, seed, count):
     return [tuple(draw.randrange(size) for size in axes.sizes) for _ in range(count)]
 
 
-@pytest.mark.parametrize("depth", [1, 3, None])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "depth"), in_turn(NAMES, [1, 3, None]))
 def test_every_name_in_float64(name, depth, model):
     model = model(name)
     seen = emitted(model)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from card import Card
+from covers import covered, in_turn
 from small_models import as_model, ids, random_blocks, random_decoder
 from test_gate import CAPACITY, FIRST, calls_of, decoded, same
 from test_graph_packed import wrong
@@ -104,8 +105,10 @@ def pair(name, card, dtype=torch.float32):
     return here, there
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", [name for name in MODELS if name != CLAMPED])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    in_turn(covered(name for name in MODELS if name != CLAMPED), [torch.bfloat16, torch.float32]),
+)
 def test_what_is_emitted_is_what_the_nodes_make(name, dtype):
     """Of the numbers of the blocks, as `explain` has them, which products of many rows round.
 
@@ -115,8 +118,7 @@ def test_what_is_emitted_is_what_the_nodes_make(name, dtype):
     assert wrong(as_model(decoder), Graph(decoder.config).nodes) == {}
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "batch"), in_turn(covered(MODELS), [3, 1]))
 def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
     """Over two buckets, after prompts that are read by dequantizing."""
     with torch.inference_mode(), Card(float64=False) as card:
@@ -134,7 +136,7 @@ def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
         assert set(calls) == set(MODELS[name][1].values())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", covered(MODELS))
 def test_every_step_of_a_bucket_launches_the_same(name):
     with torch.inference_mode(), Card(float64=False) as card:
         _, there = pair(name, card, torch.bfloat16)
@@ -254,6 +256,7 @@ def free(monkeypatch):
     return free
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("quantize", ["auto", "int8"])
 def test_a_file_is_loaded_as_it_is(quantize, free):
     """Rows of queries and keys are in another order than in the file."""
@@ -285,6 +288,7 @@ def test_drawn_numbers_are_quantized():
     assert 0.015 < float(weight.dense().std()) < 0.025
 
 
+@pytest.mark.real
 def test_memory_is_required_for_the_blocks(free):
     checkpoint = open_model("smollm2")
     free[0] = 90 << 20

@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 import torch
 from card import Card, Refused
+from covers import covered, in_turn
 from small_models import ids, random_decoder
 from zoo import MODELS
 
@@ -51,7 +52,7 @@ def same(mine, theirs, tolerance=1e-9):
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", covered(MODELS))
 def test_a_captured_step_is_the_ordinary_one(name, card):
     """Over two buckets and their border, of unequal sequences."""
     here = random_decoder(MODELS[name])
@@ -86,8 +87,9 @@ def calls_of(card, session):
     return card.calls
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in LENGTH_ROPES])
+@pytest.mark.parametrize(
+    ("name", "batch"), in_turn(covered(name for name in MODELS if name not in LENGTH_ROPES), [3, 1])
+)
 def test_every_step_of_a_bucket_launches_the_same(name, batch):
     """Shapes, strides, numbers of the host and what is allocated; and nothing in float64."""
     with torch.inference_mode(), Card(float64=False) as card:

@@ -11,6 +11,7 @@ from itertools import chain
 import pytest
 import torch
 from card import Card, Refused
+from covers import covered
 from small_models import random_decoder
 from test_gate import LENGTH_ROPES, put
 from zoo import MODELS
@@ -118,7 +119,7 @@ def test_full_sequences_are_not_read_ahead(card):
     assert max(session.lengths) == 8
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in LENGTH_ROPES])
+@pytest.mark.parametrize("name", covered(name for name in MODELS if name not in LENGTH_ROPES))
 def test_no_step_waits(card, name):
     """Nor does what stands around it; to look at a number is refused."""
     session = started(put(random_decoder(MODELS[name]), card))

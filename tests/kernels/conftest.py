@@ -77,9 +77,24 @@ def levels_of(library):
     return ctypes.CDLL(str(library)).llmcli_native_levels()
 
 
-@pytest.fixture(scope="session", params=["cc", "clang", "emulated"])
+def installed():
+    """The package's own library, None where it is older than its sources."""
+    written = [ROOT / path for path in (*EXTENSION["sources"], *EXTENSION["depends"])]
+    if native._LIBRARY.exists() and native._LIBRARY.stat().st_mtime >= max(
+        path.stat().st_mtime for path in written
+    ):
+        return native._LIBRARY
+    return None
+
+
+OTHERS = [pytest.param(name, marks=pytest.mark.machine) for name in ("clang", "emulated")]
+
+
+@pytest.fixture(scope="session", params=["cc", *OTHERS])
 def library(request, built, objects):
     """The library as the package builds it, by Clang, or with AVX-512 emulated; or skips."""
+    if request.param == "cc" and (ours := installed()):
+        return ours
     if request.param == "clang":
         needs("clang")
         return built("clang.so", ["clang", "-shared", *objects("clang", ["clang"])])

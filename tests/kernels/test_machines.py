@@ -14,6 +14,8 @@ from conftest import COMPILER, FLAGS, ROOT, levels_of, needs
 
 from llmcli.kernels import native
 
+pytestmark = pytest.mark.machine
+
 EVERY_LEVEL, PORTABLE, DOTPROD = "0", "1", str(1 << native.LEVELS.index("dotprod"))
 SEED, BLOCKS = "1", "5000"
 

@@ -47,6 +47,7 @@ def test_the_decoder_is_as_it_was(uncompiled):
     assert type(weights.decoder.blocks[0].mixers[0].qkv) is Linear
 
 
+@pytest.mark.machine  # it takes a C++ compiler, and a minute
 def test_a_compiled_step_is_the_same_step(monkeypatch):
     kept = tuple(maker for maker in variants._MAKERS if maker[0] in ("decoder", "compiled"))
     monkeypatch.setattr(variants, "_MAKERS", kept)

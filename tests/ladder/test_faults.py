@@ -753,6 +753,7 @@ def check_seen(name, monkeypatch, dtype):
     assert found.difference > 3 * found.allowed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_seen(name, monkeypatch):
     check_seen(name, monkeypatch, torch.float32)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covers import covered
 from ladder_models import DENSE
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, PLE, gpt2, layer, llama
@@ -96,7 +97,7 @@ def test_the_steps_of_a_block_are_the_decoders_values(kind):
 
 
 @pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", [*DENSE])
+@pytest.mark.parametrize("name", covered(DENSE))
 def test_the_letters_of_a_shape_are_its_numbers(kind, name):
     """Axis by axis: what is shown as `n × d/h` is n tokens times the size of a head."""
     trace, tokens = Trace(), ids(2, N + 2)

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from covers import covered, in_turn
 from decoder_parameters import parameters_of
 from ladder_models import DENSE, TYPES, refusal
 from small_models import ids, read, weights
@@ -51,8 +52,7 @@ def run_and_compare(of, tokens, prompt):
         assert difference(below, above[: len(below)]) < allowed
 
 
-@pytest.mark.parametrize("name", DENSE)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(covered(DENSE), list(TOLERANCE)))
 def test_all_rungs_agree(name, dtype):
     run_and_compare(weights(DENSE[name], dtype), ids(2, PROMPT + MORE), PROMPT)
 

@@ -81,6 +81,7 @@ def test_without_proc_the_load_average_decides(tmp_path, monkeypatch):
     assert not MachineLoad(**plain, processors=2, threads=2, load_average=None).slowed
 
 
+@pytest.mark.measured
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="the system does not count it")
 def test_a_neighbour_is_seen():
     children.start([sys.executable, "-c", "print(flush=True)\nwhile True: pass"])

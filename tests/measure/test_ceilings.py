@@ -84,6 +84,7 @@ def test_ceilings_of_this_processor(monkeypatch):
     assert peak.nbytes is None or peak.nbytes < before + 200 * MIB
 
 
+@pytest.mark.measured
 def test_rates_are_those_of_a_processor():
     """Of several tries one that had the processor now and then."""
 

@@ -7,6 +7,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from covers import in_turn
 from tiny_checkpoints import gpt2_tensors, write_gpt2, write_llama
 
 import llmcli.observe.chunks as chunks
@@ -64,8 +65,9 @@ def chunk_checks_of(model, ids):
     return chunk_checks(model, ids, edges)
 
 
-@pytest.mark.parametrize("dtype", ["float64", *ARITHMETIC, "bfloat16", "float16"])
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn(list(WRITERS), ["float64", *ARITHMETIC, "bfloat16", "float16"])
+)
 def test_every_chunk_is_what_the_formulas_make_of_it(name, dtype, tmp_path):
     model = make(name, tmp_path, dtype)
     for count in (5, 8, 9, 10):
@@ -242,9 +244,9 @@ def red(checks):
     return {check.name for check in checks if not check.ok}
 
 
-@pytest.mark.parametrize("dtype", ARITHMETIC)
-@pytest.mark.parametrize("begin", [0, 4, 8])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "begin", "dtype"), in_turn(list(FAULTS), [0, 4, 8], list(ARITHMETIC))
+)
 def test_a_fault_in_any_chunk_turns_every_footer_red(fault, begin, dtype, tmp_path, monkeypatch):
     model = make("llama", tmp_path, dtype)
     for view in (attention, lens, dump):

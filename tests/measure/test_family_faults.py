@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 from blocks import ffn_of
+from covers import in_turn
 from small_models import random_model
 from test_view_faults import red, reds
 from zoo import MODELS
@@ -463,8 +464,9 @@ def red_in_a_sound_model(config, dtype):
     return red(random_model(MODELS[config], dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn(list(FAULTS), [torch.float32, torch.float64])
+)
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     config, plant = FAULTS[name]
     assert red_in_a_sound_model(config, dtype) == set()

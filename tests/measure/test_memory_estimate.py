@@ -24,6 +24,7 @@ def benchmark(monkeypatch):
 
 
 @pytest.mark.real
+@pytest.mark.measured
 @pytest.mark.skipif(resident_bytes() is None, reason="the system does not say what is resident")
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
 def test_the_estimate_is_within_a_tenth_of_what_was_held(benchmark, smollm2_path, dtype):

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from blocks import ffn_of, norm_of
+from covers import in_turn
 from decoder_faults import FAULTS, model
 from decoder_parameters import Times
 from small_models import ids
@@ -96,8 +97,9 @@ def red_in_a_sound_model(config, dtype):
     return red(looked_at(config, dtype)[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, *ARITHMETIC])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn(list(FAULTS), [torch.float64, *ARITHMETIC])
+)
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     config, plant = FAULTS[name]
     assert red_in_a_sound_model(config, dtype) == set()
@@ -156,10 +158,16 @@ def feed_forward(monkeypatch, of, by):
 SMALL = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 0.01, "packed": 1e-3}
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("dtype", ARITHMETIC)
-@pytest.mark.parametrize("config", ["gpt2", "llama", "keys of their own", "qk norm", "window"])
-@pytest.mark.parametrize("plant", [scaled, one_head, projection, output, first_norm, feed_forward])
+SMALL_FAULTS = [
+    pytest.param(plant, config)
+    for plant in (scaled, one_head, projection, output, first_norm, feed_forward)
+    for config in ("gpt2", "llama", "keys of their own", "qk norm", "window")
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "config", "dtype", "sign"), in_turn(SMALL_FAULTS, list(ARITHMETIC), [1, -1])
+)
 def test_a_small_fault_turns_a_footer_red(plant, config, dtype, sign, monkeypatch):
     of, whole = looked_at(config, dtype)
     plant(monkeypatch, of, 1 + sign * SMALL[dtype])

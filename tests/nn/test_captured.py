@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covers import covered
 from small_models import random_decoder
 from zoo import IN_BLOCKS, MODELS
 
@@ -26,7 +27,7 @@ def of_small_buckets(decoder):
     return decoder
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", covered(MODELS))
 def test_it_computes_what_the_ordinary_step_does(name):
     """To rounding: PyTorch's products with a mask round as those of live keys alone need not."""
     decoder = of_small_buckets(random_decoder(MODELS[name], torch.float32))

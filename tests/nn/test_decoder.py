@@ -3,6 +3,7 @@
 import pytest
 import torch
 from blocks import norm_of
+from covers import covered
 from decoder_parameters import parameters_of
 from small_models import ids, random_decoder
 from zoo import CONFIGS, MODELS, VOCAB, layer, llama, stretched
@@ -15,7 +16,7 @@ from llmcli.ops import compiled
 from llmcli.parts.attention.config import DynamicScaling
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=covered(MODELS))
 def model(request):
     return random_decoder(MODELS[request.param])
 
@@ -87,7 +88,7 @@ def test_a_tap_changes_nothing(model):
     assert seen == list(filter(graph(model.config).written, graph(model.config).nodes))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", covered(CONFIGS))
 def test_what_a_tap_sees_adds_up(name):
     model, seen = random_decoder(CONFIGS[name]), {}
     model(ids(2, 7), tap=lambda name, tensor: seen.setdefault(name, tensor))

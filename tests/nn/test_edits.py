@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covers import covered
 from small_models import random_model
 from zoo import MODELS, keeping_keys
 
@@ -22,7 +23,7 @@ def small(name, dtype=torch.float64):
     return random_model(MODELS[name], dtype)
 
 
-@pytest.fixture(params=MODELS, scope="module")
+@pytest.fixture(params=covered(MODELS), scope="module")
 def model(request):
     return small(request.param)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covers import covered
 from small_models import ids, random_decoder
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -13,7 +14,7 @@ from llmcli.ops.attention import _attend_one, attend
 from llmcli.ops.rope import depends_on_length
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=covered(MODELS))
 def decoder(request):
     return random_decoder(MODELS[request.param])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from covers import covered, in_turn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from zoo import MODELS, VOCAB
@@ -47,8 +48,9 @@ def test_the_mode_sees_float64():
         assert torch.equal(x.cpu(), torch.zeros(2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn(covered(MODELS), [torch.bfloat16, torch.float32, torch.float16])
+)
 def test_a_prompt_a_step_and_every_activation(name, dtype):
     with NoFloat64():
         decoder = Decoder(MODELS[name], device=META, dtype=dtype)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from covers import covered
 from parity_models import prompt
 from parity_reference import reference_attentions
 from parity_smollm2 import transformers_from_gguf
@@ -24,7 +25,7 @@ TEXT = (
 )
 
 
-@pytest.mark.parametrize("name", [one.name for one in ZOO])
+@pytest.mark.parametrize("name", covered(one.name for one in ZOO))
 def test_every_layer_and_head(name: str, models: Models, references: References) -> None:
     ids = prompt(tokens=TOKENS)
     found: dict[int, np.ndarray] = {}

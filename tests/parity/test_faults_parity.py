@@ -586,6 +586,7 @@ ALL = VALUES | EXPERTS | UNUSED | {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ALL)
 def test_a_wrong_value_shows(name: str, parts: Any) -> None:
     variant, change = ALL[name]
@@ -605,6 +606,7 @@ def test_a_wrong_value_shows(name: str, parts: Any) -> None:
 ALL_ROWS = ROWS | {f"qwen_next: {name}": case for name, case in QWEN_NEXT_ROWS.items()}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ALL_ROWS)
 def test_rows_in_another_order_show(name: str, parts: Any) -> None:
     variant, change = ALL_ROWS[name]

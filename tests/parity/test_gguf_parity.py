@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from covers import in_turn
 from parity_gguf import interleave, separate, write_gguf
 from parity_models import build, prompt
 from parity_reference import load_reference, reference_logprobs
@@ -53,10 +54,10 @@ def compare(
     return (ours.decoder(ids).log_softmax(-1) - theirs).abs().nan_to_num(torch.inf).max().item()
 
 
-@pytest.mark.parametrize(
-    "format", ["F64", "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
-)
-@pytest.mark.parametrize("model_type", PACKED)
+PLAIN_FORMATS = ["F64", "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+
+
+@pytest.mark.parametrize(("model_type", "format"), in_turn(list(PACKED), PLAIN_FORMATS))
 def test_every_format(model_type: str, format: str, tmp_path: Path) -> None:
     assert compare(tmp_path, packed(model_type), format) < (1e-9 if format in EXACT else 1e-5)
 
@@ -100,8 +101,9 @@ def test_super_blocks_of_every_architecture(model_type: str, tmp_path: Path) -> 
     assert compare(tmp_path, super_blocked(model_type), "Q4_K") < 1e-5
 
 
-@pytest.mark.parametrize("format", ["Q4_0", "Q8_0", "Q4_K"])
-@pytest.mark.parametrize("model_type", PACKED)
+@pytest.mark.parametrize(
+    ("model_type", "format"), in_turn(list(PACKED), ["Q4_0", "Q8_0", "Q4_K"])
+)
 @torch.no_grad()
 def test_packed_weights_of_every_architecture(
     model_type: str, format: str, tmp_path: Path
@@ -153,8 +155,9 @@ def mixed(model_type: str) -> Variant:
     return Variant("mixed", model_type, BLOCKS | own)
 
 
-@pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0"])
-@pytest.mark.parametrize("model_type", [*MIXTURES, *HYBRIDS])
+@pytest.mark.parametrize(
+    ("model_type", "format"), in_turn([*MIXTURES, *HYBRIDS], ["F16", "BF16", "Q8_0"])
+)
 def test_experts_in_one_tensor(model_type: str, format: str, tmp_path: Path) -> None:
     """Blocks are unpacked where a dtype is given."""
     assert compare(tmp_path, mixed(model_type), format) < 1e-9
@@ -230,8 +233,9 @@ def test_files_of_version_2(format: str, tmp_path: Path) -> None:
     assert compare(tmp_path, packed("llama"), format, version=2) < 1e-9
 
 
-@pytest.mark.parametrize("model_type", [one for one in PACKED if one != "nemotron_h"])  # no head is
-@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize(  # no head of Nemotron-H is
+    ("model_type", "head"), in_turn([one for one in PACKED if one != "nemotron_h"], [True, False])
+)
 def test_a_tied_head_stored_or_not(model_type: str, head: bool, tmp_path: Path) -> None:
     one = packed(model_type, tie_word_embeddings=True)
     assert compare(tmp_path, one, "F32", head=head) < 1e-9

@@ -10,6 +10,7 @@ import re
 
 import pytest
 import torch
+from covers import covered
 from parity_models import prompt
 from parity_recorder import PAIRED, numbers_of_a_head
 from parity_reference import fresh_rope, precision
@@ -57,7 +58,7 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2).flatten(2) if tensor.ndim == 4 else tensor
 
 
-@pytest.mark.parametrize("name", [one.name for one in ZOO])
+@pytest.mark.parametrize("name", covered(one.name for one in ZOO))
 def test_a_modules_name_means_its_output(name: str, models: Models, references: References) -> None:
     ids = prompt(batch=2, tokens=20)
     model = models(name, "float64")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from covers import covered
 from decoder_parameters import parameters_of
 from parity_gguf import write_gguf
 from parity_models import build, prompt
@@ -83,7 +84,7 @@ def test_another_state_than_keys_and_values_is_refused(name: str, checkpoints: C
         open_transformers(model, SETTINGS)
 
 
-@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize("name", covered(CACHED))
 def test_a_model_filled_from_ours_is_the_same_model(name: str, checkpoints: Checkpoints) -> None:
     file = checkpoints(name) / "model.safetensors"  # a file by itself: transformers is not asked
     model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32")
@@ -141,7 +142,7 @@ def test_a_gguf_file_runs_in_transformers(one: Variant, tmp_path: Path) -> None:
     assert difference(model) < 1e-4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", covered(NAMES))
 def test_the_configuration_and_the_names_lead_back_to_the_model(
     name: str, checkpoints: Checkpoints
 ) -> None:

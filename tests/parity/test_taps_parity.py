@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import pytest
 import torch
+from covers import covered
 from decoder_parameters import parameters_of
 from parity_models import prompt
 from parity_recorder import record
@@ -53,7 +54,7 @@ def far(a: Tensor, b: Tensor) -> float:
     return ((a - b).abs().nan_to_num(torch.inf).max() / (1 + b.abs().max())).item()
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_every_activation_is_transformers_own(
     name: str, models: Models, references: References
 ) -> None:
@@ -74,7 +75,7 @@ def test_every_activation_is_transformers_own(
     assert {key: value for key, value in wrong.items() if value > 1e-11} == {}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_the_residual_stream_is_transformers_hidden_states(
     name: str, models: Models, references: References
 ) -> None:
@@ -89,7 +90,7 @@ def test_the_residual_stream_is_transformers_hidden_states(
         assert torch.equal(decoder(ids, until=layer), ours[f"blocks.{layer}.resid_post"])
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_norms_divide_by_what_they_say(name: str, models: Models) -> None:
     decoder = models(name, "float64").decoder
     ours = tapped(decoder, prompt(tokens=40))
@@ -116,7 +117,7 @@ def test_norms_divide_by_what_they_say(name: str, models: Models) -> None:
         assert far(out, ours[f"{norm}.out"]) < 1e-13
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_the_pattern_is_derived_and_gives_the_layers_output(
     name: str, models: Models, references: References
 ) -> None:
@@ -139,7 +140,7 @@ def test_the_pattern_is_derived_and_gives_the_layers_output(
         assert far(rows @ v, ours[f"{at}.z"]) < 1e-12
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_the_pattern_is_derived_across_the_cache(name: str, models: Models) -> None:
     """Keys and values emitted by earlier calls, side by side, explain the last call's output."""
     ids, pieces = prompt(tokens=100), (60, 37, 1, 1, 1)
@@ -161,7 +162,7 @@ def test_the_pattern_is_derived_across_the_cache(name: str, models: Models) -> N
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_looking_changes_no_bit(name: str, dtype: str, models: Models) -> None:
     """Whole, in pieces, token by token, and in unequal rows: equal bit for bit under a tap."""
     decoder = models(name, dtype).decoder
@@ -183,7 +184,7 @@ def test_looking_changes_no_bit(name: str, dtype: str, models: Models) -> None:
         assert torch.equal(plain, watched)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_the_anatomy_names_what_is_emitted(name: str, models: Models) -> None:
     """Names, order and shapes of one pass are the ones that the specs foretell."""
     model = models(name, "float32")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from covers import covered, in_turn
 from decoder_parameters import parameters_of
 from parity_models import PROMPT, prompt
 from parity_reference import OnlyFloat64, reference_logprobs
@@ -58,7 +59,7 @@ def pieces(size: int, total: int = PROMPT) -> list[int]:
     return [min(size, total - start) for start in range(0, total, size)]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_the_reference_really_is_float64(name: str, references: References) -> None:
     reference = references(name, "float64")  # made here: what loads it is not looked at
     with OnlyFloat64() as watch:
@@ -73,7 +74,7 @@ def test_the_watch_sees_the_casts_of_transformers(references: References) -> Non
     assert any("softmax" in offender for offender in watch.offenders)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_ours_really_is_float64(name: str, models: Models) -> None:
     decoder = models(name, "float64").decoder
     with OnlyFloat64() as watch:
@@ -130,15 +131,14 @@ def margin(scores: Tensor, count: int) -> float:
     return float((ordered[..., count - 1] - ordered[..., count]).min())
 
 
-@pytest.mark.parametrize("size", [7, 64])
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(("name", "size"), in_turn(covered(PLAIN), [7, 64]))
 def test_in_pieces(name: str, size: int, models: Models, references: References) -> None:
     ids = prompt(batch=2)
     ours = logprobs(models(name, "float64").decoder, ids, pieces(size))
     assert difference(ours, reference_logprobs(references(name, "float64"), ids)) < 1e-9
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", covered(PLAIN))
 def test_a_prompt_then_token_by_token(name: str, models: Models, references: References) -> None:
     ids = prompt()
     for dtype, tolerance in TOLERANCE.items():
@@ -147,7 +147,7 @@ def test_a_prompt_then_token_by_token(name: str, models: Models, references: Ref
         assert off < tolerance or off < allowed(name, dtype, references, ids)
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@pytest.mark.parametrize("name", covered(TYPICAL))
 def test_token_by_token_from_nothing(name: str, models: Models, references: References) -> None:
     ids = prompt()
     ours = logprobs(models(name, "float64").decoder, ids, [1] * PROMPT)
@@ -175,7 +175,7 @@ def padded(rows: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     return ids, lengths
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", covered(ALL))
 def test_unequal_rows_equal_each_row_alone(
     name: str, models: Models, references: References
 ) -> None:
@@ -202,7 +202,7 @@ def test_unequal_rows_equal_each_row_alone(
         assert difference(torch.cat(got[row]), theirs) < 1e-9
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@pytest.mark.parametrize("name", covered(TYPICAL))
 def test_the_last_logits_of_unequal_rows(name: str, models: Models, references: References) -> None:
     decoder, reference = models(name, "float64").decoder, references(name, "float64")
     rows = [prompt(tokens=n, seed=n)[0] for n in (90, 3, 41, 1)]
@@ -215,7 +215,7 @@ def test_the_last_logits_of_unequal_rows(name: str, models: Models, references: 
             assert difference(ours, theirs) < 1e-9
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@pytest.mark.parametrize("name", covered(TYPICAL))
 def test_every_parameter_matters(name: str, models: Models, references: References) -> None:
     """A relative change of 1e-4 in any one parameter breaks the comparison at 1e-9.
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from covers import covered, in_turn
 from parity_gguf import write_gguf
 from parity_models import build, prompt
 from parity_reference import load_reference, reference_attentions, reference_hidden
@@ -27,13 +28,12 @@ from llmcli.cli.app import main
 from llmcli.families import describe, translate
 
 NEW = 3
+VIEWED = [one for one in ZOO if one.views]
 IDS = prompt(tokens=40)[0].tolist()
-FILES = [
-    f"{one.name}.{kind}"
-    for one in ZOO
-    if one.views
-    for kind in (("hf", "gguf") if one.gguf else ("hf",))
-]
+FILES = in_turn(
+    covered(one.name for one in VIEWED if one.gguf), ["gguf", "hf"]
+) + in_turn(covered(one.name for one in VIEWED if not one.gguf), ["hf"])
+FILES = [pytest.param(".".join(one.values), marks=one.marks) for one in FILES]
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ def _arrays(file: Path) -> dict[str, np.ndarray]:
 GIVEN = ("--ids", ",".join(map(str, IDS)))
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("new", [0, NEW])
+@pytest.mark.parametrize(("name", "new"), in_turn(FILES, [NEW, 0]))
 def test_attention(name: str, new: int, made: Any, view: Any, tmp_path: Path) -> None:
     """Patterns of the prompt's rows, and of the new tokens' rows from the cache."""
     both, file = made(name), tmp_path / "heads.npz"
@@ -186,8 +185,7 @@ def test_shapes(name: str, made: Any, view: Any) -> None:
     assert {tensor["name"] for tensor in ran["tensors"]} == set(known(config))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(FILES, ["float64", "bfloat16", "float16"]))
 def test_checks_are_green_in_every_precision(name: str, dtype: str, made: Any, view: Any) -> None:
     """`view` holds every check against what that precision allows: no false alarm."""
     path, options = made(name).path, (*GIVEN, "--dtype", dtype, "--generate", str(NEW))

@@ -204,6 +204,7 @@ def weights_shown(page):
     ]
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize(("layer", "head", "query", "window"), [(0, 3, 7, None), (1, 2, 11, 4)])
 def test_a_browser_shows_the_row_of_a_token(opened, layer, head, query, window):
     matrices, report = patterns(window=window), attention_report()
@@ -228,6 +229,7 @@ def test_a_browser_shows_the_row_of_a_token(opened, layer, head, query, window):
     assert len(news) == 2
 
 
+@pytest.mark.browser
 def test_keys_a_click_and_a_wheel_do_what_they_say(opened):
     matrices, report = patterns(), attention_report()
     drive = """
@@ -252,6 +254,7 @@ def test_keys_a_click_and_a_wheel_do_what_they_say(opened):
     assert float(body[1]["data-view"]) == pytest.approx(12 * 0.8)
 
 
+@pytest.mark.browser
 def test_the_canvas_has_the_colours_of_the_numbers(opened):
     """The first row sees itself alone: weight 1 is the last colour, what is masked is hatched."""
     matrices = patterns()
@@ -278,6 +281,7 @@ def test_the_canvas_has_the_colours_of_the_numbers(opened):
     assert other[:3] == VIRIDIS[step].tolist()
 
 
+@pytest.mark.browser
 def test_scores_and_a_failed_check_in_a_browser(opened):
     random = np.random.default_rng(1)
     scores = {0: np.where(np.tri(12, dtype=bool), random.normal(size=(4, 12, 12)), -np.inf)}
@@ -290,6 +294,7 @@ def test_scores_and_a_failed_check_in_a_browser(opened):
     assert page.by(**{"class": "bad"})[0][0].startswith("every row adds up to 1 · 0.5")
 
 
+@pytest.mark.browser
 def test_one_token_is_a_page_too(opened):
     report = attention_report(1, 2, 1, generated=0)
     page = opened(lambda: attention_page(report, {0: np.ones((2, 1, 1), np.float32)}))
@@ -297,6 +302,7 @@ def test_one_token_is_a_page_too(opened):
     assert "hidden" in page.by(id="alarm")[0][1]
 
 
+@pytest.mark.browser
 def test_a_browser_shows_the_lens(opened):
     report = lens_report(generated=2)
     drive = """
@@ -327,6 +333,7 @@ def test_a_browser_shows_the_lens(opened):
     assert words.endswith("(generated)")
 
 
+@pytest.mark.browser
 def test_a_long_lens_shows_a_part_at_a_time(opened):
     report = lens_report(150, 3)
     page = opened(lambda: lens_page(report, TITLE), "position=3", "$('after').click();")
@@ -335,6 +342,7 @@ def test_a_long_lens_shows_a_part_at_a_time(opened):
     assert page.text("span").startswith("Positions 65 to 128 of 151")
 
 
+@pytest.mark.browser
 def test_a_browser_shows_the_experts_of_a_token_and_the_load_of_its_layer(opened):
     report = experts_report()
     page = opened(lambda: experts_page(report, TITLE), "layer=1&position=2&by=margin")
@@ -349,6 +357,7 @@ def test_a_browser_shows_the_experts_of_a_token_and_the_load_of_its_layer(opened
     assert "top 2 of 6 by sigmoid + correction, of 2 of 3 groups" in page.text("place-words")
 
 
+@pytest.mark.browser
 def test_an_expert_that_is_clicked_is_seen_in_its_own_layer_alone(opened):
     drive = """
     const press = (key) => dispatchEvent(new KeyboardEvent("keydown", { key }));
@@ -362,6 +371,7 @@ def test_an_expert_that_is_clicked_is_seen_in_its_own_layer_alone(opened):
     assert "what expert 1 of layer 1 counts" in page.text("span")
 
 
+@pytest.mark.browser
 def test_a_red_check_is_an_alarm_on_the_page_of_experts(opened):
     page = opened(lambda: experts_page(experts_report(check=WRONG), TITLE))
     (alarm,) = page.by(id="alarm")

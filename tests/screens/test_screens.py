@@ -73,7 +73,7 @@ SCREENS = {
     "chat": Screen(("chat", *EXACT, "--prompt", "Tell me a story.", "--greedy", "-n", "8"), True),
     "timing": Screen(("timing", TEXT, *PLAIN, "-n", "2", "--threads", "2"), True, True),
     "bench": Screen(("bench", *PLAIN, "-p", "16", "-n", "4", "-r", "2"), True, wide=True),
-    "ladder": Screen(("ladder", *EXACT), True),
+    "ladder": Screen(("ladder", "In", "-n", "1", *EXACT), True),
     "explain": Screen(
         ("explain", "blocks.1.attn.pattern[0,3,1]", TEXT, *EXACT), True, True, flowing=True
     ),
@@ -122,7 +122,7 @@ def settled(monkeypatch):
     shutil.copytree(locate("tiny"), HOME / "tiny")
     for name in (
         "NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM",
-        "OMP_NUM_THREADS", "LLMCLI_KERNELS",
+        "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     for name, folder in (("HF_HUB_CACHE", "hf_hub_cache"), ("HF_HOME", "hf_home")):
@@ -154,6 +154,8 @@ def settled(monkeypatch):
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
     for name in ("observe.ceilings.measure_ceilings", "commands.ladder.command._measured"):
         once(monkeypatch, f"llmcli.{name}")
+    # `--threads` is shown; beside another worker a second thread would only wait for the first
+    monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
     begun = [Stage(name=name, seconds=1.5) for name in ("import torch", "tokenize")]
     monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: begun)
     order = []  # stages of loading are listed by their times

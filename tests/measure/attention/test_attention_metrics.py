@@ -20,6 +20,7 @@ from attention_models import (
     seen_keys,
     small,
 )
+from covers import in_turn
 from decoder_parameters import parameters_of
 
 from llmcli.commands.attention.measure import run
@@ -33,9 +34,9 @@ from llmcli.reports.head_metrics import LABELS, METRICS, USUAL
 NEAR = {"float64": 1e-10, "float32": 1e-5}
 
 
-@pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("rows", [1, 7, 75])
-@pytest.mark.parametrize("kind", MIXERS)
+@pytest.mark.parametrize(
+    ("kind", "rows", "dtype"), in_turn(list(MIXERS), [1, 7, 75], list(NEAR))
+)
 def test_in_blocks_as_by_definition(kind, rows, dtype):
     model, ids = small(kind, dtype), ids_of(75)
     report = measure_attention(model, ids, block_rows=rows)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covers import covered, in_turn
 from decoder_parameters import replace_weight
 from small_models import ids
 from timed_models import red, small, timed
@@ -16,7 +17,7 @@ PIECES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", covered(CONFIGS))
 def test_pieces_compute_what_the_kernels_do_in_every_kind_of_model(name):
     report = timed(small(name, torch.float64), batch=2, unfused=True)
     assert not red(report) - {"adds_up"}
@@ -32,8 +33,9 @@ def test_pieces_compute_what_the_kernels_do_in_every_kind_of_model(name):
         assert split.group_s == next(p.seconds for p in totals if p.part == group)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn(covered(BLOCKS), [torch.float64, torch.bfloat16])
+)
 def test_pieces_of_other_blocks(name, dtype):
     """Rows of the stream itself, and projections that are none of the pieces."""
     report = timed(small(name, dtype), batch=2, unfused=True)
