@@ -11,6 +11,7 @@
 import ast
 import re
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -131,18 +132,35 @@ def imports(tree, module=""):
 
 
 MODULES = {name_of(file) for file in FILES}
-TREES = {name_of(file): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
-IMPORTS = {module: sorted(set(imports(tree, module))) for module, tree in TREES.items()}
+
+
+@cache  # not when it is collected: that takes seconds of every worker
+def trees():
+    return {name_of(file): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+
+
+@cache
+def imported():
+    return {module: sorted(set(imports(tree, module))) for module, tree in trees().items()}
+
+
+@cache
+def edges_at_top():
+    return {
+        module: [name for name, at in found if at == "top"]
+        for module, found in imported().items()
+    }
 
 
 def ours(module, *when):
-    return [name for name, at in IMPORTS[module] if name.split(".")[0] == "llmcli" and at in when]
+    found = imported()[module]
+    return [name for name, at in found if name.split(".")[0] == "llmcli" and at in when]
 
 
-def layer_faults(module, imported):
+def layer_faults(module, targets):
     """What is wrong with `module` importing each of those modules of ours."""
     me = part_of(module)
-    for name in imported:
+    for name in targets:
         other = part_of(name)
         if command_of(name) and command_of(name) != command_of(module):
             yield f"{module} imports {name}"
@@ -171,9 +189,6 @@ def torch_paths(module, edges):
     return sorted(name for name in seen if any(t.split(".")[0] == "torch" for t in edges[name]))
 
 
-EDGES = {module: [name for name, at in found if at == "top"] for module, found in IMPORTS.items()}
-
-
 def test_modules_import_only_what_lies_below_them():
     modules = sorted(MODULES - {"llmcli"})
     known = {*LAYER, *VIEWS, "commands"}
@@ -183,13 +198,13 @@ def test_modules_import_only_what_lies_below_them():
 
 def test_torch_free_modules_load_no_torch_even_through_others():
     free = sorted(module for module in MODULES if part_of(module) in TORCH_FREE | {""})
-    found = {module: torch_paths(module, EDGES) for module in free}
+    found = {module: torch_paths(module, edges_at_top()) for module in free}
     assert {module: paths for module, paths in found.items() if paths} == {}
 
 
 def loaded(module):
     """What importing `module` loads: what it names, and the packages around that."""
-    for target in EDGES[module]:
+    for target in edges_at_top()[module]:
         if target in MODULES:
             yield target
             inside = target.rpartition(".")[0]
@@ -206,7 +221,7 @@ def test_no_module_imports_itself_through_others():
 
 
 def third_party_faults(module):
-    for name, when in IMPORTS[module]:
+    for name, when in imported()[module]:
         root = name.split(".")[0]
         if root == "llmcli" or root in sys.stdlib_module_names or when == "types":
             continue
@@ -243,7 +258,7 @@ def forks(tree):
 
 def test_parts_know_no_family():
     model = {"nn", "formats", "ops", "parts", "graph", "evaluation", "anatomy"}
-    found = {m: forks(TREES[m]) for m in sorted(MODULES) if part_of(m) in model}
+    found = {m: forks(trees()[m]) for m in sorted(MODULES) if part_of(m) in model}
     assert {module: words for module, words in found.items() if words} == {}
 
 
@@ -260,7 +275,7 @@ def calls_with_state(tree):
 
 
 def test_the_session_alone_calls_a_decoder_with_a_state():
-    found = {module: list(calls_with_state(tree)) for module, tree in TREES.items()}
+    found = {module: list(calls_with_state(tree)) for module, tree in trees().items()}
     parts = {"nn", "parts"}  # the decoder itself
     outside = {m: calls for m, calls in found.items() if calls and part_of(m) not in parts}
     assert set(outside) == {"llmcli.engine.session"}, outside
@@ -308,8 +323,8 @@ def test_a_call_with_a_state_is_found(source, count):
     ],
 )
 def test_the_layer_rule_can_fail(module, source, faults):
-    imported = [name for name, _ in imports(ast.parse(source))]
-    assert len(list(layer_faults(module, imported))) == faults
+    targets = [name for name, _ in imports(ast.parse(source))]
+    assert len(list(layer_faults(module, targets))) == faults
 
 
 def test_the_other_rules_can_fail():

@@ -108,7 +108,7 @@ def test_arguments_that_are_not_utf8_are_refused(run, argv):
         assert found["error"]["message"] == f"{name} is not UTF-8 text"
 
 
-@pytest.mark.parametrize("line", ['"a\\ud800"', '{"prompt": "\\udcff"}'])
+@pytest.mark.parametrize("line", few(['{"prompt": "\\udcff"}', '"a\\ud800"'], 1))
 def test_half_a_surrogate_pair_in_a_batch_is_refused(run, place, line):
     (place / "b.jsonl").write_text(f'"\\ud83d\\ude00"\n{line}\n')
     out, err = run("generate", "--batch", "b.jsonl", "-n", "1", "--json", code=2)

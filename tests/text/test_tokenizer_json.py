@@ -14,6 +14,7 @@ from tokenizer_files import KINDS, write
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, processors
 
+from llmcli.engine.output import Choice, Output
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text import StreamDecoder
 from llmcli.text.hfspecial import add_tokens
@@ -448,3 +449,12 @@ def test_a_token_without_an_embedding_stays_text_behind_those_that_the_file_adds
     listed = {5: {"content": "<new>"}, 6: {"content": "<more>"}}
     add_tokens(backend, listed, [], marks=False, rows=6)
     assert [backend.token_to_id(text) for text in ("<y>", "<new>", "<more>")] == [4, 5, None]
+
+
+def test_a_text_begins_where_its_prompt_ends_with_a_special_token(tmp_path):
+    """There a vocabulary of pieces drops the space before a word; behind a word it is its own."""
+    tokenizer = from_directory(write(tmp_path / "m", "llama2"))
+    word = tokenizer.encode("the", add_bos=False)
+    for prompt, text in (([min(tokenizer.special_ids)], "the"), (word, " the")):
+        output = Output(0, prompt, room=9, tokenizer=tokenizer, stop=(), eos_ids=frozenset())
+        assert "".join(output.add(Choice(id, None, ())).text for id in word) == text
