@@ -23,7 +23,7 @@ machines.after()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["LLMCLI_CONFIG"] = ""  # no test, and no child of one, reads the developer's own
-os.environ["LC_ALL"] = "C.UTF-8"
+os.environ |= {"LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
 # nor is anything of the terminal and the shell that the tests were started in
 for name in (
     "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "PAGER", "LLMCLI_PAGER",
