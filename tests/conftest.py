@@ -41,8 +41,8 @@ settings.load_profile("llmcli")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update-screens` writes the golden screens anew."""
-    parser.addoption("--update-screens", action="store_true", help="write tests/screens/golden")
+    """`--update` writes the transcripts anew."""
+    parser.addoption("--update", action="store_true", help="write tests/transcripts")
     parser.addoption(
         "--budget", type=float, metavar="SECONDS", help="fail where more processor time is taken"
     )

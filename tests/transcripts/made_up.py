@@ -1,0 +1,120 @@
+"""What the transcripts run on: a machine that is made up, and small models."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+for folder in ("render", "cli"):
+    sys.path.append(str(Path(__file__).parents[1] / folder))
+from cli_tiny import write_mixture, write_tiny
+from timing_reports import timing_report
+
+from llmcli import OPENMP_SPIN
+from llmcli.checkpoints import locate
+from llmcli.commands.timing.report import Stage
+from llmcli.reports.environment import Environment
+from llmcli.reports.machine_load import MachineLoad
+
+# which kernels computed is shown for what was measured alone
+MACHINE = {
+    "python": "3.11.7", "platform": "Linux-6.1.0-x86_64-with-glibc2.36", "cores": 2,
+    "processor": "Processor of 2 Cores @ 2.50GHz", "features": ("avx2", "fma", "avx512f"),
+    "memory_bytes": 24 * 2**30, "gpus": (), "driver": None, "torch": "2.12.0+cpu", "cuda": None,
+    "threads": 2, "kernel_level": "avx2",
+}  # fmt: skip
+
+
+def made_up_machine(monkeypatch, home):
+    """Nothing of this machine's caches and settings, a pager that is none, and times that stand."""
+    for name in (
+        "NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM",
+        "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT",
+    ):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    for name, folder in (("HF_HUB_CACHE", "hf_hub_cache"), ("HF_HOME", "hf_home")):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(home / folder))
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(home / name.lower()))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("LLMCLI_PAGER", "")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
+    monkeypatch.setattr(  # a time's width decides which columns there is room for
+        "llmcli.commands.bench.view.table._ns", lambda ns: "" if ns is None else "1.23 ms"
+    )
+    # whether a busy machine was slower while its ceilings were measured
+    monkeypatch.setattr("llmcli.commands.bench.view.table.beyond", lambda names: "")
+    monkeypatch.setattr(
+        "llmcli.commands.timing.measure.report.measure_timing", lambda *_, **__: timing_report()
+    )
+    monkeypatch.setattr(
+        "llmcli.observe.busy.Busy.load",
+        lambda self, threads: MachineLoad(
+            seconds=1.0, processors=2, threads=threads, others=0.0, stolen=0.0, load_average=None
+        ),
+    )
+    monkeypatch.setattr(
+        "llmcli.observe.environment.Environment", lambda **of: Environment(**of | MACHINE)
+    )
+    monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
+    for name in ("observe.ceilings.measure_ceilings", "commands.ladder.command._measured"):
+        _once(monkeypatch, f"llmcli.{name}")
+    # `--threads` is shown; beside another worker a second thread would only wait for the first
+    monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
+    begun = [Stage(name=name, seconds=1.5) for name in ("import torch", "tokenize")]
+    monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: begun)
+    order = []  # stages of loading are listed by their times
+
+    def add(self, name, seconds, nbytes=0):
+        order.append(name)
+        self.seconds[name] = 0.9 / (1 + list(dict.fromkeys(order)).index(name))
+        self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
+
+    monkeypatch.setattr("llmcli.model.Stages.add", add)
+
+
+def _once(monkeypatch, target):
+    """What a function returns first, it returns every time: one screen is shown in several ways."""
+    module, _, name = target.rpartition(".")
+    function, found = getattr(importlib.import_module(module), name), []
+
+    def first(*args, **options):
+        if not found:
+            found.append(function(*args, **options))
+        return found[0]
+
+    monkeypatch.setattr(target, first)
+
+
+def _tiny(folder):
+    shutil.copytree(locate("tiny"), folder)
+
+
+def _mixtral(folder):
+    """The configuration of a small mixture beside `tiny`'s tokenizer; without weights."""
+    source = locate("tiny")
+    folder.mkdir()
+    for file in source.iterdir():
+        if file.name.startswith("tokenizer"):
+            shutil.copy(file, folder)
+    vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
+    config = {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32,
+        "vocab_size": vocabulary, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+MODELS = {
+    "tiny": _tiny,  # the package's own
+    "mixture": _mixtral,
+    "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
+    "llama": lambda folder: write_tiny(folder, weights=True),  # over bytes, with a chat template
+}

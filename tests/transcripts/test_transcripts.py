@@ -1,0 +1,227 @@
+"""Commands and all that they print: a file here is a session in a shell, run in this process.
+
+    # What follows is said of the next command.
+    $ printf 'abc' | COLUMNS=40 llmcli tokens - -m ./llama
+      what it writes to stdout, by two columns to the right
+    2 what it writes to stderr
+    ? 2
+
+`? CODE` is missing where the exit code is 0. `tty 40 llmcli …` has a terminal of 40 columns and 24
+lines for its stdout; its colours are left out, but with `tty 40 colour llmcli …`. `< FILE`,
+`> FILE`, `cat FILE` and `printf TEXT > FILE` are as in a shell; nothing else of one is known.
+`./NAME` is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the
+spaces between columns are replaced), `#! flowing` (so are the ends of lines) and `#! wide` (lines
+may be longer than the terminal is wide).
+
+`pytest tests/transcripts --update` writes them anew: read the difference before it goes in. The
+machine is one that was made up and times are replaced; numbers are of float64 where they are
+shown, so that no processor's rounding is in them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import shlex
+import shutil
+import struct
+import sys
+import tempfile
+import termios
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from made_up import MODELS, made_up_machine
+from rich.cells import cell_len
+
+from llmcli.cli.app import main
+
+HERE = Path(__file__).parent
+FILES = sorted(file.stem for file in HERE.glob("*.txt"))
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+MEASURED = re.compile(
+    r"\b(\d[\d,.]*)([  ]?)([kMGTP]?i?(?=B|FLOP)|[µnm]?(?=s)|)(B/s|FLOP/s|FLOP|B|s|tok/s)\b"
+)
+NOISE = re.compile(r"\d(?:\.\d+)?e[-−](?:0[89]|[1-9]\d|[89](?!\d))")
+DIGITS = re.compile(r"\d+\.\d{7,}(?:e[-+]\d+)?")
+
+
+@pytest.fixture
+def home(monkeypatch):
+    """The folder that a session is in: its name is of one length on all machines."""
+    with tempfile.TemporaryDirectory(prefix="llmcli-", dir="/tmp") as folder:
+        monkeypatch.chdir(folder)
+        made_up_machine(monkeypatch, Path(folder))
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """`models(name)`: the folder of a model, written by the first session that names it."""
+    root = tmp_path_factory.mktemp("models")
+
+    def written(name):
+        if not (root / name).exists():
+            MODELS[name](root / name)
+        return root / name
+
+    return written
+
+
+class Session:
+    """Runs the commands of one file and writes down what they print."""
+
+    def __init__(self, text, home, monkeypatch):
+        self.home, self.monkeypatch = home, monkeypatch
+        self.directives = set(re.findall(r"(?m)^#! (\w+)$", text))
+        assert self.directives <= {"measured", "flowing", "wide"}
+
+    def transcript(self, text):
+        lines = []
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                lines += [line, *self.shown(line[2:])]
+            elif line.startswith("#") or (not line and lines[-1:] != [""]):
+                lines.append(line)
+        # an empty line of stdout stood there before, or one between two commands
+        return re.sub(r"\n\n+(?=[$#])", "\n\n", "\n".join(lines).rstrip() + "\n")
+
+    def shown(self, command):
+        code, out, err = self.run(command)
+        out = self.settled(out, measured="measured" in self.directives)
+        if "flowing" in self.directives:
+            out = textwrap.fill(" ".join(out.replace(" · ", " ").split()), 98) + "\n"
+        yield from marked("  ", out)
+        yield from marked("2 ", self.settled(err, measured="measured" in self.directives))
+        if code:
+            yield f"? {code}"
+
+    def run(self, command):
+        words, given, to = pieces(command)
+        with self.monkeypatch.context() as patch:
+            while re.match(r"[A-Z_]+=", words[0]):
+                patch.setenv(*words.pop(0).split("=", 1))
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given or b""), "utf-8"))
+            if given is None:
+                patch.setattr(sys.stdin, "isatty", lambda: True)
+            code, out, err = self.started(words, patch)
+        if to is not None:
+            Path(to).write_text(out, encoding="utf-8")
+            out = ""
+        return code, out, err
+
+    def started(self, words, patch):
+        match words:
+            case ["cat", *files]:
+                return 0, "".join(Path(file).read_text(encoding="utf-8") for file in files), ""
+            case ["printf", text]:
+                return 0, text.encode().decode("unicode_escape"), ""
+            case ["llmcli", *argv]:
+                return in_a_pipe(argv, patch)
+            case ["tty", columns, "colour", "llmcli", *argv]:
+                code, out, err = on_terminal(argv, int(columns), patch)
+                return code, out.replace("\x1b", "␛"), err
+            case ["tty", columns, "llmcli", *argv]:
+                code, out, err = on_terminal(argv, int(columns), patch)
+                out = ESCAPE.sub("", out)
+                too_wide = [
+                    line for line in out.splitlines()
+                    if cell_len(line) > int(columns) and not line.startswith("llmcli ")
+                ]  # fmt: skip
+                assert not too_wide or "wide" in self.directives, too_wide[0]
+                return code, out, err
+        raise ValueError(f"no such command: {shlex.join(words)}")
+
+    def settled(self, text, *, measured):
+        """`text` without what differs from run to run and from machine to machine."""
+        text = text.replace(str(self.home), "~")
+        if measured:
+            text = MEASURED.sub(lambda found: f"#{found[2]}{found[4]}", text)
+            text = re.sub(r"(?m)^build: .*$", "build: BUILD", text)
+            text = re.sub(r"\d[\d,.]*(e[-+−]\d+)?( [kMGTP]\b)?", "#", text)
+            text = re.sub(r"[█▉▊▋▌▍▎▏▁▂▃▄▅▆▇─━╸╺]+", "▄", text)
+            text = re.sub(r" {2,}", " ", text)
+        text = DIGITS.sub(lambda found: f"{float(found[0]):.6g}", text)
+        return NOISE.sub("1e-0", text)
+
+
+def pieces(command):
+    """The words of a command, what is given to its stdin (None: a terminal), the file it writes."""
+    given = to = None
+    if found := re.match(r"printf ('[^']*') \| ", command):
+        given = shlex.split(found[1])[0].encode().decode("unicode_escape").encode("latin-1")
+        command = command[found.end() :]
+    words = shlex.split(command)
+    if ">" in words:
+        *words, arrow, to = words
+        assert arrow == ">"
+    if "<" in words:
+        *words, arrow, file = words
+        assert arrow == "<"
+        given = Path(file).read_bytes()
+    return words, given, to
+
+
+def marked(mark, text):
+    """The lines of a text behind their mark; a last one that is not ended says so."""
+    for line in text.split("\n")[:-1]:
+        yield (mark + line).rstrip()
+    if not text.endswith("\n") and text:
+        yield mark + text.split("\n")[-1] + "⏎"
+
+
+def in_a_pipe(argv, patch):
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2))
+    patch.setattr(sys, "stdout", out)
+    patch.setattr(sys, "stderr", err)
+    code = main(list(argv))
+    for stream in (out, err):
+        stream.flush()
+    return code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
+
+
+def on_terminal(argv, columns, patch):
+    """What `main(argv)` writes to a terminal of 24 lines, and to stderr, which is a pipe."""
+    controller, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    attributes = termios.tcgetattr(inner)
+    attributes[1] &= ~termios.OPOST  # a newline stays one character
+    termios.tcsetattr(inner, termios.TCSANOW, attributes)
+    read = []
+
+    def reading():
+        while True:
+            try:
+                if not (piece := os.read(controller, 65536)):
+                    return
+            except OSError:  # the other end was closed
+                return
+            read.append(piece)
+
+    reader = threading.Thread(target=reading)
+    reader.start()
+    err = io.StringIO()
+    with os.fdopen(inner, "w", encoding="utf-8") as out:
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        code = main(list(argv))
+    reader.join(30)
+    os.close(controller)
+    return code, b"".join(read).decode(), err.getvalue()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_transcript(name, home, models, monkeypatch, request):
+    file = HERE / f"{name}.txt"
+    text = file.read_text(encoding="utf-8")
+    for model in set(re.findall(r"\./([\w-]+)", text)) & MODELS.keys():
+        shutil.copytree(models(model), home / model, copy_function=os.link)
+    found = Session(text, home, monkeypatch).transcript(text)
+    if request.config.getoption("--update"):
+        file.write_text(found, encoding="utf-8")
+    assert found == file.read_text(encoding="utf-8")
