@@ -1,4 +1,4 @@
-"""Machines that are not here, for tests that see one: `LLMCLI_TESTS_ON=avx2 pytest tests/transcripts`.
+"""Machines that are not here, for tests that see one: `LLMCLI_TESTS_ON=avx2 pytest tests/explain`.
 
 `.ci/run` passes such tests on each of them: two processors that lack what this one may have, with
 names of another length, and a CUDA build of PyTorch on a machine without a driver.

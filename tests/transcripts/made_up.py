@@ -8,8 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-for folder in ("render", "cli"):
-    sys.path.append(str(Path(__file__).parents[1] / folder))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli")]
 from cli_tiny import write_mixture, write_tiny
 from timing_reports import timing_report
 
