@@ -7,14 +7,18 @@ background job, some CI runners) Ctrl-C would not reach it, and it would run on 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fork_server import Forked, can_fork
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
@@ -23,18 +27,43 @@ _started: list[subprocess.Popen[Any]] = []
 
 
 def start(
-    argv: Sequence[str], *, prepare: Callable[[], object] | None = None, **options: Any
+    argv: Sequence[str],
+    *,
+    prepare: Callable[[], object] | None = None,
+    terminal: bool = False,
+    **options: Any,
 ) -> subprocess.Popen[Any]:
-    """`subprocess.Popen` in a session of its own; `prepare` is called in the child before."""
-    process = subprocess.Popen(argv, **_plain(prepare), **_unconfigured(options))
+    """`subprocess.Popen` in a session of its own; `prepare` is called in the child before.
+
+    `terminal`: its stdin is the terminal that controls it, as in a window.
+    """
+    options = _unconfigured(options)
+    if prepare is None and can_fork(argv, options):
+        process: subprocess.Popen[Any] = Forked([*argv], terminal=terminal, **options)
+    else:
+        process = subprocess.Popen(argv, **_plain(prepare, terminal), **options)
     _started.append(process)
     return process
 
 
-def run(argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+def run(
+    argv: Sequence[str], *, input: Any = None, timeout: float | None = None, check: bool = False,
+    capture_output: bool = False, **options: Any,
+) -> subprocess.CompletedProcess[Any]:  # fmt: skip
     """`subprocess.run`, which waits for the child or kills it, in a session of its own."""
-    check = options.pop("check", False)
-    return subprocess.run(argv, check=check, **_plain(None), **_unconfigured(options))
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start(argv, **options) as process:
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        finally:
+            _end(process)
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
 
 
 @dataclass(frozen=True)
@@ -84,10 +113,14 @@ def _seconds(time: str) -> float:
 def end_all() -> None:
     """Kills every child that `start` started, and its own children with it."""
     while _started:
-        process = _started.pop()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _end(_started[-1])
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    _started.remove(process)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _unconfigured(options: dict[str, Any]) -> dict[str, Any]:
@@ -96,13 +129,15 @@ def _unconfigured(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"env": {"LLMCLI_CONFIG": "", **(os.environ if given is None else given)}}
 
 
-def _plain(prepare: Callable[[], object] | None) -> dict[str, Any]:
+def _plain(prepare: Callable[[], object] | None, terminal: bool) -> dict[str, Any]:
     parent = os.getpid()
 
     def in_the_child() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if prepare is not None:
             prepare()
         if _LIBC is not None:  # last: a change of user takes it back

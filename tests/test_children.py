@@ -1,7 +1,10 @@
 """What the other tests start: Ctrl-C reaches it, and it ends with its test or with pytest."""
 
 import ast
+import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +12,7 @@ import time
 from pathlib import Path
 
 import children
+import fork_server
 import pytest
 
 TESTS = Path(__file__).parent
@@ -78,11 +82,69 @@ def alive(pid):
         return False
 
 
+STATE = """
+import json, locale, os, signal, sys
+json.dump({
+    "argv": sys.argv, "cwd": os.getcwd(), "environ": dict(os.environ), "parent": os.getppid(),
+    "session": os.getsid(0) == os.getpid(), "files": sorted(os.listdir("/proc/self/fd")),
+    "signals": [str(signal.getsignal(number)) for number in (1, 2, 3, 13, 15)],
+    "masked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+    "streams": [[s.encoding, s.errors, s.line_buffering, s.isatty(), s.newlines, s.name]
+                for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "locale": locale.getpreferredencoding(), "name": __name__, "read": sys.stdin.read(),
+    "path": sys.path,
+}, sys.stdout)
+print("said", file=sys.stderr, end="")
+os._exit((sys.stdout.flush(), 7)[1])
+"""
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_program_that_was_forked_is_as_one_that_begins(tmp_path, monkeypatch, terminal):
+    file = tmp_path / "scripted.py"
+    file.write_text(STATE)
+
+    def told():
+        controller, inner = pty.openpty()
+        options = {"stderr": inner} if terminal else {"stderr": subprocess.PIPE}
+        if terminal:
+            os.write(controller, b"typed\n\4")
+        run = children.start(
+            [sys.executable, str(file), "a b", "ä"], terminal=terminal, cwd=tmp_path,
+            stdin=inner if terminal else subprocess.PIPE, stdout=subprocess.PIPE,
+            env=os.environ | {"MINE": "ß"}, **options,
+        )  # fmt: skip
+        out, err = run.communicate(None if terminal else b"typed\n")
+        os.close(inner)
+        os.close(controller)
+        return run.returncode, json.loads(out), err
+
+    forked = told()
+    monkeypatch.setattr(children, "can_fork", lambda *_: False)
+    real = told()
+    assert forked[1] == real[1]
+    assert forked == real
+    assert (forked[0], forked[1]["read"], forked[1]["parent"]) == (7, "typed\n", os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every program begins")
+def test_which_programs_are_forked(tmp_path):
+    ours = [sys.executable, "-m", "llmcli", "env"]
+    environ = {"env": {**os.environ}}
+    assert fork_server.can_fork(ours, environ)
+    assert not fork_server.can_fork(["llmcli", "env"], environ)
+    assert not fork_server.can_fork([sys.executable, "-c", "pass"], environ)
+    assert not fork_server.can_fork(ours, {"env": os.environ | {"LC_ALL": "C"}})
+    assert not fork_server.can_fork(ours, {"env": {"PATH": "/bin"}})
+
+
 def test_nothing_else_starts_a_process():
     for path in sorted(TESTS.rglob("*.py")):
-        if path.name == "children.py" or {"benchmarks", "trust"} & {*path.parts}:
+        if {"children.py", "fork_server.py", "benchmarks", "trust"} & {*path.parts}:
             continue
-        calls = [node.func for node in ast.walk(ast.parse(path.read_text()))
+        if not re.search(r"subprocess\.\w+\(", text := path.read_text()):
+            continue
+        calls = [node.func for node in ast.walk(ast.parse(text))
                  if isinstance(node, ast.Call)]  # fmt: skip
         own = [ast.unparse(call) for call in calls if ast.unparse(call).startswith("subprocess.")]
         assert not own, f"{path.relative_to(TESTS)}: use `children.start` or `children.run`"

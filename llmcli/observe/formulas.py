@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -229,7 +230,8 @@ def worst_number(own: Kernel, name: str) -> Found:
     allowed = _allowed(rule.magnitudes(own), halves, own, name).expand_as(ours)
     ours = own.as_kept(name, ours, theirs, allowed)
     share = _share(ours, theirs, allowed)
-    at = tuple(int(i) for i in torch.unravel_index(share.argmax(), share.shape))
+    # numpy's: PyTorch's imports sympy, half a second, to check its argument
+    at = tuple(int(i) for i in np.unravel_index(int(share.argmax()), share.shape))
     return _found(name, at, ours[at], theirs[at], allowed[at])
 
 

@@ -36,7 +36,7 @@ class Terminal:
         command = [sys.executable, *program, "chat", "-m", talker, *argv]
         self.process = children.start(
             ["sh", "-c", shell, shlex.join(command)] if shell else command,
-            prepare=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            terminal=True,
             stdin=inner, stdout=inner, stderr=inner,
             env={
                 **os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pty
@@ -339,7 +338,7 @@ def test_a_pager_ends_with_what_started_it(tmp_path, trap, starts_another, numbe
     before = termios.tcgetattr(inner)
     process = children.start(
         [sys.executable, "-m", "llmcli", "help", "formats"],
-        prepare=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        terminal=True,
         stdin=inner, stdout=inner, stderr=inner, cwd=ROOT,
         env={**os.environ, "TERM": "xterm", "PAGERS": str(told),
              "LLMCLI_PAGER": str(outer if starts_another else pager)},

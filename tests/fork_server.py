@@ -1,0 +1,185 @@
+"""Programs of llmcli that begin with their modules imported: in 0.05 s instead of a second.
+
+Each process of the tests has one server, which has imported PyTorch and llmcli's command line but
+has run nothing. For a program it forks twice: its child is at once orphaned, and so becomes a child
+of the tests, which wait for it and signal it as for any other. Run as a program, this file is the
+server: it reads requests and file descriptors from the socket that is its stdin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import io
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MODULES = ("llmcli.cli.tree", *(f"llmcli.commands.{name}.command" for name in ("generate", "chat",
+            "attention")), "llmcli.cli.running", "llmcli.engine.conversation", "llmcli.loading.load",
+            "llmcli.observe.formulas", "tokenizers", "safetensors.torch")  # fmt: skip
+# what Python, C libraries and modules read when they begin: another value needs another beginning
+_EARLY = ("PYTHON", "LC_", "LANG", "OMP_", "GOMP_", "MKL_", "LD_", "TORCH", "CUDA", "MALLOC")
+
+
+class Forked(subprocess.Popen[Any]):
+    """`subprocess.Popen` of `python -m MODULE` or `python FILE`, forked from this process's server.
+
+    It is in a session of its own; `terminal`: its stdin is the terminal that controls it.
+    """
+
+    def __init__(self, argv: list[str], *, terminal: bool = False, **options: Any) -> None:
+        self._terminal = terminal
+        super().__init__(argv, **options)
+
+    def _execute_child(  # type: ignore[override]
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
+        env: Any, startupinfo: Any, creationflags: Any, shell: Any, *pipes_and_more: Any,
+    ) -> None:  # fmt: skip
+        pipes = pipes_and_more[:6]
+        fds = [pipes[0], pipes[3], pipes[5]]
+        request = {
+            "argv": [os.fspath(word) for word in args], "cwd": os.fspath(cwd or os.getcwd()),
+            "environ": dict(env), "parent": os.getpid(), "terminal": self._terminal,
+        }  # fmt: skip
+        self.pid = _server().fork(request, [fd if fd != -1 else at for at, fd in enumerate(fds)])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def can_fork(argv: Any, options: dict[str, Any]) -> bool:
+    """Whether the server can start it: a program of this Python that begins as this process did."""
+    given = options["env"]
+    early = {name for name in given.keys() | os.environ.keys() if name.startswith(_EARLY)}
+    return (
+        sys.platform == "linux"
+        and argv[0] == sys.executable
+        and ((argv[1] == "-m" and argv[2] == "llmcli") or str(argv[1]).endswith("scripted.py"))
+        and all(given.get(name) == os.environ.get(name) for name in early)
+    )
+
+
+class _Server:
+    """The client's side of it."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.libc = ctypes.CDLL(None)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__], stdin=theirs, stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        self.owner = os.getpid()
+
+    def fork(self, request: dict[str, Any], fds: list[int]) -> int:
+        """The process's id; it is a child of this process by then."""
+        words = json.dumps(request).encode("utf-8", "surrogateescape")
+        self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            socket.send_fds(self.socket, [len(words).to_bytes(4, "big")], fds)
+            self.socket.sendall(words)
+            pid = int.from_bytes(self.socket.recv(4, socket.MSG_WAITALL), "big")
+        finally:
+            self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        if not pid:
+            raise OSError("the fork server has ended")
+        return pid
+
+
+_servers: list[_Server] = []
+
+
+def _server() -> _Server:
+    if not _servers or _servers[0].owner != os.getpid() or _servers[0].process.poll() is not None:
+        _servers[:] = [_Server()]
+    return _servers[0]
+
+
+def serve() -> dict[str, Any]:
+    """Forks whatever is asked for; returns only in the new processes, with what they are to be."""
+    channel = socket.socket(fileno=os.dup(0))
+    while True:
+        head, fds, _, _ = socket.recv_fds(channel, 4, 3)
+        if not head:
+            os._exit(0)
+        size = int.from_bytes(head, "big")
+        request: dict[str, Any] = json.loads(
+            channel.recv(size, socket.MSG_WAITALL).decode("utf-8", "surrogateescape")
+        )
+        reading, writing = os.pipe()
+        if (between := os.fork()) == 0:
+            if (child := os.fork()) == 0:
+                channel.close()
+                for at, fd in enumerate(fds):
+                    os.dup2(fd, at)
+                os.closerange(3, max(*fds, reading, writing) + 1)
+                return request
+            os.write(writing, child.to_bytes(4, "big"))
+            os._exit(0)
+        os.waitpid(between, 0)
+        channel.sendall(os.read(reading, 4))
+        for fd in (reading, writing, *fds):
+            os.close(fd)
+
+
+def become(request: dict[str, Any]) -> NoReturn:
+    """Runs the program as Python would that has just begun."""
+    while os.getppid() != request["parent"]:  # until the process between has ended
+        time.sleep(0.0001)
+    os.setsid()
+    if request["terminal"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    random.seed()
+    held = not sys.stdout.write_through  # by Python's `-u`
+    for at, name in enumerate(("stdin", "stdout", "stderr")):
+        _reopen(at, name, held)
+    words = request["argv"][1:]
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
+    sys.exit()
+
+
+def _reopen(fd: int, name: str, held: bool) -> None:
+    """A standard stream as Python makes it; `held`: what is written waits in a buffer."""
+    old = getattr(sys, name)
+    raw = io.FileIO(fd, "r" if name == "stdin" else "w", closefd=False)
+    raw.name = f"<{name}>"  # type: ignore[misc]
+    binary = io.BufferedReader(raw) if name == "stdin" else io.BufferedWriter(raw) if held else raw
+    stream = io.TextIOWrapper(
+        binary, old.encoding, old.errors, newline="\n", write_through=not held,
+        line_buffering=held and (raw.isatty() or name == "stderr"),
+    )  # fmt: skip
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
+
+
+if __name__ == "__main__":
+    for module in _MODULES:
+        __import__(module)
+    from llmcli.families.family import families
+
+    families()
+    become(serve())
