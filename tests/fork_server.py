@@ -25,9 +25,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_MODULES = ("llmcli.cli.tree", *(f"llmcli.commands.{name}.command" for name in ("generate", "chat",
-            "attention")), "llmcli.cli.running", "llmcli.engine.conversation", "llmcli.loading.load",
-            "llmcli.observe.formulas", "tokenizers", "safetensors.torch")  # fmt: skip
+_MODULES = (
+    "llmcli.cli.tree", "llmcli.cli.running", "llmcli.commands.generate.command",
+    "llmcli.commands.chat.command", "llmcli.commands.attention.command",
+    "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.observe.formulas", "tokenizers",
+    "safetensors.torch",
+)  # fmt: skip
 # what Python, C libraries and modules read when they begin: another value needs another beginning
 _EARLY = ("PYTHON", "LC_", "LANG", "OMP_", "GOMP_", "MKL_", "LD_", "TORCH", "CUDA", "MALLOC")
 

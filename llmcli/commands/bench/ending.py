@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def bencher() -> Bencher:
     )
 
 
+@cache
 def _git(root: Path, *words: str) -> str:
     """What git says, nothing where it is not installed or refuses."""
     try:
