@@ -8,7 +8,7 @@ out again, so that a model with something new is added here. `python tests/cover
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise, product
 from typing import Any
 
@@ -51,6 +51,17 @@ def covered(names: Iterable[str]) -> list[Any]:
         name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive)
         for name in names
     ]
+
+
+def one_each(names: Iterable[str], kind: Callable[[str], object]) -> list[Any]:
+    """All names as parameters; all but the first covered one of each kind are exhaustive."""
+    found, seen = covered(names), set[object]()
+    for at, one in enumerate(found):
+        if isinstance(one, str):
+            if kind(one) in seen:
+                found[at] = pytest.param(one, marks=pytest.mark.exhaustive)
+            seen.add(kind(one))
+    return found
 
 
 def few(values: Sequence[Any], count: int) -> list[Any]:

@@ -1,6 +1,6 @@
 """The models that tests run on by default have all that any model of the tests has."""
 
-from covers import COVER, KINDS, features, pairs
+from covers import COVER, KINDS, features, one_each, pairs
 from zoo import MODELS, ZOO
 
 
@@ -23,3 +23,11 @@ def test_every_value_and_nearly_every_pair_is_in_a_model_of_the_kinds():
     twos = {name: pairs(values) for name, values in sets.items()}
     every = set().union(*twos.values())
     assert len(set().union(*(twos[name] for name in KINDS))) >= 0.94 * len(every)
+
+
+def test_one_of_each_kind_runs_by_default():
+    first, second = COVER[:2]
+    other = next(one.name for one in ZOO if one.name not in COVER)
+    found = one_each([other, first, second], lambda name: "one kind")
+    assert [getattr(one, "values", (one,))[0] for one in found] == [other, first, second]
+    assert [bool(getattr(one, "marks", ())) for one in found] == [True, False, True]

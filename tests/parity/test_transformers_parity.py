@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from covers import covered, in_turn
+from covers import covered, few, in_turn
 from decoder_parameters import parameters_of
 from parity_models import PROMPT, prompt
 from parity_reference import OnlyFloat64, reference_logprobs
@@ -147,10 +147,13 @@ def test_a_prompt_then_token_by_token(name: str, models: Models, references: Ref
         assert off < tolerance or off < allowed(name, dtype, references, ids)
 
 
+@pytest.mark.parametrize("tokens", few([70, PROMPT], 1))
 @pytest.mark.parametrize("name", covered(TYPICAL))
-def test_token_by_token_from_nothing(name: str, models: Models, references: References) -> None:
-    ids = prompt()
-    ours = logprobs(models(name, "float64").decoder, ids, [1] * PROMPT)
+def test_token_by_token_from_nothing(
+    name: str, tokens: int, models: Models, references: References
+) -> None:
+    ids = prompt(tokens=tokens)
+    ours = logprobs(models(name, "float64").decoder, ids, [1] * tokens)
     assert difference(ours, reference_logprobs(references(name, "float64"), ids)) < 1e-9
 
 
