@@ -1,5 +1,7 @@
 """Loading: every tensor used or dropped by name, every parameter filled, nothing else."""
 
+import json
+
 import pytest
 import torch
 from blocks import ffn_of
@@ -49,6 +51,24 @@ def test_every_tensor_in_its_slot(tmp_path):
     assert described["parameters"] == sum(t.numel() for t in tensors.values())
     assert described["weight_bytes"] == 4 * described["parameters"]
     assert Arithmetic.of("bfloat16").weight_bytes(model.config) == 2 * described["parameters"]
+
+
+@pytest.mark.parametrize(("said", "ends"), [(5, {2, 5}), ([5, 7], {2, 5, 7}), (None, {2})])
+def test_the_generation_settings_name_further_ends(tmp_path, said, ends):
+    folder = write_llama(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+    assert load_tiny(folder).eos_ids == ends
+
+
+def test_a_head_that_differs_from_the_embedding_in_its_last_number_is_another_one(tmp_path):
+    """They are compared a few MiB at a time."""
+    tensors = llama_tensors()
+    tensors["model.embed_tokens.weight"] = torch.zeros(33_000, 32)
+    tensors["lm_head.weight"] = torch.zeros(33_000, 32)
+    options = {"vocab_size": 33_000, "tie_word_embeddings": True}
+    assert load_tiny(write_llama(tmp_path / "a", tensors, **options)).config.head.tied
+    tensors["lm_head.weight"][-1, -1] = 1
+    assert not load_tiny(write_llama(tmp_path / "b", tensors, **options)).config.head.tied
 
 
 def test_small_chunks_load_the_same(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
 from llmcli.formats.dense import Dense
+from llmcli.kernels import native
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import load_weights
@@ -324,3 +325,12 @@ def test_a_scale_of_nvfp4_that_does_not_fit_is_refused(tmp_path):
     write_nvfp4(tmp_path / "m.gguf", 4, [1.0, 2.0])
     with pytest.raises(CheckpointError, match=r"scale of shape \[2\], which should be \[4\]"):
         load_tiny(tmp_path / "m.gguf")
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+def test_experts_that_are_quantized_anew_have_each_its_own_scale(tmp_path):
+    scales = [0.25, 2.0, 1.0, 0.5]
+    numbers = write_nvfp4(tmp_path / "m.gguf", 4, scales) * torch.tensor(scales).view(4, 1, 1)
+    held = load_tiny(tmp_path / "m.gguf", quantize="int8").decoder.weight("blocks.0.moe.W_up")
+    most = numbers.abs().amax(-1, keepdim=True)
+    assert ((held.dense() - numbers).abs() <= most / 127).all()

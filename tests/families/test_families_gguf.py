@@ -468,3 +468,15 @@ def test_the_real_file(smollm2_path):
     assert (model.vocab, model.width, model.context) == (49152, 576, 8192)
     assert (model.bos, model.eos, model.head.tied) == (1, (2,), True)
     assert find("llama", "gguf").name == "llama"
+
+
+def test_the_largest_gemma_3_scales_its_queries_by_the_width_of_a_head_in_the_model():
+    """Its files do not say so: of 62 layers, 24 / 6 instead of the size of a head."""
+    scales = []
+    for layers in (61, 62):
+        given = metadata("gemma3", block_count=layers, attention__key_length=10,
+                         attention__value_length=10)  # fmt: skip
+        tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
+        model = find("gemma3", "gguf").from_gguf(given, tensors)
+        scales.append(model.layers[0].attention.scale)
+    assert scales == [10**-0.5, 4**-0.5]

@@ -23,11 +23,12 @@ from llmcli.loading.load import load
 from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Step, Visible
-from llmcli.observe.chunks import Edges, chunk_checks
+from llmcli.observe.chunks import ChunkProof, Edges, chunk_checks
 from llmcli.ops import compiled
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward
 from llmcli.parts.attention.forward import Attention
+from llmcli.reports.checks import difference
 
 IDS = (5, 17, 3, 17, 42, 8, 30, 1, 9, 11)
 LONG = {
@@ -292,3 +293,14 @@ def test_a_prompt_whose_cache_does_not_fit_is_observed_without(tmp_path, monkeyp
     assert chunk_checks_of(model, IDS) == ()
     with pytest.raises(OutOfMemory, match="the cache of 10 tokens"):
         lens(model)
+
+
+def test_a_single_wrong_row_of_the_cache_is_not_allowed(tmp_path):
+    model, ids = make("llama", tmp_path), list(range(9))
+    state = model.decoder.new_state(1, len(ids))
+    proof = ChunkProof(model, ids, state)
+    for first in (0, 4, 8):
+        part = torch.tensor([ids[first : first + 4]])
+        model.decoder(part, state, tap=lambda *named, first=first: proof.watch(first, *named))
+    assert [check.ok for check in proof.checks()] == [True]
+    assert [check.ok for check in proof.checks(difference("cache", "…", ["row 3"]))] == [False]

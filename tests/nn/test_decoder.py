@@ -1,5 +1,7 @@
 """The decoder against itself: cached == whole, batched == alone, looked at == not looked at."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from blocks import norm_of
@@ -43,7 +45,10 @@ def test_a_prompt_in_chunks_may_say_how_long_it_will_be():
         assert torch.allclose(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10) is said
 
 
-def test_unequal_batch_equals_each_alone(model):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_unequal_batch_equals_each_alone(model, dtype):
+    model = random_decoder(model.config, dtype)
+    near = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 0, "atol": 3e-4}
     lengths, more = [9, 3, 1, 6], [1, 2, 1, 0]
     prompt, rest = ids(4, 9, 1), ids(4, 2, 2)
     state = model.new_state(4, 11)
@@ -53,10 +58,10 @@ def test_unequal_batch_equals_each_alone(model):
     for b in range(4):
         alone = model.new_state(1, 12)
         one = model(prompt[b : b + 1, : lengths[b]], alone, logits="last")
-        torch.testing.assert_close(first[b], one[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(first[b], one[0], **near)
         if more[b]:
             two = model(rest[b : b + 1, : more[b]], alone)
-            torch.testing.assert_close(second[b, : more[b]], two[0], rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(second[b, : more[b]], two[0], **near)
 
 
 def test_state_forks_rewinds_and_grows(model):
@@ -139,6 +144,16 @@ def test_half_precision_stays_near(model):
     out = half(tokens)
     assert out.dtype == torch.float32
     assert (out.log_softmax(-1) - exact).abs().mean() < 0.2
+
+
+@pytest.mark.parametrize(("rounded", "factor"), [(True, 6.9375), (False, 6.928)])
+def test_the_factor_of_embeddings_is_rounded_where_the_model_was_trained_so(rounded, factor):
+    config = CONFIGS["llama"]
+    embedding = replace(config.embedding, scale=6.928, rounded_scale=rounded)
+    model = random_decoder(replace(config, embedding=embedding), torch.bfloat16)
+    seen = {}
+    model(ids(1, 4), tap=seen.__setitem__)
+    assert torch.equal(seen["embed"], model.embed.rows(ids(1, 4)) * factor)
 
 
 def test_fused_projections_are_views():

@@ -317,6 +317,17 @@ def test_edits_at_other_dtypes(dtype):
     torch.testing.assert_close(out, plain, rtol=0.05, atol=0.2)
 
 
+@pytest.mark.parametrize("name", ["mamba-2", "gated deltanet"])
+def test_in_float32_what_follows_a_convolution_is_made_of_the_edited_one(name):
+    """The kernel gives the convolution and its SiLU together."""
+    model = small(name, torch.float32)
+    _, plain = run(model)
+    conv = next(one for one in plain if one.endswith(".conv"))
+    _, seen = run(model, double(conv))
+    right = torch.nn.functional.silu(2 * plain[conv])
+    torch.testing.assert_close(seen[conv.replace(".conv", ".act")], right)
+
+
 def test_tokens_pass_the_experts_that_an_edit_chooses():
     model = small("experts")
     name, ids = "blocks.0.moe.expert_idx", TOKENS[0].tolist()

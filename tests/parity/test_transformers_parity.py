@@ -205,7 +205,7 @@ def test_unequal_rows_equal_each_row_alone(
         assert difference(torch.cat(got[row]), theirs) < 1e-9
 
 
-@pytest.mark.parametrize("name", covered(TYPICAL))
+@pytest.mark.parametrize("name", [*covered(TYPICAL), "gemma4-all"])
 def test_the_last_logits_of_unequal_rows(name: str, models: Models, references: References) -> None:
     decoder, reference = models(name, "float64").decoder, references(name, "float64")
     rows = [prompt(tokens=n, seed=n)[0] for n in (90, 3, 41, 1)]
