@@ -1,9 +1,10 @@
 """`tiny` has learned: measured on chapters that it never saw, against models that only count.
 
 `held_out.txt`, `pair_counts.npz` (how often each pair of ids follows one another in the training
-text) and `words.txt` (its words) were written by `llmcli/assets/tiny/train.py --tests`.
+text) and `words.txt.gz` (its words) were written by `llmcli/assets/tiny/train.py --tests`.
 """
 
+import gzip
 import json
 import math
 import os
@@ -212,7 +213,7 @@ def written(model, prompt, sampling, count):
 
 def known_words(text):
     """The share of words in `text` that the training text has at least three times."""
-    known = set((HERE / "words.txt").read_text(encoding="utf-8").split())
+    known = set(gzip.decompress((HERE / "words.txt.gz").read_bytes()).decode().split())
     words = re.findall("[a-z]+", text.lower())
     return sum(word in known for word in words) / len(words)
 

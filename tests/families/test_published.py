@@ -4,7 +4,7 @@
 of their index: `*` stands for the numbers of layers below the count, or of layers and of experts.
 `bytes` is the index's own sum, of 16-bit numbers.
 
-`published_shapes.json` has what lists of whole files tell: names with ranges of numbers, each
+`published_shapes.json.gz` has what lists of whole files tell: names with ranges of numbers, each
 with its shape in PyTorch's order, and the format where the file is of safetensors. `count` and
 `numbers` are the lists' own sums (or these in billions, as llama.cpp prints it); names that
 have `later`, or one of these, in them belong to what is not run. Metadata, names and counts of GGUF
@@ -12,6 +12,7 @@ files are those that llama.cpp logged; a shape that no log tells is the one that
 for, and of Qwen 3.5's towers the one that transformers' model has.
 """
 
+import gzip
 import json
 import re
 from itertools import product
@@ -31,7 +32,7 @@ from llmcli.families.scales import scale_problem
 BESIDE = ("vision", "visual", "multi_modal_projector")  # a text model
 DATA = Path(__file__).parents[1] / "data"
 PUBLISHED = json.loads((DATA / "published.json").read_text())
-SHAPES = json.loads((DATA / "published_shapes.json").read_text())
+SHAPES = json.loads(gzip.decompress((DATA / "published_shapes.json.gz").read_bytes()))
 NUMBERS = re.compile(r"(?<=\.)[\d,-]+(?=\.)")
 
 

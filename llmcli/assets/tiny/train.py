@@ -15,6 +15,7 @@ versions, processor and number of threads give the same weights; elsewhere round
 
 import argparse
 import hashlib
+import gzip
 import itertools
 import json
 import math
@@ -220,7 +221,8 @@ def write_for_tests(kept: list[str], held: list[str], stream: list[int], folder:
     np.savez_compressed(folder / "pair_counts.npz", pairs=pairs, counts=counts)
     words = Counter(re.findall("[a-z]+", " ".join(kept).lower()))
     often = sorted(word for word, count in words.items() if count > 2)
-    (folder / "words.txt").write_text("\n".join(often) + "\n")
+    text = "\n".join(often) + "\n"
+    (folder / "words.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 class Training:
