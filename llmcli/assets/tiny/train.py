@@ -14,8 +14,8 @@ versions, processor and number of threads give the same weights; elsewhere round
 """
 
 import argparse
-import hashlib
 import gzip
+import hashlib
 import itertools
 import json
 import math
