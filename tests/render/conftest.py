@@ -1,4 +1,4 @@
-"""`golden`: what is drawn from made-up reports, kept as text in golden/ and read like a document."""
+"""`golden`: what is drawn from made-up reports, kept as text that is read like a document."""
 
 from pathlib import Path
 

@@ -135,8 +135,7 @@ CEILINGS = Ceilings(
 )  # fmt: skip
 RATIO = Against(
     test=TEXT.test, peer="transformers", ratios=(1.0, 2.0, 3.0), median=2.0, lowest=1.0,
-    highest=3.0, quartiles=(1.5, 2.5), of_means=1.9, number=2,
-    order=("llmcli", "transformers") * 3,
+    highest=3.0, quartiles=(1.5, 2.5), of_means=1.9, number=2, order=("llmcli", "transformers") * 3,
 )  # fmt: skip
 CPU = replace(RAN, backend="CPU", device="cpu", n_gpu_layers=0)
 
@@ -153,15 +152,11 @@ def shown(width: int, *rows: BenchRow, weights: str = "", **more: object) -> lis
     ("room", "kept"),
     [
         (120, "model size params backend ngl test t/s"),
-        (100, "model size params backend ngl test t/s"),
-        (90, "model size backend ngl test t/s"),
-        (80, "model backend ngl test t/s"),
-        (60, "model ngl test t/s"),
-        (55, "model test t/s"),
-        (40, "test t/s"),
-        (20, "test t/s"),
+        (100, "model size params backend ngl test t/s"), (90, "model size backend ngl test t/s"),
+        (80, "model backend ngl test t/s"), (60, "model ngl test t/s"), (55, "model test t/s"),
+        (40, "test t/s"), (20, "test t/s"),
     ],
-)
+)  # fmt: skip
 def test_what_every_row_repeats_goes_where_there_is_no_room(room: int, kept: str) -> None:
     lines = markdown(PROMPT, TEXT, room=room).splitlines()
     assert lines[0].replace("|", " ").split() == kept.split()

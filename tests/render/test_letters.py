@@ -8,16 +8,13 @@ from llmcli.ui.letters import LETTERS, letter_line, letter_lines
 @pytest.mark.parametrize(
     ("letter", "value", "line"),
     [
-        ("n", 4, "n = 4 tokens (N)"),
-        ("n", 1, "n = 1 token (N)"),
-        ("d", 256, "d = 256 width (d_model, hidden_dim)"),
-        ("h", 1, "h = 1 head (A, n_heads)"),
+        ("n", 4, "n = 4 tokens (N)"), ("n", 1, "n = 1 token (N)"),
+        ("d", 256, "d = 256 width (d_model, hidden_dim)"), ("h", 1, "h = 1 head (A, n_heads)"),
         ("h_kv", 1, "h_kv = 1 head of keys and values (n_kv_heads)"),
-        ("d/h", 32, "d/h = 32 a head (d_k, d_v, head_dim)"),
-        ("b", 1, "b = 1 sequence"),
+        ("d/h", 32, "d/h = 32 a head (d_k, d_v, head_dim)"), ("b", 1, "b = 1 sequence"),
         ("v", 2048, "v = 2048 in the vocabulary (vocab_size)"),
     ],
-)
+)  # fmt: skip
 def test_a_letter_with_its_other_names(letter, value, line):
     assert letter_line(letter, value, True) == line
     assert letter_line(letter, value, False) == line.partition(" (")[0]

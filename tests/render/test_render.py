@@ -128,11 +128,10 @@ def test_sizes(nbytes, text):
     ("stored", "used", "line"),
     [
         (["F32", "Q4_1", "Q8_0"], "float32", "m (Q4_1, Q8_0 → float32 on cpu)"),
-        (["F32"], "float32", "m (float32 on cpu)"),
-        (["BF16"], "bfloat16", "m (bfloat16 on cpu)"),
+        (["F32"], "float32", "m (float32 on cpu)"), (["BF16"], "bfloat16", "m (bfloat16 on cpu)"),
         ([], "float32", "m (float32 on cpu)"),
     ],
-)
+)  # fmt: skip
 def test_the_line_of_a_model_says_what_became_of_its_weights(stored, used, line):
     formats = dict.fromkeys(NO_FORMATS, used)
     model = {"name": "m", "stored_formats": stored, "device": "cpu", **formats}
@@ -160,10 +159,7 @@ def test_environment_never_reads_markup_or_codes():
     )  # fmt: skip
     settings = (
         Setting(
-            name="model",
-            value=None,
-            words="evil\x1b[2J",
-            source="environment",
+            name="model", value=None, words="evil\x1b[2J", source="environment",
             origin="LLMCLI_MODEL",
         ),
         Setting(name="seed", value=None, words="3", source="flag", origin="--seed"),
@@ -204,17 +200,13 @@ def test_a_long_setting_has_a_line_of_its_own():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("plain ü 🎉", "plain ü 🎉"),
-        ("a\tb\n", "a\tb\n"),
-        ("\x1b[31mred\x07\r", "\\x1b[31mred\\x07\\x0d"),
-        ("\x9b2J", "\\x9b2J"),
-        ("\ud800", "\\ud800"),
-        ("a\u061cb\u200e\u200f", "a\\u061cb\\u200e\\u200f"),
+        ("plain ü 🎉", "plain ü 🎉"), ("a\tb\n", "a\tb\n"),
+        ("\x1b[31mred\x07\r", "\\x1b[31mred\\x07\\x0d"), ("\x9b2J", "\\x9b2J"),
+        ("\ud800", "\\ud800"), ("a\u061cb\u200e\u200f", "a\\u061cb\\u200e\\u200f"),
         ("\u202a\u202e\u2066\u2069", "\\u202a\\u202e\\u2066\\u2069"),
-        ("\u206a\u206f", "\\u206a\\u206f"),
-        ("👩\u200d🔬❤\ufe0f", "👩\u200d🔬❤\ufe0f"),
+        ("\u206a\u206f", "\\u206a\\u206f"), ("👩\u200d🔬❤\ufe0f", "👩\u200d🔬❤\ufe0f"),
     ],
-)
+)  # fmt: skip
 def test_text_for_a_terminal_cannot_drive_it(text, expected):
     assert theme.printable(text) == expected
 
@@ -222,16 +214,12 @@ def test_text_for_a_terminal_cannot_drive_it(text, expected):
 @pytest.mark.parametrize(
     ("text", "cell"),
     [
-        (" Paris", " Paris"),
-        ("-", "'-"),
-        ('=HYPERLINK("http://x")', '\'=HYPERLINK("http://x")'),
-        ("@SUM(A1)", "'@SUM(A1)"),
-        ("+1\n", "'+1\\n"),
-        ("\uff1d1", "'\uff1d1"),
+        (" Paris", " Paris"), ("-", "'-"), ('=HYPERLINK("http://x")', '\'=HYPERLINK("http://x")'),
+        ("@SUM(A1)", "'@SUM(A1)"), ("+1\n", "'+1\\n"), ("\uff1d1", "'\uff1d1"),
         ("\t=1\r\n", "\\t=1\\r\\n"),
         ("\x1b]0;own\x07\ud800\u202e", "\\x1b]0;own\\x07\\ud800\\u202e"),
     ],
-)
+)  # fmt: skip
 def test_a_cell_of_a_table_is_a_line_and_no_formula(text, cell):
     assert theme.csv_cell(text) == cell
 

@@ -21,10 +21,9 @@ METADATA = {"schema": "llmcli.attention/1", "tokens": '["é", "\\n", "😀"]'}
 ARRAYS = {
     "blocks.0.attn.pattern": np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 7,
     "blocks.1.mlp.post": np.array([[np.nan, np.inf, -0.0]], dtype=np.float64),
-    "ids": np.array([1, 2**40], dtype=np.int64),
-    "empty": np.zeros((0, 5), np.float16),
+    "ids": np.array([1, 2**40], dtype=np.int64), "empty": np.zeros((0, 5), np.float16),
     "one": np.array(3.5, np.float32),
-}
+}  # fmt: skip
 
 
 def plan_of(arrays):

@@ -493,11 +493,9 @@ def test_pairs_are_named_by_their_tokens():
 def test_every_view_fits_with_any_token(width, colour):
     texts = tuple(HARD[at % len(HARD)] for at in range(23))
     found = report(
-        texts,
-        pairs=(pair(3, 1), pair(8, 4, 0.1, 2.5)),
-        matrices=(matrix(pattern(23)),),
+        texts, pairs=(pair(3, 1), pair(8, 4, 0.1, 2.5)), matrices=(matrix(pattern(23)),),
         checks=(GOOD, BAD),
-    )
+    )  # fmt: skip
     views = [
         overview(found, CALLS), metric_map(found, KEYS, "log"), heatmaps(found, "log"),
         pair_table(found, everything=False), metric_table(found, METRICS),

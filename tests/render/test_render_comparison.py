@@ -20,14 +20,9 @@ from llmcli.commands.bench.report.comparison import (
 from llmcli.commands.bench.view.comparison import change, render_comparison, words
 
 FAST = ComparedTest(
-    test="pp512",
-    settings=(("n_threads", "4"),),
-    a=Rate(mean=100.0, std=1.0, runs=5),
-    b=Rate(mean=150.0, std=2.0, runs=5),
-    ratio=1.5,
-    low=1.45,
-    high=1.55,
-)
+    test="pp512", settings=(("n_threads", "4"),), a=Rate(mean=100.0, std=1.0, runs=5),
+    b=Rate(mean=150.0, std=2.0, runs=5), ratio=1.5, low=1.45, high=1.55,
+)  # fmt: skip
 SLOW = replace(FAST, test="tg128", b=Rate(mean=50.0, std=1, runs=5), ratio=0.5, low=0.4, high=0.6)
 NOISY = replace(FAST, test="tg128 @ d1024", b=FAST.a, ratio=0.99, low=0.9, high=1.1)
 ONCE = replace(FAST, test="pp8", b=Rate(mean=120.0, std=0, runs=1), ratio=1.2, low=None, high=None)
@@ -38,12 +33,10 @@ ALONE = LoneTest(side="a", test="pp9", settings=(("n_threads", "8"),), rate=FAST
 REPORT = ComparisonReport(
     a=Source(name="old.json", format="JSON", builds=("abc (1)",), rows=4),
     b=Source(name="new.md", format="Markdown", builds=("d (2)", "e (3)"), rows=1),
-    tests=(FAST, SLOW, NOISY, ONCE),
-    lone=(ALONE, LOST),
+    tests=(FAST, SLOW, NOISY, ONCE), lone=(ALONE, LOST),
     differences=(Difference(field="dtype", a="float32", b="bfloat16"),),
-    unsaid=(("b", "n_batch"), ("b", "poll")),
-    assumed_runs=5,
-)
+    unsaid=(("b", "n_batch"), ("b", "poll")), assumed_runs=5,
+)  # fmt: skip
 
 
 def text(report: ComparisonReport, width: int = 200) -> str:
@@ -136,12 +129,9 @@ def test_what_a_file_says_stays_on_its_line() -> None:
     tests = (replace(FAST, settings=(("n_threads", evil),)),)
     lone = (replace(LOST, error=evil, settings=(("model_type", evil),)),)
     report = replace(
-        REPORT,
-        a=Source(name=evil, format="JSON", builds=(evil,), rows=1),
-        tests=tests,
-        lone=lone,
+        REPORT, a=Source(name=evil, format="JSON", builds=(evil,), rows=1), tests=tests, lone=lone,
         differences=(Difference(field="dtype", a=evil, b=evil),),
-    )
+    )  # fmt: skip
     shown = text(report, 100_000)
     assert "\x1b" not in shown
     assert "\\x1b[2J[red]a\\nb" in shown

@@ -60,8 +60,7 @@ def report(*steps, **changes):
             "dtype": "float32", "value": root.value, "kernel": root.kernel,
             "difference": root.difference, "tolerance": root.tolerance,
             "ok": all(step.ok for step in steps), "tensors": 3, "checks": (), "local": None,
-            "steps": steps,
-            **changes,
+            "steps": steps, **changes,
         }
     )  # fmt: skip
 
@@ -114,9 +113,7 @@ def test_what_was_derived_and_what_of_it_is_shown():
 
 
 def test_what_the_kernel_never_writes_is_said_to_be_recomputed():
-    cell = step(
-        name="blocks.0.attn.pattern", symbol="A[0,1,2]", recomputed="the kernel's q and k"
-    )
+    cell = step(name="blocks.0.attn.pattern", symbol="A[0,1,2]", recomputed="the kernel's q and k")
     one = render_explanation(report(cell, checks=(CHECK,)), "m", checks=True)
     lines = shown(one, 300).splitlines()
     assert "    recomputed from the kernel's q and k: −0.25000003 · difference 3e−08 · ✓" in lines
@@ -160,13 +157,9 @@ def test_full_writes_every_term():
     lines = shown(render_explanation(report(DOT), "m", full=True)).splitlines()
     at = lines.index("    i   T¹[1,i]   W_q[i,2]   product")
     assert [line.split() for line in lines[at + 2 : at + 8]] == [
-        ["0", "0.5", "−0.5", "−0.25"],
-        ["1", "0.001", "0.01", "1e−05"],
-        ["2", "−2", "−1.5", "3"],
-        ["3", "1", "0.25", "0.25"],
-        ["4", "0", "1", "0"],
-        ["Σ", "=", "3.00001"],
-    ]
+        ["0", "0.5", "−0.5", "−0.25"], ["1", "0.001", "0.01", "1e−05"], ["2", "−2", "−1.5", "3"],
+        ["3", "1", "0.25", "0.25"], ["4", "0", "1", "0"], ["Σ", "=", "3.00001"],
+    ]  # fmt: skip
 
 
 def pattern(keys, asked):
@@ -176,9 +169,7 @@ def pattern(keys, asked):
     )
     return step(
         name="blocks.0.attn.pattern", index=(0, keys - 1, asked), symbol=f"A[0,{keys - 1},{asked}]",
-        sum=Sum(
-            formula="e^(S − max)", over="s", columns=("S", "e^(S − max)", "A"), value=2.0
-        ),
+        sum=Sum(formula="e^(S − max)", over="s", columns=("S", "e^(S − max)", "A"), value=2.0),
         terms=terms,
     )  # fmt: skip
 
@@ -202,10 +193,9 @@ def test_of_many_keys_the_largest_and_the_one_asked_for():
 
 
 TREE = report(
-    replace(DOT, children=(2, 3)),
-    step(number=2, symbol="X[1,2]", name="x", children=(3,)),
+    replace(DOT, children=(2, 3)), step(number=2, symbol="X[1,2]", name="x", children=(3,)),
     step(number=3, symbol="Y[3]", name="y", index=(3,), source="kernel"),
-)
+)  # fmt: skip
 
 
 def test_a_tree_is_indented_where_it_forks_and_says_a_number_once():
@@ -243,10 +233,7 @@ ORIGINS = tuple(
 
 
 def test_a_residual_names_its_largest_parts_once_on_its_way():
-    steps = (
-        step(origins=ORIGINS, children=(2,)),
-        step(number=2, name="x", origins=ORIGINS[:11]),
-    )
+    steps = (step(origins=ORIGINS, children=(2,)), step(number=2, name="x", origins=ORIGINS[:11]))
     text = shown(render_explanation(report(*steps), "m"), 200)
     assert "made of 12 parts (the kernel's):" in text
     assert "blocks.0.mlp_out 1 · blocks.1.mlp_out 0.5" in text

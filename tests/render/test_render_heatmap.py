@@ -120,12 +120,9 @@ def test_a_line_holds_two_rows_in_their_own_colours():
     [line] = painted(rows, ink, width=1)
     colour = {place: tuple(rgb(np.array([place]))[0].tolist()) for place in (0, 0.25, 0.5, 1)}
     assert cells(line, ink) == [
-        ("▀", colour[0], colour[1]),
-        (" ", (0, 0, 0), colour[1]),
-        ("▀", colour[0.5], None),
-        ("▄", colour[0.25], None),
-        ("·", None, None),
-    ]
+        ("▀", colour[0], colour[1]), (" ", (0, 0, 0), colour[1]), ("▀", colour[0.5], None),
+        ("▄", colour[0.25], None), ("·", None, None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "black", "white"), [("rgb", 16, 231), ("ansi", 0, 15)])

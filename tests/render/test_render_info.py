@@ -32,85 +32,44 @@ from llmcli.reports.info import (
 from llmcli.reports.work import PartWork
 
 NEED = MemoryNeed(
-    formats=dict.fromkeys(NO_FORMATS, "bfloat16"),
-    batch=2,
-    context=8192,
-    weights=3 << 30,
-    cache=1 << 30,
-    cache_per_token=1 << 17,
-    copies=1 << 30,
-    activations=50 << 20,
-    runtime=56 << 20,
-)
+    formats=dict.fromkeys(NO_FORMATS, "bfloat16"), batch=2, context=8192, weights=3 << 30,
+    cache=1 << 30, cache_per_token=1 << 17, copies=1 << 30, activations=50 << 20, runtime=56 << 20,
+)  # fmt: skip
 TOKEN = PartWork(flops=9, flops_full=9, weights=3 << 30, cache=1 << 29, activations=8 << 20)
 CPU = Device(device="cpu", name="Some CPU", total_bytes=16 << 30, free_bytes=4 << 30, bfloat16=True)
 FULL = LayerType(
-    kind="full attention",
-    layers=(0, 2, 3),
-    window=None,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    value_dim=64,
-    rotary=True,
-    qk_norm=False,
-    norm="RMSNorm",
-    hidden=1536,
-    activation="silu",
+    kind="full attention", layers=(0, 2, 3), window=None, heads=9, kv_heads=3, head_dim=64,
+    value_dim=64, rotary=True, qk_norm=False, norm="RMSNorm", hidden=1536, activation="silu",
     gated=True,
-)
+)  # fmt: skip
 WINDOW = replace(FULL, kind="sliding window", window=4096, layers=(1,), kv_heads=1, qk_norm=True)
 MODEL = ModelFacts(
-    family="llama",
-    model_type="llama",
-    width=576,
-    vocabulary=49152,
-    context=8192,
-    positions=None,
+    family="llama", model_type="llama", width=576, vocabulary=49152, context=8192, positions=None,
     tied=True,
     counts=ParameterCounts(
-        total=134515008,
-        active=134515008,
-        embedding=28311552,
-        attention=26542080,
-        mixers=0,
-        mlp=79626240,
-        norms=35136,
-        head=0,
+        total=134515008, active=134515008, embedding=28311552, attention=26542080, mixers=0,
+        mlp=79626240, norms=35136, head=0,
     ),
     layers=(FULL, WINDOW),
     flops=FlopsNeed(
-        context=8192,
-        first=269_000_000,
-        last=835_000_000,
-        prompt=4_080_000_000_000,
+        context=8192, first=269_000_000, last=835_000_000, prompt=4_080_000_000_000,
         prompt_full=6_400_000_000_000_000,
     ),
     fits=(DeviceFit(device=CPU, need=NEED, token=TOKEN, fits=False, longest=100),),
-)
+)  # fmt: skip
 FILE = FileFacts(
-    kind="gguf",
-    path="/models/x.gguf",
-    files=1,
-    bytes=98362432,
-    tensors=271,
+    kind="gguf", path="/models/x.gguf", files=1, bytes=98362432, tensors=271,
     formats=(StoredFormat(format="Q4_1", tensors=271, numbers=320, bytes=200),),
     metadata={"general.name": "x"},
-)
+)  # fmt: skip
 REPORT = InfoReport(
-    name="smollm2",
-    file=FILE,
-    model=MODEL,
+    name="smollm2", file=FILE, model=MODEL,
     tokenizer=TokenizerFacts(
-        kind="BPE",
-        vocabulary=49152,
-        bos=(1, "<|im_start|>"),
-        adds_bos=False,
-        eos=((2, "<|im_end|>"),),
-        chat_template=True,
+        kind="BPE", vocabulary=49152, bos=(1, "<|im_start|>"), adds_bos=False,
+        eos=((2, "<|im_end|>"),), chat_template=True,
     ),
     checks=(ViewCheck(name="n", words="it holds", value=0.0, tolerance=0.0),),
-)
+)  # fmt: skip
 
 
 def shown(renderable, width, *, colour=False):
@@ -202,14 +161,11 @@ def test_all_of_it_at_eighty_columns():
 def test_every_line_fits_and_every_device_is_there(width, gpus):
     fits = [
         DeviceFit(
-            device=replace(CPU, device=f"cuda:{i}", name="NVIDIA H200"),
-            need=NEED,
-            token=TOKEN,
-            fits=True,
-            longest=131072,
+            device=replace(CPU, device=f"cuda:{i}", name="NVIDIA H200"), need=NEED, token=TOKEN,
+            fits=True, longest=131072,
         )
         for i in range(gpus)
-    ]
+    ]  # fmt: skip
     report = replace(REPORT, model=replace(MODEL, fits=(*fits, *MODEL.fits)))
     brief = shown(render_info(report, metadata=True), width)
     assert max(map(cell_len, brief)) <= width
@@ -285,12 +241,10 @@ def test_a_configuration_alone_says_its_dtype():
 def test_nothing_that_a_file_says_reaches_the_terminal_raw():
     evil = "\x1b[2J[red]x\x07\n\u202e"
     report = replace(
-        REPORT,
-        name=evil,
-        unknown=(evil,),
+        REPORT, name=evil, unknown=(evil,),
         file=replace(FILE, path=evil, metadata={evil: evil, "list": [evil] * 9, "raw": "\udcff"}),
         tokenizer=replace(REPORT.tokenizer, kind=evil, bos=(1, evil), eos=((2, evil),)),
-    )
+    )  # fmt: skip
     text = "\n".join(shown(render_info(report, full=True, metadata=True), 100))
     assert not set("\x1b\x07\udcff") & set(text)
     assert "[red]x" in text

@@ -27,8 +27,7 @@ def rung(number, name, seconds, **more):
         "prompt_speedup": None if below is None else below / seconds,
         "token_speedup": None if below is None else below / seconds,
         "compared": None if below is None else "logits",
-        "difference": None if below is None else 3e-6,
-        "allowed": None if below is None else 1e-4,
+        "difference": None if below is None else 3e-6, "allowed": None if below is None else 1e-4,
     }  # fmt: skip
     return RungReport(**(fields | more))
 

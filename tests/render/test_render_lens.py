@@ -41,8 +41,7 @@ def report(tokens=((1, "In"), (2, " the"), (3, " end")), first=0, cells=None, **
     return LensReport(
         **{
             "dtype": "float32", "vocabulary": 100, "tokens": tokens,
-            "prompt_tokens": len(tokens), "positions": positions,
-            "target": "the model's top token",
+            "prompt_tokens": len(tokens), "positions": positions, "target": "the model's top token",
             "targets": tuple(token(7, " of", 0.25) for _ in positions),
             "rows": tuple(
                 LensRow(

@@ -39,8 +39,7 @@ REPORT = LoadReport(
     dtype="bfloat16", device="cpu", files=2, file_bytes=5 << 20, tensor_bytes=4 << 20,
     weight_bytes=8 << 20, lines=LINES, rows=LINES,
     stages=(
-        Stage(name="find", seconds=0.25),
-        Stage(name="read", seconds=0.5, bytes=1_000_000_000),
+        Stage(name="find", seconds=0.25), Stage(name="read", seconds=0.5, bytes=1_000_000_000),
         Stage(name="convert", seconds=0.25, bytes=10**9),
     ),
     base_bytes=100 << 20, peak_bytes=300 << 20, device_bytes=None,
@@ -116,10 +115,9 @@ def test_of_some_lines_there_is_no_more_than_what_is_wrong_and_the_last_verdict(
     assert good[-1] == "✓ readable: 3 tensors, all numbers finite, 4 checks"
     wrong = brief(
         claims=(CLAIM, replace(CLAIM, ok=False, holds="999")),
-        checks=(CHECK, replace(CHECK, value=1.0, words="all is there")),
-        fault="no tensor for `x`",
+        checks=(CHECK, replace(CHECK, value=1.0, words="all is there")), fault="no tensor for `x`",
         not_finite="`y[0]` is infinite",
-    )
+    )  # fmt: skip
     assert [line[:20] for line in wrong[4:]] == [
         "✗ no tensor for `x`", "✗ `total_size`: 1,00", "✗ check failed: all ",
         "✗ `y[0]` is infinite",

@@ -180,10 +180,8 @@ def opened(browser, tmp_path, monkeypatch):
                 *("--window-size=1400,900", "--dump-dom"),
                 f"file://{tmp_path / 'page.html'}#{hash}",
             ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
         said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         assert not said, said
         page = Parts(done.stdout)

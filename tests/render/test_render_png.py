@@ -30,11 +30,9 @@ def counted(pixels):
     packed = pixels.reshape(-1, 3).astype(np.int64) @ np.array([65536, 256, 1])
     numbers, counts = np.unique(packed, return_counts=True)
     colours = zip(
-        (numbers >> 16).tolist(),
-        (numbers >> 8 & 255).tolist(),
-        (numbers & 255).tolist(),
+        (numbers >> 16).tolist(), (numbers >> 8 & 255).tolist(), (numbers & 255).tolist(),
         strict=True,
-    )
+    )  # fmt: skip
     return Counter(dict(zip(colours, counts.tolist(), strict=True)))
 
 
@@ -114,15 +112,13 @@ def test_pooled_and_zoomed_matrices_say_which_tokens_they_show(monkeypatch):
     said = []
     text, turned = Sheet.text, Sheet.turned
     monkeypatch.setattr(
-        Sheet,
-        "text",
+        Sheet, "text",
         lambda self, at, words, *rest: (said.append(words), text(self, at, words, *rest)),
-    )
+    )  # fmt: skip
     monkeypatch.setattr(
-        Sheet,
-        "turned",
+        Sheet, "turned",
         lambda self, at, words, *rest: (said.append(words), turned(self, at, words, *rest)),
-    )
+    )  # fmt: skip
     zoomed = matrix(np.full((4, 6), 0.25), pool=2, first=(20, 4))
     attention_png(attention_report(tokens=40, matrices=[zoomed]), TITLE)
     assert [words for words in dict.fromkeys(said) if words.startswith("␣word")] == [
@@ -212,10 +208,9 @@ def test_a_line_stands_before_what_the_model_wrote(generated):
     "draw",
     [
         lambda r, lens: attention_png(replace(r, matrices=(matrix(np.ones((2, 2))),)), TITLE),
-        lambda r, lens: head_map_png(r, "entropy", TITLE),
-        lambda r, lens: lens_png(lens, TITLE),
+        lambda r, lens: head_map_png(r, "entropy", TITLE), lambda r, lens: lens_png(lens, TITLE),
     ],
-)
+)  # fmt: skip
 def test_a_picture_with_a_failed_check_says_so(draw):
     below = [
         counted(opened(draw(attention_report(check=check), lens_report(check=check)))[-60:])[RED]

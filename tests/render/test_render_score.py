@@ -47,10 +47,9 @@ def test_score():
     ("width", "last"),
     [
         (50, '1    5   " é internatio…   -0.6931   50.00%      2'),
-        (38, '1    5   " é interna…   -0.6931      2'),
-        (20, '1    5   " é int…   -0.6931      2'),
+        (38, '1    5   " é interna…   -0.6931      2'), (20, '1    5   " é int…   -0.6931      2'),
     ],
-)
+)  # fmt: skip
 def test_a_narrow_score_cuts_tokens_and_never_numbers(width, last):
     lines = shown(render_score(SCORE, "m"), width).splitlines()
     assert lines[-1] == last

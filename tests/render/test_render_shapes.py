@@ -38,92 +38,56 @@ def shown(renderable, width=200):
 
 def tensor(**change):
     values = {
-        "name": "blocks.0.attn.q",
-        "kind": "activation",
-        "axes": ("B", "H", "T", "dh"),
-        "documents": ("b", "h", "n", "d/h"),
-        "shape": (1, 9, 12, 64),
-        "dtype": "float32",
-        "bytes": 27648,
-        "flops": 0,
-        "flops_full": 0,
-        "phase": "prefill",
-        "layer": 0,
-        "formula": "Q = T¹ W_q",
-        "shares": "blocks.0.attn.qkv",
-        "written": True,
-        "stored": None,
-    }
+        "name": "blocks.0.attn.q", "kind": "activation", "axes": ("B", "H", "T", "dh"),
+        "documents": ("b", "h", "n", "d/h"), "shape": (1, 9, 12, 64), "dtype": "float32",
+        "bytes": 27648, "flops": 0, "flops_full": 0, "phase": "prefill", "layer": 0,
+        "formula": "Q = T¹ W_q", "shares": "blocks.0.attn.qkv", "written": True, "stored": None,
+    }  # fmt: skip
     return ShapeTensor(**(values | change))
 
 
 PREFILL = tensor(flops=7962624, flops_full=7962624)
 DECODE = tensor(phase="decode", shape=(1, 9, 1, 64), bytes=2304, flops=663552, flops_full=663552)
 QUERY = ShapeRow(
-    name="blocks.{0-29}.attn.q",
-    layers=tuple(range(30)),
-    tensors=(PREFILL, DECODE),
-    formula="Q = T¹ W_q",
-    memory="view of attn.qkv",
-    source="",
-)
+    name="blocks.{0-29}.attn.q", layers=tuple(range(30)), tensors=(PREFILL, DECODE),
+    formula="Q = T¹ W_q", memory="view of attn.qkv", source="",
+)  # fmt: skip
 STORED = Stored(
-    source="blk.0.attn_q.weight",
-    shape=(576, 576),
-    format="Q4_1",
-    bytes=207360,
+    source="blk.0.attn_q.weight", shape=(576, 576), format="Q4_1", bytes=207360,
     operations=("unpaired rows of 9 heads",),
-)
+)  # fmt: skip
 WEIGHT = ShapeRow(
-    name="blocks.{0-29}.attn.W_q",
-    layers=tuple(range(30)),
+    name="blocks.{0-29}.attn.W_q", layers=tuple(range(30)),
     tensors=(
         tensor(
-            name="blocks.0.attn.W_q",
-            kind="parameter",
-            axes=("D", "H·dh"),
-            documents=("d", "d"),
-            shape=(576, 576),
-            phase=None,
-            stored=STORED,
+            name="blocks.0.attn.W_q", kind="parameter", axes=("D", "H·dh"), documents=("d", "d"),
+            shape=(576, 576), phase=None, stored=STORED,
         ),
     ),
-    formula="Q = T¹ W_q",
-    memory="part of attn.W_qkv",
-    source="blk.{0-29}.attn_q.weight",
-)
+    formula="Q = T¹ W_q", memory="part of attn.W_qkv", source="blk.{0-29}.attn_q.weight",
+)  # fmt: skip
 KEPT = ShapeRow(
-    name="cache.{0-29}.k",
-    layers=tuple(range(30)),
-    tensors=(tensor(name="cache.0.k", kind="state", shares=None),) * 2,
-    formula="the keys",
-    memory="copy of attn.k_rot",
-    source="",
-)
+    name="cache.{0-29}.k", layers=tuple(range(30)),
+    tensors=(tensor(name="cache.0.k", kind="state", shares=None),) * 2, formula="the keys",
+    memory="copy of attn.k_rot", source="",
+)  # fmt: skip
 REPORT = ShapesReport(
-    weight_format="float32",
-    batch=1,
-    tokens=12,
-    phases=("prefill", "decode"),
+    weight_format="float32", batch=1, tokens=12, phases=("prefill", "decode"),
     letters=(
         LetterValue(letter="B", documents="b", values=(1,)),
         LetterValue(letter="T", documents="n", values=(12, 1)),
         LetterValue(letter="H", documents="h", values=(9,)),
     ),
-    kinds=(LayerKind(layers=tuple(range(30)), window=None),),
-    tensors=(),
+    kinds=(LayerKind(layers=tuple(range(30)), window=None),), tensors=(),
     rows=(WEIGHT, QUERY, KEPT),
     growth=CacheGrowth(per_token=46080, per_layer=(1536,), prefill=552960, decode=599040),
     flops=(
         CallFlops(phase="prefill", flops=3_230_000_000, flops_full=3_240_000_000),
         CallFlops(phase="decode", flops=270_000_000, flops_full=270_000_000),
     ),
-    parameters=134515008,
-    weight_bytes=538060032,
-    stored_bytes=96600000,
-    ran=False,
+    parameters=134515008, weight_bytes=538060032, stored_bytes=96600000, ran=False,
     checks=(ViewCheck(name="symbols", words="all shapes fit", value=0.0, tolerance=0.0),),
-)
+)  # fmt: skip
 
 
 def test_a_wide_screen_has_every_column_in_one_line():
@@ -210,10 +174,7 @@ def test_what_is_derived_is_said():
 
 
 def test_windows_are_said_of_layers_and_of_the_cache():
-    kinds = (
-        LayerKind(layers=(0, 2, 4), window=None),
-        LayerKind(layers=(1, 3, 5), window=4096),
-    )
+    kinds = (LayerKind(layers=(0, 2, 4), window=None), LayerKind(layers=(1, 3, 5), window=4096))
     rows = tuple(
         replace(KEPT, name=f"cache.{{{n}}}.k", layers=kind.layers) for n, kind in enumerate(kinds)
     )
@@ -305,15 +266,11 @@ def test_stored_tensors_of_a_file():
 
 
 NAME = NameRow(
-    name="blocks.{0-29}.attn.pattern",
-    kind="activation",
-    axes=("B", "H", "T", "S"),
-    shape=(1, 9, 12, 12),
-    documents=("b", "h", "n", "n"),
-    words="attention weights",
+    name="blocks.{0-29}.attn.pattern", kind="activation", axes=("B", "H", "T", "S"),
+    shape=(1, 9, 12, 12), documents=("b", "h", "n", "n"), words="attention weights",
     formula="A = softmax(S)",
     aliases=("blocks.{i}.attn.hook_pattern", "pattern{i}", "evil\x1b[31m"),
-)
+)  # fmt: skip
 
 
 def test_names():

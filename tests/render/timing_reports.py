@@ -29,8 +29,7 @@ SECONDS = {
 GAP_S = 4e-5  # in each call
 
 CEILINGS = Ceilings(
-    device="cpu",
-    threads=2,
+    device="cpu", threads=2,
     reads=(
         ReadRate(nbytes=1 << 20, bytes_per_s=120e9, level="L2"),
         ReadRate(nbytes=16 << 20, bytes_per_s=60e9, level="L3"),
@@ -40,9 +39,8 @@ CEILINGS = Ceilings(
         MatrixRate(dtype="float32", flops_per_s=2e11, way="direct"),
         MatrixRate(dtype="bfloat16", flops_per_s=1.5e11, way="through float32"),
     ),
-    caches=(("L2", 2 << 20), ("L3", 32 << 20)),
-    seconds=1.1,
-)
+    caches=(("L2", 2 << 20), ("L3", 32 << 20)), seconds=1.1,
+)  # fmt: skip
 
 
 def work(part: str, rows: int, layer: bool) -> PartWork:
@@ -155,8 +153,7 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
     fields = {
         "prompt_tokens": 12, "batch": 1, "dtype": "float32",
         "stages": (
-            Stage(name="import torch", seconds=1.2),
-            Stage(name="read the headers", seconds=0.021),
+            Stage(name="import torch", seconds=1.2), Stage(name="read the headers", seconds=0.021),
             Stage(name="load the weights", seconds=0.4, nbytes=100_000_000, peak=650 << 20),
             Stage(name="tokenize", seconds=0.0011),
         ),
