@@ -1,11 +1,10 @@
 """The tables of shapes as text: widths, folding, what spills below a row, hostile names."""
 
-import io
 from dataclasses import replace
 
 import pytest
+from drawn import changes, lines_of, printed, shown
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from llmcli.commands.shapes.report import (
@@ -28,12 +27,6 @@ from llmcli.commands.shapes.view import (
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.letters import axis_line
-
-
-def shown(renderable, width=200):
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(renderable, crop=False)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
 def tensor(**change):
@@ -90,116 +83,82 @@ REPORT = ShapesReport(
 )  # fmt: skip
 
 
-def test_a_wide_screen_has_every_column_in_one_line():
-    lines = shown(render_shapes(REPORT, "smollm2")).splitlines()
-    assert [line for line in lines if not line.startswith("─")] == [
-        "smollm2",
-        "B = 1 sequence (b) · T = 12 new tokens, then 1 (n, N) · H = 9 heads (h, A, n_heads)",
-        "",
-        "parameters: 30 tensors in 1 row, float32",
-        "name                     letters    shape       papers    bytes   memory               "
-        "stored           checkpoint                 on the way                 formula",
-        "blocks.{0-29}.attn.W_q   [D H·dh]   [576 576]   d × d    27 KiB   part of attn.W_qkv   "
-        "Q4_1 [576 576]   blk.{0-29}.attn_q.weight   unpaired rows of 9 heads   Q = T¹ W_q",
-        "the whole model: 134,515,008 numbers · 513 MiB in float32 · 92.1 MiB of tensors in "
-        "the file",
-        "",
-        "activations: 30 tensors in 1 row, float32, bytes and FLOPs of one in prefill",
-        "name                   letters      prefill       decode       papers             bytes   "
-        " FLOPs   memory             formula",
-        "blocks.{0-29}.attn.q   [B H T dh]   [1 9 12 64]   [1 9 1 64]   b × h × n × d/h   27 KiB   "
-        "7.96 M   view of attn.qkv   Q = T¹ W_q",
-        "FLOPs of the whole prefill: 3.23 G, 3.24 G as the full square · "
-        "FLOPs of the whole decode: 270 M · logits of all positions · Q Kᵀ is counted at attn.z",
-        "memory: own, or a view of that of another",
-        "",
-        "cache: 30 tensors in 1 row, float32, bytes of one in prefill",
-        "name             letters      prefill       decode        papers             bytes   "
-        "memory               formula",
-        "cache.{0-29}.k   [B H T dh]   [1 9 12 64]   [1 9 12 64]   b × h × n × d/h   27 KiB   "
-        "copy of attn.k_rot   the keys",
-        "grows by 45 KiB a token · 1.5 KiB in each of 30 layers",
-        "540 KiB after the prompt · 585 KiB after one token more",
-        "",
-        "×30, layers 0-29, identical",
-        "from headers alone · with a prompt the model is run, too",
-    ]
+def of(*rows, **changed):
+    return replace(REPORT, rows=rows, **changed)
 
 
-def test_a_narrow_screen_loses_nothing():
-    text = shown(render_shapes(REPORT, "smollm2"), 55)
-    lines = text.splitlines()
-    at = lines.index("blocks.{0-29}.attn.q   [B H T dh]   [1 9 12 64]")
-    assert lines[at + 1] == "    decode [1 9 1 64] · b × h × n × d/h · 27 KiB"
-    assert lines[at + 2] == "    FLOPs 7.96 M · view of attn.qkv · Q = T¹ W_q"
-    for part in ("Q4_1 [576 576]", "blk.{0-29}.attn_q.weight", "unpaired rows of 9 heads", "d × d"):
-        assert part in text
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200])
-def test_no_line_is_longer_than_the_screen(width):
-    text = shown(render_shapes(REPORT, "smollm2"), width)
-    assert max(map(cell_len, text.splitlines())) <= width
-
-
-def test_narrowest_letters_and_numbers_are_below_the_name():
-    lines = shown(render_shapes(REPORT, "smollm2"), 32).splitlines()
-    at = lines.index("blocks.{0-29}.attn.q")
-    assert lines[at + 1 : at + 3] == ["    [B H T dh]", "    prefill [1 9 12 64]"]
-    assert lines[at + 3] == "    decode [1 9 1 64]"
-
-
-def test_the_tokens_of_the_prompt_are_shown_and_an_example_is_called_one():
-    said = replace(REPORT, prompt=((5, "a b"), (6, "\x1b[31m"), (7, "")), ran=True)
-    text = shown(render_shapes(said, "m"), 80)
-    assert 'prompt of 3 tokens · "a b" · "\\x1b[31m" · id 7\n' in text
-    assert "example" not in text
-    assert "T is an example: --tokens" in shown(render_shapes(replace(REPORT, example=True), "m"))
-    long = shown(render_shapes(replace(said, prompt=((1, "x"),) * 99), "m"), 400)
-    assert "… 75 more …" in long
-    assert long.count('"x"') == 24
-
-
-def test_dtypes_that_differ_have_a_column():
-    wide = replace(QUERY, tensors=(tensor(dtype="bfloat16"), DECODE))
-    text = shown(render_shapes(replace(REPORT, rows=(wide, QUERY)), "m"))
-    assert "bfloat16" in text
-    assert "activations: 60 tensors in 2 rows, bytes" in text
-
-
-def test_what_is_derived_is_said():
-    derived = replace(QUERY, memory="derived")
-    assert "no kernel writes it" in shown(render_shapes(replace(REPORT, rows=(derived,)), "m"))
-    assert "no kernel writes it" not in shown(render_shapes(REPORT, "m"))
-
-
-def test_windows_are_said_of_layers_and_of_the_cache():
+def test_screens(golden):
     kinds = (LayerKind(layers=(0, 2, 4), window=None), LayerKind(layers=(1, 3, 5), window=4096))
-    rows = tuple(
+    caches = [
         replace(KEPT, name=f"cache.{{{n}}}.k", layers=kind.layers) for n, kind in enumerate(kinds)
-    )
-    growth = replace(REPORT.growth, per_layer=(1536, 768))
-    text = shown(render_shapes(replace(REPORT, rows=rows, kinds=kinds, growth=growth), "m"))
-    assert "×3, layers 0,2,4, identical\n" in text
-    assert "×3, layers 1,3,5, identical · a token sees 4096 keys at most" in text
-    assert "a window of 4096 keys bounds what is seen, not the cache" in text
-    assert "1.5 KiB in each of 3 layers · 768 B in each of 3 layers" in text
-
-
-def test_only_what_was_folded_is_called_identical():
+    ]
+    windows = of(*caches, kinds=kinds, growth=replace(REPORT.growth, per_layer=(1536, 768)))
+    prompt = replace(REPORT, prompt=((5, "a b"), (6, "\x1b[31m"), (7, "")), ran=True)
+    wide = replace(QUERY, tensors=(tensor(dtype="bfloat16"), DECODE))
     alone = replace(QUERY, name="blocks.0.attn.q", layers=(0,))
     other = replace(QUERY, name="blocks.1.attn.k", layers=(1,))
-    assert "identical" not in shown(render_shapes(replace(REPORT, rows=(alone, other)), "m"))
     rest = replace(QUERY, name="blocks.{1-29}.resid_pre", layers=tuple(range(1, 30)))
-    text = shown(render_shapes(replace(REPORT, rows=(rest, QUERY)), "m"))
-    assert text.count("identical") == 1
+    hostile, title = replace(WEIGHT, source="a\x1b[2J[bold]b"), "m\x1b]0;x\x07"
+    name = NameRow(
+        name="blocks.{0-29}.attn.pattern", kind="activation", axes=("B", "H", "T", "S"),
+        shape=(1, 9, 12, 12), documents=("b", "h", "n", "n"), words="attention weights",
+        formula="A = softmax(S)",
+        aliases=("blocks.{i}.attn.hook_pattern", "pattern{i}", "evil\x1b[31m"),
+    )  # fmt: skip
+    letter = REPORT.letters[:1]
+    columns = (Column("a", right=False), Column("bb", first_to_go=1), Column("c", first_to_go=2))
+    cells = [[Text("xxxxxx"), Text("yyyyyy"), Text("zzzzzz")]]
+    whole = shown(render_shapes(REPORT, "m"), width=200)
+
+    def new(report):
+        return changes(whole, shown(render_shapes(report, "m"), width=200))
+
+    golden("shapes", {
+        "a wide screen has every column in one line": whole,
+        "a narrow one loses nothing": shown(render_shapes(REPORT, "m"), width=55),
+        "the narrowest has letters and numbers below the name":
+            shown(render_shapes(of(QUERY), "m"), width=32),
+        "the tokens of the prompt, with which it was run: not from headers alone": new(prompt),
+        "only the first of a long prompt": new(
+            replace(prompt, prompt=tuple((1, f"x{at}") for at in range(99)))
+        ),
+        "an example is called one": new(replace(REPORT, example=True)),
+        "dtypes that differ have a column": new(of(wide, QUERY)),
+        "what is derived is said": new(of(WEIGHT, replace(QUERY, memory="derived"), KEPT)),
+        "windows of layers and of the cache": shown(render_shapes(windows, "m"), width=200),
+        "what was not folded is not identical": shown(render_shapes(of(alone, other), "m")),
+        "what was folded is": shown(render_shapes(of(rest, QUERY), "m")),
+        "on few lines": shown(render_overview(few_lines(), "m")),
+        "on few lines, in 40 columns": shown(render_overview(few_lines(), "m"), width=40),
+        "hostile names": shown(render_shapes(of(hostile), title), width=200),
+        "hostile names on few lines": shown(render_overview(of(hostile), title)),
+        "the tensors of a file": shown(render_stored([STORED], "file")),
+        "hostile ones": shown(render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title)),
+        "names": shown(render_names([name], letter, "m")),
+        "names in 36 columns, of an example": shown(
+            render_names([replace(name, aliases=())], letter, "m", example=True), width=36
+        ),
+        "a row spills where it is told to": shown(Rows(columns, cells, spill=True), width=20),
+        "and loses its last columns where it is not": shown(Rows(columns, cells), width=20),
+        "unless there is room": shown(Rows(columns, cells, spill=True), width=30),
+        "letters with their sizes and other names": [
+            axis_line(*letter) for letter in (
+                ("S", "n", (5, 6)), ("H", "h", (8, 4)), ("F", "4d", (64,)), ("F", "F", (64,)),
+                ("P", "P", (1,)), ("dh", "d/h", (64,)),
+            )
+        ],
+    })  # fmt: skip
+    for view in (
+        render_overview(of(hostile), title), render_shapes(of(hostile), title),
+        render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title),
+    ):  # fmt: skip
+        assert not {"\x1b", "\x07"} & set(printed(view))
+    assert printed(Rows(columns, cells, spill=True), width=30) == (
+        printed(Rows(columns, cells), width=30)
+    )
 
 
-def test_what_was_run_is_not_from_headers_alone():
-    assert "from headers alone" not in shown(render_shapes(replace(REPORT, ran=True), "m"))
-
-
-def test_a_model_on_few_lines():
+def few_lines():
     entry = replace(
         QUERY, name="blocks.0.resid_pre", layers=(0,), formula="X = E", memory="view of embed"
     )
@@ -213,118 +172,11 @@ def test_a_model_on_few_lines():
     raw = replace(QUERY, name="logits_raw", layers=(), formula="logits = H W", memory="own")
     same = replace(raw, name="logits", memory="view of logits_raw")
     long = replace(QUERY, name="blocks.{0-29}.attn.k", formula="K = " + "x " * 20 + "x")
-    rows = (WEIGHT, entry, later, norm, QUERY, long, raw, same, KEPT)
     kinds = (LayerKind(layers=tuple(range(30)), window=4096),)
-    report = replace(REPORT, rows=rows, kinds=kinds, example=True)
-    assert shown(render_overview(report, "smollm2"), 80).splitlines() == [
-        "smollm2",
-        "B = 1 sequence · T = 12 new tokens, then 1 · H = 9 heads",
-        "T is an example: --tokens",
-        "",
-        "parameters: 134,515,008 · 513 MiB in float32",
-        "blocks.{0-29} × 30: attn.W_q [576 576]",
-        "",
-        "activation      letters     prefill      formula",
-        "blocks.{0-29} × 30, identical, a token sees 4096 keys at most",
-        "resid_pre       [B H T dh]  [1 9 12 64]  X = E, then H of the block before",
-        "attn.q          [B H T dh]  [1 9 12 64]  Q = T¹ W_q",
-        "attn.k          [B H T dh]  [1 9 12 64]",
-        "    K = x x x x x x x x x x x x x x x x x x x x x",
-        "",
-        "logits_raw      [B H T dh]  [1 9 12 64]  logits = H W",
-        "cache.{0-29}.k  [B H T dh]  [1 9 12 64]  copy of attn.k_rot",
-        "cache 45 KiB a token · FLOPs 3.23 G prefill, 270 M decode",
-        "--all: dtypes, bytes, memory, sources",
-    ]
-    narrow = shown(render_overview(report, "smollm2"), 40).splitlines()
-    assert max(map(cell_len, narrow)) <= 40
-    at = narrow.index("attn.q          [B H T dh]")
-    assert narrow[at + 1] == "    [1 9 12 64] · Q = T¹ W_q"
+    return of(WEIGHT, entry, later, norm, QUERY, long, raw, same, KEPT, kinds=kinds, example=True)
 
 
-def test_hostile_names_are_spelled_out():
-    hostile = replace(WEIGHT, source="a\x1b[2J[bold]b")
-    title = "m\x1b]0;x\x07"
-    assert "\x1b" not in shown(render_overview(replace(REPORT, rows=(hostile,)), title))
-    for text in (
-        shown(render_shapes(replace(REPORT, rows=(hostile,)), title)),
-        shown(render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title)),
-    ):
-        assert "\x1b" not in text
-        assert "\x07" not in text
-        assert "a\\x1b[2J[bold]b" in text
-
-
-def test_stored_tensors_of_a_file():
-    assert shown(render_stored([STORED], "file")).splitlines() == [
-        "file",
-        "name                  shape       stored     bytes",
-        "──────────────────────────────────────────────────",
-        "blk.0.attn_q.weight   [576 576]   Q4_1     202 KiB",
-        "1 tensor · 202 KiB",
-    ]
-
-
-NAME = NameRow(
-    name="blocks.{0-29}.attn.pattern", kind="activation", axes=("B", "H", "T", "S"),
-    shape=(1, 9, 12, 12), documents=("b", "h", "n", "n"), words="attention weights",
-    formula="A = softmax(S)",
-    aliases=("blocks.{i}.attn.hook_pattern", "pattern{i}", "evil\x1b[31m"),
-)  # fmt: skip
-
-
-def test_names():
-    assert shown(render_names([NAME], REPORT.letters[:1], "m"), 80).splitlines() == [
-        "m",
-        "B = 1 sequence (b)",
-        "",
-        "name   [letters] = [sizes]   the papers' letters",
-        "    what it is · its formula · what others call it: {i} is a layer's number",
-        "",
-        "blocks.{0-29}.attn.pattern   [B H T S] = [1 9 12 12]   b × h × n × n",
-        "    attention weights · A = softmax(S)",
-        "    blocks.{i}.attn.hook_pattern · pattern{i} · evil\\x1b[31m",
-    ]
-    bare = replace(NAME, aliases=())
-    narrow = shown(render_names([bare], REPORT.letters[:1], "m", example=True), 36)
-    narrow = narrow.splitlines()
-    assert narrow[2:4] == ["T is an example: --tokens sets it,", "and a prompt has its own"]
-    assert narrow[-5:] == [
-        "blocks.{0-29}.attn.pattern",
-        "    [B H T S] = [1 9 12 12]",
-        "    b × h × n × n",
-        "    attention weights",
-        "    A = softmax(S)",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("letter", "line"),
-    [
-        (
-            LetterValue(letter="S", documents="n", values=(5, 6)),
-            "S = 5 tokens so far, then 6 (n, N)",
-        ),
-        (LetterValue(letter="H", documents="h", values=(8, 4)), "H = 8/4 heads (h, A, n_heads)"),
-        (LetterValue(letter="F", documents="4d", values=(64,)), "F = 64 neurons (4d)"),
-        (LetterValue(letter="F", documents="F", values=(64,)), "F = 64 neurons"),
-        (LetterValue(letter="P", documents="P", values=(1,)), "P = 1 learned positions"),
-        (
-            LetterValue(letter="dh", documents="d/h", values=(64,)),
-            "dh = 64 a head's query and key (d/h, d_k, d_v, head_dim)",
-        ),
-    ],
-)
-def test_letters_with_their_sizes_and_other_names(letter, line):
-    assert axis_line(letter.letter, letter.documents, letter.values) == line
-
-
-def test_rows_spill_only_where_they_are_told_to():
-    columns = (Column("a", right=False), Column("bb", first_to_go=1), Column("c", first_to_go=2))
-    cells = [[Text("xxxxxx"), Text("yyyyyy"), Text("zzzzzz")]]
-    assert "zzzzzz" not in shown(Rows(columns, cells), 20)
-    spilled = shown(Rows(columns, cells, spill=True), 20).splitlines()
-    assert spilled == [
-        "a            bb", "    c", "───────────────", "xxxxxx   yyyyyy", "    zzzzzz",
-    ]  # fmt: skip
-    assert shown(Rows(columns, cells, spill=True), 30) == shown(Rows(columns, cells), 30)
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200])
+def test_no_line_is_longer_than_the_screen(width):
+    for view in (render_shapes(REPORT, "smollm2"), render_overview(few_lines(), "smollm2")):
+        assert max(map(cell_len, lines_of(view, width=width))) <= width
