@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
+from drawn import shown
 
 from llmcli.commands.env.report import (
     ConfigurationProblem,
@@ -23,13 +22,6 @@ from llmcli.reports.environment import Environment
 from llmcli.reports.info import NO_FORMATS
 from llmcli.reports.text import PhasePeak, Timings
 from llmcli.ui import stats, theme
-
-
-def shown(renderable, width=80):
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(renderable, crop=False)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-
 
 TIMINGS = Timings(
     import_s=1.0, load_s=0.24, first_token_s=0.0521, prompt_tokens=12, prompt_tokens_per_s=230.3,
@@ -50,60 +42,82 @@ RUN = Statistics(
 )  # fmt: skip
 
 
-def test_short_statistics_are_one_line_of_80_columns():
-    assert shown(short_stats(RUN, 80)) == (
-        "prompt 12 tokens, 52.1 ms · generated 64, 41.2 tok/s · 432 MiB · seed 1403840134"
-    )
-
-
-def test_short_statistics_say_what_ended_the_text():
-    drafted = {"proposed": 4, "accepted": 1, "speedup": None, "stopped": False}
-    line = shown(short_stats(replace(RUN, speculation=drafted, ended="-n 64"), 300), 300)
-    assert "generated 64 (-n 64), 41.2 tok/s · draft 1 of 4 tokens right (25%) · 432 MiB" in line
-
-
-def test_a_draft_without_proposals_claims_no_speed():
-    assert stats.draft_words({"proposed": 0, "accepted": 0}) == "proposed nothing"
-
-
-def test_short_statistics_break_between_parts():
-    assert shown(short_stats(replace(RUN, seed=None), 40), 40).splitlines() == [
-        "prompt 12 tokens, 52.1 ms",
-        "generated 64, 41.2 tok/s",
-    ]
-
-
-def test_statistics_of_a_run_that_wrote_nothing():
+def test_statistics(golden):
     nothing = replace(
         TIMINGS, first_token_s=None, prompt_tokens_per_s=None, generated_tokens=0,
         generated_tokens_per_s=None, peak_memory_bytes=None,
     )  # fmt: skip
-    run = replace(RUN, timings=nothing, seed=None)
-    assert shown(short_stats(run, 99), 99) == "prompt 12 tokens · generated 0"
-
-
-def test_full_statistics_say_where_values_come_from():
-    run = replace(RUN, sampling={"top_k": (40, "default")}, seed=None, side_by_side=3)
-    text = shown(full_stats(run))
-    assert "model            m (bfloat16 on cpu)" in text
-    assert "path             3 texts side by side" in text
-    assert "load             240 ms" in text
-    assert "prompt           12 tokens, 230 tok/s" in text
-    assert "top k            40  (default)" in text
-    assert "seed             none: greedy" in text
-    assert "of the process" not in text
-
-
-def test_full_statistics_have_the_peak_of_every_phase_that_is_known():
+    greedy = replace(RUN, seed=None)
+    drafted = {"proposed": 4, "accepted": 1, "speedup": None, "stopped": False}
     peaks = (
         PhasePeak(phase="base", resident_bytes=230 * 2**20, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=None, device_bytes=300 * 2**20),
         PhasePeak(phase="prefill", resident_bytes=700 * 2**20, device_bytes=2**30),
     )
-    text = shown(full_stats(replace(RUN, timings=replace(TIMINGS, peaks=peaks))))
-    assert "peak memory       432 MiB" in text
-    assert "  of the process  base 230 MiB · prefill 700 MiB" in text
-    assert "  on the GPU      load 300 MiB · prefill 1 GiB" in text
+    full = replace(greedy, sampling={"top_k": (40, "default")}, side_by_side=3)
+
+    def short(run, width=300):
+        return shown(short_stats(run, width), width=width)
+
+    def line(stored, used="float32", **formats):
+        formats = dict.fromkeys(NO_FORMATS, used) | formats
+        return stats.model_line({"name": "m", "stored_formats": stored, "device": "cpu", **formats})
+
+    packed = {
+        "weight_format": "Q4_1 + Q8_0", "activation_format": "float32", "cache_format": "float16",
+        "product_format": "int16",
+    }  # fmt: skip
+    golden("statistics", {
+        "in short, a line of 80 columns": short(RUN, 80),
+        "what ended the text, and a draft": short(replace(RUN, speculation=drafted, ended="-n 64")),
+        "it breaks between parts": short(greedy, 40),
+        "of a run that wrote nothing": short(replace(greedy, timings=nothing)),
+        "in full, with where values come from": shown(full_stats(full)),
+        "with the peak of every phase that is known":
+            shown(full_stats(replace(full, timings=replace(TIMINGS, peaks=peaks)))),
+        "a draft without proposals claims no speed":
+            stats.draft_words({"proposed": 0, "accepted": 0}),
+        "the line of a model says what became of its weights": [
+            line(["F32", "Q4_1", "Q8_0"]), line(["F32"]), line(["BF16"], "bfloat16"), line([]),
+            line(["F32", "Q4_1", "Q8_0"], **packed), line(["BF16"], **packed),
+        ],
+        "confidence has a colour for every probability": " ".join(
+            theme.confidence_style(p) for p in (1.0, 0.75, 0.3, 0.06, 0.01, 0.0, math.nan)
+        ),
+        "its legend": shown(stats.confidence_legend()),
+    })  # fmt: skip
+
+
+def test_environment(golden):
+    """What is in the environment is never read as markup or codes."""
+    environment = Environment(
+        llmcli="0.1.0", python="3.12.1", platform="Linux", processor="CPU [bold]", cores=8,
+        features=("avx2",), memory_bytes=2**34, gpus=(), driver=None, torch=None,
+        kernel_level="avx2",
+    )  # fmt: skip
+    settings = [
+        Setting(name=name, value=None, words=words, source=source, origin=origin)
+        for name, words, source, origin in (
+            ("model", "evil\x1b[2J", "environment", "LLMCLI_MODEL"),
+            ("seed", "3", "flag", "--seed"), ("dtype", "auto", "default", ""),
+        )
+    ]  # fmt: skip
+    configuration = ConfigurationReport(
+        path="/c.toml", exists=True,
+        options=(ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),),
+        problems=(ConfigurationProblem(message="evil\x1b[2J", hint=None),),
+    )  # fmt: skip
+    report = EnvironmentReport(
+        environment=environment, settings=tuple(settings), configuration=configuration
+    )
+    path = "/a folder/" + "x" * 40
+    rows = [("model", "smollm2", "default"), ("hub cache", path, "variable HF_HOME")]
+    golden("env", {
+        "values that are cut, and codes that are spelled": shown(render_environment(report)),
+        "a long setting has a line of its own where there is no room":
+            shown(Settings(rows), width=50),
+        "and none where there is": shown(Settings(rows), width=90),
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -122,79 +136,6 @@ def test_durations(seconds, text):
 )  # fmt: skip
 def test_sizes(nbytes, text):
     assert stats.size(nbytes) == text
-
-
-@pytest.mark.parametrize(
-    ("stored", "used", "line"),
-    [
-        (["F32", "Q4_1", "Q8_0"], "float32", "m (Q4_1, Q8_0 → float32 on cpu)"),
-        (["F32"], "float32", "m (float32 on cpu)"), (["BF16"], "bfloat16", "m (bfloat16 on cpu)"),
-        ([], "float32", "m (float32 on cpu)"),
-    ],
-)  # fmt: skip
-def test_the_line_of_a_model_says_what_became_of_its_weights(stored, used, line):
-    formats = dict.fromkeys(NO_FORMATS, used)
-    model = {"name": "m", "stored_formats": stored, "device": "cpu", **formats}
-    assert stats.model_line(model) == line
-
-
-@pytest.mark.parametrize(
-    ("stored", "words"),
-    [(["F32", "Q4_1", "Q8_0"], "Q4_1 + Q8_0"), (["BF16"], "BF16 → Q4_1 + Q8_0")],
-)
-def test_the_line_of_a_packed_model_says_what_is_rounded(stored, words):
-    model = {
-        "name": "m", "stored_formats": stored, "device": "cpu", "weight_format": "Q4_1 + Q8_0",
-        "activation_format": "float32", "cache_format": "float16", "product_format": "int16",
-    }  # fmt: skip
-    line = f"m ({words} on cpu: int16 products, float32 activations, float16 cache)"
-    assert stats.model_line(model) == line
-
-
-def test_environment_never_reads_markup_or_codes():
-    environment = Environment(
-        llmcli="0.1.0", python="3.12.1", platform="Linux", processor="CPU [bold]", cores=8,
-        features=("avx2",), memory_bytes=2**34, gpus=(), driver=None, torch=None,
-        kernel_level="avx2",
-    )  # fmt: skip
-    settings = (
-        Setting(
-            name="model", value=None, words="evil\x1b[2J", source="environment",
-            origin="LLMCLI_MODEL",
-        ),
-        Setting(name="seed", value=None, words="3", source="flag", origin="--seed"),
-        Setting(name="dtype", value=None, words="auto", source="default", origin=""),
-    )  # fmt: skip
-    configuration = ConfigurationReport(
-        path="/c.toml", exists=True,
-        options=(ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),),
-        problems=(ConfigurationProblem(message="evil\x1b[2J", hint=None),),
-    )  # fmt: skip
-    report = EnvironmentReport(
-        environment=environment, settings=settings, configuration=configuration
-    )
-    text = shown(render_environment(report))
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "processor CPU [bold] · 8 cores" in lines
-    assert "memory 16 GiB" in lines
-    assert "software llmcli 0.1.0 · PyTorch not installed · Python 3.12.1" in lines
-    assert "model evil\\x1b[2J variable LLMCLI_MODEL" in lines
-    assert "seed 3 flag --seed" in lines
-    assert "dtype auto" in lines
-    assert any(line.startswith('[chat] system "\\x9b2Jxx') for line in lines)
-    assert 0 < text.count("x" * 10) * 10 <= 200
-    assert "error: evil\\x1b[2J" in lines
-
-
-def test_a_long_setting_has_a_line_of_its_own():
-    path = "/a folder/" + "x" * 40
-    rows = [("model", "smollm2", "default"), ("hub cache", path, "variable HF_HOME")]
-    assert shown(Settings(rows), 50).splitlines() == [
-        "model      smollm2  default",
-        "hub cache  variable HF_HOME",
-        f"  {path}",
-    ]
-    assert shown(Settings(rows), 90).splitlines()[1] == f"hub cache  {path}  variable HF_HOME"
 
 
 @pytest.mark.parametrize(
@@ -228,12 +169,3 @@ def test_quoted_tokens_show_what_is_invisible():
     assert theme.quoted(" Paris\n") == '" Paris\\n"'
     assert theme.quoted("\u202eevil\u200b\u2028") == '"\\u202eevil\\u200b\\u2028"'
     assert theme.quoted("\U000e0001") == '"\\U000e0001"'
-
-
-def test_confidence_has_a_colour_for_every_probability():
-    assert [theme.confidence_style(p) for p in (1.0, 0.75, 0.3, 0.06, 0.01, 0.0, math.nan)] == [
-        "green", "green", "cyan", "yellow", "red", "red", "red",
-    ]  # fmt: skip
-    assert shown(stats.confidence_legend()) == (
-        "probability of each token: 75 % and more · 25 % · 5 % · less"
-    )
