@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from drawn import lines_of
 from rich.cells import cell_len
-from rich.console import Console
 
 from llmcli.commands.attention.report.states import HeadStates, LayerStates, StatesReport
 from llmcli.commands.attention.view.states import render_states, states_csv
@@ -30,25 +30,18 @@ def report(heads=2, points=24):
     )  # fmt: skip
 
 
-def lines_of(width, **options):
-    file = io.StringIO()
-    console = Console(file=file, width=width, no_color=True, highlight=False, markup=False)
-    console.print(render_states(report(**options), "a model"), crop=False)
-    return file.getvalue().splitlines()
-
-
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_every_line_fits(width):
-    lines = lines_of(width)
-    assert max(map(cell_len, lines)) <= width
-    text = "\n".join(lines)
-    assert "layer 3 (gated DeltaNet)" in text
-    assert "24" in text, "the last norm"
-    assert "12.5" in text, "the last rank"
+    assert max(map(cell_len, lines_of(render_states(report(), "a model"), width=width))) <= width
 
 
-def test_curves_rise_as_what_they_show():
-    (row,) = [line for line in lines_of(120) if re.match(r" *1 +▁", line)]
+def test_curves_rise_as_what_they_show(golden):
+    golden("states", {
+        f"in {width} columns": lines_of(render_states(report(), "a model"), width=width)
+        for width in (40, 120)
+    })  # fmt: skip
+    lines = lines_of(render_states(report(), "a model"), width=120)
+    (row,) = [line for line in lines if re.match(r" *1 +▁", line)]
     norm, rank = re.findall(r"[▁▂▃▄▅▆▇█]+", row)
     assert norm == "".join(sorted(norm))
     assert (norm[0], norm[-1]) == ("▁", "█")
