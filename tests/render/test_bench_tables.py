@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from drawn import changes, shown
 
-from llmcli.commands.bench.report.fields import Bencher, percentile
+from llmcli.commands.bench.report.fields import Bencher
 from llmcli.commands.bench.report.results import (
     Against,
     BenchReport,
@@ -58,14 +57,6 @@ def markdown(*rows: BenchRow, settings: tuple[Settings, ...] = (DEFAULT,), **mor
     return writer.header() + "".join(map(writer.row, rows)) + writer.footer()
 
 
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [((), 50, None), ((7,), 99, 7), ((1, 2, 3, 4), 50, 2.5), ((4, 1, 3, 2), 90, 3.7)],
-)
-def test_percentile(values: tuple[int, ...], percent: float, expected: float | None) -> None:
-    assert percentile(values, percent) == pytest.approx(expected)
-
-
 CEILINGS = Ceilings(
     device="cuda:0", threads=8, reads=(ReadRate(nbytes=1 << 30, bytes_per_s=2e12, level="memory"),),
     matrices=(MatrixRate(dtype="bfloat16", flops_per_s=7e14),), caches=(), seconds=1.0,
@@ -75,22 +66,6 @@ RATIO = Against(
     highest=3.0, quartiles=(1.5, 2.5), of_means=1.9, number=2, order=("llmcli", "transformers") * 3,
 )  # fmt: skip
 CPU = replace(RAN, backend="CPU", device="cpu", n_gpu_layers=0)
-
-
-@pytest.mark.parametrize(
-    ("room", "kept"),
-    [
-        (120, "model size params backend ngl test t/s"),
-        (100, "model size params backend ngl test t/s"), (90, "model size backend ngl test t/s"),
-        (80, "model backend ngl test t/s"), (60, "model ngl test t/s"), (55, "model test t/s"),
-        (40, "test t/s"), (20, "test t/s"),
-    ],
-)  # fmt: skip
-def test_what_every_row_repeats_goes_where_there_is_no_room(room: int, kept: str) -> None:
-    lines = markdown(PROMPT, TEXT, room=room).splitlines()
-    assert lines[0].replace("|", " ").split() == kept.split()
-    assert room < 40 or max(map(len, lines[:4])) <= room
-    assert lines[3].endswith(" 40.00 ± 0.00 |")
 
 
 def beside(width: int, *rows: BenchRow, weights: str = "", **more: object) -> str:
@@ -145,6 +120,10 @@ def test_screens(golden: Any) -> None:
         "columns of what varies":
             markdown(settings=(DEFAULT, replace(DEFAULT, type_k="f16")), engines=True, **cpu),
         "all columns": markdown(settings=(everything,), **cpu),
+        "what every row repeats goes where there is no room": [
+            markdown(PROMPT, TEXT, room=room).split("\n")[row]
+            for room in (120, 100, 90, 80, 60, 55, 40, 20) for row in (0, 3)
+        ],
         "what tells rows apart stays where there is little room":
             markdown(PROMPT, settings=(DEFAULT, one), room=40),
         "an error is one cell, of the model as it was named": markdown(FAILED),
@@ -183,6 +162,8 @@ def test_screens(golden: Any) -> None:
             300, *both, against=(replace(RATIO, number=1), replace(RATIO, number=2))
         ),
     })  # fmt: skip
+    for room in (120, 100, 90, 80, 60, 55, 40):
+        assert max(map(len, markdown(PROMPT, TEXT, room=room).splitlines()[:4])) <= room
     assert beside(80, FAILED) == "", "nothing ran"
     assert max(map(len, beside(44, PROMPT, TEXT).split("\n"))) <= 44
     assert ',"a ""b"",c",' in CsvWriter(BY).row(

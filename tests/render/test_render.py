@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 from drawn import shown
 
+from llmcli.commands.attention.view.map import short
+from llmcli.commands.bench.report.fields import percentile
 from llmcli.commands.env.report import (
     ConfigurationProblem,
     ConfigurationReport,
@@ -16,12 +18,18 @@ from llmcli.commands.env.report import (
     Setting,
 )
 from llmcli.commands.env.view import Settings, render_environment
+from llmcli.commands.explain.view import number
 from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.view import full_stats, short_stats
 from llmcli.reports.environment import Environment
 from llmcli.reports.info import NO_FORMATS
+from llmcli.reports.models import ago
 from llmcli.reports.text import PhasePeak, Timings
-from llmcli.ui import stats, theme
+from llmcli.ui import rates, stats, theme
+from llmcli.ui.heatmap import brief
+from llmcli.ui.letters import LETTERS, letter_line, letter_lines
+from llmcli.ui.rates import scaled
+from llmcli.ui.token_text import percent
 
 TIMINGS = Timings(
     import_s=1.0, load_s=0.24, first_token_s=0.0521, prompt_tokens=12, prompt_tokens_per_s=230.3,
@@ -120,52 +128,72 @@ def test_environment(golden):
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0000123, "0.0123 ms"), (0.0521, "52.1 ms"), (0.4, "400 ms"), (0.9996, "1.00 s"),
-     (12.345, "12.35 s"), (125.9, "2 min 5 s")],
-)  # fmt: skip
-def test_durations(seconds, text):
-    assert stats.duration(seconds) == text
+def table(function, *values):
+    """Each value with what the function makes of it; signs that are not seen are spelled."""
+    return [f"{value!a}: {function(value)!a}" for value in values]
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (432 * 2**20, "432 MiB"),
-     (1023 * 2**20, "0.999 GiB"), (25276510208, "23.5 GiB"), (2**41, "2048 GiB")],
-)  # fmt: skip
-def test_sizes(nbytes, text):
-    assert stats.size(nbytes) == text
+def test_numbers_and_texts(golden):
+    """Text for a terminal cannot drive it; a cell of a table is a line and no formula."""
+    golden("words", {
+        "durations": table(stats.duration, 0.0000123, 0.0521, 0.4, 0.9996, 12.345, 125.9),
+        "sizes": table(
+            stats.size, 0, 1023, 1024, 432 * 2**20, 1023 * 2**20, 25276510208, 2**41
+        ),
+        "for a terminal": table(
+            theme.printable, "plain ü 🎉", "a\tb\n", "\x1b[31mred\x07\r", "\x9b2J", "\ud800",
+            "a\u061cb\u200e\u200f", "\u202a\u202e\u2066\u2069", "\u206a\u206f",
+            "👩\u200d🔬❤\ufe0f",
+        ),
+        "cells of CSV": table(
+            theme.csv_cell, " Paris", "-", '=HYPERLINK("http://x")', "@SUM(A1)", "+1\n", "\uff1d1",
+            "\t=1\r\n", "\x1b]0;own\x07\ud800\u202e",
+        ),
+        "quoted": table(theme.quoted, " Paris\n", "\u202eevil\u200b\u2028", "\U000e0001"),
+        "shares": table(percent, 1.0, 0.0034, 0.000082, 1.6e-7, 0),
+        "numbers with a prefix": table(scaled, 0, 0.25, 999.6, 36.8e6, 2e12, 37),
+        "ages": table(
+            ago, -5, 59, 60, 7200, 86400.0, 59 * 86400.0, 61 * 86400.0, 400 * 86400.0, 800 * 86400.0
+        ),
+        "in cells of heatmaps":
+            table(brief, 0.0, 0.004, -0.004, 0.07, 0.994, 0.996, -0.5, -3.44, 9.96, -123.4),
+        "of heads, shares": table(lambda value: short(value, True), 0.07, 0.999, 0.0, 1.0),
+        "of heads": table(lambda value: short(value, False), 7.434, 9.999, 99.96, 1234.4),
+        "derived": table(number, -1234.5678, -0.0, 1.25e-9, float("-inf")),
+        "derived, to the last bit": number(1 / 3, 17),
+        "of timing": [
+            *table(rates.percent, 0.71, 0.083, 0.0004, 0.0),
+            *table(rates.signed_percent, 1.012, 0.996), *table(rates.speed, 1234.5, 5.118),
+            *table(lambda value: rates.unit(value, "B"), 538e6, 999, 1.5e12),
+            *table(lambda of: rates.rate(*of), (2e9, 0.1), (0, 1.0), (5, 0.0)),
+            *table(lambda ms: rates.milliseconds(ms, rates.digits_for([ms])), 0.0123456, 1.23456),
+            rates.milliseconds(0.123456, rates.digits_for([0.123])),
+        ],
+        "percentiles": table(
+            lambda of: percentile(*of), ((), 50), ((7,), 99), ((1, 2, 3, 4), 50), ((4, 1, 3, 2), 90)
+        ),
+        "letters with their other names": [
+            letter_line(letter, value, others)
+            for letter, value in (
+                ("n", 4), ("n", 1), ("d", 256), ("h", 1), ("h_kv", 1), ("d/h", 32), ("b", 1),
+                ("v", 2048),
+            )
+            for others in (True, False)
+        ],
+        "letters of one model": letter_lines([("d", 256), ("d/h", 32), ("F", 1024)], aliases=True),
+        "of an odd one":
+            letter_lines([("d", 576), ("d/h", 8), ("d_v", 6), ("F", 1536)], aliases=True),
+    })  # fmt: skip
+    with pytest.raises(KeyError):
+        letter_line("q", 3, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("plain ü 🎉", "plain ü 🎉"), ("a\tb\n", "a\tb\n"),
-        ("\x1b[31mred\x07\r", "\\x1b[31mred\\x07\\x0d"), ("\x9b2J", "\\x9b2J"),
-        ("\ud800", "\\ud800"), ("a\u061cb\u200e\u200f", "a\\u061cb\\u200e\\u200f"),
-        ("\u202a\u202e\u2066\u2069", "\\u202a\\u202e\\u2066\\u2069"),
-        ("\u206a\u206f", "\\u206a\\u206f"), ("👩\u200d🔬❤\ufe0f", "👩\u200d🔬❤\ufe0f"),
-    ],
-)  # fmt: skip
-def test_text_for_a_terminal_cannot_drive_it(text, expected):
-    assert theme.printable(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "cell"),
-    [
-        (" Paris", " Paris"), ("-", "'-"), ('=HYPERLINK("http://x")', '\'=HYPERLINK("http://x")'),
-        ("@SUM(A1)", "'@SUM(A1)"), ("+1\n", "'+1\\n"), ("\uff1d1", "'\uff1d1"),
-        ("\t=1\r\n", "\\t=1\\r\\n"),
-        ("\x1b]0;own\x07\ud800\u202e", "\\x1b]0;own\\x07\\ud800\\u202e"),
-    ],
-)  # fmt: skip
-def test_a_cell_of_a_table_is_a_line_and_no_formula(text, cell):
-    assert theme.csv_cell(text) == cell
-
-
-def test_quoted_tokens_show_what_is_invisible():
-    assert theme.quoted(" Paris\n") == '" Paris\\n"'
-    assert theme.quoted("\u202eevil\u200b\u2028") == '"\\u202eevil\\u200b\\u2028"'
-    assert theme.quoted("\U000e0001") == '"\\U000e0001"'
+def test_no_letter_means_two_things():
+    # d/h and d_k are the same thing, and a model has one of them
+    names = [
+        name
+        for letter, (_, others) in LETTERS.items()
+        if letter != "d_k"
+        for name in (letter, *others)
+    ]
+    assert {name for name in names if names.count(name) > 1} == {"d_v"}, "left out beside d_v"

@@ -246,17 +246,6 @@ def test_a_value_below_the_threshold_is_not_rounded_up_to_it():
 
 
 @pytest.mark.parametrize(
-    ("value", "share", "words"),
-    [(0.07, True, ".07"), (0.999, True, "1.0"), (0.0, True, ".00"), (1.0, True, "1.0"),
-     (7.434, False, "7.43"), (9.999, False, "10.0"), (99.96, False, "100"),
-     (1234.4, False, "1234")],
-)  # fmt: skip
-def test_short_numbers(value, share, words):
-    assert short(value, share) == words
-    assert len(words) <= 4
-
-
-@pytest.mark.parametrize(
     ("layers", "heads", "group", "width", "lines"),
     [(30, 9, 3, 80, 10), (12, 12, 1, 80, 6), (24, 16, 8, 80, 8), (32, 32, 4, 80, 16),
      (32, 32, 4, 120, 11), (30, 9, 3, 40, 10), (80, 64, 8, 80, 80), (9, 9, 3, 80, 9)],

@@ -7,7 +7,7 @@ from drawn import changes, lines_of, shown
 from rich.cells import cell_len
 
 from llmcli.commands.explain.report import Check, Coordinate, Explanation, Letter, Local, Step
-from llmcli.commands.explain.view import number, render_explanation
+from llmcli.commands.explain.view import render_explanation
 from llmcli.reports.explanation import Fact, Sum, Term
 
 
@@ -157,11 +157,3 @@ def test_every_line_fits(width, full):
     assert max(map(cell_len, lines)) <= width
     assert "… 24 more" in "\n".join(lines)
     assert lines_of(view, width=width, colour="standard") == lines
-
-
-def test_numbers():
-    assert number(-1234.5678) == "−1234.57"
-    assert number(-0.0) == "0"
-    assert number(1.25e-9) == "1.25e−09"
-    assert number(float("-inf")) == "−∞"
-    assert number(1 / 3, 17) == "0.33333333333333331"

@@ -15,7 +15,7 @@ from rich.segment import Segment
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.cells import Ink, fitted, painted
 from llmcli.ui.checks import render_checks
-from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, brief, pooled, ticks
+from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, pooled, ticks
 from llmcli.ui.palette import DIVERGING, KINDS, VIRIDIS, Scale, rgb
 
 SHARE = Scale(low=0.0, high=1.0)
@@ -233,15 +233,6 @@ def test_screens(golden):
     })  # fmt: skip
     assert "1 cell" not in "".join(lines_of(heatmap(values), width=200))
     assert max(map(len, lines_of(render_checks(checks), width=24))) <= 24
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(0.0, ".00"), (0.004, ".00"), (-0.004, ".00"), (0.07, ".07"), (0.994, ".99"), (0.996, "1.0"),
-     (-0.5, "−.50"), (-3.44, "−3.4"), (9.96, "10"), (-123.4, "−123")],
-)  # fmt: skip
-def test_numbers_in_cells_are_short(value, words):
-    assert brief(value) == words
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])

@@ -19,7 +19,6 @@ from llmcli.commands.ladder.view import chart
 from llmcli.commands.ladder.view.chart import ladder_png
 from llmcli.commands.ladder.view.derivation import render_rung
 from llmcli.commands.ladder.view.table import bar_lengths, render_ladder
-from llmcli.ui.rates import scaled
 
 
 def spread(seconds):
@@ -117,14 +116,6 @@ def test_bars_are_logarithms():
     assert bar_lengths([5.0]) == [1.0]
     lengths = bar_lengths([0.03, 300.0])
     assert 0 < lengths[0] < lengths[1] == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (0.25, "0.25"), (999.6, "1 k"), (36.8e6, "36.8 M"), (2e12, "2 T"), (37, "37")],
-)
-def test_numbers_have_three_digits_and_a_prefix(value, text):
-    assert scaled(value) == text
 
 
 def test_the_chart_is_an_image_with_a_bar_for_each_rung():

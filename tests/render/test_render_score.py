@@ -11,7 +11,6 @@ from rich.cells import cell_len
 
 from llmcli.commands.score.report import Comparison, Score, ScoredToken
 from llmcli.commands.score.view import render_comparison, render_score, render_versus
-from llmcli.ui.token_text import percent
 
 SCORE = Score(
     tokens=(
@@ -101,11 +100,3 @@ def test_all_tokens_stand_in_order_where_they_are_few_or_asked_for():
     lines = score(long(count=18)).splitlines()
     assert len(lines) == 3 + 2 + 18
     assert "most surprising" in lines[2]
-
-
-@pytest.mark.parametrize(
-    ("probability", "text"),
-    [(1.0, "100.00%"), (0.0034, "0.34%"), (0.000082, "0.0082%"), (1.6e-7, "1.6e-05%"), (0, "0%")],
-)
-def test_small_probabilities_keep_two_digits(probability, text):
-    assert percent(probability) == text
