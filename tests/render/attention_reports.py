@@ -86,12 +86,12 @@ def grouped_layers(layers=3, heads=4, group=2, kind="full"):
     return tuple(found)
 
 
-def report(tokens=("a", " b", " c"), **changed):
-    """A report over those tokens; `changed`: other values of its fields."""
+def report(texts=("a", " b", " c"), **changed):
+    """A report over tokens of those texts; `changed`: other values of its fields."""
     values = {
-        "what": "pattern", "dtype": "float32", "tokens": tuple(enumerate(tokens, start=10)),
-        "prompt_tokens": len(tokens), "weighted": False, "metrics": METRICS,
-        "rows": {metric.name: len(tokens) for metric in METRICS}, "labels": LABELS,
+        "what": "pattern", "dtype": "float32", "tokens": tuple(enumerate(texts, start=10)),
+        "prompt_tokens": len(texts), "weighted": False, "metrics": METRICS,
+        "rows": {metric.name: len(texts) for metric in METRICS}, "labels": LABELS,
         "layers": grouped_layers(), "matrices": (), "pairs": (), "pairs_by": "weight",
         "checks": (GOOD,),
     }  # fmt: skip

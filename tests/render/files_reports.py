@@ -1,13 +1,13 @@
 """Reports with known numbers for the tests of files: attention, a small lens, experts."""
 
 import numpy as np
+from attention_reports import report
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport
+from llmcli.commands.attention.report.heads import HeadReport, LayerReport
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.head_metrics import Label, Metric
-from llmcli.reports.matrix import Matrix
 
 # what a token can be: ends of scripts, separators of lines, addresses, signs from the right, bytes
 EVIL = (
@@ -64,10 +64,9 @@ def attention_report(layers=2, heads=4, tokens=12, *, generated=2, check=GOOD, m
             labels=("previous",) if (layer, number) == (1, 2) else (),
         )  # fmt: skip
 
-    return AttentionReport(
-        what="pattern", dtype="float32", tokens=tokens_of(tokens), prompt_tokens=tokens - generated,
-        weighted=False, metrics=METRICS, rows={"entropy": tokens, "previous_token": tokens - 1},
-        labels=LABELS,
+    return report(
+        tokens=tokens_of(tokens), prompt_tokens=tokens - generated, metrics=METRICS,
+        rows={"entropy": tokens, "previous_token": tokens - 1}, labels=LABELS,
         layers=tuple(
             LayerReport(
                 layer=layer, kind="full", kv_heads=heads // 2,
@@ -75,16 +74,7 @@ def attention_report(layers=2, heads=4, tokens=12, *, generated=2, check=GOOD, m
             )
             for layer in range(layers)
         ),
-        matrices=tuple(matrices), pairs=(), pairs_by="weight", checks=(check,),
-    )  # fmt: skip
-
-
-def matrix(values, *, layer=0, head=0, pool=1, first=(0, 0)):
-    """One drawn matrix; the cells above the diagonal of `values` are to be NaN already."""
-    rows, columns = values.shape
-    return Matrix(
-        layer=layer, head=head, kv_head=head // 2, queries=(first[0], first[0] + rows * pool),
-        keys=(first[1], first[1] + columns * pool), pool=pool, values=values.astype(np.float32),
+        matrices=tuple(matrices), checks=(check,),
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from files_reports import EVIL, WRONG, attention_report, lens_report, matrix, patterns
+from attention_reports import matrix
+from files_reports import EVIL, WRONG, attention_report, lens_report, patterns
 from PIL import Image
 
 from llmcli.commands.attention.view.png import attention_png, head_map_png
@@ -29,11 +30,8 @@ def opened(data):
 def counted(pixels):
     packed = pixels.reshape(-1, 3).astype(np.int64) @ np.array([65536, 256, 1])
     numbers, counts = np.unique(packed, return_counts=True)
-    colours = zip(
-        (numbers >> 16).tolist(), (numbers >> 8 & 255).tolist(), (numbers & 255).tolist(),
-        strict=True,
-    )  # fmt: skip
-    return Counter(dict(zip(colours, counts.tolist(), strict=True)))
+    colours = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], 1).tolist()
+    return Counter(dict(zip(map(tuple, colours), counts.tolist(), strict=True)))
 
 
 def box(pixels, colour):
@@ -110,16 +108,13 @@ def test_any_number_of_tokens_fits_a_page(tokens):
 
 def test_pooled_and_zoomed_matrices_say_which_tokens_they_show(monkeypatch):
     said = []
-    text, turned = Sheet.text, Sheet.turned
-    monkeypatch.setattr(
-        Sheet, "text",
-        lambda self, at, words, *rest: (said.append(words), text(self, at, words, *rest)),
-    )  # fmt: skip
-    monkeypatch.setattr(
-        Sheet, "turned",
-        lambda self, at, words, *rest: (said.append(words), turned(self, at, words, *rest)),
-    )  # fmt: skip
-    zoomed = matrix(np.full((4, 6), 0.25), pool=2, first=(20, 4))
+
+    def heard(write):
+        return lambda self, at, words, *rest: (said.append(words), write(self, at, words, *rest))
+
+    for name in ("text", "turned"):
+        monkeypatch.setattr(Sheet, name, heard(getattr(Sheet, name)))
+    zoomed = matrix(np.full((4, 6), 0.25), pool=2, queries=(20, 28), keys=(4, 16))
     attention_png(attention_report(tokens=40, matrices=[zoomed]), TITLE)
     assert [words for words in dict.fromkeys(said) if words.startswith("␣word")] == [
         *("␣word11 20", "␣word13 22", "␣word15 24", "␣word17 26"),
