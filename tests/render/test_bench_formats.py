@@ -126,16 +126,6 @@ def test_keys_types_and_order_of_json(kind: str) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", rows[0]["test_time"])
 
 
-def test_the_quotes_of_csv() -> None:
-    heading, *lines = written("csv", *ROWS).splitlines()
-    assert heading.split(",")[: len(peer.FIELDS)] == list(peer.FIELDS)
-    assert '"' not in heading
-    for line in lines:
-        assert line[0] == line[-1] == '"'
-    assert '"A ""fast"" CPU, 2 GHz"' in lines[0]
-    assert f'"{MEAN:.6f}","{STD:.6f}"' in lines[0]
-
-
 def test_columns_of_sql() -> None:
     base = peer.from_sql(written("sql", *ROWS))
     columns = base.execute("PRAGMA table_info(llama_bench)").fetchall()
@@ -150,16 +140,9 @@ def test_columns_of_sql() -> None:
     assert told == [(0, 3, None), (100, 1, None), (100, 0, 5)] * 2
 
 
-def test_the_table_of_markdown() -> None:
-    reading, writing, failed = peer.from_markdown(written("md", *ROWS).replace("\\|", "/"))
-    assert list(reading) == ["model", "size", "params", "backend", "threads", "test", "t/s"]
-    assert reading == {
-        "model": "llama 135M F32", "size": "513.13 MiB", "params": "134.52 M", "backend": "CPU",
-        "threads": "2", "test": "pp512", "t/s": f"{MEAN:.2f} ± {STD:.2f}",
-    }  # fmt: skip
-    assert (writing["test"], writing["t/s"]) == ("tg100 @ d1024", "100.00 ± 0.00")
-    assert failed["t/s"].startswith("error: it does not fit")
-    assert "\nbuild: abc1234 (12)\n" in written("md", *ROWS)
+def test_as_it_is_written(golden: Any) -> None:
+    """Numbers are spelled as llama-bench spells them, and what needs quotes has them."""
+    golden("bench-formats", {kind: written(kind, *ROWS) for kind in ("csv", "md")})
 
 
 # our own reader of the same

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import test_bench_formats as formats
 from drawn import changes, shown
 
 from llmcli.commands.bench.report.fields import Bencher
@@ -12,7 +13,6 @@ from llmcli.commands.bench.report.results import (
     Against,
     BenchReport,
     BenchRow,
-    EngineInfo,
     Settings,
 )
 from llmcli.commands.bench.report.results import Test as Counts
@@ -23,20 +23,18 @@ from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
 
 BY = Bencher(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
-DEFAULT = Settings(
-    model="m", device="auto", dtype="auto", n_batch=2048, n_ubatch=512, n_threads=8,
-    type_k="auto", type_v="auto", n_gpu_layers=-1, flash_attn="auto", no_kv_offload=False,
-    embeddings=False, use_mmap=True,
+DEFAULT = replace(
+    formats.SETTINGS, model="m", device="auto", dtype="auto", n_threads=8, type_k="auto",
+    type_v="auto",
 )  # fmt: skip
-RAN = EngineInfo(
-    engine="llmcli", version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
+RAN = replace(
+    formats.RAN, version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
     model_n_params=6_738_415_616, backend="CUDA", device="cuda:0", dtype="bfloat16",
-    weight_format="bfloat16", product_format="bfloat16",
-    type_k="bf16", n_gpu_layers=33, load_s=1.5, bits_per_weight=4.5,
+    weight_format="bfloat16", product_format="bfloat16", type_k="bf16", n_gpu_layers=33,
+    load_s=1.5, bits_per_weight=4.5,
 )  # fmt: skip
-PROMPT = BenchRow(
-    number=1, settings=DEFAULT, test=Counts(n_prompt=512, n_gen=0, depth=0), engine="llmcli",
-    test_time="2026-01-02T03:04:05Z", info=RAN, samples_ns=(200_000_000, 250_000_000),
+PROMPT = replace(
+    formats.READING, settings=DEFAULT, info=RAN, samples_ns=(200_000_000, 250_000_000),
     first_ns=(200_000_000, 250_000_000), peak_memory_bytes=5 << 30, roofline_ns=90_000_000.0,
     work=PartWork(flops=7_000_000_000_000, weights=10**9),
 )  # fmt: skip

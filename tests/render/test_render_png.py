@@ -1,6 +1,7 @@
 """Pictures: every cell has the colour of its number, at its place, with labels any token can be."""
 
 import io
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -106,14 +107,20 @@ def test_any_number_of_tokens_fits_a_page(tokens):
     assert counted(pixels)[half] >= tokens * (tokens + 1) / 2 * cell * cell * 0.5
 
 
-def test_pooled_and_zoomed_matrices_say_which_tokens_they_show(monkeypatch):
-    said = []
+@pytest.fixture
+def said(monkeypatch):
+    """The words that are drawn."""
+    words = []
 
     def heard(write):
-        return lambda self, at, words, *rest: (said.append(words), write(self, at, words, *rest))
+        return lambda self, at, text, *rest: (words.append(text), write(self, at, text, *rest))
 
     for name in ("text", "turned"):
         monkeypatch.setattr(Sheet, name, heard(getattr(Sheet, name)))
+    return words
+
+
+def test_pooled_and_zoomed_matrices_say_which_tokens_they_show(said):
     zoomed = matrix(np.full((4, 6), 0.25), pool=2, queries=(20, 28), keys=(4, 16))
     attention_png(attention_report(tokens=40, matrices=[zoomed]), TITLE)
     assert [words for words in dict.fromkeys(said) if words.startswith("␣word")] == [
@@ -121,6 +128,18 @@ def test_pooled_and_zoomed_matrices_say_which_tokens_they_show(monkeypatch):
         *("␣word1 10", "␣word3 12", "␣word5 14"),
     ]
     assert "1 cell is the largest of 2 x 2" in said[-1]
+
+
+def test_the_bar_of_a_logarithm_says_that_it_has_no_zero(said):
+    def marks(value, what="pattern", **kind):
+        said.clear()
+        report = attention_report(matrices=[matrix(causal(np.full((2, 2), value)))])
+        attention_png(replace(report, what=what), TITLE, **kind)
+        return [word for word in said if re.fullmatch(r"[<\d .e-]+", word)]
+
+    assert marks(0.25, kind="log") == ["< 1e-04", "0.001", "0.01", "0.1", "1"]
+    assert marks(0.25, kind="linear") == ["0", "0.25", "0.5", "0.75", "1"]
+    assert marks(2, "scores") == ["-2", "-1", "0", "1", "2"]
 
 
 def test_no_matrix_is_no_picture():
@@ -272,9 +291,3 @@ def test_turned_text_reads_upwards_and_ends_below_its_place():
     assert columns.mean() == pytest.approx(40, abs=6)
     widest = [columns[rows == row].max() - columns[rows == row].min() for row in sorted(set(rows))]
     assert widest[-3] > widest[2]  # the I, which is taller than the dot, is below
-
-
-def test_the_bar_of_a_logarithm_says_that_it_has_no_zero():
-    assert png._mark(Scale(low=0, high=1, kind="log"), 0.0) == "< 1e-04"
-    assert png._mark(Scale(low=0, high=1), 0.0) == "0"
-    assert png._mark(Scale(low=-2, high=2, signed=True), 0.25) == "-1"

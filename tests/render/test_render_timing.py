@@ -130,7 +130,7 @@ def test_screens(golden):
             timing_report(phases=(), checks=(), splits=(), interrupted=True)
         ),
         "interrupted before the decoding":
-            brief(timing_report(phases=(PREFILL,), interrupted=True)),
+            shown(timing_report(phases=(PREFILL,), interrupted=True), 120),
         "columns go in an order that is chosen": [
             " | ".join(headings(text)) for text in (
                 *(shown(decode_alone(), width) for width in (200, 100, 60, 40)),
