@@ -21,13 +21,7 @@ from llmcli.commands.bench.measure.read import read_results
 from llmcli.commands.bench.report.fields import Bencher
 from llmcli.commands.bench.report.results import BenchRow, EngineInfo, Settings
 from llmcli.commands.bench.report.results import Test as Counts
-from llmcli.commands.bench.view.formats import (
-    CsvWriter,
-    JsonLinesWriter,
-    JsonWriter,
-    SqlWriter,
-    Writer,
-)
+from llmcli.commands.bench.view import formats
 from llmcli.commands.bench.view.markdown import MarkdownWriter, TableColumns
 
 BY = Bencher(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
@@ -61,9 +55,9 @@ ROWS = (READING, WRITING, FAILED)
 MEAN = (512 + 256 + 128) / 3
 STD = (((512 - MEAN) ** 2 + (256 - MEAN) ** 2 + (128 - MEAN) ** 2) / (3 - 1)) ** 0.5
 SHOWN = TableColumns(settings=(SETTINGS, FAILED.settings), default=SETTINGS, gpu=False, cpu=True)
-WRITERS: dict[str, Callable[[], Writer]] = {
-    "json": lambda: JsonWriter(BY), "jsonl": lambda: JsonLinesWriter(BY),
-    "csv": lambda: CsvWriter(BY), "sql": lambda: SqlWriter(BY),
+WRITERS: dict[str, Callable[[], formats.Writer]] = {
+    "json": lambda: formats.JsonWriter(BY), "jsonl": lambda: formats.JsonLinesWriter(BY),
+    "csv": lambda: formats.CsvWriter(BY), "sql": lambda: formats.SqlWriter(BY),
     "md": lambda: MarkdownWriter(by=BY, columns=SHOWN),
 }  # fmt: skip
 READ = [kind for kind in WRITERS if kind != "sql"]  # by `bench compare`

@@ -10,13 +10,7 @@ from drawn import shown
 
 from llmcli.commands.attention.view.map import short
 from llmcli.commands.bench.report.fields import percentile
-from llmcli.commands.env.report import (
-    ConfigurationProblem,
-    ConfigurationReport,
-    ConfiguredOption,
-    EnvironmentReport,
-    Setting,
-)
+from llmcli.commands.env import report as env
 from llmcli.commands.env.view import Settings, render_environment
 from llmcli.commands.explain.view import number
 from llmcli.commands.generate.report import Statistics
@@ -104,18 +98,20 @@ def test_environment(golden):
         kernel_level="avx2",
     )  # fmt: skip
     settings = [
-        Setting(name=name, value=None, words=words, source=source, origin=origin)
+        env.Setting(name=name, value=None, words=words, source=source, origin=origin)
         for name, words, source, origin in (
             ("model", "evil\x1b[2J", "environment", "LLMCLI_MODEL"),
             ("seed", "3", "flag", "--seed"), ("dtype", "auto", "default", ""),
         )
     ]  # fmt: skip
-    configuration = ConfigurationReport(
+    configuration = env.ConfigurationReport(
         path="/c.toml", exists=True,
-        options=(ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),),
-        problems=(ConfigurationProblem(message="evil\x1b[2J", hint=None),),
+        options=(
+            env.ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),
+        ),
+        problems=(env.ConfigurationProblem(message="evil\x1b[2J", hint=None),),
     )  # fmt: skip
-    report = EnvironmentReport(
+    report = env.EnvironmentReport(
         environment=environment, settings=tuple(settings), configuration=configuration
     )
     path = "/a folder/" + "x" * 40

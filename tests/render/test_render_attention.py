@@ -22,33 +22,19 @@ from drawn import lines_of, printed
 from rich.cells import cell_len
 
 from llmcli.commands.attention.report.heads import LayerReport
-from llmcli.commands.attention.view.map import (
-    Found,
-    HeadMap,
-    kinds_found,
-    quiet_kinds,
-    scale_of,
-    short,
-)
-from llmcli.commands.attention.view.screen import (
-    Calls,
-    head_summary,
-    heatmaps,
-    is_single,
-    metric_map,
-    overview,
-    render_attention,
-)
+from llmcli.commands.attention.view import map as maps
+from llmcli.commands.attention.view import screen
 from llmcli.commands.attention.view.tables import MetricTable, metric_table, pair_table
 from llmcli.ui.palette import rgb
 
-CALLS = Calls(same="llmcli attention x", repeated="llmcli attention --synthetic 32")
+CALLS = screen.Calls(same="llmcli attention x", repeated="llmcli attention --synthetic 32")
 ENTROPY, KEYS, PREVIOUS, INDUCTION = METRICS
 HARD = ("\n", "\x1b[31m", " [red]x[/]", " 中文", "שלום", "e\u0301", "\\xf0", "\u202e", "a" * 60, "")
 
 
 def head_map(found, metric=ENTROPY, *, numbers=False):
-    return HeadMap(report=found, metric=metric, scale=scale_of(found, metric), numbers=numbers)
+    scale = maps.scale_of(found, metric)
+    return maps.HeadMap(report=found, metric=metric, scale=scale, numbers=numbers)
 
 
 def of(*heads, layer=0, group=1, **changed):
@@ -117,10 +103,10 @@ def test_maps_and_kinds(golden):
         ),
         "numbers": lines_of(head_map(report(), PREVIOUS, **numbers)),
         "numbers, one of which is undefined, which is said below": lines_of(
-            metric_map(report(), INDUCTION, "linear")
+            screen.metric_map(report(), INDUCTION, "linear")
         ),
         "with words, and no shades without colour": lines_of(
-            metric_map(report(), PREVIOUS, "linear")
+            screen.metric_map(report(), PREVIOUS, "linear")
         ),
         "numbers of layers beside each other are those of their heads": lines_of(
             head_map(tall(30, 9, 3), PREVIOUS, **numbers)
@@ -130,32 +116,34 @@ def test_maps_and_kinds(golden):
             width=40,
         ),
         "the overview: what was found, by which rule, and where to look; no key without colour":
-            lines_of(overview(report(), CALLS), width=200),
+            lines_of(screen.overview(report(), CALLS), width=200),
         "kinds of layers are named where there are several":
-            lines_of(overview(report(layers=mixed), CALLS)),
+            lines_of(screen.overview(report(layers=mixed), CALLS)),
         "a kind that most heads are of is quiet": lines_of(head_map(sinks(6, 1)))
-            + lines_of(kinds_found(sinks(6, 1)), width=200),
+            + lines_of(maps.kinds_found(sinks(6, 1)), width=200),
         "one that few are of has its letter": lines_of(head_map(sinks(2, 0))),
-        "a bare model has no kinds and no bars": lines_of(overview(of(head(0), head(1)), CALLS)),
+        "a bare model has no kinds and no bars":
+            lines_of(screen.overview(of(head(0), head(1)), CALLS)),
         "heads without a number are of no kind that is known":
-            lines_of(overview(undefined(ENTROPY.name), CALLS)),
+            lines_of(screen.overview(undefined(ENTROPY.name), CALLS)),
         "few rows of repeated tokens are mentioned": [
-            line for found in few.values() for line in lines_of(overview(found, CALLS), width=200)
-            if "--synthetic" in line
+            line for found in few.values()
+            for line in lines_of(screen.overview(found, CALLS), width=200) if "--synthetic" in line
         ],
         "repeated text leads to an induction head": lines_of(
-            overview(repeated, replace(CALLS, repeated=None)), width=200
+            screen.overview(repeated, replace(CALLS, repeated=None)), width=200
         ),
-        "other text to the first kind": lines_of(overview(repeated, CALLS), width=200)[-1:],
-        "a kind that cannot be told says why": lines_of(kinds_found(alone)),
-        "unless it is not asked for": lines_of(kinds_found(alone, ["previous-token"])),
-        "and also where some heads are of it": lines_of(kinds_found(told)),
-        "of one head": lines_of(head_summary(
+        "other text to the first kind": lines_of(screen.overview(repeated, CALLS), width=200)[-1:],
+        "a kind that cannot be told says why": lines_of(maps.kinds_found(alone)),
+        "unless it is not asked for": lines_of(maps.kinds_found(alone, ["previous-token"])),
+        "and also where some heads are of it": lines_of(maps.kinds_found(told)),
+        "of one head": lines_of(screen.head_summary(
             of(head(0, previous_token=0.9), **untold), numbers=False
         )),
     })  # fmt: skip
-    assert "--synthetic" not in "".join(lines_of(overview(few[0], replace(CALLS, repeated=None))))
-    assert (quiet_kinds(sinks(6, 1)), quiet_kinds(sinks(2, 0))) == (("sink",), ())
+    alone = screen.overview(few[0], replace(CALLS, repeated=None))
+    assert "--synthetic" not in "".join(lines_of(alone))
+    assert (maps.quiet_kinds(sinks(6, 1)), maps.quiet_kinds(sinks(2, 0))) == (("sink",), ())
 
 
 def test_heads_and_tables(golden):
@@ -166,27 +154,29 @@ def test_heads_and_tables(golden):
     nowhere = undefined("induction")
     golden("attention-heads", {
         "what was left out, what is weighted, and the prompt; checks are shown by another":
-            lines_of(render_attention(left_out, "tiny [b]\x1b", [overview(left_out, CALLS)])),
-        "one head with its tokens": lines_of(heatmaps(
+            lines_of(screen.render_attention(
+                left_out, "tiny [b]\x1b", [screen.overview(left_out, CALLS)]
+            )),
+        "one head with its tokens": lines_of(screen.heatmaps(
             report(matrices=(matrix(pattern(3), layer=1, head=2, kv_head=1),)), "sqrt"
         )),
-        "several with their names": lines_of(heatmaps(two, "linear")),
-        "scores have their own scale around zero": lines_of(heatmaps(scores, "linear")),
-        "a token without text is its id": lines_of(render_attention(
+        "several with their names": lines_of(screen.heatmaps(two, "linear")),
+        "scores have their own scale around zero": lines_of(screen.heatmaps(scores, "linear")),
+        "a token without text is its id": lines_of(screen.render_attention(
             report(("", "")), "t",
-            [heatmaps(report(("", ""), matrices=(matrix(pattern(2)),)), "linear")],
+            [screen.heatmaps(report(("", ""), matrices=(matrix(pattern(2)),)), "linear")],
         )),
         "every metric of every head": lines_of(metric_table(report(), METRICS), width=200),
         "in 60 columns, below each other": lines_of(metric_table(report(), METRICS), width=60),
         "of one metric": lines_of(metric_table(report(), [ENTROPY])),
         "of one head": lines_of(metric_table(one_head(), METRICS), width=200),
         "of one head, in 60 columns": lines_of(metric_table(one_head(), METRICS), width=60),
-        "the kinds of one head": lines_of(head_summary(one_head(), numbers=False)),
+        "the kinds of one head": lines_of(screen.head_summary(one_head(), numbers=False)),
         "its other numbers, without those that it has not":
-            lines_of(head_summary(one_head(), numbers=True)),
-        "one of no kind": lines_of(head_summary(of(head(0)), numbers=False)),
-        "a heatmap is never weighted": lines_of(render_attention(
-            weighted, "t", [heatmaps(weighted, "sqrt")]
+            lines_of(screen.head_summary(one_head(), numbers=True)),
+        "one of no kind": lines_of(screen.head_summary(of(head(0)), numbers=False)),
+        "a heatmap is never weighted": lines_of(screen.render_attention(
+            weighted, "t", [screen.heatmaps(weighted, "sqrt")]
         )),
         "pairs are named by their tokens": lines_of(
             pair_table(report(pairs=(pair(2, 1), pair(1, 0, 0.5))), everything=False), width=100
@@ -198,20 +188,20 @@ def test_heads_and_tables(golden):
         "no pairs of a part":
             lines_of(pair_table(report(), everything=True, spans=((1, 9), (0, 2)))),
         "a metric that no head has": lines_of(
-            metric_map(nowhere, INDUCTION, "linear", CALLS), width=120
+            screen.metric_map(nowhere, INDUCTION, "linear", CALLS), width=120
         ),
         "it has no column": lines_of(metric_table(nowhere, METRICS), width=120),
         "alone it is a sentence": lines_of(metric_table(nowhere, [INDUCTION]), width=120),
     })  # fmt: skip
-    assert is_single(one_head())
-    assert not is_single(report())
+    assert screen.is_single(one_head())
+    assert not screen.is_single(report())
 
 
 def test_what_is_weighted_is_said_wherever_metrics_are():
     def views(found, one):
         return (
-            overview(found, CALLS), metric_map(found, PREVIOUS, "linear"),
-            head_summary(one, numbers=True), metric_table(found, METRICS),
+            screen.overview(found, CALLS), screen.metric_map(found, PREVIOUS, "linear"),
+            screen.head_summary(one, numbers=True), metric_table(found, METRICS),
         )  # fmt: skip
 
     for view in views(report(weighted=True), one_head(weighted=True)):
@@ -221,9 +211,10 @@ def test_what_is_weighted_is_said_wherever_metrics_are():
 
 
 def test_a_scale_without_end_goes_to_the_largest():
-    assert (scale_of(report(), KEYS).low, scale_of(report(), KEYS).high) == (1.0, 12.5)
-    assert (scale_of(report(), PREVIOUS).low, scale_of(report(), PREVIOUS).high) == (0.0, 1.0)
-    assert scale_of(undefined(*(metric.name for metric in METRICS)), KEYS).high == 2.0
+    for metric, low, high in ((KEYS, 1.0, 12.5), (PREVIOUS, 0.0, 1.0)):
+        scale = maps.scale_of(report(), metric)
+        assert (scale.low, scale.high) == (low, high)
+    assert maps.scale_of(undefined(*(metric.name for metric in METRICS)), KEYS).high == 2.0
 
 
 def test_colours_are_those_of_the_metric():
@@ -232,7 +223,7 @@ def test_colours_are_those_of_the_metric():
         colour = ";".join(map(str, rgb(np.array([value]))[0]))
         assert f"48;2;{colour}m" in text
     for found in (report(), undefined(ENTROPY.name)):
-        text = "\n".join(lines_of(overview(found, CALLS), colour="truecolor"))
+        text = "\n".join(lines_of(screen.overview(found, CALLS), colour="truecolor"))
         assert "colour: normalized_entropy " in text
     quiet = printed(head_map(sinks(6, 1)), colour="truecolor")
     assert re.search(r"\x1b\[2;[\d;]*m +·", quiet)  # dim
@@ -240,9 +231,9 @@ def test_colours_are_those_of_the_metric():
 
 
 def test_a_value_below_the_threshold_is_not_rounded_up_to_it():
-    found = Found(of(head(0, previous_token=0.3999)), LABELS[0])
+    found = maps.Found(of(head(0, previous_token=0.3999)), LABELS[0])
     assert found.highest == "previous-token (highest 0.0 .39)"
-    assert Found(of(head(0, previous_token=math.nan)), LABELS[0]).highest == "previous-token"
+    assert maps.Found(of(head(0, previous_token=math.nan)), LABELS[0]).highest == "previous-token"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +263,7 @@ def test_every_head_is_there_at_every_width(width, heads, numbers):
     rows = [re.sub("^0 +", "", line) for line in found if re.match("0 +[-.]", line)]
     signs = [sign for row in rows for sign in re.split(r"[ │]+", row) if sign]
     if numbers:
-        assert signs == [short(n / heads, True) for n in range(heads)]
+        assert signs == [maps.short(n / heads, True) for n in range(heads)]
     else:
         assert "".join(signs) == "-" * heads
     assert "".join(rows).count("│") <= heads // group - 1
@@ -287,23 +278,23 @@ def many_heads(count):
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 @pytest.mark.parametrize("count", [1, 7, 90, 300])
 def test_as_many_heads_are_named_as_a_line_holds(width, count):
-    lines = lines_of(Found(many_heads(count), LABELS[0]), width=width)
+    lines = lines_of(maps.Found(many_heads(count), LABELS[0]), width=width)
     assert len(lines) <= (1 if width > 40 else 2)  # of 40 columns the rule alone fills one
     assert max(map(len, lines)) <= width
     named = re.findall(r"10\.\d+ \.\d\d", " ".join(lines))
     more = re.search(r"(\d+) more$", lines[-1])
     assert len(named) + (int(more[1]) if more else 0) == count
-    assert named == [f"10.{n} {short(0.9 - n / 1000, True)}" for n in range(len(named))]
+    assert named == [f"10.{n} {maps.short(0.9 - n / 1000, True)}" for n in range(len(named))]
     if width >= 80 and more:
         assert sum(map(len, lines)) > width - 25  # no room is left for two more
 
 
 @pytest.mark.parametrize("width", [30, 40, 80, 200])
 def test_the_prompt_is_a_line(width):
-    lines = lines_of(render_attention(report(prompt_tokens=2), "t", []), width=width)
+    lines = lines_of(screen.render_attention(report(prompt_tokens=2), "t", []), width=width)
     assert lines[1].startswith("3 tokens, from 2 on generated")
     many = report(tuple("abcdefghijklmnopqrstuvwxyz"))
-    lines = lines_of(render_attention(many, "t", []), width=width)
+    lines = lines_of(screen.render_attention(many, "t", []), width=width)
     assert len(lines) == 2
     named = [int(at) for at in re.findall(r'(\d+) "', lines[1])]
     more = re.search(r"… (\d+) more", lines[1])
@@ -337,10 +328,11 @@ def test_every_view_fits_with_any_token(width, colour):
         checks=(GOOD, BAD),
     )  # fmt: skip
     views = [
-        overview(found, CALLS), metric_map(found, KEYS, "log"), heatmaps(found, "log"),
+        screen.overview(found, CALLS), screen.metric_map(found, KEYS, "log"),
+        screen.heatmaps(found, "log"),
         pair_table(found, everything=False), metric_table(found, METRICS),
     ]  # fmt: skip
-    lines = lines_of(render_attention(found, "model", views), width=width, colour=colour)
+    lines = lines_of(screen.render_attention(found, "model", views), width=width, colour=colour)
     assert not {"\x1b", "\u202e"} & set("".join(lines))
     assert "[red]" in "".join(lines)
     assert max(map(cell_len, lines)) <= width
@@ -359,14 +351,14 @@ def test_screens_of_a_small_model_fit_80_by_24(colour):
     )  # fmt: skip
     texts = [" because", " cat", " sat", " on", " the", " mat"] * 3
     found = report(tuple(texts[:13]), layers=layers, rows={"induction": 3})
-    page = render_attention(found, "m", [overview(found, CALLS)])
+    page = screen.render_attention(found, "m", [screen.overview(found, CALLS)])
     assert len(lines_of(page, colour=colour)) <= 21
     one = replace(
         found, matrices=(matrix(pattern(13), layer=1, head=2),),
         layers=(replace(layers[1], heads=layers[1].heads[2:3]),),
     )  # fmt: skip
-    views = [heatmaps(one, "sqrt"), head_summary(one, numbers=True)]
-    lines = lines_of(render_attention(one, "m", views), colour=colour)
+    views = [screen.heatmaps(one, "sqrt"), screen.head_summary(one, numbers=True)]
+    lines = lines_of(screen.render_attention(one, "m", views), colour=colour)
     assert len(lines) <= 21 + 1  # these two views are one in the command, without a line between
     assert max(map(cell_len, lines)) <= 80
     assert lines[2].split()[:2] == ["0", '"']

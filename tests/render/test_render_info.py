@@ -8,62 +8,48 @@ import pytest
 from drawn import changes, lines_of, printed, shown
 from rich.cells import cell_len
 
-from llmcli.commands.info.report import (
-    About,
-    FamilyFacts,
-    FileFacts,
-    FlopsNeed,
-    InfoReport,
-    ModelFacts,
-    StoredFormat,
-    TokenizerFacts,
-)
+from llmcli.commands.info import report as facts
 from llmcli.commands.info.view import render_families, render_info
+from llmcli.reports import info
 from llmcli.reports.checks import ViewCheck
-from llmcli.reports.info import (
-    NO_FORMATS,
-    Device,
-    DeviceFit,
-    LayerType,
-    MemoryNeed,
-    ParameterCounts,
-)
 from llmcli.reports.work import PartWork
 
-NEED = MemoryNeed(
-    formats=dict.fromkeys(NO_FORMATS, "bfloat16"), batch=2, context=8192, weights=3 << 30,
+NEED = info.MemoryNeed(
+    formats=dict.fromkeys(info.NO_FORMATS, "bfloat16"), batch=2, context=8192, weights=3 << 30,
     cache=1 << 30, cache_per_token=1 << 17, copies=1 << 30, activations=50 << 20, runtime=56 << 20,
 )  # fmt: skip
 TOKEN = PartWork(flops=9, flops_full=9, weights=3 << 30, cache=1 << 29, activations=8 << 20)
-CPU = Device(device="cpu", name="Some CPU", total_bytes=16 << 30, free_bytes=4 << 30, bfloat16=True)
-FULL = LayerType(
+CPU = info.Device(
+    device="cpu", name="Some CPU", total_bytes=16 << 30, free_bytes=4 << 30, bfloat16=True
+)
+FULL = info.LayerType(
     kind="full attention", layers=(0, 2, 3), window=None, heads=9, kv_heads=3, head_dim=64,
     value_dim=64, rotary=True, qk_norm=False, norm="RMSNorm", hidden=1536, activation="silu",
     gated=True,
 )  # fmt: skip
 WINDOW = replace(FULL, kind="sliding window", window=4096, layers=(1,), kv_heads=1, qk_norm=True)
-MODEL = ModelFacts(
+MODEL = facts.ModelFacts(
     family="llama", model_type="llama", width=576, vocabulary=49152, context=8192, positions=None,
     tied=True,
-    counts=ParameterCounts(
+    counts=info.ParameterCounts(
         total=134515008, active=134515008, embedding=28311552, attention=26542080, mixers=0,
         mlp=79626240, norms=35136, head=0,
     ),
     layers=(FULL, WINDOW),
-    flops=FlopsNeed(
+    flops=facts.FlopsNeed(
         context=8192, first=269_000_000, last=835_000_000, prompt=4_080_000_000_000,
         prompt_full=6_400_000_000_000_000,
     ),
-    fits=(DeviceFit(device=CPU, need=NEED, token=TOKEN, fits=False, longest=100),),
+    fits=(info.DeviceFit(device=CPU, need=NEED, token=TOKEN, fits=False, longest=100),),
 )  # fmt: skip
-FILE = FileFacts(
+FILE = facts.FileFacts(
     kind="gguf", path="/models/x.gguf", files=1, bytes=98362432, tensors=271,
-    formats=(StoredFormat(format="Q4_1", tensors=271, numbers=320, bytes=200),),
+    formats=(facts.StoredFormat(format="Q4_1", tensors=271, numbers=320, bytes=200),),
     metadata={"general.name": "x"},
 )  # fmt: skip
-REPORT = InfoReport(
+REPORT = facts.InfoReport(
     name="smollm2", file=FILE, model=MODEL,
-    tokenizer=TokenizerFacts(
+    tokenizer=facts.TokenizerFacts(
         kind="BPE", vocabulary=49152, bos=(1, "<|im_start|>"), adds_bos=False,
         eos=((2, "<|im_end|>"),), chat_template=True,
     ),
@@ -75,7 +61,7 @@ REPORT = InfoReport(
 @pytest.mark.parametrize("gpus", [0, 1, 8])
 def test_every_line_fits_and_every_device_is_there(width, gpus):
     fits = [
-        DeviceFit(
+        info.DeviceFit(
             device=replace(CPU, device=f"cuda:{i}", name="NVIDIA H200"), need=NEED, token=TOKEN,
             fits=True, longest=131072,
         )
@@ -101,7 +87,8 @@ def of(**changed):
 
 
 def on(device=CPU, need=NEED, fits=None, longest=None):
-    return of(fits=(DeviceFit(device=device, need=need, token=TOKEN, fits=fits, longest=longest),))
+    fit = info.DeviceFit(device=device, need=need, token=TOKEN, fits=fits, longest=longest)
+    return of(fits=(fit,))
 
 
 def test_screens(golden):
@@ -113,10 +100,10 @@ def test_screens(golden):
     unknown, unusable = on(replace(CPU, free_bytes=None)), on(replace(CPU, usable=False))
     both = of(fits=(*unknown.model.fits, *unusable.model.fits))
     packed = replace(NEED, formats=NEED.formats | {"product_format": "int16"}, weights=5 << 30)
-    about = About(
+    about = facts.About(
         summary="SmolLM2, 98 MB", name="Smol", organization="HF", license="mit", languages=("en",)
     )
-    told, other = replace(REPORT, about=about), About(kind="A", languages=("en", "de"))
+    told, other = replace(REPORT, about=about), facts.About(kind="A", languages=("en", "de"))
     bare = replace(FILE, files=0, tensors=0, formats=())
     metadata = {
         "text": "a" * 5000, "flag": True, "number": 0.25, "list": list(range(40)), "none": [],
@@ -127,7 +114,7 @@ def test_screens(golden):
         file=replace(FILE, path=evil, metadata={evil: evil, "list": [evil] * 9, "raw": "\udcff"}),
         tokenizer=replace(REPORT.tokenizer, kind=evil, bos=(1, evil), eos=((2, evil),)),
     )  # fmt: skip
-    family = FamilyFacts(
+    family = facts.FamilyFacts(
         name="any", words="one two " * 10, hf_types=("a" * 40, "b"), gguf_architectures=("c",),
         mixers=("attention", "other"), feed_forwards=("MLP",), checked="parity",
     )  # fmt: skip

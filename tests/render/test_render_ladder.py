@@ -6,15 +6,7 @@ from dataclasses import replace
 import pytest
 from drawn import changes, shown
 
-from llmcli.commands.ladder.report import (
-    NEXT,
-    LadderReport,
-    RungReport,
-    Shown,
-    Spread,
-    Variant,
-    Work,
-)
+from llmcli.commands.ladder import report as made
 from llmcli.commands.ladder.view import chart
 from llmcli.commands.ladder.view.chart import ladder_png
 from llmcli.commands.ladder.view.derivation import render_rung
@@ -22,7 +14,7 @@ from llmcli.commands.ladder.view.table import bar_lengths, render_ladder
 
 
 def spread(seconds):
-    return Spread(median=seconds, lowest=seconds, highest=seconds, runs=3)
+    return made.Spread(median=seconds, lowest=seconds, highest=seconds, runs=3)
 
 
 def rung(number, name, seconds, **more):
@@ -30,40 +22,40 @@ def rung(number, name, seconds, **more):
     fields = {
         "number": number, "name": name, "title": f"what {name} is", "idea": "Because.",
         "change": ("before it", "with it"), "sequences": 1, "prompt_s": spread(seconds),
-        "token_s": spread(seconds * 2), "prompt_work": Work(gemv=0, gemm=0, flops=0, bytes=0),
-        "token_work": Work(gemv=25, gemm=0, flops=36.8e6, bytes=15.1e6), "steps": (),
+        "token_s": spread(seconds * 2), "prompt_work": made.Work(gemv=0, gemm=0, flops=0, bytes=0),
+        "token_work": made.Work(gemv=25, gemm=0, flops=36.8e6, bytes=15.1e6), "steps": (),
         "prompt_speedup": None if below is None else below / seconds,
         "token_speedup": None if below is None else below / seconds,
         "compared": None if below is None else "logits",
         "difference": None if below is None else 3e-6, "allowed": None if below is None else 1e-4,
     }  # fmt: skip
-    return RungReport(**(fields | more))
+    return made.RungReport(**(fields | more))
 
 
 def reshaped(formula, moved=False):
-    return Shown(
+    return made.Shown(
         formula=formula, shape=(8, 4, 32), strides=(32, 256, 1),
         source=((4, 8, 32), (256, 32, 1)), moved=moved, values=((1.0, -0.5), (0.25, 2.0)),
     )  # fmt: skip
 
 
-SCORES = Shown(
+SCORES = made.Shown(
     formula="scores + M", shape=(8, 2, 2), strides=(4, 2, 1), source=None, moved=None,
     values=((0.5, float("-inf")), (0.25, 12345.678)),
 )  # fmt: skip
-WIDE = Shown(
+WIDE = made.Shown(
     formula="Q = T W_q", shape=(100, 256), strides=(256, 1), source=None, moved=None,
     values=((0.5, 1.0), (2.0, 3.0)),
 )  # fmt: skip
 SPLIT = tuple(reshaped(f"{letter} as h × n × d/h") for letter in "QKV")
 RUNGS = (
-    rung(1, "loops", 1.5, token_work=Work(gemv=0, gemm=0, flops=1e9, bytes=1e10),
+    rung(1, "loops", 1.5, token_work=made.Work(gemv=0, gemm=0, flops=1e9, bytes=1e10),
          estimated="block 0 alone, 2 of the 4 tokens"),
     rung(2, "heads", 0.015, below=1.5,
          steps=(*SPLIT, reshaped("merged", moved=True), SCORES, WIDE)),
     rung(3, "fused", 0.003, below=0.015, steps=(SPLIT[0], reshaped("new one")), sequences=4),
 )
-REPORT = LadderReport(
+REPORT = made.LadderReport(
     tokens=("In", " the\x1b[2J"), ids=(1, 2), more=(" beginning",),
     letters=(("n", 2), ("d", 256), ("d/h", 32)), dtype="float32", rungs=RUNGS,
 )
@@ -81,11 +73,11 @@ def test_ladders(golden):
     eight = (rung(1, "loops", 1234.0, **slow), rung(2, "rows", 5.0, below=9.0, **slow), *eight)
     wrong = replace(REPORT, rungs=(RUNGS[0], replace(RUNGS[1], difference=0.5)))
     variants = (
-        Variant(name="decoder", what="rung 8", token_s=spread(0.03), speedup=1.0, difference=0.0,
-                divergence=0.0, same_token=True),
-        Variant(name="int8", what="8 bits", token_s=spread(0.01), speedup=3.0, difference=0.25,
-                divergence=1e-3, same_token=False),
-        Variant(name="CUDA graph", what="one launch", missing="needs a CUDA device"),
+        made.Variant(name="decoder", what="rung 8", token_s=spread(0.03), speedup=1.0,
+                     difference=0.0, divergence=0.0, same_token=True),
+        made.Variant(name="int8", what="8 bits", token_s=spread(0.01), speedup=3.0,
+                     difference=0.25, divergence=1e-3, same_token=False),
+        made.Variant(name="CUDA graph", what="one launch", missing="needs a CUDA device"),
     )  # fmt: skip
     golden("ladder", {
         "the whole, at 100 columns": rendered(REPORT, 100),
@@ -137,7 +129,7 @@ def step(formula, *rows, axes="", shape=None, **more):
     """A step of those rows; of a matrix, unless `shape` says otherwise."""
     fields = {"strides": (), "source": None, "moved": None, "section": "block 0 of 2"}
     size = (len(rows), len(rows[0])) if shape is None else shape
-    return Shown(formula=formula, values=rows, axes=axes, shape=size, **(fields | more))
+    return made.Shown(formula=formula, values=rows, axes=axes, shape=size, **(fields | more))
 
 
 X = step("X = W_E[ids]", (0.5, 1.0, 2.0, 3.0), (4.0, 5.0, 6.0, 7.0), (8.0, 9.0, 10.0, 12345.678),
@@ -157,7 +149,7 @@ def derivation(*steps, below=(), width=80, whole=False, **changed):
     """The steps as a rung above one of the steps `below` shows them, without what is above them."""
     under = rung(2, "below", 0.015, steps=below)
     here = replace(rung(3, "here", 0.003, below=0.015, steps=steps), **changed)
-    report = LadderReport(
+    report = made.LadderReport(
         tokens=("In", " the\x1b[2J", " beginning"), ids=(1, 2, 3), more=(" of",),
         letters=(("n", 3), ("d", 256), ("d/h", 32)), dtype="float32", rungs=(under, here),
     )  # fmt: skip
@@ -170,7 +162,7 @@ def test_derivations(golden):
     block = replace(X, section="block 0 of 2")
     raised = [replace(one, shape=(4, *one.shape), axes=f"b × {one.axes}")
               for one in (X, MEAN, MASKED)]  # fmt: skip
-    row = step("X_n = W_E[ids]", (1.0, 2.0), axes="1 × d", section=f"{NEXT}: block 0 of 2",
+    row = step("X_n = W_E[ids]", (1.0, 2.0), axes="1 × d", section=f"{made.NEXT}: block 0 of 2",
                note="a")  # fmt: skip
     golden("ladder-derivations", {
         "one rung with its numbers": derivation(

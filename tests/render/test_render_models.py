@@ -9,20 +9,13 @@ from drawn import lines_of, shown
 from rich.cells import cell_len
 
 from llmcli.commands.models.view import render_models, render_pulled, render_removal
-from llmcli.reports.models import (
-    CacheUse,
-    ModelsReport,
-    PulledModel,
-    Removal,
-    RemovalReport,
-    StoredModel,
-)
+from llmcli.reports import models as made
 
 NOW = 1_800_000_000.0
 
 
 def model(name="org/name", **changes):
-    return StoredModel(
+    return made.StoredModel(
         **{
             "name": name, "place": "hub cache", "path": "/hub/x", "bytes": 3 << 20, "files": 2,
             "revision": "0123456789abcdef", "refs": ("main",), "last_used": NOW - 3 * 86400.0,
@@ -37,16 +30,16 @@ NOWHERE = {"place": "nowhere", "bytes": 0, "files": 0, "revision": None, "last_u
 
 def report(*models, **changes):
     caches = (
-        CacheUse(place="llmcli cache", path="/own", bytes=0),
-        CacheUse(place="hub cache", path="/hub", bytes=3 << 20, others=1),
+        made.CacheUse(place="llmcli cache", path="/own", bytes=0),
+        made.CacheUse(place="hub cache", path="/hub", bytes=3 << 20, others=1),
     )
-    return ModelsReport(
+    return made.ModelsReport(
         **{"models": models, "caches": caches, "left_over": 0, "warnings": (), **changes}
     )
 
 
 def removal(name="org/name@v1", **changes):
-    return Removal(
+    return made.Removal(
         **{
             "name": name, "place": "hub cache", "why": "no snapshot links to it", "bytes": 2048,
             "paths": ("/hub/models--org--name/blobs/" + "e" * 64, "/hub/y"), **changes,
@@ -56,10 +49,10 @@ def removal(name="org/name@v1", **changes):
 
 def test_screens(golden):
     two = report(model(), model("tiny", **NOWHERE))
-    gone = RemovalReport(removed=(removal(), removal("b", why="")), kept=(), dry_run=True)
-    nothing = RemovalReport(removed=(), kept=(), dry_run=False)
+    gone = made.RemovalReport(removed=(removal(), removal("b", why="")), kept=(), dry_run=True)
+    nothing = made.RemovalReport(removed=(), kept=(), dry_run=False)
     evil = removal("\x07", paths=("\x1b",))
-    pulled = PulledModel(name="a\x1b[2Jb", path="/" + "x" * 200, bytes=2048, fetched=True)
+    pulled = made.PulledModel(name="a\x1b[2Jb", path="/" + "x" * 200, bytes=2048, fetched=True)
 
     def listed(one, width):
         return shown(render_models(one, now=NOW), width=width)
@@ -85,7 +78,7 @@ def test_screens(golden):
 def test_no_line_is_too_long_and_no_name_is_cut(width):
     names = ["a" * 30, "hf:org/" + "n" * 90 + ".gguf", "日本語/模型"]
     one = report(*map(model, names), left_over=5)
-    gone = RemovalReport(removed=tuple(map(removal, names)), kept=(), dry_run=True)
+    gone = made.RemovalReport(removed=tuple(map(removal, names)), kept=(), dry_run=True)
     for view in (render_models(one, now=NOW), render_removal(gone)):
         lines = lines_of(view, width=width)
         assert all(cell_len(line) <= width for line in lines)

@@ -7,23 +7,8 @@ from drawn import changes, lines_of, printed, shown
 from rich.cells import cell_len
 from rich.text import Text
 
-from llmcli.commands.shapes.report import (
-    CacheGrowth,
-    CallFlops,
-    LayerKind,
-    LetterValue,
-    NameRow,
-    ShapeRow,
-    ShapesReport,
-    ShapeTensor,
-    Stored,
-)
-from llmcli.commands.shapes.view import (
-    render_names,
-    render_overview,
-    render_shapes,
-    render_stored,
-)
+from llmcli.commands.shapes import report as made
+from llmcli.commands.shapes import view as views
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.letters import axis_line
@@ -36,20 +21,20 @@ def tensor(**change):
         "bytes": 27648, "flops": 0, "flops_full": 0, "phase": "prefill", "layer": 0,
         "formula": "Q = T¹ W_q", "shares": "blocks.0.attn.qkv", "written": True, "stored": None,
     }  # fmt: skip
-    return ShapeTensor(**(values | change))
+    return made.ShapeTensor(**(values | change))
 
 
 PREFILL = tensor(flops=7962624, flops_full=7962624)
 DECODE = tensor(phase="decode", shape=(1, 9, 1, 64), bytes=2304, flops=663552, flops_full=663552)
-QUERY = ShapeRow(
+QUERY = made.ShapeRow(
     name="blocks.{0-29}.attn.q", layers=tuple(range(30)), tensors=(PREFILL, DECODE),
     formula="Q = T¹ W_q", memory="view of attn.qkv", source="",
 )  # fmt: skip
-STORED = Stored(
+STORED = made.Stored(
     source="blk.0.attn_q.weight", shape=(576, 576), format="Q4_1", bytes=207360,
     operations=("unpaired rows of 9 heads",),
 )  # fmt: skip
-WEIGHT = ShapeRow(
+WEIGHT = made.ShapeRow(
     name="blocks.{0-29}.attn.W_q", layers=tuple(range(30)),
     tensors=(
         tensor(
@@ -59,24 +44,24 @@ WEIGHT = ShapeRow(
     ),
     formula="Q = T¹ W_q", memory="part of attn.W_qkv", source="blk.{0-29}.attn_q.weight",
 )  # fmt: skip
-KEPT = ShapeRow(
+KEPT = made.ShapeRow(
     name="cache.{0-29}.k", layers=tuple(range(30)),
     tensors=(tensor(name="cache.0.k", kind="state", shares=None),) * 2, formula="the keys",
     memory="copy of attn.k_rot", source="",
 )  # fmt: skip
-REPORT = ShapesReport(
+REPORT = made.ShapesReport(
     weight_format="float32", batch=1, tokens=12, phases=("prefill", "decode"),
     letters=(
-        LetterValue(letter="B", documents="b", values=(1,)),
-        LetterValue(letter="T", documents="n", values=(12, 1)),
-        LetterValue(letter="H", documents="h", values=(9,)),
+        made.LetterValue(letter="B", documents="b", values=(1,)),
+        made.LetterValue(letter="T", documents="n", values=(12, 1)),
+        made.LetterValue(letter="H", documents="h", values=(9,)),
     ),
-    kinds=(LayerKind(layers=tuple(range(30)), window=None),), tensors=(),
+    kinds=(made.LayerKind(layers=tuple(range(30)), window=None),), tensors=(),
     rows=(WEIGHT, QUERY, KEPT),
-    growth=CacheGrowth(per_token=46080, per_layer=(1536,), prefill=552960, decode=599040),
+    growth=made.CacheGrowth(per_token=46080, per_layer=(1536,), prefill=552960, decode=599040),
     flops=(
-        CallFlops(phase="prefill", flops=3_230_000_000, flops_full=3_240_000_000),
-        CallFlops(phase="decode", flops=270_000_000, flops_full=270_000_000),
+        made.CallFlops(phase="prefill", flops=3_230_000_000, flops_full=3_240_000_000),
+        made.CallFlops(phase="decode", flops=270_000_000, flops_full=270_000_000),
     ),
     parameters=134515008, weight_bytes=538060032, stored_bytes=96600000, ran=False,
     checks=(ViewCheck(name="symbols", words="all shapes fit", value=0.0, tolerance=0.0),),
@@ -88,7 +73,9 @@ def of(*rows, **changed):
 
 
 def test_screens(golden):
-    kinds = (LayerKind(layers=(0, 2, 4), window=None), LayerKind(layers=(1, 3, 5), window=4096))
+    kinds = (
+        made.LayerKind(layers=(0, 2, 4), window=None), made.LayerKind(layers=(1, 3, 5), window=4096)
+    )  # fmt: skip
     caches = [
         replace(KEPT, name=f"cache.{{{n}}}.k", layers=kind.layers) for n, kind in enumerate(kinds)
     ]
@@ -99,7 +86,7 @@ def test_screens(golden):
     other = replace(QUERY, name="blocks.1.attn.k", layers=(1,))
     rest = replace(QUERY, name="blocks.{1-29}.resid_pre", layers=tuple(range(1, 30)))
     hostile, title = replace(WEIGHT, source="a\x1b[2J[bold]b"), "m\x1b]0;x\x07"
-    name = NameRow(
+    name = made.NameRow(
         name="blocks.{0-29}.attn.pattern", kind="activation", axes=("B", "H", "T", "S"),
         shape=(1, 9, 12, 12), documents=("b", "h", "n", "n"), words="attention weights",
         formula="A = softmax(S)",
@@ -108,16 +95,16 @@ def test_screens(golden):
     letter = REPORT.letters[:1]
     columns = (Column("a", right=False), Column("bb", first_to_go=1), Column("c", first_to_go=2))
     cells = [[Text("xxxxxx"), Text("yyyyyy"), Text("zzzzzz")]]
-    whole = shown(render_shapes(REPORT, "m"), width=200)
+    whole = shown(views.render_shapes(REPORT, "m"), width=200)
 
     def new(report):
-        return changes(whole, shown(render_shapes(report, "m"), width=200))
+        return changes(whole, shown(views.render_shapes(report, "m"), width=200))
 
     golden("shapes", {
         "a wide screen has every column in one line": whole,
-        "a narrow one loses nothing": shown(render_shapes(REPORT, "m"), width=55),
+        "a narrow one loses nothing": shown(views.render_shapes(REPORT, "m"), width=55),
         "the narrowest has letters and numbers below the name":
-            shown(render_shapes(of(QUERY), "m"), width=32),
+            shown(views.render_shapes(of(QUERY), "m"), width=32),
         "the tokens of the prompt, with which it was run: not from headers alone": new(prompt),
         "only the first of a long prompt": new(
             replace(prompt, prompt=tuple((1, f"x{at}") for at in range(99)))
@@ -125,18 +112,19 @@ def test_screens(golden):
         "an example is called one": new(replace(REPORT, example=True)),
         "dtypes that differ have a column": new(of(wide, QUERY)),
         "what is derived is said": new(of(WEIGHT, replace(QUERY, memory="derived"), KEPT)),
-        "windows of layers and of the cache": shown(render_shapes(windows, "m"), width=200),
-        "what was not folded is not identical": shown(render_shapes(of(alone, other), "m")),
-        "what was folded is": shown(render_shapes(of(rest, QUERY), "m")),
-        "on few lines": shown(render_overview(few_lines(), "m")),
-        "on few lines, in 40 columns": shown(render_overview(few_lines(), "m"), width=40),
-        "hostile names": shown(render_shapes(of(hostile), title), width=200),
-        "hostile names on few lines": shown(render_overview(of(hostile), title)),
-        "the tensors of a file": shown(render_stored([STORED], "file")),
-        "hostile ones": shown(render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title)),
-        "names": shown(render_names([name], letter, "m")),
+        "windows of layers and of the cache": shown(views.render_shapes(windows, "m"), width=200),
+        "what was not folded is not identical": shown(views.render_shapes(of(alone, other), "m")),
+        "what was folded is": shown(views.render_shapes(of(rest, QUERY), "m")),
+        "on few lines": shown(views.render_overview(few_lines(), "m")),
+        "on few lines, in 40 columns": shown(views.render_overview(few_lines(), "m"), width=40),
+        "hostile names": shown(views.render_shapes(of(hostile), title), width=200),
+        "hostile names on few lines": shown(views.render_overview(of(hostile), title)),
+        "the tensors of a file": shown(views.render_stored([STORED], "file")),
+        "hostile ones":
+            shown(views.render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title)),
+        "names": shown(views.render_names([name], letter, "m")),
         "names in 36 columns, of an example": shown(
-            render_names([replace(name, aliases=())], letter, "m", example=True), width=36
+            views.render_names([replace(name, aliases=())], letter, "m", example=True), width=36
         ),
         "a row spills where it is told to": shown(Rows(columns, cells, spill=True), width=20),
         "and loses its last columns where it is not": shown(Rows(columns, cells), width=20),
@@ -149,8 +137,8 @@ def test_screens(golden):
         ],
     })  # fmt: skip
     for view in (
-        render_overview(of(hostile), title), render_shapes(of(hostile), title),
-        render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title),
+        views.render_overview(of(hostile), title), views.render_shapes(of(hostile), title),
+        views.render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title),
     ):  # fmt: skip
         assert not {"\x1b", "\x07"} & set(printed(view))
     assert printed(Rows(columns, cells, spill=True), width=30) == (
@@ -172,11 +160,11 @@ def few_lines():
     raw = replace(QUERY, name="logits_raw", layers=(), formula="logits = H W", memory="own")
     same = replace(raw, name="logits", memory="view of logits_raw")
     long = replace(QUERY, name="blocks.{0-29}.attn.k", formula="K = " + "x " * 20 + "x")
-    kinds = (LayerKind(layers=tuple(range(30)), window=4096),)
+    kinds = (made.LayerKind(layers=tuple(range(30)), window=4096),)
     return of(WEIGHT, entry, later, norm, QUERY, long, raw, same, KEPT, kinds=kinds, example=True)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200])
 def test_no_line_is_longer_than_the_screen(width):
-    for view in (render_shapes(REPORT, "smollm2"), render_overview(few_lines(), "smollm2")):
+    for view in (views.render_shapes(REPORT, "m"), views.render_overview(few_lines(), "m")):
         assert max(map(cell_len, lines_of(view, width=width))) <= width

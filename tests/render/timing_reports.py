@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmcli.commands.timing.report import (
-    Overhead,
-    PartTime,
-    PhaseTime,
-    Span,
-    SplitTime,
-    Stage,
-    TimingReport,
-)
+from llmcli.commands.timing import report as made
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.work import PartWork
@@ -66,23 +58,23 @@ def bound(part: str) -> tuple[str | None, float | None]:
     return None, None
 
 
-def part_time(part: str, layer: int | None, calls: int, rows: int, slow: float) -> PartTime:
+def part_time(part: str, layer: int | None, calls: int, rows: int, slow: float) -> made.PartTime:
     waits, reached = bound(part)
     one = work(part, rows, layer is not None)
     seconds = SECONDS[part] * calls + slow
-    return PartTime(
+    return made.PartTime(
         part=part, layer=layer, seconds=seconds, host_s=seconds, calls=calls,
         work=sum([one] * calls, PartWork()), bound=waits, of_bound=reached,
         nearest=None if reached is None else "memory",
     )  # fmt: skip
 
 
-def spans(name: str, calls: int, slow: dict[tuple[int, str], float]) -> tuple[Span, ...]:
+def spans(name: str, calls: int, slow: dict[tuple[int, str], float]) -> tuple[made.Span, ...]:
     """Each call with its parts in the order of the forward pass, its gap at the end."""
-    out: list[Span] = []
+    out: list[made.Span] = []
     now = 0.0
     for call in range(calls):
-        inside: list[Span] = []
+        inside: list[made.Span] = []
         begin = now
         order = [(None, "embed")]
         order += [(layer, part) for layer in range(LAYERS) for part in IN_LAYERS]
@@ -91,16 +83,18 @@ def spans(name: str, calls: int, slow: dict[tuple[int, str], float]) -> tuple[Sp
             more = slow.get((layer, part), 0.0) / calls if layer is not None else 0.0
             seconds = SECONDS[part] + more
             inside.append(
-                Span(phase=name, call=call, layer=layer, part=part, begin=now, seconds=seconds)
+                made.Span(phase=name, call=call, layer=layer, part=part, begin=now, seconds=seconds)
             )
             now += seconds
         now += GAP_S
-        whole = Span(phase=name, call=call, layer=None, part=None, begin=begin, seconds=now - begin)
+        whole = made.Span(
+            phase=name, call=call, layer=None, part=None, begin=begin, seconds=now - begin
+        )
         out += [whole, *inside]
     return tuple(out)
 
 
-def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float]) -> PhaseTime:
+def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float]) -> made.PhaseTime:
     """`slow`: seconds more of a (layer, part)."""
     calls, rows = (1, tokens) if name == "prefill" else (tokens, 1)
     parts = [part_time("embed", None, calls, rows, 0.0)]
@@ -111,7 +105,7 @@ def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float])
     parts.append(part_time("head", None, calls, rows, 0.0))
     if name == "decode":
         parts.append(part_time("sample", None, calls, rows, 0.0))
-    gaps = PartTime(
+    gaps = made.PartTime(
         part="gaps", layer=None, seconds=GAP_S * calls, host_s=GAP_S * calls, calls=calls,
         work=PartWork(),
     )  # fmt: skip
@@ -135,11 +129,11 @@ def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float])
             if getattr(time.work, kind):
                 products[kind] += time.seconds
     ratios = tuple(1 + 0.004 * at for at in range(-1, 9))
-    return PhaseTime(
+    return made.PhaseTime(
         name="prefill" if name == "prefill" else "decode", tokens=tokens, past=past, calls=calls,
         seconds=seconds, bare_s=seconds / 1.014, parts=tuple(parts), totals=tuple(totals),
         gaps_s=gaps.seconds, work=sum((time.work for time in parts), PartWork()),
-        overhead=Overhead(
+        overhead=made.Overhead(
             watched_s=tuple(seconds * ratio for ratio in ratios), bare_s=(seconds,) * len(ratios),
             ratios=ratios, median=1.014, lowest=0.996, highest=1.032, quartiles=(1.005, 1.023),
         ),
@@ -148,14 +142,15 @@ def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float])
     )  # fmt: skip
 
 
-def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -> TimingReport:
+def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -> made.TimingReport:
     """Twelve tokens read and eight written by a model of four layers."""
     fields = {
         "prompt_tokens": 12, "batch": 1, "dtype": "float32",
         "stages": (
-            Stage(name="import torch", seconds=1.2), Stage(name="read the headers", seconds=0.021),
-            Stage(name="load the weights", seconds=0.4, nbytes=100_000_000, peak=650 << 20),
-            Stage(name="tokenize", seconds=0.0011),
+            made.Stage(name="import torch", seconds=1.2),
+            made.Stage(name="read the headers", seconds=0.021),
+            made.Stage(name="load the weights", seconds=0.4, nbytes=100_000_000, peak=650 << 20),
+            made.Stage(name="tokenize", seconds=0.0011),
         ),
         "phases": (phase("prefill", 12, 0, slow or {}), phase("decode", 8, 12, slow or {})),
         "ceilings": CEILINGS, "base": 200 << 20, "peak": 700 << 20, "estimated": 490 << 20,
@@ -167,10 +162,10 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
             ),
         ),
         "splits": (
-            SplitTime(
+            made.SplitTime(
                 phase="decode", part="attention", group_s=0.0048,
                 pieces=(("scores", 0.002), ("mask and softmax", 0.003), ("mix", 0.001)),
             ),
         ),
     }  # fmt: skip
-    return TimingReport(**(fields | changes))
+    return made.TimingReport(**(fields | changes))
