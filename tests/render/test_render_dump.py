@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 from drawn import lines_of, shown
@@ -42,6 +41,19 @@ def dump(one, width=80, colour=None, **options):
 
 
 def test_screens(golden):
+    """Of many layers some are on a screen, of each kind, and all that have faults."""
+
+    def layers(count, leaf="resid_post"):
+        return [tensor(f"blocks.{at}.{leaf}") for at in range(count)]
+
+    def names(one, **options):
+        rows = [line.split(" ")[0] for line in dump(one, **options).split("\n")]
+        return [name for name in rows if name.startswith(("blocks.", "embed", "logits"))]
+
+    many = report(tensor("embed"), *layers(30), tensor("logits"))
+    mixed = report(*layers(9, "attn.z"), *layers(9, "mlp.post"), *layers(1, "ssm.x"))
+    fault = tensor("blocks.4.attn.q", nan=1, first_bad=(0,))
+    fault = report(*layers(4, "attn.q"), fault, *layers(30, "attn.k"), not_finite="x")
     one = report(tensor(mean=-8.5e-05, std=3.5, low=-7.25, high=8.125, norm=99.5))
     bad = tensor("blocks.0.mlp.post", nan=3, infinite=1, first_bad=(0, 1, 2), mean=math.nan)
     bad = report(bad, tensor("embed"), not_finite="`blocks.0.mlp.post[0,1,2]` is nan")
@@ -58,12 +70,17 @@ def test_screens(golden):
         "without, a line a tensor": dump(one, 36),
         "what is not finite is counted": dump(bad, 120),
         "and red": [line for line in dump(bad, 120, "standard").split("\n") if "[1;31m" in line],
+        "of many layers some are shown": dump(many),
+        "of layers that differ some of each": " ".join(names(mixed)),
+        "and those with faults": " ".join(names(fault)),
         "masked scores are told": dump(report(tensor(masked=66), tensor("logits")), 120),
         "as one is": dump(report(tensor(masked=1)), 120).split("\n")[-1],
         "new tokens": dump(report(prompt_tokens=2), 120).split("\n")[1],
         "no tokens": dump(report(tokens=(), prompt_tokens=0, checks=()), 120),
         "control characters and markup are text": dump(report(tensor("a\x1b[2Jb[red]\x07")), 120),
     })  # fmt: skip
+    assert names(many, every=True) == [one.name for one in many.tensors]
+    assert "other layers" not in dump(many, every=True)
 
 
 @pytest.mark.parametrize("width", range(40, 201, 20))
@@ -78,35 +95,3 @@ def test_no_line_is_too_long_and_names_stay(width):
         (row,) = [line for line in lines if line.startswith("blocks.29.attn.pattern ")]
         assert one is odd or " 3, 1 " in f"{row} ", "what is wrong with it stays at any width"
         assert width == 40 or "[9 12 12]" in row
-
-
-def layers(count, leaf="resid_post", **changes):
-    return [tensor(f"blocks.{at}.{leaf}", **changes) for at in range(count)]
-
-
-def rows_of(text):
-    return [line.split()[0] for line in text.splitlines() if line.startswith(("blocks.", "embed"))]
-
-
-def test_of_many_layers_some_are_shown_on_a_screen_and_all_with_all():
-    one = report(tensor("embed"), *layers(30), tensor("logits"))
-    text = dump(one)
-    rows = rows_of(text)
-    assert len(text.splitlines()) <= 20
-    assert rows[:2] == ["embed", "blocks.0.resid_post"]
-    assert rows[-1] == "blocks.29.resid_post"
-    numbers = [int(name.split(".")[1]) for name in rows[1:]]
-    assert {b - a for a, b in pairwise(numbers)} <= {2, 3}
-    assert f"… {31 - len(rows)} tensors of other layers: --all or --json" in text
-    assert len(rows_of(dump(one, every=True))) == 31
-    assert "other layers" not in dump(one, every=True)
-
-
-def test_layers_that_differ_are_all_represented_and_faults_stay():
-    mixed = [*layers(9, "attn.z"), *layers(9, "mlp.post"), *layers(1, "ssm.x")]
-    bad = tensor("blocks.4.attn.q", nan=1, first_bad=(0,))
-    odd = [*layers(4, "attn.q"), bad, *layers(30, "attn.k")]
-    assert {name.split(".", 2)[2] for name in rows_of(dump(report(*mixed)))} == {
-        "attn.z", "mlp.post", "ssm.x"
-    }  # fmt: skip
-    assert "blocks.4.attn.q" in rows_of(dump(report(*odd, not_finite="x")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -10,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drawn import lines_of, plain, shown
+from drawn import lines_of, shown
 from files_reports import WRONG, experts_report
 from rich.cells import cell_len
 
-from llmcli.commands.experts.view.export import COLUMNS, experts_csv, experts_page
+from llmcli.commands.experts.view.export import experts_csv, experts_page
 from llmcli.commands.experts.view.picture import MOST, experts_png
 from llmcli.commands.experts.view.screen import load_bars, render_experts
 from llmcli.ui.cells import Ink
@@ -46,6 +45,8 @@ def test_screens(golden):
         "a narrow screen names fewer experts and the last positions":
             experts(many, 40).partition("\nlayer")[0],
         "a wide one more": [line for line in experts(many, 120).split("\n") if "of 8" in line],
+        "colour is the weight": experts(one(experts_report()), colour="standard").split("\n")[3],
+        "CSV has a line for every choice": experts_csv(one(experts_report()), TITLE).decode(),
         "bars of the load, of one expert or two, of some or nobody": [
             load_bars((0, 1, 4, 8), 1, ink).plain, load_bars((0, 1, 4, 8), 2, ink).plain,
             load_bars((0, 1, 4, 8), 1, Ink("shades", ascii=True)).plain,
@@ -75,28 +76,6 @@ def test_no_screen_is_wider_than_a_wide_one():
     line = experts(one(experts_report(900)), 10_000).splitlines()[1]
     assert line.endswith(" 898 │899")
     assert cell_len(line) <= WIDEST
-
-
-def test_colour_is_the_weight():
-    first = experts(one(experts_report()), colour="standard").splitlines()[3]
-    assert plain(first).rstrip() == "   0  0 1  1 2  2 3 │3 4"
-    found = re.findall(r"\x1b\[([\d;]+)m(\d) ", first)
-    assert len({style for style, expert in found}) == 2  # two weights
-    assert [expert for _, expert in found] == list("01122334")
-
-
-def test_csv_has_a_line_for_every_choice():
-    rows = list(csv.reader(io.StringIO(experts_csv(experts_report(), TITLE).decode())))
-    assert tuple(rows[0]) == COLUMNS
-    assert len(rows) == 1 + 2 * 4 * 2
-    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows[1:]]
-    last = found[-1]
-    assert (last["layer"], last["position"], last["place"], last["expert"]) == ("1", "3", "2", "3")
-    assert last["generated"] == "1"
-    assert last["margin"] == ""
-    assert float(last["shared_share"]) == 0.25
-    assert found[0]["shared_share"] == ""
-    assert float(found[0]["weight"]) == 0.5
 
 
 def test_the_page_has_every_choice_and_null_for_what_is_not_there():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from drawn import changes, lines_of, printed, shown
 from rich.cells import cell_len
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
-from llmcli.commands.lens.view.export import COLUMNS, lens_csv
+from llmcli.commands.lens.view.export import lens_csv
 from llmcli.commands.lens.view.screen import render_lens, room
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.layout import WIDEST
@@ -84,6 +82,8 @@ def test_screens(golden):
     ranks = report(cells=lambda row, at: cell(rank=10**row))
     coloured = report(cells=lambda row, at: cell(token(9, "x", (0.9, 0.3, 0.06, 0.01)[row])))
     other = one_position(target="the token given", targets=(token(3, " cat", 0.001),))
+    written = report(prompt_tokens=2)
+    evil = report(tokens=((1, 'a "quoted", one\n'), (2, "=1+1")), prompt_tokens=1)
     many = tuple(token(at, f" word{at}", 0.3 - at / 100) for at in range(9))
     many = report(first=2, cells=lambda row, at: cell(*many))
 
@@ -102,6 +102,11 @@ def test_screens(golden):
         "a terminal without signs": lens(
             report(cells=lambda row, at: cell(token(9, " é"))), encoding="ascii"
         ),
+        "a line stands before the tokens that the model wrote": lens(written),
+        "in colours": lens(written, colour=True),
+        "of ASCII": lens(written, encoding="ascii"),
+        "the one position that the model wrote": lens(report(first=2, prompt_tokens=2))[1],
+        "CSV has every token of every cell": lens_csv(evil).decode(),
         "one position has everything about it": lens(one_position(), 120),
         "a target that is not the output is named": changes(
             "\n".join(lens(one_position(), 120)), "\n".join(lens(other, 120))
@@ -113,22 +118,6 @@ def test_screens(golden):
     })  # fmt: skip
     assert lens(report(), height=24) == lens(report()), "few layers are all shown"
     assert lens(one_position(), height=24) == lens(one_position())
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-@pytest.mark.parametrize("colour", [True, False])
-def test_a_line_stands_before_the_tokens_that_the_model_wrote(colour, encoding):
-    bar = "│" if encoding == "utf-8" else "|"
-    lines = lens(report(prompt_tokens=2), colour=colour, encoding=encoding)
-    where = {line.index(bar) for line in (*lines[1:3], *lines[4:8], lines[9])}
-    assert len(where) == 1
-    assert all(line.count(bar) == 1 for line in lines[1:3])
-    assert lines[1].split() == ["position", "0", "1", bar, "2"]
-    if encoding == "utf-8":
-        assert lines[3].index("┼") == where.pop()
-    assert f"{bar} from position 2 on the model wrote it" in " ".join(lines)
-    one = " ".join(" ".join(lens(report(first=2, prompt_tokens=2))).split())
-    assert 'position 2 of 3: after " end", which the model wrote' in one
 
 
 @pytest.mark.parametrize("colour", [True, False])
@@ -236,22 +225,3 @@ def test_layers_where_the_likeliest_token_changes_are_among_them(first):
     lines = lens(replace(one, rows=tuple(rows)), height=24, whole="--all")
     there = [line.split()[0] for line in lines if re.match(r"(embed|\d+) ", line)]
     assert {"embed", *map(str, changed), "39"} < set(there)
-
-
-def test_the_table_for_other_programs_has_every_token_of_every_cell():
-    one = report(tokens=((1, 'a "quoted", one\n'), (2, "=1+1")), prompt_tokens=1)
-    text = lens_csv(one).decode()
-    lines = list(csv.DictReader(io.StringIO(text)))
-    assert tuple(lines[0]) == COLUMNS
-    assert len(lines) == 4 * 2 * 2
-    assert lines[0] == {
-        "row": "blocks.0.resid_pre", "layer": "", "position": "0",
-        "position_token": 'a "quoted", one\\n', "generated": "0", "place": "1",
-        "id": "5", "token": " the", "probability": "0.5", "entropy": "1.5", "kl": "0.25",
-        "target_id": "7", "target_rank": "3", "target_probability": "0.125",
-    }  # fmt: skip
-    assert lines[2]["position_token"] == "'=1+1"
-    assert [line["place"] for line in lines[:4]] == ["1", "2", "1", "2"]
-    assert lines[-1]["row"] == "blocks.1.resid_post"
-    assert lines[-1]["layer"] == "1"
-    assert [line["generated"] for line in lines[:4]] == ["0", "0", "1", "1"]
