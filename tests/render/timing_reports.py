@@ -50,95 +50,76 @@ def work(part: str, rows: int, layer: bool) -> PartWork:
     return PartWork(activations=rows * 8000) if part in ("norm", "embed") else PartWork()
 
 
-def bound(part: str) -> tuple[str | None, float | None]:
+def parts_of(name: str) -> list[tuple[int | None, str]]:
+    """The parts of a phase with their layers, in the order of the forward pass."""
+    inside = [(layer, part) for layer in range(LAYERS) for part in IN_LAYERS]
+    return [(None, "embed"), *inside, (None, "head"), *[(None, "sample")] * (name == "decode")]
+
+
+def part_time(
+    part: str, layer: int | None, calls: int, seconds: float, work: PartWork
+) -> made.PartTime:
+    waits = reached = None
     if part in PRODUCTS or part == "head":
-        return "memory", 0.75
-    if part in ("attention", "norm"):
-        return "calls", 0.04
-    return None, None
-
-
-def part_time(part: str, layer: int | None, calls: int, rows: int, slow: float) -> made.PartTime:
-    waits, reached = bound(part)
-    one = work(part, rows, layer is not None)
-    seconds = SECONDS[part] * calls + slow
+        waits, reached = "memory", 0.75
+    elif part in ("attention", "norm"):
+        waits, reached = "calls", 0.04
     return made.PartTime(
-        part=part, layer=layer, seconds=seconds, host_s=seconds, calls=calls,
-        work=sum([one] * calls, PartWork()), bound=waits, of_bound=reached,
-        nearest=None if reached is None else "memory",
+        part=part, layer=layer, seconds=seconds, host_s=seconds, calls=calls, work=work,
+        bound=waits, of_bound=reached, nearest=None if reached is None else "memory",
     )  # fmt: skip
 
 
-def spans(name: str, calls: int, slow: dict[tuple[int, str], float]) -> tuple[made.Span, ...]:
-    """Each call with its parts in the order of the forward pass, its gap at the end."""
-    out: list[made.Span] = []
-    now = 0.0
+def spans(name: str, calls: int, slow: dict[tuple[int | None, str], float]) -> list[made.Span]:
+    """Each call with its parts, its gap at the end."""
+    out, now = [], 0.0
     for call in range(calls):
-        inside: list[made.Span] = []
-        begin = now
-        order = [(None, "embed")]
-        order += [(layer, part) for layer in range(LAYERS) for part in IN_LAYERS]
-        order += [(None, "head"), *([(None, "sample")] if name == "decode" else [])]
-        for layer, part in order:
-            more = slow.get((layer, part), 0.0) / calls if layer is not None else 0.0
-            seconds = SECONDS[part] + more
-            inside.append(
-                made.Span(phase=name, call=call, layer=layer, part=part, begin=now, seconds=seconds)
-            )
+        begin, inside = now, []
+        for layer, part in parts_of(name):
+            seconds = SECONDS[part] + slow.get((layer, part), 0.0) / calls
+            inside.append(made.Span(
+                phase=name, call=call, layer=layer, part=part, begin=now, seconds=seconds
+            ))  # fmt: skip
             now += seconds
         now += GAP_S
-        whole = made.Span(
-            phase=name, call=call, layer=None, part=None, begin=begin, seconds=now - begin
-        )
-        out += [whole, *inside]
-    return tuple(out)
+        out += [replace(inside[0], layer=None, part=None, begin=begin, seconds=now - begin)]
+        out += inside
+    return out
 
 
-def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float]) -> made.PhaseTime:
+def phase(
+    name: str, tokens: int, past: int, slow: dict[tuple[int | None, str], float]
+) -> made.PhaseTime:
     """`slow`: seconds more of a (layer, part)."""
     calls, rows = (1, tokens) if name == "prefill" else (tokens, 1)
-    parts = [part_time("embed", None, calls, rows, 0.0)]
-    for layer in range(LAYERS):
-        parts += [
-            part_time(part, layer, calls, rows, slow.get((layer, part), 0.0)) for part in IN_LAYERS
-        ]
-    parts.append(part_time("head", None, calls, rows, 0.0))
-    if name == "decode":
-        parts.append(part_time("sample", None, calls, rows, 0.0))
-    gaps = made.PartTime(
-        part="gaps", layer=None, seconds=GAP_S * calls, host_s=GAP_S * calls, calls=calls,
-        work=PartWork(),
-    )  # fmt: skip
-    parts.append(gaps)
+    parts = [
+        part_time(
+            part, layer, calls, SECONDS[part] * calls + slow.get((layer, part), 0.0),
+            sum([work(part, rows, layer is not None)] * calls, PartWork()),
+        )
+        for layer, part in parts_of(name)
+    ]  # fmt: skip
+    parts.append(part_time("gaps", None, calls, GAP_S * calls, PartWork()))
     totals = []
-    for part in ("embed", *IN_LAYERS, "head", "sample", "gaps"):
+    for part in dict.fromkeys(time.part for time in parts):
         own = [time for time in parts if time.part == part]
-        if own:
-            seconds = sum(time.seconds for time in own)
-            totals.append(
-                replace(
-                    own[0], layer=None, seconds=seconds, host_s=seconds,
-                    calls=sum(time.calls for time in own),
-                    work=sum((time.work for time in own), PartWork()),
-                )
-            )  # fmt: skip
+        totals.append(part_time(
+            part, None, sum(time.calls for time in own), sum(time.seconds for time in own),
+            sum((time.work for time in own), PartWork()),
+        ))  # fmt: skip
     seconds = sum(time.seconds for time in parts)
-    products = {"gemv": 0.0, "gemm": 0.0}
-    for time in parts:
-        for kind in products:
-            if getattr(time.work, kind):
-                products[kind] += time.seconds
     ratios = tuple(1 + 0.004 * at for at in range(-1, 9))
     return made.PhaseTime(
-        name="prefill" if name == "prefill" else "decode", tokens=tokens, past=past, calls=calls,
-        seconds=seconds, bare_s=seconds / 1.014, parts=tuple(parts), totals=tuple(totals),
-        gaps_s=gaps.seconds, work=sum((time.work for time in parts), PartWork()),
+        name=name, tokens=tokens, past=past, calls=calls, seconds=seconds, bare_s=seconds / 1.014,
+        parts=tuple(parts), totals=tuple(totals), gaps_s=parts[-1].seconds,
+        work=sum((time.work for time in parts), PartWork()),
         overhead=made.Overhead(
             watched_s=tuple(seconds * ratio for ratio in ratios), bare_s=(seconds,) * len(ratios),
             ratios=ratios, median=1.014, lowest=0.996, highest=1.032, quartiles=(1.005, 1.023),
         ),
-        peak=700 << 20, spans=spans(name, calls, slow),
-        gemv_s=products["gemv"], gemm_s=products["gemm"],
+        peak=700 << 20, spans=tuple(spans(name, calls, slow)),
+        gemv_s=sum(time.seconds for time in parts if time.work.gemv),
+        gemm_s=sum(time.seconds for time in parts if time.work.gemm),
     )  # fmt: skip
 
 
