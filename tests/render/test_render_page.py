@@ -16,14 +16,7 @@ import numpy as np
 import pytest
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 
-from llmcli.commands.attention.view.export import (
-    AttentionCsv,
-    AttentionPage,
-    csv_file_size,
-    page_size,
-    visible,
-    visible_count,
-)
+from llmcli.commands.attention.view import export
 from llmcli.commands.experts.view.export import experts_page
 from llmcli.commands.lens.view.export import lens_page, lens_page_size
 from llmcli.ui.theme import quoted
@@ -33,7 +26,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def attention_page(report, matrices, what="pattern", window=None):
-    page = AttentionPage(what)
+    page = export.AttentionPage(what)
     for layer, values in matrices.items():
         page.add(layer, values, window)
     return page.html(report, TITLE, kind="sqrt")
@@ -134,7 +127,7 @@ def test_numbers_without_a_value_are_null():
 def test_the_size_of_a_page_is_known_before(tokens, window):
     report = attention_report(6, 8, tokens)
     data = attention_page(report, patterns(6, 8, tokens, window), window=window)
-    estimate = page_size(tokens, [window] * 6, 8, len(report.metrics))
+    estimate = export.page_size(tokens, [window] * 6, 8, len(report.metrics))
     assert len(data) == pytest.approx(estimate, rel=0.1)
 
 
@@ -160,7 +153,7 @@ def test_weights_are_kept_as_exactly_as_the_page_says(window):
 
 
 def written(report, made, window=None):
-    table = AttentionCsv()
+    table = export.AttentionCsv()
     for layer, values in made.items():
         table.add(layer, values, window)
     return b"".join(table.pieces(report))
@@ -176,7 +169,7 @@ def test_read_back_it_is_the_matrices(window):
         back[int(row["layer"])][int(row["head"]), query, key] = np.float32(row["value"])
         assert row["query_token"] == quoted(report.tokens[query][1])[1:-1]
         assert row["key_token"] == quoted(report.tokens[key][1])[1:-1]
-    assert len(rows) == 2 * 4 * visible_count(12, window)
+    assert len(rows) == 2 * 4 * export.visible_count(12, window)
     for layer, values in made.items():
         assert np.array_equal(back[layer], values)  # nine digits are all that a float32 has
 
@@ -191,14 +184,14 @@ def test_a_line_is_a_line_whatever_the_tokens():
 @pytest.mark.parametrize(("tokens", "window"), [(30, None), (200, None), (200, 20)])
 def test_its_size_is_known_before(tokens, window):
     report, made = attention_report(1, 4, tokens), patterns(1, 4, tokens, window)
-    estimate = csv_file_size([text for _, text in report.tokens], [window], 4)
+    estimate = export.csv_file_size([text for _, text in report.tokens], [window], 4)
     assert len(written(report, made, window)) == pytest.approx(estimate, rel=0.12)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
 def test_what_is_visible_is_counted(window):
-    seen = visible(7, window)
-    assert seen.sum() == visible_count(7, window)
+    seen = export.visible(7, window)
+    assert seen.sum() == export.visible_count(7, window)
     assert (seen.sum(1) == np.minimum(np.arange(1, 8), window or 7)).all()
     assert not np.triu(seen, 1).any()
 
@@ -342,8 +335,8 @@ def test_scores_and_a_failed_check_in_a_browser(opened):
     scores = {0: np.where(np.tri(12, dtype=bool), random.normal(size=(4, 12, 12)), -np.inf)}
     report = attention_report(1, check=WRONG)
     page = opened(lambda: attention_page(report, scores, "scores"), "layer=0&head=1&query=11", "")
-    visible = scores[0][1][np.tri(12, dtype=bool)]
-    step = (visible.max() - visible.min()) / 510 + 1e-6
+    seen = scores[0][1][np.tri(12, dtype=bool)]
+    step = (seen.max() - seen.min()) / 510 + 1e-6
     assert weights_shown(page) == pytest.approx(scores[0][1, 11].tolist(), abs=step)
     assert "hidden" not in page.by(id="alarm")[0][1]
     assert page.by(**{"class": "bad"})[0][0].startswith("every row adds up to 1 · 0.5")
