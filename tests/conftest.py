@@ -41,8 +41,8 @@ settings.load_profile("llmcli")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update` writes the transcripts anew."""
-    parser.addoption("--update", action="store_true", help="write tests/transcripts")
+    """`--update` writes the transcripts and the golden screens anew."""
+    parser.addoption("--update", action="store_true", help="write tests/transcripts, render/golden")
     parser.addoption(
         "--budget", type=float, metavar="SECONDS", help="fail where more processor time is taken"
     )

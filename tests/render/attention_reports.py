@@ -13,29 +13,22 @@ from llmcli.reports.matrix import Matrix
 
 METRICS = (
     Metric(
-        name="normalized_entropy",
-        words="how spread out, as a share of the most that is possible",
-        formula="mean of H_i / ln n_i",
-        source="Clark et al. 2019",
+        name="normalized_entropy", words="how spread out, as a share of the most that is possible",
+        formula="mean of H_i / ln n_i", source="Clark et al. 2019",
     ),
     Metric(
-        name="effective_keys",
-        words="over how many tokens it spreads",
-        formula="mean of exp(H_i)",
-        low=1.0,
-        high=None,
+        name="effective_keys", words="over how many tokens it spreads", formula="mean of exp(H_i)",
+        low=1.0, high=None,
     ),
     Metric(
-        name="previous_token",
-        words="attention to the token before",
+        name="previous_token", words="attention to the token before",
         formula="mean over i ≥ 1 of A[i,i−1]",
     ),
     Metric(
-        name="induction",
-        words="attention to what followed the same token before",
+        name="induction", words="attention to what followed the same token before",
         formula="mean over rows with an earlier equal token",
     ),
-)
+)  # fmt: skip
 LABELS = (
     Label(
         name="previous-token", letter="p", metric="previous_token", threshold=0.4, source="ARENA"
@@ -63,25 +56,18 @@ def pattern(tokens, *, window=None):
 def matrix(values, *, layer=0, head=0, kv_head=0, queries=None, keys=None, pool=1):
     rows, columns = values.shape
     return Matrix(
-        layer=layer,
-        head=head,
-        kv_head=kv_head,
-        queries=queries or (0, rows * pool),
-        keys=keys or (0, columns * pool),
-        pool=pool,
-        values=np.asarray(values, np.float32),
-    )
+        layer=layer, head=head, kv_head=kv_head, queries=queries or (0, rows * pool),
+        keys=keys or (0, columns * pool), pool=pool, values=np.asarray(values, np.float32),
+    )  # fmt: skip
 
 
 def head(number, kv_head=None, labels=(), **metrics):
     """A head whose metrics are all 0.1 but those that are given."""
     values = {metric.name: max(metric.low, 0.1) for metric in METRICS} | metrics
     return HeadReport(
-        head=number,
-        kv_head=number if kv_head is None else kv_head,
-        metrics=values,
+        head=number, kv_head=number if kv_head is None else kv_head, metrics=values,
         labels=tuple(labels),
-    )
+    )  # fmt: skip
 
 
 def grouped_layers(layers=3, heads=4, group=2, kind="full"):
@@ -93,45 +79,27 @@ def grouped_layers(layers=3, heads=4, group=2, kind="full"):
             row[1] = head(1, 1 // group, ("previous-token",), previous_token=0.93)
         if layer == 2:
             row[0] = head(
-                0,
-                0,
-                ("previous-token", "broad"),
-                previous_token=0.5,
-                normalized_entropy=0.9,
-                effective_keys=12.5,
-                induction=math.nan,
-            )
+                0, 0, ("previous-token", "broad"), previous_token=0.5, normalized_entropy=0.9,
+                effective_keys=12.5, induction=math.nan,
+            )  # fmt: skip
         found.append(LayerReport(layer=layer, kind=kind, kv_heads=heads // group, heads=tuple(row)))
     return tuple(found)
 
 
-def report(tokens=("a", " b", " c"), **changed):
-    """A report over those tokens; `changed`: other values of its fields."""
+def report(texts=("a", " b", " c"), **changed):
+    """A report over tokens of those texts; `changed`: other values of its fields."""
     values = {
-        "what": "pattern",
-        "dtype": "float32",
-        "tokens": tuple(enumerate(tokens, start=10)),
-        "prompt_tokens": len(tokens),
-        "weighted": False,
-        "metrics": METRICS,
-        "rows": {metric.name: len(tokens) for metric in METRICS},
-        "labels": LABELS,
-        "layers": grouped_layers(),
-        "matrices": (),
-        "pairs": (),
-        "pairs_by": "weight",
+        "what": "pattern", "dtype": "float32", "tokens": tuple(enumerate(texts, start=10)),
+        "prompt_tokens": len(texts), "weighted": False, "metrics": METRICS,
+        "rows": {metric.name: len(texts) for metric in METRICS}, "labels": LABELS,
+        "layers": grouped_layers(), "matrices": (), "pairs": (), "pairs_by": "weight",
         "checks": (GOOD,),
-    }
+    }  # fmt: skip
     return AttentionReport(**(values | changed))
 
 
 def pair(query, key, weight=0.75, rank_value=None, layer=1, head=2):
     return Pair(
-        layer=layer,
-        head=head,
-        kv_head=head // 2,
-        query=query,
-        key=key,
-        weight=weight,
+        layer=layer, head=head, kv_head=head // 2, query=query, key=key, weight=weight,
         rank_value=weight if rank_value is None else rank_value,
-    )
+    )  # fmt: skip

@@ -1,13 +1,13 @@
 """Reports with known numbers for the tests of files: attention, a small lens, experts."""
 
 import numpy as np
+from attention_reports import report
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport
+from llmcli.commands.attention.report.heads import HeadReport, LayerReport
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.head_metrics import Label, Metric
-from llmcli.reports.matrix import Matrix
 
 # what a token can be: ends of scripts, separators of lines, addresses, signs from the right, bytes
 EVIL = (
@@ -59,49 +59,23 @@ def attention_report(layers=2, heads=4, tokens=12, *, generated=2, check=GOOD, m
         place = (1 + layer * heads + number) / (layers * heads)
         before = float("nan") if (layer, number) == (0, 1) else place
         return HeadReport(
-            head=number,
-            kv_head=number // 2,
+            head=number, kv_head=number // 2,
             metrics={"entropy": 1.5 + layer + number, "previous_token": before},
             labels=("previous",) if (layer, number) == (1, 2) else (),
-        )
+        )  # fmt: skip
 
-    return AttentionReport(
-        what="pattern",
-        dtype="float32",
-        tokens=tokens_of(tokens),
-        prompt_tokens=tokens - generated,
-        weighted=False,
-        metrics=METRICS,
-        rows={"entropy": tokens, "previous_token": tokens - 1},
-        labels=LABELS,
+    return report(
+        tokens=tokens_of(tokens), prompt_tokens=tokens - generated, metrics=METRICS,
+        rows={"entropy": tokens, "previous_token": tokens - 1}, labels=LABELS,
         layers=tuple(
             LayerReport(
-                layer=layer,
-                kind="full",
-                kv_heads=heads // 2,
+                layer=layer, kind="full", kv_heads=heads // 2,
                 heads=tuple(head(layer, number) for number in range(heads)),
             )
             for layer in range(layers)
         ),
-        matrices=tuple(matrices),
-        pairs=(),
-        pairs_by="weight",
-        checks=(check,),
-    )
-
-
-def matrix(values, *, layer=0, head=0, pool=1, first=(0, 0)):
-    """One drawn matrix; the cells above the diagonal of `values` are to be NaN already."""
-    rows, columns = values.shape
-    return Matrix(
-        layer=layer,
-        head=head,
-        kv_head=head // 2,
-        queries=(first[0], first[0] + rows * pool),
-        keys=(first[1], first[1] + columns * pool),
-        pool=pool,
-        values=values.astype(np.float32),
-    )
+        matrices=tuple(matrices), checks=(check,),
+    )  # fmt: skip
 
 
 def lens_report(positions=5, rows=4, *, check=GOOD, first=1, generated=0):
@@ -118,26 +92,20 @@ def lens_report(positions=5, rows=4, *, check=GOOD, first=1, generated=0):
                 LensToken(id=row * 50 + place, text=EVIL[(row + place) % 9], probability=share),
                 LensToken(id=900, text=" other", probability=(1 - share) / 2),
             ),
-            entropy=1.0 + row,
-            kl=float("inf") if (row, place) == (0, 0) else 2.0 / (1 + row),
-            target_rank=rows - row,
-            target_probability=share / 2,
-        )
+            entropy=1.0 + row, kl=float("inf") if (row, place) == (0, 0) else 2.0 / (1 + row),
+            target_rank=rows - row, target_probability=share / 2,
+        )  # fmt: skip
 
     return LensReport(
-        dtype="float32",
-        vocabulary=1000,
-        tokens=tokens_of(positions + first),
+        dtype="float32", vocabulary=1000, tokens=tokens_of(positions + first),
         prompt_tokens=positions + first - generated,
-        positions=tuple(range(first, positions + first)),
-        target="the model's top token",
+        positions=tuple(range(first, positions + first)), target="the model's top token",
         targets=tuple(
             LensToken(id=700 + at, text=f" target{at}", probability=0.5) for at in range(positions)
         ),
         rows=tuple(
             LensRow(
-                name=name,
-                layer=None if row == 0 else row - 1,
+                name=name, layer=None if row == 0 else row - 1,
                 cells=tuple(cell(row, place) for place in range(positions)),
             )
             for row, name in enumerate(names)
@@ -147,7 +115,7 @@ def lens_report(positions=5, rows=4, *, check=GOOD, first=1, generated=0):
             for at in range(positions)
         ),
         checks=(check,),
-    )
+    )  # fmt: skip
 
 
 def experts_report(

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
+from drawn import shown
 
-from llmcli.commands.env.report import (
-    ConfigurationProblem,
-    ConfigurationReport,
-    ConfiguredOption,
-    EnvironmentReport,
-    Setting,
-)
+from llmcli.commands.attention.view.map import short
+from llmcli.commands.bench.report.fields import percentile
+from llmcli.commands.env import report as env
 from llmcli.commands.env.view import Settings, render_environment
+from llmcli.commands.explain.view import number
 from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.view import full_stats, short_stats
 from llmcli.reports.environment import Environment
 from llmcli.reports.info import NO_FORMATS
+from llmcli.reports.models import ago
 from llmcli.reports.text import PhasePeak, Timings
-from llmcli.ui import stats, theme
-
-
-def shown(renderable, width=80):
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(renderable, crop=False)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-
+from llmcli.ui import rates, stats, theme
+from llmcli.ui.heatmap import brief
+from llmcli.ui.letters import LETTERS, letter_line, letter_lines
+from llmcli.ui.rates import scaled
+from llmcli.ui.token_text import percent
 
 TIMINGS = Timings(
     import_s=1.0, load_s=0.24, first_token_s=0.0521, prompt_tokens=12, prompt_tokens_per_s=230.3,
@@ -50,202 +44,152 @@ RUN = Statistics(
 )  # fmt: skip
 
 
-def test_short_statistics_are_one_line_of_80_columns():
-    assert shown(short_stats(RUN, 80)) == (
-        "prompt 12 tokens, 52.1 ms · generated 64, 41.2 tok/s · 432 MiB · seed 1403840134"
-    )
-
-
-def test_short_statistics_say_what_ended_the_text():
-    drafted = {"proposed": 4, "accepted": 1, "speedup": None, "stopped": False}
-    line = shown(short_stats(replace(RUN, speculation=drafted, ended="-n 64"), 300), 300)
-    assert "generated 64 (-n 64), 41.2 tok/s · draft 1 of 4 tokens right (25%) · 432 MiB" in line
-
-
-def test_a_draft_without_proposals_claims_no_speed():
-    assert stats.draft_words({"proposed": 0, "accepted": 0}) == "proposed nothing"
-
-
-def test_short_statistics_break_between_parts():
-    assert shown(short_stats(replace(RUN, seed=None), 40), 40).splitlines() == [
-        "prompt 12 tokens, 52.1 ms",
-        "generated 64, 41.2 tok/s",
-    ]
-
-
-def test_statistics_of_a_run_that_wrote_nothing():
+def test_statistics(golden):
     nothing = replace(
         TIMINGS, first_token_s=None, prompt_tokens_per_s=None, generated_tokens=0,
         generated_tokens_per_s=None, peak_memory_bytes=None,
     )  # fmt: skip
-    run = replace(RUN, timings=nothing, seed=None)
-    assert shown(short_stats(run, 99), 99) == "prompt 12 tokens · generated 0"
-
-
-def test_full_statistics_say_where_values_come_from():
-    run = replace(RUN, sampling={"top_k": (40, "default")}, seed=None, side_by_side=3)
-    text = shown(full_stats(run))
-    assert "model            m (bfloat16 on cpu)" in text
-    assert "path             3 texts side by side" in text
-    assert "load             240 ms" in text
-    assert "prompt           12 tokens, 230 tok/s" in text
-    assert "top k            40  (default)" in text
-    assert "seed             none: greedy" in text
-    assert "of the process" not in text
-
-
-def test_full_statistics_have_the_peak_of_every_phase_that_is_known():
+    greedy = replace(RUN, seed=None)
+    drafted = {"proposed": 4, "accepted": 1, "speedup": None, "stopped": False}
     peaks = (
         PhasePeak(phase="base", resident_bytes=230 * 2**20, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=None, device_bytes=300 * 2**20),
         PhasePeak(phase="prefill", resident_bytes=700 * 2**20, device_bytes=2**30),
     )
-    text = shown(full_stats(replace(RUN, timings=replace(TIMINGS, peaks=peaks))))
-    assert "peak memory       432 MiB" in text
-    assert "  of the process  base 230 MiB · prefill 700 MiB" in text
-    assert "  on the GPU      load 300 MiB · prefill 1 GiB" in text
+    full = replace(greedy, sampling={"top_k": (40, "default")}, side_by_side=3)
 
+    def short(run, width=300):
+        return shown(short_stats(run, width), width=width)
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0000123, "0.0123 ms"), (0.0521, "52.1 ms"), (0.4, "400 ms"), (0.9996, "1.00 s"),
-     (12.345, "12.35 s"), (125.9, "2 min 5 s")],
-)  # fmt: skip
-def test_durations(seconds, text):
-    assert stats.duration(seconds) == text
+    def line(stored, used="float32", **formats):
+        formats = dict.fromkeys(NO_FORMATS, used) | formats
+        return stats.model_line({"name": "m", "stored_formats": stored, "device": "cpu", **formats})
 
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (432 * 2**20, "432 MiB"),
-     (1023 * 2**20, "0.999 GiB"), (25276510208, "23.5 GiB"), (2**41, "2048 GiB")],
-)  # fmt: skip
-def test_sizes(nbytes, text):
-    assert stats.size(nbytes) == text
-
-
-@pytest.mark.parametrize(
-    ("stored", "used", "line"),
-    [
-        (["F32", "Q4_1", "Q8_0"], "float32", "m (Q4_1, Q8_0 → float32 on cpu)"),
-        (["F32"], "float32", "m (float32 on cpu)"),
-        (["BF16"], "bfloat16", "m (bfloat16 on cpu)"),
-        ([], "float32", "m (float32 on cpu)"),
-    ],
-)
-def test_the_line_of_a_model_says_what_became_of_its_weights(stored, used, line):
-    formats = dict.fromkeys(NO_FORMATS, used)
-    model = {"name": "m", "stored_formats": stored, "device": "cpu", **formats}
-    assert stats.model_line(model) == line
-
-
-@pytest.mark.parametrize(
-    ("stored", "words"),
-    [(["F32", "Q4_1", "Q8_0"], "Q4_1 + Q8_0"), (["BF16"], "BF16 → Q4_1 + Q8_0")],
-)
-def test_the_line_of_a_packed_model_says_what_is_rounded(stored, words):
-    model = {
-        "name": "m", "stored_formats": stored, "device": "cpu", "weight_format": "Q4_1 + Q8_0",
-        "activation_format": "float32", "cache_format": "float16", "product_format": "int16",
+    packed = {
+        "weight_format": "Q4_1 + Q8_0", "activation_format": "float32", "cache_format": "float16",
+        "product_format": "int16",
     }  # fmt: skip
-    line = f"m ({words} on cpu: int16 products, float32 activations, float16 cache)"
-    assert stats.model_line(model) == line
+    golden("statistics", {
+        "in short, a line of 80 columns": short(RUN, 80),
+        "what ended the text, and a draft": short(replace(RUN, speculation=drafted, ended="-n 64")),
+        "it breaks between parts": short(greedy, 40),
+        "of a run that wrote nothing": short(replace(greedy, timings=nothing)),
+        "in full, with where values come from": shown(full_stats(full)),
+        "with the peak of every phase that is known":
+            shown(full_stats(replace(full, timings=replace(TIMINGS, peaks=peaks)))),
+        "a draft without proposals claims no speed":
+            stats.draft_words({"proposed": 0, "accepted": 0}),
+        "the line of a model says what became of its weights": [
+            line(["F32", "Q4_1", "Q8_0"]), line(["F32"]), line(["BF16"], "bfloat16"), line([]),
+            line(["F32", "Q4_1", "Q8_0"], **packed), line(["BF16"], **packed),
+        ],
+        "confidence has a colour for every probability": " ".join(
+            theme.confidence_style(p) for p in (1.0, 0.75, 0.3, 0.06, 0.01, 0.0, math.nan)
+        ),
+        "its legend": shown(stats.confidence_legend()),
+    })  # fmt: skip
 
 
-def test_environment_never_reads_markup_or_codes():
+def test_environment(golden):
+    """What is in the environment is never read as markup or codes."""
     environment = Environment(
         llmcli="0.1.0", python="3.12.1", platform="Linux", processor="CPU [bold]", cores=8,
         features=("avx2",), memory_bytes=2**34, gpus=(), driver=None, torch=None,
         kernel_level="avx2",
     )  # fmt: skip
-    settings = (
-        Setting(
-            name="model",
-            value=None,
-            words="evil\x1b[2J",
-            source="environment",
-            origin="LLMCLI_MODEL",
-        ),
-        Setting(name="seed", value=None, words="3", source="flag", origin="--seed"),
-        Setting(name="dtype", value=None, words="auto", source="default", origin=""),
-    )  # fmt: skip
-    configuration = ConfigurationReport(
+    settings = [
+        env.Setting(name=name, value=None, words=words, source=source, origin=origin)
+        for name, words, source, origin in (
+            ("model", "evil\x1b[2J", "environment", "LLMCLI_MODEL"),
+            ("seed", "3", "flag", "--seed"), ("dtype", "auto", "default", ""),
+        )
+    ]  # fmt: skip
+    configuration = env.ConfigurationReport(
         path="/c.toml", exists=True,
-        options=(ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),),
-        problems=(ConfigurationProblem(message="evil\x1b[2J", hint=None),),
+        options=(
+            env.ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),
+        ),
+        problems=(env.ConfigurationProblem(message="evil\x1b[2J", hint=None),),
     )  # fmt: skip
-    report = EnvironmentReport(
-        environment=environment, settings=settings, configuration=configuration
+    report = env.EnvironmentReport(
+        environment=environment, settings=tuple(settings), configuration=configuration
     )
-    text = shown(render_environment(report))
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "processor CPU [bold] · 8 cores" in lines
-    assert "memory 16 GiB" in lines
-    assert "software llmcli 0.1.0 · PyTorch not installed · Python 3.12.1" in lines
-    assert "model evil\\x1b[2J variable LLMCLI_MODEL" in lines
-    assert "seed 3 flag --seed" in lines
-    assert "dtype auto" in lines
-    assert any(line.startswith('[chat] system "\\x9b2Jxx') for line in lines)
-    assert 0 < text.count("x" * 10) * 10 <= 200
-    assert "error: evil\\x1b[2J" in lines
-
-
-def test_a_long_setting_has_a_line_of_its_own():
     path = "/a folder/" + "x" * 40
     rows = [("model", "smollm2", "default"), ("hub cache", path, "variable HF_HOME")]
-    assert shown(Settings(rows), 50).splitlines() == [
-        "model      smollm2  default",
-        "hub cache  variable HF_HOME",
-        f"  {path}",
+    golden("env", {
+        "values that are cut, and codes that are spelled": shown(render_environment(report)),
+        "a long setting has a line of its own where there is no room":
+            shown(Settings(rows), width=50),
+        "and none where there is": shown(Settings(rows), width=90),
+    })  # fmt: skip
+
+
+def table(function, *values):
+    """Each value with what the function makes of it; signs that are not seen are spelled."""
+    return [f"{value!a}: {function(value)!a}" for value in values]
+
+
+def test_numbers_and_texts(golden):
+    """Text for a terminal cannot drive it; a cell of a table is a line and no formula."""
+    golden("words", {
+        "durations": table(stats.duration, 0.0000123, 0.0521, 0.4, 0.9996, 12.345, 125.9),
+        "sizes": table(
+            stats.size, 0, 1023, 1024, 432 * 2**20, 1023 * 2**20, 25276510208, 2**41
+        ),
+        "for a terminal": table(
+            theme.printable, "plain ü 🎉", "a\tb\n", "\x1b[31mred\x07\r", "\x9b2J", "\ud800",
+            "a\u061cb\u200e\u200f", "\u202a\u202e\u2066\u2069", "\u206a\u206f",
+            "👩\u200d🔬❤\ufe0f",
+        ),
+        "cells of CSV": table(
+            theme.csv_cell, " Paris", "-", '=HYPERLINK("http://x")', "@SUM(A1)", "+1\n", "\uff1d1",
+            "\t=1\r\n", "\x1b]0;own\x07\ud800\u202e",
+        ),
+        "quoted": table(theme.quoted, " Paris\n", "\u202eevil\u200b\u2028", "\U000e0001"),
+        "shares": table(percent, 1.0, 0.0034, 0.000082, 1.6e-7, 0),
+        "numbers with a prefix": table(scaled, 0, 0.25, 999.6, 36.8e6, 2e12, 37),
+        "ages": table(
+            ago, -5, 59, 60, 7200, 86400.0, 59 * 86400.0, 61 * 86400.0, 400 * 86400.0, 800 * 86400.0
+        ),
+        "in cells of heatmaps":
+            table(brief, 0.0, 0.004, -0.004, 0.07, 0.994, 0.996, -0.5, -3.44, 9.96, -123.4),
+        "of heads, shares": table(lambda value: short(value, True), 0.07, 0.999, 0.0, 1.0),
+        "of heads": table(lambda value: short(value, False), 7.434, 9.999, 99.96, 1234.4),
+        "derived": table(number, -1234.5678, -0.0, 1.25e-9, float("-inf")),
+        "derived, to the last bit": number(1 / 3, 17),
+        "of timing": [
+            *table(rates.percent, 0.71, 0.083, 0.0004, 0.0),
+            *table(rates.signed_percent, 1.012, 0.996), *table(rates.speed, 1234.5, 5.118),
+            *table(lambda value: rates.unit(value, "B"), 538e6, 999, 1.5e12),
+            *table(lambda of: rates.rate(*of), (2e9, 0.1), (0, 1.0), (5, 0.0)),
+            *table(lambda ms: rates.milliseconds(ms, rates.digits_for([ms])), 0.0123456, 1.23456),
+            rates.milliseconds(0.123456, rates.digits_for([0.123])),
+        ],
+        "percentiles": table(
+            lambda of: percentile(*of), ((), 50), ((7,), 99), ((1, 2, 3, 4), 50), ((4, 1, 3, 2), 90)
+        ),
+        "letters with their other names": [
+            letter_line(letter, value, others)
+            for letter, value in (
+                ("n", 4), ("n", 1), ("d", 256), ("h", 1), ("h_kv", 1), ("d/h", 32), ("b", 1),
+                ("v", 2048),
+            )
+            for others in (True, False)
+        ],
+        "letters of one model": letter_lines([("d", 256), ("d/h", 32), ("F", 1024)], aliases=True),
+        "of an odd one":
+            letter_lines([("d", 576), ("d/h", 8), ("d_v", 6), ("F", 1536)], aliases=True),
+    })  # fmt: skip
+    with pytest.raises(KeyError):
+        letter_line("q", 3, True)
+
+
+def test_no_letter_means_two_things():
+    # d/h and d_k are the same thing, and a model has one of them
+    names = [
+        name
+        for letter, (_, others) in LETTERS.items()
+        if letter != "d_k"
+        for name in (letter, *others)
     ]
-    assert shown(Settings(rows), 90).splitlines()[1] == f"hub cache  {path}  variable HF_HOME"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("plain ü 🎉", "plain ü 🎉"),
-        ("a\tb\n", "a\tb\n"),
-        ("\x1b[31mred\x07\r", "\\x1b[31mred\\x07\\x0d"),
-        ("\x9b2J", "\\x9b2J"),
-        ("\ud800", "\\ud800"),
-        ("a\u061cb\u200e\u200f", "a\\u061cb\\u200e\\u200f"),
-        ("\u202a\u202e\u2066\u2069", "\\u202a\\u202e\\u2066\\u2069"),
-        ("\u206a\u206f", "\\u206a\\u206f"),
-        ("👩\u200d🔬❤\ufe0f", "👩\u200d🔬❤\ufe0f"),
-    ],
-)
-def test_text_for_a_terminal_cannot_drive_it(text, expected):
-    assert theme.printable(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "cell"),
-    [
-        (" Paris", " Paris"),
-        ("-", "'-"),
-        ('=HYPERLINK("http://x")', '\'=HYPERLINK("http://x")'),
-        ("@SUM(A1)", "'@SUM(A1)"),
-        ("+1\n", "'+1\\n"),
-        ("\uff1d1", "'\uff1d1"),
-        ("\t=1\r\n", "\\t=1\\r\\n"),
-        ("\x1b]0;own\x07\ud800\u202e", "\\x1b]0;own\\x07\\ud800\\u202e"),
-    ],
-)
-def test_a_cell_of_a_table_is_a_line_and_no_formula(text, cell):
-    assert theme.csv_cell(text) == cell
-
-
-def test_quoted_tokens_show_what_is_invisible():
-    assert theme.quoted(" Paris\n") == '" Paris\\n"'
-    assert theme.quoted("\u202eevil\u200b\u2028") == '"\\u202eevil\\u200b\\u2028"'
-    assert theme.quoted("\U000e0001") == '"\\U000e0001"'
-
-
-def test_confidence_has_a_colour_for_every_probability():
-    assert [theme.confidence_style(p) for p in (1.0, 0.75, 0.3, 0.06, 0.01, 0.0, math.nan)] == [
-        "green", "green", "cyan", "yellow", "red", "red", "red",
-    ]  # fmt: skip
-    assert shown(stats.confidence_legend()) == (
-        "probability of each token: 75 % and more · 25 % · 5 % · less"
-    )
+    assert {name for name in names if names.count(name) > 1} == {"d_v"}, "left out beside d_v"

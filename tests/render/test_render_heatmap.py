@@ -1,49 +1,25 @@
 """Heatmaps as text: every width, with and without colour, every token, masked unlike zero."""
 
-import io
 import re
 
 import numpy as np
 import pytest
 from attention_reports import matrix, pattern
+from drawn import console, lines_of, printed, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.color import ColorSystem
-from rich.console import Console
 from rich.segment import Segment
 
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.cells import Ink, fitted, painted
 from llmcli.ui.checks import render_checks
-from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, brief, pooled, ticks
+from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, pooled, ticks
 from llmcli.ui.palette import DIVERGING, KINDS, VIRIDIS, Scale, rgb
 
 SHARE = Scale(low=0.0, high=1.0)
 HARD = ("\n", "\x1b[31m", " [red]x[/]", " 中文", "שלום", "e\u0301", "\\xf0", "\u202e", "a" * 60, "")
-
-
-class Ascii(io.StringIO):
-    """A stream that can write ASCII only."""
-
-    encoding = "ascii"
-
-
-def console(width=80, colour=None, *, file=None):
-    return Console(
-        file=file or io.StringIO(), width=width, color_system=colour, force_terminal=bool(colour),
-        no_color=colour is None, highlight=False, markup=False, emoji=False, legacy_windows=False,
-    )  # fmt: skip
-
-
-def shown(renderable, width=80, colour=None, *, ascii=False):
-    screen = console(width, colour, file=Ascii() if ascii else None)
-    screen.print(renderable, crop=False)
-    return screen.file.getvalue()
-
-
-def lines_of(renderable, **options):
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown(renderable, **options)).splitlines()
 
 
 def heatmap(values, tokens=None, scale=SHARE, **where):
@@ -120,12 +96,9 @@ def test_a_line_holds_two_rows_in_their_own_colours():
     [line] = painted(rows, ink, width=1)
     colour = {place: tuple(rgb(np.array([place]))[0].tolist()) for place in (0, 0.25, 0.5, 1)}
     assert cells(line, ink) == [
-        ("▀", colour[0], colour[1]),
-        (" ", (0, 0, 0), colour[1]),
-        ("▀", colour[0.5], None),
-        ("▄", colour[0.25], None),
-        ("·", None, None),
-    ]
+        ("▀", colour[0], colour[1]), (" ", (0, 0, 0), colour[1]), ("▀", colour[0.5], None),
+        ("▄", colour[0.25], None), ("·", None, None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "black", "white"), [("rgb", 16, 231), ("ansi", 0, 15)])
@@ -201,60 +174,65 @@ def test_letters_from_the_right_do_not_move_what_follows():
 # heatmap
 
 
-def test_a_small_matrix_as_text():
-    picture = heatmap(pattern(4), ["In", " the", "\n", " a"])
-    assert lines_of(picture) == [
-        '0 "In"        █1.0    ·    ·    · ',
-        '1 " the"      ▒.50 ▒.50    ·    · ',
-        '2 "\\n"        ▒.50  .00 ▒.50    · ',
-        '3 " a"        ▒.50  .00  .00 ▒.50 ',
-        "          key    0    1    2    3",
-        "                In  the   \\n    a",
-    ]
-    assert lines_of(picture, colour="truecolor")[3:] == [
-        '3 " a"        .50 .00 .00 .50 ',
-        "          key   0   1   2   3",
-        "               In the  \\n   a",
-    ]
-
-
-def test_cells_without_room_for_numbers_are_shades():
-    found = lines_of(heatmap(pattern(4), ["In", " the", "\n", " a"]), width=23)
-    assert "values 0 … 1" in found
-    assert found[:5] == [
-        '0 "In"        ██· · · ',
-        '1 " the"      ▒▒▒▒· · ',
-        '2 "\\n"        ▒▒  ▒▒· ',
-        '3 " a"        ▒▒    ▒▒',
-        "          key 0 1 2 3",
-    ]
-
-
-def test_a_name_below_a_column_is_as_wide_as_its_cell():
+def test_screens(golden):
+    short = ["In", " the", "\n", " a"]
     names = [" because", " the", "中文字字", "a", "  "]
-    found = lines_of(heatmap(pattern(5), names), width=120)
-    assert found[6].split() == ["because", "the", "中文字字", "a", "␣␣"]
-    narrow = lines_of(heatmap(pattern(5), names), width=40)
-    assert narrow[6].split() == ["beca", "the", "中文", "a", "␣␣"]
-    assert [cell_len(line) for line in narrow[:5]] == [39] * 5
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(0.0, ".00"), (0.004, ".00"), (-0.004, ".00"), (0.07, ".07"), (0.994, ".99"), (0.996, "1.0"),
-     (-0.5, "−.50"), (-3.44, "−3.4"), (9.96, "10"), (-123.4, "−123")],
-)  # fmt: skip
-def test_numbers_in_cells_are_short(value, words):
-    assert brief(value) == words
-
-
-def test_half_blocks_have_two_tokens_a_line():
-    found = lines_of(heatmap(pattern(31)), width=60, colour="truecolor")
-    assert len(found) == 16 + 2
-    assert found[0].startswith(' 0 " t0"')
-    assert '" t1"' in found[0]
-    assert found[15].startswith('30 " t30"')
-    assert '" t31"' not in found[15]
+    part = heatmap(pattern(90)[40:44, :6], [f"w{at}" for at in range(90)], queries=(40, 44),
+                   keys=(0, 6))  # fmt: skip
+    written = [matrix(pattern(23)[9:], head=at, queries=(9, 23)) for at in range(2)]
+    written = Panels(matrices=written, titles=["a", "b"], scale=SHARE, given=20)
+    some = [matrix(pattern(120), head=at) for at in range(2)]
+    some = Panels(matrices=some, titles=["a", "b"], scale=SHARE)
+    values = np.zeros((100, 100), np.float32)
+    values[57, 33] = 0.9
+    checks = [
+        ViewCheck(name="a", words="every row sums to 1", value=2e-7, tolerance=1e-5, where="w"),
+        ViewCheck(name="b", words="masked is 0", value=0.0, tolerance=0.0),
+        ViewCheck(name="c", words="x = y", value=0.5, tolerance=1e-5, where="layer 1\n, [2,3]"),
+        ViewCheck(name="d", words="z", value=float("nan"), tolerance=1.0),
+    ]
+    bars = [
+        Scale(low=0, high=1, kind="sqrt"), Scale(low=0, high=1, kind="log"),
+        Scale(low=-5.5, high=5.5, signed=True),
+    ]  # fmt: skip
+    golden("heatmap", {
+        "a small matrix": lines_of(heatmap(pattern(4), short)),
+        "in colours that are not seen here": lines_of(
+            heatmap(pattern(4), short), colour="truecolor"
+        ),
+        "cells without room for numbers are shades": lines_of(heatmap(pattern(4), short), width=23),
+        "names below columns are as wide as these": lines_of(
+            heatmap(pattern(5), names), width=120
+        ),
+        "and cut where these are narrow": lines_of(heatmap(pattern(5), names), width=40),
+        "half blocks have two tokens a line": lines_of(
+            heatmap(pattern(31)), width=60, colour="truecolor"
+        ),
+        "a part names its keys where its rows do not": lines_of(part),
+        "below, where there is no room under the columns": lines_of(part, width=27),
+        "a window is masked on both sides": lines_of(heatmap(pattern(5, window=2))),
+        "tokens that were never written are no rows": lines_of(
+            heatmap(np.zeros((0, 3)), queries=(3, 3), keys=(0, 3))
+        ),
+        "all masked": lines_of(heatmap(np.full((2, 2), np.nan))),
+        "what is pooled is said": lines_of(heatmap(values), width=40),
+        "panels have the numbers of their queries, and which the model wrote":
+            lines_of(written, width=40),
+        "two a line in colours": lines_of(written, width=40, colour="truecolor"),
+        "pooled panels number the first query of a cell": lines_of(some, width=64),
+        "bars have both ends, the middle and the mask": [
+            line for scale in bars for line in lines_of(ColourBar("x", scale))
+        ],
+        "and no mask where nothing is masked": lines_of(ColourBar("x", bars[0], "")),
+        "a bar of 40 columns": lines_of(ColourBar("pattern", bars[0]), width=40),
+        "of 200": lines_of(ColourBar("pattern", bars[0]), width=200),
+        "a check that fails is marked and says where": lines_of(render_checks(checks)),
+        "in a terminal with few columns": lines_of(render_checks(checks[:1]), width=24),
+        "and without signs": lines_of(render_checks(checks[::2]), width=24, encoding="ascii"),
+        "red": shown(render_checks(checks[2:]), colour="standard"),
+    })  # fmt: skip
+    assert "1 cell" not in "".join(lines_of(heatmap(values), width=200))
+    assert max(map(len, lines_of(render_checks(checks), width=24))) <= 24
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
@@ -275,23 +253,20 @@ def test_colours_are_those_of_the_terminal(colour):
 
 
 def test_without_colour_there_is_no_escape_and_without_unicode_no_sign():
-    assert "\x1b" not in shown(heatmap(pattern(20)))
-    rows = lines_of(heatmap(pattern(6), ["é", "中", "שלום", "a", "b", "c"]), ascii=True)[:6]
+    assert "\x1b" not in printed(heatmap(pattern(20)))
+    rows = lines_of(heatmap(pattern(6), ["é", "中", "שלום", "a", "b", "c"]), encoding="ascii")[:6]
     assert all(line.isascii() for line in rows)
     assert rows[2].startswith('2 "\\u')
 
 
-def test_what_is_pooled_is_said_and_is_the_largest():
+def test_what_is_pooled_is_the_largest():
     values = np.zeros((100, 100), np.float32)
     values[57, 33] = 0.9
-    shown_ = pooled(matrix(values), 26)
-    assert shown_.values.shape == (25, 25)
-    assert shown_.pool == 4
-    assert shown_.values[14, 8] == np.float32(0.9)
-    assert (shown_.values > 0).sum() == 1
-    text = "\n".join(lines_of(heatmap(values), width=40))
-    assert "1 cell = the largest of 4 × 4" in text
-    assert "1 cell" not in "\n".join(lines_of(heatmap(values), width=200))
+    found = pooled(matrix(values), 26)
+    assert found.values.shape == (25, 25)
+    assert found.pool == 4
+    assert found.values[14, 8] == np.float32(0.9)
+    assert (found.values > 0).sum() == 1
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 12), st.integers(0, 2**32 - 1))
@@ -308,33 +283,6 @@ def test_pooling_against_loops(rows, columns, most, seed):
             seen = part[~np.isnan(part)]
             got = found.values[row, column]
             assert np.isnan(got) if not seen.size else got == np.float32(seen.max())
-
-
-def test_a_part_names_its_keys_where_its_rows_do_not():
-    part = heatmap(pattern(90)[40:44, :6], [f"w{at}" for at in range(90)], queries=(40, 44),
-                   keys=(0, 6))  # fmt: skip
-    found = lines_of(part)
-    assert found[0].startswith('40 "w40"')
-    assert found[4].split() == ["key", *"012345"]
-    assert found[5].split() == [f"w{at}" for at in range(6)]
-    assert "queries 40:44 down, keys 0:6 across" in found[6]
-    narrow = " ".join(lines_of(part, width=27))  # no room for names below the columns
-    assert narrow.endswith('keys · 0 "w0" · 1 "w1" 2 "w2" · 3 "w3" · 4 "w4" 5 "w5"')
-
-
-def test_a_window_is_seen_as_masked_on_both_sides():
-    found = lines_of(heatmap(pattern(5, window=2)))
-    assert found[3].endswith(" ·    · ▒.50 ▒.50    · ")
-    assert found[4].endswith(" ·    ·    · ▒.50 ▒.50 ")
-
-
-def test_tokens_that_were_never_written_are_no_rows():
-    found = lines_of(heatmap(np.zeros((0, 3)), queries=(3, 3), keys=(0, 3)))
-    assert "all masked" in found[1]
-
-
-def test_all_masked():
-    assert "all masked" in "\n".join(lines_of(heatmap(np.full((2, 2), np.nan))))
 
 
 @given(st.integers(0, 99_999), st.integers(1, 9), st.integers(1, 80), st.integers(1, 2))
@@ -369,27 +317,6 @@ def test_panels_stand_beside_each_other_as_wide_as_they_may():
         for colour in (None, "truecolor"):
             for line in lines_of(panels, width=width, colour=colour):
                 assert cell_len(line) <= width
-
-
-@pytest.mark.parametrize(("width", "colour", "step"), [(40, None, 1), (40, "truecolor", 2)])
-def test_panels_have_the_numbers_of_their_queries(width, colour, step):
-    some = [matrix(pattern(31)[9:], head=at, queries=(9, 31)) for at in range(2)]
-    panels = Panels(matrices=some, titles=["a", "b"], scale=SHARE, given=20)
-    lines = lines_of(panels, width=width, colour=colour)
-    numbers = [line.split()[0] for line in lines[1 : 1 + 22 // step]]
-    expected = [f"{at}{'+' if at >= 20 else ''}" for at in range(9, 31, step)]
-    assert [number.strip("·░▒▓█▀▄") for number in numbers] == expected
-    assert "+ written by the model, from 20 on" in "\n".join(lines)
-
-
-def test_pooled_panels_number_the_first_query_of_a_cell():
-    some = [matrix(pattern(120), head=at) for at in range(2)]
-    lines = lines_of(Panels(matrices=some, titles=["a", "b"], scale=SHARE), width=64)
-    numbers = [int(line.split()[0]) for line in lines[1:] if re.match(r" *\d+   ?\S", line)]
-    side = int(re.search(r"the largest of (\d+)", "\n".join(lines))[1])
-    assert side > 1
-    assert numbers[: -(-120 // side)] == list(range(0, 120, side))
-    assert "a part at a time: --query and --key" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("colour", [None, "truecolor"])
@@ -429,47 +356,6 @@ def test_panels_share_one_scale():
     )
     for place in (0.01, 1.0):
         assert ";".join(map(str, rgb(np.array([place]))[0])) in text
-
-
-# bar and footer
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_bar_has_both_ends_the_middle_and_the_mask(width):
-    scale = Scale(low=0, high=1, kind="sqrt")
-    lines = lines_of(ColourBar("pattern", scale), width=width)
-    words, bar = lines if width == 40 else (lines[0][:20], lines[0][22:])
-    assert words == "pattern (sqrt scale)"
-    assert re.fullmatch(r"0 .+ 0\.25 .+ 1   · masked", bar)
-    assert all(cell_len(line) <= width for line in lines)
-    assert "masked" not in "\n".join(lines_of(ColourBar("x", scale, ""), width=width))
-    log = lines_of(ColourBar("x", Scale(low=0, high=1, kind="log")))
-    assert log[0].startswith("x (log scale)  <0.0001 ")
-    signed = Scale(low=-5.5, high=5.5, signed=True)
-    assert re.fullmatch(r"x  −5\.5 .+ 0 .+ 5\.5   · masked", lines_of(ColourBar("x", signed))[0])
-
-
-def test_a_check_that_fails_is_marked_and_says_where():
-    good = ViewCheck(name="a", words="every row sums to 1", value=2e-7, tolerance=1e-5, where="w")
-    exact = ViewCheck(name="b", words="masked is 0", value=0.0, tolerance=0.0)
-    bad = ViewCheck(name="c", words="x = y", value=0.5, tolerance=1e-5, where="layer 1\n, [2,3]")
-    undefined = ViewCheck(name="d", words="z", value=float("nan"), tolerance=1.0)
-    found = lines_of(render_checks([good, exact, bad, undefined]), width=80)
-    assert found == [
-        "✓ every row sums to 1 · 2e-07 of 1e-05 allowed",
-        "✓ masked is 0 · exactly",
-        "✗ check failed: x = y · 0.5 of 1e-05 allowed · worst at layer 1\\n, [2,3]",
-        "✗ check failed: z · nan",
-    ]
-    assert "\x1b[1;31m✗" in shown(render_checks([bad]), colour="standard")
-    plain = lines_of(render_checks([good, bad]), width=24, ascii=True)
-    assert plain[0].startswith("ok every row")
-    assert plain[1].startswith("   ")
-    assert any(line.startswith("FAIL check") for line in plain)
-    assert max(map(len, plain)) <= 24
-    narrow = lines_of(render_checks([good]), width=24)
-    assert all(cell_len(line) <= 24 for line in narrow)
-    assert narrow[1].startswith("  ")
 
 
 def test_a_segment_is_never_a_control_code():

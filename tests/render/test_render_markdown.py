@@ -1,36 +1,31 @@
 """Markdown while it comes: what is shown stays as it is, and is the same however it is cut."""
 
-import io
 import re
 from time import perf_counter
 
 import pytest
+from drawn import console, plain
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from llmcli.ui.markdown import DimmedStream, MarkdownStream
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def console(width=40, colour=False, encoding="utf-8"):
-    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    return Console(
-        width=width, file=file, force_terminal=colour, no_color=not colour, highlight=False,
-        markup=False, color_system="standard" if colour else None, legacy_windows=False,
-    )  # fmt: skip
+def on(colour=False, width=40, encoding="utf-8"):
+    return console(width, "standard" if colour else None, encoding)
 
 
 def shown(text, pieces=None, **how):
-    stream = MarkdownStream(console(**how))
+    stream = MarkdownStream(on(**how))
     return "".join([stream.push(one) for one in pieces or [text]]) + stream.finish()
 
 
 def bare(text, **how):
     """What is seen of it on a terminal with colours."""
-    return STYLE.sub("", shown(text, colour=True, **how))
+    return plain(shown(text, colour=True, **how))
 
 
 # what is written, what is seen with colours
@@ -84,7 +79,7 @@ TABLE = "| a | **b** |\n|---|---:|\n| `x` | 1 |\n| y | 22 |"
 
 
 def test_a_table_is_drawn_when_it_ends():
-    stream = MarkdownStream(console())
+    stream = MarkdownStream(on())
     assert [stream.push(line + "\n") for line in TABLE.split("\n")] == [""] * 4
     rows = [line.split() for line in stream.push("after").splitlines()]
     assert rows == [["a", "**b**"], ["─" * 11], ["`x`", "1"], ["y", "22"]]
@@ -137,7 +132,7 @@ def test_styles_end_with_their_line():
 
 
 def test_code_is_coloured_line_by_line():
-    stream = MarkdownStream(console(colour=True))
+    stream = MarkdownStream(on(colour=True))
     stream.push("```python\n")
     assert stream.push('x = """a') == ""
     assert "\x1b[" in stream.push("\n")
@@ -164,12 +159,12 @@ def test_wide_characters_break_anywhere_and_a_long_word_where_it_must():
     assert {cell_len(line) for line in lines[:-1]} == {20}
     assert not any(line.startswith("。") for line in lines)
     assert bare("x" * 50, width=20) == f"{'x' * 20}\n{'x' * 20}\n{'x' * 10}\n"
-    stream = MarkdownStream(console(20))
+    stream = MarkdownStream(on(width=20))
     assert len(stream.push("x" * 30)) > 20, "it is not held back to its end"
 
 
 def test_a_word_is_shown_when_the_next_token_comes():
-    stream = MarkdownStream(console(colour=True))
+    stream = MarkdownStream(on(colour=True))
     assert stream.push("Hello") == "", "it may go on"
     assert stream.push(" **wor") == "Hello"
     assert stream.push("ld** and") == " \x1b[1mworld\x1b[0m"
@@ -195,8 +190,8 @@ def test_however_it_is_cut_the_same_is_shown(pieces, colour, width):
     whole = shown(text, width=width, colour=colour)
     assert shown(text, pieces, width=width, colour=colour) == whole
     assert shown(text, list(text), width=width, colour=colour) == whole
-    plain = STYLE.sub("", whole) if colour else whole
-    assert all(character == "\n" or character.isprintable() for character in plain)
+    seen = plain(whole) if colour else whole
+    assert all(character == "\n" or character.isprintable() for character in seen)
     assert whole == "" or whole.endswith("\n")
 
 
@@ -217,18 +212,18 @@ ROWS = st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=5)
 @given(ROWS, st.booleans(), st.integers(8, 40))
 def test_nothing_of_a_table_is_lost(rows, colour, width):
     text = HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    out = STYLE.sub("", shown(text, colour=colour, width=width))
+    out = plain(shown(text, colour=colour, width=width))
     assert sorted(re.sub(r"[^a-z1文]", "", out)) == sorted(re.sub(r"[^a-z1文]", "", text))
 
 
 @given(st.lists(PIECES, max_size=30), st.booleans())
 def test_dimmed_text_is_whole_and_only_dim(pieces, colour):
-    stream = DimmedStream(console(12, colour), "thinking …")
+    stream = DimmedStream(on(colour, 12), "thinking …")
     out = "".join([stream.push(one) for one in pieces]) + stream.finish()
     if not "".join(pieces):
         return
     assert set(STYLE.findall(out)) <= {"\x1b[2m", "\x1b[0m"}
-    title, *lines = STYLE.sub("", out).splitlines()
+    title, *lines = plain(out).splitlines()
     assert title == "thinking …"
     assert all(line.startswith("│ ") and line.isprintable() for line in lines)
     assert out.endswith("\n")

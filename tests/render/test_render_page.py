@@ -1,6 +1,9 @@
-"""The pages: nothing in them but themselves, their size, and what a real browser makes of them."""
+"""Files: pages with nothing in them but themselves, as a browser opens them, and tables."""
 
 import base64
+import csv
+import hashlib
+import io
 import json
 import math
 import re
@@ -13,17 +16,17 @@ import numpy as np
 import pytest
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 
-from llmcli.commands.attention.view.export import AttentionPage, page_size
+from llmcli.commands.attention.view import export
 from llmcli.commands.experts.view.export import experts_page
 from llmcli.commands.lens.view.export import lens_page, lens_page_size
-from llmcli.ui.page import build
+from llmcli.ui.theme import quoted
 
 TITLE = "a model </title> · Q4_1"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
 def attention_page(report, matrices, what="pattern", window=None):
-    page = AttentionPage(what)
+    page = export.AttentionPage(what)
     for layer, values in matrices.items():
         page.add(layer, values, window)
     return page.html(report, TITLE, kind="sqrt")
@@ -65,12 +68,15 @@ class Parts(HTMLParser):
         return [one for one in self.found if one[0] == tag]
 
 
-DRIVEN = ("attention.js", "experts.js", "lens.js")
 PAGES = {
     "attention": lambda: attention_page(attention_report(), patterns()),
     "experts": lambda: experts_page(experts_report(), TITLE),
     "lens": lambda: lens_page(lens_report(), TITLE),
 }
+
+
+def digest(text):
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @pytest.mark.parametrize("kind", PAGES)
@@ -86,16 +92,13 @@ def test_a_page_names_nothing_outside_itself(kind):
 
 @pytest.mark.parametrize("kind", PAGES)
 def test_only_its_own_script_and_style_may_run(kind):
-    import hashlib
-
     parts = Parts(PAGES[kind]().decode())
     policy = next(a["content"] for _, a, _ in parts.kind("meta") if "content" in a)
     assert policy.startswith("default-src 'none'; img-src data:; ")
     (style,) = ["".join(text) for _, _, text in parts.kind("style")]
     (script,) = ["".join(text) for _, a, text in parts.kind("script") if "type" not in a]
     for name, text in (("script", script), ("style", style)):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{name}-src 'sha256-{digest}'" in policy
+        assert f"{name}-src 'sha256-{digest(text)}'" in policy
     assert "unsafe" not in policy
 
 
@@ -124,7 +127,7 @@ def test_numbers_without_a_value_are_null():
 def test_the_size_of_a_page_is_known_before(tokens, window):
     report = attention_report(6, 8, tokens)
     data = attention_page(report, patterns(6, 8, tokens, window), window=window)
-    estimate = page_size(tokens, [window] * 6, 8, len(report.metrics))
+    estimate = export.page_size(tokens, [window] * 6, 8, len(report.metrics))
     assert len(data) == pytest.approx(estimate, rel=0.1)
 
 
@@ -146,7 +149,61 @@ def test_weights_are_kept_as_exactly_as_the_page_says(window):
         assert (error <= np.sqrt(weights) / 255 + 4e-6).all()
 
 
+# ---- attention as a table: read back, it is the matrices without what is masked
+
+
+def written(report, made, window=None):
+    table = export.AttentionCsv()
+    for layer, values in made.items():
+        table.add(layer, values, window)
+    return b"".join(table.pieces(report))
+
+
+@pytest.mark.parametrize("window", [None, 1, 5])
+def test_read_back_it_is_the_matrices(window):
+    report, made = attention_report(), patterns(window=window)
+    rows = list(csv.DictReader(io.StringIO(written(report, made, window).decode(), newline="")))
+    back = {layer: np.zeros((4, 12, 12), np.float32) for layer in made}
+    for row in rows:
+        query, key = int(row["query"]), int(row["key"])
+        back[int(row["layer"])][int(row["head"]), query, key] = np.float32(row["value"])
+        assert row["query_token"] == quoted(report.tokens[query][1])[1:-1]
+        assert row["key_token"] == quoted(report.tokens[key][1])[1:-1]
+    assert len(rows) == 2 * 4 * export.visible_count(12, window)
+    for layer, values in made.items():
+        assert np.array_equal(back[layer], values)  # nine digits are all that a float32 has
+
+
+def test_a_line_is_a_line_whatever_the_tokens():
+    text = written(attention_report(), patterns()).decode()
+    assert len(text.split("\r\n")) == 1 + 2 * 4 * 78 + 1
+    assert "\n" not in text.replace("\r\n", "")
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(("tokens", "window"), [(30, None), (200, None), (200, 20)])
+def test_its_size_is_known_before(tokens, window):
+    report, made = attention_report(1, 4, tokens), patterns(1, 4, tokens, window)
+    estimate = export.csv_file_size([text for _, text in report.tokens], [window], 4)
+    assert len(written(report, made, window)) == pytest.approx(estimate, rel=0.12)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
+def test_what_is_visible_is_counted(window):
+    seen = export.visible(7, window)
+    assert seen.sum() == export.visible_count(7, window)
+    assert (seen.sum(1) == np.minimum(np.arange(1, 8), window or 7)).all()
+    assert not np.triu(seen, 1).any()
+
+
 # ---- in a real browser
+
+
+def driven(html, drive):
+    """The page with more behind its own script, and both named by one hash."""
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    html = html.replace(f"<script>{script}", f"<script>{script}{drive}")
+    return html.replace(digest(script), digest(script + drive))
 
 
 @pytest.fixture(scope="module")
@@ -159,18 +216,11 @@ def browser():
 
 
 @pytest.fixture
-def opened(browser, tmp_path, monkeypatch):
+def opened(browser, tmp_path):
     """Opens a page without a network, runs `drive` in it, and returns what it has become."""
 
     def run(make, hash="", drive=""):
-        part = build._part
-
-        def driven(name):  # after the page's own script, and named by the same hash
-            return part(name) + drive if name in DRIVEN else part(name)
-
-        monkeypatch.setattr(build, "_part", driven)
-        (tmp_path / "page.html").write_bytes(make())
-        monkeypatch.setattr(build, "_part", part)
+        (tmp_path / "page.html").write_bytes(driven(make().decode(), drive).encode())
         done = children.run(
             [
                 *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
@@ -180,10 +230,8 @@ def opened(browser, tmp_path, monkeypatch):
                 *("--window-size=1400,900", "--dump-dom"),
                 f"file://{tmp_path / 'page.html'}#{hash}",
             ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
         said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         assert not said, said
         page = Parts(done.stdout)
@@ -287,8 +335,8 @@ def test_scores_and_a_failed_check_in_a_browser(opened):
     scores = {0: np.where(np.tri(12, dtype=bool), random.normal(size=(4, 12, 12)), -np.inf)}
     report = attention_report(1, check=WRONG)
     page = opened(lambda: attention_page(report, scores, "scores"), "layer=0&head=1&query=11", "")
-    visible = scores[0][1][np.tri(12, dtype=bool)]
-    step = (visible.max() - visible.min()) / 510 + 1e-6
+    seen = scores[0][1][np.tri(12, dtype=bool)]
+    step = (seen.max() - seen.min()) / 510 + 1e-6
     assert weights_shown(page) == pytest.approx(scores[0][1, 11].tolist(), abs=step)
     assert "hidden" not in page.by(id="alarm")[0][1]
     assert page.by(**{"class": "bad"})[0][0].startswith("every row adds up to 1 · 0.5")

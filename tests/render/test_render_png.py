@@ -1,12 +1,14 @@
 """Pictures: every cell has the colour of its number, at its place, with labels any token can be."""
 
 import io
+import re
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from files_reports import EVIL, WRONG, attention_report, lens_report, matrix, patterns
+from attention_reports import matrix
+from files_reports import EVIL, WRONG, attention_report, lens_report, patterns
 from PIL import Image
 
 from llmcli.commands.attention.view.png import attention_png, head_map_png
@@ -29,13 +31,8 @@ def opened(data):
 def counted(pixels):
     packed = pixels.reshape(-1, 3).astype(np.int64) @ np.array([65536, 256, 1])
     numbers, counts = np.unique(packed, return_counts=True)
-    colours = zip(
-        (numbers >> 16).tolist(),
-        (numbers >> 8 & 255).tolist(),
-        (numbers & 255).tolist(),
-        strict=True,
-    )
-    return Counter(dict(zip(colours, counts.tolist(), strict=True)))
+    colours = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], 1).tolist()
+    return Counter(dict(zip(map(tuple, colours), counts.tolist(), strict=True)))
 
 
 def box(pixels, colour):
@@ -110,26 +107,39 @@ def test_any_number_of_tokens_fits_a_page(tokens):
     assert counted(pixels)[half] >= tokens * (tokens + 1) / 2 * cell * cell * 0.5
 
 
-def test_pooled_and_zoomed_matrices_say_which_tokens_they_show(monkeypatch):
-    said = []
-    text, turned = Sheet.text, Sheet.turned
-    monkeypatch.setattr(
-        Sheet,
-        "text",
-        lambda self, at, words, *rest: (said.append(words), text(self, at, words, *rest)),
-    )
-    monkeypatch.setattr(
-        Sheet,
-        "turned",
-        lambda self, at, words, *rest: (said.append(words), turned(self, at, words, *rest)),
-    )
-    zoomed = matrix(np.full((4, 6), 0.25), pool=2, first=(20, 4))
+@pytest.fixture
+def said(monkeypatch):
+    """The words that are drawn."""
+    words = []
+
+    def heard(write):
+        return lambda self, at, text, *rest: (words.append(text), write(self, at, text, *rest))
+
+    for name in ("text", "turned"):
+        monkeypatch.setattr(Sheet, name, heard(getattr(Sheet, name)))
+    return words
+
+
+def test_pooled_and_zoomed_matrices_say_which_tokens_they_show(said):
+    zoomed = matrix(np.full((4, 6), 0.25), pool=2, queries=(20, 28), keys=(4, 16))
     attention_png(attention_report(tokens=40, matrices=[zoomed]), TITLE)
     assert [words for words in dict.fromkeys(said) if words.startswith("␣word")] == [
         *("␣word11 20", "␣word13 22", "␣word15 24", "␣word17 26"),
         *("␣word1 10", "␣word3 12", "␣word5 14"),
     ]
     assert "1 cell is the largest of 2 x 2" in said[-1]
+
+
+def test_the_bar_of_a_logarithm_says_that_it_has_no_zero(said):
+    def marks(value, what="pattern", **kind):
+        said.clear()
+        report = attention_report(matrices=[matrix(causal(np.full((2, 2), value)))])
+        attention_png(replace(report, what=what), TITLE, **kind)
+        return [word for word in said if re.fullmatch(r"[<\d .e-]+", word)]
+
+    assert marks(0.25, kind="log") == ["< 1e-04", "0.001", "0.01", "0.1", "1"]
+    assert marks(0.25, kind="linear") == ["0", "0.25", "0.5", "0.75", "1"]
+    assert marks(2, "scores") == ["-2", "-1", "0", "1", "2"]
 
 
 def test_no_matrix_is_no_picture():
@@ -212,10 +222,9 @@ def test_a_line_stands_before_what_the_model_wrote(generated):
     "draw",
     [
         lambda r, lens: attention_png(replace(r, matrices=(matrix(np.ones((2, 2))),)), TITLE),
-        lambda r, lens: head_map_png(r, "entropy", TITLE),
-        lambda r, lens: lens_png(lens, TITLE),
+        lambda r, lens: head_map_png(r, "entropy", TITLE), lambda r, lens: lens_png(lens, TITLE),
     ],
-)
+)  # fmt: skip
 def test_a_picture_with_a_failed_check_says_so(draw):
     below = [
         counted(opened(draw(attention_report(check=check), lens_report(check=check)))[-60:])[RED]
@@ -282,9 +291,3 @@ def test_turned_text_reads_upwards_and_ends_below_its_place():
     assert columns.mean() == pytest.approx(40, abs=6)
     widest = [columns[rows == row].max() - columns[rows == row].min() for row in sorted(set(rows))]
     assert widest[-3] > widest[2]  # the I, which is taller than the dot, is below
-
-
-def test_the_bar_of_a_logarithm_says_that_it_has_no_zero():
-    assert png._mark(Scale(low=0, high=1, kind="log"), 0.0) == "< 1e-04"
-    assert png._mark(Scale(low=0, high=1), 0.0) == "0"
-    assert png._mark(Scale(low=-2, high=2, signed=True), 0.25) == "-1"

@@ -1,13 +1,9 @@
 """States over time, and maps whose weights have signs, at every width."""
 
-import csv
-import io
-import re
-
 import numpy as np
 import pytest
+from drawn import lines_of
 from rich.cells import cell_len
-from rich.console import Console
 
 from llmcli.commands.attention.report.states import HeadStates, LayerStates, StatesReport
 from llmcli.commands.attention.view.states import render_states, states_csv
@@ -30,39 +26,18 @@ def report(heads=2, points=24):
     )  # fmt: skip
 
 
-def lines_of(width, **options):
-    file = io.StringIO()
-    console = Console(file=file, width=width, no_color=True, highlight=False, markup=False)
-    console.print(render_states(report(**options), "a model"), crop=False)
-    return file.getvalue().splitlines()
-
-
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_every_line_fits(width):
-    lines = lines_of(width)
-    assert max(map(cell_len, lines)) <= width
-    text = "\n".join(lines)
-    assert "layer 3 (gated DeltaNet)" in text
-    assert "24" in text, "the last norm"
-    assert "12.5" in text, "the last rank"
+    assert max(map(cell_len, lines_of(render_states(report(), "a model"), width=width))) <= width
 
 
-def test_curves_rise_as_what_they_show():
-    (row,) = [line for line in lines_of(120) if re.match(r" *1 +▁", line)]
-    norm, rank = re.findall(r"[▁▂▃▄▅▆▇█]+", row)
-    assert norm == "".join(sorted(norm))
-    assert (norm[0], norm[-1]) == ("▁", "█")
-    assert set(rank) == {"▁", "▂"}, "of 64 that are possible"
-    assert len(norm) == 24
-
-
-def test_csv():
-    rows = list(csv.DictReader(io.StringIO(states_csv(report()).decode())))
-    assert len(rows) == 2 * 24
-    assert rows[25] == {
-        "layer": "3", "head": "1", "position": "1", "token": " t1,", "norm": "2",
-        "effective_rank": "1.5",
-    }  # fmt: skip
+def test_screens(golden):
+    """Curves rise as what they show; ranks do to 12.5 of 64 that are possible."""
+    golden("states", {
+        "in 40 columns": lines_of(render_states(report(), "a model"), width=40),
+        "in 120 columns": lines_of(render_states(report(), "a model"), width=120),
+        "CSV": states_csv(report(points=4)).decode(),
+    })  # fmt: skip
 
 
 def test_a_cell_stands_for_the_largest_of_either_sign():

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmcli.commands.timing.report import (
-    Overhead,
-    PartTime,
-    PhaseTime,
-    Span,
-    SplitTime,
-    Stage,
-    TimingReport,
-)
+from llmcli.commands.timing import report as made
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.work import PartWork
@@ -29,8 +21,7 @@ SECONDS = {
 GAP_S = 4e-5  # in each call
 
 CEILINGS = Ceilings(
-    device="cpu",
-    threads=2,
+    device="cpu", threads=2,
     reads=(
         ReadRate(nbytes=1 << 20, bytes_per_s=120e9, level="L2"),
         ReadRate(nbytes=16 << 20, bytes_per_s=60e9, level="L3"),
@@ -40,9 +31,8 @@ CEILINGS = Ceilings(
         MatrixRate(dtype="float32", flops_per_s=2e11, way="direct"),
         MatrixRate(dtype="bfloat16", flops_per_s=1.5e11, way="through float32"),
     ),
-    caches=(("L2", 2 << 20), ("L3", 32 << 20)),
-    seconds=1.1,
-)
+    caches=(("L2", 2 << 20), ("L3", 32 << 20)), seconds=1.1,
+)  # fmt: skip
 
 
 def work(part: str, rows: int, layer: bool) -> PartWork:
@@ -60,105 +50,88 @@ def work(part: str, rows: int, layer: bool) -> PartWork:
     return PartWork(activations=rows * 8000) if part in ("norm", "embed") else PartWork()
 
 
-def bound(part: str) -> tuple[str | None, float | None]:
+def parts_of(name: str) -> list[tuple[int | None, str]]:
+    """The parts of a phase with their layers, in the order of the forward pass."""
+    inside = [(layer, part) for layer in range(LAYERS) for part in IN_LAYERS]
+    return [(None, "embed"), *inside, (None, "head"), *[(None, "sample")] * (name == "decode")]
+
+
+def part_time(
+    part: str, layer: int | None, calls: int, seconds: float, work: PartWork
+) -> made.PartTime:
+    waits = reached = None
     if part in PRODUCTS or part == "head":
-        return "memory", 0.75
-    if part in ("attention", "norm"):
-        return "calls", 0.04
-    return None, None
-
-
-def part_time(part: str, layer: int | None, calls: int, rows: int, slow: float) -> PartTime:
-    waits, reached = bound(part)
-    one = work(part, rows, layer is not None)
-    seconds = SECONDS[part] * calls + slow
-    return PartTime(
-        part=part, layer=layer, seconds=seconds, host_s=seconds, calls=calls,
-        work=sum([one] * calls, PartWork()), bound=waits, of_bound=reached,
-        nearest=None if reached is None else "memory",
+        waits, reached = "memory", 0.75
+    elif part in ("attention", "norm"):
+        waits, reached = "calls", 0.04
+    return made.PartTime(
+        part=part, layer=layer, seconds=seconds, host_s=seconds, calls=calls, work=work,
+        bound=waits, of_bound=reached, nearest=None if reached is None else "memory",
     )  # fmt: skip
 
 
-def spans(name: str, calls: int, slow: dict[tuple[int, str], float]) -> tuple[Span, ...]:
-    """Each call with its parts in the order of the forward pass, its gap at the end."""
-    out: list[Span] = []
-    now = 0.0
+def spans(name: str, calls: int, slow: dict[tuple[int | None, str], float]) -> list[made.Span]:
+    """Each call with its parts, its gap at the end."""
+    out, now = [], 0.0
     for call in range(calls):
-        inside: list[Span] = []
-        begin = now
-        order = [(None, "embed")]
-        order += [(layer, part) for layer in range(LAYERS) for part in IN_LAYERS]
-        order += [(None, "head"), *([(None, "sample")] if name == "decode" else [])]
-        for layer, part in order:
-            more = slow.get((layer, part), 0.0) / calls if layer is not None else 0.0
-            seconds = SECONDS[part] + more
-            inside.append(
-                Span(phase=name, call=call, layer=layer, part=part, begin=now, seconds=seconds)
-            )
+        begin, inside = now, []
+        for layer, part in parts_of(name):
+            seconds = SECONDS[part] + slow.get((layer, part), 0.0) / calls
+            inside.append(made.Span(
+                phase=name, call=call, layer=layer, part=part, begin=now, seconds=seconds
+            ))  # fmt: skip
             now += seconds
         now += GAP_S
-        whole = Span(phase=name, call=call, layer=None, part=None, begin=begin, seconds=now - begin)
-        out += [whole, *inside]
-    return tuple(out)
+        out += [replace(inside[0], layer=None, part=None, begin=begin, seconds=now - begin)]
+        out += inside
+    return out
 
 
-def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float]) -> PhaseTime:
+def phase(
+    name: str, tokens: int, past: int, slow: dict[tuple[int | None, str], float]
+) -> made.PhaseTime:
     """`slow`: seconds more of a (layer, part)."""
     calls, rows = (1, tokens) if name == "prefill" else (tokens, 1)
-    parts = [part_time("embed", None, calls, rows, 0.0)]
-    for layer in range(LAYERS):
-        parts += [
-            part_time(part, layer, calls, rows, slow.get((layer, part), 0.0)) for part in IN_LAYERS
-        ]
-    parts.append(part_time("head", None, calls, rows, 0.0))
-    if name == "decode":
-        parts.append(part_time("sample", None, calls, rows, 0.0))
-    gaps = PartTime(
-        part="gaps", layer=None, seconds=GAP_S * calls, host_s=GAP_S * calls, calls=calls,
-        work=PartWork(),
-    )  # fmt: skip
-    parts.append(gaps)
+    parts = [
+        part_time(
+            part, layer, calls, SECONDS[part] * calls + slow.get((layer, part), 0.0),
+            sum([work(part, rows, layer is not None)] * calls, PartWork()),
+        )
+        for layer, part in parts_of(name)
+    ]  # fmt: skip
+    parts.append(part_time("gaps", None, calls, GAP_S * calls, PartWork()))
     totals = []
-    for part in ("embed", *IN_LAYERS, "head", "sample", "gaps"):
+    for part in dict.fromkeys(time.part for time in parts):
         own = [time for time in parts if time.part == part]
-        if own:
-            seconds = sum(time.seconds for time in own)
-            totals.append(
-                replace(
-                    own[0], layer=None, seconds=seconds, host_s=seconds,
-                    calls=sum(time.calls for time in own),
-                    work=sum((time.work for time in own), PartWork()),
-                )
-            )  # fmt: skip
+        totals.append(part_time(
+            part, None, sum(time.calls for time in own), sum(time.seconds for time in own),
+            sum((time.work for time in own), PartWork()),
+        ))  # fmt: skip
     seconds = sum(time.seconds for time in parts)
-    products = {"gemv": 0.0, "gemm": 0.0}
-    for time in parts:
-        for kind in products:
-            if getattr(time.work, kind):
-                products[kind] += time.seconds
     ratios = tuple(1 + 0.004 * at for at in range(-1, 9))
-    return PhaseTime(
-        name="prefill" if name == "prefill" else "decode", tokens=tokens, past=past, calls=calls,
-        seconds=seconds, bare_s=seconds / 1.014, parts=tuple(parts), totals=tuple(totals),
-        gaps_s=gaps.seconds, work=sum((time.work for time in parts), PartWork()),
-        overhead=Overhead(
+    return made.PhaseTime(
+        name=name, tokens=tokens, past=past, calls=calls, seconds=seconds, bare_s=seconds / 1.014,
+        parts=tuple(parts), totals=tuple(totals), gaps_s=parts[-1].seconds,
+        work=sum((time.work for time in parts), PartWork()),
+        overhead=made.Overhead(
             watched_s=tuple(seconds * ratio for ratio in ratios), bare_s=(seconds,) * len(ratios),
             ratios=ratios, median=1.014, lowest=0.996, highest=1.032, quartiles=(1.005, 1.023),
         ),
-        peak=700 << 20, spans=spans(name, calls, slow),
-        gemv_s=products["gemv"], gemm_s=products["gemm"],
+        peak=700 << 20, spans=tuple(spans(name, calls, slow)),
+        gemv_s=sum(time.seconds for time in parts if time.work.gemv),
+        gemm_s=sum(time.seconds for time in parts if time.work.gemm),
     )  # fmt: skip
 
 
-def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -> TimingReport:
+def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -> made.TimingReport:
     """Twelve tokens read and eight written by a model of four layers."""
     fields = {
         "prompt_tokens": 12, "batch": 1, "dtype": "float32",
         "stages": (
-            Stage(name="import torch", seconds=1.2),
-            Stage(name="read the headers", seconds=0.021),
-            Stage(name="load the weights", seconds=0.4, nbytes=100_000_000, peak=650 << 20),
-            Stage(name="tokenize", seconds=0.0011),
+            made.Stage(name="import torch", seconds=1.2),
+            made.Stage(name="read the headers", seconds=0.021),
+            made.Stage(name="load the weights", seconds=0.4, nbytes=100_000_000, peak=650 << 20),
+            made.Stage(name="tokenize", seconds=0.0011),
         ),
         "phases": (phase("prefill", 12, 0, slow or {}), phase("decode", 8, 12, slow or {})),
         "ceilings": CEILINGS, "base": 200 << 20, "peak": 700 << 20, "estimated": 490 << 20,
@@ -170,10 +143,10 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
             ),
         ),
         "splits": (
-            SplitTime(
+            made.SplitTime(
                 phase="decode", part="attention", group_s=0.0048,
                 pieces=(("scores", 0.002), ("mask and softmax", 0.003), ("mix", 0.001)),
             ),
         ),
     }  # fmt: skip
-    return TimingReport(**(fields | changes))
+    return made.TimingReport(**(fields | changes))
