@@ -273,7 +273,7 @@ def test_parameters_are_leaves_that_say_where_they_are_from(model):
     assert report.steps[0].source == "weights"
     assert report.steps[0].children == ()
     drawn = explained(model("odd"), "head.b", (3,))
-    assert drawn.steps[0].note == "drawn at random with the seed 0"
+    assert drawn.steps[0].note == "drawn at random with the seed 3"
 
 
 def test_the_letters_of_the_documents_with_numbers(model):

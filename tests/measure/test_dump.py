@@ -13,7 +13,7 @@ from blocks import norm_of
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import write_llama, write_mistral, write_qwen3, write_small_gpt2
 
 import llmcli.commands.dump.measure.run as dump_module
 import llmcli.devices
@@ -32,25 +32,9 @@ from llmcli.parts.attention import forward as nn_attention
 IDS = (5, 17, 3, 17, 42, 8, 30)
 
 
-def _qwen3():
-    g = torch.Generator().manual_seed(5)
-    return llama_tensors() | {
-        f"model.layers.{i}.self_attn.{part}_norm.weight": torch.rand(8, generator=g) + 0.5
-        for i in range(2)
-        for part in "qk"
-    }
-
-
 WRITERS = {
-    "gpt2": lambda path: write_gpt2(
-        path, {n: t * 0.3 if t.ndim > 1 else t for n, t in gpt2_tensors().items()}
-    ),
-    "llama": write_llama,
-    "mistral": lambda path: write_llama(path, model_type="mistral", sliding_window=3),
-    "qwen3": lambda path: write_llama(
-        path, _qwen3(), model_type="qwen3", head_dim=8, sliding_window=None
-    ),
-}
+    "gpt2": write_small_gpt2, "llama": write_llama, "mistral": write_mistral, "qwen3": write_qwen3,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,15 @@ import torch
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from small_models import as_model
+from tiny_checkpoints import (
+    llama_tensors,
+    with_more,
+    write_llama,
+    write_mistral,
+    write_qwen3,
+    write_small_gpt2,
+)
 from zoo import BLOCKS, layer, llama
 
 import llmcli.commands.lens.measure.reader as lens_reader
@@ -22,7 +30,6 @@ from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
 from llmcli.loading.load import load
-from llmcli.model import Model
 from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.embedding.config import HeadConfig
@@ -33,30 +40,15 @@ CPU = torch.device("cpu")
 GREEDY = Sampling(temperature=0.0)
 
 
-def _with(sizes, tensors):
-    g = torch.Generator().manual_seed(5)
-    more = {
-        f"model.layers.{i}.self_attn.{name}": torch.rand(size, generator=g) + 0.5
-        for i in range(2)
-        for name, size in sizes.items()
-    }
-    return tensors | more
-
-
 QWEN2 = {"q_proj.bias": 32, "k_proj.bias": 16, "v_proj.bias": 16}
-QWEN3 = {"q_norm.weight": 8, "k_norm.weight": 8}
 UNTIED = {name: value for name, value in llama_tensors().items() if name != "lm_head.weight"}
 WRITERS = {
-    "gpt2": lambda path: write_gpt2(
-        path, {n: t * 0.3 if t.ndim > 1 else t for n, t in gpt2_tensors().items()}
-    ),
+    "gpt2": write_small_gpt2,
     "llama": write_llama,
     "llama-tied": lambda path: write_llama(path, UNTIED, tie_word_embeddings=True),
-    "mistral": lambda path: write_llama(path, model_type="mistral", sliding_window=3),
-    "qwen2": lambda path: write_llama(path, _with(QWEN2, llama_tensors()), model_type="qwen2"),
-    "qwen3": lambda path: write_llama(
-        path, _with(QWEN3, llama_tensors()), model_type="qwen3", head_dim=8, sliding_window=None
-    ),
+    "mistral": write_mistral,
+    "qwen2": lambda path: write_llama(path, with_more(QWEN2), model_type="qwen2"),
+    "qwen3": write_qwen3,
 }
 NAMES = (*WRITERS, "biased")
 
@@ -64,18 +56,14 @@ NAMES = (*WRITERS, "biased")
 def biased(config, dtype):
     """A head with a bias after a LayerNorm, which no family of today has."""
     config = dataclasses.replace(
-        config,
-        final_norm=NormConfig(kind="layer", eps=1e-3, bias=True),
+        config, final_norm=NormConfig(kind="layer", eps=1e-3, bias=True),
         head=HeadConfig(tied=False, bias=True),
-    )
+    )  # fmt: skip
     decoder = Decoder(config, device="cpu", dtype=dtype)
     g = torch.Generator().manual_seed(0)
     for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=g) * 0.4)
-    return Model(
-        name="biased", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(), random_seed=0,
-    )  # fmt: skip
+    return as_model(decoder)
 
 
 @pytest.fixture(scope="module")

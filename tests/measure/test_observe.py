@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from small_models import weights
+from small_models import as_model, weights
 from zoo import CONFIGS, VOCAB
 
 from llmcli import anatomy, devices
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.spec import Call
-from llmcli.model import Model
 from llmcli.observe.observe import observe
 
 GREEDY = Sampling(temperature=0.0)
@@ -21,11 +20,7 @@ IDS = [(5 * i + 1) % VOCAB for i in range(9)]
 
 @pytest.fixture
 def model():
-    of = weights(CONFIGS["llama"])
-    return Model(
-        name="small", config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(),
-    )  # fmt: skip
+    return as_model(weights(CONFIGS["llama"]).decoder)
 
 
 def watched(model, **options):
