@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,11 +36,6 @@ def test_gpus_come_from_the_drivers_files(monkeypatch):
     assert module._nvidia_driver() == "555.42.06"
 
 
-@dataclass
-class Tick:
-    index: int
-
-
 def test_the_stopwatch_counts_only_what_the_engine_took(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("llmcli.commands.generate.measure.perf_counter", lambda: clock[0])
@@ -48,23 +43,19 @@ def test_the_stopwatch_counts_only_what_the_engine_took(monkeypatch):
     def engine():
         for index, seconds in enumerate((2.0, 0.5, 0.5)):
             clock[0] += seconds
-            yield Tick(index)
+            yield SimpleNamespace(index=index)
 
     watch = Stopwatch()
     for _ in watch.watch(engine(), prompt_tokens=10):
         clock[0] += 100  # the consumer prints slowly
     timings = watch.timings()
-    assert timings.first_token_s == 2.0
-    assert timings.prompt_tokens_per_s == 5.0
+    assert (timings.first_token_s, timings.prompt_tokens_per_s) == (2.0, 5.0)
     assert timings.generated_tokens == 3
     assert timings.generated_tokens_per_s == pytest.approx(2.0)
     assert watch.elapsed == 3.0
-
-
-def test_a_stopwatch_without_tokens_has_no_rates():
-    watch = Stopwatch()
-    assert list(watch.watch(iter(()), prompt_tokens=10)) == []
-    timings = watch.timings()
+    without = Stopwatch()
+    assert list(without.watch(iter(()), prompt_tokens=10)) == []
+    timings = without.timings()
     assert timings.first_token_s is timings.prompt_tokens_per_s is None
     assert timings.generated_tokens_per_s is None
     assert timings.prompt_tokens == 0

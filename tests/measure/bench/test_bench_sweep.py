@@ -6,6 +6,7 @@ from statistics import mean
 
 import pytest
 from bench_engines import CEILINGS, FakeEngine, info, raises, settings, swept, watch, words
+from fake_process import MIB, FakeProcess
 from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
@@ -14,11 +15,9 @@ from llmcli.commands.bench.measure import sweep as module
 from llmcli.commands.bench.report.results import Test as Case
 from llmcli.commands.bench.request import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.observe import peaks
 from llmcli.observe.held import Held
 from llmcli.reports.text import PhasePeak
 
-MIB = 2**20
 PP, TG = Case(n_prompt=8, n_gen=0, depth=0), Case(n_prompt=0, n_gen=4, depth=0)
 
 
@@ -330,25 +329,6 @@ def test_on_the_device_meta_nothing_is_timed():
     assert [bool(row.error) for row in rows] == [True, False]
 
 
-class Memory:
-    """What the system says of a process that is made up: what it holds, the most of late."""
-
-    def __init__(self, monkeypatch):
-        self.now = self.most = 100 * MIB
-        monkeypatch.setattr(peaks, "_MARKS", peaks._Marks())
-        monkeypatch.setattr(peaks, "_mark", lambda: self.most)
-        monkeypatch.setattr(peaks, "_set_back", self._set_back)
-        monkeypatch.setattr(peaks, "resident_bytes", lambda: self.now)
-
-    def hold(self, mib):
-        """Takes so much, and gives it back."""
-        self.most = max(self.most, self.now + mib * MIB)
-
-    def _set_back(self):
-        self.most = self.now
-        return True
-
-
 class Greedy(FakeEngine):
     """Holds 200 MiB while it reads, 50 while it writes, 300 while it starts."""
 
@@ -371,7 +351,7 @@ class Greedy(FakeEngine):
 
 def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
     load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
-    engine = Greedy(Memory(monkeypatch))
+    engine = Greedy(FakeProcess(monkeypatch))
     engine.info = info(load_peak=load, base_bytes=3)
     tests = [Case(n_prompt=8, n_gen=2, depth=0), TG, Case(n_prompt=0, n_gen=2, depth=4)]
     for warmup in (False, True):
