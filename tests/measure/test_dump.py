@@ -296,10 +296,7 @@ def test_an_infinity_is_no_number_but_a_masked_score_is_one(model):
     assert report.not_finite == "`blocks.0.mlp.pre[0,11]` is infinite"
     assert [one.infinite for one in report.tensors] == [0, len(IDS)]
     assert report.tensors[0].masked == 2 * 21
-
-
-def test_a_nan_beside_what_is_dumped_is_told_too(model):
-    """ReLU makes 0 of it, or it is not among the names: its formula has it."""
+    # a NaN beside what is dumped, of which ReLU makes 0: its formula has it
     broken = model("gpt2")
     parameters_of(broken.decoder)["blocks.0.ln1.b"][2] = math.nan
     report, _ = dumped(broken, ["blocks.0.ln1.scale", "blocks.0.attn.q"])
@@ -429,14 +426,11 @@ def test_of_a_shared_product_only_the_part_that_is_kept_stays(model, monkeypatch
         assert torch.equal(was, part)
 
 
-def test_a_prompt_of_one_token(model):
+def test_a_prompt_of_one_token_and_of_many(model):
     report, arrays = dumped(model("qwen3"), ids=(5,))
     assert report.ok
     assert arrays["blocks.0.attn.pattern"].flatten().tolist() == [1.0] * 4
     assert arrays["cache.1.k"].shape == (2, 1, 8)
-
-
-def test_a_long_prompt_is_checked_at_some_of_its_tokens(model):
     ids = [3 + i % 40 for i in range(50)]
     report, _ = dumped(model(), ["blocks.1.attn.z", "blocks.1.attn.result"], ids=ids)
     assert report.checks[0].words.endswith("(products: 32 or more of 50 rows)")

@@ -96,30 +96,28 @@ def test_a_mask_that_is_shifted_in_the_rows_but_not_in_the_kernel(model, monkeyp
 
 
 def fault_in_kernel(monkeypatch, change):
+    """`change(attend, q, k, v, rest)` instead of the kernel."""
     attend = nn_attention.attend
-    monkeypatch.setattr(nn_attention, "attend", lambda *a, **kwargs: change(attend, a, kwargs))
+    monkeypatch.setattr(nn_attention, "attend", lambda *qkv, **rest: change(attend, *qkv, rest))
+
+
+def other(**change):
+    """Options by functions of all of them."""
+    return lambda attend, q, k, v, rest: attend(
+        q, k, v, **rest | {name: of(rest) for name, of in change.items()}
+    )  # fmt: skip
 
 
 KERNEL_FAULTS = {
-    "no mask": lambda attend, args, kwargs: attend(
-        *args, **kwargs | {"causal": False, "mask": None}
-    ),
-    "scale": lambda attend, args, kwargs: attend(
-        *args, **kwargs | {"scale": kwargs["scale"] * 1.0005}
-    ),
-    "other head's keys": lambda attend, args, kwargs: attend(
-        args[0], args[1].flip(1), args[2], **kwargs
-    ),
-    "other head's values": lambda attend, args, kwargs: attend(
-        args[0], args[1], args[2].flip(1), **kwargs
-    ),
-    "heads split the other way": lambda attend, args, kwargs: attend(
-        *args, **kwargs
+    "no mask": other(causal=lambda rest: False, mask=lambda rest: None),
+    "scale": other(scale=lambda rest: rest["scale"] * 1.0005),
+    "other head's keys": lambda attend, q, k, v, rest: attend(q, k.flip(1), v, **rest),
+    "other head's values": lambda attend, q, k, v, rest: attend(q, k, v.flip(1), **rest),
+    "heads split the other way": lambda attend, q, k, v, rest: attend(
+        q, k, v, **rest
     )[:, [0, 2, 1, 3]],
-    "half a thousandth more": lambda attend, args, kwargs: attend(*args, **kwargs) * 1.0005,
-    "capped": lambda attend, args, kwargs: attend(
-        torch.tanh(args[0] / 50) * 50, *args[1:], **kwargs
-    ),
+    "half a thousandth more": lambda attend, q, k, v, rest: attend(q, k, v, **rest) * 1.0005,
+    "capped": lambda attend, q, k, v, rest: attend(torch.tanh(q / 50) * 50, k, v, **rest),
 }  # fmt: skip
 
 
@@ -130,15 +128,11 @@ def test_a_kernel_that_computes_something_else(model, monkeypatch, fault):
 
 
 NARROW_FAULTS = {
-    "one head a hundredth larger": lambda attend, args, kwargs: attend(*args, **kwargs)
+    "one head a hundredth larger": lambda attend, q, k, v, rest: attend(q, k, v, **rest)
     * torch.tensor([1, 1, 1.01, 1], dtype=torch.bfloat16)[:, None, None],
-    "a hundredth smaller": lambda attend, args, kwargs: attend(*args, **kwargs) * 0.99,
-    "a scale of three hundredths more": lambda attend, args, kwargs: attend(
-        *args, **kwargs | {"scale": kwargs["scale"] * 1.03}
-    ),
-    "a scale of three hundredths less": lambda attend, args, kwargs: attend(
-        *args, **kwargs | {"scale": kwargs["scale"] * 0.97}
-    ),
+    "a hundredth smaller": lambda attend, q, k, v, rest: attend(q, k, v, **rest) * 0.99,
+    "a scale of three hundredths more": other(scale=lambda rest: rest["scale"] * 1.03),
+    "a scale of three hundredths less": other(scale=lambda rest: rest["scale"] * 0.97),
 }  # fmt: skip
 
 
@@ -155,10 +149,10 @@ def test_16_bits_show_a_hundredth_on_average(monkeypatch, fault, rows):
 
 
 def test_one_leaking_cell_in_16_bits(monkeypatch):
-    def leak(attend, args, kwargs):
-        mask = torch.ones(args[0].shape[2], args[1].shape[2], dtype=torch.bool).tril()
+    def leak(attend, q, k, v, rest):
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         mask[4, 5] = True
-        return attend(*args, scale=kwargs["scale"], mask=mask)
+        return attend(q, k, v, scale=rest["scale"], mask=mask)
 
     model = small("gqa", "bfloat16")
     fault_in_kernel(monkeypatch, leak)
@@ -226,8 +220,8 @@ def test_a_gpu_is_allowed_more_of_16_bits():
 
 
 def test_rows_of_new_tokens_are_held_against_the_kernel_too(model, monkeypatch):
-    def change(attend, args, kwargs):
-        z = attend(*args, **kwargs)
+    def change(attend, q, k, v, rest):
+        z = attend(q, k, v, **rest)
         return z * 1.001 if z.shape[2] == 1 else z
 
     fault_in_kernel(monkeypatch, change)
@@ -237,42 +231,37 @@ def test_rows_of_new_tokens_are_held_against_the_kernel_too(model, monkeypatch):
     assert found["values"].where.endswith((",40]", ",41]"))
 
 
-def _eps(model):
-    norm = norm_of(model.decoder.blocks[0], 1)
-    norm.config = dataclasses.replace(norm.config, eps=1e-3)
+def of_norm(find):
+    """The norm `find(blocks)` has another eps."""
 
-
-def _qk_eps(model):
-    norm = model.decoder.blocks[1].mixers[0].k_norm
-    norm.config = dataclasses.replace(norm.config, eps=1e-3)
-
-
-def _projection(part):
     def change(model):
-        qkv = model.decoder.blocks[0].mixers[0].qkv
-        qkv.weight = Dense(qkv.weight.dense().clone())
-        qkv.weight.tensor[{"q": 3, "k": 26, "v": 40}[part], 5] *= 1.01
+        norm = find(model.decoder.blocks)
+        norm.config = dataclasses.replace(norm.config, eps=1e-3)
 
     return change
 
 
-def _output(model):
-    out = model.decoder.blocks[1].mixers[0].out
-    out.weight = Dense(out.weight.dense().clone())
-    out.weight.tensor[3, 2] += 1e-3
+def of_weight(layer, name, cell, fault):
+    """One number of a weight is `fault(it)`."""
+
+    def change(model):
+        linear = getattr(model.decoder.blocks[layer].mixers[0], name)
+        linear.weight = Dense(linear.weight.dense().clone())
+        linear.weight.tensor[cell] = fault(linear.weight.tensor[cell])
+
+    return change
 
 
 @pytest.mark.parametrize(
     ("fault", "where"),
     [
-        (_eps, "blocks.0.ln1"),
-        (_qk_eps, "blocks.1.attn.k_norm"),
-        (_projection("q"), "blocks.0.attn.q"),
-        (_projection("k"), "blocks.0.attn.k"),
-        (_projection("v"), "blocks.0.attn.v"),
-        (_output, "blocks.1.attn_out"),
+        (of_norm(lambda blocks: norm_of(blocks[0], 1)), "blocks.0.ln1"),
+        (of_norm(lambda blocks: blocks[1].mixers[0].k_norm), "blocks.1.attn.k_norm"),
+        *((of_weight(0, "qkv", (row, 5), lambda x: x * 1.01), f"blocks.0.attn.{part}")
+          for part, row in (("q", 3), ("k", 26), ("v", 40))),
+        (of_weight(1, "out", (3, 2), lambda x: x + 1e-3), "blocks.1.attn_out"),
     ],
-)
+)  # fmt: skip
 def test_what_leads_to_the_product_and_away_from_it(model, fault, where):
     fault(model)
     for generate in (0, 2):
@@ -365,25 +354,17 @@ def test_rows_that_do_not_add_up_and_masked_cells_with_a_weight():
     off = a.clone()
     off[0, 3] *= 1.00001
     found = rows_of_a_block(off)["row_sums"]
-    assert not found.ok
-    assert found.where == "blocks.0.attn.pattern[0,3]"
+    assert (found.ok, found.where) == (False, "blocks.0.attn.pattern[0,3]")
     leaking = a.clone()
     leaking[0, 2, 4] = 1e-30
     found = rows_of_a_block(leaking)["masks"]
     assert (found.value, found.where) == (1, "blocks.0.attn.pattern[0,2]")
-
-
-@pytest.mark.parametrize("cell", [(0, 0), (4, 0), (4, 4), (3, 1)])
-def test_a_key_that_should_be_seen_and_is_not(cell):
-    a = torch.tril(torch.ones(1, 5, 5)) / torch.arange(1, 6)[:, None]
-    scores = torch.zeros_like(a).masked_fill(a == 0, -torch.inf)
-    scores[0, *cell] = -torch.inf
-    assert not rows_of_a_block(a, scores)["masks"].ok
-
-
-def test_a_visible_weight_may_be_0():
+    for cell in ((0, 0), (4, 0), (4, 4), (3, 1)):  # a key that should be seen and is not
+        scores = torch.zeros_like(a).masked_fill(a == 0, -torch.inf)
+        scores[0, *cell] = -torch.inf
+        assert not rows_of_a_block(a, scores)["masks"].ok
     a = torch.zeros(1, 3, 3)
-    a[0, :, 0] = 1
+    a[0, :, 0] = 1  # a visible weight may be 0
     assert all(check.ok for check in rows_of_a_block(a).values())
 
 
