@@ -1,11 +1,9 @@
 """A decoder that computes something else than the formulas say is found out."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
-from blocks import ffn_of, norm_of
+from blocks import configure, ffn_of, norm_of
 from decoder_parameters import Times, parameters_of
 from explain_models import IDS, explained
 
@@ -25,7 +23,7 @@ def configured(find, change):
 
     def plant(decoder, monkeypatch):
         one = find(decoder)
-        one.config = dataclasses.replace(one.config, **change(one.config))
+        configure(one, **change(one.config))
 
     return plant
 

@@ -86,6 +86,8 @@ def test_the_workload_is_what_the_model_says_next():
     for chosen in run.more.tolist():
         assert weights.decoder(torch.tensor([ids]))[0, -1].argmax() == chosen
         ids.append(chosen)
+    short = plan_workload(weights, [5, 9], more=1, sequences=6)
+    assert len({tuple(row) for row in short.prompts.tolist()}) == 6, "no two are alike"
 
 
 def test_a_rung_over_budget_is_estimated_from_block_0_and_still_compared(monkeypatch):
@@ -118,21 +120,16 @@ def test_an_estimate_counts_what_the_whole_would(kind):
         assert found.token_work.flops == pytest.approx(counted.token_work.flops, rel=0.01)
 
 
-def test_the_loops_estimate_scales_by_their_multiply_adds(monkeypatch):
+def test_estimates_scale_by_multiply_adds_and_blocks(monkeypatch):
     weights = random_weights("llama")
     monkeypatch.setattr(estimating, "timed", lambda call: (call(), 1.0))
-    (rung,) = run_ladder(weights, workload(weights, budget=0), numbers=[1])
+    loops, matrices = run_ladder(weights, workload(weights, budget=0), numbers=[1, 3])
     adds = [multiply_adds(weights.config, n) for n in (4, 5, 6)]
     part = multiply_adds(weights.config, 1, 0)
-    assert rung.prompt_s.median == pytest.approx(adds[0] / part)
-    assert rung.token_s.median == pytest.approx((adds[1] + adds[2]) / 2 / part)
-
-
-def test_blocks_are_taken_as_often_as_there_are(monkeypatch):
-    weights = random_weights("llama")
-    monkeypatch.setattr(estimating, "timed", lambda call: (call(), 1.0))
-    (rung,) = run_ladder(weights, workload(weights, budget=0), numbers=[3])
-    assert rung.prompt_s.median == len(weights.blocks)  # block and head 1 s, every other block 1 s
+    assert loops.prompt_s.median == pytest.approx(adds[0] / part)
+    assert loops.token_s.median == pytest.approx((adds[1] + adds[2]) / 2 / part)
+    # block and head 1 s, every other block 1 s
+    assert matrices.prompt_s.median == len(weights.blocks)
 
 
 def test_large_logits_are_held_to_a_share_of_the_largest():
@@ -143,12 +140,6 @@ def test_large_logits_are_held_to_a_share_of_the_largest():
     rungs = run_ladder(loud, workload(weights, rounds=0), numbers=range(2, 8))
     assert all(rung.ok for rung in rungs)
     assert rungs[1].allowed > 2e-4
-
-
-def test_no_two_sequences_are_alike():
-    weights = random_weights("gpt2")
-    run = plan_workload(weights, [5, 9], more=1, sequences=6)
-    assert len({tuple(row) for row in run.prompts.tolist()}) == 6
 
 
 def test_a_model_that_is_not_finite_says_so():
@@ -163,23 +154,15 @@ def test_a_model_that_is_not_finite_says_so():
         decoder.ln_final.w.copy_(kept)
 
 
-def test_only_the_rungs_that_are_requested():
-    weights = random_weights("gpt2")
-    rungs = run_ladder(weights, workload(weights, rounds=0), numbers=[6, 3, 8])
-    assert [rung.number for rung in rungs] == [3, 6, 8]
-    assert rungs[1].ok
-
-
 def test_nan_is_no_agreement(monkeypatch):
     weights = random_weights("gpt2")
+    run = workload(weights, rounds=0)
+    rungs = run_ladder(weights, run, numbers=[6, 3, 8])  # only those that are requested
+    assert [rung.number for rung in rungs] == [3, 6, 8]
+    assert rungs[1].ok
     nothing = HeadsAsDimension.forward
-
-    def broken(self, ids, until=None):
-        return nothing(self, ids, until) * torch.nan
-
-    monkeypatch.setattr(HeadsAsDimension, "forward", broken)
-    rungs = run_ladder(weights, workload(weights, rounds=0), numbers=[3, 4])
-    assert not rungs[1].ok
+    monkeypatch.setattr(HeadsAsDimension, "forward", lambda *a, **k: nothing(*a, **k) * torch.nan)
+    assert not run_ladder(weights, run, numbers=[3, 4])[1].ok
 
 
 def test_steps_of_the_first_layer_are_kept():

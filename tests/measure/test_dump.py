@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from itertools import cycle
 
 import numpy as np
 import pytest
 import torch
-from blocks import norm_of
+from blocks import configure, norm_of
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -303,18 +302,17 @@ def test_an_infinity_is_no_number_but_a_masked_score_is_one(model):
     assert "blocks.0.attn.q[0,0,0]" in report.not_finite
 
 
-def faulty_scale(model):
-    mixer = model.decoder.blocks[1].mixers[0]
-    mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * 1.01)
+def faulty_scale(decoder):
+    mixer = decoder.blocks[1].mixers[0]
+    configure(mixer, scale=mixer.config.scale * 1.01)
 
 
-def faulty_norm(model):
-    norm = norm_of(model.decoder.blocks[1], 2)
-    norm.config = dataclasses.replace(norm.config, eps=1e-2)
+def faulty_norm(decoder):
+    configure(norm_of(decoder.blocks[1], 2), eps=1e-2)
 
 
-def faulty_head(model):
-    model.decoder.head = Dense(model.decoder.head.dense() * 1.001)
+def faulty_head(decoder):
+    decoder.head = Dense(decoder.head.dense() * 1.001)
 
 
 @pytest.mark.parametrize("generate", [0, 2])
@@ -328,7 +326,7 @@ def faulty_head(model):
 )
 def test_the_check_turns_red_for_a_fault(breaks, first, generate, model):
     broken = model("mistral")
-    breaks(broken)
+    breaks(broken.decoder)
     report, arrays = dumped(broken, generate=generate)
     assert not report.ok
     formulas, *matrices, cache = report.checks

@@ -7,6 +7,7 @@ import gc
 
 import pytest
 import torch
+from blocks import configure
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -218,8 +219,7 @@ def test_the_output_settles_at_the_last_place_at_the_latest():
 
 
 def _wrong_eps(decoder):
-    norm = decoder.ln_final
-    norm.config = dataclasses.replace(norm.config, eps=norm.config.eps + 4)
+    configure(decoder.ln_final, eps=decoder.ln_final.config.eps + 4)
 
 
 def _wrong_weight(decoder):
