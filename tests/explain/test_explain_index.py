@@ -2,9 +2,10 @@
 
 import pytest
 from explain_models import TEXTS
+from zoo import BLOCKS
 
 from llmcli.anatomy.indexed import Wanted, parse
-from llmcli.commands.explain.measure.index import find, place, shape_in_letters
+from llmcli.commands.explain.measure.index import find, names, place, shape_in_letters
 from llmcli.errors import UsageError
 
 
@@ -94,3 +95,41 @@ def test_shapes_are_written_in_letters(known):
     assert shape("blocks.0.attn.W_q") == "d × h·d_k = 10 × 32"
     with pytest.raises(UsageError, match="q`: d_k = 8"):
         place(parse("blocks.0.attn.q[0,0,8]"), axes["blocks.0.attn.q"], TEXTS, None)
+
+
+# names of others are in transcripts/explain-names.txt; an end of one name needs a single block
+@pytest.mark.parametrize(
+    ("model_name", "typed", "meant"),
+    [
+        ("gpt2", "pattern", "blocks.0.attn.pattern"), ("gpt2", "hook_pre", "blocks.0.mlp.pre"),
+        ("llama-grouped", "lm_head.weight", "head.W"),
+    ],
+)  # fmt: skip
+def test_names_of_others(model_name, typed, meant, known):
+    config, axes = known(model_name)
+    assert find(parse(typed), axes, config).name == meant
+
+
+def test_a_state_is_what_was_put_there():
+    config = BLOCKS["short convolutions"]
+    layer = next(i for i, layer in enumerate(config.layers) if layer.attention is None)
+    with pytest.raises(UsageError, match="needs no cache") as raised:
+        find(parse(f"cache.{layer}.conv[0,1]"), names(config, 5), config)
+    assert raised.value.hint == f"use `blocks.{layer}.conv.in`"
+
+
+# more of them, and what is unknown, are in transcripts/explain-names.txt
+@pytest.mark.parametrize(
+    ("model_name", "typed", "reason", "close"),
+    [
+        ("odd", "blocks.1.attn.k_rot", "this model has no .*: no rotation", "`"),
+        ("odd", "cache.1.k", "needs no cache", "`blocks.1.attn.k_norm`"),
+        ("gpt2", "blocks.1.attn.q", "its only block is `blocks.0`", "`"),
+        ("llama-grouped", "W_head[2,3]", r"`head.W\[dimension,vocabulary\]`", "`head.W[2,3]`"),
+    ],
+)
+def test_a_name_that_the_model_has_not_got_says_why(model_name, typed, reason, close, known):
+    config, axes = known(model_name)
+    with pytest.raises(UsageError, match=reason) as caught:
+        find(parse(typed), axes, config)
+    assert close in caught.value.hint
