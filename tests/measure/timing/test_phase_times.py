@@ -1,7 +1,6 @@
 """`measure_timing` on small models of every kind: it adds up, and each of its checks can fail."""
 
 from collections import Counter
-from time import sleep
 
 import pytest
 import torch
@@ -13,6 +12,8 @@ from zoo import CONFIGS
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
+from llmcli.commands.timing.measure import clock as clock_module
+from llmcli.commands.timing.measure import report as timing_report
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure import unfused
 from llmcli.commands.timing.measure.checks import memory_check, timing_checks
@@ -148,12 +149,26 @@ def test_the_working_set_grows_with_the_keys_that_are_read():
     assert working_set(model, tokens=30) - working_set(model, tokens=10) == 20 * key
 
 
-def delayed(call):
-    def slow(*args):
-        sleep(DELAY_S)
-        return call(*args)
+@pytest.fixture
+def ticks(monkeypatch):
+    """`ticks(call)` delays a call by a clock that only delays turn, and a look at it by 1 µs."""
+    now = [0]
 
-    return slow
+    def ns():
+        now[0] += 1000
+        return now[0]
+
+    def delayed(call):
+        def slow(*args):
+            now[0] += int(DELAY_S * 1e9)
+            return call(*args)
+
+        return slow
+
+    monkeypatch.setattr(clock_module, "perf_counter_ns", ns)
+    for module in (timing_run, timing_report):
+        monkeypatch.setattr(module, "perf_counter", lambda: ns() / 1e9)
+    return delayed
 
 
 MLPS = [("llama", 1, "gate_up", "ffn_up"), ("llama", 0, "down", "ffn_down"),
@@ -163,26 +178,20 @@ MLPS = [("llama", 1, "gate_up", "ffn_up"), ("llama", 0, "down", "ffn_down"),
 
 @pytest.mark.parametrize(("name", "layer", "attribute", "part"), MLPS)
 def test_a_delay_in_one_layers_mlp_is_found_there_and_nowhere_else(
-    name, layer, attribute, part, monkeypatch
+    name, layer, attribute, part, monkeypatch, ticks
 ):
     model = small(name)
     ffn = ffn_of(model.decoder.blocks[layer])
     if attribute == "down":
         ffn, attribute = ffn.down, "wide"
-    slow = delayed(getattr(ffn, attribute))
+    slow = ticks(getattr(ffn, attribute))
     if attribute == "gate_up":
         slow = type("Slow", (), {"__call__": lambda _, x, call=slow: call(x),
                                  "split": ffn.gate_up.split})()  # fmt: skip
     monkeypatch.setattr(ffn, attribute, slow)
-    found = []
-
-    def found_there():
-        report = timed(model, new_tokens=4, pairs=3)
-        off = [place for phase in report.phases for place in misplaced(phase, part, layer)]
-        found.append((off, red(report)))
-        return not off and not red(report)
-
-    assert tries(found_there), found
+    report = timed(model, new_tokens=4, pairs=3)
+    assert [place for phase in report.phases for place in misplaced(phase, part, layer)] == []
+    assert red(report) == set()
 
 
 def misplaced(phase, part, layer):
@@ -193,16 +202,12 @@ def misplaced(phase, part, layer):
     yield from (place for place, seconds in found.items() if seconds >= DELAY_S / 2)
 
 
-def test_a_delay_in_another_place_would_be_noticed(monkeypatch):
+def test_a_delay_in_another_place_would_be_noticed(monkeypatch, ticks):
     model = small("llama")
     out = model.decoder.blocks[1].mixers[0].out
-    monkeypatch.setattr(out, "wide", delayed(out.wide))
-
-    def noticed():
-        prefill = timed(model, new_tokens=0, pairs=3).phases[0]
-        return {("missing", "prefill"), ("out", 1)} <= set(misplaced(prefill, "out", 0))
-
-    assert tries(noticed)
+    monkeypatch.setattr(out, "wide", ticks(out.wide))
+    prefill = timed(model, new_tokens=0, pairs=3).phases[0]
+    assert {("missing", "prefill"), ("out", 1)} <= set(misplaced(prefill, "out", 0))
 
 
 # -- what turns the footer red
