@@ -54,6 +54,15 @@ def test_nothing_is_computed_after_the_layer_that_is_asked_for(model):
     found, seen = watched(model, until=0)
     assert seen[-1][1] == "blocks.0.resid_post"
     assert found.logits_V is None
+    for options in ({"until": 0, "sampling": GREEDY}, {}):  # what makes no sense together
+        with pytest.raises(ValueError, match="needs every layer, and a sampling"):
+            watched(model, generate=1, **options)
+
+
+def test_logits_that_are_not_finite(model):
+    parameters_of(model.decoder)["ln_final.w"].fill_(float("nan"))
+    with pytest.raises(NotFinite):
+        watched(model, generate=1, sampling=GREEDY)
 
 
 def test_every_new_token_is_the_likeliest_and_a_query_itself(model):
@@ -87,15 +96,3 @@ def test_a_cache_that_does_not_fit_is_refused(model, monkeypatch):
     monkeypatch.setattr(devices, "available_bytes", lambda device: needed - 1)
     with pytest.raises(OutOfMemory, match="the cache of 13 tokens"):
         watched(model, generate=4, sampling=GREEDY)
-
-
-def test_logits_that_are_not_finite(model):
-    parameters_of(model.decoder)["ln_final.w"].fill_(float("nan"))
-    with pytest.raises(NotFinite):
-        watched(model, generate=1, sampling=GREEDY)
-
-
-@pytest.mark.parametrize("options", [{"until": 0, "sampling": GREEDY}, {}])
-def test_what_makes_no_sense_together(model, options):
-    with pytest.raises(ValueError, match="needs every layer, and a sampling"):
-        watched(model, generate=1, **options)

@@ -70,12 +70,12 @@ class FakeEngine:
         self.held = None
         self.room = 0
         self.inside = 0
-        self._trouble = trouble or (lambda word, *about: None)
+        self.trouble = trouble or (lambda word, *about: None)
         self._slow = slow
 
     def _did(self, word, *about):
         self.log.append((word, *about))
-        self._trouble(word, *about)
+        self.trouble(word, *about)
 
     def start(self, tokens, threads, chunk):
         self.held, self.room = None, 0

@@ -106,7 +106,7 @@ def test_the_old_engines_are_closed_before_a_new_one_is_loaded():
 @pytest.mark.parametrize("word", ["start", "read", "rewind"])
 def test_a_test_that_fails_is_a_row_and_the_others_are_run(word, error, told):
     engine = FakeEngine()
-    engine._trouble = raises(error, lambda did, *of: did == word and failing)
+    engine.trouble = raises(error, lambda did, *of: did == word and failing)
     failing = False
 
     def fail_in_the_second(line):
@@ -134,7 +134,7 @@ def test_what_can_be_done_stands_beside_an_error():
 
 def test_after_a_failure_the_depth_is_read_again():
     engine = FakeEngine()
-    engine._trouble = raises(
+    engine.trouble = raises(
         MemoryError(), lambda word, *of: (word, len(words(engine, "step"))) == ("step", 1)
     )
     tests = [Case(n_prompt=0, n_gen=n, depth=3) for n in (4, 2)]
@@ -195,7 +195,7 @@ def test_two_engines_take_turns(monkeypatch):
 
     def named(name, slow=1):
         engine = FakeEngine(clock, name=name, slow=slow)
-        engine._trouble = lambda word, *about: log.append(name) if word == "read" else None
+        engine.trouble = lambda word, *about: log.append(name) if word == "read" else None
         return engine
 
     report, rows = swept(
@@ -242,7 +242,7 @@ def test_a_peer_that_fails_leaves_our_rows():
     assert len(rows[0].samples_ns) == 2
     assert report.against == ()
     late = FakeEngine(name="transformers")
-    late._trouble = raises(
+    late.trouble = raises(
         RuntimeError("x"), lambda word, *of: (word, len(words(late, "read"))) == ("read", 2)
     )
     report, rows = swept(lambda c: FakeEngine(), peer=lambda c: late, tests=[PP])
@@ -324,7 +324,7 @@ def test_on_the_device_meta_nothing_is_timed():
     assert all(row.peak_memory_bytes is None and not row.peaks for row in rows)  # not measured
     assert words(engine, "read") == [("read", 8, 0)]  # shapes are computed once: it would run
     assert len(words(engine, "step")) == 1
-    engine._trouble = raises(ValueError("5 into 4"), lambda word, *of: word == "read")
+    engine.trouble = raises(ValueError("5 into 4"), lambda word, *of: word == "read")
     _, rows = swept(lambda c: engine)
     assert [bool(row.error) for row in rows] == [True, False]
 
