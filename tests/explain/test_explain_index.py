@@ -133,3 +133,21 @@ def test_a_name_that_the_model_has_not_got_says_why(model_name, typed, reason, c
     with pytest.raises(UsageError, match=reason) as caught:
         find(parse(typed), axes, config)
     assert close in caught.value.hint
+
+
+class Bytes(Letters):
+    """A tokenizer whose only tokens are bytes."""
+
+    def encode(self, text, *, add_bos):
+        return list(text.encode())
+
+    def token_text(self, id):
+        return bytes((id,)).decode(errors="replace")
+
+
+def test_a_character_of_several_tokens_is_named_by_number(known):
+    _, axes = known("gpt2")
+    with pytest.raises(UsageError, match="`\u4e2d` is 3 tokens, not one") as caught:
+        place(parse("logits[0,'\u4e2d']"), axes["logits"], TEXTS, Bytes())
+    assert "\ufffd" not in caught.value.hint
+    assert "id, or its position" in caught.value.hint
