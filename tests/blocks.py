@@ -1,5 +1,7 @@
 """The usual block, a norm before attention and one before the feed-forward: its pieces."""
 
+from dataclasses import replace
+
 from llmcli.config import Branch, LayerConfig
 
 
@@ -17,3 +19,8 @@ def ffn_of(block):
 def norm_of(block, number):
     """The norm `ln1` or `ln2` of a decoder's block."""
     return block.sublayers[number - 1][1][0].pre_norm
+
+
+def configure(one, **values):
+    """A part of a decoder computes with another configuration."""
+    one.config = replace(one.config, **values)

@@ -1,14 +1,14 @@
-"""The specs themselves: names, axes, formulas, bytes, and the count of visible pairs."""
+"""The specs themselves: names, axes and their letters, formulas, bytes, and visible pairs."""
 
-import sys
 from dataclasses import replace
 
-import children
 import pytest
 from anatomy_configs import GPT, QWEN, models
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmcli.anatomy import parameters, plan, states
+from llmcli.anatomy.letters import Letters
 from llmcli.graph.ops import visible_pairs
 from llmcli.graph.spec import Call
 from llmcli.observe.rules import rules
@@ -46,19 +46,11 @@ def test_parameters_with_biases_norms_and_their_own_head():
     }
 
 
-def test_parameters_of_a_model_with_learned_positions_and_a_tied_head():
-    names = [spec.name for spec in parameters(GPT)]
-    assert names == [
-        *("embed.W", "pos_embed.W", "blocks.0.ln1.w", "blocks.0.ln1.b"),
-        *("blocks.0.attn.W_q", "blocks.0.attn.b_q", "blocks.0.attn.W_k", "blocks.0.attn.b_k"),
-        *("blocks.0.attn.W_v", "blocks.0.attn.b_v", "blocks.0.attn.W_o", "blocks.0.attn.b_o"),
-        *("blocks.0.ln2.w", "blocks.0.ln2.b", "blocks.0.mlp.W_up", "blocks.0.mlp.b_up"),
-        *("blocks.0.mlp.W_down", "blocks.0.mlp.b_down", "ln_final.w", "ln_final.b"),
-    ]
-
-
 def test_formulas_follow_one_another():
-    """Every letter on a right side is a parameter or was on a left side before."""
+    """Every letter on a right side is a parameter or was on a left side before.
+
+    Those of a model with LayerNorm, learned positions and a tied head: transcripts/shapes-names.txt
+    """
     formulas = {name: spec.formula for name, spec in call(QWEN).items()}
     assert formulas["embed"] == "E = W_E[id]"
     assert formulas["blocks.0.resid_pre"] == "X = E"
@@ -81,17 +73,6 @@ def test_formulas_follow_one_another():
     assert weights["blocks.0.ln2.w"] == formulas["blocks.0.ln2.out"]
     assert weights["blocks.0.attn.b_k"] == formulas["blocks.0.attn.k"]
     assert weights["blocks.0.mlp.W_down"] == formulas["blocks.0.mlp_out"]
-
-
-def test_formulas_of_layer_norm_learned_positions_and_a_plain_mlp():
-    formulas = {name: spec.formula for name, spec in call(GPT).items()}
-    assert formulas["blocks.0.resid_pre"] == "X = E + P"
-    assert formulas["blocks.0.ln1.scale"] == "s = √(mean((X − μ)²) + ε)"
-    assert formulas["blocks.0.ln1.out"] == "T¹ = LayerNorm(X) = (X − μ) / s · w + b"
-    assert formulas["blocks.0.attn_out"] == "T² = C W_o + b_o"
-    assert formulas["blocks.0.mlp.pre"] == "U = T⁴ W_up + b_up"
-    assert formulas["blocks.0.mlp.post"] == "L = Activation(U) = GELU_tanh(U)"
-    assert formulas["logits_raw"] == "logits = H′ W_head, W_head = W_Eᵀ (tied)"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +156,69 @@ def test_last_logits_narrow_only_the_end():
     assert last["blocks.0.resid_post"] == everything["blocks.0.resid_post"]
 
 
-def test_anatomy_and_families_import_no_torch():
-    code = "import sys, llmcli.anatomy, llmcli.families as f; f.families()\n"
-    code += "sys.exit('torch' in sys.modules)"
-    assert children.run([sys.executable, "-c", code], check=False).returncode == 0
+def letters(config, batch=2, tokens=5, past=0):
+    return Letters(config=config, batch=batch, tokens=tokens, past=past)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models(), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9))
+def test_every_shape_is_what_its_letters_say(config, batch, tokens, past):
+    """Small sizes: T = D, H = Hk, dh = dv and other collisions are all among the examples."""
+    call = letters(config, batch, tokens, past)
+    given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
+    specs = (
+        *parameters(config),
+        *plan(config, Call(**given)).tensors,
+        *states(config, batch=batch, capacity=past + tokens),
+    )
+    for spec in specs:
+        assert tuple(call.size(axis, spec.layer) for axis in spec.axes) == spec.shape, spec.name
+        assert len(call.documented(spec.axes, spec.layer)) == len(spec.axes)
+
+
+def test_a_letter_does_not_follow_a_size_that_happens_to_be_equal():
+    """With T = D and H = Hk the letters are those of a call where nothing is equal."""
+    mixer = replace(QWEN.layers[0].attention, heads=4, kv_heads=4, head_dim=3, value_dim=3)
+    square = replace(QWEN, width=12, layers=(QWEN.layers[0].with_attention(mixer),))
+
+    def axes(config, tokens):
+        given = {"batch": tokens, "tokens": tokens, "past": 0, "phase": "prefill"}
+        return {spec.name: spec.axes for spec in plan(config, Call(**given)).tensors}
+
+    assert axes(square, 12) == axes(QWEN, 5)
+
+
+def test_unknown_letters_are_errors():
+    with pytest.raises(KeyError):
+        letters(QWEN).size("Z", 0)
+    with pytest.raises(KeyError):
+        letters(QWEN).size("H", None)
+    with pytest.raises(KeyError):
+        letters(QWEN).size("P", None)
+    assert letters(GPT).size("P", None) == 64
+
+
+@pytest.mark.parametrize(
+    ("config", "axes", "documents"),
+    [
+        (GPT, ("B", "T", "D"), ("b", "n", "d")),
+        (GPT, ("B", "H", "T", "dh"), ("b", "h", "n", "d/h")),
+        (GPT, ("B", "H", "T", "S"), ("b", "h", "n", "n")),
+        (GPT, ("D", "H·dh"), ("d", "d")),
+        (GPT, ("B", "T", "F"), ("b", "n", "4d")),
+        (GPT, ("V", "D"), ("v", "d")),
+        (QWEN, ("B", "Hk", "S", "dv"), ("b", "h_kv", "n", "d_v")),
+        (QWEN, ("D", "H·dh"), ("d", "h·d_k")),
+        (QWEN, ("Hk·dh",), ("h_kv·d_k",)),
+        (QWEN, ("B", "T", "1"), ("b", "n", "1")),
+        (QWEN, ("F", "D"), ("F", "d")),
+    ],
+)
+def test_the_documents_letters(config, axes, documents):
+    assert letters(config).documented(axes, 0) == documents
+
+
+def test_a_step_computes_the_last_row_only():
+    step = letters(GPT, tokens=1, past=7)
+    assert step.documented(("B", "H", "T", "S"), 0) == ("b", "h", "1", "n")
+    assert step.size("S", None) == 8

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmcli.anatomy import parameters, plan, states
+from llmcli.anatomy.graph import graph
 from llmcli.graph.spec import Call
 from llmcli.nn.decoder import Decoder
 
@@ -95,3 +96,15 @@ def test_a_planted_fault_is_seen(config):
     specs = plan(config, Call(batch=2, tokens=3, past=0, phase="prefill", dtype="float32")).written
     assert [name for name, *_ in seen] == [spec.name for spec in specs]
     assert expected(specs) != seen
+
+
+@settings(max_examples=40, deadline=None)
+@given(models())
+def test_the_last_form_that_the_configuration_makes(config):
+    found = graph(config)
+    for number, layer in enumerate(config.layers):
+        mixer, prefix = layer.attention, f"blocks.{number}.attn"
+        form = "_rot" if mixer.rope else "_norm" if mixer.qk_norm else ""
+        assert found.entering(number) == (f"{prefix}.q{form}", f"{prefix}.k{form}")
+        assert found.states[f"cache.{number}.k"].holds == f"{prefix}.k{form}"
+        assert found.states[f"cache.{number}.v"].holds == f"{prefix}.v"

@@ -5,7 +5,7 @@ from inspect import signature
 
 import pytest
 import torch
-from anatomy_configs import models
+from anatomy_configs import RMS, config_of, models
 from decoder_parameters import decoder_in, packed_in, parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,19 +20,17 @@ from llmcli.anatomy.counts import (
     memory_need,
     prefill_peak,
 )
-from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.config import Branch, LayerConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.graph.blocks import RUN
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import processor
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.conv.config import ShortConvConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.embedding.config import HeadConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
 from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
 
-RMS = NormConfig(kind="rms", eps=1e-5)
 FLOAT32 = Arithmetic.of("float32")
 
 
@@ -114,28 +112,14 @@ def test_layers_that_differ_are_not_folded():
 
 def small(*, kv=2, hidden=704, gated=True, qk_norm=False, window=None, layers=2, rotary=True):
     attention = AttentionConfig(
-        heads=8,
-        kv_heads=kv,
-        head_dim=32,
-        value_dim=32,
-        scale=0.1,
-        rope=RopeConfig(theta=1e4, dims=32) if rotary else None,
-        qk_norm=RMS if qk_norm else None,
-        window=window,
-    )
+        heads=8, kv_heads=kv, head_dim=32, value_dim=32, scale=0.1, window=window,
+        rope=RopeConfig(theta=1e4, dims=32) if rotary else None, qk_norm=RMS if qk_norm else None,
+    )  # fmt: skip
     mlp = MlpConfig(hidden=hidden, activation="silu", gated=gated)
-    layer = sequential(attention, mlp, norm=RMS)
-    return ModelConfig(
-        family="any",
-        model_type="any",
-        vocab=500,
-        width=256,
-        context=4096,
-        layers=(layer,) * layers,
-        embedding=EmbeddingConfig(),
-        final_norm=RMS,
+    return config_of(
+        *(sequential(attention, mlp, norm=RMS),) * layers, vocab=500, width=256, context=4096,
         head=HeadConfig(tied=True),
-    )
+    )  # fmt: skip
 
 
 def allocated(config, batch, tokens, past, numbers):

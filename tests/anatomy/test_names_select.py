@@ -137,26 +137,6 @@ def test_a_whole_name_is_never_the_end_of_others():
     assert "blocks.0.mlp.post" not in select("resid_post", model("llama"))
 
 
-@pytest.mark.parametrize(
-    ("typed", "reason", "hint"),
-    [
-        ("attn", "`attn` is a part of the model, no tensor", "use `attn.*`"),
-        ("7.attn.z", "its 3 blocks are `blocks.0` to `blocks.2`", "the last is `blocks.-1`"),
-        ("q_norm", "does not normalize queries and keys", "shapes --names"),
-        ("hook_pos_embed", "no learned positions", "shapes --names"),
-        ("hook_mlp_in", "before the norm in one version", "`blocks.*.resid_mid`"),
-        ("1.hook_mlp_in", "before the norm in one version", "`blocks.1.resid_mid`"),
-        ("W_q", "`W_q` is a parameter, not an activation or a state", ""),
-        ("patern", "there is no activation or state `patern`", "`blocks.*.attn.pattern`"),
-    ],
-)
-def test_an_end_that_no_name_has_says_why(typed, reason, hint):
-    with pytest.raises(UsageError) as caught:
-        select(typed, model("llama"))
-    assert reason in caught.value.message
-    assert hint in caught.value.hint
-
-
 def test_a_fused_tensor_in_a_glob_is_all_that_it_holds():
     config = model("gpt2")
     found = select("transformer.h.*.attn.c_attn", config, sources=sources(config))

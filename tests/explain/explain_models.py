@@ -7,7 +7,14 @@ import dataclasses
 import torch
 from blocks import two_norms
 from decoder_parameters import parameters_of
-from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from small_models import as_model
+from tiny_checkpoints import (
+    llama_tensors,
+    write_llama,
+    write_mistral,
+    write_qwen3,
+    write_small_gpt2,
+)
 
 from llmcli.commands.explain.measure.derive import explain
 from llmcli.commands.explain.measure.index import names
@@ -24,16 +31,6 @@ IDS = (5, 17, 3, 17, 42, 8, 30)
 TEXTS = tuple(f"t{id}" for id in IDS)
 
 
-def _qwen3_tensors():
-    g = torch.Generator().manual_seed(3)
-    norms = {
-        f"model.layers.{i}.self_attn.{part}_norm.weight": torch.rand(8, generator=g) + 0.5
-        for i in range(2)
-        for part in "qk"
-    }
-    return llama_tensors() | norms
-
-
 def _biased_tensors():
     g = torch.Generator().manual_seed(4)
     sizes = {
@@ -48,32 +45,23 @@ def _biased_tensors():
     return llama_tensors() | biases
 
 
-def _gpt2_small():
-    """Weights as small as trained ones: softmax rows with more than one weight."""
-    return {
-        name: value if value.ndim == 1 else value * 0.3 for name, value in gpt2_tensors().items()
-    }
-
-
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
 
 WRITERS = {
-    "gpt2": lambda path: write_gpt2(path, _gpt2_small()),
-    "gpt2-gelu-unscaled": lambda path: write_gpt2(
-        path, _gpt2_small(), activation_function="gelu", scale_attn_weights=False
+    "gpt2": write_small_gpt2,
+    "gpt2-gelu-unscaled": lambda path: write_small_gpt2(
+        path, activation_function="gelu", scale_attn_weights=False
     ),
     "llama-grouped": write_llama,
     "llama-biases-relu": lambda path: write_llama(
         path, _biased_tensors(), attention_bias=True, mlp_bias=True, hidden_act="relu"
     ),
     "llama-stretched": lambda path: write_llama(path, rope_scaling=LLAMA3),
-    "mistral-window": lambda path: write_llama(path, model_type="mistral", sliding_window=3),
-    "qwen3-qk-norm": lambda path: write_llama(
-        path, _qwen3_tensors(), model_type="qwen3", head_dim=8, sliding_window=None
-    ),
+    "mistral-window": write_mistral,
+    "qwen3-qk-norm": write_qwen3,
 }
 NAMES = (*WRITERS, "odd")
 
@@ -113,10 +101,7 @@ def _drawn(config: ModelConfig, dtype: torch.dtype, deviation: float) -> Model:
     generator = torch.Generator().manual_seed(0)
     for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=generator) * deviation)
-    return Model(
-        name="odd", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(), random_seed=0,
-    )  # fmt: skip
+    return as_model(decoder)
 
 
 def make(name: str, folder, dtype: str) -> Model:

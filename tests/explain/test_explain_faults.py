@@ -1,133 +1,87 @@
 """A decoder that computes something else than the formulas say is found out."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
-from blocks import ffn_of, norm_of
+from blocks import configure, ffn_of, norm_of
 from decoder_parameters import Times, parameters_of
 from explain_models import IDS, explained
 
-import llmcli.nn.block
-import llmcli.nn.decoder
 import llmcli.ops.rope
-import llmcli.parts.attention.forward
 from llmcli.errors import NotFinite
 from llmcli.kernels import native
 from llmcli.nn.step import Step
+from llmcli.parts.attention import forward
 
 HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 
-
-def attention(decoder, **changes):
-    mixer = decoder.blocks[0].mixers[0]
-    mixer.config = dataclasses.replace(mixer.config, **changes)
+# What plants a fault: called with the decoder and the monkeypatch.
 
 
-def wrong_scale(decoder, monkeypatch):
-    attention(decoder, scale=decoder.blocks[0].mixers[0].config.scale * 1.01)
+def configured(find, change):
+    """What `find(decoder)` is has the configuration that is changed by `change(config)`."""
+
+    def plant(decoder, monkeypatch):
+        one = find(decoder)
+        configure(one, **change(one.config))
+
+    return plant
 
 
-def no_scale(decoder, monkeypatch):
-    attention(decoder, scale=1.0)
+def attention(**change):
+    return configured(lambda decoder: decoder.blocks[0].mixers[0], lambda config: change)
 
 
-def no_mask(decoder, monkeypatch):
-    see = llmcli.parts.attention.forward.attend
-    monkeypatch.setattr(
-        llmcli.parts.attention.forward, "attend",
-        lambda q, k, v, *, scale, **_: see(q, k, v, scale=scale),
-    )  # fmt: skip
+def without(find):
+    """What `find(decoder)` is has no bias."""
+    return lambda decoder, monkeypatch: setattr(find(decoder), "bias", None)
 
 
-def shifted_mask(decoder, monkeypatch):
-    see = llmcli.parts.attention.forward.attend
-    tokens = len(IDS)
-    visible = torch.ones(tokens, tokens, dtype=torch.bool).tril(-1)
+def activated(act):
+    return lambda decoder, monkeypatch: setattr(ffn_of(decoder.blocks[0]), "act", act)
+
+
+def attended(change):
+    """`change(attend, q, k, v, rest)` instead of the kernel."""
+
+    def plant(decoder, monkeypatch):
+        see = forward.attend
+        monkeypatch.setattr(forward, "attend", lambda *qkv, **rest: change(see, *qkv, rest))
+
+    return plant
+
+
+def shifted(see, q, k, v, rest):
+    visible = torch.ones(len(IDS), len(IDS), dtype=torch.bool).tril(-1)
     visible[0, 0] = True
-    monkeypatch.setattr(
-        llmcli.parts.attention.forward, "attend",
-        lambda q, k, v, *, scale, **_: see(q, k, v, scale=scale, mask=visible),
-    )  # fmt: skip
-
-
-def wrong_window(decoder, monkeypatch):
-    attention(decoder, window=2)
-
-
-def no_output_bias(decoder, monkeypatch):
-    decoder.blocks[0].mixers[0].out.bias = None
-
-
-def no_query_bias(decoder, monkeypatch):
-    decoder.blocks[0].mixers[0].qkv.bias = None
-
-
-def no_neuron_bias(decoder, monkeypatch):
-    ffn_of(decoder.blocks[0]).up.bias = None
-
-
-def wrong_eps(decoder, monkeypatch):
-    norm = norm_of(decoder.blocks[0], 1)
-    norm.config = dataclasses.replace(norm.config, eps=norm.config.eps * 100)
-
-
-def wrong_norm(decoder, monkeypatch):
-    norm = decoder.ln_final
-    kind = {"rms": "layer", "layer": "rms"}[norm.config.kind]
-    norm.config = dataclasses.replace(norm.config, kind=kind)
+    return see(q, k, v, scale=rest["scale"], mask=visible)
 
 
 def keys_turned_one_too_far(decoder, monkeypatch):
-    turn = llmcli.parts.attention.forward.rotate
+    turn = forward.rotate
 
     def rotate(qk, cos, sin):
         heads = decoder.blocks[0].mixers[0].config.heads
         q, k = turn(qk, cos, sin)[..., :heads, :], turn(qk, cos.roll(1, 0), sin.roll(1, 0))
         return torch.cat((q, k[..., heads:, :]), -2)
 
-    monkeypatch.setattr(llmcli.parts.attention.forward, "rotate", rotate)
+    monkeypatch.setattr(forward, "rotate", rotate)
 
 
 def rope_of_neighbours(decoder, monkeypatch):
-    turn = llmcli.parts.attention.forward.rotate
+    turn = forward.rotate
 
     def rotate(qk, cos, sin):
         size = qk.shape[-1]
         order = torch.arange(size).view(2, -1).t().reshape(-1)
         return turn(qk[..., order], cos, sin)[..., order.argsort()]
 
-    monkeypatch.setattr(llmcli.parts.attention.forward, "rotate", rotate)
-
-
-def other_gelu(decoder, monkeypatch):
-    ffn_of(decoder.blocks[0]).act = F.gelu
-
-
-def gate_on_the_other_side(decoder, monkeypatch):
-    ffn_of(decoder.blocks[0]).act = torch.sigmoid
+    monkeypatch.setattr(forward, "rotate", rotate)
 
 
 def positions_one_too_far(decoder, monkeypatch):
     positions = Step.positions.fget
     monkeypatch.setattr(Step, "positions", property(lambda self: positions(self) + 1))
-
-
-def heads_mixed_up(decoder, monkeypatch):
-    see = llmcli.parts.attention.forward.attend
-    monkeypatch.setattr(
-        llmcli.parts.attention.forward, "attend",
-        lambda q, k, v, **rest: see(q, k, v, **rest).flip(1),
-    )  # fmt: skip
-
-
-def wrong_kv_head(decoder, monkeypatch):
-    see = llmcli.parts.attention.forward.attend
-    monkeypatch.setattr(
-        llmcli.parts.attention.forward, "attend",
-        lambda q, k, v, **rest: see(q, k.flip(1), v.flip(1), **rest),
-    )  # fmt: skip
 
 
 def another_weight(decoder, monkeypatch):
@@ -136,24 +90,43 @@ def another_weight(decoder, monkeypatch):
     qkv.weight = Times(qkv.weight, 1.001)
 
 
-BOTH = (
-    wrong_scale, no_mask, shifted_mask, wrong_window, wrong_eps, wrong_norm, heads_mixed_up,
-    another_weight,
-)  # fmt: skip
-FAULTS = [
-    *((model, fault) for fault in BOTH for model in ("gpt2", "llama-grouped")),
-    *(
-        ("gpt2", fault)
-        for fault in (
-            no_scale, no_output_bias, no_query_bias, no_neuron_bias, other_gelu,
-            positions_one_too_far,
-        )
+no_mask = attended(lambda see, q, k, v, rest: see(q, k, v, scale=rest["scale"]))
+BOTH = {
+    "wrong scale": configured(
+        lambda decoder: decoder.blocks[0].mixers[0], lambda config: {"scale": config.scale * 1.01}
     ),
-    ("llama-grouped", keys_turned_one_too_far),
-    ("llama-grouped", rope_of_neighbours),
-    ("llama-grouped", gate_on_the_other_side),
-    ("llama-grouped", wrong_kv_head),
-]  # fmt: skip
+    "no mask": no_mask,
+    "shifted mask": attended(shifted),
+    "wrong window": attention(window=2),
+    "wrong eps": configured(
+        lambda decoder: norm_of(decoder.blocks[0], 1), lambda config: {"eps": config.eps * 100}
+    ),
+    "wrong norm": configured(
+        lambda decoder: decoder.ln_final,
+        lambda config: {"kind": {"rms": "layer", "layer": "rms"}[config.kind]},
+    ),
+    "heads mixed up": attended(lambda see, q, k, v, rest: see(q, k, v, **rest).flip(1)),
+    "another weight": another_weight,
+}
+OF_GPT2 = {
+    "no scale": attention(scale=1.0),
+    "no output bias": without(lambda decoder: decoder.blocks[0].mixers[0].out),
+    "no query bias": without(lambda decoder: decoder.blocks[0].mixers[0].qkv),
+    "no neuron bias": without(lambda decoder: ffn_of(decoder.blocks[0]).up),
+    "another gelu": activated(F.gelu),
+    "positions one too far": positions_one_too_far,
+}
+OF_LLAMA = {
+    "keys turned one too far": keys_turned_one_too_far,
+    "rope of neighbours": rope_of_neighbours,
+    "gate on the other side": activated(torch.sigmoid),
+    "wrong kv head": attended(lambda see, q, k, v, rest: see(q, k.flip(1), v.flip(1), **rest)),
+}
+FAULTS = [
+    pytest.param(model, plant, id=f"{model}-{name}")
+    for model, faults in (("gpt2", BOTH | OF_GPT2), ("llama-grouped", BOTH | OF_LLAMA))
+    for name, plant in faults.items()
+]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", pytest.param("packed", marks=HAS)])
@@ -171,7 +144,7 @@ def test_faults_are_found(name, fault, dtype, model, monkeypatch):
 
 def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(model, monkeypatch):
     """A rotation of queries and keys alike cancels in their product: only the steps show it."""
-    turn = llmcli.parts.attention.forward.rotate
+    turn = forward.rotate
 
     def rotate(qk, cos, sin):
         tables = llmcli.ops.rope.tables
@@ -181,7 +154,7 @@ def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(model, monkeyp
         return turn(qk, cos.unsqueeze(1), sin.unsqueeze(1))
 
     broken = model("llama-grouped")
-    monkeypatch.setattr(llmcli.parts.attention.forward, "rotate", rotate)
+    monkeypatch.setattr(forward, "rotate", rotate)
     found = explained(broken, "blocks.0.attn.scores", (1, 5, 2))
     assert found.difference <= found.tolerance
     assert not found.ok

@@ -1,12 +1,11 @@
 """Every formula alone, on the kernel's own inputs: what roundings on a long way would hide."""
 
-import dataclasses
 import math
 
 import explain_models
 import pytest
 import torch
-from blocks import ffn_of
+from blocks import configure, ffn_of
 from explain_models import IDS, NAMES, TEXTS, explained
 from tiny_checkpoints import llama_tensors, write_llama
 
@@ -54,11 +53,6 @@ def test_the_kernel_needs_less_than_half_of_what_it_is_allowed(name, model):
     assert 0 < found.difference <= found.tolerance / 2
 
 
-def scaled(model, layer, factor):
-    mixer = model.decoder.blocks[layer].mixers[0]
-    mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * factor)
-
-
 @pytest.mark.parametrize("at", [(8, 5), (8, 100), (3, 17)])
 def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
     """Too little for what a whole way may be off, too much for its own formula."""
@@ -68,7 +62,8 @@ def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
     texts = [tiny.tokenizer.token_text(id) for id in ids]
     axes = names(tiny.config, len(ids))["blocks.3.resid_post"]
     assert explain(tiny, ids, texts, axes, at, depth=None).ok
-    scaled(tiny, 1, 1.0005)
+    mixer = tiny.decoder.blocks[1].mixers[0]
+    configure(mixer, scale=mixer.config.scale * 1.0005)
     found = explain(tiny, ids, texts, axes, at, depth=None)
     assert not found.ok
     assert not found.local.ok
@@ -119,14 +114,12 @@ def test_what_is_masked_is_exactly_nothing(name, model, monkeypatch):
     assert not seen.local.ok, "what is not masked is wrong, too"
 
 
-@pytest.mark.parametrize("name", ["embed", "pos_embed"])
-def test_a_row_of_a_table_is_a_copy(name, model):
-    report = explained(model("gpt2", "float32"), name, (3, 5), 1)
-    assert report.ok
-    assert report.tolerance == report.difference == 0
-
-
-def test_what_is_not_rotated_and_relu_are_copies(model):
+def test_what_is_no_arithmetic_is_a_copy(model):
+    """A row of a table, what is not rotated, and ReLU."""
+    for name in ("embed", "pos_embed"):
+        report = explained(model("gpt2", "float32"), name, (3, 5), 1)
+        assert report.ok
+        assert report.tolerance == report.difference == 0
     own = values_of(model("odd")).own()
     turned = rules(own.model.config)["blocks.0.attn.q_rot"].magnitudes(own)
     assert turned[..., 4:].eq(0).all()
@@ -158,8 +151,7 @@ def test_a_row_with_one_huge_number_is_normed_to_rounding(tmp_path, ids, dtype):
 @pytest.mark.parametrize("ids", [(5,), (5, 9)])
 def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(tmp_path, ids):
     model = load(str(write_llama(tmp_path / "m")), dtype="float32")
-    final = model.decoder.ln_final
-    final.config = dataclasses.replace(final.config, eps=0.1)
+    configure(model.decoder.ln_final, eps=0.1)
     axes = names(model.config, len(ids))["logits"]
     found = explain(model, ids, [str(id) for id in ids], axes, (0, 7), depth=None)
     assert not found.ok

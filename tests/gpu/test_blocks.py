@@ -234,10 +234,7 @@ def test_a_card_quantizes_where_it_has_kernels(monkeypatch):
     assert numbers.as_stored
     assert numbers.formats.keys() == matrices(config).keys() - in_no_blocks(config, card=True)
     assert numbers.formats["blocks.0.attn.W_k"] == "Q4_1"
-
-
-def test_formats_without_a_kernel_are_dequantized():
-    config, _ = MODELS["biases"]
+    config, _ = MODELS["biases"]  # formats without a kernel are dequantized
     made = {"stored": {"Q4_0"}, "bfloat16": True, "dtype": "auto", "quantize": "auto"}
     formats = dict.fromkeys(matrices(config), "IQ4_NL")
     numbers = arithmetic(config, device="cuda", packable=formats, kernels="triton", **made)

@@ -146,15 +146,16 @@ def test_a_planted_fault_is_found(fault, session, monkeypatch):
         session.extend(torch.tensor([[3]], device="cuda"))
 
 
-def test_a_planted_number_of_the_host_is_found(session, card, monkeypatch):
-    """Which no operation shows: the number is that of the moment of the capture."""
-    planted(monkeypatch, lambda x, step: x + max(step.starts))
-    session.extend(torch.tensor([[3]], device="cuda"))
-    assert calls_of(card, session) != calls_of(card, session)
-
-
-def test_a_planted_shape_that_grows_is_found(session, card, monkeypatch):
-    planted(monkeypatch, lambda x, step: x + 0 * x.new_zeros(max(step.starts)).sum())
+@pytest.mark.parametrize(
+    "fault",
+    [  # which no operation shows: the number is that of the moment of the capture
+        lambda x, step: x + max(step.starts),
+        lambda x, step: x + 0 * x.new_zeros(max(step.starts)).sum(),
+    ],
+    ids=["number of the host", "shape that grows"],
+)
+def test_what_differs_from_step_to_step_is_found(fault, session, card, monkeypatch):
+    planted(monkeypatch, fault)
     session.extend(torch.tensor([[3]], device="cuda"))
     assert calls_of(card, session) != calls_of(card, session)
 
@@ -244,6 +245,17 @@ def test_logits_are_memory_of_their_own(card):
     same([one.cpu() for one in kept], before, 0)
 
 
+def test_a_recurrent_state_is_copied_to_capture_a_step_alone(card, monkeypatch):
+    _, captured = pair("mamba-2", card, [[5, 9, 2]])
+    copies, plain = [], State.snapshot
+    monkeypatch.setattr(
+        State, "snapshot",
+        lambda self, *, slots=True: copies.append(slots) or plain(self, slots=slots),
+    )
+    decoded(captured, ids(1, 8))
+    assert copies == [False] * len(card.tapes) == [False, False]
+
+
 def test_a_capture_that_fails_is_not_tried_again(card):
     ordinary, captured = pair("mamba-2", card, [[5, 9, 2]])
     tried = []
@@ -277,16 +289,3 @@ def test_the_card_refuses_what_a_card_refuses(card):
     tape.forget()
     tape.replay()
     assert out.tolist() == [2, 4, 6]
-
-
-def test_a_recurrent_state_is_copied_to_capture_a_step_alone(card, monkeypatch):
-    _, captured = pair("mamba-2", card, [[5, 9, 2]])
-    copies, plain = [], State.snapshot
-
-    def snapshot(self, *, slots=True):
-        copies.append(slots)
-        return plain(self, slots=slots)
-
-    monkeypatch.setattr(State, "snapshot", snapshot)
-    decoded(captured, ids(1, 8))
-    assert copies == [False] * len(card.tapes) == [False, False]

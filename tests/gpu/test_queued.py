@@ -95,28 +95,22 @@ def test_the_tokens_are_those_of_a_processor(card, sampling):
     assert queued == lengths == [11]  # of 8 tokens the last one is not read
 
 
-def test_a_token_is_read_before_it_is_known(card):
-    session = started(put(random_decoder(MODELS["llama"]), card))
-    sampler = sampler_of(session, SAMPLINGS["default"])
-    steps = decode(session, sampler, 3, None)
+@pytest.mark.parametrize(
+    ("sampling", "capacity", "limit"), [("default", 12, 3), ("greedy", 6, None)]
+)
+def test_a_token_is_read_before_it_is_known_but_the_last(card, sampling, capacity, limit):
+    """Of a text that is limited, and of sequences that are full until they grow."""
+    session = started(put(random_decoder(MODELS["llama"]), card), capacity=capacity)
+    steps = decode(session, sampler_of(session, SAMPLINGS[sampling]), limit, None)
     read = []
     for _ in range(3):
         next(steps)
         read.append(max(session.lengths))
     assert read == [5, 6, 6]
-
-
-def test_full_sequences_are_not_read_ahead(card):
-    session = started(put(random_decoder(MODELS["llama"]), card), capacity=6)
-    steps = decode(session, sampler_of(session, SAMPLINGS["greedy"]), None, None)
-    read = []
-    for _ in range(3):
+    if limit is None:
+        session.grow(8)
         next(steps)
-        read.append(max(session.lengths))
-    assert read == [5, 6, 6]
-    session.grow(8)
-    next(steps)
-    assert max(session.lengths) == 8
+        assert max(session.lengths) == 8
 
 
 @pytest.mark.parametrize("name", covered(name for name in MODELS if name not in LENGTH_ROPES))

@@ -11,21 +11,22 @@ from llmcli.formats.dense import Dense
 from llmcli.nn.linear import Linear
 
 
-def workload(weights):
-    return plan_workload(weights, [5, 9, 2, 7], more=1, sequences=1, rounds=1)
+def compared(monkeypatch, weights, *names, others=()):
+    """Those of the variants, by name."""
+    kept = tuple(maker for maker in variants._MAKERS if maker[0] in names)
+    monkeypatch.setattr(variants, "_MAKERS", (*kept, *others))
+    run = plan_workload(weights, [5, 9, 2, 7], more=1, sequences=1, rounds=1)
+    return {variant.name: variant for variant in beyond(weights, run)}
 
 
-@pytest.fixture
-def uncompiled(monkeypatch):
-    kept = tuple(maker for maker in variants._MAKERS if maker[0] != "compiled")
-    monkeypatch.setattr(variants, "_MAKERS", kept)
-
-
-@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_fewer_bits_are_near_and_said_to_be_off(kind):
-    weights = random_weights(kind)
-    found = {variant.name: variant for variant in beyond(weights, workload(weights))}
+def test_fewer_bits_are_near_and_said_to_be_off_and_the_decoder_is_as_it_was(kind, monkeypatch):
+    weights, ids = random_weights(kind), torch.tensor([[5, 9, 2, 7]])
+    before = weights.decoder(ids)
+    rest = {maker[0] for maker in variants._MAKERS} - {"compiled"}
+    found = compared(monkeypatch, weights, *rest)
+    assert torch.equal(weights.decoder(ids), before)
+    assert type(weights.decoder.blocks[0].mixers[0].qkv) is Linear
     assert found["decoder"].difference == found["decoder"].divergence == 0
     assert found["decoder"].speedup == 1
     for name in ("bfloat16", "int8"):
@@ -38,35 +39,22 @@ def test_fewer_bits_are_near_and_said_to_be_off(kind):
         assert found["CUDA graph"].token_s is None
 
 
-def test_the_decoder_is_as_it_was(uncompiled):
-    weights = random_weights("llama")
-    ids = torch.tensor([[5, 9, 2, 7]])
-    before = weights.decoder(ids)
-    beyond(weights, workload(weights))
-    assert torch.equal(weights.decoder(ids), before)
-    assert type(weights.decoder.blocks[0].mixers[0].qkv) is Linear
-
-
 @pytest.mark.machine  # it takes a C++ compiler, and a minute
 def test_a_compiled_step_is_the_same_step(monkeypatch):
-    kept = tuple(maker for maker in variants._MAKERS if maker[0] in ("decoder", "compiled"))
-    monkeypatch.setattr(variants, "_MAKERS", kept)
-    weights = random_weights("llama")
-    _, compiled = beyond(weights, workload(weights))
-    if compiled.missing is not None:
-        pytest.skip(f"no compiler here: {compiled.missing}")
-    assert compiled.difference < 1e-4
-    assert compiled.same_token
+    found = compared(monkeypatch, random_weights("llama"), "decoder", "compiled")["compiled"]
+    if found.missing is not None:
+        pytest.skip(f"no compiler here: {found.missing}")
+    assert found.difference < 1e-4
+    assert found.same_token
 
 
 def test_what_cannot_be_built_says_why(monkeypatch):
     def broken(decoder, run):
         raise RuntimeError("no such kernel\nand a long story")
 
-    kept = (variants._MAKERS[0], ("odd", "nothing", broken))
-    monkeypatch.setattr(variants, "_MAKERS", kept)
-    weights = random_weights("gpt2")
-    assert beyond(weights, workload(weights))[1].missing == "no such kernel"
+    odd = ("odd", "nothing", broken)
+    found = compared(monkeypatch, random_weights("gpt2"), "decoder", others=[odd])
+    assert found["odd"].missing == "no such kernel"
 
 
 def test_int8_rounds_to_half_a_step_of_each_row():

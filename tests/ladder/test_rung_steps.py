@@ -194,13 +194,19 @@ def test_nothing_is_tapped_where_no_one_looks(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
-def test_a_formula_has_a_bias_only_where_there_is_one(kind):
+def test_a_formula_has_a_bias_only_where_there_is_one_and_a_norm_its_mean(kind):
     without, _ = traced(kind, CONFIGS["llama"])
-    assert not any(" + b" in formula for formula in without.values)
-    shown, _ = traced(kind, CONFIGS["gpt2"])
+    assert not any(" + b" in formula or "μ" in formula for formula in without.values)
+    shown, taps = traced(kind, CONFIGS["gpt2"])
     names = {f.split(" + b_")[1].rstrip(")") for f in shown.values if " + b_" in f}
     attention = {"qkv"} if kind.number >= 5 else {"q", "k", "v"}
     assert names == attention | {"o", "up", "down"}
+    name = "x" if kind.number <= 2 else "X"
+    X = taps["blocks.0.resid_pre"][0]
+    mean = shown_last_row(shown.values[f"μ = mean({name})"]).flatten()
+    square = shown_last_row(shown.values[f"σ² = mean(({name} − μ)²)"]).flatten()
+    torch.testing.assert_close(mean, X.mean(-1)[-len(mean) :])
+    torch.testing.assert_close(square, X.var(-1, correction=0)[-len(square) :])
 
 
 @pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
@@ -211,19 +217,6 @@ def test_the_scale_is_said_to_be_the_usual_one_only_where_it_is(kind):
         assert formula.endswith(end)
         value = "√(d/h) = √8 = 2.828" if scale != 0.3 else "scale = 0.3"
         assert shown.notes[formula].startswith(value)
-
-
-@pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
-def test_norms_show_their_mean_and_variance(kind):
-    shown, taps = traced(kind, CONFIGS["gpt2"])
-    name = "x" if kind.number <= 2 else "X"
-    X = taps["blocks.0.resid_pre"][0]
-    mean = shown_last_row(shown.values[f"μ = mean({name})"]).flatten()
-    square = shown_last_row(shown.values[f"σ² = mean(({name} − μ)²)"]).flatten()
-    torch.testing.assert_close(mean, X.mean(-1)[-len(mean) :])
-    torch.testing.assert_close(square, X.var(-1, correction=0)[-len(square) :])
-    without, _ = traced(kind, CONFIGS["llama"])
-    assert not any("μ" in formula for formula in without.values)
 
 
 def test_the_lowest_rungs_show_the_last_token_which_sees_all_others():

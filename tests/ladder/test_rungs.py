@@ -8,7 +8,6 @@ from covers import covered, in_turn
 from decoder_parameters import parameters_of
 from ladder_models import DENSE, TYPES, refusal
 from small_models import ids, read, weights
-from tiny_checkpoints import write_gpt2, write_llama
 from zoo import CONFIGS, GATED, MODELS, block, branch, llama, stretched
 
 from llmcli.commands.ladder.measure.notation import first_attention, first_mlp
@@ -18,8 +17,7 @@ from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
 from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.runner import RUNGS
-from llmcli.commands.ladder.measure.weights import AttentionWeights, Weights
-from llmcli.loading.load import load
+from llmcli.commands.ladder.measure.weights import AttentionWeights
 from llmcli.parts.attention.config import DynamicScaling
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -76,13 +74,6 @@ def test_what_is_no_dense_model_is_refused_by_the_part():
     assert "which block 2 has" in refusal(MODELS["experts without gates, alone in their blocks"])
     alone = llama(block(branch(GATED)))
     assert refusal(alone) == "the ladder has no rungs for a model without attention"
-
-
-@pytest.mark.parametrize("write", [write_gpt2, write_llama])
-def test_all_rungs_agree_on_a_checkpoint(write, tmp_path):
-    model = load(str(write(tmp_path / "model")), dtype="float64")
-    tokens = ids(2, PROMPT + MORE) % model.config.vocab
-    run_and_compare(Weights.of(model.decoder), tokens, PROMPT)
 
 
 def test_all_rungs_agree_on_one_token():
@@ -164,20 +155,17 @@ def test_a_prompt_starts_anew(kind):
     assert torch.equal(read(rung, second, 3), read(kind(of), second, 3))
 
 
-@pytest.mark.parametrize("name", ["cache", "batch"])
-def test_a_pass_that_stopped_early_leaves_nothing_to_extend(name):
-    kind = BY_NAME[name]
-    rung = kind(weights(CONFIGS["llama"]))
-    tokens = ids(2, 4)
-    rung.start(tokens if kind.batched else tokens[0])
-    rung.forward(tokens if kind.batched else tokens[0], until=0)
-    with pytest.raises(ValueError, match="nothing to extend"):
-        rung.extend(tokens[:, 0] if kind.batched else tokens[0, 0])
-
-
-def test_nothing_is_extended_without_a_prompt():
+def test_without_a_whole_prompt_there_is_nothing_to_extend():
+    of, tokens = weights(CONFIGS["llama"]), ids(2, 4)
+    for name in ("cache", "batch"):
+        rung = BY_NAME[name](of)
+        prompt = tokens if rung.batched else tokens[0]
+        rung.start(prompt)
+        rung.forward(prompt, until=0)  # a pass that stopped early
+        with pytest.raises(ValueError, match="nothing to extend"):
+            rung.extend(prompt[..., 0])
     with pytest.raises(ValueError, match="no prompt"):
-        FusedKernels(weights(CONFIGS["llama"])).extend(torch.tensor([3]))
+        FusedKernels(of).extend(torch.tensor([3]))
 
 
 def test_kept_keys_are_those_of_a_shorter_sequence_where_the_rotation_grows():

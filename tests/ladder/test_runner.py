@@ -1,22 +1,26 @@
-"""Every rung agrees with the one below, slow ones are estimated, faults are found."""
+"""Every rung agrees with the one below, slow ones are estimated, products are counted."""
 
 import itertools
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from decoder_parameters import parameters_of
 from ladder_models import random_weights
 from tiny_checkpoints import llama_tensors, write_llama
 
+from llmcli import anatomy
 from llmcli.commands.ladder.measure import estimate as estimating
 from llmcli.commands.ladder.measure import runner
-from llmcli.commands.ladder.measure.count import multiply_adds
+from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
 from llmcli.commands.ladder.measure.notation import axis_sizes
 from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
 from llmcli.commands.ladder.measure.runner import run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.workload import plan_workload
-from llmcli.errors import NotFinite
+from llmcli.errors import NotFinite, UnsupportedModel
+from llmcli.graph.spec import Call
 from llmcli.loading.load import load
 
 IDS = [5, 9, 2, 7]
@@ -82,6 +86,8 @@ def test_the_workload_is_what_the_model_says_next():
     for chosen in run.more.tolist():
         assert weights.decoder(torch.tensor([ids]))[0, -1].argmax() == chosen
         ids.append(chosen)
+    short = plan_workload(weights, [5, 9], more=1, sequences=6)
+    assert len({tuple(row) for row in short.prompts.tolist()}) == 6, "no two are alike"
 
 
 def test_a_rung_over_budget_is_estimated_from_block_0_and_still_compared(monkeypatch):
@@ -114,21 +120,16 @@ def test_an_estimate_counts_what_the_whole_would(kind):
         assert found.token_work.flops == pytest.approx(counted.token_work.flops, rel=0.01)
 
 
-def test_the_loops_estimate_scales_by_their_multiply_adds(monkeypatch):
+def test_estimates_scale_by_multiply_adds_and_blocks(monkeypatch):
     weights = random_weights("llama")
     monkeypatch.setattr(estimating, "timed", lambda call: (call(), 1.0))
-    (rung,) = run_ladder(weights, workload(weights, budget=0), numbers=[1])
+    loops, matrices = run_ladder(weights, workload(weights, budget=0), numbers=[1, 3])
     adds = [multiply_adds(weights.config, n) for n in (4, 5, 6)]
     part = multiply_adds(weights.config, 1, 0)
-    assert rung.prompt_s.median == pytest.approx(adds[0] / part)
-    assert rung.token_s.median == pytest.approx((adds[1] + adds[2]) / 2 / part)
-
-
-def test_blocks_are_taken_as_often_as_there_are(monkeypatch):
-    weights = random_weights("llama")
-    monkeypatch.setattr(estimating, "timed", lambda call: (call(), 1.0))
-    (rung,) = run_ladder(weights, workload(weights, budget=0), numbers=[3])
-    assert rung.prompt_s.median == len(weights.blocks)  # block and head 1 s, every other block 1 s
+    assert loops.prompt_s.median == pytest.approx(adds[0] / part)
+    assert loops.token_s.median == pytest.approx((adds[1] + adds[2]) / 2 / part)
+    # block and head 1 s, every other block 1 s
+    assert matrices.prompt_s.median == len(weights.blocks)
 
 
 def test_large_logits_are_held_to_a_share_of_the_largest():
@@ -139,12 +140,6 @@ def test_large_logits_are_held_to_a_share_of_the_largest():
     rungs = run_ladder(loud, workload(weights, rounds=0), numbers=range(2, 8))
     assert all(rung.ok for rung in rungs)
     assert rungs[1].allowed > 2e-4
-
-
-def test_no_two_sequences_are_alike():
-    weights = random_weights("gpt2")
-    run = plan_workload(weights, [5, 9], more=1, sequences=6)
-    assert len({tuple(row) for row in run.prompts.tolist()}) == 6
 
 
 def test_a_model_that_is_not_finite_says_so():
@@ -159,23 +154,15 @@ def test_a_model_that_is_not_finite_says_so():
         decoder.ln_final.w.copy_(kept)
 
 
-def test_only_the_rungs_that_are_requested():
-    weights = random_weights("gpt2")
-    rungs = run_ladder(weights, workload(weights, rounds=0), numbers=[6, 3, 8])
-    assert [rung.number for rung in rungs] == [3, 6, 8]
-    assert rungs[1].ok
-
-
 def test_nan_is_no_agreement(monkeypatch):
     weights = random_weights("gpt2")
+    run = workload(weights, rounds=0)
+    rungs = run_ladder(weights, run, numbers=[6, 3, 8])  # only those that are requested
+    assert [rung.number for rung in rungs] == [3, 6, 8]
+    assert rungs[1].ok
     nothing = HeadsAsDimension.forward
-
-    def broken(self, ids, until=None):
-        return nothing(self, ids, until) * torch.nan
-
-    monkeypatch.setattr(HeadsAsDimension, "forward", broken)
-    rungs = run_ladder(weights, workload(weights, rounds=0), numbers=[3, 4])
-    assert not rungs[1].ok
+    monkeypatch.setattr(HeadsAsDimension, "forward", lambda *a, **k: nothing(*a, **k) * torch.nan)
+    assert not run_ladder(weights, run, numbers=[3, 4])[1].ok
 
 
 def test_steps_of_the_first_layer_are_kept():
@@ -209,3 +196,114 @@ def test_a_head_is_called_d_h_only_where_it_is(tmp_path, width, letter):
         written += [text for step in rung.steps for text in (step.formula, step.axes, step.note)]
         assert not any(other in text for text in written)
         assert any(letter in text for text in written)
+
+
+A, B, X = torch.ones(3, 4), torch.ones(4, 5), torch.ones(4)
+BIAS, BATCH = torch.ones(5), torch.ones(2, 3, 4)
+HEADS = torch.ones(2, 6, 3, 4)  # two sequences, six heads, three tokens
+
+
+@pytest.mark.parametrize(
+    ("call", "gemv", "gemm", "multiply_adds", "numbers"),
+    [
+        (lambda: A @ B, 0, 1, 3 * 4 * 5, 12 + 20 + 15),
+        (lambda: X @ B, 1, 0, 4 * 5, 4 + 20 + 5),
+        (lambda: A @ X, 1, 0, 3 * 4, 12 + 4 + 3),
+        (lambda: X @ X, 1, 0, 4, 4 + 4 + 1),
+        (lambda: A[:1] @ B, 1, 0, 4 * 5, 4 + 20 + 5),
+        (lambda: F.linear(A, B.t(), BIAS), 0, 1, 3 * 4 * 5, 12 + 20 + 15 + 5),
+        (lambda: F.linear(BATCH, B.t()), 0, 1, 2 * 3 * 4 * 5, 24 + 20 + 30),
+        (lambda: BATCH @ BATCH.transpose(1, 2), 0, 1, 2 * 3 * 4 * 3, 24 + 24 + 18),
+        (lambda: torch.einsum("bij,jk->bik", BATCH, B), 0, 1, 2 * 3 * 4 * 5, 24 + 20 + 30),
+        (lambda: A + A, 0, 0, 0, 0),
+    ],
+)
+def test_products(call, gemv, gemm, multiply_adds, numbers):
+    for context in (torch.inference_mode(), torch.no_grad()):
+        with context:
+            work = count(call)
+        assert (work.gemv, work.gemm) == (gemv, gemm)
+        assert (work.flops, work.bytes) == (2 * multiply_adds, 4 * numbers)
+
+
+def test_fused_attention_is_two_products_over_the_square():
+    with torch.inference_mode():
+        work = count(lambda: F.scaled_dot_product_attention(HEADS, HEADS, HEADS, is_causal=True))
+    assert (work.gemv, work.gemm) == (0, 1)
+    assert work.flops == 2 * 2 * 6 * 3 * 3 * (4 + 4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_decoder_runs_the_flops_that_the_anatomy_says(kind):
+    decoder = random_weights(kind).decoder
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    specs = anatomy.plan(decoder.config, Call(batch=1, tokens=5, past=0, phase="prefill")).written
+    assert count(lambda: decoder(ids)).flops == sum(spec.flops for spec in specs)
+    state = decoder.new_state(1, 8)
+    decoder(ids, state)
+    step = count(lambda: decoder(ids[:, :1], state))
+    products = 4 + 1  # qkv, attention, out, up (with gate), down
+    assert (step.gemv + step.gemm) == products * len(decoder.config.layers) + 1
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_loops_do_more_than_the_matrices(kind):
+    weights = random_weights(kind)
+    prompt, token = loop_work(weights.config, 4, 2)
+    assert prompt.flops == 2 * multiply_adds(weights.config, 4)
+    assert prompt.bytes == 8 * prompt.flops
+    average = (multiply_adds(weights.config, 5) + multiply_adds(weights.config, 6)) / 2
+    assert token.flops == 2 * average
+    matrices = count(lambda: weights.decoder(torch.tensor([[1, 2, 3, 4]])))
+    assert prompt.flops > matrices.flops
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_nothing_is_copied(kind):
+    weights = random_weights(kind)
+    slots = parameters_of(weights.decoder)
+    assert weights.W_E.data_ptr() == slots["embed.W"].data_ptr()
+    _, mlp = weights.blocks[0].parts
+    assert torch.equal(mlp.down.W, slots["blocks.0.mlp.W_down"].t())
+    assert mlp.down.W.data_ptr() == slots["blocks.0.mlp.W_down"].data_ptr()
+
+
+def test_a_parameter_without_a_formula_is_refused(monkeypatch):
+    decoder = random_weights("gpt2").decoder
+    named = [*decoder.weight_names, "blocks.0.attn.temperature"]
+    monkeypatch.setattr(decoder, "weight_names", named)
+    with pytest.raises(UnsupportedModel, match=r"no formula for `blocks\.0\.attn\.temperature`"):
+        Weights.of(decoder)
+
+
+TEXT = "In the beginning"
+
+
+def measured(model, dtype, **options):
+    loaded = load(str(model), dtype=dtype)
+    weights = Weights.of(loaded.decoder)
+    ids = loaded.tokenizer.encode(TEXT)
+    run = plan_workload(
+        weights, ids, more=1, sequences=2, rounds=0, budget=options.pop("budget", 60)
+    )
+    return run_ladder(weights, run, **options)
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-4), ("float64", 1e-9)])
+def test_every_rung_of_tiny(dtype, allowed):
+    rungs = measured("tiny", dtype)
+    assert len(rungs) == 8
+    for rung in rungs[1:]:
+        assert rung.compared == "logits"
+        assert rung.difference <= allowed
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-4), ("float64", 1e-9)])
+def test_every_rung_of_smollm2_with_the_loops_estimated(smollm2_path, dtype, allowed):
+    rungs = measured(smollm2_path, dtype, budget=10)
+    assert rungs[0].estimated.startswith("block 0 alone")
+    assert rungs[1].compared.endswith("after block 0")
+    assert all(rung.ok for rung in rungs)
+    for rung in rungs[3:]:
+        assert rung.compared == "logits"
+        assert rung.difference <= allowed

@@ -20,8 +20,7 @@ CPU = torch.device("cpu")
 MIB = 2**20
 
 
-@pytest.fixture
-def two_sockets(tmp_path, monkeypatch):
+def test_a_shared_cache_counts_once_and_an_own_one_for_every_thread(tmp_path, monkeypatch):
     """Four processors on two sockets: their own L1 and L2, and an L3 for each pair."""
     monkeypatch.setattr(module, "processor_numbers", lambda: [0, 1, 2, 3])
     for processor in range(4):
@@ -36,26 +35,13 @@ def two_sockets(tmp_path, monkeypatch):
             values = {"level": level, "type": kind, "size": size, "shared_cpu_map": f"{shared:x}"}
             for name, value in values.items():
                 (folder / name).write_text(f"{value}\n")
-    return tmp_path
-
-
-def test_a_shared_cache_counts_once_and_an_own_one_for_every_thread(two_sockets):
-    assert cpu_caches(1, two_sockets) == (("L2", MIB), ("L3", 32 * MIB))
-    assert cpu_caches(2, two_sockets) == (("L2", 2 * MIB), ("L3", 64 * MIB))
-    assert cpu_caches(3, two_sockets) == (("L2", 3 * MIB), ("L3", 64 * MIB))
-    assert cpu_caches(99, two_sockets) == (("L2", 4 * MIB), ("L3", 64 * MIB))
-
-
-def test_processors_that_may_not_be_used_do_not_count(two_sockets, monkeypatch):
-    monkeypatch.setattr(module, "processor_numbers", lambda: [1])
-    assert cpu_caches(4, two_sockets) == (("L2", MIB), ("L3", 32 * MIB))
-
-
-def test_a_system_that_tells_nothing_of_its_caches_has_none(two_sockets, tmp_path):
-    assert cpu_caches(2, tmp_path / "nowhere") == ()
-    for size in two_sockets.rglob("size"):
+    for threads, l2, l3 in ((1, 1, 32), (2, 2, 64), (3, 3, 64), (99, 4, 64)):
+        assert cpu_caches(threads, tmp_path) == (("L2", l2 * MIB), ("L3", l3 * MIB))
+    monkeypatch.setattr(module, "processor_numbers", lambda: [1])  # the others may not be used
+    assert cpu_caches(4, tmp_path) == (("L2", MIB), ("L3", 32 * MIB))
+    for size in tmp_path.rglob("size"):
         size.write_text("much\n")
-    assert cpu_caches(2, two_sockets) == ()
+    assert cpu_caches(2, tmp_path) == cpu_caches(2, tmp_path / "nowhere") == ()
 
 
 def test_ceilings_of_this_processor(monkeypatch):
@@ -101,10 +87,7 @@ def test_rates_are_those_of_a_processor():
     [(MIB, "L2", 9.0), (2 * MIB, "L3", 5.0), (5 * MIB, "L3", 5.0), (99 * MIB, "memory", 1.0)],
 )
 def test_a_set_is_read_where_it_fits(nbytes, level, rate):
-    reads = (ReadRate(nbytes=MIB, bytes_per_s=9.0, level="L2"),
-             ReadRate(nbytes=5 * MIB, bytes_per_s=5.0, level="L3"),
-             ReadRate(nbytes=32 * MIB, bytes_per_s=1.0, level="memory"))  # fmt: skip
-    found = ceilings(reads).read(nbytes)
+    found = read(nbytes, (MIB, 9.0, "L2"), (5 * MIB, 5.0, "L3"), (32 * MIB, 1.0, "memory"))
     assert (found.level, found.bytes_per_s) == (level, rate)
 
 
@@ -114,15 +97,19 @@ def test_a_set_is_read_where_it_fits(nbytes, level, rate):
 )
 def test_no_cache_is_claimed_for_more_than_it_holds(nbytes, level):
     """Where there was no room for a set that no cache holds."""
-    found = ceilings((ReadRate(nbytes=4 * MIB, bytes_per_s=5.0, level="L3"),)).read(nbytes)
+    found = read(nbytes, (4 * MIB, 5.0, "L3"))
     assert (found.level, found.bytes_per_s) == (level, 5.0)
-    small = ceilings((ReadRate(nbytes=MIB, bytes_per_s=9.0, level="L2"),)).read(nbytes)
+    small = read(nbytes, (MIB, 9.0, "L2"))
     assert small.level == {"L3": "L3, not measured"}.get(level, level)
 
 
-def ceilings(reads):
-    return Ceilings(device="cpu", threads=1, reads=reads, matrices=(), seconds=0.0,
-                    caches=(("L2", MIB), ("L3", 8 * MIB)))  # fmt: skip
+def read(nbytes, *rates):
+    """How so many bytes are read where these sets were."""
+    reads = tuple(ReadRate(nbytes=n, bytes_per_s=rate, level=level) for n, rate, level in rates)
+    return Ceilings(
+        device="cpu", threads=1, reads=reads, matrices=(), seconds=0.0,
+        caches=(("L2", MIB), ("L3", 8 * MIB)),
+    ).read(nbytes)  # fmt: skip
 
 
 def test_a_dtype_is_measured_once_and_float64_never_through_float32():
@@ -217,15 +204,22 @@ def test_the_faster_way_of_a_16_bit_product_is_found_and_named(monkeypatch, narr
     assert found.flops_per_s == 2 * 256**3 / min(narrow, 1.0)
 
 
-def test_the_best_repetition_counts(monkeypatch):
-    clock, costs = [0.0], iter((0.01, 0.5, 0.25, 0.75, 0.5, 0.5, 9.0, 0.1))  # a warm-up first
+@pytest.mark.parametrize(
+    ("costs", "pieces", "most", "best", "left"),
+    [  # a warm-up first; five in any case, and no more when the time is over
+        ((0.01, 0.5, 0.25, 0.75, 0.5, 0.5, 9.0, 0.1), 1, 1.0, 0.25, 9.0),
+        ((9.0, 9.0, 1.0, 8.0, 2.0, 4.0, 3.0, 2.0, 5.0, 6.0, 7.0, 3.0), 2, 0.0, 1.0 + 2.0, None),
+    ],
+)
+def test_of_every_piece_the_best_repetition_counts(monkeypatch, costs, pieces, most, best, left):
+    clock, costs = [0.0], iter(costs)
     monkeypatch.setattr(rates, "perf_counter", lambda: clock[0])
 
     def call():
         clock[0] += next(costs)
 
-    assert rates.best_seconds([call], CPU, 1.0) == 0.25
-    assert next(costs) == 9.0  # five in any case, and no more when the time is over
+    assert rates.best_seconds([call] * pieces, CPU, most) == best
+    assert next(costs, None) == left
 
 
 def test_the_start_of_an_operation_is_the_median_of_a_product_and_a_sum(monkeypatch):
@@ -248,16 +242,6 @@ def test_the_start_of_an_operation_is_the_median_of_a_product_and_a_sum(monkeypa
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     assert rates.start_seconds(CPU, torch.bfloat16) == (3.0 + 1.0) / 2
     assert started == [("mm", torch.bfloat16), ("add", torch.bfloat16)] * 52
-
-
-def test_of_every_piece_the_best_repetition_counts(monkeypatch):
-    clock, costs = [0.0], iter((9.0, 9.0, 1.0, 8.0, 2.0, 4.0, 3.0, 2.0, 5.0, 6.0, 7.0, 3.0))
-    monkeypatch.setattr(rates, "perf_counter", lambda: clock[0])
-
-    def call():
-        clock[0] += next(costs)
-
-    assert rates.best_seconds([call, call], CPU, 0.0) == 1.0 + 2.0
 
 
 def test_what_lies_in_memory_is_read_in_pieces_and_all_of_it(monkeypatch):

@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 import torch
 from covers import in_turn
-from tiny_checkpoints import gpt2_tensors, write_gpt2, write_llama
+from tiny_checkpoints import write_llama, write_mistral, write_small_gpt2
 
 import llmcli.observe.chunks as chunks
 from llmcli.commands.attention.measure.run import measure_attention
@@ -35,12 +35,11 @@ LONG = {
     "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 1.5, 2.0, 4.0],
     "original_max_position_embeddings": 8, "factor": 4.0,
 }  # fmt: skip
-SMALL = {name: value * 0.3 if value.ndim > 1 else value for name, value in gpt2_tensors().items()}
 WRITERS = {
     "llama": write_llama,
-    "mistral": lambda path: write_llama(path, model_type="mistral", sliding_window=3),
+    "mistral": write_mistral,
     "longrope": lambda path: write_llama(path, rope_scaling=LONG, max_position_embeddings=64),
-    "gpt2": lambda path: write_gpt2(path, SMALL),
+    "gpt2": write_small_gpt2,
 }
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from itertools import cycle
 
 import numpy as np
 import pytest
 import torch
-from blocks import norm_of
+from blocks import configure, norm_of
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import write_llama, write_mistral, write_qwen3, write_small_gpt2
 
 import llmcli.commands.dump.measure.run as dump_module
 import llmcli.devices
@@ -32,25 +31,9 @@ from llmcli.parts.attention import forward as nn_attention
 IDS = (5, 17, 3, 17, 42, 8, 30)
 
 
-def _qwen3():
-    g = torch.Generator().manual_seed(5)
-    return llama_tensors() | {
-        f"model.layers.{i}.self_attn.{part}_norm.weight": torch.rand(8, generator=g) + 0.5
-        for i in range(2)
-        for part in "qk"
-    }
-
-
 WRITERS = {
-    "gpt2": lambda path: write_gpt2(
-        path, {n: t * 0.3 if t.ndim > 1 else t for n, t in gpt2_tensors().items()}
-    ),
-    "llama": write_llama,
-    "mistral": lambda path: write_llama(path, model_type="mistral", sliding_window=3),
-    "qwen3": lambda path: write_llama(
-        path, _qwen3(), model_type="qwen3", head_dim=8, sliding_window=None
-    ),
-}
+    "gpt2": write_small_gpt2, "llama": write_llama, "mistral": write_mistral, "qwen3": write_qwen3,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -312,28 +295,24 @@ def test_an_infinity_is_no_number_but_a_masked_score_is_one(model):
     assert report.not_finite == "`blocks.0.mlp.pre[0,11]` is infinite"
     assert [one.infinite for one in report.tensors] == [0, len(IDS)]
     assert report.tensors[0].masked == 2 * 21
-
-
-def test_a_nan_beside_what_is_dumped_is_told_too(model):
-    """ReLU makes 0 of it, or it is not among the names: its formula has it."""
+    # a NaN beside what is dumped, of which ReLU makes 0: its formula has it
     broken = model("gpt2")
     parameters_of(broken.decoder)["blocks.0.ln1.b"][2] = math.nan
     report, _ = dumped(broken, ["blocks.0.ln1.scale", "blocks.0.attn.q"])
     assert "blocks.0.attn.q[0,0,0]" in report.not_finite
 
 
-def faulty_scale(model):
-    mixer = model.decoder.blocks[1].mixers[0]
-    mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * 1.01)
+def faulty_scale(decoder):
+    mixer = decoder.blocks[1].mixers[0]
+    configure(mixer, scale=mixer.config.scale * 1.01)
 
 
-def faulty_norm(model):
-    norm = norm_of(model.decoder.blocks[1], 2)
-    norm.config = dataclasses.replace(norm.config, eps=1e-2)
+def faulty_norm(decoder):
+    configure(norm_of(decoder.blocks[1], 2), eps=1e-2)
 
 
-def faulty_head(model):
-    model.decoder.head = Dense(model.decoder.head.dense() * 1.001)
+def faulty_head(decoder):
+    decoder.head = Dense(decoder.head.dense() * 1.001)
 
 
 @pytest.mark.parametrize("generate", [0, 2])
@@ -347,7 +326,7 @@ def faulty_head(model):
 )
 def test_the_check_turns_red_for_a_fault(breaks, first, generate, model):
     broken = model("mistral")
-    breaks(broken)
+    breaks(broken.decoder)
     report, arrays = dumped(broken, generate=generate)
     assert not report.ok
     formulas, *matrices, cache = report.checks
@@ -445,14 +424,11 @@ def test_of_a_shared_product_only_the_part_that_is_kept_stays(model, monkeypatch
         assert torch.equal(was, part)
 
 
-def test_a_prompt_of_one_token(model):
+def test_a_prompt_of_one_token_and_of_many(model):
     report, arrays = dumped(model("qwen3"), ids=(5,))
     assert report.ok
     assert arrays["blocks.0.attn.pattern"].flatten().tolist() == [1.0] * 4
     assert arrays["cache.1.k"].shape == (2, 1, 8)
-
-
-def test_a_long_prompt_is_checked_at_some_of_its_tokens(model):
     ids = [3 + i % 40 for i in range(50)]
     report, _ = dumped(model(), ["blocks.1.attn.z", "blocks.1.attn.result"], ids=ids)
     assert report.checks[0].words.endswith("(products: 32 or more of 50 rows)")

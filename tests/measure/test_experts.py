@@ -152,109 +152,61 @@ def test_layers_without_experts_say_so():
         ExpertsOptions().layers(MODELS["llama"])
 
 
-FAULTS = {}
+def instead(owner, name, make):
+    """Plants `make(plain)` instead of the function of that name."""
+    return lambda monkeypatch, decoder: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
 
 
-def fault(config, check):
-    """Registers what plants a fault in the model `config`, which has to turn `check` red."""
-
-    def register(plant):
-        FAULTS[plant.__name__.replace("_", " ")] = (config, check, plant)
-        return plant
-
-    return register
+def routed(name, **changes):
+    """Plants that function of the routing with another configuration."""
+    return instead(
+        experts, name,
+        lambda plain: lambda *x: plain(*x[:2], dataclasses.replace(x[2], **changes)),
+    )  # fmt: skip
 
 
-def routing(monkeypatch, name, **changes):
-    """That function of the routing with another configuration."""
-    plain = vars(experts)[name]
-    monkeypatch.setattr(
-        experts, name, lambda *x: plain(*x[:2], dataclasses.replace(x[2], **changes))
-    )
-
-
-@fault("experts by groups", "choice")
-def a_choice_that_ignores_the_correction(monkeypatch, decoder):
-    choose = experts.choose
-    monkeypatch.setattr(experts, "choose", lambda scores, c, routing: choose(scores, None, routing))
-
-
-@fault("experts by groups", "choice")
-def a_choice_of_all_groups(monkeypatch, decoder):
-    routing(monkeypatch, "choose", groups=1)
-
-
-@fault("experts", "choice")
-def the_expert_behind_the_last_one(monkeypatch, decoder):
-    choose = experts.choose
-    monkeypatch.setattr(
-        experts, "choose",
-        lambda s, c, r: choose(s, c, dataclasses.replace(r, chosen=3))[..., [0, 2]],
-    )
-
-
-@fault("experts", "choice")
-def the_same_expert_twice(monkeypatch, decoder):
-    choose = experts.choose
-    monkeypatch.setattr(experts, "choose", lambda *x: choose(*x)[..., [0, 0]])
-
-
-@fault("experts", "choice")
-def the_smallest_score_first(monkeypatch, decoder):
-    choose = experts.choose
-    monkeypatch.setattr(experts, "choose", lambda *x: choose(*x).flip(-1))
-
-
-@fault("experts", "weights")
-def weights_of_another_expert(monkeypatch, decoder):
-    weigh = experts.weigh
-    monkeypatch.setattr(experts, "weigh", lambda *x: weigh(*x).flip(-1))
-
-
-@fault("experts by groups", "weights")
 def corrected_scores_that_weigh(monkeypatch, decoder):
     weigh, part = experts.weigh, decoder.blocks[0].parts["blocks.0.moe"]
     monkeypatch.setattr(experts, "weigh", lambda s, *rest: weigh(s + part.correction, *rest))
 
 
-@fault("experts", "weights")
-def weights_that_are_not_renormalized(monkeypatch, decoder):
-    routing(monkeypatch, "weigh", renormalized=False)
-
-
-@fault("experts by groups", "weights")
-def weights_that_are_not_scaled(monkeypatch, decoder):
-    routing(monkeypatch, "weigh", scale=1.0)
-
-
-@fault("experts beside dense layers", "weights")
-def all_of_the_shared_expert(monkeypatch, decoder):
-    share = experts.share
-    monkeypatch.setattr(
-        experts, "share",
-        lambda x, sigmoid: torch.ones_like(x) if x.shape[-1] == 1 else share(x, sigmoid=sigmoid),
-    )
-
-
-@fault("experts beside dense layers", "sum")
-def the_shared_expert_left_out(monkeypatch, decoder):
+def no_shared_expert(monkeypatch, decoder):
     part = decoder.blocks[1].parts["blocks.1.moe"]
     shared = part.shared
     monkeypatch.setattr(part, "shared", lambda *x: torch.zeros_like(shared(*x)))
 
 
-@fault("experts by groups", "loads")
-def a_load_that_counts_the_first_choice_alone(monkeypatch, decoder):
-    loads = measure.loads
-    monkeypatch.setattr(measure, "loads", lambda chosen, count: loads(chosen[:, :1], count))
-
-
-@fault("experts", "loads")
-def a_load_without_the_last_expert(monkeypatch, decoder):
-    loads = measure.loads
-    monkeypatch.setattr(measure, "loads", lambda chosen, count: loads(chosen, count) * (
-        np.arange(count) < count - 1
-    ))  # fmt: skip
+# of each fault the model that it is planted in, the check that it has to turn red, what plants it
+FAULTS = {
+    "a choice that ignores the correction": ("experts by groups", "choice", instead(
+        experts, "choose", lambda choose: lambda scores, c, routing: choose(scores, None, routing)
+    )),
+    "a choice of all groups": ("experts by groups", "choice", routed("choose", groups=1)),
+    "the expert behind the last one": ("experts", "choice", instead(
+        experts, "choose",
+        lambda choose: lambda s, c, r: choose(s, c, dataclasses.replace(r, chosen=3))[..., [0, 2]],
+    )),
+    "the same expert twice": ("experts", "choice", instead(
+        experts, "choose", lambda choose: lambda *x: choose(*x)[..., [0, 0]])),
+    "the smallest score first": ("experts", "choice", instead(
+        experts, "choose", lambda choose: lambda *x: choose(*x).flip(-1))),
+    "weights of another expert": ("experts", "weights", instead(
+        experts, "weigh", lambda weigh: lambda *x: weigh(*x).flip(-1))),
+    "corrected scores that weigh": ("experts by groups", "weights", corrected_scores_that_weigh),
+    "weights that are not renormalized": ("experts", "weights", routed(
+        "weigh", renormalized=False)),
+    "weights that are not scaled": ("experts by groups", "weights", routed("weigh", scale=1.0)),
+    "all of the shared expert": ("experts beside dense layers", "weights", instead(
+        experts, "share", lambda share: lambda x, sigmoid: (
+            torch.ones_like(x) if x.shape[-1] == 1 else share(x, sigmoid=sigmoid)))),
+    "the shared expert left out": ("experts beside dense layers", "sum", no_shared_expert),
+    "a load that counts the first choice alone": ("experts by groups", "loads", instead(
+        measure, "loads", lambda loads: lambda chosen, count: loads(chosen[:, :1], count))),
+    "a load without the last expert": ("experts", "loads", instead(
+        measure, "loads",
+        lambda loads: lambda chosen, count: loads(chosen, count) * (np.arange(count) < count - 1),
+    )),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -124,19 +124,19 @@ def test_a_vocabulary_of_another_size(tmp_path):
     assert (found.says, found.holds, found.ok, found.must) == ("98", "97", False, True)
 
 
-@pytest.mark.parametrize("label", ["large", "135", "M", "1.2.3B", "9" * 400 + "B", ""])
-def test_labels_that_are_no_sizes_claim_nothing(tmp_path, label):
-    assert not checked(write_gguf(tmp_path / "m.gguf", general__size_label=label)).claims
-
-
-@pytest.mark.parametrize("name", ["v1.5", "stories15M-x", "A2.7B", "8x7B", "30-layers"])
-def test_words_in_a_name_that_are_no_sizes(tmp_path, name):
-    assert not checked(write_gguf(tmp_path / "m.gguf", general__name=name)).claims
-
-
-def test_blocks_of_an_old_layout_matter_only_where_there_are_blocks(tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", blocks=False, general__quantization_version=1)
-    assert not checked(path).claims
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        *({"size_label": label} for label in ("large", "135", "M", "1.2.3B", "9" * 400 + "B", "")),
+        *({"name": name} for name in ("v1.5", "stories15M-x", "A2.7B", "8x7B", "30-layers")),
+        {"quantization_version": 1},  # where there are no blocks
+    ],
+    ids=lambda metadata: str(metadata)[:30],
+)
+def test_what_is_no_size_and_no_blocks_claims_nothing(tmp_path, metadata):
+    given = {f"general__{key}": value for key, value in metadata.items()}
+    blocks = "quantization_version" not in metadata
+    assert not checked(write_gguf(tmp_path / "m.gguf", blocks=blocks, **given)).claims
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,7 @@ def test_an_end_of_text_that_no_row_has(tmp_path):
     (path / "generation_config.json").write_text('{"eos_token_id": [2, 97, "x"]}')
     report = checked(path)
     found = claim(report, "special_tokens")
-    assert (found.says, found.ok, found.must) == ("1, 2, 97", False, False)
-    assert report.ok
+    assert (found.says, found.ok, found.must, report.ok) == ("1, 2, 97", False, False, True)
 
 
 @BOTH
@@ -231,12 +230,10 @@ def test_bytes_that_nothing_owns(tmp_path, look):
 @pytest.mark.parametrize(
     ("offsets", "size", "where"),
     [
-        ((0, 32), 64, ""),
-        ((32, 64), 96, "the end of the header"),
-        ((0, 64), 96, "the end of a"),
+        ((0, 32), 64, ""), ((32, 64), 96, "the end of the header"), ((0, 64), 96, "the end of a"),
         ((0, 32), 65, "the end of b"),
     ],
-)
+)  # fmt: skip
 def test_gaps_of_a_gguf_file(tmp_path, offsets, size, where):
     table = [tensor(name, (8,), 0, at) for name, at in zip("ab", offsets, strict=True)]
     names = [pair("general.architecture", STRING, "nobody"), pair("a", STRING, "b" * 40)]
@@ -247,28 +244,20 @@ def test_gaps_of_a_gguf_file(tmp_path, offsets, size, where):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda tensors: tensors.pop("model.norm.weight"), "no tensor for `ln_final.w`"),
-        (
-            lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}),
-            "should be [32] but is [31]",
-        ),
-    ],
+    ("norm", "words"),
+    [(None, "no tensor for `ln_final.w`"), (torch.ones(31), "should be [32] but is [31]")],
+    ids=["missing", "short"],
 )
-def test_what_does_not_fit_is_told_and_looked_through_all_the_same(tmp_path, change, words):
-    tensors = llama_tensors()
-    change(tensors)
+def test_what_does_not_fit_is_told_and_looked_through_all_the_same(tmp_path, norm, words):
+    tensors = llama_tensors() | {"model.norm.weight": norm}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     report = checked(write_llama(tmp_path / "m", tensors))
     assert words in report.fault
     assert not report.ok
     assert report.looked_at == sum(tensor.numel() for tensor in tensors.values())
     assert check(report, "ledger").ok
-
-
-def test_a_model_of_an_unknown_kind_is_a_fault(tmp_path):
-    path = write_llama(tmp_path / "m", model_type="nobody")
-    assert "`nobody` is not supported" in checked(path).fault
+    unknown = checked(write_llama(tmp_path / "n", model_type="nobody"))
+    assert "`nobody` is not supported" in unknown.fault
 
 
 @BOTH

@@ -87,32 +87,24 @@ def test_a_dropped_tensor_has_its_reason(tmp_path):
     assert report.ok
 
 
-def without(entries, name):
-    return tuple(entry for entry in entries if entry.parameter != name)
-
-
 @pytest.mark.parametrize("look", [loaded, checked])
-def test_a_tensor_that_no_line_has_is_missed(tmp_path, monkeypatch, look):
-    plain = run_module.ledger_lines
+def test_a_tensor_that_no_line_has_is_missed_and_bytes_told_twice_are_found(
+    tmp_path, monkeypatch, look
+):
+    plain, forgotten = run_module.ledger_lines, "blocks.1.mlp.W_up"
 
     def forgetful(ledger, *others):
-        forgot = replace(ledger, entries=without(ledger.entries, "blocks.1.mlp.W_up"))
-        return plain(forgot, *others)
+        kept = tuple(entry for entry in ledger.entries if entry.parameter != forgotten)
+        return plain(replace(ledger, entries=kept), *others)
 
+    path = write_llama(tmp_path / "m")
     monkeypatch.setattr(run_module, "ledger_lines", forgetful)
-    report = look(write_llama(tmp_path / "m"))
+    report = look(path)
     ledger = check(report, "ledger")
-    assert not ledger.ok
-    assert ledger.value == 48 * 32 * 4
+    assert (ledger.ok, report.ok, ledger.value) == (False, False, 48 * 32 * 4)
     assert ledger.where == "model.layers.1.mlp.up_proj.weight"
-    assert not report.ok
-
-
-def test_bytes_that_are_told_twice_are_found(tmp_path, monkeypatch):
-    plain = run_module.ledger_lines
     monkeypatch.setattr(run_module, "ledger_lines", lambda *a: (*plain(*a), plain(*a)[0]))
-    report = loaded(write_llama(tmp_path / "m"))
-    assert check(report, "ledger").value == 97 * 32 * 4
+    assert check(loaded(path), "ledger").value == 97 * 32 * 4
 
 
 def test_a_parameter_that_nobody_looked_at_is_missed(tmp_path, monkeypatch):
@@ -156,7 +148,7 @@ def test_layers_that_are_alike_are_one_row_and_others_are_not():
     ]
 
 
-def test_a_row_has_the_numbers_of_all_its_layers(tmp_path):
+def test_a_row_has_the_numbers_of_all_its_layers_and_parts_of_a_fused_tensor_their_own(tmp_path):
     tensors = llama_tensors()
     report = loaded(write_llama(tmp_path / "m", tensors))
     row = next(row for row in report.rows if row.parameter == "blocks.{0-1}.mlp.W_up")
@@ -166,11 +158,8 @@ def test_a_row_has_the_numbers_of_all_its_layers(tmp_path):
     assert found.mean == pytest.approx(float(both.mean()), abs=1e-12)
     assert found.std == pytest.approx(float(both.std(correction=0)), rel=1e-12)
     assert (found.low, found.high) == (float(both.min()), float(both.max()))
-
-
-def test_parts_of_a_fused_tensor_have_numbers_of_their_own(tmp_path):
     tensors = gpt2_tensors()
-    lines = loaded(write_gpt2(tmp_path / "m", tensors)).lines
+    lines = loaded(write_gpt2(tmp_path / "n", tensors)).lines
     value = next(line for line in lines if line.parameter == "blocks.0.attn.W_v")
     part = tensors["h.0.attn.c_attn.weight"][:, 32:].double()
     assert value.numbers.mean == pytest.approx(float(part.mean()), abs=1e-12)
@@ -180,8 +169,7 @@ def test_parts_of_a_fused_tensor_have_numbers_of_their_own(tmp_path):
 @pytest.mark.parametrize("look", [loaded, checked])
 @pytest.mark.parametrize("scheme", ["fp8-blocks", "float-tensor", "int-channel", "bitsandbytes"])
 def test_scales_are_told_where_they_are_used_and_in_lines_of_their_own(tmp_path, look, scheme):
-    path = write_quantized(tmp_path / "m", scheme)[0]
-    report = look(path)
+    report = look(write_quantized(tmp_path / "m", scheme)[0])
     assert report.ok, report
     suffix = SCHEMES[scheme][3]
     lines = {line.parameter: line for line in report.lines if line.parameter}
@@ -191,6 +179,14 @@ def test_scales_are_told_where_they_are_used_and_in_lines_of_their_own(tmp_path,
     scales = [line for line in report.lines if line.source.endswith(suffix)]
     assert len(scales) == 14
     assert all("belongs to the scale of `model.layers." in line.reason for line in scales)
+    # those of layers are one row, as their weights are
+    rows = [row for row in report.rows if "belongs to the scale" in row.reason]
+    of_scales = [line for line in report.lines if "belongs to the scale" in line.reason]
+    assert sum(row.tensors for row in rows) == len(of_scales) > len(rows)
+    up = next(row for row in rows if "up_proj" in row.source)
+    layers = up.source.partition("{")[2].partition("}")[0]
+    assert f"layers.{{{layers}}}.mlp.up_proj.weight`" in up.reason
+    assert sum(row.bytes for row in report.rows) == report.tensor_bytes
 
 
 @pytest.mark.parametrize("look", [loaded, checked])
@@ -211,15 +207,3 @@ def test_a_layer_with_what_is_not_finite_has_a_row_of_its_own(tmp_path):
     assert rows["blocks.0.mlp.W_up"].numbers.nan == 0
     assert rows["blocks.1.mlp.W_up"].numbers.first_bad == (7, 3)
     assert rows["blocks.{0-1}.mlp.W_down"].tensors == 2
-
-
-def test_scales_of_layers_are_one_row_as_their_weights_are(tmp_path):
-    folder, _ = write_quantized(tmp_path, "fp8-blocks")
-    report = loaded(folder)
-    scales = [row for row in report.rows if "belongs to the scale" in row.reason]
-    lines = [line for line in report.lines if "belongs to the scale" in line.reason]
-    assert sum(row.tensors for row in scales) == len(lines) > len(scales)
-    up = next(row for row in scales if "up_proj" in row.source)
-    layers = up.source.partition("{")[2].partition("}")[0]
-    assert f"layers.{{{layers}}}.mlp.up_proj.weight`" in up.reason
-    assert sum(row.bytes for row in report.rows) == report.tensor_bytes

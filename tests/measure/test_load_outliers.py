@@ -88,11 +88,7 @@ def test_none_in_blocks(format):
 # last is the sign. Each changes the scale at least 16-fold and the minimum at least 4-fold.
 @pytest.mark.parametrize(
     ("format", "bits"),
-    [
-        ("Q4_1", [14, 13, 12, 15]),
-        ("Q4_1", [16 + 14, 16 + 11, 16 + 15]),
-        ("Q8_0", [14]),
-    ],
+    [("Q4_1", [14, 13, 12, 15]), ("Q4_1", [16 + 14, 16 + 11, 16 + 15]), ("Q8_0", [14])],
 )
 def test_a_wrong_bit_of_a_scale_is_found_in_its_block(format, bits):
     clean = quantize(0.1 * drawn(512, 576), format)
@@ -113,17 +109,14 @@ def test_the_highest_bit_of_an_exponent_is_found_in_dense_numbers(dtype):
     assert found(x.float().bfloat16() if size == 4 else x, piece=4096) == found(x)
 
 
-def test_a_number_far_beyond_a_vector_is_found_where_it_is():
+def test_a_number_far_beyond_is_found_where_it_is_and_pieces_make_no_difference():
     assert found(with_number(1e9, 576)) == [192]
-
-
-def test_pieces_make_no_difference():
     x = with_number(1e6, 512, 512)
     x[500, :32] = -3.0
     assert found(x) == found(x, 32) == found(x, 32 * 77) == [x.numel() // 96 * 32, 500 * 512]
 
 
-def test_the_place_is_told_as_the_file_has_it(tmp_path):
+def test_the_place_is_told_as_the_file_has_it_where_all_numbers_are_finite(tmp_path):
     x = drawn(300, 64)
     x[7, 33] = 1e20
     save_file({"x": x, "whole": torch.full((300, 64), 2**60)}, tmp_path / "x.safetensors")
@@ -131,9 +124,6 @@ def test_the_place_is_told_as_the_file_has_it(tmp_path):
     assert check(report, "outliers").where == "`x[7,32]`"
     assert not report.ok
     assert check(checked(write_gguf(tmp_path / "m.gguf")), "outliers").ok
-
-
-def test_of_numbers_that_are_not_finite_nothing_more_is_said(tmp_path):
     save_file({"x": with_number(math.inf, 300, 64)}, tmp_path / "x.safetensors")
     report = checked(tmp_path / "x.safetensors")
     assert report.not_finite

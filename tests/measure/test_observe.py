@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from small_models import weights
+from small_models import as_model, weights
 from zoo import CONFIGS, VOCAB
 
 from llmcli import anatomy, devices
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.spec import Call
-from llmcli.model import Model
 from llmcli.observe.observe import observe
 
 GREEDY = Sampling(temperature=0.0)
@@ -21,11 +20,7 @@ IDS = [(5 * i + 1) % VOCAB for i in range(9)]
 
 @pytest.fixture
 def model():
-    of = weights(CONFIGS["llama"])
-    return Model(
-        name="small", config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(),
-    )  # fmt: skip
+    return as_model(weights(CONFIGS["llama"]).decoder)
 
 
 def watched(model, **options):
@@ -59,6 +54,15 @@ def test_nothing_is_computed_after_the_layer_that_is_asked_for(model):
     found, seen = watched(model, until=0)
     assert seen[-1][1] == "blocks.0.resid_post"
     assert found.logits_V is None
+    for options in ({"until": 0, "sampling": GREEDY}, {}):  # what makes no sense together
+        with pytest.raises(ValueError, match="needs every layer, and a sampling"):
+            watched(model, generate=1, **options)
+
+
+def test_logits_that_are_not_finite(model):
+    parameters_of(model.decoder)["ln_final.w"].fill_(float("nan"))
+    with pytest.raises(NotFinite):
+        watched(model, generate=1, sampling=GREEDY)
 
 
 def test_every_new_token_is_the_likeliest_and_a_query_itself(model):
@@ -92,15 +96,3 @@ def test_a_cache_that_does_not_fit_is_refused(model, monkeypatch):
     monkeypatch.setattr(devices, "available_bytes", lambda device: needed - 1)
     with pytest.raises(OutOfMemory, match="the cache of 13 tokens"):
         watched(model, generate=4, sampling=GREEDY)
-
-
-def test_logits_that_are_not_finite(model):
-    parameters_of(model.decoder)["ln_final.w"].fill_(float("nan"))
-    with pytest.raises(NotFinite):
-        watched(model, generate=1, sampling=GREEDY)
-
-
-@pytest.mark.parametrize("options", [{"until": 0, "sampling": GREEDY}, {}])
-def test_what_makes_no_sense_together(model, options):
-    with pytest.raises(ValueError, match="needs every layer, and a sampling"):
-        watched(model, generate=1, **options)

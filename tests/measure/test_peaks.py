@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from mmap import mmap
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_process import MIB, FakeProcess
 
 from llmcli.commands.generate.measure import Stopwatch
 from llmcli.observe import peaks as module
 from llmcli.observe.environment import memory_bytes
 from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
 
-MIB, PAGE = 2**20, 4096
+PAGE = 4096
 resets = pytest.mark.skipif(not module._set_back(), reason="the mark cannot be set back here")
-
-
-class FakeProcess:
-    """What a system says of a process: what it holds now, and the most since it was asked."""
-
-    def __init__(self, held):
-        self.now = self.most = held
-
-    def hold(self, mebibytes):
-        """Takes so much, and gives it back."""
-        self.most = max(self.most, self.now + mebibytes * MIB)
-
-    def set_back(self):
-        self.most = self.now
-        return True
 
 
 @pytest.fixture
 def process(monkeypatch):
-    fake = FakeProcess(100 * MIB)
-    monkeypatch.setattr(module, "_MARKS", module._Marks())
-    monkeypatch.setattr(module, "_set_back", fake.set_back)
-    monkeypatch.setattr(module, "_mark", lambda: fake.most)
-    monkeypatch.setattr(module, "resident_bytes", lambda: fake.now)
-    return fake
+    return FakeProcess(monkeypatch)
 
 
 def test_a_peak_is_what_was_held_inside_and_neither_before_nor_after(process):
@@ -49,6 +30,11 @@ def test_a_peak_is_what_was_held_inside_and_neither_before_nor_after(process):
     process.hold(200)
     assert peak.nbytes == peak.resident == 200 * MIB
     assert peak.device is None
+    for _ in range(2):
+        with Peak():
+            pass
+    assert process.most == 100 * MIB
+    assert highest_bytes() == 400 * MIB, "remembered when the mark is set back"
 
 
 def test_an_inner_peak_takes_nothing_from_the_outer_one(process):
@@ -81,15 +67,6 @@ def test_an_open_peak_is_the_most_so_far_and_an_error_closes_it(process):
     assert peak.nbytes == 160 * MIB
 
 
-def test_the_highest_of_all_is_remembered_when_the_mark_is_set_back(process):
-    process.hold(400)
-    for _ in range(2):
-        with Peak():
-            pass
-    assert process.most == 100 * MIB
-    assert highest_bytes() == 500 * MIB
-
-
 @resets
 def test_the_system_tells_what_was_held_in_between():
     """Half of what is taken may be given back by others in this process meanwhile."""
@@ -108,25 +85,21 @@ def test_the_system_tells_what_was_held_in_between():
     assert 0 < resident_bytes() < memory_bytes()
 
 
-def test_without_a_mark_that_can_be_set_back_a_peak_is_known_only_if_it_is_the_highest(monkeypatch):
-    mark = [500]
+def test_without_a_mark_that_can_be_set_back_a_peak_is_known_only_if_it_is_the_highest(
+    process, monkeypatch
+):
     monkeypatch.setattr(module, "_set_back", lambda: False)
-    monkeypatch.setattr(module, "_mark", lambda: mark[0])
+    process.hold(300)
     with Peak() as lower:
         pass
     with Peak() as higher:
-        mark[0] = 700
-    assert lower.nbytes is None
-    assert higher.nbytes == 700
-
-
-def test_a_system_that_keeps_no_mark_has_no_peak(monkeypatch):
+        process.hold(500)
+    assert (lower.nbytes, higher.nbytes) == (None, 600 * MIB)
     monkeypatch.setattr(module, "_MARKS", module._Marks())
-    monkeypatch.setattr(module, "_mark", lambda: None)
+    monkeypatch.setattr(module, "_mark", lambda: None)  # a system that keeps none
     with Peak() as peak:
         pass
-    assert peak.nbytes is None
-    assert highest_bytes() is None
+    assert peak.nbytes is highest_bytes() is None
 
 
 def test_a_mark_that_stays_where_it_was_was_not_set_back(monkeypatch):
@@ -187,39 +160,31 @@ def test_peaks_on_a_real_gpu():
     assert highest_bytes(device) >= outer.nbytes
 
 
-@dataclass
-class Tick:
-    index: int
+def tokens(watch, process, *mebibytes):
+    """The watched tokens of an engine: one for each, after having held so much."""
 
+    def engine():
+        for index, size in enumerate(mebibytes):
+            process.hold(size)
+            yield SimpleNamespace(index=index)
 
-def engine(process, *mebibytes):
-    """A token for each, after having held so much."""
-    for index, size in enumerate(mebibytes):
-        process.hold(size)
-        yield Tick(index)
-
-
-def said(watch):
-    return [(peak.phase, peak.resident_bytes) for peak in watch.timings().peaks]
+    return watch.watch(engine(), prompt_tokens=1)
 
 
 def test_the_stopwatch_tells_the_prompts_peak_from_the_decodings(process):
+    def said():
+        return [(peak.phase, peak.resident_bytes) for peak in watch.timings().peaks]
+
     watch = Stopwatch()
     for sizes in ((80, 10, 10), (20, 40, 10)):  # two batches, one after the other
-        for _ in watch.watch(engine(process, *sizes), prompt_tokens=1):
-            pass
-    assert said(watch) == [("prefill", 180 * MIB), ("decode", 140 * MIB)]
-
-
-def test_a_run_that_is_cut_short_has_the_peaks_so_far(process):
+        assert len(list(tokens(watch, process, *sizes))) == 3
+    assert said() == [("prefill", 180 * MIB), ("decode", 140 * MIB)]
     watch = Stopwatch()
-    tokens = watch.watch(engine(process, 10, 90, 10), prompt_tokens=1)
-    next(tokens)
-    next(tokens)
-    assert said(watch)[1] == ("decode", 190 * MIB)
-
-
-def test_after_a_single_token_there_was_no_decoding(process):
+    cut_short = tokens(watch, process, 10, 90, 10)
+    next(cut_short)
+    next(cut_short)
+    assert said()[1] == ("decode", 190 * MIB)
+    cut_short.close()
     watch = Stopwatch()
-    assert len(list(watch.watch(engine(process, 1), prompt_tokens=1))) == 1
-    assert [peak.phase for peak in watch.timings().peaks] == ["prefill"]
+    assert len(list(tokens(watch, process, 1))) == 1
+    assert [phase for phase, _ in said()] == ["prefill"], "there was no decoding"

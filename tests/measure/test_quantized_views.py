@@ -25,7 +25,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_checks_from_headers_turn_red_for_scales_that_do_not_fit(tmp_path, fault):
-    folder, _ = write_quantized(tmp_path, "fp8-blocks", change=FAULTS[fault])
+    folder, _ = write_quantized(tmp_path / "m", "fp8-blocks", change=FAULTS[fault])
     checkpoint = open_checkpoint(folder)
     config, rules = translate(checkpoint)
     scales = measure_info(checkpoint, ()).checks[-1]
@@ -33,11 +33,9 @@ def test_checks_from_headers_turn_red_for_scales_that_do_not_fit(tmp_path, fault
     for check in (scales, *stored_check(checkpoint, rules, config)):
         assert check.ok == (fault == "none")
         assert check.where == ("" if fault == "none" else "blocks.1.mlp.W_up")
-
-
-def test_a_model_that_is_not_quantized_has_no_such_check(tmp_path):
-    checks = measure_info(open_checkpoint(write_llama(tmp_path)), ()).checks
-    assert [check.name for check in checks] == ["stored_numbers", "stored_names"]
+    # a model that is not quantized has no such check
+    plain = measure_info(open_checkpoint(write_llama(tmp_path / "plain")), ()).checks
+    assert [check.name for check in plain] == ["stored_numbers", "stored_names"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

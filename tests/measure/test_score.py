@@ -6,57 +6,25 @@ import math
 
 import pytest
 import torch
-from blocks import two_norms
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import random_model
+from zoo import MODELS, VOCAB
 
 from llmcli.commands.score import measure as scoring
 from llmcli.commands.score.measure import compare, measure_score, windows
-from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
-from llmcli.loading.load import randomize
-from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
 from llmcli.text.tokenizer import covered_bytes
-
-
-class SmallModel:
-    """What scoring uses of a model: a decoder with random weights, in float64."""
-
-    dtype = torch.float64
-
-    def __init__(self) -> None:
-        norm = NormConfig(kind="rms", eps=1e-5)
-        layer = two_norms(
-            mixer=AttentionConfig(
-                heads=2, kv_heads=1, head_dim=8, value_dim=8, scale=8**-0.5,
-                rope=RopeConfig(theta=1e4, dims=8),
-            ),
-            ffn=MlpConfig(hidden=24, activation="silu", gated=True),
-            ln1=norm, ln2=norm,
-        )  # fmt: skip
-        config = ModelConfig(
-            family="test", model_type="test", vocab=50, width=16, context=64, layers=(layer, layer),
-            embedding=EmbeddingConfig(), final_norm=norm, head=HeadConfig(tied=True),
-        )  # fmt: skip
-        self.device = torch.device("cpu")
-        self.decoder = Decoder(config, device="cpu", dtype=torch.float64)
-        randomize(self.decoder, 1)
-        for slot in parameters_of(self.decoder).values():
-            slot.mul_(5)
 
 
 @pytest.fixture(scope="module")
 def model():
-    return SmallModel()
+    return random_model(MODELS["llama"])
 
 
 def ids_of(count):
-    return [(7 * i * i + 3 * i) % 50 for i in range(count)]
+    return [(7 * i * i + 3 * i) % VOCAB for i in range(count)]
 
 
 def scored(model, ids, window=64, stride=32):
@@ -127,8 +95,8 @@ def test_bytes_that_tokens_share_count_once(found):
     assert covered_bytes(spans) == len({byte for span in spans for byte in range(*span)})
 
 
-def test_nan_weights_are_found(model):
-    broken = SmallModel()
+def test_nan_weights_are_found():
+    broken = random_model(MODELS["llama"])
     parameters_of(broken.decoder)["blocks.1.mlp.W_down"][0, 0] = math.nan
     with pytest.raises(NotFinite, match="not finite"):
         scored(broken, ids_of(5))

@@ -11,7 +11,7 @@ from blocks import ffn_of, norm_of
 from covers import in_turn
 from decoder_faults import FAULTS, model
 from decoder_parameters import Times
-from small_models import ids
+from small_models import as_model, ids
 
 from llmcli.anatomy.names import select
 from llmcli.commands.attention.measure.run import measure_attention
@@ -21,7 +21,6 @@ from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
-from llmcli.model import Model
 from llmcli.parts.attention import forward as nn_attention
 
 HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
@@ -44,10 +43,7 @@ BELOW_16_BITS = {torch.bfloat16: {"attention in three digits"}, torch.float16: s
 def looked_at(name, dtype):
     """The model that a fault is planted in, as the views take it."""
     of = model(name, dtype)
-    return of, Model(
-        name="small", config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(), random_seed=0,
-    )  # fmt: skip
+    return of, as_model(of.decoder)
 
 
 def texts(numbers):
@@ -113,10 +109,6 @@ def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     assert name in OUTSIDE_ATTENTION or found & {"attention", "attention_of_new_tokens"}
 
 
-def test_there_are_twenty_faults():
-    assert len(FAULTS) >= 20
-
-
 def scaled(monkeypatch, of, by):
     attend = nn_attention.attend
     monkeypatch.setattr(
@@ -134,26 +126,24 @@ def one_head(monkeypatch, of, by):
     monkeypatch.setattr(nn_attention, "attend", larger)
 
 
-def projection(monkeypatch, of, by):
-    linear = of.decoder.blocks[-1].mixers[0].qkv
-    monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
-
-
-def output(monkeypatch, of, by):
-    linear = of.decoder.blocks[-1].mixers[0].out
-    monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
-
-
 def first_norm(monkeypatch, of, by):
     norm = norm_of(of.decoder.blocks[-1], 1)
     monkeypatch.setattr(norm, "w", norm.w * by)
 
 
-def feed_forward(monkeypatch, of, by):
-    linear = ffn_of(of.decoder.blocks[-1]).down
-    monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
+def product(part):
+    """Plants a factor of a weight of the last block, `part(block)`."""
+
+    def plant(monkeypatch, of, by):
+        linear = part(of.decoder.blocks[-1])
+        monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
+
+    return plant
 
 
+projection = product(lambda block: block.mixers[0].qkv)
+output = product(lambda block: block.mixers[0].out)
+feed_forward = product(lambda block: ffn_of(block).down)
 # how far a factor may be off before it is seen: what is next to 1 in bfloat16 is 1.0078
 SMALL = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 0.01, "packed": 1e-3}
 

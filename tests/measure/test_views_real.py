@@ -17,6 +17,7 @@ from torch import Tensor
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.prompt import synthetic
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
@@ -140,17 +141,40 @@ def resident(mark: str) -> int:
     return int(found[1]) * 1024
 
 
+def test_heads_of_every_kind_are_found_and_all_is_proven(models: Callable[[str], Model]) -> None:
+    smollm2 = models("float32")
+    report = measure_attention(smollm2, synthetic(smollm2, 40, 0))
+    assert report.ok, report.checks
+    kinds = {label for layer in report.layers for head in layer.heads for label in head.labels}
+    assert {"previous-token", "induction", "sink"} <= kinds
+    assert report.rows["induction"] == 40
+    assert [len(layer.heads) for layer in report.layers] == [9] * 30
+    assert {head.kv_head for head in report.layers[0].heads} == {0, 1, 2}
+
+
+def most_during(look: Callable[[], Any]) -> tuple[Any, int]:
+    """What it gives, and how many bytes more than before were held meanwhile."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = resident("VmRSS")
+    report = look()
+    assert report.ok, report.checks
+    return report, resident("VmHWM") - before
+
+
 @pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
-def test_a_dump_of_all_layers_keeps_about_one_of_them(models: Callable[[str], Model]) -> None:
+def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
+    models: Callable[[str], Model],
+) -> None:
     smollm2 = models("float32")
     ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
     dump(smollm2, ids[:10], 0, "blocks.")  # what is allocated once
     with torch.inference_mode():
         smollm2.decoder(torch.tensor([ids]), logits="last")
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = resident("VmRSS")
-    report = dump(smollm2, ids, 0, "blocks.")
-    most = resident("VmHWM") - before
-    assert report.ok, report.checks
+    report, most = most_during(lambda: dump(smollm2, ids, 0, "blocks."))
     assert len(report.tensors) > 30 * 20
     assert most < sum(one.nbytes for one in planned(smollm2, ids, 0, "blocks.")) / 4
+    ids = synthetic(smollm2, 60, 0)
+    measure_attention(smollm2, ids[:10], AttentionRequest(generate=1))
+    request = AttentionRequest(generate=4, weighted=True, pairs=5)
+    _, most = most_during(lambda: measure_attention(smollm2, ids, request))
+    assert most < smollm2.weight_bytes / 4

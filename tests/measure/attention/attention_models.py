@@ -8,6 +8,7 @@ import math
 import numpy as np
 import torch
 from decoder_parameters import parameters_of
+from small_models import as_model
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.model import Model
@@ -51,10 +52,7 @@ def model_of(config: ModelConfig, dtype: str = "float64", seed: int = 0) -> Mode
     generator = torch.Generator().manual_seed(seed)
     for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=generator) * 0.5)
-    return Model(
-        name="small", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(), random_seed=seed,
-    )  # fmt: skip
+    return as_model(decoder)
 
 
 def small(kind: str = "gqa", dtype: str = "float64", layers: int = 2) -> Model:

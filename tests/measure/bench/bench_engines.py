@@ -48,16 +48,13 @@ def info(engine="llmcli", **other):
 
 
 CEILINGS = Ceilings(
-    device="cpu",
-    threads=1,
+    device="cpu", threads=1, seconds=1.0, caches=(("L2", 100_000),),
     reads=(
         ReadRate(nbytes=50_000, bytes_per_s=4e9, level="L2"),
         ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory"),
     ),
     matrices=(MatrixRate(dtype="float32", flops_per_s=1e10),),
-    caches=(("L2", 100_000),),
-    seconds=1.0,
-)
+)  # fmt: skip
 
 
 class FakeEngine:
@@ -73,12 +70,12 @@ class FakeEngine:
         self.held = None
         self.room = 0
         self.inside = 0
-        self._trouble = trouble or (lambda word, *about: None)
+        self.trouble = trouble or (lambda word, *about: None)
         self._slow = slow
 
     def _did(self, word, *about):
         self.log.append((word, *about))
-        self._trouble(word, *about)
+        self.trouble(word, *about)
 
     def start(self, tokens, threads, chunk):
         self.held, self.room = None, 0

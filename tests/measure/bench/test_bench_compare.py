@@ -1,17 +1,19 @@
-"""What is the same test, how two rates are pooled, and how sure their ratio is."""
+"""How two rates are pooled, and how sure their ratio is.
+
+Which tests are the same is in transcripts/bench-compare-rows.txt.
+"""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
 from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
 
 from llmcli.commands.bench.measure.compare import compare_results
-from llmcli.commands.bench.report.comparison import ComparisonReport, Rate, Result, Results
+from llmcli.commands.bench.report.comparison import Rate, Result, Results
 from llmcli.commands.bench.report.intervals import (
     correlation,
     interval,
@@ -26,27 +28,10 @@ def rate(mean: float, std: float = 1.0, runs: int | None = 5) -> Rate:
     return Rate(mean=mean, std=std, runs=runs)
 
 
-def row(test: str, mean: float | None, *, error: str = "", **facts: str) -> Result:
-    return Result(
-        test=test,
-        facts={"model_type": "m", **facts},
-        rate=None if mean is None else rate(mean),
-        error=error,
-    )
-
-
-def side(*rows: Result) -> Results:
-    return Results(name="x", format="JSON", builds=(), rows=rows)
-
-
-def compared(
-    a: Iterable[Result], b: Iterable[Result], slower_than: float | None = None
-) -> ComparisonReport:
-    return compare_results(side(*a), side(*b), slower_than=slower_than)
-
-
-def ratios(report: ComparisonReport) -> dict[tuple[str, ...], float]:
-    return {(t.test, *(value for _, value in t.settings)): t.ratio for t in report.tests}
+def side(of: Rate) -> Results:
+    """The result of a single test."""
+    row = Result(test="pp8", facts={"model_type": "m"}, rate=of, error="")
+    return Results(name="x", format="JSON", builds=(), rows=(row,))
 
 
 # Student's t and Welch's interval
@@ -137,12 +122,8 @@ def test_what_only_independent_runs_would_show_is_inconclusive() -> None:
     a = Rate(mean=fmean(runs), std=stdev(runs), runs=6, correlation=correlation(runs))
     assert a.correlation == pytest.approx(0.51, abs=0.01)
     for mean, verdict in ((1.0, "noise"), (0.98, "inconclusive"), (1.3, "faster")):
-        one, two = side(row("pp8", 1)), side(row("pp8", 1))
-        one, two = (
-            replace(x, rows=(replace(x.rows[0], rate=replace(a, mean=a.mean * y, std=a.std * y)),))
-            for x, y in ((one, 1.0), (two, mean))
-        )
-        (test,) = compare_results(one, two).tests
+        other = replace(a, mean=a.mean * mean, std=a.std * mean)
+        (test,) = compare_results(side(a), side(other)).tests
         assert test.verdict == verdict
     assert correlation([1.0, 2.0]) is None
     assert correlation([2.0] * 5) is None
@@ -178,105 +159,6 @@ def test_pooling_is_what_all_runs_together_give() -> None:
     assert pool([rate(1, 2, None), rate(1, 2, 3)]).runs == 8
 
 
-# which tests are the same
-
-
-def test_a_test_is_found_by_its_name_in_any_order() -> None:
-    report = compared([row("pp8", 100), row("tg4", 200)], [row("tg4", 300), row("pp8", 50)])
-    assert ratios(report) == {("pp8",): 0.5, ("tg4",): 1.5}
-    assert report.lone == ()
-    assert [test.verdict for test in report.tests] == ["slower", "faster"]
-
-
-def test_what_varies_on_one_side_has_to_be_equal() -> None:
-    a = [row("pp8", 10, n_threads="1"), row("pp8", 20, n_threads="2")]
-    report = compared(a, [row("pp8", 30, n_threads="2")])
-    assert ratios(report) == {("pp8", "2"): 1.5}
-    (lone,) = report.lone
-    assert (lone.side, lone.settings, lone.rate) == ("a", (("n_threads", "1"),), rate(10))
-    assert ratios(compared([row("pp8", 30, n_threads="2")], a)) == {("pp8", "2"): 20 / 30}
-
-
-def test_what_is_fixed_on_each_side_may_differ_and_is_told() -> None:
-    a = row("pp8", 10, dtype="float32", n_batch="512")
-    b = row("pp8", 20, dtype="bfloat16", n_batch="512")
-    report = compared([a], [b])
-    assert ratios(report) == {("pp8",): 2.0}
-    ((field, one, two),) = ((d.field, d.a, d.b) for d in report.differences)
-    assert (field, one, two) == ("dtype", "float32", "bfloat16")
-
-
-def test_no_gpu_and_a_gpu_differ() -> None:
-    report = compared([row("pp8", 1, gpu_info="")], [row("pp8", 1, gpu_info="G")])
-    assert [(d.a, d.b) for d in report.differences] == [("", "G")]
-    assert compared([row("pp8", 1, gpu_info="")], [row("pp8", 1)]).unsaid == ()
-
-
-def test_a_setting_that_one_side_does_not_say() -> None:
-    a, b = row("pp8", 10, n_batch="512"), row("pp8", 10)
-    assert compared([a], [b]).unsaid == (("b", "n_batch"),)
-    assert compared([b], [a]).unsaid == (("a", "n_batch"),)
-    several = [row("pp8", 10, n_batch="512"), row("pp8", 20, n_batch="64")]
-    report = compared(several, [b])
-    assert report.tests == ()
-    assert len(report.lone) == 3, "which of the two it is cannot be known"
-
-
-def test_the_same_test_several_times_is_pooled() -> None:
-    report = compared([row("pp8", 10), row("pp8", 12)], [row("pp8", 22)])
-    (test,) = report.tests
-    assert (test.a.mean, test.a.runs, test.ratio) == (11, 10, 2)
-    assert (report.a.rows, report.b.rows) == (2, 1)
-
-
-def test_as_few_settings_are_shown_as_tell_the_tests_apart() -> None:
-    small = {"model_type": "s", "model_size": "1.00 MiB", "model_filename": "s.gguf"}
-    large = {"model_type": "l", "model_size": "9.00 MiB", "model_filename": "l.gguf"}
-    rows = [
-        row("pp8", float(mean), **model, n_threads=threads)
-        for mean, (model, threads) in enumerate(
-            ((m, t) for m in (small, large) for t in "12"), start=1
-        )
-    ]
-    report = compared(rows, rows)
-    assert ratios(report).keys() == {("pp8", m, t) for m in "sl" for t in "12"}
-    assert [field for field, _ in report.tests[0].settings] == ["model_type", "n_threads"]
-
-
-# rows without a rate
-
-
-def test_a_row_that_failed_knows_little_and_still_finds_its_counterpart() -> None:
-    a = [row("pp8", mean, n_batch=n, model_size="1 MiB") for mean, n in ((10.0, "1"), (20.0, "2"))]
-    b = [
-        row("pp8", None, error="no memory", n_batch="1", model_type="path", model_size="0.00 MiB"),
-        row("pp8", 20, n_batch="2", model_size="1 MiB"),
-    ]
-    for slower_than, ok in ((None, True), (0.5, False)):
-        report = compared(a, b, slower_than)
-        assert ratios(report) == {("pp8", "2"): 1.0}
-        (lone,) = report.lone
-        assert (lone.side, lone.error, lone.other) == ("b", "no memory", rate(10))
-        assert report.broken == (lone,)
-        assert report.ok is ok
-    turned = compared(b, a, 0.5)
-    assert (turned.broken, turned.ok) == ((), True), "what never ran in A is no loss"
-
-
-def test_a_row_that_ran_at_another_time_has_not_failed() -> None:
-    report = compared([row("pp8", 10)], [row("pp8", None, error="busy"), row("pp8", 10)], 0.1)
-    assert (len(report.tests), report.broken, report.ok) == (1, (), True)
-
-
-def test_where_nothing_ran_the_rows_still_have_their_names() -> None:
-    rows = [row("pp8", None, error="no", type_k=kind) for kind in ("q8_0", "q4_0")]
-    report = compared(rows, rows)
-    assert [lone.settings for lone in report.lone] == [
-        (("type_k", "q8_0"),),
-        (("type_k", "q4_0"),),
-    ] * 2
-
-
 # the bound
 
 
@@ -285,11 +167,6 @@ def test_where_nothing_ran_the_rows_still_have_their_names() -> None:
     [(95, 0.05, True), (94.9, 0.05, False), (100, 0.0, True), (99.9, 0.0, False), (1, None, True)],
 )
 def test_a_bound_holds_at_its_own_value(mean: float, bound: float | None, ok: bool) -> None:
-    report = compared([row("pp8", 100)], [row("pp8", mean)], bound)
+    report = compare_results(side(rate(100)), side(rate(mean)), slower_than=bound)
     assert report.ok is ok
     assert bool(report.too_slow) is not ok
-
-
-def test_nothing_in_common_is_not_ok() -> None:
-    report = compared([row("pp8", 1)], [row("pp9", 1)])
-    assert (report.ok, [lone.side for lone in report.lone]) == (False, ["a", "b"])

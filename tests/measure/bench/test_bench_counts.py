@@ -1,4 +1,7 @@
-"""Work and the roofline of a test, against sums that are made call by call."""
+"""Work and the roofline of a test, against sums that are made call by call.
+
+Order, pieces and ids are llama-bench's.
+"""
 
 import dataclasses
 
@@ -9,13 +12,21 @@ from zoo import CONFIGS, llama
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import part_work, total_work
 from llmcli.commands.bench.measure import counts
+from llmcli.commands.bench.measure.run import random_ids
 from llmcli.commands.bench.report.results import Test as Case
+from llmcli.commands.bench.request import all_tests
 from llmcli.graph.spec import Call
 from llmcli.reports.ceilings import MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
 
 FLOAT32 = Arithmetic.of("float32")
 BFLOAT16 = Arithmetic.of("bfloat16")
+
+
+def made(flops_per_s, *reads):
+    """Ceilings of a machine with these rates."""
+    matrices = (MatrixRate(dtype="float32", flops_per_s=flops_per_s),)
+    return dataclasses.replace(CEILINGS, reads=reads, matrices=matrices)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "window", "layers that differ"])
@@ -52,11 +63,8 @@ def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
     work = counts.work(config, FLOAT32, test, settings())
 
     def least(bytes_per_s, flops_per_s):
-        ceilings = dataclasses.replace(
-            CEILINGS,
-            reads=(ReadRate(nbytes=10**9, bytes_per_s=bytes_per_s, level="memory"),),
-            matrices=(MatrixRate(dtype="float32", flops_per_s=flops_per_s),),
-        )
+        memory = ReadRate(nbytes=10**9, bytes_per_s=bytes_per_s, level="memory")
+        ceilings = made(flops_per_s, memory)
         return counts.roofline_ns(config, FLOAT32, test, settings(), ceilings)
 
     assert least(1e9, 1e30) == pytest.approx(work.bytes)  # a byte takes a nanosecond
@@ -72,14 +80,8 @@ def test_weights_come_from_where_all_that_a_step_reads_lies_and_activations_from
     config = llama()
 
     def least(tokens, nbytes):
-        ceilings = dataclasses.replace(
-            CEILINGS,
-            reads=(
-                ReadRate(nbytes=nbytes, bytes_per_s=4e9, level="L2"),
-                ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory"),
-            ),
-            matrices=(MatrixRate(dtype="float32", flops_per_s=1e30),),
-        )
+        cache = ReadRate(nbytes=nbytes, bytes_per_s=4e9, level="L2")
+        ceilings = made(1e30, cache, CEILINGS.reads[1])
         test = Case(n_prompt=0, n_gen=tokens, depth=0)
         return counts.roofline_ns(config, FLOAT32, test, settings(), ceilings)
 
@@ -126,3 +128,57 @@ def test_memory_is_that_of_all_tokens():
         counts.memory_bytes(config, FLOAT32, long, settings(n_ubatch=n)) for n in (1, 64, 512)
     ]
     assert needs[0] < needs[1] < needs[2]
+
+
+def test_at_each_depth_prompts_then_generations_then_pairs():
+    names = [test.name for test in all_tests([512, 0, 16], [128], [(8, 4), (0, 0)], [0, 64])]
+    assert names == [
+        "pp512", "pp16", "tg128", "pp8+tg4",
+        "pp512 @ d64", "pp16 @ d64", "tg128 @ d64", "pp8+tg4 @ d64",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "ubatch", "pieces", "calls"),
+    [
+        (10, 100, 100, [10], [(0, 10, "last")]),
+        (10, 100, 4, [10], [(0, 4, "none"), (4, 4, "none"), (8, 2, "last")]),
+        (10, 6, 4, [6, 4], [(0, 4, "none"), (4, 2, "last"), (6, 4, "last")]),
+        (12, 6, 100, [6, 6], [(0, 6, "last"), (6, 6, "last")]),  # n_batch at a time at most
+        (0, 6, 4, [], []),
+    ],
+)
+def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(
+    tokens, batch, ubatch, pieces, calls
+):
+    chosen = settings(n_batch=batch, n_ubatch=ubatch)
+    assert chosen.pieces(tokens) == pieces
+    for depth in (0, 5):
+        found = list(counts.calls(tokens, chosen, depth))
+        assert [(call.past - depth, call.tokens, logits) for call, logits in found] == calls
+        assert all(call.phase == "prefill" and call.batch == 1 for call, _ in found)
+    assert chosen.chunk == min(batch, ubatch)
+
+
+def test_one_engine_serves_what_it_is_told_at_its_start():
+    one = settings()
+    for same in ({"n_batch": 1}, {"n_ubatch": 1}, {"n_threads": 7}):
+        assert one.same_engine(settings(**same))
+    for other in ({"model": "x"}, {"dtype": "bfloat16"}, {"device": "meta"}, {"type_k": "f16"}):
+        assert not one.same_engine(settings(**other))
+
+
+def test_ids_are_random_repeatable_and_begin_with_bos():
+    ids = random_ids(1, "pp512 0", 512, 97, None)
+    assert ids == random_ids(1, "pp512 0", 512, 97, None)
+    assert len(ids) == 512
+    assert set(ids) <= set(range(97))
+    assert len(set(ids)) > 80
+    assert ids != random_ids(1, "pp512 1", 512, 97, None)
+    assert ids != random_ids(2, "pp512 0", 512, 97, None)
+    assert random_ids(1, "pp512 0", 512, 97, 5) == [5, *ids[1:]]
+    assert random_ids(1, "pp512 0", 0, 97, 5) == []
+
+
+def test_the_memory_has_room_for_depth_prompt_and_text():
+    assert Case(n_prompt=5, n_gen=3, depth=7).capacity == 15

@@ -67,27 +67,10 @@ def test_it_computes_the_logits_of_the_last_token_in_chunks(folder, calls, monke
     torch.testing.assert_close(nine, reference(folder, [*IDS, 9])[-1])
 
 
-def test_attention_without_the_fused_kernel_computes_the_same(folder, calls):
+def test_only_off_takes_the_fused_kernel_away_and_all_compute_the_same(folder, calls, monkeypatch):
     from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
-    outs = []
-    for way in ("on", "off", "auto"):
-        engine = loader(folder)(settings(flash_attn=way))
-        engine.start(len(IDS) + 1, 1, 4)
-        with engine.computing():
-            engine.read(IDS)
-            engine.step(7)
-        outs.append(torch.cat([out[0].flatten() for *_, out in calls]))
-        calls.clear()
-    torch.testing.assert_close(outs[0], outs[1])
-    assert torch.equal(outs[0], outs[2])
-    assert SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()  # and it is back
-
-
-def test_only_off_takes_the_fused_kernel_away(folder, monkeypatch):
-    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
-
-    seen = []
+    seen, outs = [], []
     fused = torch.nn.functional.scaled_dot_product_attention
 
     def watched(*args, **options):
@@ -95,14 +78,19 @@ def test_only_off_takes_the_fused_kernel_away(folder, monkeypatch):
         return fused(*args, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    for way, fast in (("on", True), ("off", False)):
+    for way, fast in (("on", True), ("off", False), ("auto", True)):
         engine = loader(folder)(settings(flash_attn=way))
-        engine.start(9, 1, 4)
+        engine.start(len(IDS) + 1, 1, 4)
         with engine.computing():
-            engine.read(IDS[:5])
+            engine.read(IDS)
             engine.step(7)
         assert set(seen) == {fast}
+        outs.append(torch.cat([out[0].flatten() for *_, out in calls]))
+        calls.clear()
         seen.clear()
+    torch.testing.assert_close(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    assert SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()  # and it is back
 
 
 def test_it_says_what_ran(folder):
@@ -111,11 +99,12 @@ def test_it_says_what_ran(folder):
     numbers = sum(tensor.numel() for tensor in tensors.values())
     ran = engine.info
     assert (ran.model_n_params, ran.model_size) == (numbers, 4 * numbers)
-    assert ran.bits_per_weight == 32
-    assert ran.model_type == "llama 0M all F32"
+    assert (ran.bits_per_weight, ran.model_type) == (32, "llama 0M all F32")
     assert (ran.engine, ran.backend, ran.device, ran.dtype) == ("llmcli", "CPU", "cpu", "float32")
     assert (ran.type_k, ran.n_gpu_layers) == ("f32", 0)
     assert ran.load_s > 0.25
+    assert (ran.load_peak.phase, ran.load_peak.device_bytes) == ("load", None)
+    assert ran.base_bytes > 10 * 2**20  # of Python and PyTorch
     assert engine.vocab == LLAMA["vocab_size"]
     assert engine.bos is None  # there is no tokenizer
     half = loader(folder)(settings(dtype="bfloat16")).info
@@ -146,6 +135,10 @@ def test_a_model_is_loaded_once_for_settings_that_share_it(folder):
     other = load(settings(flash_attn="off"))
     assert opened == ["tiny"]
     assert one.info == other.info
+    with pytest.raises(UsageError):
+        load(settings(type_k="f16"))
+    known = load.known(settings(type_k="f16"))  # as it was loaded
+    assert (known.model_size, known.load_s) == (one.info.model_size, None)
     load(settings(dtype="bfloat16"))
     load(settings(dtype="bfloat16", model="other"))
     assert opened == ["tiny", "tiny", "other"]
@@ -154,15 +147,11 @@ def test_a_model_is_loaded_once_for_settings_that_share_it(folder):
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
-        ({"type_k": "q8_0"}, "type_k"),
-        ({"type_v": "q4_0"}, "type_v"),
-        ({"type_k": "f16"}, "f16"),
-        ({"embeddings": True}, "embeddings"),
-        ({"n_ubatch": 0}, "n_ubatch"),
-        ({"n_batch": -1}, "n_batch"),
-        ({"flash_attn": "perhaps"}, "perhaps"),
+        ({"type_k": "q8_0"}, "type_k"), ({"type_v": "q4_0"}, "type_v"), ({"type_k": "f16"}, "f16"),
+        ({"embeddings": True}, "embeddings"), ({"n_ubatch": 0}, "n_ubatch"),
+        ({"n_batch": -1}, "n_batch"), ({"flash_attn": "perhaps"}, "perhaps"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_had_is_refused(folder, asked, word):
     with pytest.raises(UsageError, match=word):
         loader(folder)(settings(**asked))
@@ -224,20 +213,18 @@ def test_an_engine_that_is_closed_computes_nothing(folder):
         engine.read([1])
 
 
-def test_a_configuration_alone_is_enough_with_random_weights(folder):
+def test_a_configuration_alone_is_enough_with_random_weights_or_for_shapes(folder, calls):
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no weights"):
         loader(folder)(settings())
     engine = loader(folder, random_weights=3)(settings())
     engine.start(8, 1, 4)
     engine.read([1, 2])
-
-
-def test_meta_needs_no_weights_and_computes_shapes(folder, calls):
-    (folder / "model.safetensors").unlink()
+    calls.clear()
     engine = loader(folder)(settings(device="meta"))
     found = engine.info
     assert (found.device, found.backend, found.dtype) == ("meta", "meta", "float32")
+    assert (found.base_bytes, found.load_peak) == (None, None)
     engine.start(12, 1, 4)
     engine.read(IDS)
     engine.step(1)
@@ -291,15 +278,6 @@ def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
     assert engine.bos is None
 
 
-def test_loading_has_a_base_and_a_peak(folder):
-    ran = loader(folder)(settings()).info
-    assert ran.load_peak.phase == "load"
-    assert ran.load_peak.device_bytes is None
-    assert ran.base_bytes > 10 * 2**20  # of Python and PyTorch
-    shapes = loader(folder)(settings(device="meta")).info
-    assert (shapes.base_bytes, shapes.load_peak) == (None, None)
-
-
 def test_headers_say_what_a_model_is_that_was_not_loaded(folder):
     asked = []
 
@@ -326,26 +304,14 @@ def test_headers_say_what_a_model_is_that_was_not_loaded(folder):
     assert Loader(never, headers=gone).known(settings()) is None
 
 
-def test_a_model_that_is_loaded_is_known(folder):
-    load = loader(folder)
-    there = load(settings()).info
-    with pytest.raises(UsageError):
-        load(settings(type_k="f16"))
-    assert load.known(settings(type_k="f16")).model_size == there.model_size
-    assert load.known(settings(type_k="f16")).load_s is None
-
-
 @pytest.mark.parametrize(
     ("device", "dtype", "capability", "there"),
     [
-        ("cpu", "float32", None, True),
-        ("cuda", "bfloat16", (9, 0), True),
-        ("cuda", "float16", (8, 0), True),
-        ("cuda", "float32", (9, 0), False),
-        ("cuda", "bfloat16", (7, 5), False),
-        ("mps", "float16", None, False),
+        ("cpu", "float32", None, True), ("cuda", "bfloat16", (9, 0), True),
+        ("cuda", "float16", (8, 0), True), ("cuda", "float32", (9, 0), False),
+        ("cuda", "bfloat16", (7, 5), False), ("mps", "float16", None, False),
     ],
-)
+)  # fmt: skip
 def test_where_there_is_flash_attention(monkeypatch, device, dtype, capability, there):
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -7,7 +7,6 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import pytest
 
@@ -24,18 +23,10 @@ RUNS = {
     "tg128": (128, [1280e6, 1300e6, 1290e6, 1275e6, 1310e6]),
     "pp512+tg128 @ d1024": (640, [2000e6, 2040e6, 2010e6, 2100e6, 1990e6]),
 }
-ROW: dict[str, Any] = {
-    "build_commit": "abc", "build_number": 7, "model_type": "m", "model_size": 1 << 20,
-    "n_threads": 2, "n_prompt": 8, "n_gen": 0, "n_depth": 0, "avg_ts": 10.0, "stddev_ts": 1.0,
-}  # fmt: skip
 
 
 def read(kind: str) -> Results:
     return read_results((DATA / f"results.{kind}").read_bytes(), kind)
-
-
-def rows(*changes: dict[str, Any]) -> bytes:
-    return json.dumps([ROW | change for change in changes]).encode()
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -94,67 +85,18 @@ def test_what_windows_writes(kind: str, encoding: str) -> None:
     assert read_results(text.encode(encoding), kind).rows == read(kind).rows
 
 
-def test_single_runs_count_more_than_the_mean_beside_them() -> None:
-    (row,) = read_results(rows({"samples_ns": [4e9, 2e9], "samples_ts": [9, 9, 9]}), "x").rows
-    assert row.rate is not None
-    assert (row.rate.mean, row.rate.runs) == (3.0, 2)
-    (row,) = read_results(rows({"samples_ts": [2, 4]}), "x").rows
-    assert row.rate is not None
-    assert (row.rate.mean, row.rate.std, row.rate.runs) == (3.0, pytest.approx(2**0.5), 2)
-
-
-def test_files_of_an_older_llama_bench() -> None:
-    text = "| model | size | params | backend | ngl | test | t/s |\n|---|--:|--:|--|--:|--|--:|\n"
-    text += "| llama 7B | 3.56 GiB | 6.74 B | CUDA | 99 | pp 512 | 2368.80 ± 93.24 |\n"
-    (row,) = read_results(text.encode(), "x").rows
-    assert (row.test, row.facts["n_gpu_layers"]) == ("pp512", "99")
-
-
-def test_rows_that_did_not_run() -> None:
-    found = read_results(
-        rows({"avg_ts": 0, "error": "no memory"}, {"avg_ts": 0}, {"avg_ts": 0, "meta": True},
-             {"avg_ts": 0, "error": {"code": 5, "message": "it is full"}}),
-        "x",
-    )  # fmt: skip
-    assert [row.rate for row in found.rows] == [None] * 4
-    told = [row.error for row in found.rows]
-    assert told[:2] + told[3:] == ["no memory", "not timed", "it is full"]
-    assert "meta" in told[2]
-    text = "| model | test | t/s |\n|---|---|--:|\n"
-    text += "| a \\| b | tg4 | error: neither a | nor b |\n| c | pp8 | not run |\n"
-    failed, idle = read_results(text.encode(), "x").rows
-    assert (failed.facts["model_type"], failed.error) == ("a | b", "neither a | nor b")
-    assert (idle.rate, idle.error) == (None, "not timed")
-
-
 def test_other_tables_and_text_around_markdown_are_passed_over() -> None:
     text = (DATA / "results.md").read_text()
     more = "loading …\n\n| test | p50 |\n|---|---|\n| pp512 | 3 |\n\n" + text + "\n" + "| a |\n"
     assert read_results(more.encode(), "x").rows == read("md").rows
 
 
-def test_our_own_document() -> None:
-    body = json.loads(rows({}, {"n_gen": 2}))
-    document = {"schema": "llmcli.bench/1", "model": None, "environment": {}, "rows": body}
-    assert [row.test for row in read_results(json.dumps(document).encode(), "x").rows] == [
-        "pp8",
-        "pp8+tg2",
-    ]
-
-
 # files that are none
 
+# more of them are in transcripts/bench-compare-refused.txt
 CUT = "is cut off"
-JSON_ROW = json.dumps(ROW)
 WRONG: dict[str, tuple[bytes, str]] = {
-    "empty": (b" \n", "is empty"),
-    "no rows": (b"[]", "has no result in it"),
     "a picture": (b"\x89PNG\r\n\x1a\n\x00", "is no text (byte 0)"),
-    "a program": (b'names = ("n_prompt", "n_gen")\nprint(names, 1)', "is no result of a benchmark"),
-    "prose": (b"hello there", "is no result of a benchmark"),
-    "numbers": (b"[1, 2]", "is no result of a benchmark"),
-    "another document": (b'{"schema": "llmcli.lens/1"}', "`llmcli.lens/1`"),
-    "a document without rows": (b'{"schema": "llmcli.bench/1"}', "is no result"),
     "cut JSON": ((DATA / "results.json").read_bytes()[:-700], CUT),
     "cut in a word": ((DATA / "results.json").read_bytes()[:700], CUT),
     "cut JSONL": ((DATA / "results.jsonl").read_bytes()[:-20], "line 3 of `x`"),
@@ -162,27 +104,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "cut Markdown": ((DATA / "results.md").read_bytes()[:-70], "line 5 of `x`"),
     "deep": (b"[" * 200_000, "nested too deeply"),
     "digits": (b'[{"n_prompt": ' + b"1" * 9000 + b"}]", "is not JSON: it has a number of"),
-    "no rate": (b'[{"n_prompt": 1, "n_gen": 0}]', "row 1 of `x` has no `avg_ts`"),
-    "no test": (b'[{"avg_ts": 1}]', "row 1 of `x` has no `n_prompt`"),
-    "a null": (rows({}, {"n_gen": None}), "row 2 of `x` has no `n_gen`"),
-    "no tokens": (rows({"n_prompt": 0}), "reads and writes no token"),
-    "half a token": (rows({"n_prompt": 0.5}), "`n_prompt` is no number of tokens"),
-    "fewer than none": (rows({"n_gen": -1}), "`n_gen` is no number of tokens"),
-    "words": (rows({"avg_ts": "fast"}), "`avg_ts` is no number: `fast`"),
-    "a list": (rows({"avg_ts": [1]}), "`avg_ts` is no number"),
-    "NaN": (rows({"avg_ts": float("nan")}), "`avg_ts` is no number: `nan`"),
-    "infinity": (rows({"samples_ns": [1e999]}), "`samples_ns` is no number"),
-    "no time": (rows({"samples_ns": [1, 0]}), "`samples_ns` has a run of `0`"),
-    "the largest rates": (rows({"samples_ts": [1e308] * 3}), "no test runs at `1e+308 ± 0`"),
-    "no time at all": (rows({"samples_ns": [5e-324] * 2}), "no test runs at `inf ± 0`"),
-    "too little time": (rows({"samples_ns": [1e-300]}), "no test runs at"),
-    "backwards": (rows({"avg_ts": -1.0}), "no test runs at `-1 ± 1`"),
-    "too far apart": (rows({"stddev_ts": 1e300}), "no test runs at"),
-    "another table": (b"| test | t/s |\n|---|---|\n| pp8 | fast |", "line 3 of `x`"),
-    "another test": (b"| test | t/s |\n|---|---|\n| xy8 | 1.0 \xc2\xb1 0.1 |", "no test such as"),
-    "no column": (b"| a | t/s |\n|---|---|\n| 1 | 1.0 \xc2\xb1 0.1 |", "line 3 of `x`"),
-    "half a quote": (b'n_prompt,n_gen,avg_ts\n"1","2', "is not CSV"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("data", "words"), WRONG.values(), ids=WRONG.keys())
@@ -202,14 +124,6 @@ def test_no_cut_makes_a_traceback(kind: str) -> None:
     for end in range(0, len(data), 37):
         with suppress(UsageError):
             assert len(read_results(data[:end], "x").rows) <= whole
-
-
-def test_a_mean_that_its_runs_contradict() -> None:
-    runs = {"samples_ns": [8e8, 8e8]}  # 10 tokens per second
-    found = read_results(rows(runs, runs | {"avg_ts": 10.05}, runs | {"avg_ts": 12.0}), "x").rows
-    assert [row.doubt for row in found] == [
-        "", "", "row 3 of `x` says 12 tokens per second, and its runs 10",
-    ]  # fmt: skip
 
 
 def test_settings_hold_every_field_of_llama_bench_that_is_one() -> None:

@@ -18,19 +18,19 @@ def through(engine, test, *, repetitions=1, warmup=False, room=None, said=None, 
     return bench, [bench.repeat(test, n, repetitions, said) for n in range(repetitions)]
 
 
-def test_a_run_is_prompt_and_tokens_and_nothing_else(monkeypatch):
-    engine = FakeEngine(watch(monkeypatch))
-    test = Case(n_prompt=7, n_gen=3, depth=20)
-    _, runs = through(engine, test, repetitions=2, warmup=True)
-    assert runs == [Run(total=70 + 300, first=70, tokens=(100, 100, 100))] * 2
-
-
-def test_the_first_token_is_of_a_prompt_only(monkeypatch):
-    clock = watch(monkeypatch)
-    _, [prompt] = through(FakeEngine(clock), Case(n_prompt=7, n_gen=0, depth=0))
-    assert prompt == Run(total=70, first=70, tokens=())
-    _, [text] = through(FakeEngine(clock), Case(n_prompt=0, n_gen=2, depth=0))
-    assert text == Run(total=200, first=None, tokens=(100, 100))
+@pytest.mark.parametrize(
+    ("test", "run"),
+    [
+        ((7, 3, 20), Run(total=70 + 300, first=70, tokens=(100, 100, 100))),
+        ((7, 0, 0), Run(total=70, first=70, tokens=())),  # the first token is of a prompt only
+        ((0, 2, 0), Run(total=200, first=None, tokens=(100, 100))),
+    ],
+)
+def test_a_run_is_prompt_and_tokens_and_nothing_else(monkeypatch, test, run):
+    prompt, gen, depth = test
+    test = Case(n_prompt=prompt, n_gen=gen, depth=depth)
+    _, runs = through(FakeEngine(watch(monkeypatch)), test, repetitions=2, warmup=True)
+    assert runs == [run] * 2
 
 
 def test_the_memory_is_emptied_before_each_repetition_and_keeps_the_depth():

@@ -6,6 +6,7 @@ from statistics import mean
 
 import pytest
 from bench_engines import CEILINGS, FakeEngine, info, raises, settings, swept, watch, words
+from fake_process import MIB, FakeProcess
 from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
@@ -14,16 +15,16 @@ from llmcli.commands.bench.measure import sweep as module
 from llmcli.commands.bench.report.results import Test as Case
 from llmcli.commands.bench.request import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.observe import peaks
 from llmcli.observe.held import Held
 from llmcli.reports.text import PhasePeak
 
-MIB = 2**20
 PP, TG = Case(n_prompt=8, n_gen=0, depth=0), Case(n_prompt=0, n_gen=4, depth=0)
 
 
 def test_statistics_are_those_of_a_hand_computation(monkeypatch):
     clock = watch(monkeypatch)
+    _, [one] = swept(lambda chosen: FakeEngine(clock), tests=[TG], repetitions=1)
+    assert (one.stddev_ns, one.stddev_ts, one.token_ns, one.avg_ts) == (0, 0, (100,) * 4, 1e7)
     engine = FakeEngine(clock)
     costs = iter([100, 250, 400])
     engine.read = lambda ids: setattr(clock, "now", clock.now + next(costs))
@@ -35,15 +36,7 @@ def test_statistics_are_those_of_a_hand_computation(monkeypatch):
     assert row.avg_ts != pytest.approx(8e9 / row.avg_ns)  # not tokens by mean time
     apart = sum((rate - mean(rates)) ** 2 for rate in rates)
     assert row.stddev_ts == pytest.approx((apart / 2) ** 0.5)
-    assert row.avg_ns == 250
-    assert row.stddev_ns == pytest.approx(150)
-
-
-def test_one_run_has_no_deviation(monkeypatch):
-    engine = FakeEngine(watch(monkeypatch))
-    _, [row] = swept(lambda chosen: engine, tests=[TG], repetitions=1)
-    assert (row.stddev_ns, row.stddev_ts, row.token_ns) == (0, 0, (100,) * 4)
-    assert row.avg_ts == 1e7
+    assert (row.avg_ns, row.stddev_ns) == (250, pytest.approx(150))
 
 
 def test_rows_come_in_order_and_as_they_are_measured():
@@ -113,7 +106,7 @@ def test_the_old_engines_are_closed_before_a_new_one_is_loaded():
 @pytest.mark.parametrize("word", ["start", "read", "rewind"])
 def test_a_test_that_fails_is_a_row_and_the_others_are_run(word, error, told):
     engine = FakeEngine()
-    engine._trouble = raises(error, lambda did, *of: did == word and failing)
+    engine.trouble = raises(error, lambda did, *of: did == word and failing)
     failing = False
 
     def fail_in_the_second(line):
@@ -129,25 +122,19 @@ def test_a_test_that_fails_is_a_row_and_the_others_are_run(word, error, told):
 
 
 def test_what_can_be_done_stands_beside_an_error():
-    engine = FakeEngine()
-    engine._trouble = raises(UsageError("no", hint="do that"), lambda word, *of: word == "step")
+    no = UsageError("no", hint="do that")
+    engine = FakeEngine(trouble=raises(no, lambda word, *of: word == "step"))
     report, _ = swept(lambda chosen: engine, tests=[TG, PP])
     assert [row.hint for row in report.rows] == ["do that", None]
-    engine._trouble = raises(MemoryError(), lambda word, *of: word == "read")
+    engine = FakeEngine(trouble=raises(MemoryError(), lambda word, *of: word == "read"))
     report, _ = swept(lambda chosen: engine, tests=[PP, TG])
     assert "shorter tests" in report.rows[0].hint
     assert report.rows[1].hint is None
 
-    def load(chosen):
-        raise UsageError("not that one", hint="another one")
-
-    report, _ = swept(load, tests=[TG])
-    assert [row.hint for row in report.rows] == ["another one"]
-
 
 def test_after_a_failure_the_depth_is_read_again():
     engine = FakeEngine()
-    engine._trouble = raises(
+    engine.trouble = raises(
         MemoryError(), lambda word, *of: (word, len(words(engine, "step"))) == ("step", 1)
     )
     tests = [Case(n_prompt=0, n_gen=n, depth=3) for n in (4, 2)]
@@ -163,15 +150,15 @@ def test_a_model_that_does_not_load_is_a_row_for_each_test():
     def load(chosen):
         tried.append(chosen.model)
         if chosen.model == "broken":
-            raise CheckpointError("it is broken")
+            raise CheckpointError("it is broken", hint="another one")
         return FakeEngine()
 
     chosen = [settings(model="broken"), settings(model="broken", n_ubatch=3), settings()]
     report, rows = swept(load, configurations=chosen)
     assert [row.error and row.error[0] for row in rows] == [4, 4, 4, 4, None, None]
+    assert [row.hint for row in rows] == ["another one"] * 4 + [None] * 2
     assert rows[0].error == (4, "checkpoint", "it is broken")
-    assert rows[0].info is None
-    assert rows[0].engine == "llmcli"
+    assert (rows[0].info, rows[0].engine) == (None, "llmcli")
     assert tried == ["broken", "tiny"]  # once for both of its configurations
     assert report.rows == tuple(rows)
 
@@ -187,23 +174,19 @@ def test_an_interrupt_keeps_the_rows_that_are_whole():
     assert engine.log[-1] == ("close",)
 
 
-def test_an_interrupt_while_a_row_is_written_keeps_it():
-    def on_row(row):
-        raise KeyboardInterrupt
-
-    report, _ = swept(lambda chosen: FakeEngine(), on_row=on_row)
-    assert report.interrupted
-    assert len(report.rows) == 1
-
-
-def test_what_the_writer_of_rows_raises_is_no_row():
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
+def test_a_row_that_is_written_when_an_interrupt_comes_is_kept_but_no_error_is(error):
     engine = FakeEngine()
 
     def on_row(row):
-        raise BrokenPipeError
+        raise error
 
-    with pytest.raises(BrokenPipeError):
-        swept(lambda chosen: engine, on_row=on_row)
+    if error is KeyboardInterrupt:
+        report, _ = swept(lambda chosen: engine, on_row=on_row)
+        assert (report.interrupted, len(report.rows)) == (True, 1)
+    else:
+        with pytest.raises(error):
+            swept(lambda chosen: engine, on_row=on_row)
     assert engine.log[-1] == ("close",)
 
 
@@ -212,7 +195,7 @@ def test_two_engines_take_turns(monkeypatch):
 
     def named(name, slow=1):
         engine = FakeEngine(clock, name=name, slow=slow)
-        engine._trouble = lambda word, *about: log.append(name) if word == "read" else None
+        engine.trouble = lambda word, *about: log.append(name) if word == "read" else None
         return engine
 
     report, rows = swept(
@@ -259,7 +242,7 @@ def test_a_peer_that_fails_leaves_our_rows():
     assert len(rows[0].samples_ns) == 2
     assert report.against == ()
     late = FakeEngine(name="transformers")
-    late._trouble = raises(
+    late.trouble = raises(
         RuntimeError("x"), lambda word, *of: (word, len(words(late, "read"))) == ("read", 2)
     )
     report, rows = swept(lambda c: FakeEngine(), peer=lambda c: late, tests=[PP])
@@ -267,28 +250,19 @@ def test_a_peer_that_fails_leaves_our_rows():
     assert report.against == ()
 
 
-def test_progress_is_told_as_llama_bench_tells_it():
-    lines = []
+def test_progress_is_told_as_llama_bench_tells_it_and_a_delay_passes_before_each_test(monkeypatch):
+    lines, slept = [], []
+    monkeypatch.setattr(module, "sleep", slept.append)
     swept(lambda c: FakeEngine(), tests=[PP, TG], warmup=True, on_progress=lines.append)
     assert lines == [
-        "benchmark 1/2: starting",
-        "benchmark 1/2: warmup prompt run",
-        "benchmark 1/2: prompt run 1/2",
-        "benchmark 1/2: prompt run 2/2",
-        "benchmark 2/2: starting",
-        "benchmark 2/2: warmup generation run",
-        "benchmark 2/2: generation run 1/2",
-        "benchmark 2/2: generation run 2/2",
-    ]
-
-
-def test_a_delay_passes_before_each_test(monkeypatch):
-    slept = []
-    monkeypatch.setattr(module, "sleep", slept.append)
+        "benchmark 1/2: starting", "benchmark 1/2: warmup prompt run",
+        "benchmark 1/2: prompt run 1/2", "benchmark 1/2: prompt run 2/2",
+        "benchmark 2/2: starting", "benchmark 2/2: warmup generation run",
+        "benchmark 2/2: generation run 1/2", "benchmark 2/2: generation run 2/2",
+    ]  # fmt: skip
+    assert slept == []
     swept(lambda c: FakeEngine(), delay_s=0.5)
     assert slept == [0.5, 0.5]
-    swept(lambda c: FakeEngine())
-    assert len(slept) == 2
 
 
 class Counting(FakeEngine):
@@ -297,9 +271,14 @@ class Counting(FakeEngine):
     config = llama()
     reads = "prompt"
 
+    def __init__(self, *, rounds=False, **facts):
+        super().__init__()
+        self.info = info(**facts)
+        self._formats = {"head.W": "Q8_0"} if rounds else {}
+
     @property
     def numbers(self):
-        return Arithmetic.of(self.info.dtype)
+        return dataclasses.replace(Arithmetic.of(self.info.dtype), formats=self._formats)
 
 
 def test_work_and_the_roofline_stand_in_rows_of_an_engine_that_has_them():
@@ -327,15 +306,9 @@ def test_work_and_the_roofline_stand_in_rows_of_an_engine_that_has_them():
 def test_activations_of_the_peer_are_left_out_where_there_are_no_such_products(
     rounds, like_for_like
 ):
-    class Rounding(Counting):
-        @property
-        def numbers(self):
-            formats = {"head.W": "Q8_0"} if rounds else {}
-            return dataclasses.replace(Arithmetic.of(self.info.dtype), formats=formats)
-
     chosen, said = [settings(), settings(activations="8")], []
     _, rows = swept(
-        lambda c: Rounding(), configurations=chosen, like_for_like=like_for_like,
+        lambda c: Counting(rounds=rounds), configurations=chosen, like_for_like=like_for_like,
         on_progress=said.append,
     )  # fmt: skip
     both = rounds or not like_for_like
@@ -344,41 +317,16 @@ def test_activations_of_the_peer_are_left_out_where_there_are_no_such_products(
 
 
 def test_on_the_device_meta_nothing_is_timed():
-    class Shapes(Counting):
-        def __init__(self):
-            super().__init__()
-            self.info = info(device="meta")
-
-    engine = Shapes()
+    engine = Counting(device="meta")
     _, rows = swept(lambda c: engine, ceilings=lambda e, reads: CEILINGS, repetitions=5)
     assert all(row.meta and not row.samples_ns and row.error is None for row in rows)
     assert all(row.roofline_ns > 0 and row.estimated_memory_bytes > 0 for row in rows)
     assert all(row.peak_memory_bytes is None and not row.peaks for row in rows)  # not measured
     assert words(engine, "read") == [("read", 8, 0)]  # shapes are computed once: it would run
     assert len(words(engine, "step")) == 1
-    engine = Shapes()
-    engine._trouble = raises(ValueError("5 into 4"), lambda word, *of: word == "read")
+    engine.trouble = raises(ValueError("5 into 4"), lambda word, *of: word == "read")
     _, rows = swept(lambda c: engine)
     assert [bool(row.error) for row in rows] == [True, False]
-
-
-class Memory:
-    """What the system says of a process that is made up: what it holds, the most of late."""
-
-    def __init__(self, monkeypatch):
-        self.now = self.most = 100 * MIB
-        monkeypatch.setattr(peaks, "_MARKS", peaks._Marks())
-        monkeypatch.setattr(peaks, "_mark", lambda: self.most)
-        monkeypatch.setattr(peaks, "_set_back", self._set_back)
-        monkeypatch.setattr(peaks, "resident_bytes", lambda: self.now)
-
-    def hold(self, mib):
-        """Takes so much, and gives it back."""
-        self.most = max(self.most, self.now + mib * MIB)
-
-    def _set_back(self):
-        self.most = self.now
-        return True
 
 
 class Greedy(FakeEngine):
@@ -403,7 +351,7 @@ class Greedy(FakeEngine):
 
 def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
     load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
-    engine = Greedy(Memory(monkeypatch))
+    engine = Greedy(FakeProcess(monkeypatch))
     engine.info = info(load_peak=load, base_bytes=3)
     tests = [Case(n_prompt=8, n_gen=2, depth=0), TG, Case(n_prompt=0, n_gen=2, depth=4)]
     for warmup in (False, True):
@@ -449,17 +397,22 @@ def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
     assert (row.first_ns, row.token_ns) == ((80,) * 2, (100,) * 4)
 
 
-def test_a_row_that_failed_says_what_the_headers_do():
-    asked = []
+def test_a_row_that_failed_says_what_the_headers_do_and_no_other_engine_is_loaded():
+    asked, tried = [], []
 
     def load(chosen):
-        raise OutOfMemory("too large")
+        raise CheckpointError("not with these settings", hint="others")
 
     def known(chosen):
         asked.append(chosen)
         return info(model_type="llama 70B F16", load_s=None)
 
-    _, rows = swept(load, peer=load, peer_name="transformers", tests=[PP], known=known)
+    _, rows = swept(
+        load, peer=lambda c: tried.append(c), peer_name="transformers", tests=[PP], known=known
+    )
+    assert not tried
+    assert [row.error for row in rows] == [(4, "checkpoint", "not with these settings")] * 2
+    assert [row.hint for row in rows] == ["others"] * 2
     assert [row.info.model_type for row in rows] == ["llama 70B F16"] * 2
     assert [row.info.engine for row in rows] == ["llmcli", "transformers"]
     assert [row.info.version for row in rows] == ["1", ""]  # nothing is known of the other
@@ -469,25 +422,8 @@ def test_a_row_that_failed_says_what_the_headers_do():
     assert row.info is None
 
 
-def test_where_ours_is_not_loaded_no_other_engine_is():
-    tried = []
-
-    def refused(chosen):
-        raise CheckpointError("not with these settings", hint="others")
-
-    _, rows = swept(refused, peer=lambda c: tried.append(c), peer_name="transformers", tests=[PP])
-    assert not tried
-    assert [row.error for row in rows] == [(4, "checkpoint", "not with these settings")] * 2
-    assert [row.hint for row in rows] == ["others"] * 2
-
-
 def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads():
     asked = []
-
-    def load(chosen):
-        engine = Counting()
-        engine.info = info(dtype=chosen.dtype)
-        return engine
 
     def ceilings(engine, reads):
         asked.append((engine.info.dtype, reads))
@@ -496,7 +432,10 @@ def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads():
     chosen = [settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
               for name in ("one", "other")]  # fmt: skip
     deep = Case(n_prompt=0, n_gen=1, depth=40)
-    report, rows = swept(load, configurations=chosen, tests=[PP, deep], ceilings=ceilings)
+    report, rows = swept(
+        lambda chosen: Counting(dtype=chosen.dtype), configurations=chosen, tests=[PP, deep],
+        ceilings=ceilings,
+    )  # fmt: skip
     both = [Arithmetic.of(dtype) for dtype in ("float32", "float64")]
     reads = [counts.working_set(Counting.config, numbers, deep) for numbers in both]
     assert asked == [("float32", reads[0]), ("float64", reads[1])]  # room for the longest test

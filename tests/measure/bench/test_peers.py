@@ -3,12 +3,14 @@
 import ctypes
 import importlib.util
 import os
+import re
 import sys
 import types
 from dataclasses import replace
 
 import pytest
 import torch
+from bench_engines import settings
 from decoder_parameters import parameters_of
 from gguf_bytes import gguf, pair
 from tiny_checkpoints import write_gpt2, write_llama
@@ -17,15 +19,12 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure.engine import Counted
 from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp, cache_type
 from llmcli.commands.bench.measure.peers.peer import PEERS, open_peer, same_model, silent
-from llmcli.commands.bench.report.results import Settings
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 
-SETTINGS = Settings(
-    model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=16, n_threads=1, type_k="auto",
-    type_v="auto", n_gpu_layers=99, flash_attn="auto", no_kv_offload=False, embeddings=False,
-    use_mmap=True,
-)  # fmt: skip
+SETTINGS = settings(model="x", n_batch=64, n_ubatch=16, n_gpu_layers=99)
+
+
 needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
 )
@@ -95,8 +94,11 @@ def test_bfloat16_stays_bfloat16_and_is_the_same_but_for_rounding(tmp_path):
     peer = open_peer("transformers", ours, SETTINGS)
     assert (peer.info.dtype, peer.info.bits_per_weight) == ("bfloat16", 16)
     same = same_model(ours, peer, threads=1)
-    assert same.ok
-    assert same.tolerance == 0.03
+    assert (same.ok, same.tolerance) == (True, 0.03)
+    # only a directory that it reads itself has a time to load
+    assert peer.info.load_s is not None
+    drawn = open_peer("transformers", model(tmp_path, random_weights=5), SETTINGS)
+    assert drawn.info.load_s is None
 
 
 def test_both_engines_have_the_kernel_of_attention_that_was_asked_for(ours, monkeypatch):
@@ -123,15 +125,13 @@ def test_both_engines_have_the_kernel_of_attention_that_was_asked_for(ours, monk
     assert torch.allclose(logits[0], logits[2], atol=1e-4)
 
 
-def test_only_a_directory_that_it_reads_itself_has_a_time_to_load(tmp_path):
-    for seed, timed in ((None, True), (5, False)):
-        peer = open_peer("transformers", model(tmp_path, random_weights=seed), SETTINGS)
-        assert (peer.info.load_s is not None) is timed
-
-
-def test_a_token_is_made_on_the_device(ours, monkeypatch):
-    peer = open_peer("transformers", ours, SETTINGS)
-    peer.start(9, 1, 8)
+def test_a_token_is_made_on_the_device_and_threads_are_those_of_the_test(ours, monkeypatch):
+    peer, before = open_peer("transformers", ours, SETTINGS), torch.get_num_threads()
+    try:
+        peer.start(9, 2, 8)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
     peer.read([1, 2, 3])
 
     def never(*args, **options):
@@ -259,16 +259,6 @@ def test_copies_are_compared_not_the_same_memory(tmp_path):
     assert same_model(ours, peer, threads=1).value > 1e3 * max(before, 1e-12)
 
 
-def test_threads_are_those_of_the_test(ours):
-    before = torch.get_num_threads()
-    try:
-        peer = open_peer("transformers", ours, SETTINGS)
-        peer.start(4, 2, 4)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_more_tokens_than_learned_positions_are_refused(tmp_path):
     peer = open_peer("transformers", model(tmp_path, write_gpt2), SETTINGS)
     peer.start(32, 1, 32)
@@ -277,35 +267,27 @@ def test_more_tokens_than_learned_positions_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "hint"),
+    ("name", "module", "pip", "package", "old"),
     [
-        ("transformers", "transformers", "run `pip install transformers`"),
-        ("llama.cpp", "llama_cpp", "run `pip install llama-cpp-python`"),
+        ("transformers", "transformers", "transformers", "transformers", "4.57.1"),
+        ("llama.cpp", "llama_cpp", "llama-cpp-python", "llama-cpp-python", "0.2.90"),
     ],
 )
-def test_a_peer_that_is_not_installed_is_a_usage_error(tmp_path, monkeypatch, name, module, hint):
-    monkeypatch.setitem(sys.modules, module, None)  # what `import` then finds is nothing
-    ours = model(tmp_path)
+def test_a_peer_that_is_not_installed_or_too_old_is_a_usage_error(
+    ours, monkeypatch, name, module, pip, package, old
+):
     if name == "llama.cpp":
         object.__setattr__(ours.checkpoint, "kind", "gguf")
-    with pytest.raises(UsageError, match="is not installed") as error:
-        open_peer(name, ours, SETTINGS)
-    assert error.value.hint == hint
-
-
-def test_a_peer_that_is_too_old_is_a_usage_error(ours, monkeypatch):
-    import transformers
-
-    monkeypatch.setattr(transformers, "__version__", "4.57.1")
-    with pytest.raises(UsageError, match=r"transformers 4\.57\.1 is too old") as error:
-        open_peer("transformers", ours, SETTINGS)
-    assert error.value.hint == "run `pip install --upgrade transformers`"
-    old = types.ModuleType("llama_cpp")
-    old.__version__ = "0.2.90"
-    monkeypatch.setitem(sys.modules, "llama_cpp", old)
-    object.__setattr__(ours.checkpoint, "kind", "gguf")
-    with pytest.raises(UsageError, match=r"llama-cpp-python 0\.2\.90 is too old"):
-        open_peer("llama.cpp", ours, SETTINGS)
+    there = types.ModuleType(module)
+    there.__version__ = old
+    for found, told, hint in (
+        (None, "is not installed", f"run `pip install {pip}`"),  # what `import` then finds
+        (there, f"{package} {old} is too old", f"run `pip install --upgrade {pip}`"),
+    ):
+        monkeypatch.setitem(sys.modules, module, found)
+        with pytest.raises(UsageError, match=re.escape(told)) as error:
+            open_peer(name, ours, SETTINGS)
+        assert error.value.hint == hint
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, ours):
@@ -323,7 +305,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, ours):
             open_peer(name, shapes, SETTINGS)
 
 
-def test_what_transformers_cannot_load_is_one_line(ours, tmp_path, capfd):
+def test_what_transformers_cannot_load_is_one_line_and_loading_says_nothing(ours, tmp_path, capfd):
+    open_peer("transformers", ours, SETTINGS)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(UsageError, match=r"transformers cannot load `.*`: ") as error:
         open_peer("transformers", ours, SETTINGS)
@@ -347,11 +330,6 @@ def test_nothing_of_a_library_is_heard_and_nothing_of_ours_is_lost(capfd):
         _ = 1 / 0
     os.write(1, b"heard again")
     assert capfd.readouterr().out == "heard again"
-
-
-def test_loading_says_nothing(ours, capfd):
-    open_peer("transformers", ours, SETTINGS)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_types_of_llama_cpps_cache():

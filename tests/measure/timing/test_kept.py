@@ -1,5 +1,6 @@
-"""Of many runs the median one is found, with the marks of few of them in hand."""
+"""Runs in turns: how many are enough, which is kept, and the ratios of pairs."""
 
+import math
 from array import array
 from random import Random
 from statistics import median_low
@@ -7,7 +8,79 @@ from statistics import median_low
 import pytest
 
 from llmcli.commands.timing.measure.clock import Marks
-from llmcli.commands.timing.measure.run import MOST, InstrumentedRun, Kept
+from llmcli.commands.timing.measure.phase import overhead
+from llmcli.commands.timing.measure.run import MOST, InstrumentedRun, Kept, Until
+from llmcli.commands.timing.report import FEWEST, TIGHT, are_tight, spread_of
+from llmcli.observe.ratios import paired
+
+
+def pairs_run(until, bare, watched, *, at_most=10_000):
+    """How many pairs are run whose times the two functions give, and when the last one ends."""
+    now, bare_s, watched_s = until.begin, [], []
+    while not until.over(bare_s, watched_s, now):
+        bare_s.append(bare(len(bare_s)))
+        watched_s.append(watched(len(watched_s)))
+        now += bare_s[-1] + watched_s[-1]
+        assert len(bare_s) < at_most
+    return len(bare_s), now
+
+
+def noisy(share, seed=0):
+    dice = Random(seed)
+    return lambda number: 0.01 * dice.gauss(1.0, share)
+
+
+def test_runs_that_are_alike_end_soon():
+    until = Until(pairs=None, begin=5.0, end=15.0)
+    assert pairs_run(until, lambda n: 0.1, lambda n: 0.101)[0] == FEWEST
+    assert pairs_run(until, noisy(0.005), noisy(0.005))[0] <= 2 * FEWEST
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.5])
+def test_runs_that_scatter_end_when_the_time_is_up(noise):
+    until = Until(pairs=None, begin=5.0, end=15.0)
+    number, now = pairs_run(until, noisy(noise), noisy(noise, 1))
+    assert number > 20
+    assert now <= 15.0 + 0.05, 'but for how much longer the last one took than the one before'
+
+
+def test_a_slow_first_run_is_no_reason_to_go_on_to_the_end():
+    until = Until(pairs=None, end=10.0)
+    slow = lambda number: 1.0 if number == 0 else 0.1  # noqa: E731
+    assert pairs_run(until, slow, lambda n: 0.1)[0] <= FEWEST + 3
+
+
+@pytest.mark.parametrize(("seconds", "number"), [(20.0, 1), (4.0, 1), (2.0, 2), (1.6, 3)])
+def test_a_pair_that_would_end_too_late_is_not_begun(seconds, number):
+    until = Until(pairs=None, end=10.0)
+    assert pairs_run(until, lambda n: seconds, lambda n: seconds)[0] == number
+
+
+def test_pairs_that_were_requested_are_run_however_long_they_take():
+    for number in (1, 3, 40):
+        until = Until(pairs=number, end=10.0)
+        assert pairs_run(until, lambda n: 0.1, lambda n: 100.0)[0] == number
+
+
+def test_how_far_it_is():
+    assert [Until(pairs=4).done(pairs, 9.0) for pairs in (0, 4)] == [(1, 5), (5, 5)]
+    until = Until(pairs=None, begin=5.0, end=15.0)
+    shares = [until.done(3, now) for now in (5.0, 10.0, 99.0)]
+    assert shares == [(0, 1000), (500, 1000), (1000, 1000)]
+
+
+def test_the_spread_is_that_of_the_quartiles():
+    alike = [1.0] * 5
+    assert spread_of(alike, alike) == 0.0
+    assert spread_of([1.0, 2.0, 3.0, 4.0, 5.0], alike) == pytest.approx(2 / 3)
+    assert spread_of([1.0], [1.0]) == math.inf
+    both = [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert spread_of(both, both) == pytest.approx(2 / 3), "of the times, though the ratios agree"
+    assert not are_tight(alike[:4], alike[:4])
+    assert are_tight(alike, alike)
+    edge = [1.0, 1.0, 1.0, 1.0 + 0.99 * TIGHT, 1.5]
+    assert are_tight(edge, alike)
+    assert not are_tight([*edge[:3], 1.001 + TIGHT, 1.5], alike)
 
 
 def run(wall_s):
@@ -45,3 +118,22 @@ def test_of_thousands_few_are_kept_and_one_of_them_is_near_the_median(order):
         kept.add(run(wall))
         assert len(kept) <= MOST
     assert abs(kept.median.wall_s - median_low(walls)) < 0.02 * runs
+
+
+def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():
+    found = paired([10, 30, 50, 80, 5], [10, 10, 10, 10, 10])
+    assert found.values == (1, 3, 5, 8, 0.5)
+    assert (found.lowest, found.median, found.highest) == (0.5, 3, 8)
+    assert found.quartiles == (1, 5)
+    swapped = paired([20, 10], [10, 20])  # the same on both sides, if pairs are left out of account
+    assert swapped.values == (2, 0.5)
+    assert swapped.quartiles == (0.875, 1.625)
+    assert paired([3], [2]).quartiles == (1.5, 1.5)
+    watched, bare = [1.1, 1.0, 1.3], [1.0, 1.0, 1.0]
+    looked = overhead(watched, bare)  # timing has the same rule
+    assert looked.ratios == paired(watched, bare).values
+    assert looked.quartiles == paired(watched, bare).quartiles
+    with pytest.raises(ValueError, match="argument 2"):
+        paired([1, 2], [1])
+    with pytest.raises(ValueError, match="no pairs"):
+        paired([], [])

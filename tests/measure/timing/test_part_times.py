@@ -62,17 +62,13 @@ def test_each_mark_is_the_end_of_its_part():
         ("head", None): 2.0, ("gaps", None): 3.0,
     }  # fmt: skip
     assert sum(part.host_s for part in parts) == pytest.approx(0.5 * (len(CALL) + 1))
-
-
-def test_neighbours_of_one_part_are_computed_once_and_others_as_often_as_they_come():
+    # neighbours of one part are computed once, and others as often as they come
     parts = part_times(run_of(*CALL, *CALL, "end"), (), {}, ORDER)
     calls = {(part.part, part.layer): part.calls for part in parts}
     assert calls["qkv", 0] == 2  # q|k|v are one product a call
     assert calls["norm", 0] == 6  # ln1, keys and queries, ln2
     assert calls["head", None] == 2
-
-
-def test_a_name_that_nobody_knows_is_a_gap():
+    # a name that nobody knows is a gap
     parts = part_times(run_of("step", "blocks.0.attn.magic", "logits", "end"), (), {}, ORDER)
     assert times(parts) == {("head", None): 1.0, ("gaps", None): 3.0}
 

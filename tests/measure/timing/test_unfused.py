@@ -66,32 +66,21 @@ def test_more_queries_than_are_taken_at_a_time(name, monkeypatch):
     assert not red(report) - {"adds_up"}
 
 
-def test_without_being_asked_nothing_is_split():
-    report = timed(small("llama"))
-    assert report.splits == ()
-    assert "pieces" not in {check.name for check in report.checks}
-
-
-@pytest.mark.parametrize("piece", ["attn.W_q", "attn.W_v", "mlp.W_gate", "mlp.W_up"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_wrong_piece_turns_the_footer_red(piece, dtype):
-    model = small("llama", dtype)
+@pytest.mark.parametrize("piece", ["attn.W_q", "attn.W_v", "mlp.W_gate", "mlp.W_up", "mask"])
+def test_a_wrong_piece_turns_the_footer_red(piece, dtype, monkeypatch):
+    model, right = small("llama", dtype), unfused.visible_keys
     name = f"blocks.1.{piece}"
-    replace_weight(model.decoder, name, 1.2 * model.decoder.weight(name).dense())
+    if piece == "mask":
+        monkeypatch.setattr(
+            unfused, "visible_keys", lambda at, keys, w: right(at - (at > 1).long(), keys, w)
+        )
+    else:
+        replace_weight(model.decoder, name, 1.2 * model.decoder.weight(name).dense())
     report = timed(model, unfused=True)
     assert red(report) - {"adds_up"} == {"pieces"}
-    assert report.checks[-1].where.startswith(name.replace("W_", ""))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_wrong_mask_turns_the_footer_red(dtype, monkeypatch):
-    right = unfused.visible_keys
-    monkeypatch.setattr(
-        unfused, "visible_keys", lambda at, keys, w: right(at - (at > 1).long(), keys, w)
-    )
-    report = timed(small("llama", dtype), unfused=True)
-    assert red(report) - {"adds_up"} == {"pieces"}
-    assert ".attn.z (" in report.checks[-1].where
+    where = ".attn.z (" if piece == "mask" else name.replace("W_", "")
+    assert where in report.checks[-1].where
 
 
 def test_a_nan_in_a_piece_is_worse_than_any_other_difference():

@@ -10,18 +10,14 @@ from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
 CEILINGS = Ceilings(
-    device="cpu",
-    threads=1,
+    device="cpu", threads=1, seconds=0.0, start_s=2e-6, caches=(("L2", 1 << 20), ("L3", 16 << 20)),
     reads=(
         ReadRate(nbytes=1 << 20, bytes_per_s=100e9, level="L2"),
         ReadRate(nbytes=16 << 20, bytes_per_s=50e9, level="L3"),
         ReadRate(nbytes=1 << 28, bytes_per_s=10e9, level="memory"),
     ),
     matrices=(MatrixRate(dtype="float32", flops_per_s=1e11, way="direct"),),
-    caches=(("L2", 1 << 20), ("L3", 16 << 20)),
-    seconds=0.0,
-    start_s=2e-6,
-)
+)  # fmt: skip
 
 
 def small(name, dtype=torch.float32):
