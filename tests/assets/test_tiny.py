@@ -256,10 +256,8 @@ def test_the_command_line_says_that_it_is_tiny(tmp_path):
         command = ["generate", "--offline", "In the beginning", "--greedy", "-n", "4", "--json"]
         return children.run(
             [sys.executable, "-m", "llmcli", *command, *more],
-            env={**environ, "LLMCLI_CACHE": str(tmp_path)},
-            capture_output=True,
-            text=True,
-        )
+            env={**environ, "LLMCLI_CACHE": str(tmp_path)}, capture_output=True, text=True,
+        )  # fmt: skip
 
     unnamed, named = run(), run("-m", "smollm2")
     assert (unnamed.returncode, json.loads(unnamed.stdout)["model"]["name"]) == (0, "tiny")

@@ -175,14 +175,13 @@ def test_shards_without_an_index_are_one_model(sharded):
     assert set(open_checkpoint(sharded / ONE).tensors) == {"w"}
 
 
-@pytest.mark.parametrize(
-    ("prefix", "names", "wrapper"),
-    [("module.", ["w", "v_head.w"], "module."), ("_orig_mod.", ["model.w"], "_orig_mod."),
-     ("module._orig_mod.", ["w"], "module._orig_mod."),
-     ("base_model.model.", ["model.w", "lm_head.w"], "base_model.model."),
-     ("model.", ["model.w", "lm_head.w"], "model."), ("", ["model.w", "lm_head.w"], ""),
-     ("", ["model.w", "model.norm.w"], ""), ("", ["module.w", "w"], ""), ("", ["module."], "")],
-)  # fmt: skip
+@pytest.mark.parametrize(("prefix", "names", "wrapper"), [
+    ("module.", ["w", "v_head.w"], "module."), ("_orig_mod.", ["model.w"], "_orig_mod."),
+    ("module._orig_mod.", ["w"], "module._orig_mod."),
+    ("base_model.model.", ["model.w", "lm_head.w"], "base_model.model."),
+    ("model.", ["model.w", "lm_head.w"], "model."), ("", ["model.w", "lm_head.w"], ""),
+    ("", ["model.w", "model.norm.w"], ""), ("", ["module.w", "w"], ""), ("", ["module."], ""),
+])  # fmt: skip
 def test_what_a_wrapper_put_before_every_name_is_left_out(tmp_path, prefix, names, wrapper):
     save_file({prefix + name: W for name in names}, tmp_path / "model.safetensors")
     found = open_checkpoint(tmp_path)
@@ -193,11 +192,9 @@ def test_what_a_wrapper_put_before_every_name_is_left_out(tmp_path, prefix, name
 
 ASIDE = {
     "adapter": ("llama", "a LoRA adapter for `Base`, not a model"),
-    "mmproj": ("clip", "vision or audio part"),
-    "imatrix": (None, "an importance matrix"),
-    None: ("controlvector", "a control vector"),
-    "model": ("clip", "vision or audio part"),
-}
+    "mmproj": ("clip", "vision or audio part"), "imatrix": (None, "an importance matrix"),
+    None: ("controlvector", "a control vector"), "model": ("clip", "vision or audio part"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ASIDE)
@@ -249,11 +246,10 @@ def test_a_tensor_that_the_index_forgot_is_kept_for_the_ledger(sharded):
     assert set(open_checkpoint(sharded).tensors) == {"w", "v", "x"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../x.safetensors", "/etc/x.safetensors", "a/../x.safetensors", "a\\x.safetensors",
-     "x\0.safetensors", "..", "", "x.bin", 3, None, ["x.safetensors"]],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "../x.safetensors", "/etc/x.safetensors", "a/../x.safetensors", "a\\x.safetensors",
+    "x\0.safetensors", "..", "", "x.bin", 3, None, ["x.safetensors"],
+])  # fmt: skip
 def test_an_index_cannot_lead_elsewhere(sharded, name):
     save_file({"w": W}, sharded.parent / "x.safetensors")
     place(sharded, w="model-00001-of-00002.safetensors", v=name)
@@ -267,18 +263,11 @@ def test_a_broken_index(sharded, document):
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        (b"{", "not valid json"),
-        (b"[1]", "not a json object"),
-        (b"null", "not a json object"),
-        (b"\xff\xfe{}", "not utf-8"),
-        (b"[" * 200_000, "nested too deeply"),
-        (b'{"a": ' + b"1" * 5000 + b"}", "not valid json"),
-        (b"", "empty"),
-    ],
-)
+@pytest.mark.parametrize(("content", "cause"), [
+    (b"{", "not valid json"), (b"[1]", "not a json object"), (b"null", "not a json object"),
+    (b"\xff\xfe{}", "not utf-8"), (b"[" * 200_000, "nested too deeply"),
+    (b'{"a": ' + b"1" * 5000 + b"}", "not valid json"), (b"", "empty"),
+])  # fmt: skip
 def test_a_broken_configuration(folder, name, content, cause):
     (folder / name).write_bytes(content)
     error = refused(folder)

@@ -340,22 +340,17 @@ def test_an_old_repository_without_an_organization(hub):
     assert tree_of(hub) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "hint"),
-    [
-        ("tiny", UsageError, "models list"),
-        ("./org/name", UsageError, "remove the file itself"),
-        ("/etc/passwd", UsageError, "remove the file itself"),
-        ("smollm2", ModelNotFound, "models list"),
-        ("org/nam", ModelNotFound, "did you mean `org/name`?"),
-        ("org/name@v2", ModelNotFound, "did you mean `org/name"),
-        ("hf:org/name/x.gguf", ModelNotFound, "did you mean"),
-        ("org/..", ModelNotFound, "write `org/name[@rev]`"),
-        ("hf:org/name/../../../x", ModelNotFound, "write `org/name[@rev]`"),
-        ("", UsageError, "llmcli env"),
-        ("a\0b", ModelNotFound, "models list"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "hint"), [
+    ("tiny", UsageError, "models list"), ("./org/name", UsageError, "remove the file itself"),
+    ("/etc/passwd", UsageError, "remove the file itself"),
+    ("smollm2", ModelNotFound, "models list"),
+    ("org/nam", ModelNotFound, "did you mean `org/name`?"),
+    ("org/name@v2", ModelNotFound, "did you mean `org/name"),
+    ("hf:org/name/x.gguf", ModelNotFound, "did you mean"),
+    ("org/..", ModelNotFound, "write `org/name[@rev]`"),
+    ("hf:org/name/../../../x", ModelNotFound, "write `org/name[@rev]`"),
+    ("", UsageError, "llmcli env"), ("a\0b", ModelNotFound, "models list"),
+])  # fmt: skip
 def test_names_that_remove_nothing(hub, name, kind, hint):
     write_revision(hub, "org/name", SAFE)
     before = tree_of(hub)
@@ -689,10 +684,9 @@ def test_left_overs_of_the_hub_cache(hub):
     assert kept == []
     assert {(r.name, r.why, r.bytes) for r in gone} == {
         ("org/asked", "a repository with no model in it", 0),
-        ("org/name", "a stale partial download", 5),
-        ("org/name", "no snapshot links to it", 3),
+        ("org/name", "a stale partial download", 5), ("org/name", "no snapshot links to it", 3),
         (f"org/name@{OLD[:12]}", "a branch has moved on from this commit", 3),
-    }
+    }  # fmt: skip
     assert set(rows()) == {"org/name", f"org/by-commit@{MAIN[:12]}"}
     assert all(model.complete for model in rows().values())
     assert (blobs / "fresh.incomplete").exists()

@@ -77,15 +77,11 @@ BOTH = {
     "half bytes": (one("F4", "[8]"), bytes(4)),
     "name twice": (f"{{{A},{A}}}", bytes(4)),
     "name twice, the first too large": (
-        f'{{"a":{{"dtype":"U8","shape":[9],"data_offsets":[7,1]}},{A}}}',
-        bytes(4),
+        f'{{"a":{{"dtype":"U8","shape":[9],"data_offsets":[7,1]}},{A}}}', bytes(4)
     ),
     "metadata key twice": (f'{{"__metadata__":{{"x":"1","x":"2"}},{A}}}', bytes(4)),
     "unknown key twice": (one(extra=',"x":1,"x":2'), bytes(4)),
-    "a tensor that is called as a field, twice": (
-        f'{{"dtype":{A[4:]},"dtype":{A[4:]}}}',
-        bytes(4),
-    ),
+    "a tensor that is called as a field, twice": (f'{{"dtype":{A[4:]},"dtype":{A[4:]}}}', bytes(4)),
     "an array as an entry": ('{"a":["F32",[1],[0,4]]}', bytes(4)),
     "dtype as an object": (one().replace('"F32"', '{"F32":null}'), bytes(4)),
     "unknown key, as deep as can be": (one(extra=',"x":' + "[" * 125 + "]" * 125), bytes(4)),
@@ -185,18 +181,11 @@ def test_dtypes_are_the_librarys(dtype, tmp_path):
     assert accepted == (dtype in SAFETENSORS_BITS)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\0",
-        bytes(7),
-        bytes(8),
-        struct.pack("<Q", 100_000_001) + b"{}",
-        struct.pack("<Q", 2**63) + b"{}",
-        struct.pack("<Q", 2**64 - 1) + b"{}",
-        struct.pack("<Q", 3) + b"{}",
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"\0", bytes(7), bytes(8), struct.pack("<Q", 100_000_001) + b"{}",
+    struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 2**64 - 1) + b"{}",
+    struct.pack("<Q", 3) + b"{}",
+])  # fmt: skip
 def test_lengths_that_lie(content, tmp_path):
     assert theirs(content) is None
     assert ours(tmp_path / "a.safetensors", content) is None
@@ -224,10 +213,9 @@ def test_a_header_whose_length_looks_like_a_pickle(tmp_path):
 def test_reads_what_the_library_writes(tmp_path):
     path = tmp_path / "a.safetensors"
     arrays = {
-        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "i": np.array([1, 2, 3], dtype=np.int8),
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3), "i": np.array([1, 2, 3], dtype=np.int8),
         "h": np.ones((1, 1, 5), dtype=np.float16),
-    }
+    }  # fmt: skip
     save_file(arrays, path, metadata={"format": "pt"})
     metadata, tensors, _ = read_safetensors(path)
     content = path.read_bytes()

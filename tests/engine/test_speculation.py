@@ -80,8 +80,7 @@ SAMPLINGS = {
     "greedy": Sampling(temperature=0),
     "sampled": Sampling(temperature=0.7, top_k=0, top_p=1, min_p=0, seed=5),
     "penalties": Sampling(
-        temperature=0.9, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1,
-        seed=2,
+        temperature=0.9, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1, seed=2
     ),
 }  # fmt: skip
 
@@ -310,9 +309,7 @@ def test_an_end_in_the_middle_of_a_proposal_ends_the_text(model):
     ending = dataclasses.replace(model, eos_ids=frozenset({alone[5]}))
     wanted = alone[: alone.index(alone[5]) + 1]
     speculation = Speculation(ModelDraft(model, ending))
-    found = list(
-        stream(ending, [PROMPT], SAMPLINGS["greedy"], limit=12, speculation=speculation)
-    )
+    found = list(stream(ending, [PROMPT], SAMPLINGS["greedy"], limit=12, speculation=speculation))
     assert [token.id for token in found] == wanted
     assert found[-1].finish == "eos"
 

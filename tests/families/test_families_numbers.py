@@ -64,8 +64,7 @@ def test_whatever_a_key_says_it_is_read_or_refused_and_rotates_by_finite_angles(
     ("rope-linear", ("rope_parameters", "factor"), 1e-308),
     ("rope-dynamic", ("rope_parameters", "factor"), 1e308),
     ("rope-llama3", ("rope_parameters", "rope_theta"), 1e-300),
-    ("lfm2", ("block_ffn_dim_multiplier",), 1e308),
-    ("mamba2", ("expand",), 1e308),
+    ("lfm2", ("block_ffn_dim_multiplier",), 1e308), ("mamba2", ("expand",), 1e308),
 ])  # fmt: skip
 def test_numbers_that_overflow_together_are_told_by_the_key(name, path, value):
     with pytest.raises(CheckpointError, match=rf"`{path[-1]}` is `{value!r}`".replace("+", r"\+")):
@@ -76,8 +75,7 @@ def test_numbers_that_overflow_together_are_told_by_the_key(name, path, value):
     ("rope-yarn", ("rope_parameters", "factor")),
     ("gemma4", ("rope_parameters", "full_attention", "rope_theta")),
     ("gemma4", ("rope_parameters", "sliding_attention", "rope_theta")),
-    ("ministral3", ("rope_parameters", "llama_4_scaling_beta")),
-    ("lfm2_moe", ("layer_types",)),
+    ("ministral3", ("rope_parameters", "llama_4_scaling_beta")), ("lfm2_moe", ("layer_types",)),
 ])  # fmt: skip
 def test_a_key_that_has_no_default_is_missed_by_name(name, path):
     settings = copy.deepcopy(settings_of(name))

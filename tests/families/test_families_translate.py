@@ -21,47 +21,24 @@ from llmcli.families.values import Values, shortened
 from llmcli.loading.load import load_checkpoint
 
 LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 20,
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "model_type": "llama", "vocab_size": 20, "hidden_size": 8, "intermediate_size": 12,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 LFM2 = {"model_type": "lfm2", **TYPES["lfm2"].base}
 QWEN = LLAMA | {"model_type": "qwen3", "head_dim": 4, "use_sliding_window": True}
 GPT2 = {
-    "model_type": "gpt2",
-    "vocab_size": 20,
-    "n_embd": 8,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "n_inner": None,
-    "activation_function": "gelu_new",
+    "model_type": "gpt2", "vocab_size": 20, "n_embd": 8, "n_layer": 2, "n_head": 4,
+    "n_positions": 64, "n_inner": None, "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
-}
+}  # fmt: skip
 GGUF = {
-    "general.architecture": "llama",
-    "llama.block_count": 2,
-    "llama.context_length": 64,
-    "llama.embedding_length": 8,
-    "llama.feed_forward_length": 12,
-    "llama.attention.head_count": 4,
-    "llama.attention.head_count_kv": 2,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "llama.rope.freq_base": 10000.0,
-    "llama.vocab_size": 20,
-    "tokenizer.ggml.eos_token_id": 2,
-}
+    "general.architecture": "llama", "llama.block_count": 2, "llama.context_length": 64,
+    "llama.embedding_length": 8, "llama.feed_forward_length": 12, "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 10000.0, "llama.vocab_size": 20, "tokenizer.ggml.eos_token_id": 2,
+}  # fmt: skip
 
 
 def stored(folder, config, tensors):
@@ -152,11 +129,10 @@ def test_a_type_of_any_length_gives_a_short_message():
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize(
-    ("written", "name"),
-    [("lama", "llama"), ("llamma", "llama"), ("lIama", "llama"), ("lalma", "llama"),
-     ("mistrl", "mistral"), ("gtp2", "gpt2")],
-)  # fmt: skip
+@pytest.mark.parametrize(("written", "name"), [
+    ("lama", "llama"), ("llamma", "llama"), ("lIama", "llama"), ("lalma", "llama"),
+    ("mistrl", "mistral"), ("gtp2", "gpt2"),
+])  # fmt: skip
 def test_a_typing_error_gets_the_type_that_was_meant(written, name):
     with pytest.raises(UnsupportedModel) as caught:
         find(written, "safetensors")
@@ -219,26 +195,20 @@ def test_a_missing_size_is_named(key):
         family.from_hf(rest)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is `1000000000`"),
-        ({"num_hidden_layers": 0}, "`num_hidden_layers` is `0`"),
-        ({"num_hidden_layers": 2.0}, "`num_hidden_layers` is `2.0`"),
-        ({"num_hidden_layers": True}, "`num_hidden_layers` is `True`"),
-        ({"hidden_size": -8}, "`hidden_size` is `-8`"),
-        ({"hidden_size": "8"}, "`hidden_size` is `8`"),
-        ({"hidden_size": 10}, "does not divide"),
-        ({"num_attention_heads": 3}, "does not divide"),
-        ({"vocab_size": 10**400}, "a number of 1329 bits"),
-        ({"hidden_size": [8] * 10**5}, "list of 100000 entries"),
-        ({"rms_norm_eps": -1e-5}, "`rms_norm_eps`"),
-        ({"tie_word_embeddings": "yes"}, "`tie_word_embeddings` is `yes`"),
-        ({"eos_token_id": [2, "</s>"]}, "`eos_token_id`"),
-        ({"head_dim": 0}, "`head_dim`"),
-        ({"hidden_act": 5}, "`hidden_act`"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is `1000000000`"),
+    ({"num_hidden_layers": 0}, "`num_hidden_layers` is `0`"),
+    ({"num_hidden_layers": 2.0}, "`num_hidden_layers` is `2.0`"),
+    ({"num_hidden_layers": True}, "`num_hidden_layers` is `True`"),
+    ({"hidden_size": -8}, "`hidden_size` is `-8`"), ({"hidden_size": "8"}, "`hidden_size` is `8`"),
+    ({"hidden_size": 10}, "does not divide"), ({"num_attention_heads": 3}, "does not divide"),
+    ({"vocab_size": 10**400}, "a number of 1329 bits"),
+    ({"hidden_size": [8] * 10**5}, "list of 100000 entries"),
+    ({"rms_norm_eps": -1e-5}, "`rms_norm_eps`"),
+    ({"tie_word_embeddings": "yes"}, "`tie_word_embeddings` is `yes`"),
+    ({"eos_token_id": [2, "</s>"]}, "`eos_token_id`"), ({"head_dim": 0}, "`head_dim`"),
+    ({"hidden_act": 5}, "`hidden_act`"),
+])  # fmt: skip
 def test_values_that_cannot_be_are_named(changes, words):
     with pytest.raises(CheckpointError, match=words) as caught:
         find("llama", "safetensors").from_hf(LLAMA | changes)
@@ -246,17 +216,13 @@ def test_values_that_cannot_be_are_named(changes, words):
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        LLAMA | {"hidden_act": "xielu"},
-        GPT2 | {"activation_function": "tanh"},
-        GPT2 | {"add_cross_attention": True},
-        QWEN | {"layer_types": ["full_attention", "linear_attention"]},
-        QWEN | {"layer_types": ["full_attention", []]},
-        LFM2 | {"layer_types": ["conv", "full_attention", "mamba"]},
-    ],
-)
+@pytest.mark.parametrize("config", [
+    LLAMA | {"hidden_act": "xielu"}, GPT2 | {"activation_function": "tanh"},
+    GPT2 | {"add_cross_attention": True},
+    QWEN | {"layer_types": ["full_attention", "linear_attention"]},
+    QWEN | {"layer_types": ["full_attention", []]},
+    LFM2 | {"layer_types": ["conv", "full_attention", "mamba"]},
+])  # fmt: skip
 def test_what_no_part_computes_is_unsupported(config):
     with pytest.raises(UnsupportedModel, match="not supported"):
         find(config["model_type"], "safetensors").from_hf(config)
@@ -328,11 +294,10 @@ def test_any_config_json_is_described_or_refused(whole, changes, rope):
 @settings(max_examples=200)
 @given(
     st.dictionaries(
-        st.sampled_from([*GGUF, "llama.expert_count", "llama.rope.scaling.type"]),
-        json_values,
+        st.sampled_from([*GGUF, "llama.expert_count", "llama.rope.scaling.type"]), json_values,
         max_size=3,
     )
-)
+)  # fmt: skip
 def test_any_metadata_is_described_or_refused(changes):
     changes.pop("general.architecture", None)
     described_or_refused(lambda: find("llama", "gguf").from_gguf(GGUF | changes, {}))
@@ -364,11 +329,10 @@ def test_infinity_as_transformers_writes_it(tmp_path, infinity):
             values.numbers(key, 2, above=False) if key == "limit" else values.number(key)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [math.nan, {"__float__": "NaN"}, {"__float__": 1.0}, {"__float__": "1"}, {"__float__": []}, {},
-     {"__float__": "Infinity", "more": 1}, "Infinity", True, None, [math.inf], 10**400],
-)  # fmt: skip
+@pytest.mark.parametrize("other", [
+    math.nan, {"__float__": "NaN"}, {"__float__": 1.0}, {"__float__": "1"}, {"__float__": []}, {},
+    {"__float__": "Infinity", "more": 1}, "Infinity", True, None, [math.inf], 10**400,
+])  # fmt: skip
 def test_no_other_thing_is_infinite(other):
     with pytest.raises(CheckpointError, match="must be a number"):
         Values({"limit": other}).number("limit", infinite=True)

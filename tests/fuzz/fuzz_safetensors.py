@@ -146,10 +146,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         path = Path(folder) / "a.safetensors"
         atheris.Setup(
-            sys.argv,
-            lambda data: check(path, whole(bytes(data)) or b"\0") and None,
+            sys.argv, lambda data: check(path, whole(bytes(data)) or b"\0") and None,
             custom_mutator=custom,
-        )
+        )  # fmt: skip
         atheris.Fuzz()
 
 

@@ -47,10 +47,9 @@ def rebuilt(kind):
     vocab = {string: index for index, string in enumerate(model.strings)}
     if kind == "t5":
         return T5Tokenizer(
-            vocab=list(zip(model.strings, model.scores, strict=True)),
-            extra_ids=0,
+            vocab=list(zip(model.strings, model.scores, strict=True)), extra_ids=0,
             _spm_precompiled_charsmap=model.normalizer.charsmap,
-        )
+        )  # fmt: skip
     merges = generate_merges(vocab)
     if kind == "llama":
         return LlamaTokenizer(vocab=vocab, merges=merges, legacy=False)

@@ -28,11 +28,10 @@ def metadata(words, *, types=None, byte_tokens=True, **more):
     kinds = [2, 3, 3, *[BYTE] * (256 if byte_tokens else 0)]
     kinds += [(types or {}).get(word, 1) for word in words]
     values = {
-        "model": "llama",
-        "tokens": tokens,
+        "model": "llama", "tokens": tokens,
         "scores": [0.0] * (len(tokens) - len(words)) + [-1.0 * i for i in range(len(words))],
         "token_type": kinds,
-    } | more
+    } | more  # fmt: skip
     return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
 
 
@@ -91,9 +90,7 @@ def test_the_space_in_front_is_not_in_the_text():
     stream = StreamDecoder(tokenizer)
     assert "".join(map(stream.push, ids)) + stream.finish() == "a a"
     spans = [(p.text, p.start, p.end) for p in tokenizer.pieces("aé a")]
-    assert spans == [
-        ("<s>", 0, 0), (" a", 0, 1), (r"\xc3", 1, 2), (r"\xa9", 2, 3), (" a", 3, 5),
-    ]  # fmt: skip
+    assert spans == [("<s>", 0, 0), (" a", 0, 1), (r"\xc3", 1, 2), (r"\xa9", 2, 3), (" a", 3, 5)]
 
 
 def test_offsets_of_a_mark_that_is_written_out():
@@ -182,18 +179,14 @@ def test_unused_and_undefined_tokens_stand_for_nothing():
     assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b""
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("scores", [0.0]), ("scores", "x" * 900), ("scores", 3), ("scores", [None] * 900),
-        ("scores", [float("nan")] * 900), ("scores", [float("-inf")] * 900),
-        ("scores", [1e300] * 900), ("scores", [10**400] * 900), ("token_type", [1]),
-        ("tokens", ["a", "a"]), ("tokens", []), ("bos_token_id", "1"),
-        ("precompiled_charsmap", "abc"),
-        ("precompiled_charsmap", [1, 2, 3]), ("precompiled_charsmap", [255] * 4096),
-        ("precompiled_charsmap", {"a": 1}), ("precompiled_charsmap", 7),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), [
+    ("scores", [0.0]), ("scores", "x" * 900), ("scores", 3), ("scores", [None] * 900),
+    ("scores", [float("nan")] * 900), ("scores", [float("-inf")] * 900), ("scores", [1e300] * 900),
+    ("scores", [10**400] * 900), ("token_type", [1]), ("tokens", ["a", "a"]), ("tokens", []),
+    ("bos_token_id", "1"), ("precompiled_charsmap", "abc"), ("precompiled_charsmap", [1, 2, 3]),
+    ("precompiled_charsmap", [255] * 4096), ("precompiled_charsmap", {"a": 1}),
+    ("precompiled_charsmap", 7),
+])  # fmt: skip
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_lying_metadata_is_one_clear_error(kind, key, value):
     if kind == "llama" and key == "precompiled_charsmap":
@@ -231,20 +224,16 @@ def model(pieces, trainer=b"", rules=KEEP_SPACES):
 GOOD = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), ("a", -2.0, 1)]
 
 
-@pytest.mark.parametrize(
-    ("data", "what"),
-    [
-        (b"\x12\0", "no pieces"), (b"\xff" * 40, "no end"), (b"\n\xff\xff\x03a", "longer"),
-        (b"\x0b", "wire type 3"), (b"\n\x02\n\x05", "longer"), (b"IQ== 0\nIg== 1\n", "no pieces"),
-        (model([("a", 0.0, 1)]), "unknown"), (model([*GOOD, ("u", 0.0, 2)]), "unknown"),
-        (model([*GOOD, ("a", 0.0, 1)]), "twice"), (model([*GOOD, ("", 0.0, 1)]), "empty"),
-        (model([*GOOD, ("b", float("nan"), 1)]), "finite"),
-        (model([*GOOD, ("b", 0.0, 7)]), "kind"), (model([*GOOD, ("b", 0.0, 0)]), "kind"),
-        (model([*GOOD, ("<0x41>", 0.0, 6)]), "256"), (model(GOOD, number(3, 3)), "words"),
-        (model(GOOD, rules=number(5, 0)), "without"), (model(GOOD, number(24, 1)), "without"),
-        (model(GOOD, rules=message(2, b"\x01\x02")), "table"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("data", "what"), [
+    (b"\x12\0", "no pieces"), (b"\xff" * 40, "no end"), (b"\n\xff\xff\x03a", "longer"),
+    (b"\x0b", "wire type 3"), (b"\n\x02\n\x05", "longer"), (b"IQ== 0\nIg== 1\n", "no pieces"),
+    (model([("a", 0.0, 1)]), "unknown"), (model([*GOOD, ("u", 0.0, 2)]), "unknown"),
+    (model([*GOOD, ("a", 0.0, 1)]), "twice"), (model([*GOOD, ("", 0.0, 1)]), "empty"),
+    (model([*GOOD, ("b", float("nan"), 1)]), "finite"), (model([*GOOD, ("b", 0.0, 7)]), "kind"),
+    (model([*GOOD, ("b", 0.0, 0)]), "kind"), (model([*GOOD, ("<0x41>", 0.0, 6)]), "256"),
+    (model(GOOD, number(3, 3)), "words"), (model(GOOD, rules=number(5, 0)), "without"),
+    (model(GOOD, number(24, 1)), "without"), (model(GOOD, rules=message(2, b"\x01\x02")), "table"),
+])  # fmt: skip
 def test_a_broken_model_file_is_one_clear_error(data, what, tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(data)
@@ -344,18 +333,14 @@ def test_legacy_puts_the_space_in_front_of_every_stretch(tmp_path):
     assert shown(tokenizer, tokenizer.encode("a", add_bos=False)) == ["a"]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"added_tokens_decoder": {"x": {"content": "a"}}},
-        {"added_tokens_decoder": {"-1": {"content": "a"}}},
-        {"added_tokens_decoder": {"9": {}}},
-        {"added_tokens_decoder": {"9": "a"}},
-        {"added_tokens_decoder": {str(1 << 30): {"content": "far"}}},
-        {"added_tokens_decoder": {"99999999999999999999": {"content": "far"}}},
-        {"added_tokens_decoder": {"9" * 5000: {"content": "more digits than Python reads"}}},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {"added_tokens_decoder": {"x": {"content": "a"}}},
+    {"added_tokens_decoder": {"-1": {"content": "a"}}}, {"added_tokens_decoder": {"9": {}}},
+    {"added_tokens_decoder": {"9": "a"}},
+    {"added_tokens_decoder": {str(1 << 30): {"content": "far"}}},
+    {"added_tokens_decoder": {"99999999999999999999": {"content": "far"}}},
+    {"added_tokens_decoder": {"9" * 5000: {"content": "more digits than Python reads"}}},
+])  # fmt: skip
 def test_added_tokens_that_cannot_be(settings, tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(model(GOOD))

@@ -195,8 +195,7 @@ def test_without_a_decoder_tokens_are_joined_with_spaces(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "decoder",
-    [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 1, 0)],
+    "decoder", [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 1, 0)]
 )
 def test_an_unknown_decoder_is_unsupported(tmp_path, decoder):
     directory = write(tmp_path, "gpt2")
@@ -245,23 +244,14 @@ def _dicts(content):
     return [node for node in nodes if node]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("tokenizer.json", b""),
-        ("tokenizer.json", b"{}"),
-        ("tokenizer.json", b"\xff\xfe\x00"),
-        ("tokenizer.json", b'{"version": "1.0", "model": {"type": "BPE"}}'),
-        ("tokenizer.json", b"[" * 100_000),
-        ("tokenizer_config.json", b"{"),
-        ("tokenizer_config.json", b"[1]"),
-        ("tokenizer_config.json", b"\xff"),
-        ("tokenizer_config.json", b"[" * 100_000),
-        ("special_tokens_map.json", b"nope"),
-        ("chat_template.jinja", b"\xff\xff"),
-        ("tokenizer_config.json", b'{"chat_template": 3}'),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [
+    ("tokenizer.json", b""), ("tokenizer.json", b"{}"), ("tokenizer.json", b"\xff\xfe\x00"),
+    ("tokenizer.json", b'{"version": "1.0", "model": {"type": "BPE"}}'),
+    ("tokenizer.json", b"[" * 100_000), ("tokenizer_config.json", b"{"),
+    ("tokenizer_config.json", b"[1]"), ("tokenizer_config.json", b"\xff"),
+    ("tokenizer_config.json", b"[" * 100_000), ("special_tokens_map.json", b"nope"),
+    ("chat_template.jinja", b"\xff\xff"), ("tokenizer_config.json", b'{"chat_template": 3}'),
+])  # fmt: skip
 def test_broken_files_are_one_clear_error(tmp_path, name, content):
     directory = write(tmp_path, "gpt2")
     (directory / name).write_bytes(content)
@@ -342,11 +332,9 @@ def test_templates_see_the_tokens_that_a_model_names(tmp_path, where):
     source = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eot_token }}{% endfor %}"
     named = {"eot_token": "<|end_of_text|>"}
     given = {
-        "named": {"extra_special_tokens": named},
-        "own": named,
-        "map": {},
+        "named": {"extra_special_tokens": named}, "own": named, "map": {},
         "kept": named | {"added_tokens_decoder": {}},
-    }[where]
+    }[where]  # fmt: skip
     directory = write(tmp_path, "llama3", chat_template=source, **given)
     if where in ("map", "kept"):  # in the second case it is not read
         more = named if where == "map" else {"bos_token": "<|eot_id|>"}
@@ -361,11 +349,9 @@ def test_named_chat_templates(tmp_path, form):
     source = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
     named = {"tool_use": "T", "default": source}
     given = {
-        "object": named,
-        "list": [{"name": name, "template": text} for name, text in named.items()],
-        "files": None,
-        "files over settings": {"default": "S"},
-    }[form]
+        "object": named, "list": [{"name": name, "template": text} for name, text in named.items()],
+        "files": None, "files over settings": {"default": "S"},
+    }[form]  # fmt: skip
     directory = write(tmp_path, "llama3", chat_template=given)
     if form.startswith("files"):
         (directory / "additional_chat_templates").mkdir()

@@ -34,12 +34,7 @@ def texts() -> list[str]:
     found = [*strings(2000, seed=12), *NAMED, *EMOJI, *CODE]
     for name in NAMED:
         found += [
-            f"a{name}b",
-            f"a {name} b",
-            f" {name}",
-            f"{name} ",
-            f"{name}\n{name}{name}",
-            name[:-1],
+            f"a{name}b", f"a {name} b", f" {name}", f"{name} ", f"{name}\n{name}{name}", name[:-1]
         ]
     found += [" " * n + "x" * (n % 7) + "\n" * (n % 5) for n in range(1, 60)]
     found += ["a" * 5000, "ab" * 3000, "é" * 999, "́" * 500, "🙂" * 300, "中" * 999, "1" * 999]
@@ -64,10 +59,9 @@ def wordpiece():
     made = trained(
         models.WordPiece(unk_token="[UNK]"),
         trainers.WordPieceTrainer(vocab_size=900, special_tokens=special, show_progress=False),
-        normalizer=normalizers.BertNormalizer(),
-        pre=pre_tokenizers.BertPreTokenizer(),
+        normalizer=normalizers.BertNormalizer(), pre=pre_tokenizers.BertPreTokenizer(),
         decoder=decoders.WordPiece(),
-    )
+    )  # fmt: skip
     made.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -111,15 +105,11 @@ def byte_level(kind):
 
 
 FILES = {
-    "gpt2": lambda: byte_level("gpt2"),
-    "llama3": lambda: byte_level("llama3"),
-    "qwen2": lambda: byte_level("qwen2"),
-    "llama2": lambda: byte_level("llama2"),
-    "metaspace": lambda: byte_level("metaspace"),
-    "wordpiece": wordpiece,
-    "wordlevel": wordlevel,
+    "gpt2": lambda: byte_level("gpt2"), "llama3": lambda: byte_level("llama3"),
+    "qwen2": lambda: byte_level("qwen2"), "llama2": lambda: byte_level("llama2"),
+    "metaspace": lambda: byte_level("metaspace"), "wordpiece": wordpiece, "wordlevel": wordlevel,
     "unigram": unigram,
-}
+}  # fmt: skip
 LISTED = {
     "900": {"content": "<|im_start|>", "special": True, "normalized": False},
     "901": {"content": "<|eot_id|>", "special": True, "lstrip": True, "rstrip": True},
@@ -297,14 +287,13 @@ def test_added_tokens_have_the_ids_that_the_files_give(tmp_path):
 
 
 UNKNOWN = [
-    ({}, None, "no `tokenizer_class` is named"),
-    ({}, "llama", "no `tokenizer_class` is named"),
+    ({}, None, "no `tokenizer_class` is named"), ({}, "llama", "no `tokenizer_class` is named"),
     ({"tokenizer_class": "CLIPTokenizer"}, "gpt2", "`CLIPTokenizer`"),
     ({"tokenizer_class": "PreTrainedTokenizerFast"}, "llama", "`PreTrainedTokenizerFast`"),
     ({"tokenizer_class": "\x1b[31m"}, "llama", r"`\\x1b\[31m`"),
     ({"tokenizer_class": ["GPT2Tokenizer"]}, "gpt2", "not a kind of tokenizer"),
     ({}, ["gpt2"], "no `tokenizer_class` is named"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "model_type", "words"), UNKNOWN)
