@@ -58,6 +58,7 @@ def ours(path: Path, content: bytes) -> Tensors | None:
     assert time.process_time() - start < SECONDS, "slow"
     if error is not None:
         assert error.code == 4
+        assert path.name in error.message
         for line in (error.message.replace(str(path), ""), error.hint or ""):
             assert line.isprintable()
             assert len(line) < 500
