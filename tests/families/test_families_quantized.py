@@ -59,57 +59,6 @@ def test_schemes_that_are_read(config, found):
     assert {name: str(grids[name]) for name in found} == found
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        (of("awq", bits=4), "`awq`"),
-        (of("gptq", bits=8), "`gptq`"),
-        (of("bitsandbytes", load_in_4bit=True), r"`bitsandbytes` \(4 bits\)"),
-        (of("bitsandbytes", load_in_8bit=True, load_in_4bit=True), r"\(4 bits\)"),
-        (of("modelopt", quant_algo="NVFP4"), r"`modelopt` \(NVFP4\)"),
-        ({"quantization": {"group_size": 64, "bits": 4}}, "`mlx`"),
-        ({"quantization_config": {"bits": 4}}, "`unknown`"),
-        (compressed(format="pack-quantized"), r"`compressed-tensors` \(pack-quantized\)"),
-        (compressed({"format": "pack-quantized"} | GROUP), r"\(pack-quantized\)"),
-        (compressed(weights(num_bits=4)), "other than 8 bits"),
-        (compressed(weights(symmetric=False)), "around zero"),
-        (compressed(weights(strategy="tensor_group")), "scales by tensor_group"),
-        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparse-24-bitmask"),
-        (
-            compressed(config_groups={"a": GROUP, "b": weights(strategy="tensor")}),
-            "groups of different schemes",
-        ),
-        (of("\x1b[31m" + "x" * 500), "x…`"),
-    ],
-)
-def test_schemes_that_are_not_read_are_named_with_the_way_out(config, says):
-    with pytest.raises(UnsupportedModel, match=says) as caught:
-        scheme(config)
-    assert "GGUF" in caught.value.hint
-    assert caught.value.message.isprintable()
-    assert len(caught.value.message) < 200
-
-
-@pytest.mark.parametrize(("config", "says"), [
-    ({"quantization_config": 8}, "must be an object"), (of(8), "`quant_method`"),
-    (of("fp8", weight_block_size=[128]), "a list of 2 numbers"),
-    (of("fp8", weight_block_size=[128, 0]), "a whole number from 1"),
-    (of("fp8", weight_block_size=[128, True]), "a whole number from 1"),
-    (of("fp8", weight_block_size="128"), "a list of 2 numbers"),
-    (of("bitsandbytes", load_in_8bit="yes"), "true or false"),
-    (compressed(config_groups=[]), "an object with groups"),
-    (compressed(config_groups={"a": None}), "an object with groups"),
-    (compressed(config_groups={"a": 3}), "must be an object"),
-    (compressed(weights(strategy="group")), "`group_size`"),
-    (compressed(weights(strategy="group", group_size=-1)), "`group_size`"),
-    (compressed(weights(strategy="block", block_structure="128x128")), "a list of 2"),
-])  # fmt: skip
-def test_a_scheme_that_contradicts_itself(config, says):
-    with pytest.raises(CheckpointError, match=says) as caught:
-        scheme(config)
-    assert not isinstance(caught.value, UnsupportedModel)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
     | st.sampled_from(["fp8", "compressed-tensors", "bitsandbytes", "block", "int-quantized"]),

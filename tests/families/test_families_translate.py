@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import pytest
 import torch
@@ -97,63 +96,6 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
     translate(stored(tmp_path, LLAMA | {"quantization_config": None}, {"x": EMBED}))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
-    [
-        ("dbrx", "safetensors", "`dbrx` is not supported: it needs "
-         "`a translation of its settings and tensor names`"),
-        ("phi2", "gguf", "`phi2` is not supported: it needs "
-         "`a translation of its settings and tensor names`"),
-        ("dbrx", "gguf", "`dbrx` is not supported: it needs "
-         "`a translation of its settings and tensor names`"),
-        ("jamba", "safetensors", "`jamba` is not supported: it needs `Mamba`"),
-        ("falcon-h1", "gguf",
-         "`falcon-h1` is not supported: it needs `Mamba-2 with multipliers of its own`"),
-        ("qwen2_5_omni", "safetensors",
-         "`qwen2_5_omni` is not supported: it needs `the text model of a multimodal checkpoint`"),
-        ("zzzzzz", "gguf", "`zzzzzz` is not supported"),
-        ("qwen4", "safetensors", "`qwen4` is not supported"),
-        ("gpt3", "gguf", "`gpt3` is not supported"),
-    ],
-)  # fmt: skip
-def test_an_architecture_that_is_not_there_says_what_it_needs(name, kind, message):
-    with pytest.raises(UnsupportedModel) as caught:
-        find(name, kind)
-    assert caught.value.message == message
-    assert caught.value.hint == "`llmcli info --families` lists what can be run"
-
-
-def test_a_type_of_any_length_gives_a_short_message():
-    with pytest.raises(UnsupportedModel, match="is not supported") as caught:
-        find("x" * 10**6, "gguf")
-    assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize(("written", "name"), [
-    ("lama", "llama"), ("llamma", "llama"), ("lIama", "llama"), ("lalma", "llama"),
-    ("mistrl", "mistral"), ("gtp2", "gpt2"),
-])  # fmt: skip
-def test_a_typing_error_gets_the_type_that_was_meant(written, name):
-    with pytest.raises(UnsupportedModel) as caught:
-        find(written, "safetensors")
-    assert caught.value.message == f"`{written}` is not supported"
-    assert caught.value.hint == f"did you mean `{name}`? see `model_type` in its configuration"
-
-
-@pytest.mark.parametrize("written", ["gpt", "gpt22", "llama5", "minstal", "gemma4", "ll", "qwen"])
-def test_nothing_further_away_than_a_typing_error_is_suggested(written):
-    with pytest.raises(UnsupportedModel) as caught:
-        find(written, "safetensors")
-    assert "did you mean" not in str(caught.value.hint)
-
-
-def test_those_that_are_not_planned_get_a_model_that_runs():
-    for name in ("gemma3n", "bitnet", "deepseek_v32", "deepseek_v4", "glm_moe_dsa"):
-        with pytest.raises(UnsupportedModel, match="it needs") as caught:
-            find(name, "safetensors")
-        assert re.search(r"`-m \S+`", caught.value.hint)
-
-
 def test_what_sees_both_ways_is_refused_whatever_its_type(tmp_path):
     config = LLAMA | {"use_bidirectional_attention": True}
     with pytest.raises(UnsupportedModel, match="it needs `bidirectional attention`"):
@@ -193,53 +135,6 @@ def test_a_missing_size_is_named(key):
         return
     with pytest.raises(CheckpointError, match=f"no `{key}`"):
         family.from_hf(rest)
-
-
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is `1000000000`"),
-    ({"num_hidden_layers": 0}, "`num_hidden_layers` is `0`"),
-    ({"num_hidden_layers": 2.0}, "`num_hidden_layers` is `2.0`"),
-    ({"num_hidden_layers": True}, "`num_hidden_layers` is `True`"),
-    ({"hidden_size": -8}, "`hidden_size` is `-8`"), ({"hidden_size": "8"}, "`hidden_size` is `8`"),
-    ({"hidden_size": 10}, "does not divide"), ({"num_attention_heads": 3}, "does not divide"),
-    ({"vocab_size": 10**400}, "a number of 1329 bits"),
-    ({"hidden_size": [8] * 10**5}, "list of 100000 entries"),
-    ({"rms_norm_eps": -1e-5}, "`rms_norm_eps`"),
-    ({"tie_word_embeddings": "yes"}, "`tie_word_embeddings` is `yes`"),
-    ({"eos_token_id": [2, "</s>"]}, "`eos_token_id`"), ({"head_dim": 0}, "`head_dim`"),
-    ({"hidden_act": 5}, "`hidden_act`"),
-])  # fmt: skip
-def test_values_that_cannot_be_are_named(changes, words):
-    with pytest.raises(CheckpointError, match=words) as caught:
-        find("llama", "safetensors").from_hf(LLAMA | changes)
-    assert not isinstance(caught.value, UnsupportedModel)
-    assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize("config", [
-    LLAMA | {"hidden_act": "xielu"}, GPT2 | {"activation_function": "tanh"},
-    GPT2 | {"add_cross_attention": True},
-    QWEN | {"layer_types": ["full_attention", "linear_attention"]},
-    QWEN | {"layer_types": ["full_attention", []]},
-    LFM2 | {"layer_types": ["conv", "full_attention", "mamba"]},
-])  # fmt: skip
-def test_what_no_part_computes_is_unsupported(config):
-    with pytest.raises(UnsupportedModel, match="not supported"):
-        find(config["model_type"], "safetensors").from_hf(config)
-
-
-@pytest.mark.parametrize("types", [["full_attention"], "full_attention", 3])
-def test_layer_types_have_to_fit_the_layers(types):
-    with pytest.raises(CheckpointError, match="`layer_types`"):
-        find("qwen3", "safetensors").from_hf(QWEN | {"layer_types": types})
-
-
-def test_windows_that_are_listed_but_switched_off():
-    types = ["full_attention", "sliding_attention"]
-    with pytest.raises(CheckpointError, match="not in use"):
-        find("qwen3", "safetensors").from_hf(
-            QWEN | {"layer_types": types, "use_sliding_window": False}
-        )
 
 
 def test_ids_outside_the_vocabulary_never_occur_and_null_means_none():
