@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from piece_models import metadata as pieces_of
-from text_fixtures import metadata
+from text_fixtures import clear_error, metadata
 
 from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
@@ -238,12 +238,8 @@ def test_gpt_4o_is_the_published_expression():
     ("add_bos_token", True),
 ])  # fmt: skip
 def test_lying_metadata_is_one_clear_error(key, value):
-    with pytest.raises(CheckpointError) as caught:
+    with clear_error():
         from_gguf(metadata(**{key: value}))
-    assert caught.value.code == 4
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 240
-    assert caught.value.hint
 
 
 _JUNK = st.recursive(

@@ -6,6 +6,7 @@ import time
 
 import piece_models
 import pytest
+from text_fixtures import clear_error
 
 from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
@@ -191,12 +192,8 @@ def test_unused_and_undefined_tokens_stand_for_nothing():
 def test_lying_metadata_is_one_clear_error(kind, key, value):
     if kind == "llama" and key == "precompiled_charsmap":
         return  # llama.cpp does not read it either
-    with pytest.raises(CheckpointError) as caught:
+    with clear_error():
         from_gguf(metadata(["▁", "a"], **{"model": kind, key: value}))
-    assert caught.value.code == 4
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 240
-    assert caught.value.hint
 
 
 def test_strings_that_no_library_holds_are_never_found():
@@ -221,6 +218,19 @@ def model(pieces, trainer=b"", rules=KEEP_SPACES):
     return body + message(2, number(3, 2) + trainer) + message(3, rules)
 
 
+@pytest.fixture
+def opened(tmp_path):
+    """`opened(settings)`: a `tokenizer.model` with these settings beside it."""
+
+    def make(settings=None, pieces=(), config=None):
+        (tmp_path / "tokenizer.model").write_bytes(model([*GOOD, *pieces]))
+        if settings is not None:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        return from_piece_file(tmp_path / "tokenizer.model", config=config)
+
+    return make
+
+
 GOOD = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), ("a", -2.0, 1)]
 
 
@@ -235,17 +245,13 @@ GOOD = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), 
     (model(GOOD, number(24, 1)), "without"), (model(GOOD, rules=message(2, b"\x01\x02")), "table"),
 ])  # fmt: skip
 def test_a_broken_model_file_is_one_clear_error(data, what, tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=what) as caught:
-        from_piece_file(path)
-    assert caught.value.hint
-    assert str(caught.value).isprintable()
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    with clear_error(what):
+        from_piece_file(tmp_path / "tokenizer.model")
 
 
-def test_a_model_file_beside_its_settings(tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model([*GOOD, ("▁a", 0.0, 1), ("<free>", 0.0, 3)]))
+def test_a_model_file_beside_its_settings(opened, tmp_path):
+    pieces = [("▁a", 0.0, 1), ("<free>", 0.0, 3)]
     settings = {
         "add_bos_token": True,
         "bos_token": {"content": "<s>"},
@@ -256,9 +262,8 @@ def test_a_model_file_beside_its_settings(tmp_path):
             "9": {"content": "<|end|>", "special": True, "lstrip": True},
         },
     }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<think>": 8}))
-    tokenizer = from_piece_file(path, config={"eos_token_id": [2, 500]})
+    tokenizer = opened(settings, pieces, {"eos_token_id": [2, 500]})
     assert tokenizer.vocab_size == 10
     assert not tokenizer.has(7)
     assert tokenizer.eos_ids == {2, 9}
@@ -273,63 +278,46 @@ def test_a_model_file_beside_its_settings(tmp_path):
     assert spans == [(5, 0, 1), (6, 1, 9), (4, 11, 12)]
     assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [1, 4]
     settings |= {"extra_special_tokens": {"eot": "<|new|>"}, "pad_token": "<pad>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    more = from_piece_file(path, config={"vocab_size": 12})
+    more = opened(settings, pieces, {"vocab_size": 12})
     assert more.encode("<pad><|new|>", add_bos=False) == [10, 11]
     assert more.special_ids >= {10, 11}
-    assert from_piece_file(path, config={"vocab_size": 11}).vocab_size == 11
+    assert opened(settings, pieces, {"vocab_size": 11}).vocab_size == 11
     settings["chat_template"] = "{{ messages[0].content }}"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    bare = from_piece_file(path)
+    bare = opened(settings, pieces)
     assert bare.encode_chat([{"role": "user", "content": "a"}]) == bare.encode("a")[1:]
 
 
-def test_thousands_of_added_tokens_do_not_slow_a_text_down(tmp_path):
+def test_thousands_of_added_tokens_do_not_slow_a_text_down(opened):
     """An expression of them all took ten seconds for this text."""
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model(GOOD))
     tokens = {str(9 + i): {"content": f"<unused{i}>", "special": True} for i in range(3000)}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens}))
-    tokenizer = from_piece_file(path)
+    tokenizer = opened({"added_tokens_decoder": tokens})
     start = time.process_time()
     ids = tokenizer.encode("a <unused " * 10_000 + "<unused17>", add_bos=False)
     assert time.process_time() - start < 3
     assert ids[-1] == 9 + 17
 
 
-def test_whitespace_behind_many_tokens_is_looked_at_once(tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model(GOOD))
+def test_whitespace_behind_many_tokens_is_looked_at_once(opened):
     token = {"content": "<x>", "special": True, "rstrip": True}
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"added_tokens_decoder": {"9": token}})
-    )
-    tokenizer = from_piece_file(path)
+    tokenizer = opened({"added_tokens_decoder": {"9": token}})
     start = time.process_time()
     assert tokenizer.encode("<x> \u2003\x1f\n" * 300_000, add_bos=False) == [9] * 300_000
     assert time.process_time() - start < 5  # a copy of what follows, each time, takes minutes
 
 
-def test_a_special_token_may_end_a_text_that_a_longer_one_would_not_fit(tmp_path):
+def test_a_special_token_may_end_a_text_that_a_longer_one_would_not_fit(opened):
     """`<unk>` begins with the same letter and is longer than what is left."""
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model(GOOD))
     text = "é a<s>"
-    last = from_piece_file(path).pieces(text, add_bos=False)[-1]
+    last = opened().pieces(text, add_bos=False)[-1]
     assert (last.text, last.end - last.start, last.end) == ("<s>", 3, len(text.encode()))
 
 
-def test_legacy_puts_the_space_in_front_of_every_stretch(tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model([*GOOD, ("▁a", 0.0, 1)]))
+def test_legacy_puts_the_space_in_front_of_every_stretch(opened):
     expected = {None: ["▁a", "</s>", "a"], False: ["▁a", "</s>", "a"], True: ["▁a", "</s>", "▁a"]}
     for legacy, ids in expected.items():
-        settings = {} if legacy is None else {"legacy": legacy}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        tokenizer = from_piece_file(path)
+        tokenizer = opened({} if legacy is None else {"legacy": legacy}, [("▁a", 0.0, 1)])
         assert shown(tokenizer, tokenizer.encode("a</s>a", add_bos=False)) == ids
-    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
-    tokenizer = from_piece_file(path)
+    tokenizer = opened({"add_prefix_space": False}, [("▁a", 0.0, 1)])
     assert shown(tokenizer, tokenizer.encode("a", add_bos=False)) == ["a"]
 
 
@@ -341,12 +329,9 @@ def test_legacy_puts_the_space_in_front_of_every_stretch(tmp_path):
     {"added_tokens_decoder": {"99999999999999999999": {"content": "far"}}},
     {"added_tokens_decoder": {"9" * 5000: {"content": "more digits than Python reads"}}},
 ])  # fmt: skip
-def test_added_tokens_that_cannot_be(settings, tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model(GOOD))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+def test_added_tokens_that_cannot_be(settings, opened):
     with pytest.raises(CheckpointError):
-        from_piece_file(path)
+        opened(settings)
 
 
 def test_tokenizer_json_comes_first(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_cpp_strings import LOOKALIKES, strings
+from text_fixtures import clear_error
 from tokenizer_files import KINDS, write
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, processors
@@ -20,16 +21,22 @@ from llmcli.text import StreamDecoder
 from llmcli.text.hfspecial import add_tokens
 from llmcli.text.hfvocab import from_directory
 
+
+def both(directory, **settings):
+    """Ours and transformers' of a directory."""
+    from transformers import AutoTokenizer
+
+    return from_directory(directory, **settings), AutoTokenizer.from_pretrained(str(directory))
+
+
 TEXTS = [*strings(500, seed=4), *LOOKALIKES, "<s> a </s>b", "  lead", " \n", "<|eot_id|> <s>"]
 
 
 @pytest.mark.parametrize("kind", ["llama3", "gpt2"])
 @pytest.mark.parametrize("asked", [True, False, None])
 def test_bos_is_what_the_file_says_not_the_settings(tmp_path, kind, asked):
-    from transformers import AutoTokenizer
-
     directory = write(tmp_path, kind, add_bos_token=asked, add_eos_token=asked)
-    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory)
     assert ours.encode("some text") == theirs("some text").input_ids
     assert ours.add_bos is (kind == "llama3")
 
@@ -47,23 +54,19 @@ def test_eos_of_the_post_processor_is_left_out(tmp_path):
 
 
 def test_special_tokens_as_objects_and_in_their_own_file(tmp_path):
-    from transformers import AutoTokenizer
-
     token = {"content": "<s>", "lstrip": False, "rstrip": False, "normalized": False}
     directory = write(tmp_path, "llama2", bos_token=None, eos_token=None)
     names = {"bos_token": token, "eos_token": {**token, "content": "</s>"}}
     (directory / "special_tokens_map.json").write_text(json.dumps(names))
-    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory)
     assert (ours.bos_id, ours.eos_ids) == (1, {2}) == (theirs.bos_token_id, {theirs.eos_token_id})
 
 
 def test_extra_special_tokens_are_special(tmp_path):
-    from transformers import AutoTokenizer
-
     directory = write(tmp_path, "gpt2", additional_special_tokens=["the", "not there"])
     library = Library.from_file(str(directory / "tokenizer.json"))
     assert library.token_to_id("the") is not None
-    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory)
     assert ours.encode("other the") == theirs("other the").input_ids
     assert library.token_to_id("the") in ours.special_ids
     assert ours.encode("not there") == [library.get_vocab_size()] == theirs("not there").input_ids
@@ -189,11 +192,8 @@ def _dicts(content):
 def test_broken_files_are_one_clear_error(tmp_path, name, content):
     directory = write(tmp_path, "gpt2")
     (directory / name).write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
+    with clear_error(most=400):
         from_directory(directory)
-    assert caught.value.code == 4
-    assert "\n" not in str(caught.value)
-    assert caught.value.hint
 
 
 def test_chat_template_files(tmp_path):
@@ -254,11 +254,9 @@ def test_the_template_alone_writes_bos(tmp_path, kind, front):
 
 def _chat_ids(directory):
     """Ours and transformers' of one chat."""
-    from transformers import AutoTokenizer
-
     chat = [{"role": "user", "content": "a quick one"}]
-    theirs = AutoTokenizer.from_pretrained(str(directory)).apply_chat_template(chat)
-    return from_directory(directory).encode_chat(chat), theirs.input_ids
+    ours, theirs = both(directory)
+    return ours.encode_chat(chat), theirs.apply_chat_template(chat).input_ids
 
 
 @pytest.mark.parametrize("where", ["named", "own", "map", "kept"])
@@ -319,8 +317,6 @@ def test_chat_templates_without_a_default_and_of_processors(tmp_path):
 @pytest.mark.parametrize("kind", ["gpt2", "llama2", "qwen2"])
 @pytest.mark.parametrize("where", ["decoder", "file", "map", "extra", "odd id", "flags"])
 def test_tokens_that_only_the_settings_know(tmp_path, kind, where):
-    from transformers import AutoTokenizer
-
     size = Library.from_file(str(write(tmp_path, kind) / "tokenizer.json")).get_vocab_size()
     new = {"content": "<|new|>", "special": True}
     more = {"content": "<tool>", "special": False, "normalized": False}
@@ -337,8 +333,7 @@ def test_tokens_that_only_the_settings_know(tmp_path, kind, where):
     directory = write(tmp_path, kind, **given)
     for name, content in files.items():
         (directory / name).write_text(json.dumps(content))
-    ours = from_directory(directory, config={"vocab_size": size + 8})
-    theirs = AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory, config={"vocab_size": size + 8})
     for text in [*TEXTS[:50], "a<|new|>b", "a <|new|> <tool>the b", "<|new|><|new|> <too"]:
         assert ours.encode(text) == theirs(text).input_ids, text
         plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
@@ -352,11 +347,9 @@ def test_tokens_that_only_the_settings_know(tmp_path, kind, where):
 @pytest.mark.parametrize("kind", ["llama3", "metaspace"])
 @pytest.mark.parametrize("split", [True, False])
 def test_split_special_tokens(tmp_path, kind, split):
-    from transformers import AutoTokenizer
-
     source = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
     directory = write(tmp_path, kind, split_special_tokens=split, chat_template=source)
-    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory)
     for text in ["a<|eot_id|>b</s> <s> c", *TEXTS[:50]]:
         assert ours.encode(text) == theirs(text).input_ids, text
     ours, theirs = _chat_ids(directory)

@@ -15,6 +15,7 @@ import tokenizer_files
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_cpp_strings import CODE, LOOKALIKES, MARKS, SPACES, WORDS, strings
+from text_fixtures import clear_error
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
@@ -367,13 +368,8 @@ HOSTILE = {
 def test_a_broken_pair_is_one_clear_error(tmp_path, name, content):
     config = write_pair(tmp_path, {}, "gpt2", {})
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
+    with clear_error(most=400):
         from_directory(tmp_path, config=config)
-    text = str(caught.value)
-    assert caught.value.code == 4
-    assert text.isprintable()
-    assert len(text) < 400
-    assert caught.value.hint
 
 
 def test_files_that_are_too_large_or_alone(tmp_path):
