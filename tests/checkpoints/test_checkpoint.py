@@ -13,7 +13,13 @@ from gguf_bytes import STRING, gguf, pair, tensor
 from safetensors.numpy import save_file
 
 from llmcli.checkpoints import files, open_checkpoint
-from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound, UnsupportedModel
+from llmcli.errors import (
+    CheckpointError,
+    LlmcliError,
+    ModelNotFound,
+    UnsupportedModel,
+    WeightMismatch,
+)
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
 V = np.arange(5, dtype=np.int8)
@@ -404,6 +410,14 @@ def test_a_file_truncated_while_it_is_read(folder):
     os.truncate(folder / "model.safetensors", 60)
     with pytest.raises(CheckpointError, match="truncated"):
         checkpoint.read("w", 0, 48)
+
+
+def test_a_wrong_shape_names_both_and_says_what_to_do():
+    error = WeightMismatch(misshapen=[("head.W", "lm_head.weight", (9, 4), (8, 4))])
+    assert "`head.W` from `lm_head.weight` should be [9, 4] but is [8, 4]" in error.message
+    assert "are of different models" in error.hint
+    assert "are of different models" in WeightMismatch(unexpected=["lm_head.weight"]).hint
+    assert "a file of the weights may not be here" in WeightMismatch(missing=["head.W"]).hint
 
 
 @pytest.mark.real

@@ -63,7 +63,7 @@ def test_a_gguf_vocabulary_is_the_sentencepiece_library_behind_transformers(slow
     ours = from_gguf(piece_models.metadata(kind))
     for text in TEXTS:
         if kind == "gemma" and "  " in text:
-            continue  # a user-defined token, which llama.cpp cuts out first: test_piece_ids.py
+            continue  # a user-defined token, which llama.cpp cuts out first: test_llama_cpp_ids.py
         assert ours.encode(text, add_bos=False) == theirs.encode(text, add_special_tokens=False)
 
 
