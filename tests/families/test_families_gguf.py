@@ -204,12 +204,6 @@ def test_metadata_that_llama_cpp_reads_for_others_is_ignored_and_told(changes):
     assert gguf_ignored(metadata("llama", **changes), "llama", reads=(key,)) == {}
 
 
-def test_experts_of_an_architecture_that_has_none():
-    given = metadata("qwen3", expert_count=8)
-    with pytest.raises(UnsupportedModel, match="needs `mixture of experts`"):
-        find("qwen3", "gguf").from_gguf(given, {})
-
-
 EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 
 
