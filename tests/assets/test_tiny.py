@@ -7,14 +7,11 @@ text) and `words.txt.gz` (its words) were written by `llmcli/assets/tiny/train.p
 import gzip
 import json
 import math
-import os
 import re
-import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-import children
 import numpy as np
 import pytest
 import torch
@@ -247,23 +244,3 @@ def test_no_digit_of_the_report_is_missing():
         abs=1e-3,  # rounding the weights to float16 cost nothing
     )
     assert {"seed", "steps", "tokens_seen", "versions", "minutes", "text"} <= set(REPORT)
-
-
-@pytest.mark.real
-def test_the_command_line_says_that_it_is_tiny(tmp_path):
-    environ = {key: value for key, value in os.environ.items() if key != "LLMCLI_MODEL"}
-
-    def run(*more):
-        command = ["generate", "--offline", "In the beginning", "--greedy", "-n", "4", "--json"]
-        return children.run(
-            [sys.executable, "-m", "llmcli", *command, *more],
-            env={**environ, "LLMCLI_CACHE": str(tmp_path)},
-            capture_output=True,
-            text=True,
-        )
-
-    unnamed, named = run(), run("-m", "smollm2")
-    assert (unnamed.returncode, json.loads(unnamed.stdout)["model"]["name"]) == (0, "tiny")
-    assert unnamed.stderr.startswith("note: using `tiny`, the small model that ships with llmcli")
-    assert named.returncode == 6
-    assert "`smollm2` is not in the cache" in json.loads(named.stdout)["error"]["message"]

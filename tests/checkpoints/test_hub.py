@@ -141,14 +141,11 @@ def test_all_parts_of_a_split_gguf_model(serve):
     assert cached(parse("hf:org/name/Q4/m-00003-of-00003.gguf")) is None
 
 
-@pytest.mark.parametrize(
-    ("kinds", "liked", "words"),
-    [
-        (("Q2_K", "Q3_K", "Q4_K_M", "Q5_K_M", "Q8_0"), "Q4_K_M", "(4 MB), `m-Q2_K.gguf` (4 MB), "),
-        (("f16", "q8_0"), "q8_0", "`m-q8_0.gguf` (4 MB), `m-f16.gguf` (4 MB)"),
-        (("Q2_K", "Q3_K"), "Q2_K", "`m-Q2_K.gguf` (4 MB), `m-Q3_K.gguf` (4 MB)"),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "liked", "words"), [
+    (("Q2_K", "Q3_K", "Q4_K_M", "Q5_K_M", "Q8_0"), "Q4_K_M", "(4 MB), `m-Q2_K.gguf` (4 MB), "),
+    (("f16", "q8_0"), "q8_0", "`m-q8_0.gguf` (4 MB), `m-f16.gguf` (4 MB)"),
+    (("Q2_K", "Q3_K"), "Q2_K", "`m-Q2_K.gguf` (4 MB), `m-Q3_K.gguf` (4 MB)"),
+])  # fmt: skip
 def test_which_of_several_is_for_the_user_to_say(serve, kinds, liked, words):
     serve({f"m-{kind}.gguf": BIG for kind in kinds})
     with pytest.raises(CheckpointError, match="several models: `m-") as caught:

@@ -43,6 +43,12 @@ def hub(monkeypatch, tmp_path):
         os.close(locks._held.popitem()[1])
 
 
+@pytest.fixture
+def snapshot(hub):
+    """That of `org/name`, a whole model."""
+    return write_revision(hub, "org/name", SAFE)
+
+
 def rows():
     return {s.model.name: s.model for s in Inventory.read().stored() if s.entry is None}
 
@@ -52,6 +58,13 @@ def take(*names, passing_over=False):
         return pieces_of(names, Inventory.read())
 
     return remove(planned(), planned, passing_over=passing_over)
+
+
+def emptied(hub, *names):
+    """The bytes of each removal, after which nothing is left."""
+    gone, _ = take(*names)
+    assert tree_of(hub) == {}
+    return [removal.bytes for removal in gone]
 
 
 def clear(since=None):
@@ -69,8 +82,7 @@ def aged(path: Path, days: float) -> None:
 # what is there
 
 
-def test_names_are_what_one_types_and_sizes_what_the_disk_holds(hub):
-    write_revision(hub, "org/name", SAFE)
+def test_names_are_what_one_types_and_sizes_what_the_disk_holds(hub, snapshot):
     write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
     write_revision(hub, "org/pinned", SAFE, refs=[])
     ggufs = {"a.gguf": b"a" * 10, "sub/b-00001-of-00002.gguf": b"b" * 20,
@@ -209,12 +221,10 @@ def test_what_cannot_be_read_is_a_warning_and_can_be_removed(hub, other):
     assert set(rows()) == {"org/good"}
     assert Inventory.read().caches()[1].bytes == before
     assert os.listdir(hub) == ["models--org--good"]
-    take("org/good")
-    assert tree_of(hub) == {}
+    emptied(hub, "org/good")
 
 
-def test_a_disk_that_is_full_while_one_repository_is_scanned(hub, monkeypatch):
-    write_revision(hub, "org/name", SAFE)
+def test_a_disk_that_is_full_while_one_repository_is_scanned(hub, snapshot, monkeypatch):
     reference = write_revision(hub, "org/bad", SAFE).parent.parent / "refs" / "main"
     reference.write_bytes(b"\xff\xfe\x00")
 
@@ -300,64 +310,38 @@ def test_a_revision_goes_with_what_only_it_needs(hub):
     assert rows()["org/other"].complete
 
 
-def test_all_revisions_at_once(hub):
-    write_revision(hub, "org/name", SAFE)
+def test_what_goes_with_a_name_and_how_many_bytes(hub, snapshot):
     write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
-    gone, _ = take("org/name", "org/name@v1", "org/name")
-    assert [removal.bytes for removal in gone] == [2, 1053], "shared bytes go with the last"
-    assert tree_of(hub) == {}
-
-
-def test_one_file_of_several(hub):
+    freed = emptied(hub, "org/name", "org/name@v1", "org/name")
+    assert freed == [2, 1053], "shared bytes go with the last"
     files = {"a.gguf": b"a" * 10, "b-00001-of-00002.gguf": b"b", "b-00002-of-00002.gguf": b"cc",
              "README.md": b"card"}  # fmt: skip
     snapshot = write_revision(hub, "org/quants", files)
     gone, _ = take("hf:org/quants/b-00002-of-00002.gguf")
     assert gone[0].bytes == 3, "any part names the model"
     assert sorted(os.listdir(snapshot)) == ["README.md", "a.gguf"]
-    gone, _ = take("hf:org/quants/a.gguf")
-    assert gone[0].bytes == 14, "what is left beside the last one is no model"
-    assert tree_of(hub) == {}
-
-
-def test_a_repository_of_gguf_files_by_its_own_name(hub):
+    assert emptied(hub, "hf:org/quants/a.gguf") == [14], "beside the last one is no model"
     write_revision(hub, "org/quants", {"a.gguf": b"a", "b.gguf": b"bb"})
-    gone, _ = take("org/quants")
-    assert gone[0].bytes == 3
-    assert tree_of(hub) == {}
-
-
-def test_a_file_that_was_copied_into_the_snapshot(hub):
+    assert emptied(hub, "org/quants") == [3], "a repository of GGUF files by its own name"
     snapshot = write_revision(hub, "org/name", {"config.json": b"{}"})
     (snapshot / "model.safetensors").write_bytes(b"copied")
-    assert take("org/name")[0][0].bytes == 8
-    assert tree_of(hub) == {}
-
-
-def test_an_old_repository_without_an_organization(hub):
+    assert emptied(hub, "org/name") == [8], "a file may be copied into the snapshot"
     write_revision(hub, "gpt2", SAFE)
-    take("gpt2")
-    assert tree_of(hub) == {}
+    assert emptied(hub, "gpt2") == [1052], "old repositories have no organization"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "hint"),
-    [
-        ("tiny", UsageError, "models list"),
-        ("./org/name", UsageError, "remove the file itself"),
-        ("/etc/passwd", UsageError, "remove the file itself"),
-        ("smollm2", ModelNotFound, "models list"),
-        ("org/nam", ModelNotFound, "did you mean `org/name`?"),
-        ("org/name@v2", ModelNotFound, "did you mean `org/name"),
-        ("hf:org/name/x.gguf", ModelNotFound, "did you mean"),
-        ("org/..", ModelNotFound, "write `org/name[@rev]`"),
-        ("hf:org/name/../../../x", ModelNotFound, "write `org/name[@rev]`"),
-        ("", UsageError, "llmcli env"),
-        ("a\0b", ModelNotFound, "models list"),
-    ],
-)
-def test_names_that_remove_nothing(hub, name, kind, hint):
-    write_revision(hub, "org/name", SAFE)
+@pytest.mark.parametrize(("name", "kind", "hint"), [
+    ("tiny", UsageError, "models list"), ("./org/name", UsageError, "remove the file itself"),
+    ("/etc/passwd", UsageError, "remove the file itself"),
+    ("smollm2", ModelNotFound, "models list"),
+    ("org/nam", ModelNotFound, "did you mean `org/name`?"),
+    ("org/name@v2", ModelNotFound, "did you mean `org/name"),
+    ("hf:org/name/x.gguf", ModelNotFound, "did you mean"),
+    ("org/..", ModelNotFound, "write `org/name[@rev]`"),
+    ("hf:org/name/../../../x", ModelNotFound, "write `org/name[@rev]`"),
+    ("", UsageError, "llmcli env"), ("a\0b", ModelNotFound, "models list"),
+])  # fmt: skip
+def test_names_that_remove_nothing(hub, snapshot, name, kind, hint):
     before = tree_of(hub)
     with pytest.raises(kind) as caught:
         take("org/name", name)
@@ -378,8 +362,7 @@ def outside(tmp_path):
     assert os.listdir(folder) == ["precious"]
 
 
-def test_links_inside_are_removed_and_not_followed(hub, outside):
-    snapshot = write_revision(hub, "org/name", SAFE)
+def test_links_inside_are_removed_and_not_followed(hub, snapshot, outside):
     (snapshot / "file").symlink_to(outside / "precious")
     (snapshot / "up").symlink_to("../../../../outside/precious")
     (snapshot / "folder").symlink_to(outside)
@@ -389,13 +372,11 @@ def test_links_inside_are_removed_and_not_followed(hub, outside):
     refs = snapshot.parent.parent / "refs"
     (refs / "x").symlink_to(outside / "precious")  # not a commit, so that nothing is read
     assert rows()["org/name"].state == "unreadable"
-    take("org/name")
-    assert tree_of(hub) == {}
+    emptied(hub, "org/name")
 
 
 @pytest.mark.parametrize("folder", ["", "blobs", "snapshots", "refs"])
-def test_a_directory_that_is_a_link_is_refused(hub, tmp_path, folder):
-    write_revision(hub, "org/name", SAFE)
+def test_a_directory_that_is_a_link_is_refused(hub, snapshot, tmp_path, folder):
     place = hub / "models--org--name" / folder
     moved = tmp_path / "moved"
     place.rename(moved)
@@ -411,12 +392,10 @@ def test_a_directory_that_is_a_link_is_refused(hub, tmp_path, folder):
         assert "leads out of the cache" in kept[0]
 
 
-def test_the_cache_itself_may_be_a_link(hub, tmp_path, monkeypatch):
-    write_revision(hub, "org/name", SAFE)
+def test_the_cache_itself_may_be_a_link(hub, snapshot, tmp_path, monkeypatch):
     (tmp_path / "linked").symlink_to(hub)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "linked"))
-    take("org/name")
-    assert tree_of(hub) == {}
+    emptied(hub, "org/name")
     assert (tmp_path / "linked").is_symlink()
 
 
@@ -446,6 +425,7 @@ def test_a_blob_that_is_shared_between_repositories(hub):
 
 def hold(path: Path) -> subprocess.Popen[bytes]:
     """Another process that holds the lock of `path` in the way of the library and of `fetch`."""
+    path.touch()
     code = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print()"
     return _started(f"{code}; sys.stdout.flush(); sys.stdin.read()", path)
 
@@ -465,12 +445,7 @@ def _started(code: str, path: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.communicate(timeout=20)
-
-
-def test_what_another_process_runs_stays_until_it_ends(hub):
-    snapshot = write_revision(hub, "org/name", SAFE)
+def test_what_another_process_runs_stays_until_it_ends(hub, snapshot):
     write_revision(hub, "org/free", {**SAFE, "config.json": b"{  }"})
     running = use(snapshot / "model.safetensors")
     before = tree_of(hub)
@@ -481,13 +456,11 @@ def test_what_another_process_runs_stays_until_it_ends(hub):
     assert [removal.name for removal in gone] == ["org/free"]
     assert "in use" in kept[0]
     assert rows()["org/name"].complete
-    end(running)
-    take("org/name")
-    assert tree_of(hub) == {}
+    running.communicate(timeout=20)
+    emptied(hub, "org/name")
 
 
-def test_a_repository_that_cannot_be_read_may_be_in_use_too(hub):
-    snapshot = write_revision(hub, "org/name", SAFE)
+def test_a_repository_that_cannot_be_read_may_be_in_use_too(hub, snapshot):
     write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
     (snapshot.parent / OLD / "config.json").resolve().unlink()
     assert rows()["org/name"].state == "unreadable"
@@ -496,13 +469,11 @@ def test_a_repository_that_cannot_be_read_may_be_in_use_too(hub):
     with pytest.raises(WriteFailed, match=rf"in use: another process holds `.*{MAIN}`"):
         take("org/name")
     assert tree_of(hub) == before
-    end(running)
-    take("org/name")
-    assert tree_of(hub) == {}
+    running.communicate(timeout=20)
+    emptied(hub, "org/name")
 
 
-def test_what_another_process_fetches_stays(hub):
-    write_revision(hub, "org/name", SAFE)
+def test_what_another_process_fetches_stays(hub, snapshot):
     half = hub / "models--org--name" / "blobs" / "e1.00ff00ff.incomplete"
     half.write_bytes(b"half")
     downloading = hold(lock_of(hub, "org/name", "e1"))
@@ -510,15 +481,14 @@ def test_what_another_process_fetches_stays(hub):
         take("org/name")
     assert clear()[0] == []
     assert half.exists()
-    end(downloading)
+    downloading.communicate(timeout=20)
     assert clear()[0][0].why == "a stale partial download"
     assert not half.exists()
     assert rows()["org/name"].complete
 
 
-def test_a_download_that_ends_before_the_lock_is_ours(hub):
+def test_a_download_that_ends_before_the_lock_is_ours(hub, snapshot):
     """Its snapshot links to a blob that the plan was going to remove."""
-    write_revision(hub, "org/name", SAFE)
     pieces = pieces_of(["org/name"], Inventory.read())
     write_revision(hub, "org/name", SAFE, commit=OLD, refs=["v2"])
     remove(pieces, lambda: pieces_of(["org/name"], Inventory.read()), passing_over=False)
@@ -526,8 +496,7 @@ def test_a_download_that_ends_before_the_lock_is_ours(hub):
     assert "org/name" not in rows()
 
 
-def test_the_last_use_is_the_access_time_of_the_weights(hub):
-    snapshot = write_revision(hub, "org/name", SAFE)
+def test_the_last_use_is_the_access_time_of_the_weights(hub, snapshot):
     for name in SAFE:
         aged((snapshot / name).resolve(), 40)
     assert rows()["org/name"].last_used == pytest.approx(time.time() - 40 * DAY, abs=60)
@@ -543,8 +512,7 @@ def test_noting_the_use_never_raises(hub, path, monkeypatch):
     mark_used(Path(path))
 
 
-def test_a_cache_that_cannot_be_written(hub, monkeypatch):
-    snapshot = write_revision(hub, "org/name", SAFE)
+def test_a_cache_that_cannot_be_written(hub, snapshot, monkeypatch):
 
     def refuse(*arguments, **more):
         raise PermissionError(13, "Permission denied", str(arguments[0]))
@@ -558,8 +526,7 @@ def test_a_cache_that_cannot_be_written(hub, monkeypatch):
             take("org/name")
 
 
-def test_homes(hub, tmp_path):
-    snapshot = write_revision(hub, "org/name", SAFE)
+def test_homes(hub, snapshot, tmp_path):
     own = tmp_path / "own" / "models" / "smollm2-0123456789ab"
     assert home_of(snapshot) == home_of(snapshot / "sub" / "x.gguf") == snapshot
     assert home_of(own / "x.gguf") == own
@@ -567,9 +534,8 @@ def test_homes(hub, tmp_path):
     assert home_of(own.parent) is None
 
 
-def test_a_home_has_one_name_however_one_gets_there(hub, small, tmp_path, monkeypatch):
+def test_a_home_has_one_name_however_one_gets_there(hub, snapshot, small, tmp_path, monkeypatch):
     """Whoever removes it has to know that this process itself is who uses it."""
-    snapshot = write_revision(hub, "org/name", SAFE)
     file = small.file
     (tmp_path / "linked").symlink_to(tmp_path)
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "linked" / "own"))
@@ -605,19 +571,14 @@ def test_a_file_of_our_cache(small):
     running = use(small.file)
     with pytest.raises(WriteFailed, match="in use"):
         take("small")
-    end(running)
-    fetching = hold_new(small.file.parent / ".lock")
+    running.communicate(timeout=20)
+    fetching = hold(small.file.parent / ".lock")
     with pytest.raises(WriteFailed, match="in use"):
         take("small")
-    end(fetching)
+    fetching.communicate(timeout=20)
     assert take("small")[0][0].bytes == 4
     assert not small.file.parent.exists()
     assert small.file.parent.parent.exists()
-
-
-def hold_new(path: Path) -> subprocess.Popen[bytes]:
-    path.touch()
-    return hold(path)
 
 
 def test_a_model_that_was_moved_elsewhere_and_linked(small, tmp_path):
@@ -653,11 +614,11 @@ def test_left_overs_of_our_cache(small):
     (models / "not-ours").mkdir()
     (models / "file").write_text("not ours either")
     (models / "linked-0123456789ab").symlink_to(old)
-    fetching = hold_new(small.file.parent / ".lock")
+    fetching = hold(small.file.parent / ".lock")
     gone, kept = clear()
     assert [(r.name, r.bytes) for r in gone] == [("small", 13)]
     assert "in use" in kept[0]
-    end(fetching)
+    fetching.communicate(timeout=20)
     assert [(r.bytes, r.why) for r in clear()[0]] == [(5, "left by an interrupted fetch")]
     assert set(tree_of(models)) == {
         "file", "linked-0123456789ab", f"{small.file.parent.name}/.lock",
@@ -670,8 +631,7 @@ def test_left_overs_of_our_cache(small):
 # what is pruned of the hub's
 
 
-def test_left_overs_of_the_hub_cache(hub):
-    write_revision(hub, "org/name", SAFE)
+def test_left_overs_of_the_hub_cache(hub, snapshot):
     write_revision(hub, "org/name", {**SAFE, "model.safetensors": b"old"}, commit=OLD, refs=[])
     write_revision(hub, "org/by-commit", SAFE, refs=[])
     blobs = hub / "models--org--name" / "blobs"
@@ -689,10 +649,9 @@ def test_left_overs_of_the_hub_cache(hub):
     assert kept == []
     assert {(r.name, r.why, r.bytes) for r in gone} == {
         ("org/asked", "a repository with no model in it", 0),
-        ("org/name", "a stale partial download", 5),
-        ("org/name", "no snapshot links to it", 3),
+        ("org/name", "a stale partial download", 5), ("org/name", "no snapshot links to it", 3),
         (f"org/name@{OLD[:12]}", "a branch has moved on from this commit", 3),
-    }
+    }  # fmt: skip
     assert set(rows()) == {"org/name", f"org/by-commit@{MAIN[:12]}"}
     assert all(model.complete for model in rows().values())
     assert (blobs / "fresh.incomplete").exists()

@@ -104,25 +104,20 @@ def test_only_whole_blocks_are_read_and_none_are_mapped(tmp_path):
         mapped(checkpoint, Load(name, "w", ()))
 
 
-@pytest.mark.parametrize(
-    ("codes", "scales"),
-    [
-        (drawn(2, 3, 4)[0], drawn(2, 4, 3)[1]),
-        (drawn(2, 3, 4)[0], drawn(2, 3)[1]),
-        (drawn(2, 3, 4)[0].view(2, 3, 64), drawn(2, 3, 4)[1]),
-        (drawn(2, 3, 4)[0], drawn(2, 3, 4)[1].to(torch.int8)),
-        (drawn(2, 3, 4)[0].float(), drawn(2, 3, 4)[1]),
-    ],
-)
+@pytest.mark.parametrize(("codes", "scales"), [
+    (drawn(2, 3, 4)[0], drawn(2, 4, 3)[1]), (drawn(2, 3, 4)[0], drawn(2, 3)[1]),
+    (drawn(2, 3, 4)[0].view(2, 3, 64), drawn(2, 3, 4)[1]),
+    (drawn(2, 3, 4)[0], drawn(2, 3, 4)[1].to(torch.int8)),
+    (drawn(2, 3, 4)[0].float(), drawn(2, 3, 4)[1]),
+])  # fmt: skip
 def test_pairs_that_do_not_fit_are_refused(tmp_path, codes, scales):
     with pytest.raises(CheckpointError, match="one scale"):
         stored(tmp_path, codes, scales)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [{}, {"quantization_config": {"quant_method": "fp8"}}, {"quantization_config": "mxfp4"}],
-)
+@pytest.mark.parametrize("config", [
+    {}, {"quantization_config": {"quant_method": "fp8"}}, {"quantization_config": "mxfp4"},
+])  # fmt: skip
 def test_what_is_not_said_to_be_is_not(tmp_path, config):
     checkpoint = stored(tmp_path, *drawn(2, 3, 4), config)
     assert {info.format for info in checkpoint.tensors.values()} == {"U8", "F32"}

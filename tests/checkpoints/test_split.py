@@ -26,15 +26,12 @@ def test_any_part_gives_the_whole_group_in_order():
     assert part_names(twice) == (twice, "x-00001-of-00002-00002-of-00002.gguf")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "", "model.gguf", "x-1-of-3.gguf", "x-00000-of-00000.gguf", "x-00000-of-00003.gguf",
-        "x-00004-of-00003.gguf", "x-00001-of-99999.gguf", f"x-00001-of-{MAX_PARTS + 1:05d}.gguf",
-        "x-00001-of-00003.bin", "x-00001-of-00003.gguf.part", "-00001-of-00003.gguf",
-        "x-٠٠٠٠١-of-٠٠٠٠٣.gguf", "x_00001_of_00003.gguf",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "", "model.gguf", "x-1-of-3.gguf", "x-00000-of-00000.gguf", "x-00000-of-00003.gguf",
+    "x-00004-of-00003.gguf", "x-00001-of-99999.gguf", f"x-00001-of-{MAX_PARTS + 1:05d}.gguf",
+    "x-00001-of-00003.bin", "x-00001-of-00003.gguf.part", "-00001-of-00003.gguf",
+    "x-٠٠٠٠١-of-٠٠٠٠٣.gguf", "x_00001_of_00003.gguf",
+])  # fmt: skip
 def test_other_names_are_no_parts(name):
     assert part_names(name) is None
 
@@ -50,10 +47,9 @@ def part(number: int, count: int, tensors: list[str], *, total: int = 3, **gener
     pairs = [pair(f"general.{key}", STRING, value) for key, value in general.items()]
     if count:
         pairs += [
-            pair("split.no", U16, number - 1),
-            pair("split.count", U16, count),
+            pair("split.no", U16, number - 1), pair("split.count", U16, count),
             pair("split.tensors.count", U32, total),
-        ]
+        ]  # fmt: skip
     table = [tensor(name, [8], 24, 32 * at) for at, name in enumerate(tensors)]
     return gguf(pairs, table, bytes([number]) * 32 * len(tensors))
 
@@ -61,10 +57,9 @@ def part(number: int, count: int, tensors: list[str], *, total: int = 3, **gener
 def write_parts(folder: Path, **replaced: bytes | None) -> list[Path]:
     """A model of three parts; `p1=…` puts other bytes into part 1, None leaves it out."""
     contents: dict[str, bytes | None] = {
-        "p1": part(1, 3, ["a"], architecture="llama", name="first"),
-        "p2": part(2, 3, ["b"]),
+        "p1": part(1, 3, ["a"], architecture="llama", name="first"), "p2": part(2, 3, ["b"]),
         "p3": part(3, 3, ["c"]),
-    }
+    }  # fmt: skip
     paths = [folder / f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     for path, content in zip(paths, (contents | replaced).values(), strict=True):
         if content is not None:
@@ -120,10 +115,9 @@ def test_what_the_reference_splits_is_read_as_it_was_before(tmp_path):
 
 def test_a_first_part_without_tensors_and_parts_with_the_metadata_again(tmp_path):
     write_parts(
-        tmp_path,
-        p1=part(1, 3, [], architecture="llama"),
+        tmp_path, p1=part(1, 3, [], architecture="llama"),
         p2=part(2, 3, ["a", "b"], architecture="llama"),
-    )
+    )  # fmt: skip
     assert list(open_checkpoint(tmp_path).tensors) == ["a", "b", "c"]
 
 

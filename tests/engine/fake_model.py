@@ -120,14 +120,9 @@ def tokenizer() -> Tokenizer:
     spelled = ["".join(LETTERS[b] for b in text.encode()) for text in EXTRA[2:]]
     vocabulary = Vocabulary(
         strings=[*(LETTERS[byte] for byte in range(256)), *EXTRA[:2], *spelled],
-        spelling=Spelling(byte_level=True),
-        literal=frozenset({256, 257}),
-        silent=frozenset(),
-        special_ids=frozenset({256, 257}),
-        bos_id=None,
-        eos_ids=frozenset({EOS}),
-        prefix=(),
-    )
+        spelling=Spelling(byte_level=True), literal=frozenset({256, 257}), silent=frozenset(),
+        special_ids=frozenset({256, 257}), bos_id=None, eos_ids=frozenset({EOS}), prefix=(),
+    )  # fmt: skip
     return Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), vocabulary, name="bytes")
 
 

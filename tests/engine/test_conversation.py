@@ -169,9 +169,8 @@ NOT_THEIRS = {
     "another text": lambda one: {"content": "something else"},
     "a special token inside": lambda one: {"ids": (one.ids[0], END, *one.ids[1:])},
     "no end token behind an end": lambda one: {"end": "eos"},
-    "cut by a stop string": lambda one: {"end": "stop"},
-    "no end": lambda one: {"end": None},
-}
+    "cut by a stop string": lambda one: {"end": "stop"}, "no end": lambda one: {"end": None},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", NOT_THEIRS)

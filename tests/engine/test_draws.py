@@ -9,7 +9,7 @@ from fake_model import VOCAB, fake_model, script
 from filter_oracle import distribution
 
 from llmcli.engine.sampling import Sampling, choose
-from llmcli.engine.seeds import uniforms
+from llmcli.engine.seeds import sample_seed, uniforms
 
 DRAWS = 20_000
 SIZE = 40
@@ -103,3 +103,52 @@ def test_successive_tokens_of_one_sequence() -> None:
     probs, _ = distribution(logits, nothing, nothing, sampling)
     assert len(ids) == 4000
     assert chi_square_p(torch.tensor(ids), probs) > 1e-3
+
+
+# random numbers that depend on (seed, sequence, step) alone
+
+
+def test_a_number_depends_on_its_key_alone() -> None:
+    whole = uniforms(7, 0, 0, 600)
+    assert uniforms(7, 0, 0, 600) == whole
+    assert uniforms(7, 0, 256, 100) == whole[256:356]
+    assert [uniforms(7, 0, step, 1)[0] for step in (0, 1, 599)] == [whole[i] for i in (0, 1, 599)]
+    assert len({*whole, *uniforms(8, 0, 0, 600), *uniforms(7, 1, 0, 600)}) == 1800
+
+
+def test_frozen_numbers() -> None:
+    """A seed must give the same text in every version."""
+    assert uniforms(0, 0, 0, 3) == FROZEN
+    assert sample_seed(0, 1) == FROZEN_SEED
+
+
+FROZEN = [0.07000858729146686, 0.01827966528692393, 0.3281910999056221]
+FROZEN_SEED = 800278779541541
+
+
+def test_a_sample_can_be_drawn_alone() -> None:
+    assert sample_seed(5, 0) == 5
+    for sample in (1, 2, 77):
+        assert uniforms(sample_seed(5, sample), 0, 0, 20) == uniforms(5, sample, 0, 20)
+
+
+def test_neighbouring_seeds_share_no_samples() -> None:
+    seeds = [sample_seed(seed, sample) for seed in range(50) for sample in range(50)]
+    assert len(set(seeds)) == 2500
+    assert all(0 <= seed < 2**53 for seed in seeds)
+
+
+def test_numbers_are_uniform_over_steps_seeds_and_samples() -> None:
+    runs = {
+        "steps": uniforms(1, 0, 0, 20_000),
+        "seeds": [uniforms(seed, 0, 0, 1)[0] for seed in range(20_000)],
+        "samples": [uniforms(1, sample, 0, 1)[0] for sample in range(20_000)],
+    }
+    for name, numbers in runs.items():
+        u = torch.tensor(numbers, dtype=torch.float64)
+        assert u.min() >= 0
+        assert u.max() < 1
+        pairs = (u[:-1:2] * 10).long() * 10 + (u[1::2] * 10).long()  # neighbours independent too
+        for cells, size in ((u * 100).long(), 100), (pairs, 100):
+            p = chi_square_p(cells, [1 / size] * size)
+            assert 1e-4 < p < 1 - 1e-4, name

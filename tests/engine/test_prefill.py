@@ -29,9 +29,7 @@ SCALINGS = {
 
 @pytest.fixture(params=SCALINGS)
 def model(request, tmp_path):
-    folder = write_llama(
-        tmp_path, rope_scaling=SCALINGS[request.param], max_position_embeddings=16
-    )
+    folder = write_llama(tmp_path, rope_scaling=SCALINGS[request.param], max_position_embeddings=16)
     return load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64")
 
 
@@ -116,9 +114,7 @@ def test_scores_are_those_of_one_pass_about_the_trained_length(model, count):
 
 def test_caches_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
     decoder = FakeDecoder(lambda ids: [0.0] * 8)
-    config = SimpleNamespace(
-        vocab=8, context=4096, embedding=SimpleNamespace(positions=None)
-    )
+    config = SimpleNamespace(vocab=8, context=4096, embedding=SimpleNamespace(positions=None))
     model = SimpleNamespace(
         decoder=decoder, config=config, tokenizer=None, eos_ids=frozenset(),
         device=torch.device("cpu"),

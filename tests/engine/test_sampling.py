@@ -64,11 +64,9 @@ def test_filtered_equals_the_oracle(
     assume(margin > 1e-9)  # a threshold met within rounding may fall either way
     dtype = torch.float64 if double else torch.float32
     got = filtered(
-        torch.tensor([logits, logits], dtype=dtype),
-        sampling,
-        torch.tensor([prompt, prompt]),
+        torch.tensor([logits, logits], dtype=dtype), sampling, torch.tensor([prompt, prompt]),
         torch.tensor([output, output]),
-    )
+    )  # fmt: skip
     assert got.dtype == torch.float64
     assert torch.equal(got[0], got[1])
     assert [p > 0 for p in got[0].tolist()] == [p > 0 for p in expected]
@@ -253,15 +251,12 @@ def test_sampling_without_a_random_number_is_an_error() -> None:
         choose(row(1, 2), Sampling(), None)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("temperature", -0.1), ("temperature", math.nan), ("temperature", INF), ("top_k", -1),
-        ("top_p", 0.0), ("top_p", 1.01), ("top_p", math.nan), ("min_p", -0.1), ("min_p", 1.1),
-        ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", INF),
-        ("presence_penalty", math.nan), ("frequency_penalty", -INF), ("seed", -1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("option", "value"), [
+    ("temperature", -0.1), ("temperature", math.nan), ("temperature", INF), ("top_k", -1),
+    ("top_p", 0.0), ("top_p", 1.01), ("top_p", math.nan), ("min_p", -0.1), ("min_p", 1.1),
+    ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", INF),
+    ("presence_penalty", math.nan), ("frequency_penalty", -INF), ("seed", -1),
+])  # fmt: skip
 def test_ranges(option: str, value: float) -> None:
     with pytest.raises(UsageError, match=option.replace("_", "-")) as caught:
         Sampling(**{option: value})  # type: ignore[arg-type]

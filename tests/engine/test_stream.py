@@ -241,9 +241,7 @@ def test_log_probabilities_on_request_only() -> None:
 def test_a_full_context_ends_the_sequence_alone(limit: int) -> None:
     model = fake_model(context=12)
     got = run(model, [[1] * 12, [2] * 10, [3]], HOT, limit=limit, ignore_eos=True)
-    assert [len(tokens) for tokens in got.values()] == [
-        min(limit, room) for room in (1, 3, 12)
-    ]
+    assert [len(tokens) for tokens in got.values()] == [min(limit, room) for room in (1, 3, 12)]
     assert all(tokens[-1].finish == "length" for tokens in got.values())
     assert model.decoder.capacities == [(3, 12)]
 

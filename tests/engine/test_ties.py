@@ -209,13 +209,10 @@ def dequantized(model: Model) -> Model:
     return exact
 
 
-@pytest.mark.parametrize(
-    ("narrow", "wide"),
-    [
-        ("float32", "float64"), ("float16", "float32"), ("bfloat16", "float32"),
-        pytest.param("int8", None, marks=HAS), pytest.param("int4", None, marks=HAS),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("narrow", "wide"), [
+    ("float32", "float64"), ("float16", "float32"), ("bfloat16", "float32"),
+    pytest.param("int8", None, marks=HAS), pytest.param("int4", None, marks=HAS),
+])  # fmt: skip
 def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
     """On tiny, against the same weights with more digits."""
     packed = {"quantize": narrow} if wide is None else {"dtype": narrow}

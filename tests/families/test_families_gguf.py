@@ -18,28 +18,18 @@ from llmcli.parts.experts.config import RoutingConfig, SharedConfig
 from llmcli.parts.norm.config import NormConfig
 
 ARCHS = {
-    "gpt2": gguf.MODEL_ARCH.GPT2,
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "gpt2": gguf.MODEL_ARCH.GPT2, "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
-}
+}  # fmt: skip
 SIZES = {
-    "block_count": 3,
-    "context_length": 96,
-    "embedding_length": 24,
-    "feed_forward_length": 40,
-    "attention.head_count": 6,
-    "attention.head_count_kv": 2,
+    "block_count": 3, "context_length": 96, "embedding_length": 24, "feed_forward_length": 40,
+    "attention.head_count": 6, "attention.head_count_kv": 2,
     "attention.layer_norm_rms_epsilon": 1e-5,
-}
+}  # fmt: skip
 HF = {
-    "vocab_size": 67,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-}
+    "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+    "num_attention_heads": 6, "num_key_value_heads": 2,
+}  # fmt: skip
 
 
 def metadata(arch, **changes):
@@ -166,13 +156,10 @@ def config(arch="llama", shapes=None, **changes):
 
 def test_other_metadata():
     one = config(
-        attention__key_length=10,
-        attention__value_length=12,
-        tokenizer__ggml__bos_token_id=1,
-        tokenizer__ggml__eos_token_id=2,
-        tokenizer__ggml__eot_token_id=7,
+        attention__key_length=10, attention__value_length=12, tokenizer__ggml__bos_token_id=1,
+        tokenizer__ggml__eos_token_id=2, tokenizer__ggml__eot_token_id=7,
         tokenizer__ggml__eom_token_id=2,
-    )
+    )  # fmt: skip
     mixer = one.layers[0].attention
     assert (mixer.head_dim, mixer.value_dim, mixer.rope.dims) == (10, 12, 10)
     assert mixer.scale == 10**-0.5
@@ -192,38 +179,10 @@ def test_vocabulary_without_an_embedding_is_the_tokenizers():
         config(shapes={"token_embd.weight": (0, 24)})
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"block_count": None}, "no `llama.block_count`"),
-        ({"block_count": 10**9}, "`llama.block_count` is `1000000000`"),
-        ({"embedding_length": -24}, "`llama.embedding_length`"),
-        ({"embedding_length": 25}, "does not divide"),
-        ({"attention__head_count_kv": 4}, "does not divide"),
-        ({"attention__head_count": [6, 6]}, "each of 3 layers"),
-        ({"attention__head_count": [6, 0, 6]}, "attention.head_count"),
-        ({"attention__head_count": [6, [], {}]}, "attention.head_count"),
-        ({"attention__key_length": 3}, "rotated numbers"),
-        ({"rope__dimension_count": 6}, "rotated numbers"),
-        ({"feed_forward_length": 2.5}, "`llama.feed_forward_length` is `2.5`"),
-        ({"attention__layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
-        ({"attention__layer_norm_rms_epsilon": float("inf")}, "layer_norm_rms_epsilon"),
-        ({"context_length": "long"}, "`llama.context_length` is `long`"),
-        ({"tokenizer__ggml__eos_token_id": "x"}, "eos_token_id"),
-    ],
-)
-def test_metadata_that_cannot_be(changes, words):
-    with pytest.raises(CheckpointError, match=words):
-        config(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"attention__causal": False}, "bidirectional attention"),
-        ({"expert_count": 8}, "mixture of experts"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "part"), [
+    ({"attention__causal": False}, "bidirectional attention"),
+    ({"expert_count": 8}, "mixture of experts"),
+])  # fmt: skip
 def test_metadata_that_asks_for_another_model(changes, part):
     arch = "qwen3" if "expert_count" in changes else "llama"
     with pytest.raises(UnsupportedModel, match=f"is not supported: it needs `{part}`"):
@@ -243,12 +202,6 @@ def test_metadata_that_llama_cpp_reads_for_others_is_ignored_and_told(changes):
     told = gguf_ignored(metadata("llama", **changes), "llama", reads=())
     assert list(told) == [f"llama.{key}"]
     assert gguf_ignored(metadata("llama", **changes), "llama", reads=(key,)) == {}
-
-
-def test_experts_of_an_architecture_that_has_none():
-    given = metadata("qwen3", expert_count=8)
-    with pytest.raises(UnsupportedModel, match="needs `mixture of experts`"):
-        find("qwen3", "gguf").from_gguf(given, {})
 
 
 EXPERTS = {"expert_count": 8, "expert_used_count": 2}
@@ -321,21 +274,6 @@ def test_files_of_deepseek_2_are_told_from_those_of_3():
         )
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"expert_used_count": 9}, "expert_used_count` is `9`"),
-        ({"expert_used_count": None}, "no `llama.expert_used_count`"),
-        ({"expert_group_count": 3}, "number of groups 3 does not divide"),
-        ({"expert_group_count": 8, "expert_group_used_count": 4}, "leave no 2 to choose"),
-        ({"expert_gating_func": 9}, "`expert_gating_func` = `9` is not supported"),
-    ],
-)
-def test_experts_that_cannot_be(changes, words):
-    with pytest.raises((CheckpointError, UnsupportedModel), match=words):
-        mixture(**changes)
-
-
 DELTA = {
     "attention__key_length": 8, "attention__value_length": 8, "ssm__conv_kernel": 3,
     "ssm__state_size": 5, "ssm__group_count": 2, "ssm__time_step_rank": 4, "ssm__inner_size": 24,
@@ -397,19 +335,6 @@ def test_a_file_of_experts_alone_says_no_other_size():
         assert experts.routing == RoutingConfig(chosen=2, renormalized=True)
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"ssm__group_count": 3}, "`ssm.time_step_rank` is 4, which `ssm.group_count` 3"),
-    ({"ssm__inner_size": 25}, "`ssm.inner_size` is 25, which `ssm.time_step_rank` 4"),
-    ({"ssm__state_size": None}, "no `qwen35.ssm.state_size`"),
-    ({"ssm__conv_kernel": 1}, "whole number from 2 to 64"),
-    ({"attention__recurrent_layers": [True]}, "an entry for each of 3 layers"),
-    ({"attention__head_count_kv": [0, "x", 2]}, "head_count_kv"),
-])  # fmt: skip
-def test_gated_deltanet_that_cannot_be(changes, words):
-    with pytest.raises(CheckpointError, match=words):
-        hybrid(**changes)
-
-
 @pytest.mark.parametrize("arch", ["glm4moe", "deepseek2", "qwen35", "qwen35moe"])
 def test_layers_that_predict_further_on_are_none(arch):
     more = DEEPSEEK if arch == "deepseek2" else DELTA if arch.startswith("qwen") else {}
@@ -429,12 +354,10 @@ def test_layers_that_predict_further_on_are_none(arch):
 def test_metadata_that_llama_cpp_does_not_read_has_no_effect_and_is_reported(arch):
     """It reads them for other architectures: a file that has them has always run without them."""
     given = {
-        "attention.sliding_window": 5,
-        "rope.scaling.yarn_ext_factor": 0.5,
-        "rope.scaling.yarn_beta_fast": 16.0,
-        "rope.scaling.yarn_beta_slow": 2.0,
+        "attention.sliding_window": 5, "rope.scaling.yarn_ext_factor": 0.5,
+        "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0,
         "rope.scaling.yarn_log_multiplier": 0.5,
-    }
+    }  # fmt: skip
     keys = {key.replace(".", "__"): value for key, value in given.items()}
     for kind in ("yarn", "linear"):
         scaling = {"rope__scaling__type": kind, "rope__scaling__factor": 4.0}
@@ -454,11 +377,9 @@ def test_the_real_file(smollm2_path):
     checkpoint = open_checkpoint(smollm2_path)
     model, rules = translate(checkpoint)
     ledger = dry_run(
-        "llama",
-        "gguf",
-        checkpoint.config,
+        "llama", "gguf", checkpoint.config,
         {name: info.shape for name, info in checkpoint.tensors.items()},
-    )
+    )  # fmt: skip
     assert ledger.clean
     assert ledger.plan == plan(checkpoint.tensors, rules, model)
     assert len(ledger.plan.loads) == len(checkpoint.tensors) == 272

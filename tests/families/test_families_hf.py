@@ -10,22 +10,16 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from zoo import TYPES, ZOO, Variant
 
 from llmcli.anatomy import states
-from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.errors import UnsupportedModel
 from llmcli.families import Rename, Rows, Transpose, find, plan
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 
 ROPED = {
-    "vocab_size": 67,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "bos_token_id": 3,
-    "eos_token_id": [4, 5],
-}
+    "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 96,
+    "bos_token_id": 3, "eos_token_id": [4, 5],
+}  # fmt: skip
 GPT2 = {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": 96}
 # a row for each configuration: not for what is stored or edited otherwise
 CASES = [one for one in ZOO if not one.edit and one.shard == Variant.shard]
@@ -186,18 +180,6 @@ HYBRID = {"vocab_size": 67, "hidden_size": 64, "num_hidden_layers": 2, "num_atte
           "intermediate_size": 40}  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "error", "words"), [
-    ({"linear_num_key_heads": 5}, CheckpointError, "`linear_num_key_heads` 5"),
-    ({"linear_conv_kernel_dim": 1}, CheckpointError, "whole number from 2 to 64"),
-    ({"layer_types": ["linear_attention", "conv"]}, UnsupportedModel, "type `conv`"),
-    ({"layer_types": ["linear_attention"]}, CheckpointError, "each of 2 layers"),
-    ({"hidden_act": "gelu"}, UnsupportedModel, "another activation than `silu`"),
-])  # fmt: skip
-def test_gated_deltanet_that_cannot_be(said, error, words):
-    with pytest.raises(error, match=words):
-        find("qwen3_5_text", "safetensors").from_hf({"model_type": "qwen3_5_text"} | HYBRID | said)
-
-
 def test_larger_qwen_3_5_always_renormalize():
     """transformers reads neither of these keys of them."""
     said = {"norm_topk_prob": False, "mlp_only_layers": [0]}
@@ -207,39 +189,6 @@ def test_larger_qwen_3_5_always_renormalize():
 
 
 CHOOSING = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({"topk_method": "noaux_tc"}, "`topk_method` = `noaux_tc` is not supported"),
-        ({"mlp_bias": True}, "`mlp_bias` = `true` is not supported"),
-        ({"topk_method": "group_limited_greedy", "n_group": 3}, "3 does not divide"),
-        ({"topk_method": "group_limited_greedy", "topk_group": 5}, "`topk_group` is `5`"),
-        ({"num_experts_per_tok": None}, "no `num_experts_per_tok`"),
-        ({"mlp_layer_types": ["dense", "wide", "sparse"]}, "`dense` or `sparse` for each layer"),
-    ],
-)
-def test_experts_of_deepseek_that_cannot_be(said, words):
-    raw = ROPED | CHOOSING | {"model_type": "deepseek_v2", "num_hidden_layers": 3} | said
-    with pytest.raises((CheckpointError, UnsupportedModel), match=words):
-        find("deepseek_v2", "safetensors").from_hf(raw)
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({"swiglu_alpha": 1.0}, "`swiglu_alpha` = `1.0` is not supported: gates have 1.702"),
-        ({"swiglu_alpha": "1.702"}, "`swiglu_alpha` is `1.702`"),
-        ({"swiglu_limit": 0}, "`swiglu_limit` is `0`"),
-        ({"swiglu_limit": float("nan")}, "`swiglu_limit` is `nan`"),
-        ({"num_experts_per_tok": 9}, "`num_experts_per_tok` is `9`"),
-    ],
-)
-def test_gates_and_experts_of_gpt_oss_that_cannot_be(said, words):
-    raw = TYPES["gpt_oss"].base | {"model_type": "gpt_oss"} | said
-    with pytest.raises((CheckpointError, UnsupportedModel), match=words):
-        find("gpt_oss", "safetensors").from_hf(raw)
 
 
 @pytest.mark.parametrize(("limit", "clamp"), [(7.0, 7.0), (3, 3.0), (None, 7.0)])
@@ -289,8 +238,7 @@ def test_keys_that_are_absent_have_transformers_defaults(model_type):
     assert ours.head.tied == theirs.tie_word_embeddings
     assert ours.context == theirs.max_position_embeddings
     assert (ours.bos, ours.eos) == (
-        theirs.bos_token_id,
-        () if theirs.eos_token_id is None else (theirs.eos_token_id,),
+        theirs.bos_token_id, () if theirs.eos_token_id is None else (theirs.eos_token_id,)
     )
     if model_type == "gpt2":
         assert ours.layers[0].parts[-1].hidden == 4 * theirs.n_embd
@@ -372,21 +320,6 @@ def test_gemma_4s_published_sizes(size, written_by, tmp_path):
     assert sorted({*kept}) == list(range(len(config.layers) - shared))
 
 
-@pytest.mark.parametrize(("settings", "error", "words"), [
-    ({"enable_moe_block": True}, CheckpointError, "no `num_experts`"),
-    ({"layer_types": ["sliding_attention"] * 4 + ["full_attention"]}, CheckpointError, "share"),
-    ({"vocab_size_per_layer_input": 210}, CheckpointError, "of 210 tokens, not 211"),
-    ({"per_layer_config": {"1": {"num_attention_heads": 3}}}, CheckpointError, "per_layer_config"),
-    ({"per_layer_config": 3}, CheckpointError, "per_layer_config"),
-    ({"num_kv_shared_layers": 6}, CheckpointError, "num_kv_shared_layers"),
-    ({"global_head_dim": 0}, CheckpointError, "head_dim"),
-])  # fmt: skip
-def test_what_gemma_4_cannot_be(settings, error, words):
-    base = TYPES["gemma4_text"].base | {"model_type": "gemma4_text"}
-    with pytest.raises(error, match=words):
-        find("gemma4_text", "safetensors").from_hf(base | settings)
-
-
 def test_gpt2_scales():
     from_hf = find("gpt2", "safetensors").from_hf
 
@@ -435,17 +368,14 @@ def test_buffers_of_old_checkpoints_are_dropped_with_a_reason(tmp_path):
     assert "computed" in dict(ledger.plan.dropped)["model.layers.1.self_attn.rotary_emb.inv_freq"]
 
 
-@pytest.mark.parametrize(
-    ("change", "missing", "unexpected"),
-    [
-        ({"remove": "model.layers.1.self_attn.k_proj.weight"}, ["blocks.1.attn.W_k"], []),
-        ({"remove": "lm_head.weight"}, ["head.W"], []),
-        ({"add": "model.layers.3.input_layernorm.weight"}, [], "the added one"),
-        ({"add": "model.layers.01.input_layernorm.weight"}, [], "the added one"),
-        ({"add": "score.weight"}, [], "the added one"),
-        ({"add": "model.layers.0.self_attn.q_proj.weight_scale"}, [], "the added one"),
-    ],
-)
+@pytest.mark.parametrize(("change", "missing", "unexpected"), [
+    ({"remove": "model.layers.1.self_attn.k_proj.weight"}, ["blocks.1.attn.W_k"], []),
+    ({"remove": "lm_head.weight"}, ["head.W"], []),
+    ({"add": "model.layers.3.input_layernorm.weight"}, [], "the added one"),
+    ({"add": "model.layers.01.input_layernorm.weight"}, [], "the added one"),
+    ({"add": "score.weight"}, [], "the added one"),
+    ({"add": "model.layers.0.self_attn.q_proj.weight_scale"}, [], "the added one"),
+])  # fmt: skip
 def test_planted_faults_show(change, missing, unexpected, tmp_path):
     raw, config = written("llama", tmp_path, **ROPED)
     shapes = shapes_of(AutoModelForCausalLM, config)
@@ -476,25 +406,16 @@ def test_fused_rows_come_after_the_transpose():
     assert [(load.target, load.ops) for load in loads] == [
         ("blocks.1.attn.W_q", (Transpose(), Rows(0, 24))),
         ("blocks.1.attn.W_k", (Transpose(), Rows(24, 48))),
-        ("blocks.1.attn.W_v", (Transpose(), Rows(48, 72))),
-        ("blocks.1.attn.b_q", (Rows(0, 24),)),
-        ("blocks.1.attn.b_k", (Rows(24, 48),)),
-        ("blocks.1.attn.b_v", (Rows(48, 72),)),
-    ]
+        ("blocks.1.attn.W_v", (Transpose(), Rows(48, 72))), ("blocks.1.attn.b_q", (Rows(0, 24),)),
+        ("blocks.1.attn.b_k", (Rows(24, 48),)), ("blocks.1.attn.b_v", (Rows(48, 72),)),
+    ]  # fmt: skip
     assert all(isinstance(rule, Rename) for rule in rules if "c_attn" in repr(rule))
 
 
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("silu", "silu"),
-        ("swish", "silu"),
-        ("gelu", "gelu"),
-        ("gelu_new", "gelu_tanh"),
-        ("gelu_pytorch_tanh", "gelu_tanh"),
-        ("relu", "relu"),
-    ],
-)
+@pytest.mark.parametrize(("name", "ours"), [
+    ("silu", "silu"), ("swish", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"),
+    ("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "relu"),
+])  # fmt: skip
 def test_activations_are_the_functions_that_transformers_has(name, ours):
     from transformers.activations import ACT2FN
 

@@ -5,7 +5,6 @@ import math
 import pytest
 from zoo import TYPES, variant
 
-from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import find, plan
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig
@@ -75,54 +74,6 @@ def test_limits_of_dt(infinity):
     assert (ssm.least, ssm.most) == (0.125, math.inf)
 
 
-REFUSED = {
-    "experts of latents": ("nemotron_h", {"moe_latent_size": 24}, "`moe_latent_size` = `24` is"),
-    "biases of experts": ("nemotron_h", {"mlp_bias": True}, "`mlp_bias` = `true` is not supported"),
-    "a block of another kind": ("nemotron_h", {
-        "layers_block_type": ["mamba", "conv"],
-    }, "layers of type `conv` are"),
-    "a letter of another kind": ("nemotron_h", {
-        "layers_block_type": None, "hybrid_override_pattern": "M*x",
-    }, "layers of type `x` are"),
-    "a layer of another kind": ("granitemoehybrid", {
-        "layer_types": ["mamba", "attention", "sliding_attention"],
-    }, "layers of type `sliding_attention` are"),
-    "another function": ("mamba2", {"hidden_act": "gelu"}, "`hidden_act` = `gelu` is not"),
-    "another function in a hybrid": (
-        "nemotron_h", {"mamba_hidden_act": "relu"}, "`mamba_hidden_act` = `relu` is not"
-    ),
-}  # fmt: skip
-WRONG = {
-    "groups that do not divide heads": ("mamba2", {"n_groups": 4}, "`num_heads` is 6"),
-    "heads that are not the inner size": (
-        "mamba2", {"head_dim": 12}, "it must be 16, as 96 numbers are in 6 heads"
-    ),
-    "heads that do not divide the inner size": (
-        "granitemoehybrid", {"mamba_n_heads": 5, "mamba_n_groups": 1}, "the inner size is 96"
-    ),
-    "limits of dt upside down": ("mamba2", {"time_step_limit": [1.0, 0.5]}, "the lower one first"),
-    "one limit of dt": ("granitemoehybrid", {"time_step_limit": [1.0]}, "a list of 2 numbers"),
-    "no blocks": ("nemotron_h", {"layers_block_type": []}, "a type for each of 1 to 1024"),
-    "blocks that are no list": ("nemotron_h", {"layers_block_type": "M"}, "a type for each of"),
-    "a layer too few": ("granitemoehybrid", {"layer_types": ["mamba"]}, "each of 3 layers"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_there_is_refused(name):
-    model_type, changes, words = REFUSED[name]
-    with pytest.raises(UnsupportedModel, match=words):
-        read(model_type, **changes)
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_contradicts_itself_is_refused(name):
-    model_type, changes, words = WRONG[name]
-    with pytest.raises(CheckpointError, match=words) as caught:
-        read(model_type, **changes)
-    assert not isinstance(caught.value, UnsupportedModel)
-
-
 def test_what_predicts_further_tokens_is_dropped():
     config = variant("nemotron_h").config()
     names = ["mtp.layers.0.eh_proj.weight", "mtp.layers.1.mixer.gate.weight"]
@@ -165,17 +116,3 @@ def test_heads_of_a_file_by_layer():
     """As Ollama's converter lists them."""
     listed = {"attention.head_count": [0, 6, 0, 6]}
     assert from_gguf(NEMOTRON | listed) == from_gguf(NEMOTRON)
-
-
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"attention.head_count_kv": 2}, "numbers for 3 layers"),
-    ({"attention.head_count_kv": [0, 2]}, "numbers for 3 layers"),
-    ({"attention.head_count_kv": [0, -2, 0, 0]}, "a whole number from 0"),
-    ({"feed_forward_length": 24}, "numbers for all layers"),
-    ({"ssm.time_step_rank": 7}, "`ssm.time_step_rank` is 7, which `ssm.group_count` 2"),
-    ({"ssm.inner_size": 95}, "`ssm.inner_size` is 95"),
-    ({"moe_latent_size": 32}, "`moe_latent_size` = `32` is not supported"),
-])  # fmt: skip
-def test_what_is_wrong_in_a_file_is_named(changes, words):
-    with pytest.raises(CheckpointError, match=words):
-        from_gguf(NEMOTRON | changes)

@@ -26,9 +26,8 @@ TEXT = {key: value for key, value in LLAMA.items() if key != "tie_word_embedding
 WHOLE = {"model_type": "seeing", "text_config": TEXT, "vision_config": {"model_type": "eye"}}
 EYE = {
     "vision_tower.blocks.17.mlp.1.weight": torch.ones(3, 3),
-    "multi_modal_projector.linear_1.bias": torch.ones(3),
-    "image_newline": torch.ones(3),
-}
+    "multi_modal_projector.linear_1.bias": torch.ones(3), "image_newline": torch.ones(3),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -141,11 +140,10 @@ def test_a_configuration_that_describes_no_text_model(tmp_path, config, kind, sa
     assert (type(caught.value), caught.value.code) == (kind, 4)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["vision_tower2.x", "language_model.vision_tower.x", "model.language_model.model.extra.weight",
-     "eye.x", "lm_head.bias", "model.image_newline2", "vision_tower_weight"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "vision_tower2.x", "language_model.vision_tower.x", "model.language_model.model.extra.weight",
+    "eye.x", "lm_head.bias", "model.image_newline2", "vision_tower_weight",
+])  # fmt: skip
 def test_any_other_name_is_surplus(tmp_path, name):
     model = load(write(tmp_path, named("since 4.52") | {name: torch.ones(2)}))
     assert model.ledger.surplus == (name,)

@@ -40,15 +40,7 @@ def test_drops_carry_their_reason():
 def test_numbers_that_are_no_layers_are_unexpected():
     rules = [Rename("h.{layer}.w", "blocks.{layer}.w")]
     names = [
-        "h.12.w",
-        "h.00.w",
-        "h.-1.w",
-        "h.1e1.w",
-        "h.x.w",
-        "h..w",
-        "h.٣.w",
-        "h.0.w.w",
-        "h.0.w\n",
+        "h.12.w", "h.00.w", "h.-1.w", "h.1e1.w", "h.x.w", "h..w", "h.٣.w", "h.0.w.w", "h.0.w\n"
     ]
     names.append(f"h.{'9' * 5000}.w")
     planned = plan(names, rules, MODEL)
@@ -115,7 +107,5 @@ def test_any_name_is_loaded_dropped_or_unexpected(names):
 
 def test_operations_are_named_for_the_ledger():
     assert [str(op) for op in (Rows(0, 8), UnpairRows(9, 64), Transpose())] == [
-        "rows 0:8",
-        "unpaired rows of 9 heads",
-        "transposed",
+        "rows 0:8", "unpaired rows of 9 heads", "transposed"
     ]

@@ -7,12 +7,10 @@ from llmcli.families import Rename, find, plan
 from llmcli.families.sources import sources, sources_of
 
 SETTINGS = {
-    "gpt2": GPT2 | {"n_layer": 2},
-    "llama": LLAMA,
-    "mistral": LLAMA | {"model_type": "mistral"},
+    "gpt2": GPT2 | {"n_layer": 2}, "llama": LLAMA, "mistral": LLAMA | {"model_type": "mistral"},
     "qwen2": LLAMA | {"model_type": "qwen2"},
     "qwen3": LLAMA | {"model_type": "qwen3", "tie_word_embeddings": True},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", list(SETTINGS))

@@ -75,9 +75,7 @@ def test_every_shape_is_the_one_that_its_parameter_has(one):
     ))  # fmt: skip
     found = plan(tensors, rules, model)
     assert not found.unexpected
-    parts = parts_to_fill(
-        found.loads, {spec.name: spec.stored_shape for spec in parameters(model)}
-    )
+    parts = parts_to_fill(found.loads, {spec.name: spec.stored_shape for spec in parameters(model)})
     assert sorted(load.part for load in found.loads) == sorted(parts)
     for load in found.loads:
         assert after(tensors[load.source].shape, load.ops) == parts[load.part], load.source

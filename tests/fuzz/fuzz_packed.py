@@ -42,9 +42,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "fuzz_packed")
-        flags = command(
-            "-O1", "-g", "-fno-sanitize-recover=all", f"-fsanitize={options.sanitize}"
-        )
+        flags = command("-O1", "-g", "-fno-sanitize-recover=all", f"-fsanitize={options.sanitize}")
         children.run([os.environ.get("CC", "cc"), *flags, "-o", program], check=True)
         arguments = ["0", str(options.seed), str(options.blocks)]
         return children.run([program, *arguments]).returncode

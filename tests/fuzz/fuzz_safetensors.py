@@ -58,6 +58,7 @@ def ours(path: Path, content: bytes) -> Tensors | None:
     assert time.process_time() - start < SECONDS, "slow"
     if error is not None:
         assert error.code == 4
+        assert path.name in error.message
         for line in (error.message.replace(str(path), ""), error.hint or ""):
             assert line.isprintable()
             assert len(line) < 500
@@ -146,10 +147,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         path = Path(folder) / "a.safetensors"
         atheris.Setup(
-            sys.argv,
-            lambda data: check(path, whole(bytes(data)) or b"\0") and None,
+            sys.argv, lambda data: check(path, whole(bytes(data)) or b"\0") and None,
             custom_mutator=custom,
-        )
+        )  # fmt: skip
         atheris.Fuzz()
 
 

@@ -212,11 +212,9 @@ def settings(added) -> bytes:
 def metadata(model, tokens, scores=None, types=None, *, score_kind=F32, **more) -> bytes:
     """A GGUF file with nothing but a vocabulary."""
     pairs = [
-        pair(KEY + "model", STRING, model),
-        pair(KEY + "tokens", ARRAY, (STRING, tokens)),
-        pair(KEY + "bos_token_id", U32, 1),
-        pair(KEY + "add_space_prefix", BOOL, 1),
-    ]
+        pair(KEY + "model", STRING, model), pair(KEY + "tokens", ARRAY, (STRING, tokens)),
+        pair(KEY + "bos_token_id", U32, 1), pair(KEY + "add_space_prefix", BOOL, 1),
+    ]  # fmt: skip
     if scores is not None:
         pairs.append(pair(KEY + "scores", ARRAY, (score_kind, scores)))
     if types is not None:
@@ -257,14 +255,7 @@ def mutate(data: bytes, most: int, seed: int) -> bytes:
     dice = random.Random(seed)
     content = bytearray(data[:most])
     strings = [
-        b"<s>",
-        b"</s>",
-        b"\xe2\x96\x81",
-        b"<0x0A>",
-        b"<0x-1>",
-        b"<|im_end|>",
-        b"\0",
-        b"\xff",
+        b"<s>", b"</s>", b"\xe2\x96\x81", b"<0x0A>", b"<0x-1>", b"<|im_end|>", b"\0", b"\xff"
     ]
     for _ in range(dice.randint(1, 4)):
         if len(content) < 16:

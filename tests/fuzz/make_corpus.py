@@ -86,8 +86,7 @@ def gguf_files() -> dict[str, bytes]:
         "ok-heads-0": llama(**{"attention.head_count": 0}),
         "ok-head-arrays": gguf(
             [
-                pair("general.architecture", STRING, "llama"),
-                pair("llama.block_count", U32, 600),
+                pair("general.architecture", STRING, "llama"), pair("llama.block_count", U32, 600),
                 pair("llama.attention.head_count", ARRAY, (U32, [4] * 600)),
             ]
         ),
@@ -127,7 +126,7 @@ def gguf_files() -> dict[str, bytes]:
         "bad-truncated": gguf([], one, bytes(33)),
         "bad-name-not-utf8": gguf([pair(b"\xff", U8, 1)]),
         "bad-name-too-long": gguf([pair("k" * 65536, U8, 1)]),
-    }
+    }  # fmt: skip
     for number in HUGE:
         found |= {
             f"bad-alignment-{number:x}": gguf([pair("general.alignment", U64, number)]),
@@ -154,10 +153,8 @@ def safetensors_files() -> dict[str, bytes]:
     a = f'"a":{entry()}'
     deep = '{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"x":%s}}'
     texts = {
-        "ok-plain": f"{{{a}}}",
-        "ok-metadata": f'{{"__metadata__":{{"x":"1","x":"2"}},{a}}}',
-        "ok-name-twice": f"{{{a},{a}}}",
-        "ok-array-as-entry": '{"a":["F32",[2],[0,8]]}',
+        "ok-plain": f"{{{a}}}", "ok-metadata": f'{{"__metadata__":{{"x":"1","x":"2"}},{a}}}',
+        "ok-name-twice": f"{{{a},{a}}}", "ok-array-as-entry": '{"a":["F32",[2],[0,8]]}',
         "ok-dtype-object": '{"a":{"dtype":{"F32":null},"shape":[2],"data_offsets":[0,8]}}',
         "ok-pair-of-surrogates": f'{{"\\ud83d\\ude00":{entry()}}}',
         "ok-half-bytes": f'{{"a":{entry("F4", [16])}}}',
@@ -173,9 +170,8 @@ def safetensors_files() -> dict[str, bytes]:
         "bad-out-of-range": a.replace("{", '{"x":1e999,').join("{}"),
         "bad-hole": f'{{"a":{entry(shape=[1], span=[4, 8])}}}',
         "bad-overlap": f'{{{a},"b":{entry("U8", [4], [4, 8])}}}',
-        "bad-reversed": f'{{"a":{entry(span=[8, 0])}}}',
-        "bad-list": "[]",
-    }
+        "bad-reversed": f'{{"a":{entry(span=[8, 0])}}}', "bad-list": "[]",
+    }  # fmt: skip
     for number in (*HUGE, 2**64):
         texts |= {
             f"bad-dim-{number:x}": f'{{"a":{entry(shape=[number])}}}',
@@ -184,15 +180,13 @@ def safetensors_files() -> dict[str, bytes]:
         }
     found = {name: text.encode() + bytes(8) for name, text in texts.items()}
     found |= {
-        "ok-nothing": b"{}",
-        "ok-deep": (deep % ("[" * 125 + "]" * 125)).encode(),
+        "ok-nothing": b"{}", "ok-deep": (deep % ("[" * 125 + "]" * 125)).encode(),
         "bad-too-deep": (deep % ("[" * 126 + "]" * 126)).encode(),
-        "bad-deep-without-end": b"[" * 4000,
-        "bad-bom": b"\xef\xbb\xbf{}",
+        "bad-deep-without-end": b"[" * 4000, "bad-bom": b"\xef\xbb\xbf{}",
         "bad-short": b"\xff" + bytes(7),
         "bad-git-lfs": b"\xffversion https://git-lfs.github.com/spec/v1\n",
         "bad-pickle": b"\xff\x80\x02}q\x00." + bytes(30),
-    }
+    }  # fmt: skip
     for number in HUGE:
         found[f"bad-length-{number:x}"] = b"\xff" + struct.pack("<Q", number) + b"{}"
     return found

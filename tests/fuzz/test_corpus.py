@@ -19,8 +19,7 @@ SAFETENSORS = sorted((make_corpus.CORPUS / "safetensors").iterdir())
 
 def test_the_named_files_are_what_their_maker_writes():
     for found, made in (
-        (GGUF, make_corpus.gguf_files()),
-        (SAFETENSORS, make_corpus.safetensors_files()),
+        (GGUF, make_corpus.gguf_files()), (SAFETENSORS, make_corpus.safetensors_files())
     ):
         named = {path.name: path.read_bytes() for path in found if path.name[:6] != "found-"}
         assert named == made

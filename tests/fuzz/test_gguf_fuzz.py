@@ -16,19 +16,15 @@ short = st.binary(max_size=12)
 
 VALID = gguf(
     [
-        pair("general.architecture", STRING, "llama"),
-        pair("general.alignment", U32, 64),
+        pair("general.architecture", STRING, "llama"), pair("general.alignment", U32, 64),
         pair("tokens", ARRAY, (STRING, ["a", "bc", b"\xff", ""])),
-        pair("scores", ARRAY, (F32, [0.5, 1.5])),
-        pair("flags", ARRAY, (BOOL, [0, 1])),
-        pair("big", U64, 2**64 - 1),
-        pair("real", F64, 0.1),
-        pair("byte", U8, 7),
+        pair("scores", ARRAY, (F32, [0.5, 1.5])), pair("flags", ARRAY, (BOOL, [0, 1])),
+        pair("big", U64, 2**64 - 1), pair("real", F64, 0.1), pair("byte", U8, 7),
     ],
     [tensor("a", [4, 2], 0, 0), tensor("b", [64, 3], 8, 64), tensor("c", [256], 14, 320)],
     bytes(320 + 210),
     alignment=64,
-)
+)  # fmt: skip
 
 
 def survive(data: bytes) -> bool:
@@ -108,14 +104,12 @@ def test_structured_lies(metadata, table, room, data):
 
 # Every number in a small honest file, by its place: a lie about each in turn.
 HONEST = {
-    "version": ("I", 3), "tensors": ("Q", 2), "keys": ("Q", 2),
-    "key length": ("Q", 1), "key": ("s", b"k"), "type": ("I", ARRAY), "inner": ("I", STRING),
-    "count": ("Q", 3), "len 0": ("Q", 2), "str 0": ("s", b"ab"), "len 1": ("Q", 0),
-    "len 2": ("Q", 9), "str 2": ("s", b"123456789"),
-    "key 2 length": ("Q", 17), "key 2": ("s", b"general.alignment"), "type 2": ("I", U32),
-    "alignment": ("I", 32),
-    "name length": ("Q", 1), "name": ("s", b"a"), "rank": ("I", 2), "dim 0": ("Q", 64),
-    "dim 1": ("Q", 2), "kind": ("I", 8), "offset": ("Q", 32),
+    "version": ("I", 3), "tensors": ("Q", 2), "keys": ("Q", 2), "key length": ("Q", 1),
+    "key": ("s", b"k"), "type": ("I", ARRAY), "inner": ("I", STRING), "count": ("Q", 3),
+    "len 0": ("Q", 2), "str 0": ("s", b"ab"), "len 1": ("Q", 0), "len 2": ("Q", 9),
+    "str 2": ("s", b"123456789"), "key 2 length": ("Q", 17), "key 2": ("s", b"general.alignment"),
+    "type 2": ("I", U32), "alignment": ("I", 32), "name length": ("Q", 1), "name": ("s", b"a"),
+    "rank": ("I", 2), "dim 0": ("Q", 64), "dim 1": ("Q", 2), "kind": ("I", 8), "offset": ("Q", 32),
     "name 2 length": ("Q", 1), "name 2": ("s", b"b"), "rank 2": ("I", 1), "dim": ("Q", 8),
     "kind 2": ("I", 0), "offset 2": ("Q", 0),
 }  # fmt: skip

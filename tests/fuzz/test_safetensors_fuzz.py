@@ -111,9 +111,8 @@ def test_any_offsets(path, layout, size):
 
 @given(
     st.lists(st.tuples(st.sampled_from([0, 0, 0, -1, 1]), st.integers(0, 3)), max_size=4),
-    st.sampled_from([0, 0, 0, -1, 1]),
-    st.data(),
-)
+    st.sampled_from([0, 0, 0, -1, 1]), st.data(),
+)  # fmt: skip
 def test_places_that_fit_their_tensors(path, layout, rest, data):
     """Only the arrangement may be wrong: holes, overlaps, and gaps at the end."""
     entries, end = {}, 0

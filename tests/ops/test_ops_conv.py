@@ -77,12 +77,9 @@ def test_the_weights_are_in_conv1ds_order():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    taps=st.integers(1, 5),
-    chunks=st.lists(st.integers(1, 7), min_size=1, max_size=5),
-    silu=st.booleans(),
-    bias=st.booleans(),
-    data=st.data(),
-)
+    taps=st.integers(1, 5), chunks=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    silu=st.booleans(), bias=st.booleans(), data=st.data(),
+)  # fmt: skip
 def test_twin_whole_chunks_and_steps_agree(taps, chunks, silu, bias, data):
     tokens = sum(chunks)
     x, w, b = inputs(2, tokens, 3, taps, seed=tokens)

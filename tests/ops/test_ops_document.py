@@ -171,10 +171,9 @@ def test_gelu_is_x_times_the_cdf_and_its_tanh_form_is_near_that():
     assert at_2 == pytest.approx(2 * 0.9772, abs=1e-3)  # not 0.9772, the CDF at 2
 
 
-@pytest.mark.parametrize(
-    ("dtype", "one", "zero"),
-    [(F64, 37, -746), (torch.float32, 17, -104), (torch.bfloat16, 7, -104)],
-)
+@pytest.mark.parametrize(("dtype", "one", "zero"), [
+    (F64, 37, -746), (torch.float32, 17, -104), (torch.bfloat16, 7, -104),
+])  # fmt: skip
 def test_sigmoid_reaches_its_ends_in_floating_point(dtype, one, zero):
     ends = torch.tensor([one, zero], dtype=dtype).sigmoid().tolist()
     assert ends == [1.0, 0.0]
@@ -233,12 +232,11 @@ OPERATIONS = {
     "Q, K, V projections", "scaled scores", "attention", "a layer with W_o", "rotary positions",
     "convolution", "with a ring buffer", "softmax", "softmax in place", "RMSNorm", "LayerNorm",
     "L2 norm", "SiLU", "GELU", "GELU, tanh form", "GELU, sigmoid form", "sigmoid", "softplus",
-    "tanh", "tanh soft cap",
-    "argmax", "temperature", "top-k, top-p", "sum, mean, max", "reduction as a tree", "add",
-    "multiply", "packed weights", "scores of experts", "choice of experts", "weights of experts",
-    "products with experts", "sum of experts", "heads with own W", "ReLU²",
-    "delta rule, in chunks", "the same, a step", "state space", "map of a recurrence",
-    "decay of a state", "past the state",
+    "tanh", "tanh soft cap", "argmax", "temperature", "top-k, top-p", "sum, mean, max",
+    "reduction as a tree", "add", "multiply", "packed weights", "scores of experts",
+    "choice of experts", "weights of experts", "products with experts", "sum of experts",
+    "heads with own W", "ReLU²", "delta rule, in chunks", "the same, a step", "state space",
+    "map of a recurrence", "decay of a state", "past the state",
 }  # fmt: skip
 # a row of a table, a part of a product, numbers behind each other, some of a row, no formula
 ELSEWHERE = {"LookUp", "HeadShare", "Join", "Cut", "Opaque"}

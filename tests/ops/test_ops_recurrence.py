@@ -153,8 +153,7 @@ def test_padding_leaves_the_state_as_it_is(kind, scan):
     out = scan(x.only(there), state)
     short = Inputs(
         q_BKTd=x.q_BKTd[1:, :, :23], k_BKTd=x.k_BKTd[1:, :, :23], v_BHTe=x.v_BHTe[1:, :, :23],
-        beta_BHT=x.beta_BHT[1:, :, :23], log_decay_BHT=x.log_decay_BHT[1:, :, :23],
-        plain=x.plain,
+        beta_BHT=x.beta_BHT[1:, :, :23], log_decay_BHT=x.log_decay_BHT[1:, :, :23], plain=x.plain,
     )  # fmt: skip
     expected = scan(short, alone)
     torch.testing.assert_close(out[1:, :, :23], expected, rtol=0, atol=1e-13)

@@ -88,6 +88,36 @@ def test_random_bytes_equal_gguf(format: str) -> None:
     )
 
 
+@pytest.mark.parametrize("format", EIGHT_BITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_all_of_the_256_numbers(format: str, dtype: torch.dtype) -> None:
+    raw = torch.arange(256, dtype=torch.uint8).view(4, 64)
+    found = quant.dequantize(raw, format, dtype=dtype)
+    if dtype in (torch.float32, torch.float64):
+        kind = {torch.float32: np.float32, torch.float64: np.float64}[dtype]
+        assert_bit_equal(found, EIGHT_BITS[format][raw].astype(kind))
+    theirs = raw.view(torch.float8_e4m3fn if format == "F8_E4M3" else torch.float8_e5m2).to(dtype)
+    torch.testing.assert_close(found, theirs, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.nan_to_num(7.0).signbit(), theirs.nan_to_num(7.0).signbit())
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (1100, 1000), (0, 5)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_any_shape_and_place_in_memory_of_8_bits(shape: tuple[int, int], apart: bool) -> None:
+    """More than one chunk, odd lengths and addresses, and a result whose memory has gaps."""
+    g = torch.Generator().manual_seed(1)
+    raw = torch.randint(0, 256, (shape[0], shape[1] + 1), dtype=torch.uint8, generator=g)[:, 1:]
+    raw = raw if apart else raw.contiguous()
+    wide = torch.full((shape[0], shape[1] + 2), 7.0)
+    out = wide[:, 1:-1] if apart else None
+    found = quant.dequantize(raw, "F8_E4M3", dtype=torch.float32, out=out)
+    right = raw.contiguous().view(torch.float8_e4m3fn).float()
+    torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
+    if apart:
+        assert found is out
+        assert (wide[:, [0, -1]] == 7).all()
+
+
 def set_scales(block: np.ndarray, format: str, halves: tuple[int, int]) -> None:
     """Writes two half-precision numbers into where a block has its scales."""
     for offset, half in zip(SCALES[format], halves, strict=False):

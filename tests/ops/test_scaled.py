@@ -37,9 +37,7 @@ def test_any_rows_of_any_blocks(height, width, first, rows, columns, divisor, se
     across = 1 if columns is None else -(-width // columns)
     scales = torch.randn(down, across, generator=g, dtype=torch.float64)
     slow = twin(values.tolist(), scales.tolist(), first, rows, columns, divisor)
-    fast = scale_rows(
-        values, scales, first=first, rows=rows, columns=columns, divisor=divisor
-    )
+    fast = scale_rows(values, scales, first=first, rows=rows, columns=columns, divisor=divisor)
     assert fast.tolist() == slow
     assert fast is values
 

@@ -60,15 +60,10 @@ def test_a_fault_below_the_library_s_attention_is_seen(few, monkeypatch):
     assert "float64" in failed()
 
 
-@pytest.mark.parametrize(
-    ("plant", "seen"),
-    [
-        ("a tap that changes a number", "taps"),
-        ("edits that are dropped", "edits"),
-        ("positions that are off by one in steps", "steps"),
-        ("products that lose bits", "float32"),
-    ],
-)
+@pytest.mark.parametrize(("plant", "seen"), [
+    ("a tap that changes a number", "taps"), ("edits that are dropped", "edits"),
+    ("positions that are off by one in steps", "steps"), ("products that lose bits", "float32"),
+])  # fmt: skip
 def test_planted_faults_turn_their_check_red(few, monkeypatch, plant, seen):
     emit = Step.emit
     if seen == "taps":
@@ -87,9 +82,8 @@ def test_planted_faults_turn_their_check_red(few, monkeypatch, plant, seen):
         )
         rope = Step._rope
         monkeypatch.setattr(
-            Step, "_rope",
-            lambda self, config: tuple(one * (1 + 1e-4 * (self.starts[0] > 0))
-                                       for one in rope(self, config)),
+            Step, "_rope", lambda self,
+            config: tuple(one * (1 + 1e-4 * (self.starts[0] > 0)) for one in rope(self, config)),
         )  # fmt: skip
     else:
         product = F.linear
@@ -229,11 +223,10 @@ def test_rates_of_another_machine_are_not_compared():
     assert compare(lacking, REPORT, same_machine=False) == ["levels was not checked now"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"schema": "llmcli.bench/1"}',
-             '{"schema": "llmcli.selftest/1"}', "[" * 100_000,
-             '{"schema": "llmcli.selftest/1", "environment": 3}']
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "null", '{"schema": "llmcli.bench/1"}', '{"schema": "llmcli.selftest/1"}',
+    "[" * 100_000, '{"schema": "llmcli.selftest/1", "environment": 3}',
+])  # fmt: skip
 def test_what_is_no_receipt_is_refused_before_anything_runs(measured, text, tmp_path, capsys):
     measured(None)
     path = tmp_path / "receipt.json"

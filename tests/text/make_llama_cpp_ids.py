@@ -18,7 +18,6 @@ import ctypes
 import gzip
 import hashlib
 import json
-import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -30,19 +29,16 @@ from pair_vocabulary import pair_vocabulary
 
 DATA = Path(__file__).parent / "data"
 PRES = [
-    "default", "falcon", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "qwen35",
-    "tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3", "bailingmoe",
-    "seed-coder", "exaone-moe", "minicpm5", "bloom", "viking", "kimi-k2", "youtu", "tiny_aya",
-    "superbpe", "granite-embed-multi-97m", "spark2_5", "afmoe", "jais-2", "chameleon", "laguna",
-    "ufakzeka",
+    "default", "falcon", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "qwen35", "tekken",
+    "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3", "bailingmoe", "seed-coder",
+    "exaone-moe", "minicpm5", "bloom", "viking", "kimi-k2", "youtu", "tiny_aya", "superbpe",
+    "granite-embed-multi-97m", "spark2_5", "afmoe", "jais-2", "chameleon", "laguna", "ufakzeka",
 ]  # fmt: skip
 TAILS = [
     "<|user|> hi<|end|>\n <think>  x</think>", "a<s> b</s>c", "<|end|>", "<think><think> a",
     "<|user|>\n\n<|end|>  <unk>  x<|endoftext|>  y",
 ]  # fmt: skip
-TRICKY = [
-    " \t" * 3 + "x", "\t " * 3 + "x", "in  2024", "x1234y ab123 1234567 12ab", "\n  a\n",
-]  # fmt: skip
+TRICKY = [" \t" * 3 + "x", "\t " * 3 + "x", "in  2024", "x1234y ab123 1234567 12ab", "\n  a\n"]
 _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
@@ -51,10 +47,9 @@ def main(path: Path | None) -> None:
     llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
     DATA.mkdir(exist_ok=True)
     provenance = {
-        "llama_cpp_python": llama_cpp.__version__,
-        "script": Path(__file__).name,
+        "llama_cpp_python": llama_cpp.__version__, "script": Path(__file__).name,
         "system": llama_cpp.llama_print_system_info().decode(),
-    }
+    }  # fmt: skip
     if path is not None:
         _write("smollm2_ids.json.gz", _smollm2(path, provenance))
     _write("pretokenizer_ids.json.gz", _pretokenizers(provenance))
@@ -68,8 +63,7 @@ def _smollm2(path: Path, provenance: dict[str, str]) -> dict[str, Any]:
     for text in strings(6000, seed=1):
         parsed, plain = _ids(vocab, text, True), _ids(vocab, text, False)
         rows.append([text, parsed] if parsed == plain else [text, parsed, plain])
-    count = llama_cpp.llama_vocab_n_tokens(vocab)
-    ends = [index for index in range(count) if llama_cpp.llama_vocab_is_eog(vocab, index)]
+    ends = _ends(vocab)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     llama_cpp.llama_model_free(model)
     return {"provenance": provenance | {"sha256": digest}, "ends": ends, "rows": rows}
@@ -79,10 +73,7 @@ def _pretokenizers(provenance: dict[str, str]) -> dict[str, Any]:
     texts = [*strings(400, seed=2), *TRICKY]
     rows: dict[str, list[list[int] | None]] = {}
     for pre in PRES:
-        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
-            file.write(_gguf(pre))
-            file.flush()
-            model, vocab = _open(Path(file.name))
+        model, vocab = _loaded(_gguf(pre))
         rows[pre] = [_ids(vocab, t, True) if comparable(pre, t) else None for t in texts]
         llama_cpp.llama_model_free(model)
     return {"provenance": provenance, "texts": texts, "rows": rows}
@@ -119,22 +110,19 @@ def _of_models(texts: list[str], models: dict[str, dict[str, Any]]) -> dict[str,
 
     rows = {}
     for kind, values in models.items():
-        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
-            file.write(gguf(values))
-            file.flush()
-            model, vocab = _open(Path(file.name))
+        model, vocab = _loaded(gguf(values))
         ids = [[_ids(vocab, text, True), _ids(vocab, text, False)] for text in texts]
-        count = llama_cpp.llama_vocab_n_tokens(vocab)
-        ends = [index for index in range(count) if llama_cpp.llama_vocab_is_eog(vocab, index)]
-        rows[kind] = {"metadata": values, "ids": ids, "ends": ends, "pieces": _pieces(vocab, count)}
+        rows[kind] = {
+            "metadata": values, "ids": ids, "ends": _ends(vocab), "pieces": _pieces(vocab)
+        }  # fmt: skip
         llama_cpp.llama_model_free(model)
     return {"texts": texts, "models": rows}
 
 
-def _pieces(vocab: Any, count: int) -> list[str]:
+def _pieces(vocab: Any) -> list[str]:
     """The bytes of every token, in hexadecimal."""
     found = []
-    for index in range(count):
+    for index in range(llama_cpp.llama_vocab_n_tokens(vocab)):
         buffer = ctypes.create_string_buffer(256)
         size = llama_cpp.llama_token_to_piece(vocab, index, buffer, 256, 0, True)
         found.append(buffer.raw[:size].hex())
@@ -159,42 +147,25 @@ def _ids(vocab: Any, text: str, parse_special: bool) -> list[int]:
 
 
 def _gguf(pre: str) -> bytes:
-    """The smallest GGUF file that llama.cpp loads for its vocabulary."""
+    from piece_models import gguf
+
     tokens, merges = pair_vocabulary()
-    values = {
-        "general.architecture": "llama",
-        "llama.context_length": 128,
-        "llama.embedding_length": 64,
-        "llama.block_count": 1,
-        "llama.attention.head_count": 4,
-        "llama.feed_forward_length": 64,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 0,
-    }
-    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(values))
-    return head + b"".join(_string(key) + _value(value) for key, value in values.items())
+    values = {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": merges,
+              "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+    return gguf({f"tokenizer.ggml.{key}": value for key, value in values.items()})
 
 
-def _value(value: Any) -> bytes:
-    if isinstance(value, list):
-        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + _string(value)
-    return struct.pack("<If" if isinstance(value, float) else "<II", *_number(value))
+def _loaded(content: bytes) -> tuple[Any, Any]:
+    """The model and the vocabulary of a GGUF file with these bytes."""
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(content)
+        file.flush()
+        return _open(Path(file.name))
 
 
-def _number(value: float) -> tuple[int, float]:
-    return (6 if isinstance(value, float) else 4, value)
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
+def _ends(vocab: Any) -> list[int]:
+    count = llama_cpp.llama_vocab_n_tokens(vocab)
+    return [index for index in range(count) if llama_cpp.llama_vocab_is_eog(vocab, index)]
 
 
 def _write(name: str, content: dict[str, Any]) -> None:

@@ -32,25 +32,17 @@ def trained(kind: str) -> bytes:
     unigram = dict(model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     settings: dict[str, dict[str, Any]] = {
         "llama": dict(
-            model_type="bpe",
-            normalization_rule_name="identity",
-            byte_fallback=True,
-            remove_extra_whitespaces=False,
-            split_digits=True,
-            allow_whitespace_only_pieces=True,
+            model_type="bpe", normalization_rule_name="identity", byte_fallback=True,
+            remove_extra_whitespaces=False, split_digits=True, allow_whitespace_only_pieces=True,
         ),
         "gemma": dict(
-            model_type="bpe",
-            normalization_rule_name="identity",
-            byte_fallback=True,
-            remove_extra_whitespaces=False,
-            add_dummy_prefix=False,
-            allow_whitespace_only_pieces=True,
-            user_defined_symbols=["<think>", "\n\n", "  "],
+            model_type="bpe", normalization_rule_name="identity", byte_fallback=True,
+            remove_extra_whitespaces=False, add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True, user_defined_symbols=["<think>", "\n\n", "  "],
         ),
         "t5": unigram | dict(normalization_rule_name="nmt_nfkc"),
         "small": unigram,
-    }
+    }  # fmt: skip
     model = io.BytesIO()
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         if kind == "small":
@@ -63,15 +55,10 @@ def trained(kind: str) -> bytes:
 
 def _train(model: io.BytesIO, settings: dict[str, Any]) -> None:
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(text for text in CORPUS if text.strip()),
-        model_writer=model,
-        vocab_size=1000,
-        character_coverage=0.98,
-        minloglevel=2,
-        hard_vocab_limit=False,
-        num_threads=1,
-        **settings,
-    )
+        sentence_iterator=iter(text for text in CORPUS if text.strip()), model_writer=model,
+        vocab_size=1000, character_coverage=0.98, minloglevel=2, hard_vocab_limit=False,
+        num_threads=1, **settings,
+    )  # fmt: skip
 
 
 def processor(kind: str) -> sentencepiece.SentencePieceProcessor:
@@ -88,24 +75,18 @@ def metadata(kind: str, *, end: str = "<|end|>", **more: Any) -> dict[str, Any]:
     ]
     values = {
         "model": "t5" if kind in UNIGRAM else "llama",
-        "tokens": [*pieces, "<|user|>", end, "<think>"],
-        "scores": [*model.scores, *[-1000.0] * 3],
-        "token_type": [*kinds, 3, 3, 4],
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "unknown_token_id": 0,
-        "add_space_prefix": kind != "gemma",
-    }
+        "tokens": [*pieces, "<|user|>", end, "<think>"], "scores": [*model.scores, *[-1000.0] * 3],
+        "token_type": [*kinds, 3, 3, 4], "bos_token_id": 1, "eos_token_id": 2,
+        "unknown_token_id": 0, "add_space_prefix": kind != "gemma",
+    }  # fmt: skip
     if kind == "gemma":
         values["tokens"][-1] = "<other>"  # the model has a `<think>` of its own
     if kind in UNIGRAM:
         values |= {
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "unknown_token_id": None,
+            "bos_token_id": None, "eos_token_id": None, "unknown_token_id": None,
             "remove_extra_whitespaces": True,
             "precompiled_charsmap": list(model.normalizer.charsmap),
-        }
+        }  # fmt: skip
     given = {key: value for key, value in (values | more).items() if value is not None}
     return {f"tokenizer.ggml.{key}": value for key, value in given.items()}
 

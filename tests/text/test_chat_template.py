@@ -1,153 +1,31 @@
 """Chat templates give transformers' text, and a hostile one gives one clear error."""
 
+from pathlib import Path
+
 import pytest
 from covers import few
 
 from llmcli.errors import CheckpointError
 from llmcli.text.chat import MAX_SOURCE, ChatTemplate
-from llmcli.text.template_renderer import MAX_OUTPUT, RENDERER
+from llmcli.text.template_renderer import MAX_OUTPUT
 
-SMOLLM2 = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
-    "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# The features that real templates use, one template each.
-TEMPLATES = {
-    "smollm2": SMOLLM2,
-    "llama2": "{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}"
-    "{% set system = messages[0]['content'] %}{% else %}{% set rest = messages %}"
-    "{% set system = false %}{% endif %}{% for m in rest %}{% if m['role'] == 'user' %}"
-    "{{ bos_token + '[INST] ' + (('<<SYS>>\n' + system + '\n<</SYS>>\n\n') if loop.index0 == 0 "
-    "and system != false else '') + m['content'].strip() + ' [/INST]' }}{% else %}"
-    "{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
-    "blocks": "{%- set ns = namespace(n=0) %}\n{%- for m in messages %}\n"
-    "    {%- set ns.n = ns.n + 1 %}\n"
-    "    {% if m.role == 'user' %}\n  U{{ ns.n }}: {{ m.content | trim }}\n    {% else %}\n"
-    "  A: {{ m['content'] }}\n    {% endif %}\n{%- endfor %}\n",
-    "tojson": "{% for m in messages %}{{ m | tojson }}{{ m | tojson(indent=2) }}{% endfor %}",
-    "loopcontrols": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
-    "{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
-    "generation": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
-    "{{ m.content }}<eos>{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
-    "generation is a scope": "{% set x = 1 %}{% for m in messages %}{% generation %}"
-    "{% set x = loop.index + x %}{{ x }}{% endgeneration %}{{ x }}{% endfor %}",
-    "namespace": "{% set ns = namespace({'a': 1}, b=2, self=3) %}{% set ns.c = ns.a + ns.self %}"
-    "{{ ns.b }}{{ ns.c }}{{ ns.d is defined }}",
-    "undefined": "{{ pad_token }}|{{ tools }}|{{ documents }}|{% if tools %}x{% endif %}"
-    "{{ nothing }}{% if custom is defined %}y{% endif %}",
-    "date": "{{ strftime_now('%Y') | length }}",
-    "macro": "{% macro say(m) -%}\n  <{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{%- endmacro %}"
-    "{% for m in messages %}{{ say(m) }}{% endfor %}",
-    "methods": "{% for m in messages %}{{ m.content.split(' ')[-1].upper() * 2 }}"
-    "{{ m.get('x', 'none') }}{{ m.items() | list | length }}{% endfor %}{{ 2 ** 5 }}{{ 3 * 4 }}",
-    "loops": "{% for m in messages if m.role != 'system' %}{{ loop.index }}/{{ loop.length }}"
-    "{{ loop.last }}{{ loop.previtem is defined }}{% else %}none{% endfor %}"
-    "{% for m in messages recursive %}{% if m is string %}{{ m }}{% else %}"
-    "{{ loop([m.role]) }}{% endif %}{% endfor %}{% for i in range(3) %}{{ i }}{% endfor %}",
-    "filters": "{{ messages | map(attribute='role') | join(', ') }}"
-    "{{ '-'.join(messages[0] or []) }}"
-    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
-    "{{ ['b', 'a'] | sort | join }}{{ 'a\nb' | indent(2) }}{{ 'x' | center(5) }}"
-    "{{ '%05.1f|%s' | format(2, 'a') }}{{ 'a-b' | replace('-', '+') }}"
-    "{{ [[1], [2]] | sum(start=[]) }}"
-    "{{ messages | groupby('role') | length }}{{ ' a ' | upper | trim | string }}"
-    "{{ 2.5 | round(1) }}"
-    "{{ messages | tojson(indent=1, separators=(',', ':')) }}{{ {'b': 1} | dictsort }}"
-    "{{ 'a b c' | wordwrap(2) }}{{ messages | batch(2) | list | length }}",
-    "strings": "{% set ns = namespace(s='') %}"
-    "{% for m in messages %}{% set ns.s = ns.s ~ m.role ~ 1 %}"
-    "{% endfor %}{{ ns.s[1:-1] }}{{ ns.s[::-1] }}{{ messages[1:] | length }}{{ 'a' ~ none }}"
-    "{{ '%s is %d' % ('x', 3) }}{{ '{:>5}{}{{'.format('x', 3) }}{{ 7 % 4 }}{{ 'ab'.ljust(4) }}|"
-    "{% set x %}<{{ ns.s }}>{% endset %}{{ x + x }}{{ [1] + [2] }}{{ 'a\tb'.expandtabs(4) }}"
-    "{{ ns }}"
-    "{% filter upper %}ab{% endfilter %}",
-    # Public models' shapes, in few words.
-    "llama3": "{{- bos_token }}{%- if custom_tools is defined %}{%- set tools = custom_tools %}"
-    "{%- endif %}{%- if not date_string is defined %}{%- if strftime_now is defined %}"
-    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = 'x' %}"
-    "{%- endif %}{%- endif %}{%- if messages and messages[0]['role'] == 'system' %}"
-    "{%- set system = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}"
-    "{%- else %}{%- set system = '' %}{%- endif %}"
-    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}Today: {{ date_string }}\n"
-    "{{- system + '<|eot_id|>' }}{%- for m in messages %}"
-    "{%- if not (m.role == 'ipython' or m.role == 'tool' or 'tool_calls' in m) %}"
-    "{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim }}"
-    "{%- elif 'tool_calls' in m %}{{ m.tool_calls | length }}{%- endif %}{%- endfor %}",
-    "qwen3": "{%- set ns = namespace(multi_step_tool=true, last=messages|length - 1) %}"
-    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
-    "{%- if ns.multi_step_tool and message.role == 'user' and message.content is string and not("
-    "message.content.startswith('<tool>') and message.content.endswith('</tool>')) %}"
-    "{%- set ns.multi_step_tool = false %}{%- set ns.last = index %}{%- endif %}{%- endfor %}"
-    "{%- for message in messages %}{%- set content = message.content %}"
-    "{%- set reasoning = '' %}{%- if message.reasoning_content is string %}"
-    "{%- set reasoning = message.reasoning_content %}{%- elif '</think>' in content %}"
-    "{%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1] %}"
-    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
-    "{%- if loop.last or (not loop.last and reasoning) %}{{ reasoning.strip('\n') }}|"
-    "{%- endif %}{{ '<|im_start|>' ~ message.role ~ '\n' ~ content }}{% if ns.last > 0 %}+"
-    "{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- 'A\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- 'no' }}{%- endif %}"
-    "{%- endif %}",
-    "gemma": "{{ bos_token }}{%- set first = messages[0]['content'] if messages else '' -%}"
-    "{%- for m in messages -%}{%- if (m['role'] == 'user') != (loop.index0 % 2 == 1) -%}"
-    "{%- if m['role'] == 'assistant' -%}{%- set role = 'model' -%}{%- else -%}"
-    "{%- set role = m['role'] -%}{%- endif -%}{{ '<start_of_turn>' + role + '\n' + (first if "
-    "loop.first else '') }}{%- if m['content'] is string -%}{{ m['content'] | trim }}"
-    "{%- elif m['content'] is iterable -%}{%- for item in m['content'] -%}"
-    "{{ item['text'] | trim }}{%- endfor -%}{%- else -%}{{ raise_exception('type') }}{%- endif -%}"
-    "{{ '<end_of_turn>\n' }}{%- endif -%}{%- endfor -%}",
-    "mistral": "{%- set loop_messages = messages %}{%- set user = loop_messages | "
-    "selectattr('role', 'equalto', 'user') | list %}{%- set ns = namespace(index=0) %}"
-    "{%- for m in loop_messages %}{%- if m.role == 'tool' or m.tool_calls is defined and "
-    "m.tool_calls is not none %}{%- continue %}{%- endif %}{%- set ns.index = ns.index + 1 %}"
-    "{%- if m.role == 'user' and m == user[-1] %}{{- '[INST]' + m.content + '[/INST]' }}"
-    "{%- elif m['role'] in ['assistant', 'system'] %}{{- ' ' + m.content|trim + eos_token }}"
-    "{%- endif %}{%- endfor %}{%- for key, val in {'a': 1, 'b': '\"é'}.items() if key != 'a' %}"
-    "{{- ', \"' + key + '\": ' + val|tojson }}{%- endfor %}{{ ns.index }}",
-    "deepseek": "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = "
-    "false %}{% endif %}{% set ns = namespace(is_first=false, system_prompt='', out=[]) %}"
-    "{%- for message in messages %}{%- if message['role'] == 'system' %}"
-    "{%- set ns.system_prompt = ns.system_prompt + message['content'] %}{%- endif %}{%- endfor %}"
-    "{{ bos_token }}{{ ns.system_prompt }}{%- for message in messages %}"
-    "{%- if message['role'] == 'assistant' and message['content'] is not none %}"
-    "{% set content = message['content'] %}{% if '</think>' in content %}"
-    "{% set content = content.split('</think>')[-1] %}{% endif %}"
-    "{{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{%- endif %}"
-    "{%- if message['role'] == 'user' %}{%- set ns.is_first = true -%}"
-    "{{'<｜User｜>' + message['content']}}{%- endif %}{%- endfor -%}",
-    "glm4": "[gMASK]<sop>{% macro visible(content) -%}{% if content is string -%}{{ content }}"
-    "{%- elif content is iterable and content is not mapping -%}{% for item in content -%}"
-    "{% if item is mapping and item.type == 'text' -%}{{ item.text }}{%- endif %}{%- endfor %}"
-    "{%- else -%}{{ content }}{%- endif %}{%- endmacro -%}{% for item in messages %}"
-    "{% if item['tools'] is defined %}{% for tool in item.tools %}{{ tool | tojson(indent=4, "
-    "ensure_ascii=False) }}{% endfor %}{% endif %}{%- set meta = item.get('metadata', '') %}"
-    "<|{{ item.role }}|>{{ meta }}\n{{ visible(item['content']) }}{{ '/nothink' if "
-    "enable_thinking is defined and not enable_thinking and not visible(item.content)"
-    ".endswith('/nothink') else '' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>"
-    "{% endif %}{{ [(1, 'a'), (2, messages)][0] }}{{ 'b' in ('a', messages) }}",
-    "dict": "{% set d = dict(a=1) %}{{ d.a }}{{ {'b': 2}.b }}",
-}
+# The features that real templates use, one template each; then public models' shapes, in few words.
+# A line that ends with a backslash goes on in the next one.
+DATA = Path(__file__).parent / "data"
+TEXT = (DATA / "chat_templates.txt").read_text(encoding="utf-8")
+SECTIONS = f"\n{TEXT}".replace("\\\n", "").removesuffix("\n").split("\n=== ")[1:]
+TEMPLATES = dict(section.split("\n", 1) for section in SECTIONS)
+SMOLLM2 = TEMPLATES["smollm2"]
 CHATS = [
     [{"role": "user", "content": "Hi <b> & \"you\" é 🙂"}],
     [
-        {"role": "system", "content": "Be\nbrief."},
-        {"role": "user", "content": " What is it? "},
+        {"role": "system", "content": "Be\nbrief."}, {"role": "user", "content": " What is it? "},
         {"role": "assistant", "content": "<think>\nhm\n</think>\n\nThat."},
         {"role": "user", "content": "Thanks"},
     ],
     [],
-]
+]  # fmt: skip
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def renderer():
-    """One process for the templates of this file that do not fail."""
-    with RENDERER:
-        yield
 
 
 def transformers_text(source, chat, *, generation=True, **more):
@@ -268,18 +146,11 @@ def test_a_template_that_refuses():
     assert "--raw" in caught.value.hint
 
 
-ESCAPES = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ messages.__class__ }}{{ raise_exception.__globals__['x'] }}",
-    "{{ strftime_now.__globals__ }}",
-    "{{ self.__init__.__globals__ }}",
-    "{{ cycler.__init__.__globals__.os.system('true') }}",
-    "{% set x = namespace.__init__.__globals__ %}",
-    "{{ '{0.__class__}'.format(messages) }}{{ ('{0.__class__.__init__.__globals__}').format(x) }}",
-    "{% set ns = namespace(__html__='{0.__class__}'.format) %}{{ (ns | escape) ~ 'function' }}",
-    "{% set ns = namespace() %}{% set ns.__html__ = ''.upper %}function",
-    "{{ ('{0.__class__}' | attr('format'))(messages) }}",
-]
+# Templates that mean harm, one on each line; behind an empty line those that take no end.
+ESCAPES, ENDLESS = (
+    part.splitlines()
+    for part in (DATA / "hostile_templates.txt").read_text(encoding="utf-8").split("\n\n")
+)
 
 
 @pytest.mark.parametrize("source", ESCAPES)
@@ -297,20 +168,6 @@ GROW = (
     "{% endfor %}"
 )
 HOSTILE = [
-    "{% for i in range(10 ** 9) %}x{% endfor %}",
-    "{{ 'x' * 10 ** 10 }}",
-    "{{ [1] * 10 ** 10 }}",
-    "{{ 10 ** (10 ** 10) }}",
-    "{{ 9 ** 99999999 }}",
-    "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{% if %}",
-    "{{ messages[5].content.x }}",
-    "{% include '/etc/passwd' %}",
-    "{% import 'os' as os %}",
-    "{{ 1 / 0 }}",
-    "{{ strftime_now(3) }}",
-    "{% for m in messages %}{% endfor",
     # Doubling, by everything that joins.
     *(
         "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(40) %}{% set ns.s = " + twice
@@ -324,22 +181,9 @@ HOSTILE = [
     ),
     "{% set s = 'x' %}" + "{% set s %}{{ s }}{{ s }}{% endset %}" * 40 + "{{ s | length }}",
     "{% macro d(s) %}{{ s }}{{ s }}{% endmacro %}{{ " + "d(" * 40 + "'x'" + ")" * 40 + "}}",
-    "{% set ns = namespace(l=['x']) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}"
-    "{% endfor %}{{ ns.l }}",
-    "{% set ns = namespace(l=[], s='x' * 2 ** 23) %}{% for i in range(9999) %}"
-    "{% set ns.l = ns.l + [ns.s[i:]] %}{% endfor %}",
-    # Widths and counts.
-    "{{ 'x'.ljust(10**9) }}", "{{ 'x'.rjust(10**9) }}", "{{ 'x'.center(10**9) }}",
-    "{{ 'x'.zfill(10**9) }}", "{{ 'x' | center(10**9) }}", "{{ '\t'.expandtabs(10**9) }}",
-    "{{ '%01000000000d' % 1 }}", "{{ '%.1000000000f' % 1 }}", "{{ '%*d' % (10**9, 1) }}",
-    "{{ '%01000000000d' | format(1) }}", "{{ '{:1000000000}'.format(1) }}",
-    "{{ '{:{w}}'.format(1, w=10**9) }}", "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
-    "{{ 'a' | indent(10**9, true) }}", "{{ [1] | batch(10**9, 0) | list }}",
-    "{{ [1] | slice(10**9) | list }}", "{{ (1).to_bytes(10**9, 'big') | length }}",
-    "{{ 1.5 | round(10**9, 'ceil') }}", "{{ [1] | tojson(indent=10**9) }}",
-    "{{ ('x' * 10**6).replace('', 'x' * 10**6) }}", "{{ lipsum(n=10**9) }}",
-    "{{ ('x' * 10**6) | list | join('x' * 10**6) }}",
-    "{% set ns = namespace(n=3) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    # Loops, widths and counts; one call each, in loops of C that nothing in the process interrupts.
+    *ENDLESS,
+    "{{ '\t'.expandtabs(10**9) }}",
     # Comparing, hashing, and what takes a lot of memory.
     *(
         GROW + "{% set a = ns.l %}" + GROW + end
@@ -355,34 +199,15 @@ HOSTILE = [
     GROW.replace("[", "(").replace("]", ")") + "{{ {ns.l: 1} | length }}",
     GROW.replace("[ns.l, ns.l]", "dict(a=ns.l, b=ns.l)") + "{% set a = ns.l %}"
     + GROW.replace("[ns.l, ns.l]", "dict(a=ns.l, b=ns.l)") + "{{ ns.l == a }}",
-    "{{ ([[1] * 400000] * 400000).count([1] * 400000) }}",
-    "{{ ('ab' * 5000000) | unique | list }}", "{{ ('ab' * 5000000) | sort | length }}",
     "{{ ([1] * 400000) | sort(attribute='" + "a," * 9999 + "a') | length }}",
-    "{{ ([(1,)] * 400000) | sum(start=()) | length }}",
     # Numbers whose hashes are all the same.
     *(
         "{% set n = range(0, 99999 * (2 ** 61 - 1), 2 ** 61 - 1) %}{{ " + held + " | length }}"
         for held in ("n | unique | list", "{}.fromkeys(n)", "dict(n | batch(2))")
     ),
-    "{{ (['a' * 8000000] * 200000) | max | length }}",
-    "{{ (['a' * 8000000] * 200000) | unique | list | length }}",
-    "{{ ('(' * 8000000) | urlize | length }}", "{{ ('a ' * 4000000) | title | length }}",
     "{{ " + "a~" * 100_000 + "a }}", "{{ " + "a," * 100_000 + "a }}",
-    # Time.
-    "{{ ([1] * 400000) | select('in', [2] * 400000) | list | length }}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% set l = [1] * 99999 %}{% for i in l %}{% for j in l %}{% endfor %}{% endfor %}",
-    "{% set l = [1] * 99999 %}{% for i in l %}{% for j in l if false %}{% endfor %}{% endfor %}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    # One call each, in loops of C that nothing inside the process interrupts.
-    "{{ ('a' * 8000000).rfind('ab' ~ 'a' * 4000000) }}",
-    "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a') }}",
-    "{{ ('a' * 8000000) | wordwrap }}",
-    "{{ ('a' * 8000000).rindex('ab' ~ 'a' * 4000000) }}",
-    "{{ ('a' * 8000000).rsplit('ab' ~ 'a' * 4000000) }}",
-    "{{ ('a' * 8000000).rpartition('ab' ~ 'a' * 4000000) }}",
-]
+]  # fmt: skip
 # They end at once, or are small after all.
 HARMLESS = [
     "{{ 10 ** 10 ** 10 }}",

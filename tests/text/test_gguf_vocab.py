@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from piece_models import metadata as pieces_of
-from text_fixtures import metadata
+from text_fixtures import clear_error, metadata
 
 from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
@@ -222,42 +222,30 @@ def test_gpt_4o_is_the_published_expression():
     published = "|".join(
         [
             rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{contraction}",
-            rf"[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{contraction}",
-            r"\p{N}{1,3}",
-            r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-            r"\s*[\r\n]+",
-            r"\s+(?!\S)",
-            r"\s+",
+            rf"[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{contraction}", r"\p{N}{1,3}",
+            r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
         ]
-    )
+    )  # fmt: skip
     assert PRE_TOKENIZERS["gpt-4o"].patterns == (published,)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("tokens", None), ("tokens", "abc"), ("tokens", 3), ("tokens", []), ("tokens", [1, 2]),
-        ("tokens", ["a", "b", "a"]), ("tokens", ["a", None]), ("merges", None), ("merges", 5),
-        ("merges", ["ab"]), ("merges", [" b"]), ("merges", ["a zzz"]), ("merges", ["a b", 3]),
-        ("merges", ["q z"]), ("merges", [""]), ("token_type", [1]), ("token_type", "x" * 300),
-        ("token_type", 1), ("bos_token_id", "0"), ("eot_token_id", [0]), ("eos_token_id", True),
-        ("add_bos_token", True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), [
+    ("tokens", None), ("tokens", "abc"), ("tokens", 3), ("tokens", []), ("tokens", [1, 2]),
+    ("tokens", ["a", "b", "a"]), ("tokens", ["a", None]), ("merges", None), ("merges", 5),
+    ("merges", ["ab"]), ("merges", [" b"]), ("merges", ["a zzz"]), ("merges", ["a b", 3]),
+    ("merges", ["q z"]), ("merges", [""]), ("token_type", [1]), ("token_type", "x" * 300),
+    ("token_type", 1), ("bos_token_id", "0"), ("eot_token_id", [0]), ("eos_token_id", True),
+    ("add_bos_token", True),
+])  # fmt: skip
 def test_lying_metadata_is_one_clear_error(key, value):
-    with pytest.raises(CheckpointError) as caught:
+    with clear_error():
         from_gguf(metadata(**{key: value}))
-    assert caught.value.code == 4
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 240
-    assert caught.value.hint
 
 
 _JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=5),
-    max_leaves=8,
-)
+    lambda inner: st.lists(inner, max_size=5), max_leaves=8,
+)  # fmt: skip
 _KEYS = ["tokens", "merges", "token_type", "bos_token_id", "eos_token_id", "pre", "model"]
 
 

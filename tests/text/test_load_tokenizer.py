@@ -5,8 +5,8 @@ import struct
 import sys
 
 import children
+import piece_models
 import pytest
-from gguf_bytes import ARRAY, I32, STRING, U32, gguf, pair
 from text_fixtures import metadata
 from tokenizer_files import write
 
@@ -17,15 +17,8 @@ from llmcli.text import load_tokenizer
 
 def test_gguf_file(tmp_path):
     values = metadata(["hello"], types={"<s>": 3}, bos_token_id=260)
-    pairs = [pair("general.architecture", STRING, "llama")]
-    for key, value in values.items():
-        if isinstance(value, list):
-            kind = STRING if isinstance(value[0], str) else I32
-            pairs.append(pair(key, ARRAY, (kind, value)))
-        else:
-            pairs.append(pair(key, STRING if isinstance(value, str) else U32, value))
     path = tmp_path / "m.gguf"
-    path.write_bytes(gguf(pairs))
+    path.write_bytes(piece_models.gguf(values))
     tokenizer = load_tokenizer(open_checkpoint(path))
     assert tokenizer.decode(tokenizer.encode("hello hello")) == "hello hello"
     assert tokenizer.bos_id == 260

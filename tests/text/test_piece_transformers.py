@@ -47,10 +47,9 @@ def rebuilt(kind):
     vocab = {string: index for index, string in enumerate(model.strings)}
     if kind == "t5":
         return T5Tokenizer(
-            vocab=list(zip(model.strings, model.scores, strict=True)),
-            extra_ids=0,
+            vocab=list(zip(model.strings, model.scores, strict=True)), extra_ids=0,
             _spm_precompiled_charsmap=model.normalizer.charsmap,
-        )
+        )  # fmt: skip
     merges = generate_merges(vocab)
     if kind == "llama":
         return LlamaTokenizer(vocab=vocab, merges=merges, legacy=False)
@@ -64,7 +63,7 @@ def test_a_gguf_vocabulary_is_the_sentencepiece_library_behind_transformers(slow
     ours = from_gguf(piece_models.metadata(kind))
     for text in TEXTS:
         if kind == "gemma" and "  " in text:
-            continue  # a user-defined token, which llama.cpp cuts out first: test_piece_ids.py
+            continue  # a user-defined token, which llama.cpp cuts out first: test_llama_cpp_ids.py
         assert ours.encode(text, add_bos=False) == theirs.encode(text, add_special_tokens=False)
 
 

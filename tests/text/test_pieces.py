@@ -6,6 +6,7 @@ import time
 
 import piece_models
 import pytest
+from text_fixtures import clear_error
 
 from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
@@ -28,11 +29,10 @@ def metadata(words, *, types=None, byte_tokens=True, **more):
     kinds = [2, 3, 3, *[BYTE] * (256 if byte_tokens else 0)]
     kinds += [(types or {}).get(word, 1) for word in words]
     values = {
-        "model": "llama",
-        "tokens": tokens,
+        "model": "llama", "tokens": tokens,
         "scores": [0.0] * (len(tokens) - len(words)) + [-1.0 * i for i in range(len(words))],
         "token_type": kinds,
-    } | more
+    } | more  # fmt: skip
     return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
 
 
@@ -91,9 +91,7 @@ def test_the_space_in_front_is_not_in_the_text():
     stream = StreamDecoder(tokenizer)
     assert "".join(map(stream.push, ids)) + stream.finish() == "a a"
     spans = [(p.text, p.start, p.end) for p in tokenizer.pieces("aé a")]
-    assert spans == [
-        ("<s>", 0, 0), (" a", 0, 1), (r"\xc3", 1, 2), (r"\xa9", 2, 3), (" a", 3, 5),
-    ]  # fmt: skip
+    assert spans == [("<s>", 0, 0), (" a", 0, 1), (r"\xc3", 1, 2), (r"\xa9", 2, 3), (" a", 3, 5)]
 
 
 def test_offsets_of_a_mark_that_is_written_out():
@@ -182,28 +180,20 @@ def test_unused_and_undefined_tokens_stand_for_nothing():
     assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b""
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("scores", [0.0]), ("scores", "x" * 900), ("scores", 3), ("scores", [None] * 900),
-        ("scores", [float("nan")] * 900), ("scores", [float("-inf")] * 900),
-        ("scores", [1e300] * 900), ("scores", [10**400] * 900), ("token_type", [1]),
-        ("tokens", ["a", "a"]), ("tokens", []), ("bos_token_id", "1"),
-        ("precompiled_charsmap", "abc"),
-        ("precompiled_charsmap", [1, 2, 3]), ("precompiled_charsmap", [255] * 4096),
-        ("precompiled_charsmap", {"a": 1}), ("precompiled_charsmap", 7),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), [
+    ("scores", [0.0]), ("scores", "x" * 900), ("scores", 3), ("scores", [None] * 900),
+    ("scores", [float("nan")] * 900), ("scores", [float("-inf")] * 900), ("scores", [1e300] * 900),
+    ("scores", [10**400] * 900), ("token_type", [1]), ("tokens", ["a", "a"]), ("tokens", []),
+    ("bos_token_id", "1"), ("precompiled_charsmap", "abc"), ("precompiled_charsmap", [1, 2, 3]),
+    ("precompiled_charsmap", [255] * 4096), ("precompiled_charsmap", {"a": 1}),
+    ("precompiled_charsmap", 7),
+])  # fmt: skip
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_lying_metadata_is_one_clear_error(kind, key, value):
     if kind == "llama" and key == "precompiled_charsmap":
         return  # llama.cpp does not read it either
-    with pytest.raises(CheckpointError) as caught:
+    with clear_error():
         from_gguf(metadata(["▁", "a"], **{"model": kind, key: value}))
-    assert caught.value.code == 4
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 240
-    assert caught.value.hint
 
 
 def test_strings_that_no_library_holds_are_never_found():
@@ -228,35 +218,40 @@ def model(pieces, trainer=b"", rules=KEEP_SPACES):
     return body + message(2, number(3, 2) + trainer) + message(3, rules)
 
 
+@pytest.fixture
+def opened(tmp_path):
+    """`opened(settings)`: a `tokenizer.model` with these settings beside it."""
+
+    def make(settings=None, pieces=(), config=None):
+        (tmp_path / "tokenizer.model").write_bytes(model([*GOOD, *pieces]))
+        if settings is not None:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        return from_piece_file(tmp_path / "tokenizer.model", config=config)
+
+    return make
+
+
 GOOD = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), ("a", -2.0, 1)]
 
 
-@pytest.mark.parametrize(
-    ("data", "what"),
-    [
-        (b"\x12\0", "no pieces"), (b"\xff" * 40, "no end"), (b"\n\xff\xff\x03a", "longer"),
-        (b"\x0b", "wire type 3"), (b"\n\x02\n\x05", "longer"), (b"IQ== 0\nIg== 1\n", "no pieces"),
-        (model([("a", 0.0, 1)]), "unknown"), (model([*GOOD, ("u", 0.0, 2)]), "unknown"),
-        (model([*GOOD, ("a", 0.0, 1)]), "twice"), (model([*GOOD, ("", 0.0, 1)]), "empty"),
-        (model([*GOOD, ("b", float("nan"), 1)]), "finite"),
-        (model([*GOOD, ("b", 0.0, 7)]), "kind"), (model([*GOOD, ("b", 0.0, 0)]), "kind"),
-        (model([*GOOD, ("<0x41>", 0.0, 6)]), "256"), (model(GOOD, number(3, 3)), "words"),
-        (model(GOOD, rules=number(5, 0)), "without"), (model(GOOD, number(24, 1)), "without"),
-        (model(GOOD, rules=message(2, b"\x01\x02")), "table"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("data", "what"), [
+    (b"\x12\0", "no pieces"), (b"\xff" * 40, "no end"), (b"\n\xff\xff\x03a", "longer"),
+    (b"\x0b", "wire type 3"), (b"\n\x02\n\x05", "longer"), (b"IQ== 0\nIg== 1\n", "no pieces"),
+    (model([("a", 0.0, 1)]), "unknown"), (model([*GOOD, ("u", 0.0, 2)]), "unknown"),
+    (model([*GOOD, ("a", 0.0, 1)]), "twice"), (model([*GOOD, ("", 0.0, 1)]), "empty"),
+    (model([*GOOD, ("b", float("nan"), 1)]), "finite"), (model([*GOOD, ("b", 0.0, 7)]), "kind"),
+    (model([*GOOD, ("b", 0.0, 0)]), "kind"), (model([*GOOD, ("<0x41>", 0.0, 6)]), "256"),
+    (model(GOOD, number(3, 3)), "words"), (model(GOOD, rules=number(5, 0)), "without"),
+    (model(GOOD, number(24, 1)), "without"), (model(GOOD, rules=message(2, b"\x01\x02")), "table"),
+])  # fmt: skip
 def test_a_broken_model_file_is_one_clear_error(data, what, tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=what) as caught:
-        from_piece_file(path)
-    assert caught.value.hint
-    assert str(caught.value).isprintable()
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    with clear_error(what):
+        from_piece_file(tmp_path / "tokenizer.model")
 
 
-def test_a_model_file_beside_its_settings(tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model([*GOOD, ("▁a", 0.0, 1), ("<free>", 0.0, 3)]))
+def test_a_model_file_beside_its_settings(opened, tmp_path):
+    pieces = [("▁a", 0.0, 1), ("<free>", 0.0, 3)]
     settings = {
         "add_bos_token": True,
         "bos_token": {"content": "<s>"},
@@ -267,9 +262,8 @@ def test_a_model_file_beside_its_settings(tmp_path):
             "9": {"content": "<|end|>", "special": True, "lstrip": True},
         },
     }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<think>": 8}))
-    tokenizer = from_piece_file(path, config={"eos_token_id": [2, 500]})
+    tokenizer = opened(settings, pieces, {"eos_token_id": [2, 500]})
     assert tokenizer.vocab_size == 10
     assert not tokenizer.has(7)
     assert tokenizer.eos_ids == {2, 9}
@@ -284,84 +278,60 @@ def test_a_model_file_beside_its_settings(tmp_path):
     assert spans == [(5, 0, 1), (6, 1, 9), (4, 11, 12)]
     assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [1, 4]
     settings |= {"extra_special_tokens": {"eot": "<|new|>"}, "pad_token": "<pad>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    more = from_piece_file(path, config={"vocab_size": 12})
+    more = opened(settings, pieces, {"vocab_size": 12})
     assert more.encode("<pad><|new|>", add_bos=False) == [10, 11]
     assert more.special_ids >= {10, 11}
-    assert from_piece_file(path, config={"vocab_size": 11}).vocab_size == 11
+    assert opened(settings, pieces, {"vocab_size": 11}).vocab_size == 11
     settings["chat_template"] = "{{ messages[0].content }}"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    bare = from_piece_file(path)
+    bare = opened(settings, pieces)
     assert bare.encode_chat([{"role": "user", "content": "a"}]) == bare.encode("a")[1:]
 
 
-def test_thousands_of_added_tokens_do_not_slow_a_text_down(tmp_path):
+def test_thousands_of_added_tokens_do_not_slow_a_text_down(opened):
     """An expression of them all took ten seconds for this text."""
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model(GOOD))
     tokens = {str(9 + i): {"content": f"<unused{i}>", "special": True} for i in range(3000)}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens}))
-    tokenizer = from_piece_file(path)
+    tokenizer = opened({"added_tokens_decoder": tokens})
     start = time.process_time()
     ids = tokenizer.encode("a <unused " * 10_000 + "<unused17>", add_bos=False)
     assert time.process_time() - start < 3
     assert ids[-1] == 9 + 17
 
 
-def test_whitespace_behind_many_tokens_is_looked_at_once(tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model(GOOD))
+def test_whitespace_behind_many_tokens_is_looked_at_once(opened):
     token = {"content": "<x>", "special": True, "rstrip": True}
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"added_tokens_decoder": {"9": token}})
-    )
-    tokenizer = from_piece_file(path)
+    tokenizer = opened({"added_tokens_decoder": {"9": token}})
     start = time.process_time()
     assert tokenizer.encode("<x> \u2003\x1f\n" * 300_000, add_bos=False) == [9] * 300_000
     assert time.process_time() - start < 5  # a copy of what follows, each time, takes minutes
 
 
-def test_a_special_token_may_end_a_text_that_a_longer_one_would_not_fit(tmp_path):
+def test_a_special_token_may_end_a_text_that_a_longer_one_would_not_fit(opened):
     """`<unk>` begins with the same letter and is longer than what is left."""
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model(GOOD))
     text = "é a<s>"
-    last = from_piece_file(path).pieces(text, add_bos=False)[-1]
+    last = opened().pieces(text, add_bos=False)[-1]
     assert (last.text, last.end - last.start, last.end) == ("<s>", 3, len(text.encode()))
 
 
-def test_legacy_puts_the_space_in_front_of_every_stretch(tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model([*GOOD, ("▁a", 0.0, 1)]))
+def test_legacy_puts_the_space_in_front_of_every_stretch(opened):
     expected = {None: ["▁a", "</s>", "a"], False: ["▁a", "</s>", "a"], True: ["▁a", "</s>", "▁a"]}
     for legacy, ids in expected.items():
-        settings = {} if legacy is None else {"legacy": legacy}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        tokenizer = from_piece_file(path)
+        tokenizer = opened({} if legacy is None else {"legacy": legacy}, [("▁a", 0.0, 1)])
         assert shown(tokenizer, tokenizer.encode("a</s>a", add_bos=False)) == ids
-    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
-    tokenizer = from_piece_file(path)
+    tokenizer = opened({"add_prefix_space": False}, [("▁a", 0.0, 1)])
     assert shown(tokenizer, tokenizer.encode("a", add_bos=False)) == ["a"]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"added_tokens_decoder": {"x": {"content": "a"}}},
-        {"added_tokens_decoder": {"-1": {"content": "a"}}},
-        {"added_tokens_decoder": {"9": {}}},
-        {"added_tokens_decoder": {"9": "a"}},
-        {"added_tokens_decoder": {str(1 << 30): {"content": "far"}}},
-        {"added_tokens_decoder": {"99999999999999999999": {"content": "far"}}},
-        {"added_tokens_decoder": {"9" * 5000: {"content": "more digits than Python reads"}}},
-    ],
-)
-def test_added_tokens_that_cannot_be(settings, tmp_path):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model(GOOD))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+@pytest.mark.parametrize("settings", [
+    {"added_tokens_decoder": {"x": {"content": "a"}}},
+    {"added_tokens_decoder": {"-1": {"content": "a"}}}, {"added_tokens_decoder": {"9": {}}},
+    {"added_tokens_decoder": {"9": "a"}},
+    {"added_tokens_decoder": {str(1 << 30): {"content": "far"}}},
+    {"added_tokens_decoder": {"99999999999999999999": {"content": "far"}}},
+    {"added_tokens_decoder": {"9" * 5000: {"content": "more digits than Python reads"}}},
+])  # fmt: skip
+def test_added_tokens_that_cannot_be(settings, opened):
     with pytest.raises(CheckpointError):
-        from_piece_file(path)
+        opened(settings)
 
 
 def test_tokenizer_json_comes_first(tmp_path):

@@ -23,7 +23,6 @@ from llmcli.cli.prompts import Prompt
 from llmcli.cli.template import ChatOptions
 from llmcli.errors import CheckpointError
 from llmcli.text import load_tokenizer
-from llmcli.text.template_renderer import RENDERER
 
 WHEEL = "trl==1.16.0"
 DIGEST = "97bf33c13ab71202d4d948e5e089dedc788a43109cb623c9e6a98875f2348124"
@@ -88,9 +87,7 @@ TEMPLATES = {
     "nemotron_3_ultra": Published(
         "nvidia/NVIDIA-Nemotron-3-Ultra", reasoning=(*NEMOTRON, "medium_effort=true")
     ),
-    "nemotron_3_5_lightning": Published(
-        "nvidia/NVIDIA-Nemotron-3.5-Lightning", reasoning=NEMOTRON
-    ),
+    "nemotron_3_5_lightning": Published("nvidia/NVIDIA-Nemotron-3.5-Lightning", reasoning=NEMOTRON),
     "phi3": Published("Phi-3", eos="<|endoftext|>"),
     "phi3_5": Published("Phi-3.5", eos="<|endoftext|>"),
     "qwen2_5": Published("Qwen2.5"),
@@ -102,8 +99,7 @@ TEMPLATES = {
     "qwen3_5_nothink": Published("Qwen3.5-2B and smaller", reasoning=THINKING),
     "qwen3_6": Published("Qwen/Qwen3.6-27B", reasoning=(*THINKING, "preserve_thinking=true")),
     "qwen3_8": Published(
-        "Qwen/Qwen3.8-27B",
-        reasoning=(*THINKING, "preserve_thinking=false", "reasoning_effort=low"),
+        "Qwen/Qwen3.8-27B", reasoning=(*THINKING, "preserve_thinking=false", "reasoning_effort=low")
     ),
     "smolvlm": Published("SmolVLM and SmolVLM2", parts=True),
 }
@@ -149,9 +145,7 @@ REASONED = {
         user("a"), answer("That.", reasoning_content="\nhm\n"), user("b"),
         answer("y", thinking="z"), user("c"),
     ],
-    "a reasoned answer at the end": [
-        user("a"), answer("b", reasoning="hm", finish_reason="eos"),
-    ],
+    "a reasoned answer at the end": [user("a"), answer("b", reasoning="hm", finish_reason="eos")],
     "tools": CALLED,
     "tools, and after them": [*CALLED, answer("Sun."), user("Thanks")],
 }  # fmt: skip
@@ -206,12 +200,6 @@ def vocabulary(sources, tmp_path_factory):
     path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
     library.save(str(path))
     return path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def renderer():
-    with RENDERER:
-        yield
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -110,15 +110,10 @@ def test_threads_take_turns():
     assert texts == [f"{number}{str(number) * 9999}" for number in range(40)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\ud800", "\udcff\udc80", "\ud83d" + "\ude00", "🙂é",
-        "\x00\x01\x1b\x7f\x85\u2028\u202e\ufeff",
-        "\r\n \\n \\u0041 \"'</script>", "a" * 3_000_000, "🙂" * 300_000, "\x01" * 300_000,
-    ],
-    ids=range(9),
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "\ud800", "\udcff\udc80", "\ud83d" + "\ude00", "🙂é", "\x00\x01\x1b\x7f\x85\u2028\u202e\ufeff",
+    "\r\n \\n \\u0041 \"'</script>", "a" * 3_000_000, "🙂" * 300_000, "\x01" * 300_000,
+], ids=range(9))  # fmt: skip
 def test_text_survives_the_way_there_and_back(text):
     source = "{{ messages[0].content }}{{ bos_token }}"
     template = ChatTemplate(source, special_tokens={"bos_token": text[:9]})
@@ -146,12 +141,10 @@ def test_nothing_of_jinja_is_used_but_what_it_documents():
     """https://jinja.palletsprojects.com/en/stable: api, sandbox, extensions."""
     public = {
         "jinja2": {"Environment", "Template", "TemplateError", "nodes"},
-        "jinja2.exceptions": {"SecurityError"},
-        "jinja2.ext": {"Extension"},
-        "jinja2.meta": {"find_undeclared_variables"},
-        "jinja2.parser": {"Parser"},
+        "jinja2.exceptions": {"SecurityError"}, "jinja2.ext": {"Extension"},
+        "jinja2.meta": {"find_undeclared_variables"}, "jinja2.parser": {"Parser"},
         "jinja2.sandbox": {"ImmutableSandboxedEnvironment"},
-    }
+    }  # fmt: skip
     package = Path(llmcli.__file__).parent
     sources = {file: file.read_text("utf-8") for file in package.rglob("*.py")}
     found = [node for source in sources.values() if "jinja2" in source

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_cpp_strings import LOOKALIKES, strings
+from text_fixtures import clear_error
 from tokenizer_files import KINDS, write
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, processors
@@ -20,82 +21,22 @@ from llmcli.text import StreamDecoder
 from llmcli.text.hfspecial import add_tokens
 from llmcli.text.hfvocab import from_directory
 
-TEXTS = [*strings(500, seed=4), *LOOKALIKES, "<s> a </s>b", "  lead", " \n", "<|eot_id|> <s>"]
 
-
-@pytest.fixture(scope="module", params=list(KINDS))
-def pair(request, tmp_path_factory):
-    """(ours, transformers') of one kind."""
+def both(directory, **settings):
+    """Ours and transformers' of a directory."""
     from transformers import AutoTokenizer
 
-    directory = write(tmp_path_factory.mktemp(request.param), request.param)
-    return from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    return from_directory(directory, **settings), AutoTokenizer.from_pretrained(str(directory))
 
 
-def test_ids_equal_transformers(pair):
-    ours, theirs = pair
-    for text in TEXTS:
-        assert ours.encode(text) == theirs(text).input_ids, text
-        plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        assert ours.encode(text, add_bos=False, parse_special=False) == plain, text
-    assert ours.add_bos == (theirs("a").input_ids[0] == theirs.bos_token_id)
-
-
-def test_text_equals_transformers(pair):
-    ours, theirs = pair
-    for text in TEXTS:
-        ids = theirs(text).input_ids
-        for skip in (True, False):
-            expected = theirs.decode(ids, skip_special_tokens=skip)
-            assert ours.decode(ids, skip_special=skip) == expected, text
-
-
-def test_facts_equal_transformers(pair):
-    ours, theirs = pair
-    assert ours.vocab_size == len(theirs)
-    assert ours.bos_id == theirs.bos_token_id
-    assert ours.eos_ids == {theirs.eos_token_id}
-    assert ours.special_ids == set(theirs.all_special_ids) | {
-        index for index, token in theirs.added_tokens_decoder.items() if token.special
-    }
-
-
-def test_stream_equals_decode_for_any_ids(pair):
-    ours, theirs = pair
-
-    @given(st.lists(st.integers(0, ours.vocab_size + 3), max_size=30), st.booleans())
-    def check(ids, skip):
-        stream = StreamDecoder(ours, skip_special=skip)
-        text = "".join([*map(stream.push, ids), stream.finish()])
-        assert text == ours.decode(ids, skip_special=skip)
-        expected = theirs.decode(ids, skip_special_tokens=skip)
-        if "\ufffd" not in expected:  # the library marks a whole run of byte tokens as broken
-            assert text == expected
-
-    check()
-
-
-def test_pieces_cover_the_text(pair):
-    ours, _ = pair
-    for text in TEXTS:
-        pieces = ours.pieces(text)
-        data = text.encode()
-        assert [piece.id for piece in pieces] == ours.encode(text)
-        ends = [piece.end for piece in pieces]
-        assert ends == sorted(ends)
-        assert all(piece.start <= piece.end <= len(data) for piece in pieces)
-        if ours.spelling.byte_level and ours._backend.normalizer is None:
-            covered = b"".join(data[piece.start : piece.end] for piece in pieces)
-            assert covered == data, text
+TEXTS = [*strings(500, seed=4), *LOOKALIKES, "<s> a </s>b", "  lead", " \n", "<|eot_id|> <s>"]
 
 
 @pytest.mark.parametrize("kind", ["llama3", "gpt2"])
 @pytest.mark.parametrize("asked", [True, False, None])
 def test_bos_is_what_the_file_says_not_the_settings(tmp_path, kind, asked):
-    from transformers import AutoTokenizer
-
     directory = write(tmp_path, kind, add_bos_token=asked, add_eos_token=asked)
-    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory)
     assert ours.encode("some text") == theirs("some text").input_ids
     assert ours.add_bos is (kind == "llama3")
 
@@ -113,23 +54,19 @@ def test_eos_of_the_post_processor_is_left_out(tmp_path):
 
 
 def test_special_tokens_as_objects_and_in_their_own_file(tmp_path):
-    from transformers import AutoTokenizer
-
     token = {"content": "<s>", "lstrip": False, "rstrip": False, "normalized": False}
     directory = write(tmp_path, "llama2", bos_token=None, eos_token=None)
     names = {"bos_token": token, "eos_token": {**token, "content": "</s>"}}
     (directory / "special_tokens_map.json").write_text(json.dumps(names))
-    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory)
     assert (ours.bos_id, ours.eos_ids) == (1, {2}) == (theirs.bos_token_id, {theirs.eos_token_id})
 
 
 def test_extra_special_tokens_are_special(tmp_path):
-    from transformers import AutoTokenizer
-
     directory = write(tmp_path, "gpt2", additional_special_tokens=["the", "not there"])
     library = Library.from_file(str(directory / "tokenizer.json"))
     assert library.token_to_id("the") is not None
-    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory)
     assert ours.encode("other the") == theirs("other the").input_ids
     assert library.token_to_id("the") in ours.special_ids
     assert ours.encode("not there") == [library.get_vocab_size()] == theirs("not there").input_ids
@@ -195,8 +132,7 @@ def test_without_a_decoder_tokens_are_joined_with_spaces(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "decoder",
-    [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 1, 0)],
+    "decoder", [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 1, 0)]
 )
 def test_an_unknown_decoder_is_unsupported(tmp_path, decoder):
     directory = write(tmp_path, "gpt2")
@@ -245,31 +181,19 @@ def _dicts(content):
     return [node for node in nodes if node]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("tokenizer.json", b""),
-        ("tokenizer.json", b"{}"),
-        ("tokenizer.json", b"\xff\xfe\x00"),
-        ("tokenizer.json", b'{"version": "1.0", "model": {"type": "BPE"}}'),
-        ("tokenizer.json", b"[" * 100_000),
-        ("tokenizer_config.json", b"{"),
-        ("tokenizer_config.json", b"[1]"),
-        ("tokenizer_config.json", b"\xff"),
-        ("tokenizer_config.json", b"[" * 100_000),
-        ("special_tokens_map.json", b"nope"),
-        ("chat_template.jinja", b"\xff\xff"),
-        ("tokenizer_config.json", b'{"chat_template": 3}'),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [
+    ("tokenizer.json", b""), ("tokenizer.json", b"{}"), ("tokenizer.json", b"\xff\xfe\x00"),
+    ("tokenizer.json", b'{"version": "1.0", "model": {"type": "BPE"}}'),
+    ("tokenizer.json", b"[" * 100_000), ("tokenizer_config.json", b"{"),
+    ("tokenizer_config.json", b"[1]"), ("tokenizer_config.json", b"\xff"),
+    ("tokenizer_config.json", b"[" * 100_000), ("special_tokens_map.json", b"nope"),
+    ("chat_template.jinja", b"\xff\xff"), ("tokenizer_config.json", b'{"chat_template": 3}'),
+])  # fmt: skip
 def test_broken_files_are_one_clear_error(tmp_path, name, content):
     directory = write(tmp_path, "gpt2")
     (directory / name).write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
+    with clear_error(most=400):
         from_directory(directory)
-    assert caught.value.code == 4
-    assert "\n" not in str(caught.value)
-    assert caught.value.hint
 
 
 def test_chat_template_files(tmp_path):
@@ -330,11 +254,9 @@ def test_the_template_alone_writes_bos(tmp_path, kind, front):
 
 def _chat_ids(directory):
     """Ours and transformers' of one chat."""
-    from transformers import AutoTokenizer
-
     chat = [{"role": "user", "content": "a quick one"}]
-    theirs = AutoTokenizer.from_pretrained(str(directory)).apply_chat_template(chat)
-    return from_directory(directory).encode_chat(chat), theirs.input_ids
+    ours, theirs = both(directory)
+    return ours.encode_chat(chat), theirs.apply_chat_template(chat).input_ids
 
 
 @pytest.mark.parametrize("where", ["named", "own", "map", "kept"])
@@ -342,11 +264,9 @@ def test_templates_see_the_tokens_that_a_model_names(tmp_path, where):
     source = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eot_token }}{% endfor %}"
     named = {"eot_token": "<|end_of_text|>"}
     given = {
-        "named": {"extra_special_tokens": named},
-        "own": named,
-        "map": {},
+        "named": {"extra_special_tokens": named}, "own": named, "map": {},
         "kept": named | {"added_tokens_decoder": {}},
-    }[where]
+    }[where]  # fmt: skip
     directory = write(tmp_path, "llama3", chat_template=source, **given)
     if where in ("map", "kept"):  # in the second case it is not read
         more = named if where == "map" else {"bos_token": "<|eot_id|>"}
@@ -361,11 +281,9 @@ def test_named_chat_templates(tmp_path, form):
     source = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
     named = {"tool_use": "T", "default": source}
     given = {
-        "object": named,
-        "list": [{"name": name, "template": text} for name, text in named.items()],
-        "files": None,
-        "files over settings": {"default": "S"},
-    }[form]
+        "object": named, "list": [{"name": name, "template": text} for name, text in named.items()],
+        "files": None, "files over settings": {"default": "S"},
+    }[form]  # fmt: skip
     directory = write(tmp_path, "llama3", chat_template=given)
     if form.startswith("files"):
         (directory / "additional_chat_templates").mkdir()
@@ -399,8 +317,6 @@ def test_chat_templates_without_a_default_and_of_processors(tmp_path):
 @pytest.mark.parametrize("kind", ["gpt2", "llama2", "qwen2"])
 @pytest.mark.parametrize("where", ["decoder", "file", "map", "extra", "odd id", "flags"])
 def test_tokens_that_only_the_settings_know(tmp_path, kind, where):
-    from transformers import AutoTokenizer
-
     size = Library.from_file(str(write(tmp_path, kind) / "tokenizer.json")).get_vocab_size()
     new = {"content": "<|new|>", "special": True}
     more = {"content": "<tool>", "special": False, "normalized": False}
@@ -417,8 +333,7 @@ def test_tokens_that_only_the_settings_know(tmp_path, kind, where):
     directory = write(tmp_path, kind, **given)
     for name, content in files.items():
         (directory / name).write_text(json.dumps(content))
-    ours = from_directory(directory, config={"vocab_size": size + 8})
-    theirs = AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory, config={"vocab_size": size + 8})
     for text in [*TEXTS[:50], "a<|new|>b", "a <|new|> <tool>the b", "<|new|><|new|> <too"]:
         assert ours.encode(text) == theirs(text).input_ids, text
         plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
@@ -432,11 +347,9 @@ def test_tokens_that_only_the_settings_know(tmp_path, kind, where):
 @pytest.mark.parametrize("kind", ["llama3", "metaspace"])
 @pytest.mark.parametrize("split", [True, False])
 def test_split_special_tokens(tmp_path, kind, split):
-    from transformers import AutoTokenizer
-
     source = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
     directory = write(tmp_path, kind, split_special_tokens=split, chat_template=source)
-    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    ours, theirs = both(directory)
     for text in ["a<|eot_id|>b</s> <s> c", *TEXTS[:50]]:
         assert ours.encode(text) == theirs(text).input_ids, text
     ours, theirs = _chat_ids(directory)

@@ -12,11 +12,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import tokenizer_files
+from hypothesis import given
+from hypothesis import strategies as st
 from llama_cpp_strings import CODE, LOOKALIKES, MARKS, SPACES, WORDS, strings
+from text_fixtures import clear_error
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
 from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.text import StreamDecoder
 from llmcli.text.hfvocab import from_directory
 
 EMOJI = ["👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇩🇪🇫🇷", "1️⃣", "☃\ufe0f", "\u200d", "\ufe0f"]
@@ -34,12 +38,7 @@ def texts() -> list[str]:
     found = [*strings(2000, seed=12), *NAMED, *EMOJI, *CODE]
     for name in NAMED:
         found += [
-            f"a{name}b",
-            f"a {name} b",
-            f" {name}",
-            f"{name} ",
-            f"{name}\n{name}{name}",
-            name[:-1],
+            f"a{name}b", f"a {name} b", f" {name}", f"{name} ", f"{name}\n{name}{name}", name[:-1]
         ]
     found += [" " * n + "x" * (n % 7) + "\n" * (n % 5) for n in range(1, 60)]
     found += ["a" * 5000, "ab" * 3000, "é" * 999, "́" * 500, "🙂" * 300, "中" * 999, "1" * 999]
@@ -64,10 +63,9 @@ def wordpiece():
     made = trained(
         models.WordPiece(unk_token="[UNK]"),
         trainers.WordPieceTrainer(vocab_size=900, special_tokens=special, show_progress=False),
-        normalizer=normalizers.BertNormalizer(),
-        pre=pre_tokenizers.BertPreTokenizer(),
+        normalizer=normalizers.BertNormalizer(), pre=pre_tokenizers.BertPreTokenizer(),
         decoder=decoders.WordPiece(),
-    )
+    )  # fmt: skip
     made.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -111,15 +109,11 @@ def byte_level(kind):
 
 
 FILES = {
-    "gpt2": lambda: byte_level("gpt2"),
-    "llama3": lambda: byte_level("llama3"),
-    "qwen2": lambda: byte_level("qwen2"),
-    "llama2": lambda: byte_level("llama2"),
-    "metaspace": lambda: byte_level("metaspace"),
-    "wordpiece": wordpiece,
-    "wordlevel": wordlevel,
+    "gpt2": lambda: byte_level("gpt2"), "llama3": lambda: byte_level("llama3"),
+    "qwen2": lambda: byte_level("qwen2"), "llama2": lambda: byte_level("llama2"),
+    "metaspace": lambda: byte_level("metaspace"), "wordpiece": wordpiece, "wordlevel": wordlevel,
     "unigram": unigram,
-}
+}  # fmt: skip
 LISTED = {
     "900": {"content": "<|im_start|>", "special": True, "normalized": False},
     "901": {"content": "<|eot_id|>", "special": True, "lstrip": True, "rstrip": True},
@@ -202,14 +196,40 @@ def test_the_prefix_is_transformers(pair):
     assert theirs.eos_token_id in (*ours.eos_ids, None)
 
 
+def test_facts_are_transformers(pair):
+    ours, theirs, _ = pair
+    assert ours.vocab_size == len(theirs)
+    assert ours.eos_ids == {theirs.eos_token_id} - {None}
+    assert ours.special_ids == set(theirs.all_special_ids) | {
+        index for index, token in theirs.added_tokens_decoder.items() if token.special
+    }
+
+
+def test_stream_equals_decode_for_any_ids(pair):
+    ours, theirs, _ = pair
+
+    @given(st.lists(st.integers(0, ours.vocab_size + 3), max_size=30), st.booleans())
+    def check(ids, skip):
+        stream = StreamDecoder(ours, skip_special=skip)
+        text = "".join([*map(stream.push, ids), stream.finish()])
+        assert text == ours.decode(ids, skip_special=skip)
+        expected = decoded(theirs, ids, skip_special_tokens=skip)
+        if "\ufffd" not in expected:  # the library marks a whole run of byte tokens as broken
+            assert text == expected
+
+    check()
+
+
 def test_pieces_are_the_ids_and_lie_in_the_text(pair):
-    ours, _, _ = pair
+    ours, _, kind = pair
     for text in TEXTS[::5]:
-        pieces = ours.pieces(text)
+        pieces, data = ours.pieces(text), text.encode()
         assert [piece.id for piece in pieces] == ours.encode(text)
         ends = [piece.end for piece in pieces]
-        assert all(0 <= p.start <= p.end <= len(text.encode()) for p in pieces)
+        assert all(0 <= p.start <= p.end <= len(data) for p in pieces)
         assert ends == sorted(ends)
+        if kind in ("gpt2", "llama3"):  # bytes, and nothing is normalized or put in front
+            assert b"".join(data[p.start : p.end] for p in pieces) == data, text
 
 
 SPACE = [{}, {"add_prefix_space": True}, {"add_prefix_space": False}]
@@ -297,14 +317,13 @@ def test_added_tokens_have_the_ids_that_the_files_give(tmp_path):
 
 
 UNKNOWN = [
-    ({}, None, "no `tokenizer_class` is named"),
-    ({}, "llama", "no `tokenizer_class` is named"),
+    ({}, None, "no `tokenizer_class` is named"), ({}, "llama", "no `tokenizer_class` is named"),
     ({"tokenizer_class": "CLIPTokenizer"}, "gpt2", "`CLIPTokenizer`"),
     ({"tokenizer_class": "PreTrainedTokenizerFast"}, "llama", "`PreTrainedTokenizerFast`"),
     ({"tokenizer_class": "\x1b[31m"}, "llama", r"`\\x1b\[31m`"),
     ({"tokenizer_class": ["GPT2Tokenizer"]}, "gpt2", "not a kind of tokenizer"),
     ({}, ["gpt2"], "no `tokenizer_class` is named"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "model_type", "words"), UNKNOWN)
@@ -349,13 +368,8 @@ HOSTILE = {
 def test_a_broken_pair_is_one_clear_error(tmp_path, name, content):
     config = write_pair(tmp_path, {}, "gpt2", {})
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
+    with clear_error(most=400):
         from_directory(tmp_path, config=config)
-    text = str(caught.value)
-    assert caught.value.code == 4
-    assert text.isprintable()
-    assert len(text) < 400
-    assert caught.value.hint
 
 
 def test_files_that_are_too_large_or_alone(tmp_path):

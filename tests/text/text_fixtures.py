@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pair_vocabulary import letters
+
+from llmcli.errors import CheckpointError
 
 DATA = Path(__file__).parent / "data"
 
@@ -35,3 +40,14 @@ def metadata(words: list[str] = (), *, types: dict[str, int] | None = None, **mo
         "model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": merges, "token_type": kinds,
     } | more  # fmt: skip
     return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+
+
+@contextmanager
+def clear_error(words: str = "", *, most: int = 240) -> Iterator[None]:
+    """What is done within is refused with one short line and a hint."""
+    with pytest.raises(CheckpointError, match=words or None) as caught:
+        yield
+    assert caught.value.code == 4
+    assert caught.value.hint
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < most

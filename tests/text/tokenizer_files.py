@@ -49,9 +49,7 @@ def llama2() -> Tokenizer:
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     spaces, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
-    tokenizer.decoder = decoders.Sequence(
-        [spaces, decoders.ByteFallback(), decoders.Fuse(), strip]
-    )
+    tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), strip])
     return _with_bos(_train(tokenizer, _sentencepiece(), latin=True), "<s>")
 
 
@@ -76,13 +74,10 @@ def spaced() -> dict[str, Any]:
     learned = dict.fromkeys(model["vocab"], 1)
     tokens = named | others | learned
     return {
-        "tokens": list(tokens),
-        "token_type": list(tokens.values()),
-        "merges": list(map(" ".join, model["merges"])),
-        "bos_token_id": 0,
-        "eos_token_id": 1,
+        "tokens": list(tokens), "token_type": list(tokens.values()),
+        "merges": list(map(" ".join, model["merges"])), "bos_token_id": 0, "eos_token_id": 1,
         "unknown_token_id": 2,
-    }
+    }  # fmt: skip
 
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -122,12 +117,10 @@ def _sentencepiece() -> list[str]:
 
 def _train(tokenizer: Tokenizer, special: list[str], *, latin: bool = False) -> Tokenizer:
     trainer = BpeTrainer(
-        vocab_size=900,
-        special_tokens=special,
+        vocab_size=900, special_tokens=special,
         initial_alphabet=[] if latin else pre_tokenizers.ByteLevel.alphabet(),
-        limit_alphabet=120 if latin else 1000,
-        show_progress=False,
-    )
+        limit_alphabet=120 if latin else 1000, show_progress=False,
+    )  # fmt: skip
     tokenizer.train_from_iterator(CORPUS, trainer)
     if latin:  # the byte tokens are part of the vocabulary, not special
         content = json.loads(tokenizer.to_str())
@@ -138,10 +131,9 @@ def _train(tokenizer: Tokenizer, special: list[str], *, latin: bool = False) -> 
 
 def _with_bos(tokenizer: Tokenizer, bos: str, *, byte_level: bool = False) -> Tokenizer:
     template = processors.TemplateProcessing(
-        single=f"{bos} $A",
-        pair=f"{bos} $A {bos}:1 $B:1",
+        single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1",
         special_tokens=[(bos, tokenizer.token_to_id(bos))],
-    )
+    )  # fmt: skip
     steps = [processors.ByteLevel(trim_offsets=False), template]
     tokenizer.post_processor = processors.Sequence(steps) if byte_level else template
     return tokenizer
