@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli")]
 from cli_tiny import write_mixture, write_tiny
+from safetensors.numpy import load_file, save_file
 from timing_reports import timing_report
 
 from llmcli import OPENMP_SPIN
@@ -111,9 +112,29 @@ def _mixtral(folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def _llama(*, weights=True, without=(), beside=None, changed=None, **config):
+    """A small Llama: without some files, with others beside it, and its tensors changed."""
+
+    def write(folder):
+        write_tiny(folder, weights=weights, **config)
+        for name in without:
+            (folder / name).unlink()
+        for name, content in (beside or {}).items():
+            (folder / name).write_text(json.dumps(content))
+        if changed is not None:
+            tensors = load_file(folder / "model.safetensors")
+            changed(tensors)
+            save_file(tensors, folder / "model.safetensors")
+
+    return write
+
+
 MODELS = {
     "tiny": _tiny,  # the package's own
     "mixture": _mixtral,
     "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
-    "llama": lambda folder: write_tiny(folder, weights=True),  # over bytes, with a chat template
+    "llama": _llama(),  # over bytes, with a chat template
+    "eps": _llama(rms_norm_eps=0.5),
+    "bare": _llama(without=("tokenizer.json", "tokenizer_config.json")),
+    "dbrx": _llama(model_type="dbrx"),
 }

@@ -8,10 +8,11 @@
 
 `? CODE` is missing where the exit code is 0. `tty 40 llmcli …` has a terminal of 40 columns and 24
 lines for its stdout; its colours are left out, but with `tty 40 colour llmcli …`. `< FILE`,
-`> FILE`, `cat FILE` and `printf TEXT > FILE` are as in a shell; nothing else of one is known.
-`./NAME` is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the
-spaces between columns are replaced), `#! flowing` (so are the ends of lines) and `#! wide` (lines
-may be longer than the terminal is wide).
+`> FILE`, `cat FILE` and `printf TEXT > FILE` are as in a shell; `| grep PATTERN` and
+`| jq .key[0].key,[].key` leave lines and values of stdout; nothing else of one is known. `./NAME`
+is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the spaces between
+columns are replaced), `#! flowing` (so are the ends of lines) and `#! wide` (lines may be longer
+than the terminal is wide).
 
 `pytest tests/transcripts --update` writes them anew: read the difference before it goes in. The
 machine is one that was made up and times are replaced; numbers are of float64 where they are
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -103,6 +105,7 @@ class Session:
 
     def run(self, command):
         words, given, to = pieces(command)
+        words, chosen = filtered(words)
         with self.monkeypatch.context() as patch:
             while re.match(r"[A-Z_]+=", words[0]):
                 patch.setenv(*words.pop(0).split("=", 1))
@@ -110,6 +113,7 @@ class Session:
             if given is None:
                 patch.setattr(sys.stdin, "isatty", lambda: True)
             code, out, err = self.started(words, patch)
+        out = chosen(out)
         if to is not None:
             Path(to).write_text(out, encoding="utf-8")
             out = ""
@@ -165,6 +169,32 @@ def pieces(command):
         assert arrow == "<"
         given = Path(file).read_bytes()
     return words, given, to
+
+
+def filtered(words):
+    """The words of a command before `| grep PATTERN` or `| jq PATHS`, and what that leaves."""
+    match words:
+        case [*words, "|", "grep", pattern]:
+            return words, lambda text: "".join(
+                line for line in text.splitlines(keepends=True) if re.search(pattern, line)
+            )
+        case [*words, "|", "jq", paths]:
+            return words, lambda text: "".join(
+                f"{path}: {json.dumps(picked(document, path), ensure_ascii=False)}\n"
+                for document in map(json.loads, text.splitlines())
+                for path in paths.split(",")
+            )
+    return words, str
+
+
+def picked(value, path):
+    """What is at `.key[0]` of a document; behind `[]` a list, of each member."""
+    if not path:
+        return value
+    key, index, rest = re.fullmatch(r"(?:\.?([\w-]+)|\[(-?\d*)\])(.*)", path).groups()
+    if key or index:
+        return picked(value[key or int(index)], rest)
+    return [picked(one, rest) for one in (value.values() if isinstance(value, dict) else value)]
 
 
 def marked(mark, text):
