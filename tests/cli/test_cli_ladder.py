@@ -120,39 +120,6 @@ def test_files(ladder, tmp_path):
     assert failed.json()["error"]["kind"] == "write_failed"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--rung", "9"), "`--rung 9` names no rungs of the ladder"),
-        (("--rung", "0"), "`--rung 0` names no rungs"),
-        (("--rung", "5-3"), "`--rung 5-3` names no rungs"),
-        (("--rung", "x"), "`--rung x` names no rungs"),
-        (("--rung", ""), "`--rung ` names no rungs"),
-        (("--explain",), "`--explain` explains one rung"),
-        (("--explain", "--rung", "2-3"), "`--explain` explains one rung at a time"),
-        (("--explain", "--rung", "2", "--beyond"), "`--explain` and `--beyond` exclude"),
-        (("-o", "chart.gif"), "`-o chart.gif` does not end in .png or .json"),
-        (("-n", "0"), "`--tokens` must be between 1 and 32"),
-        (("--batch", "0"), "`--batch` must be between 1 and 256"),
-        (("--dtype", "bfloat16"), "`--dtype bfloat16` rounds too coarsely"),
-        (("--ids", "1,999"), "outside the vocabulary"),
-        (("--context-length", "3"), "do not fit the context of 3"),
-    ],
-)
-def test_what_cannot_be_is_refused(ladder, argv, message):
-    prompt = () if "--ids" in argv else ("ab",)
-    result = ladder(*prompt, *argv)
-    assert result.code == 2
-    assert message in result.err
-    assert result.out == ""
-
-
-def test_a_derivation_is_for_people(ladder):
-    result = ladder("ab", "--explain", "--rung", "2", "--json")
-    assert result.code == 2
-    assert result.json()["error"]["message"] == "`--explain` and `--json` exclude each other"
-
-
 def test_a_pipe_is_read_only_where_it_is_asked_for(ladder, monkeypatch, tmp_path):
     (tmp_path / "text").write_text("xyz")
     with (tmp_path / "text").open() as stream:

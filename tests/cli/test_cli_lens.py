@@ -197,24 +197,6 @@ def test_a_word_without_its_space_is_pointed_out():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--position", "9"), "`--position`: there is no 9, for there are 5 tokens"),
-        (("--position", "x"), "`--position` takes positions such as"),
-        (("--layer", "2"), "`--layer`: there is no 2, for there are 2 layers"),
-        (("-k", "0"), "`--top` must be between 1 and 1000, not `0`"),
-        (("--generate", "300"), "`--generate 300` does not fit"),
-        (("-o", "x.pdf"), "`-o x.pdf` does not end in .html, .png, .json or .csv"),
-    ],
-)
-def test_what_cannot_be_is_a_usage_error(argv, words, lens):
-    result = lens("hello", *argv)
-    assert result.code == 2
-    assert words in result.err
-    assert result.out == ""
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
         (("--position", "x"), "`--position` takes positions such as"),
         (("--layer", "7"), "`--layer`: there is no 7, for there are 2 layers"),
         (("--layer", "a"), "`--layer` takes numbers and ranges"),

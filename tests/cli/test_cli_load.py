@@ -186,26 +186,6 @@ def test_a_lone_file_is_looked_through_and_not_loaded(cli, changed, tmp_path_fac
     assert "is truncated" in cut.err
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--random-weights"], "nothing to load"),
-        (["--check", "--all"], "without `--all`"),
-        (["--check", "--filter", "x"], "without `--filter`"),
-        (["--check", "--dtype", "float16"], "without `--dtype`"),
-        (["--check", "--quantize", "int8"], "without `--quantize`"),
-        (["--check", "--device", "cpu"], "without `--device`"),
-        (["--filter", "blocks.0.mlp.W_upp"], "did you mean `blocks.0.mlp.W_up`?"),
-        (["--filter", "wq"], "did you mean `blocks.*.attn.W_q`?"),
-        (["--filter", "zzz"], "for example `embed.W`"),
-    ],
-)
-def test_options_that_say_nothing(cli, folder, flags, words):
-    result = cli("load", "-m", folder, *flags)
-    assert (result.code, result.out) == (2, "")
-    assert words in result.err
-
-
 def test_names_of_a_stranger_cannot_reach_the_terminal(cli, tmp_path):
     path = tmp_path / "x.safetensors"
     save_file({"a\x1b[31m\nb": np.full((2, 2), np.inf, np.float32)}, path)

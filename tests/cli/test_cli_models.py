@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import children
 import pytest
@@ -64,76 +63,6 @@ def test_what_lies_in_the_cache_cannot_move_the_cursor(cli, hub):
         result = cli(*argv)
         assert result.code == 0
         assert not set(result.out) & {"\x1b", "\x07"}
-
-
-def test_a_path_is_for_scripts(cli, hub):
-    result = cli("models", "path", "org/name")
-    assert result.code == 0
-    assert result.out == f"{hub}/models--org--name/snapshots/{'a' * 40}\n"
-    assert Path(cli("models", "path", "tiny").out.strip(), "config.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "line"),
-    [
-        (["path", "smollm2"], 3, "hint: `llmcli models pull smollm2` fetches it"),
-        (["path", "org/nowhere"], 3, "hint: `llmcli models pull org/nowhere` fetches it"),
-        (["path", "tinny"], 3, "hint: did you mean `tiny`?"),
-        (["path"], 2, "needs NAME"),
-        (["rm"], 2, "needs NAME..."),
-        (["pull"], 2, "needs NAME..."),
-        (["pull", "tinny"], 3, "hint: did you mean `tiny`?"),
-        (["pull", "tiny", "./x"], 2, "`./x` is a path"),
-        (["pull", "org/name/m.gguf"], 2, "hub write `hf:org/name/m.gguf`"),
-        (["pull", "tiny", "--revision", "v1"], 2, "`--revision` goes with a model from the hub"),
-        (["rm", "tiny"], 2, "ships with llmcli"),
-        (["rm", "org/nam", "-y"], 3, "did you mean `org/name`?"),
-        (["prune", "--older-than", "soon"], 2, "such as `--older-than 30d`"),
-        (["prune", "--older-than", "-1d"], 2, "`--older-than`"),
-        (["lst"], 2, "did you mean `llmcli models list`?"),
-        (["remove"], 2, "needs NAME..."),
-        (["delete", "tiny"], 2, "ships with llmcli"),
-        (["ls", "x"], 2, "one argument too many"),
-        (["nonsense"], 2, "hint: the commands are models list, models pull, models rm, "),
-        (["verify", "--help"], 2, "there is no command `models verify`"),
-        (["help"], 2, "see `llmcli models --help`"),
-        (["path", "org/name", "--revision", "v2"], 3, "models pull org/name --revision v2`"),
-        (["path", "tiny", "--revision", "v2"], 2, "goes with a model from the hub"),
-        (["rm", "org/name", "--revision", "v2", "-y"], 3, "did you mean `org/name`?"),
-        (["rm", "org/name@main", "--revision", "v2", "-y"], 2, "two different revisions"),
-        (["pull", "org/nowhere", "--offline"], 6, "offline mode allows no download"),
-        (["-m", "tiny"], 2, "there is no option `-m`"),
-    ],
-)
-def test_errors(cli, hub, argv, code, line):
-    before = tree_of(hub)
-    result = cli("models", *argv)
-    assert result.code == code
-    assert line in result.err
-    assert result.out == ""
-    assert tree_of(hub) == before
-
-
-@pytest.mark.parametrize("word", ["list", "pull", "rm", "path", "prune"])
-def test_the_second_word_alone(cli, word):
-    result = cli(word, "x")
-    assert result.code == 2
-    assert result.err.splitlines()[1] == f"hint: did you mean `llmcli models {word}`?"
-
-
-def test_nobody_can_be_asked_here(cli, hub):
-    before = tree_of(hub)
-    result = cli("models", "rm", "org/name")
-    assert result.code == 2
-    assert "hint: add `--yes`, or `--dry-run`" in result.err
-    dry = cli("models", "rm", "org/name", "--dry-run")
-    assert dry.code == 0
-    assert "would free 2 KiB" in dry.out
-    assert tree_of(hub) == before
-    result = cli("models", "rm", "org/name", "--yes")
-    assert result.code == 0
-    assert result.out == dry.out.replace("would free", "freed")
-    assert tree_of(hub) == {}
 
 
 def test_json_of_what_goes(cli, hub):

@@ -429,41 +429,11 @@ def test_a_trace_that_cannot_be_written_costs_no_measurement(timing, tmp_path):
     assert (said.code, said.json()["schema"]) == (1, "llmcli.timing/1")
 
 
-def test_what_does_not_fit_says_what_helps(timing):
-    one = timing("x", "--context-length", "1", "-n", "1", "-q").err.splitlines()
-    assert one == [
-        "error: the prompt of 1 token and 1 new one do not fit the context of 1",
-        "hint: give a larger --context-length, or shorten the prompt",
-    ]
-
-
 def test_a_trace_is_told(timing, tmp_path):
     file = tmp_path / "run.json"
     result = timing(TEXT, "--trace", str(file))
     assert re.fullmatch(r"note: wrote `.*run\.json` \(.* KiB\): \d+ spans, for .*\n", result.err)
     assert timing(TEXT, "--trace", str(file), "-q").err == ""
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "words"),
-    [
-        (["--trace", "run.txt"], 2, "`--trace run.txt` does not end in .json"),
-        (["--trace", "/nowhere/run.json"], 1, "there is no such directory"),
-        (["--force"], 2, "`--force` is about the size of a file"),
-        (["--pairs", "0"], 2, "`--pairs` must be between 1"),
-        (["-n", "0"], 2, "`--max-tokens` must be at least 1"),
-        (["--phase", "prefil"], 2, "did you mean `prefill`?"),
-        (["-n", "249"], 2, "the prompt of 8 tokens and 249 new ones do not fit the context of 256"),
-        (["--context-length", "10"], 2, "and 3 new ones do not fit the context of 10"),
-        (["--context-length", "7", "--phase", "prefill"], 2, "prompt of 8 tokens does not fit"),
-        (["--ids", "1"], 2, "`--ids` goes without PROMPT"),
-    ],
-)
-def test_what_is_refused(timing, argv, code, words):
-    result = timing(TEXT, *argv)
-    assert result.code == code
-    assert result.out == ""
-    assert words in " ".join(result.err.split())
 
 
 def test_the_last_token_that_fits(document):

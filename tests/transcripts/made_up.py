@@ -8,8 +8,10 @@ import shutil
 import sys
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli")]
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli", "checkpoints")]
+import numpy as np
 from cli_tiny import write_mixture, write_tiny
+from hub_cache_files import write_revision
 from safetensors.numpy import load_file, save_file
 from timing_reports import timing_report
 
@@ -129,6 +131,20 @@ def _llama(*, weights=True, without=(), beside=None, changed=None, **config):
     return write
 
 
+def _lone(folder):
+    """A file alone, with names that would move a cursor or mean something to a shell."""
+    folder.mkdir()
+    tensors = {"layer.0.w[b]": np.zeros((3, 4), np.float32), "x\x1b[31m": np.zeros(5, np.float16)}
+    metadata = {"note": "\x1b]0;title\x07[bold]x[/bold]\n"}
+    save_file(tensors, folder / "m.safetensors", metadata)
+
+
+def _twins(tensors):
+    """Half of the tokens have a twin with the same row of the head, and so the same logit."""
+    table = tensors["model.embed_tokens.weight"]
+    table[1:130:2] = table[0:130:2]
+
+
 MODELS = {
     "tiny": _tiny,  # the package's own
     "mixture": _mixtral,
@@ -136,5 +152,12 @@ MODELS = {
     "llama": _llama(),  # over bytes, with a chat template
     "eps": _llama(rms_norm_eps=0.5),
     "bare": _llama(without=("tokenizer.json", "tokenizer_config.json")),
+    "plain": _llama(template=False),
+    "twins": _llama(changed=_twins),
     "dbrx": _llama(model_type="dbrx"),
-}
+    "bloom": _llama(model_type="bloom"),
+    "lone": _lone,
+    "hf_hub_cache": lambda folder: write_revision(folder, "org/name", {
+        "config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}",
+    }),
+}  # fmt: skip

@@ -52,6 +52,8 @@ MEASURED = re.compile(
 NOISE = re.compile(r"\d(?:\.\d+)?e[-−](?:0[89]|[1-9]\d|[89](?!\d))")
 DIGITS = re.compile(r"\d+\.\d{7,}(?:e[-+]\d+)?")
 
+CONTROLS = {code: 0x2400 + code for code in range(32) if code != 10}  # ␛ is the escape
+
 
 @pytest.fixture
 def home(monkeypatch):
@@ -124,12 +126,11 @@ class Session:
             case ["cat", *files]:
                 return 0, "".join(Path(file).read_text(encoding="utf-8") for file in files), ""
             case ["printf", text]:
-                return 0, text.encode().decode("unicode_escape"), ""
+                return 0, text.encode("latin-1", "backslashreplace").decode("unicode_escape"), ""
             case ["llmcli", *argv]:
                 return in_a_pipe(argv, patch)
             case ["tty", columns, "colour", "llmcli", *argv]:
-                code, out, err = on_terminal(argv, int(columns), patch)
-                return code, out.replace("\x1b", "␛"), err
+                return on_terminal(argv, int(columns), patch)
             case ["tty", columns, "llmcli", *argv]:
                 code, out, err = on_terminal(argv, int(columns), patch)
                 out = ESCAPE.sub("", out)
@@ -143,7 +144,7 @@ class Session:
 
     def settled(self, text, *, measured):
         """`text` without what differs from run to run and from machine to machine."""
-        text = text.replace(str(self.home), "~")
+        text = text.replace(str(self.home), "~").translate(CONTROLS)
         if measured:
             text = MEASURED.sub(lambda found: f"#{found[2]}{found[4]}", text)
             text = re.sub(r"(?m)^build: .*$", "build: BUILD", text)
@@ -193,7 +194,8 @@ def picked(value, path):
         return value
     key, index, rest = re.fullmatch(r"(?:\.?([\w-]+)|\[(-?\d*)\])(.*)", path).groups()
     if key or index:
-        return picked(value[key or int(index)], rest)
+        inner = value.get(key) if key else value[int(index)]
+        return None if inner is None else picked(inner, rest)
     return [picked(one, rest) for one in (value.values() if isinstance(value, dict) else value)]
 
 
@@ -250,7 +252,7 @@ def test_transcript(name, home, models, monkeypatch, request):
     file = HERE / f"{name}.txt"
     text = file.read_text(encoding="utf-8")
     for model in set(re.findall(r"\./([\w-]+)", text)) & MODELS.keys():
-        shutil.copytree(models(model), home / model, copy_function=os.link)
+        shutil.copytree(models(model), home / model, symlinks=True, copy_function=os.link)
     found = Session(text, home, monkeypatch).transcript(text)
     if request.config.getoption("--update"):
         file.write_text(found, encoding="utf-8")
