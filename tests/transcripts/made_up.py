@@ -122,7 +122,8 @@ def _llama(*, weights=True, without=(), beside=None, changed=None, **config):
         for name in without:
             (folder / name).unlink()
         for name, content in (beside or {}).items():
-            (folder / name).write_text(json.dumps(content))
+            old = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+            (folder / name).write_text(json.dumps(old | content))
         if changed is not None:
             tensors = load_file(folder / "model.safetensors")
             changed(tensors)
@@ -137,6 +138,21 @@ def _lone(folder):
     tensors = {"layer.0.w[b]": np.zeros((3, 4), np.float32), "x\x1b[31m": np.zeros(5, np.float16)}
     metadata = {"note": "\x1b]0;title\x07[bold]x[/bold]\n"}
     save_file(tensors, folder / "m.safetensors", metadata)
+    save_file({"a\x1b[31m\nb": np.full((2, 2), np.inf, np.float32)}, folder / "inf.safetensors")
+    (folder / "cut.safetensors").write_bytes((folder / "inf.safetensors").read_bytes()[:-1])
+
+
+def _nan(tensors):
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 7] = np.nan
+
+
+def _nan_and_short(tensors):
+    _nan(tensors)
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][:260].copy()
+
+
+def _outlier(tensors):
+    tensors["model.embed_tokens.weight"][10, 7] = 1e20
 
 
 def _twins(tensors):
@@ -154,6 +170,13 @@ MODELS = {
     "bare": _llama(without=("tokenizer.json", "tokenizer_config.json")),
     "plain": _llama(template=False),
     "twins": _llama(changed=_twins),
+    "nan": _llama(changed=_nan),
+    "outlier": _llama(changed=_outlier),
+    "large": _llama(changed=lambda tensors: tensors["model.norm.weight"].fill(1e6)),
+    "headless": _llama(changed=lambda tensors: tensors.pop("model.norm.weight")),
+    "claims": _llama(changed=_nan_and_short, beside={"config.json": {"vocab_size": 260}}),
+    "label": _llama(beside={"config.json": {"dtype": "float16"}}),
+    "misfit": _llama(beside={"config.json": {"intermediate_size": 40}}),
     "dbrx": _llama(model_type="dbrx"),
     "bloom": _llama(model_type="bloom"),
     "lone": _lone,

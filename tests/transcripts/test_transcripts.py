@@ -9,7 +9,7 @@
 `? CODE` is missing where the exit code is 0. `tty 40 llmcli …` has a terminal of 40 columns and 24
 lines for its stdout; its colours are left out, but with `tty 40 colour llmcli …`. `< FILE`,
 `> FILE`, `cat FILE` and `printf TEXT > FILE` are as in a shell; `| grep PATTERN` and
-`| jq .key[0].key,[].key` leave lines and values of stdout; nothing else of one is known. `./NAME`
+`| jq key[0].key,key[].key` leave lines and values of stdout; nothing else of one is known. `./NAME`
 is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the spaces between
 columns are replaced), `#! flowing` (so are the ends of lines) and `#! wide` (lines may be longer
 than the terminal is wide).
