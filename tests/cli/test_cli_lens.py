@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import struct
 
 import pytest
@@ -71,16 +70,6 @@ def test_json_is_the_models_own_output(lens, path):
         assert cell["entropy"] == pytest.approx(float(torch.special.entr(p_TV[t]).sum()), abs=1e-4)
         assert cell["target_rank"] == 1
         assert document["targets"][t]["id"] == int(top.indices[0])
-
-
-def test_a_pipe_is_read(cli, path, monkeypatch):
-    reading, writing = os.pipe()
-    os.write(writing, b"abc\n")
-    os.close(writing)
-    with io.TextIOWrapper(os.fdopen(reading, "rb")) as stream:
-        monkeypatch.setattr("sys.stdin", stream)
-        document = cli("lens", "-m", path, "--json").json()
-    assert [token["text"] for token in document["tokens"]] == ["a", "b", "c"]
 
 
 def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch):

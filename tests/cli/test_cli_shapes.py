@@ -113,7 +113,7 @@ def test_what_is_shown_can_be_chosen(cli, tiny):
     ("command", "argv", "words"),
     [
         ("shapes", ("--layer", "9"), "`--layer`: there is no 9, for there are 2 layers"),
-        ("shapes", ("--filter", "nonsense"), "there is no parameter, activation or state `nonsense`"),
+        ("shapes", ("--filter", "nonsense"), "there is no parameter, activation or state"),
         ("lens", ("--position", "x"), "`--position` takes positions such as"),
         ("lens", ("--layer", "7"), "`--layer`: there is no 7, for there are 2 layers"),
         ("lens", ("--layer", "a"), "`--layer` takes numbers and ranges"),

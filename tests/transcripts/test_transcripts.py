@@ -111,10 +111,15 @@ class Session:
         with self.monkeypatch.context() as patch:
             while re.match(r"[A-Z_]+=", words[0]):
                 patch.setenv(*words.pop(0).split("=", 1))
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given or b""), "utf-8"))
-            if given is None:
-                patch.setattr(sys.stdin, "isatty", lambda: True)
-            code, out, err = self.started(words, patch)
+            reading, writing = os.pipe()
+            os.write(writing, given or b"")
+            os.close(writing)
+            with os.fdopen(reading, encoding="utf-8") as pipe:
+                patch.setattr(sys, "stdin", pipe)
+                if given is None:
+                    patch.setattr(sys, "stdin", io.StringIO())
+                    patch.setattr(sys.stdin, "isatty", lambda: True)
+                code, out, err = self.started(words, patch)
         out = chosen(out)
         if to is not None:
             Path(to).write_text(out, encoding="utf-8")
