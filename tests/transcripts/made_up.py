@@ -66,6 +66,7 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
     for name in ("observe.ceilings.measure_ceilings", "commands.ladder.command._measured"):
         _once(monkeypatch, f"llmcli.{name}")
+    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     # `--threads` is shown; beside another worker a second thread would only wait for the first
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
     begun = [Stage(name=name, seconds=1.5) for name in ("import torch", "tokenize")]
@@ -81,14 +82,15 @@ def made_up_machine(monkeypatch, home):
 
 
 def _once(monkeypatch, target):
-    """What a function returns first, it returns every time: one screen is shown in several ways."""
+    """What a function returns first, it returns again: one screen is shown in several ways."""
     module, _, name = target.rpartition(".")
-    function, found = getattr(importlib.import_module(module), name), []
+    function, found = getattr(importlib.import_module(module), name), {}
 
     def first(*args, **options):
-        if not found:
-            found.append(function(*args, **options))
-        return found[0]
+        asked = repr(args[1:4])  # ladder's ids, rungs and options
+        if asked not in found:
+            found[asked] = function(*args, **options)
+        return found[asked]
 
     monkeypatch.setattr(target, first)
 
@@ -177,6 +179,9 @@ MODELS = {
     "claims": _llama(changed=_nan_and_short, beside={"config.json": {"vocab_size": 260}}),
     "label": _llama(beside={"config.json": {"dtype": "float16"}}),
     "misfit": _llama(beside={"config.json": {"intermediate_size": 40}}),
+    "dynamic": _llama(
+        max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
+    ),
     "dbrx": _llama(model_type="dbrx"),
     "bloom": _llama(model_type="bloom"),
     "lone": _lone,
