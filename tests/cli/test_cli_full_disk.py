@@ -192,8 +192,10 @@ def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, step):
         monkeypatch.setattr("llmcli.cli.files._File", full)
     else:
         monkeypatch.setattr(os, step, full)
-    with pytest.raises(WriteFailed, match="no space left"), whole_file(str(path)) as file:
+    told = pytest.raises(WriteFailed, match=r"a\.npz`: no space left on device")
+    with told as caught, whole_file(str(path)) as file:
         file.write(b"new")
+    assert caught.value.hint == "make room on the disk, or write to another one"
     assert path.read_bytes() == b"old"
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["a.npz"]
 

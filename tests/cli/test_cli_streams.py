@@ -23,8 +23,9 @@ ENDLESS = ("--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
 
 def start(tiny, *argv, **streams):
     streams.setdefault("stdin", subprocess.DEVNULL)
+    model = ("-m", tiny, "--random-weights", "--seed", "1")
     return children.start(
-        [sys.executable, "-m", "llmcli", *argv, "-m", tiny, "--random-weights", "--seed", "1"],
+        [sys.executable, "-m", "llmcli", *argv, *(() if argv[0] in ("--help", "env") else model)],
         cwd=ROOT,
         stdout=streams.pop("stdout", subprocess.PIPE),
         stderr=subprocess.PIPE,
@@ -47,19 +48,13 @@ def test_a_closed_pipe_is_silent_and_succeeds(tiny):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["env"], ["tokens", "x"], ["generate", "-n", "3", "x"]]
+    "argv",
+    [["--help"], ["env"], ["tokens", "x", "-q"], ["generate", "-n", "3", "x", "-q"]],
 )
 def test_a_pipe_closed_before_the_first_word(tiny, argv):
     reading, writing = os.pipe()
     os.close(reading)
-    process = (
-        children.start(
-            [sys.executable, "-m", "llmcli", *argv], cwd=ROOT, stdout=writing,
-            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        )
-        if argv[0] in ("--help", "env")
-        else start(tiny, *argv, "-q", stdout=writing)
-    )  # fmt: skip
+    process = start(tiny, *argv, stdout=writing)
     os.close(writing)
     assert finished(process, 0)[1] == ""
 
@@ -73,22 +68,13 @@ FULL = [
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "argv",
-    few([["generate", "-n", "3", "--json", "x"], ["generate", "-n", "3", "x"], ["tokens", "x"]], 1),
-)
+    few([["generate", "-n", "3", "--json", "x", "-q"], ["--help"],
+         ["generate", "-n", "3", "x", "-q"], ["tokens", "x", "-q"]], 2),
+)  # fmt: skip
 def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
     with open("/dev/full", "wb") as full:
-        err = finished(start(tiny, *argv, "-q", stdout=full), 1)[1]
+        err = finished(start(tiny, *argv, stdout=full), 1)[1]
     assert err.splitlines() == FULL
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_help_to_a_full_disk():
-    with open("/dev/full", "wb") as full:
-        done = children.run(
-            [sys.executable, "-m", "llmcli", "--help"], cwd=ROOT, stdout=full,
-            stderr=subprocess.PIPE, check=False,
-        )  # fmt: skip
-    assert (done.returncode, done.stderr.decode().splitlines()) == (1, FULL)
 
 
 def test_an_error_keeps_its_code_where_nobody_reads_it():
