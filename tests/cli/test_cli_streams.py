@@ -15,7 +15,7 @@ import children
 import pytest
 from covers import few
 
-from llmcli.cli.streams import tolerate
+from llmcli.cli.streams import spelled, tolerate
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = ("--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
@@ -261,10 +261,28 @@ def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
     assert "\\u" not in err
 
 
-def test_bytes_that_are_not_utf8_never_reach_a_stream_of_utf8():
-    """In the locale C.UTF-8 Python writes the bytes that a lone surrogate stands for."""
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
+# signs that a stream's encoding lacks; in the locale C.UTF-8 Python writes the bytes that a lone
+# surrogate stands for
+@pytest.mark.parametrize(
+    ("encoding", "text", "written"),
+    [
+        ("ascii", "✓ a · b ≥ −1 × 2 → 中", b"ok a . b >= -1 x 2 -> ?"),
+        ("ascii", "✗✓", b"FAILok"),
+        ("latin-1", "✗ × ² …", b"FAIL \xd7 \xb2 ..."),
+        ("utf-8", "✗ ä \udcff", "✗ ä ?".encode()),
+    ],
+)
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape", "backslashreplace"])
+def test_what_an_encoding_lacks_is_spelled(encoding, text, written, errors):
+    if encoding == "utf-8" and errors == "backslashreplace":
+        return  # which then has a way of its own, and needs none for signs
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors)
     tolerate(stream)
-    stream.write("\udcff ä")
+    stream.write(text)
     stream.flush()
-    assert stream.buffer.getvalue() == "? ä".encode()
+    assert stream.buffer.getvalue() == written
+
+
+def test_spelling_leaves_ascii_alone():
+    text = "".join(map(chr, range(128)))
+    assert spelled(text) == text
