@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import children
 import pytest
@@ -175,6 +176,22 @@ def stand_in(monkeypatch, tmp_path, tiny):
         os.close(locks._held.popitem()[1])
 
 
+@pytest.fixture
+def pulling(stand_in, tmp_path):
+    """`pulling(*argv)`: a process that pulls, and has fetched the first bytes of `b.gguf`."""
+
+    def start(*argv):
+        stand_in.hold["b.gguf"] = 100
+        process = children.start(
+            [sys.executable, "-m", "llmcli", "models", "pull", *argv], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=os.environ | stand_in.environment(tmp_path),
+        )  # fmt: skip
+        assert stand_in.holding.wait(20)
+        return process
+
+    return start
+
+
 def test_pull_fetches_once_and_says_where(cli, stand_in):
     first = cli("models", "pull", "org/name", "tiny", "hf:org/quants/b.gguf")
     assert first.code == 0
@@ -185,6 +202,7 @@ def test_pull_fetches_once_and_says_where(cli, stand_in):
     assert lines[2][1] == "600 B"
     for name, *_, path in lines:
         assert cli("models", "path", name).out == f"{path}\n"
+    assert Path(lines[1][-1], "config.json").is_file()
     listed = cli("models").out
     assert "org/name " in listed
     assert "hf:org/quants/b.gguf " in listed
@@ -221,57 +239,40 @@ def test_one_model_that_cannot_be_had_is_an_error_like_any_other(cli, stand_in):
     assert (refused.code, refused.json()["error"]["kind"]) == (3, "model_not_found")
 
 
-def test_pull_that_is_interrupted_says_what_it_has(stand_in, tmp_path):
-    stand_in.hold["b.gguf"] = 100
-    pulling = children.start(
-        [sys.executable, "-m", "llmcli", "models", "pull", "tiny", "hf:org/quants/b.gguf",
-         "org/name", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | stand_in.environment(tmp_path),
-    )  # fmt: skip
-    assert stand_in.holding.wait(20)
-    pulling.send_signal(signal.SIGINT)
-    out, err = pulling.communicate(timeout=20)
+def test_pull_that_is_interrupted_says_what_it_has(stand_in, pulling):
+    process = pulling("tiny", "hf:org/quants/b.gguf", "org/name", "--json")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
     stand_in.release.set()
-    assert pulling.returncode == 130
+    assert process.returncode == 130
     document = json.loads(out)
     assert [model["name"] for model in document["models"]] == ["tiny"]
     assert (document["failed"], document["finish_reason"]) == ([], "interrupted")
     assert err == b"interrupted after 1 of 3 models\n"
 
 
-def test_what_is_being_pulled_is_not_removed(cli, stand_in, tmp_path):
+def test_what_is_being_pulled_is_not_removed(cli, stand_in, pulling):
     """Another process is in the middle of the second file of a repository."""
-    stand_in.hold["b.gguf"] = 100
     assert cli("models", "pull", "hf:org/quants/a.gguf").code == 0
-    pulling = children.start(
-        [sys.executable, "-m", "llmcli", "models", "pull", "hf:org/quants/b.gguf"],
-        stdout=subprocess.PIPE, env=os.environ | stand_in.environment(tmp_path),
-    )  # fmt: skip
-    assert stand_in.holding.wait(20)
+    process = pulling("hf:org/quants/b.gguf")
     removed = cli("models", "rm", "org/quants", "-y")
     assert removed.code == 1
     assert "in use: another process holds" in removed.err
     assert cli("models", "prune", "--older-than", "0h", "-y").code == 0
     assert cli("models", "path", "hf:org/quants/a.gguf").code == 0
     stand_in.release.set()
-    out, _ = pulling.communicate(timeout=20)
-    assert pulling.returncode == 0
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
     assert b"fetched" in out
     assert (stand_in.cache / "models--org--quants").is_dir()
     assert cli("models", "rm", "org/quants", "-y").code == 0
     assert not (stand_in.cache / "models--org--quants").exists()
 
 
-def test_a_pull_that_was_killed_is_pruned(cli, stand_in, tmp_path):
-    stand_in.hold["b.gguf"] = 100
-    pulling = children.start(
-        [sys.executable, "-m", "llmcli", "models", "pull", "hf:org/quants/b.gguf"],
-        env=os.environ | stand_in.environment(tmp_path),
-    )
-    assert stand_in.holding.wait(20)
-    pulling.kill()
-    pulling.wait(20)
+def test_a_pull_that_was_killed_is_pruned(cli, stand_in, pulling):
+    process = pulling("hf:org/quants/b.gguf")
+    process.kill()
+    process.wait(20)
     halves = list(stand_in.cache.glob("*/blobs/*.incomplete"))
     assert halves
     assert "a stale partial download" in cli("models", "prune", "-y").out
