@@ -37,17 +37,22 @@ def config(_=None):
     )  # fmt: skip
 
 
-FAMILY = Family(
-    name="linear", words="a test", hf_types=("linear",), gguf_archs=(), from_hf=config,
-    from_gguf=config, rules_hf=lambda of: [Rename(s.name, s.name) for s in parameters(of)],
-    rules_gguf=lambda of: (),
-)  # fmt: skip
+def family_of(name, config):
+    """A family of the tests with the names of `llmcli` in its files."""
+    return Family(
+        name=name, words="a test", hf_types=(name,), gguf_archs=(), from_hf=config,
+        from_gguf=config, rules_hf=lambda of: [Rename(s.name, s.name) for s in parameters(of)],
+        rules_gguf=lambda of: (),
+    )  # fmt: skip
 
 
-def write(folder):
+FAMILY = family_of("linear", config)
+
+
+def write(folder, config=config):
     """A directory with random weights and a tokenizer."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "linear"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": config().model_type}))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(str(files("llmcli") / "assets" / "tiny" / name), folder)
     generator = torch.Generator().manual_seed(2)

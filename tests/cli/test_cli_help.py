@@ -76,8 +76,18 @@ def test_a_second_model_that_is_not_supported_is_refused_before_the_first_is_loa
     assert probe(*argv, heavy=("torch",)) == ["4"]
 
 
-def test_tokens_imports_no_torch(tiny):
+@pytest.mark.parametrize(
+    "argv",
+    [["info"], ["info", "--json"], ["shapes"], ["shapes", "--json"], ["shapes", "--names"],
+     ["shapes", "--all"], ["shapes", "--params", "--layer=0"]],
+)  # fmt: skip
+def test_what_is_known_without_weights_imports_no_torch(argv, tiny):
+    assert probe(*argv, "-m", tiny, heavy=("torch",)) == ["0"]
+
+
+def test_tokens_and_families_import_no_torch(tiny):
     assert probe("tokens", "hello", "-m", tiny, heavy=("torch", "numpy")) == ["0"]
+    assert probe("info", "--families", heavy=("torch",)) == ["0"]
 
 
 def test_help_takes_less_than_a_fifth_of_a_second():

@@ -20,75 +20,15 @@ def ladder(cli, folder):
     return lambda *argv: cli("ladder", "-m", folder, *argv)
 
 
-def test_the_table(ladder):
-    result = ladder("ab")
-    assert result.code == 0
-    assert result.err == ""
-    lines = result.out.splitlines()
-    assert lines[0].endswith("(float32 on cpu)")
-    assert lines[1].startswith('"a" "b" and then, one by one, ')
-    assert "✓ every rung agrees with the one before (float32)" in lines
-    assert len(lines) <= 22  # a screen, the command line and the next prompt included
-    for number, name in enumerate(
-        ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused"), 1
-    ):
-        assert any(line.startswith(f"{number}   {name}") for line in lines)
-
-
-def test_the_rungs_that_are_named_are_shown_with_their_formulas(ladder):
-    lines = ladder("ab", "--rung", "3-4").out.splitlines()
-    for number, name in ((3, "matrices"), (4, "heads")):
-        assert any(line.startswith(f"{number}  {name}") for line in lines)  # the formulas
-        assert any(line.startswith(f"{number}   {name}") for line in lines)  # the table
-    assert any(line.startswith("  copy    C as n × d, heads merged") for line in lines)
-
-
 def test_json_has_every_rung(ladder):
     document = ladder("ab", "--json", "--dtype", "float64", "-n", "1", "--batch", "2").json()
-    assert document["schema"] == "llmcli.ladder/1"
-    assert document["ok"] is True
-    assert document["tokens"] == ["a", "b"]
-    assert dict(document["letters"])["b"] == 2
-    assert [rung["number"] for rung in document["rungs"]] == list(range(1, 9))
-    assert all(rung["ok"] for rung in document["rungs"])
     assert all(rung["difference"] <= 1e-9 for rung in document["rungs"][1:])
-    assert document["rungs"][0]["difference"] is None
     assert document["environment"]["torch"]
     steps = document["rungs"][3]["steps"]
-    assert {
-        "formula",
-        "shape",
-        "strides",
-        "source",
-        "moved",
-        "values",
-        "section",
-        "axes",
-        "note",
+    assert set(steps[0]) == {
+        "formula", "shape", "strides", "source", "moved", "values", "section", "axes", "note",
         "token",
-    } == set(steps[0])
-
-
-def test_one_rung_is_explained(ladder):
-    result = ladder("ab", "--rung", "4", "--explain")
-    assert result.code == 0
-    assert "without numbers: steps of rung 3 that have more axes here" in result.out
-    assert "copy  C as n × d, heads merged" in result.out
-    assert "rung 4: logits differ from the rung before by at most" in result.out
-    assert "tok/s" not in result.out
-
-
-def test_rungs_have_names(ladder):
-    document = ladder("ab", "--rung", "cache,4", "--json").json()
-    assert [rung["name"] for rung in document["rungs"]] == ["heads", "cache"]
-    hint = ladder("ab", "--rung", "cashe").err
-    assert "1 loops, 2 rows" in hint
-
-
-def test_no_prompt_means_the_built_in_one(ladder):
-    result = ladder("--rung", "6")
-    assert result.err == "note: no prompt was given: `In the beginning` is used\n"
-    assert '"I" "n" " " "t" "h" "e"' in result.out
+    }  # fmt: skip
 
 
 def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
@@ -120,49 +60,6 @@ def test_files(ladder, tmp_path):
     assert failed.json()["error"]["kind"] == "write_failed"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--rung", "9"), "`--rung 9` names no rungs of the ladder"),
-        (("--rung", "0"), "`--rung 0` names no rungs"),
-        (("--rung", "5-3"), "`--rung 5-3` names no rungs"),
-        (("--rung", "x"), "`--rung x` names no rungs"),
-        (("--rung", ""), "`--rung ` names no rungs"),
-        (("--explain",), "`--explain` explains one rung"),
-        (("--explain", "--rung", "2-3"), "`--explain` explains one rung at a time"),
-        (("--explain", "--rung", "2", "--beyond"), "`--explain` and `--beyond` exclude"),
-        (("-o", "chart.gif"), "`-o chart.gif` does not end in .png or .json"),
-        (("-n", "0"), "`--tokens` must be between 1 and 32"),
-        (("--batch", "0"), "`--batch` must be between 1 and 256"),
-        (("--dtype", "bfloat16"), "`--dtype bfloat16` rounds too coarsely"),
-        (("--ids", "1,999"), "outside the vocabulary"),
-        (("--context-length", "3"), "do not fit the context of 3"),
-    ],
-)
-def test_what_cannot_be_is_refused(ladder, argv, message):
-    prompt = () if "--ids" in argv else ("ab",)
-    result = ladder(*prompt, *argv)
-    assert result.code == 2
-    assert message in result.err
-    assert result.out == ""
-
-
-def test_a_derivation_is_for_people(ladder):
-    result = ladder("ab", "--explain", "--rung", "2", "--json")
-    assert result.code == 2
-    assert result.json()["error"]["message"] == "`--explain` and `--json` exclude each other"
-
-
-def test_a_pipe_is_read_only_where_it_is_asked_for(ladder, monkeypatch, tmp_path):
-    (tmp_path / "text").write_text("xyz")
-    with (tmp_path / "text").open() as stream:
-        monkeypatch.setattr("sys.stdin", stream)
-        assert '"a" "b"' in ladder("ab", "--rung", "8").out
-    with (tmp_path / "text").open() as stream:
-        monkeypatch.setattr("sys.stdin", stream)
-        assert '"x" "y" "z"' in ladder("-", "--rung", "8").out
-
-
 @pytest.mark.parametrize("rung", [1, 4])
 def test_ctrl_c_keeps_the_rungs_that_were_reached(ladder, monkeypatch, rung):
     from llmcli.commands.ladder.measure.runner import RUNGS
@@ -180,18 +77,6 @@ def test_ctrl_c_keeps_the_rungs_that_were_reached(ladder, monkeypatch, rung):
     assert [found["number"] for found in document["rungs"]] == [1, 2, 3]
     assert document["interrupted"] is True
     assert "interrupted after rung 3" in result.err
-
-
-def test_rotations_that_depend_on_the_length_are_refused_where_they_do(cli, tmp_path):
-    folder = write_tiny(
-        tmp_path / "m", weights=True, max_position_embeddings=8,
-        rope_scaling={"rope_type": "dynamic", "factor": 2.0},
-    )  # fmt: skip
-    result = cli("ladder", "-m", str(folder), "abcdefg", "--context-length", "20")
-    assert result.code == 2
-    assert "beyond 8 tokens this model rotates by the length" in result.err
-    short = cli("ladder", "-m", str(folder), "abcdef", "--rung", "5-7", "--context-length", "20")
-    assert short.code == 0
 
 
 def test_the_names_are_those_of_the_rungs():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
-import os
 import struct
 
 import pytest
@@ -45,22 +43,6 @@ def wrong(monkeypatch):
     )
 
 
-def test_a_grid_and_its_checks(lens, path):
-    result = lens("hello", "--dtype", "float32")
-    assert result.code == 0
-    assert result.err == ""
-    lines = result.out.splitlines()
-    assert lines[0] == f"{path} (float32 on cpu)"
-    assert lines[1].split() == ["position", "0", "1", "2", "3", "4"]
-    assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
-    assert [line.split()[0] for line in lines[4:7]] == ["embed", "0", "1"]
-    assert lines[8].split()[0] == "settled"
-    assert lines[-1] == "✓ 5 checks · --checks"
-    full = lens("hello", "--dtype", "float32", "--checks").out.splitlines()
-    assert [line[0] for line in full[-5:]] == ["✓"] * 5
-    assert full[-5].startswith("✓ the last row is the model's output, in probability · ")
-
-
 def test_json_is_the_models_own_output(lens, path):
     document = lens("hello", "--json", "-k", "3", "--mid", "--dtype", "float32").json()
     assert document["schema"] == "llmcli.lens/1"
@@ -90,31 +72,6 @@ def test_json_is_the_models_own_output(lens, path):
         assert document["targets"][t]["id"] == int(top.indices[0])
 
 
-def test_without_a_prompt_the_built_in_one_is_looked_at_and_said(lens):
-    result = lens("--layer", "-1", "--position", "-1", "--json")
-    assert result.err == "note: no prompt was given: `In the beginning God created …` is used\n"
-    assert "".join(t["text"] for t in result.json()["tokens"]).endswith("the deep.")
-
-
-def test_a_pipe_is_read(cli, path, monkeypatch):
-    reading, writing = os.pipe()
-    os.write(writing, b"abc\n")
-    os.close(writing)
-    with io.TextIOWrapper(os.fdopen(reading, "rb")) as stream:
-        monkeypatch.setattr("sys.stdin", stream)
-        document = cli("lens", "-m", path, "--json").json()
-    assert [token["text"] for token in document["tokens"]] == ["a", "b", "c"]
-
-
-def test_positions_and_layers(lens):
-    document = lens("hello", "--json", "--position", "1:3", "--layer", "0").json()
-    assert document["positions"] == [1, 2]
-    assert [row["name"] for row in document["rows"]] == NAMES[1:]
-    one = lens("hello", "--position", "-2")
-    assert 'position 3 of 5: after "l" · output ' in one.out
-    assert "probability and rank of" in one.out
-
-
 def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch):
     monkeypatch.setattr("llmcli.cli.output.Screen.of", narrow)
     asked = []
@@ -140,33 +97,7 @@ def narrow(stream, environ):
     return Screen(True, False, False, 40)
 
 
-def test_new_tokens_are_looked_at_too(lens):
-    document = lens("hello", "--generate", "4", "--json").json()
-    ids = [token["id"] for token in document["tokens"]]
-    assert document["prompt_tokens"] == 5
-    assert 6 <= len(ids) <= 9
-    assert document["positions"] == list(range(len(ids)))
-    written = [target["id"] for target in document["targets"]][4 : len(ids) - 1]
-    assert written == ids[5:]
-
-
-def test_a_target(lens):
-    document = lens("hello", "--target", "x", "--json").json()
-    assert {target["text"] for target in document["targets"]} == {"x"}
-    assert document["target"] == "the token given"
-    after = lens("hello", "--target", "next", "--json").json()
-    assert [target["text"] for target in after["targets"]][:4] == ["e", "l", "l", "o"]
-    shown = lens("hello", "--target", "next").out.splitlines()
-    assert shown[3].split()[:5] == ["target", "e", "l", "l", "o"]
-    rank = after["rows"][0]["cells"][0]["target_rank"]
-    assert shown[5].split()[:2] == ["embed", str(rank)]
-    assert "rank of the next token of the text" in "\n".join(shown)
-
-
-def test_targets_that_are_no_token(lens, path):
-    result = lens("hello", "--target", "xyz")
-    assert result.code == 2
-    assert "`--target xyz` is 3 tokens, not one: `x`, `y`, `z`" in result.err
+def test_targets_that_are_no_token(path):
     tokenizer = load(path, dtype="float32").tokenizer
     assert parse_target("'x'", tokenizer, 261) == parse_target("x", tokenizer, 261)
     assert parse_target("output", tokenizer, 261) == "output"
@@ -194,65 +125,6 @@ def test_a_word_without_its_space_is_pointed_out():
     assert caught.value.hint.startswith('did you mean `--target " Paris"`?')
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (("--position", "9"), "`--position`: there is no 9, for there are 5 tokens"),
-        (("--position", "x"), "`--position` takes positions such as"),
-        (("--layer", "2"), "`--layer`: there is no 2, for there are 2 layers"),
-        (("-k", "0"), "`--top` must be between 1 and 1000, not `0`"),
-        (("--generate", "300"), "`--generate 300` does not fit"),
-        (("-o", "x.pdf"), "`-o x.pdf` does not end in .html, .png, .json or .csv"),
-    ],
-)
-def test_what_cannot_be_is_a_usage_error(argv, words, lens):
-    result = lens("hello", *argv)
-    assert result.code == 2
-    assert words in result.err
-    assert result.out == ""
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (("--position", "x"), "`--position` takes positions such as"),
-        (("--layer", "7"), "`--layer`: there is no 7, for there are 2 layers"),
-        (("--layer", "a"), "`--layer` takes numbers and ranges"),
-        (("-o", "x.pdf"), "`-o x.pdf` does not end in .html"),
-    ],
-)
-def test_it_is_refused_before_the_weights_are_read(argv, words, lens, monkeypatch):
-    monkeypatch.setattr("llmcli.loading.load.load_checkpoint", lambda *_, **__: pytest.fail("read"))
-    result = lens("hello", *argv)
-    assert result.code == 2
-    assert words in result.err
-
-
-@pytest.mark.parametrize(
-    ("target", "note"),
-    [
-        ("c", 'note: `--target c` is the token without a space; `--target " c"` is another one'),
-        ("' c'", ""),
-        ("next", ""),
-        ("output", ""),
-    ],
-)
-def test_a_target_that_is_another_with_a_space_is_told(target, note, cli, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    result = cli("lens", "-m", "tiny", "The capital", "--target", target, "--position", "0")
-    assert result.code == 0
-    assert result.err.strip() == note
-
-
-def test_a_target_that_with_a_space_is_the_output_is_told(cli, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    asked = ("lens", "-m", "tiny", "And there was", "--position")
-    assert cli(*asked, "-1", "--json").json()["targets"][0]["text"] == " a"
-    result = cli(*asked, "-1", "--target", "a")
-    assert result.err.strip().endswith("is another one, the model's top token here")
-    assert cli(*asked, "0", "--target", "a").err.strip().endswith("is another one")
-
-
 def test_generated_tokens_are_marked_everywhere(lens, tmp_path):
     file = tmp_path / "out.csv"
     result = lens("hello", "--generate", "2", "-o", str(file))
@@ -265,14 +137,6 @@ def test_generated_tokens_are_marked_everywhere(lens, tmp_path):
     assert "cache" in lens("hello", "--generate", "2", "--json").json()["checks"]
 
 
-def test_settled_is_the_same_whatever_is_shown(cli, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    asked = ("lens", "-m", "tiny", "The capital of France is", "--json")
-    whole, part = cli(*asked).json(), cli(*asked, "--layer", "2-3").json()
-    assert part["settled"] == whole["settled"]
-    assert not {*part["settled"]} <= {row["name"] for row in part["rows"]}
-
-
 def test_a_last_row_that_is_not_the_output_is_shown_and_exits_1(lens, wrong):
     result = lens("hello")
     assert result.code == 1
@@ -283,17 +147,6 @@ def test_a_last_row_that_is_not_the_output_is_shown_and_exits_1(lens, wrong):
     assert document["ok"] is False
     assert document["checks"]["output"]["ok"] is False
     assert document["checks"]["residual_stream"]["ok"] is True
-
-
-def test_nan_is_exit_7(lens, monkeypatch):
-    plain = Norm.__call__
-    monkeypatch.setattr(
-        Norm, "__call__",
-        lambda self, x: plain(self, x) * (math.nan if self.name == "blocks.1.ln2" else 1),
-    )  # fmt: skip
-    result = lens("hello")
-    assert result.code == 7
-    assert "`blocks.1.resid_post` is not finite at position 0" in result.err
 
 
 def test_files(lens, tmp_path):
@@ -389,15 +242,3 @@ def test_the_size_is_what_was_said_within_a_tenth(kind, argv, cli, tmp_path, mon
     file = tmp_path / f"out.{kind}"
     assert cli("lens", "-m", "tiny", *argv, "-o", str(file)).code == 0
     assert file.stat().st_size == pytest.approx(said[0], rel=0.1)
-
-
-def test_a_checkpoint_without_a_tokenizer_takes_ids(cli, path, tmp_path):
-    from shutil import copytree
-
-    bare = copytree(path, tmp_path / "bare")
-    (bare / "tokenizer.json").unlink()
-    (bare / "tokenizer_config.json").unlink()
-    result = cli("lens", "-m", str(bare), "--ids", "9,8,7", "--target", "7")
-    assert result.code == 0
-    assert result.out.splitlines()[2].split() == ["token", "9", "8", "7"]
-    assert result.out.splitlines()[3].split() == ["target", "7", "7", "7"]

@@ -66,76 +66,6 @@ def test_what_lies_in_the_cache_cannot_move_the_cursor(cli, hub):
         assert not set(result.out) & {"\x1b", "\x07"}
 
 
-def test_a_path_is_for_scripts(cli, hub):
-    result = cli("models", "path", "org/name")
-    assert result.code == 0
-    assert result.out == f"{hub}/models--org--name/snapshots/{'a' * 40}\n"
-    assert Path(cli("models", "path", "tiny").out.strip(), "config.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "line"),
-    [
-        (["path", "smollm2"], 3, "hint: `llmcli models pull smollm2` fetches it"),
-        (["path", "org/nowhere"], 3, "hint: `llmcli models pull org/nowhere` fetches it"),
-        (["path", "tinny"], 3, "hint: did you mean `tiny`?"),
-        (["path"], 2, "needs NAME"),
-        (["rm"], 2, "needs NAME..."),
-        (["pull"], 2, "needs NAME..."),
-        (["pull", "tinny"], 3, "hint: did you mean `tiny`?"),
-        (["pull", "tiny", "./x"], 2, "`./x` is a path"),
-        (["pull", "org/name/m.gguf"], 2, "hub write `hf:org/name/m.gguf`"),
-        (["pull", "tiny", "--revision", "v1"], 2, "`--revision` goes with a model from the hub"),
-        (["rm", "tiny"], 2, "ships with llmcli"),
-        (["rm", "org/nam", "-y"], 3, "did you mean `org/name`?"),
-        (["prune", "--older-than", "soon"], 2, "such as `--older-than 30d`"),
-        (["prune", "--older-than", "-1d"], 2, "`--older-than`"),
-        (["lst"], 2, "did you mean `llmcli models list`?"),
-        (["remove"], 2, "needs NAME..."),
-        (["delete", "tiny"], 2, "ships with llmcli"),
-        (["ls", "x"], 2, "one argument too many"),
-        (["nonsense"], 2, "hint: the commands are models list, models pull, models rm, "),
-        (["verify", "--help"], 2, "there is no command `models verify`"),
-        (["help"], 2, "see `llmcli models --help`"),
-        (["path", "org/name", "--revision", "v2"], 3, "models pull org/name --revision v2`"),
-        (["path", "tiny", "--revision", "v2"], 2, "goes with a model from the hub"),
-        (["rm", "org/name", "--revision", "v2", "-y"], 3, "did you mean `org/name`?"),
-        (["rm", "org/name@main", "--revision", "v2", "-y"], 2, "two different revisions"),
-        (["pull", "org/nowhere", "--offline"], 6, "offline mode allows no download"),
-        (["-m", "tiny"], 2, "there is no option `-m`"),
-    ],
-)
-def test_errors(cli, hub, argv, code, line):
-    before = tree_of(hub)
-    result = cli("models", *argv)
-    assert result.code == code
-    assert line in result.err
-    assert result.out == ""
-    assert tree_of(hub) == before
-
-
-@pytest.mark.parametrize("word", ["list", "pull", "rm", "path", "prune"])
-def test_the_second_word_alone(cli, word):
-    result = cli(word, "x")
-    assert result.code == 2
-    assert result.err.splitlines()[1] == f"hint: did you mean `llmcli models {word}`?"
-
-
-def test_nobody_can_be_asked_here(cli, hub):
-    before = tree_of(hub)
-    result = cli("models", "rm", "org/name")
-    assert result.code == 2
-    assert "hint: add `--yes`, or `--dry-run`" in result.err
-    dry = cli("models", "rm", "org/name", "--dry-run")
-    assert dry.code == 0
-    assert "would free 2 KiB" in dry.out
-    assert tree_of(hub) == before
-    result = cli("models", "rm", "org/name", "--yes")
-    assert result.code == 0
-    assert result.out == dry.out.replace("would free", "freed")
-    assert tree_of(hub) == {}
-
-
 def test_json_of_what_goes(cli, hub):
     dry = cli("models", "rm", "org/name", "--dry-run", "--json").json()
     done = cli("models", "rm", "org/name", "-y", "--json").json()
@@ -246,6 +176,22 @@ def stand_in(monkeypatch, tmp_path, tiny):
         os.close(locks._held.popitem()[1])
 
 
+@pytest.fixture
+def pulling(stand_in, tmp_path):
+    """`pulling(*argv)`: a process that pulls, and has fetched the first bytes of `b.gguf`."""
+
+    def start(*argv):
+        stand_in.hold["b.gguf"] = 100
+        process = children.start(
+            [sys.executable, "-m", "llmcli", "models", "pull", *argv], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=os.environ | stand_in.environment(tmp_path),
+        )  # fmt: skip
+        assert stand_in.holding.wait(20)
+        return process
+
+    return start
+
+
 def test_pull_fetches_once_and_says_where(cli, stand_in):
     first = cli("models", "pull", "org/name", "tiny", "hf:org/quants/b.gguf")
     assert first.code == 0
@@ -256,6 +202,7 @@ def test_pull_fetches_once_and_says_where(cli, stand_in):
     assert lines[2][1] == "600 B"
     for name, *_, path in lines:
         assert cli("models", "path", name).out == f"{path}\n"
+    assert Path(lines[1][-1], "config.json").is_file()
     listed = cli("models").out
     assert "org/name " in listed
     assert "hf:org/quants/b.gguf " in listed
@@ -292,57 +239,40 @@ def test_one_model_that_cannot_be_had_is_an_error_like_any_other(cli, stand_in):
     assert (refused.code, refused.json()["error"]["kind"]) == (3, "model_not_found")
 
 
-def test_pull_that_is_interrupted_says_what_it_has(stand_in, tmp_path):
-    stand_in.hold["b.gguf"] = 100
-    pulling = children.start(
-        [sys.executable, "-m", "llmcli", "models", "pull", "tiny", "hf:org/quants/b.gguf",
-         "org/name", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | stand_in.environment(tmp_path),
-    )  # fmt: skip
-    assert stand_in.holding.wait(20)
-    pulling.send_signal(signal.SIGINT)
-    out, err = pulling.communicate(timeout=20)
+def test_pull_that_is_interrupted_says_what_it_has(stand_in, pulling):
+    process = pulling("tiny", "hf:org/quants/b.gguf", "org/name", "--json")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
     stand_in.release.set()
-    assert pulling.returncode == 130
+    assert process.returncode == 130
     document = json.loads(out)
     assert [model["name"] for model in document["models"]] == ["tiny"]
     assert (document["failed"], document["finish_reason"]) == ([], "interrupted")
     assert err == b"interrupted after 1 of 3 models\n"
 
 
-def test_what_is_being_pulled_is_not_removed(cli, stand_in, tmp_path):
+def test_what_is_being_pulled_is_not_removed(cli, stand_in, pulling):
     """Another process is in the middle of the second file of a repository."""
-    stand_in.hold["b.gguf"] = 100
     assert cli("models", "pull", "hf:org/quants/a.gguf").code == 0
-    pulling = children.start(
-        [sys.executable, "-m", "llmcli", "models", "pull", "hf:org/quants/b.gguf"],
-        stdout=subprocess.PIPE, env=os.environ | stand_in.environment(tmp_path),
-    )  # fmt: skip
-    assert stand_in.holding.wait(20)
+    process = pulling("hf:org/quants/b.gguf")
     removed = cli("models", "rm", "org/quants", "-y")
     assert removed.code == 1
     assert "in use: another process holds" in removed.err
     assert cli("models", "prune", "--older-than", "0h", "-y").code == 0
     assert cli("models", "path", "hf:org/quants/a.gguf").code == 0
     stand_in.release.set()
-    out, _ = pulling.communicate(timeout=20)
-    assert pulling.returncode == 0
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
     assert b"fetched" in out
     assert (stand_in.cache / "models--org--quants").is_dir()
     assert cli("models", "rm", "org/quants", "-y").code == 0
     assert not (stand_in.cache / "models--org--quants").exists()
 
 
-def test_a_pull_that_was_killed_is_pruned(cli, stand_in, tmp_path):
-    stand_in.hold["b.gguf"] = 100
-    pulling = children.start(
-        [sys.executable, "-m", "llmcli", "models", "pull", "hf:org/quants/b.gguf"],
-        env=os.environ | stand_in.environment(tmp_path),
-    )
-    assert stand_in.holding.wait(20)
-    pulling.kill()
-    pulling.wait(20)
+def test_a_pull_that_was_killed_is_pruned(cli, stand_in, pulling):
+    process = pulling("hf:org/quants/b.gguf")
+    process.kill()
+    process.wait(20)
     halves = list(stand_in.cache.glob("*/blobs/*.incomplete"))
     assert halves
     assert "a stale partial download" in cli("models", "prune", "-y").out

@@ -89,73 +89,6 @@ def test_env_says_where_settings_come_from(cli, monkeypatch):
     assert next(s for s in flagged if s["name"] == "model")["source"] == "flag"
 
 
-def test_tokens(cli, tiny):
-    document = cli("tokens", "-m", tiny, "hé <|end|>", "--json").json()
-    assert document["schema"] == "llmcli.tokens/1"
-    assert [(t["text"], t["start"], t["end"], t["special"]) for t in document["tokens"]] == [
-        ("h", 0, 1, False), ("\\xc3", 1, 2, False), ("\\xa9", 2, 3, False), (" ", 3, 4, False),
-        ("<|end|>", 4, 11, True),
-    ]  # fmt: skip
-    assert document["eos"] == [0]
-    plain = cli("tokens", "-m", tiny, "<|end|>", "--no-special", "--json").json()
-    assert [token["text"] for token in plain["tokens"]] == list("<|end|>")
-    ids = cli("tokens", "-m", tiny, "--ids", "76,77", "--json").json()
-    assert [(t["text"], t["start"], t["end"]) for t in ids["tokens"]] == [("h", 0, 1), ("i", 1, 2)]
-
-
-def test_tokens_of_the_template(cli, tiny):
-    result = cli("tokens", "-m", tiny, "hi", "--chat", "--system", "s")
-    totals, rest = result.out.split("\n\n", 1)
-    assert totals.startswith("8 tokens · 48 bytes")
-    assert rest.startswith("rendered template\n<|system|>s<|end|><|user|>hi<|end|><|assist")
-    document = cli("tokens", "-m", tiny, "hi", "--chat", "--json").json()
-    assert document["rendered"] == "<|user|>hi<|end|><|assistant|>"
-    assert [token["id"] for token in document["tokens"]] == [1, 76, 77, 0, 2]
-
-
-def test_score(cli, tmp_path):
-    folder = str(write_tiny(tmp_path / "m", weights=True))
-    document = cli("score", "-m", folder, "hello wörld", "--dtype", "float32", "--json").json()
-    assert document["schema"] == "llmcli.score/1"
-    assert document["tokens"][0] == {
-        "id": 76, "text": "h", "logprob": None, "rank": None, "bytes": "68",
-    }  # fmt: skip
-    assert document["tokens_scored"] == document["bytes_scored"] == 11
-    logprobs = [token["logprob"] for token in document["tokens"][1:]]
-    assert document["mean_logprob"] == pytest.approx(sum(logprobs) / 11)
-    assert document["perplexity"] == pytest.approx(math.exp(-document["mean_logprob"]))
-    assert document["bits_per_byte"] == pytest.approx(-sum(logprobs) / 11 / math.log(2))
-    exact = cli("score", "-m", folder, "hello wörld", "--dtype", "float64", "--json").json()
-    assert exact["mean_logprob"] == pytest.approx(document["mean_logprob"], abs=1e-5)
-    assert "perplexity" in cli("score", "-m", folder, "hello").out
-
-
-def test_score_versus(cli, tmp_path):
-    folder = str(write_tiny(tmp_path / "m", weights=True))
-    other = str(write_tiny(tmp_path / "o", weights=True, rms_norm_eps=0.5))
-    base = ("score", "-m", folder, "hello", "--dtype", "float64")
-    document = cli(*base, "--versus", other, "--json").json()
-    theirs = document["versus"]
-    assert theirs["model"]["name"] == other
-    assert theirs["difference"]["same_tokens"] is True
-    assert theirs["difference"]["mean_logprob"] == pytest.approx(
-        theirs["mean_logprob"] - document["mean_logprob"]
-    )
-    assert abs(theirs["difference"]["mean_logprob"]) > 1e-6
-    assert "is better by" in cli(*base, "--versus", other).out
-
-
-def test_score_of_a_long_text_and_of_one_token(cli, tmp_path):
-    folder = str(write_tiny(tmp_path / "m", weights=True))
-    document = cli("score", "-m", folder, "abc" * 100, "--json").json()
-    assert (document["window"], document["stride"]) == (128, 64)
-    assert document["tokens_scored"] == 299
-    one = cli("score", "-m", folder, "a", "--json")
-    assert one.json()["perplexity"] is None
-    assert "single token" in one.err
-    assert cli("score", "-m", folder, "abc", "--stride", "128").code == 2
-
-
 def test_a_note_does_not_end_up_behind_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("llmcli.cli.progress.PATIENCE_S", 0)
     out = Output("models", OutputOptions())
@@ -171,3 +104,9 @@ def test_a_note_does_not_end_up_behind_a_bar(capsys, monkeypatch):
     assert "downloading y" in rest
     out.note("after it")
     assert capsys.readouterr().err == "note: after it\n"
+
+
+def test_single_precision_scores_the_same(cli, tmp_path):
+    base = ("score", "-m", str(write_tiny(tmp_path / "m", weights=True)), "hello wörld", "--json")
+    single, double = (cli(*base, "--dtype", dtype).json() for dtype in ("float32", "float64"))
+    assert double["mean_logprob"] == pytest.approx(single["mean_logprob"], abs=1e-5)

@@ -13,7 +13,6 @@ from linear_family import DELTA, FAMILY, SSM, config, write
 from safetensors.torch import load_file
 
 import llmcli.nn.recurrent as nn
-from llmcli.families.family import families
 from llmcli.ops.recurrence import Map
 from llmcli.parts.delta import forward as delta
 
@@ -26,26 +25,13 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    known = (*families(), FAMILY)
-    for module in ("families.family", "commands.info.measure"):
-        monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
+def known(registered):
+    registered(FAMILY)
 
 
 @pytest.fixture
-def run(cli, path):
-    """A command's document, which ends well with every check green."""
-
-    def run(command, *argv):
-        result = cli(command, "-m", path, *argv, "--json", "--debug")
-        assert result.code == 0, result.err
-        document = result.json()
-        assert errors(document, command) == []
-        checks = document.get("checks", [])
-        assert all(one["ok"] for one in (checks.values() if isinstance(checks, dict) else checks))
-        return document
-
-    return run
+def run(green, path):
+    return lambda command, *argv: green(command, "-m", path, *argv)
 
 
 DTYPES = ["float64", "float32", "bfloat16"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tracemalloc
 
 import pytest
@@ -16,39 +15,6 @@ from llmcli.commands.score import measure as measured
 @pytest.fixture
 def folder(tmp_path):
     return write_tiny(tmp_path / "m", weights=True)
-
-
-def test_ids_without_a_tokenizer_are_scored_but_not_in_bytes(cli, folder):
-    os.remove(folder / "tokenizer.json")
-    base = ("score", "-m", str(folder), "--ids", "70,71,72,73", "--dtype", "float64")
-    shown = cli(*base).out
-    assert "undefined: no tokenizer, so no bytes" in shown
-    assert {token["bytes"] for token in cli(*base, "--json").json()["tokens"]} == {None}
-    assert "nothing was scored" not in shown
-    assert '""' not in shown
-    assert shown.splitlines()[-6].split() == ["#", "id", "logprob", "prob", "rank"]
-    assert "\nidentical" in cli(*base, "--versus", str(folder)).out
-    other = write_tiny(folder.parent / "o", weights=True, rms_norm_eps=0.5)
-    compared = cli(*base, "--versus", str(other)).out
-    assert "is better: its mean logprob is higher" in compared
-    assert "nothing was scored" not in compared
-
-
-def test_models_are_named(cli, folder):
-    base = ("score", "-m", str(folder), "hello", "--dtype", "float64")
-    title = f"{folder} (float64 on cpu)"
-    assert cli(*base).out.splitlines()[0] == title
-    lines = cli(*base, "--versus", str(folder)).out.splitlines()
-    assert [lines[0], lines[2]] == [f"A  {title}", f"B  {title}"]
-
-
-def test_all_tokens_only_where_asked_for(cli, folder):
-    base = ("score", "-m", str(folder), "ab" * 40)
-    assert "most surprising 20 of 80: --all or --json" in cli(*base).out
-    whole = cli(*base, "--all").out
-    assert "most surprising" not in whole
-    assert len(whole.splitlines()) == 1 + 1 + 2 + 80
-    assert len(cli(*base, "--json").json()["tokens"]) == 80
 
 
 def test_alone_on_a_terminal_it_scores_the_built_in_text(cli, tmp_path, monkeypatch):

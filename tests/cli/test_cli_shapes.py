@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from dataclasses import replace
 
-import children
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
-from safetensors.numpy import save_file
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import total_work
@@ -19,27 +15,6 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.shapes.measure import ran
 from llmcli.families import translate
 from llmcli.graph.spec import Call
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["-m", "tiny"],
-        ["-m", "tiny", "--json"],
-        ["-m", "tiny", "--names"],
-        ["-m", "tiny", "--all"],
-        ["--params", "--layer=0"],
-    ],
-)
-def test_torch_is_never_imported_without_a_prompt(argv, tiny):
-    code = "import sys; from llmcli.cli.app import main; code = main(sys.argv[1:]); "
-    code += "sys.exit(code or (99 if 'torch' in sys.modules else 0))"
-    argv = argv if "-m" in argv else ["-m", tiny, *argv]
-    done = children.run(
-        [sys.executable, "-c", code, "shapes", *argv], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout
 
 
 def test_the_document_has_every_tensor(cli, tmp_path):
@@ -86,27 +61,6 @@ def test_the_document_has_every_tensor(cli, tmp_path):
     )
 
 
-def test_a_prompt_is_run_and_compared(run_tiny):
-    document = run_tiny("shapes", "abc", "--batch", "2", "--json", "--threads", "1").json()
-    assert (document["tokens"], document["batch"], document["ran"]) == (3, 2, True)
-    names = ("shapes", "dtypes", "memory", "derived", "cache", "copies", "parameters")
-    assert {f"ran_{name}" for name in names} <= set(document["checks"])
-    assert all(check["ok"] for check in document["checks"].values())
-    assert [token["text"] for token in document["prompt"]] == ["a", "b", "c"]
-    ids = run_tiny("shapes", "--ids", "7,8,9,10", "--json").json()
-    assert ids["tokens"] == 4
-    assert 'prompt of 3 tokens · "a" · "b" · "c"' in run_tiny("shapes", "abc", "--layer=0").out
-
-
-@pytest.mark.parametrize("command", ["shapes", "dump", "attention", "lens"])
-def test_a_models_name_as_text_is_told(run_tiny, command):
-    name = ("--name", "embed") if command == "dump" else ()
-    note = "note: `tiny` is the text that is read; the model of that name is `-m tiny`"
-    assert note in run_tiny(command, "tiny", *name).err
-    assert note not in run_tiny(command, "tiny", *name, "-q").err
-    assert "of that name" not in run_tiny(command, "tiny words", *name).err
-
-
 def test_a_check_that_does_not_hold_is_shown_and_exits_1(run_tiny, monkeypatch):
     honest = ran.ShapesRequest.plan
 
@@ -129,38 +83,12 @@ def test_a_check_that_does_not_hold_is_shown_and_exits_1(run_tiny, monkeypatch):
     assert not document.json()["checks"]["ran_shapes"]["ok"]
 
 
-def test_weights_of_another_model_are_seen_without_reading_them(cli, tmp_path):
-    folder = write_tiny(tmp_path / "m", weights=True)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
-    result = cli("shapes", "-m", folder, "--params")
-    assert result.code == 4  # as of every command that would load them
-    assert "the checkpoint does not fit its own configuration" in result.err
-    assert "`model.layers.0.mlp.down_proj.weight` should be [32, 40] but is [32, 48]" in result.err
-    assert "✗ check failed" in result.out
-
-
 def test_a_configuration_alone_is_enough(cli, tiny):
     result = cli("shapes", "-m", tiny, "--all")
     assert result.code == 0
     assert "blocks.{0-1}.mlp.W_down" in result.out
     assert "×2, layers 0-1, identical" in result.out
     assert "checkpoint" not in result.out
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--params", "--activations"], "`--params` and `--activations` exclude each other"),
-        (["--params", "--phase", "decode"], "`--phase` is about activations and the cache"),
-        (["abc", "--tokens", "3"], "`--tokens` goes without a prompt"),
-        (["abc", "--names"], "`--names` goes without a prompt"),
-    ],
-)
-def test_options_that_leave_each_other_nothing_to_do_are_refused(cli, tiny, argv, message):
-    result = cli("shapes", "-m", tiny, *argv)
-    assert result.code == 2
-    assert message in result.err
 
 
 def test_what_is_shown_can_be_chosen(cli, tiny):
@@ -182,112 +110,27 @@ def test_what_is_shown_can_be_chosen(cli, tiny):
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("command", "argv", "words"),
     [
-        (("--layer", "2"), "there are 2 layers"),
-        (("--filter", "blocks.*.attn.patern"), "did you mean `blocks.*.attn.pattern`"),
-        (("--filter", "pos_embed"), "this model has no `pos_embed`"),
-        (("--layer", "0", "--filter", "logits"), "leave no tensor"),
-        (("text", "--tokens", "3"), "without a prompt"),
-        (("text", "--names"), "without a prompt"),
-        (("--phase", "both", "--tokens", "0"), "--tokens"),
+        ("shapes", ("--layer", "9"), "`--layer`: there is no 9, for there are 2 layers"),
+        ("shapes", ("--filter", "nonsense"), "there is no parameter, activation or state"),
+        ("lens", ("--position", "x"), "`--position` takes positions such as"),
+        ("lens", ("--layer", "7"), "`--layer`: there is no 7, for there are 2 layers"),
+        ("lens", ("--layer", "a"), "`--layer` takes numbers and ranges"),
+        ("lens", ("-o", "x.pdf"), "`-o x.pdf` does not end in .html"),
     ],
 )
-def test_what_cannot_be_is_refused(cli, tiny, argv, words):
-    result = cli("shapes", "-m", tiny, "--random-weights", *argv)
+def test_what_is_not_there_is_refused_before_the_weights(
+    cli, tiny, command, argv, words, monkeypatch
+):
+    monkeypatch.setattr("llmcli.loading.load.load_checkpoint", lambda *_, **__: pytest.fail("read"))
+    result = cli(command, "-m", tiny, "text", *argv)
     assert result.code == 2
     assert words in result.err
 
 
-@pytest.mark.parametrize("argv", [("--layer", "9"), ("--filter", "nonsense")])
-def test_what_is_not_there_is_refused_before_the_weights(cli, tiny, argv, monkeypatch):
-    monkeypatch.setattr("llmcli.loading.load.load_checkpoint", lambda *_, **__: pytest.fail("read"))
-    assert cli("shapes", "-m", tiny, "text", *argv).code == 2
-
-
-def test_a_model_is_one_table_and_all_has_everything(cli, tiny, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    brief = cli("shapes", "-m", tiny)
-    assert brief.code == 0
-    lines = brief.out.splitlines()
-    assert len(lines) < 50
-    assert "blocks.{0-1} × 2, identical" in lines
-    assert "blocks.{0-1} × 2: ln1.w [32] · attn.W_q [32 32]" in brief.out
-    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if "  [B" in line}
-    assert rows["attn.scores"] == "[B H T S] [1 4 12 12] S = Q_rot K_rotᵀ / √(d/h) + M"
-    assert rows["resid_pre"] == "[B T D] [1 12 32] X = E, then H of block 0"
-    assert lines[-1] == "✓ 2 checks · --checks"
-    document = cli("shapes", "-m", tiny, "--json", "--activations").json()
-    tensors = {tensor["name"] for tensor in document["tensors"] if tensor["kind"] == "activation"}
-    names = {name.removeprefix("blocks.0.").removeprefix("blocks.1.") for name in tensors}
-    assert names - set(rows) == {"ln1.scale", "ln2.scale", "ln_final.scale", "logits"}
-    decode = cli("shapes", "-m", tiny, "--phase", "decode").out
-    assert "[1 4 1 13]" in decode
-    monkeypatch.setenv("COLUMNS", "40")
-    assert max(map(len, cli("shapes", "-m", tiny).out.splitlines())) <= 40
-
-
-def test_learned_positions_bound_the_tokens(cli):
-    assert cli("shapes", "-m", "tiny", "--tokens", "511", "--layer", "0").code == 0
-    result = cli("shapes", "-m", "tiny", "--tokens", "512")
-    assert result.code == 2
-    assert "use at most 511 tokens" in result.err
-
-
-def test_names_places_formulas_and_aliases(cli):
-    result = cli("shapes", "-m", "tiny", "--names")
-    assert result.code == 0
-    assert "blocks.{0-3}.attn.pattern   [B H T S] = [1 8 12 12]   b × h × n × n" in result.out
-    assert "T is an example" in result.out
-    asked = cli("shapes", "-m", "tiny", "--names", "--tokens", "7").out
-    assert "[B H T S] = [1 8 7 7]" in asked
-    assert "example" not in asked
-    assert "blocks.{i}.attn.hook_pattern" in result.out
-    assert "attention weights" in result.out
+def test_each_name_is_listed_once(cli):
     rows = cli("shapes", "-m", "tiny", "--names", "--json").json()["names"]
     assert len({row["name"] for row in rows}) == len(rows)
     (q,) = [row for row in rows if row["name"] == "blocks.{0-3}.attn.q"]
     assert q["formula"] == "Q = T¹ W_q + b_q"
-
-
-def test_a_file_without_configuration_has_tensors_only(cli, tmp_path):
-    tensors = {"layer.0.w[b]": np.zeros((3, 4), np.float32), "x\x1b[31m": np.zeros(5, np.float16)}
-    save_file(tensors, tmp_path / "m.safetensors")
-    file = str(tmp_path / "m.safetensors")
-    result = cli("shapes", "-m", file, "--params")
-    assert result.code == 0
-    assert "layer.0.w[b]   [3 4]   F32" in result.out
-    assert "x\\x1b[31m" in result.out
-    assert "\x1b" not in result.out
-    document = cli("shapes", "-m", file, "--params", "--json").json()
-    found = {tensor["name"]: tensor for tensor in document["tensors"]}
-    assert found["x\x1b[31m"]["shape"] == [5]
-    assert found["layer.0.w[b]"]["bytes"] == 48
-    for argv in ((), ("--activations",), ("--names",), ("text",)):
-        assert cli("shapes", "-m", file, *argv).code == 4
-    for given, name in (("x*", "x\x1b[31m"), ("layer.0.w[b]", "layer.0.w[b]")):
-        document = cli("shapes", "-m", file, "--params", "--filter", given, "--json").json()
-        assert [tensor["name"] for tensor in document["tensors"]] == [name]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message", "hint"),
-    [
-        (["--filter", "layer.0.q"], "the file has no tensor `layer.0.q`", "mean `layer.0.w`?"),
-        (["--filter", ""], "the file has no tensor ``", "leave it out"),
-        (["--layer", "0"], "`--layer` needs the model's config.json", "--filter"),
-        (["--names"], "`--names` needs the model's config.json", "--filter"),
-    ],
-)
-def test_what_only_a_configuration_tells_is_refused_of_a_file_alone(
-    cli, tmp_path, argv, message, hint
-):
-    save_file({"layer.0.w": np.zeros(3, np.float32)}, tmp_path / "m.safetensors")
-    result = cli("shapes", "-m", str(tmp_path / "m.safetensors"), "--params", *argv)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
-    assert hint in result.err
-
-
-def test_a_prompt_too_long_for_the_context(run_tiny):
-    assert run_tiny("shapes", "x" * 129).code == 2

@@ -1,20 +1,12 @@
 """Sinks and clamped gates in every command: a family of the tests whose weights lie in a file."""
 
-import json
-import shutil
-from importlib.resources import files
-
 import numpy as np
 import pytest
-import torch
-from json_schemas import errors
-from safetensors.torch import load_file, save_file
+from linear_family import family_of, write
+from safetensors.torch import load_file
 from zoo import MODELS
 
-from llmcli.anatomy import parameters
 from llmcli.config import ModelConfig, sequential
-from llmcli.families.family import Family, families
-from llmcli.families.rules import Rename
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import GateClamp, MlpConfig
@@ -41,54 +33,18 @@ def config(_=None):
     )  # fmt: skip
 
 
-FAMILY = Family(
-    name="sunk", words="a test", hf_types=("sunk",), gguf_archs=(), from_hf=config,
-    from_gguf=config, rules_hf=lambda of: [Rename(s.name, s.name) for s in parameters(of)],
-    rules_gguf=lambda of: (),
-)  # fmt: skip
+FAMILY = family_of("sunk", config)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sunk")
-    (folder / "config.json").write_text(json.dumps({"model_type": "sunk"}))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(str(files("llmcli") / "assets" / "tiny" / name), folder)
-    generator = torch.Generator().manual_seed(2)
-    tensors = {}
-    for spec in parameters(config()):
-        shape = spec.stored_shape or spec.shape
-        drawn = torch.randn(shape, generator=generator)
-        if spec.name.endswith(".w"):
-            drawn = 1 + 0.2 * drawn
-        elif len(shape) > 1:
-            drawn = 1.5 * drawn / shape[-1] ** 0.5
-        tensors[spec.name] = drawn
-    save_file(tensors, folder / "model.safetensors")
-    return str(folder)
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    known = (*families(), FAMILY)
-    for module in ("families.family", "commands.info.measure"):
-        monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
+    return str(write(tmp_path_factory.mktemp("sunk") / "m", config))
 
 
 @pytest.fixture
-def run(cli, path):
-    """A command's document, which ends well with every check green."""
-
-    def run(command, *argv):
-        result = cli(command, "-m", path, *argv, "--json", "--debug")
-        assert result.code == 0, result.err
-        document = result.json()
-        assert errors(document, command) == []
-        checks = document.get("checks", [])
-        assert all(one["ok"] for one in (checks.values() if isinstance(checks, dict) else checks))
-        return document
-
-    return run
+def run(green, path, registered):
+    registered(FAMILY)
+    return lambda command, *argv: green(command, "-m", path, *argv)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -157,6 +113,7 @@ def test_numbers_are_derived(run, cli, path, number, says):
     assert says in " ".join(said.out.split())
 
 
+@pytest.mark.usefixtures("run")
 def test_the_ladder_agrees_on_them(cli, path):
     assert cli("ladder", "-m", path, TEXT, "--rung", "3-8").code == 0
     assert MODELS["sinks"].layers[0].attention.sinks

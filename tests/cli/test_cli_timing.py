@@ -64,13 +64,37 @@ def timing(cli, path):
     return lambda *argv: cli("timing", "-m", path, *quick, *argv)
 
 
+@pytest.fixture(scope="module")
+def runs():
+    return {}
+
+
 @pytest.fixture
-def document(timing):
-    return lambda *argv: timing(TEXT, "--json", *argv).json()
+def timed(timing, runs):
+    """One run for all tests that ask for it with the same options."""
+
+    def run(*argv):
+        if argv not in runs:
+            runs[argv] = timing(*argv)
+        return runs[argv]
+
+    return run
 
 
-def test_the_view(timing, path):
-    result = timing(TEXT)
+@pytest.fixture
+def document(timed):
+    return lambda *argv: timed(TEXT, "--json", *argv).json()
+
+
+@pytest.fixture
+def traced(document, path):
+    """A document, and the trace that was written with it."""
+    file = Path(path).parent / "run.json"
+    return document("--trace", str(file)), json.loads(file.read_text("utf-8"))
+
+
+def test_the_view(timed, path):
+    result = timed(TEXT)
     assert result.code == 0
     assert result.err == ""
     lines = result.out.splitlines()
@@ -88,8 +112,8 @@ def test_the_view(timing, path):
     assert below - 8 <= 13  # the parts: all of them where each takes 5 % of so small a model
 
 
-def test_all_that_is_known_of_a_phase(timing):
-    lines = timing(TEXT, "--phase", "decode").out.splitlines()
+def test_all_that_is_known_of_a_phase(timed):
+    lines = timed(TEXT, "--phase", "decode").out.splitlines()
     loading = r"read the headers .* · load the weights .* \(.*B of file → .*B float32, .*B/s\)"
     assert re.fullmatch(rf"start-up: import torch .* · {loading} · tokenize .*", lines[2])
     assert lines[7].startswith(f"  GEMV (one row times a weight matrix): {WEIGHTS} a token, ")
@@ -120,7 +144,7 @@ def test_without_pairs_there_are_as_many_as_it_takes(cli, path, monkeypatch):
     assert cli(*argv, "--json", "--pairs", "12").json()["phases"][0]["pairs"] == 12
 
 
-def test_parts_and_gaps_add_up_to_the_wall_time(document):
+def test_parts_and_gaps_add_up_to_the_wall_time_and_rates_are_work_by_time(document):
     said = document()
     assert said["ok"] is True
     for phase in said["phases"]:
@@ -130,24 +154,15 @@ def test_parts_and_gaps_add_up_to_the_wall_time(document):
         assert sum(part["share"] for part in phase["totals"]) == pytest.approx(1, rel=0.02)
         assert phase["totals"][-1]["part"] == "gaps"
         assert phase["gaps_s"] == phase["totals"][-1]["seconds"]
-
-
-def test_layers_and_totals_are_the_same_time_and_work(document):
-    for phase in document()["phases"]:
         seconds, flops = defaultdict(float), defaultdict(int)
         for part in phase["parts"]:
             seconds[part["part"]] += part["seconds"]
             flops[part["part"]] += part["work"]["flops"]
-        layers = {part["layer"] for part in phase["parts"]} - {None}
-        assert layers == set(range(LAYERS))
+        assert {part["layer"] for part in phase["parts"]} - {None} == set(range(LAYERS))
         for total in phase["totals"]:
             assert total["seconds"] == pytest.approx(seconds[total["part"]])
             assert total["work"]["flops"] == flops[total["part"]]
         assert phase["work"]["flops"] == sum(flops.values())
-
-
-def test_rates_are_work_by_time(document):
-    for phase in document()["phases"]:
         for part in (*phase["parts"], *phase["totals"]):
             work, seconds = part["work"], part["seconds"]
             assert work["bytes"] == work["weights"] + work["cache"] + work["activations"]
@@ -169,13 +184,13 @@ def test_overhead_is_of_the_pairs_that_were_asked_for(document):
         assert phase["seconds"] in cost["watched_s"]
 
 
-def test_one_phase_alone(document, timing):
+def test_one_phase_alone(document, timed):
     assert [phase["name"] for phase in document("--phase", "prefill")["phases"]] == ["prefill"]
     decode = document("--phase", "decode")["phases"]
     assert [(phase["name"], phase["past"], phase["calls"]) for phase in decode] == [
         ("decode", len(TEXT), 3)
     ]
-    assert "prefill:" not in timing(TEXT, "--phase", "decode").out
+    assert "prefill:" not in timed(TEXT, "--phase", "decode").out
 
 
 def test_stages_and_memory(document, path):
@@ -191,19 +206,14 @@ def test_stages_and_memory(document, path):
     assert said["working_set_in"] in {read["level"] for read in said["ceilings"]["reads"]}
 
 
-def test_random_weights_are_not_read(cli, path):
-    argv = ("--random-weights", "--ids", "1,2", "--pairs", "1", "-n", "1", "--threads", "1")
-    stages = cli("timing", "-m", path, *argv, "--json").json()["stages"]
+def test_random_weights_are_said_and_not_read(cli, path):
+    argv = ("timing", "-m", path, "--random-weights", "--ids", "1,2", "--pairs", "1", "-n", "1",
+            "--threads", "1", "--dtype", "float32")  # fmt: skip
+    stages = cli(*argv, "--json").json()["stages"]
     assert [(stage["name"], stage["nbytes"]) for stage in stages] == [
-        ("import torch", None),
-        ("read the headers", None),
-        ("load the weights", None),
+        (name, None) for name in ("import torch", "read the headers", "load the weights")
     ]
-
-
-def test_random_weights_are_said(cli, path):
-    argv = ("--random-weights", "--ids", "1,2", "--pairs", "1", "-n", "1", "--threads", "1")
-    lines = cli("timing", "-m", path, *argv, "--dtype", "float32").out.splitlines()
+    lines = cli(*argv).out.splitlines()
     assert lines[0] == f"{path} (float32 on cpu), random weights"
     assert "of file" not in lines[2]
 
@@ -281,11 +291,11 @@ def test_a_loaded_machine_is_said(timing, document, others_take):
     assert timing(TEXT, "--quiet").err == ""
 
 
-def test_layers(timing):
-    lines = timing(TEXT, "--layers").out.splitlines()
+def test_layers(timed):
+    lines = timed(TEXT, "--layers").out.splitlines()
     assert sum(line.startswith("layer ") for line in lines) == 2
     assert sum("in no layer" in line for line in lines) == 2
-    assert not any(line.startswith("layer ") for line in timing(TEXT).out.splitlines())
+    assert not any(line.startswith("layer ") for line in timed(TEXT).out.splitlines())
 
 
 def test_a_slow_layer_stands_out(cli, monkeypatch):
@@ -322,20 +332,20 @@ def test_a_slow_layer_stands_out(cli, monkeypatch):
         assert max(others) < most / 2
 
 
-def test_unfused(document, timing):
+def test_unfused(document, timed):
     splits = document("--unfused")["splits"]
     assert {split["part"] for split in splits} == {"qkv", "attention", "ffn_up"}
     for split in splits:
         assert split["group_s"] > 0
         assert len(split["pieces"]) >= 2
         assert all(piece["seconds"] > 0 for piece in split["pieces"])
-    out = timing(TEXT, "--unfused").out
+    out = timed(TEXT, "--unfused").out
     assert len(re.findall(r"^\w+ took .* fused; apart its pieces take: ", out, re.M)) == 6
     assert document()["splits"] == []
 
 
-def test_without_a_prompt_the_built_in_one_is_timed(timing):
-    result = timing()
+def test_without_a_prompt_the_built_in_one_is_timed(timed):
+    result = timed()
     assert result.code == 0
     assert result.err == "note: no prompt was given: `In the beginning God created …` is used\n"
     assert f"prefill: {len(LOOKED_AT)} tokens" in result.out
@@ -344,10 +354,8 @@ def test_without_a_prompt_the_built_in_one_is_timed(timing):
 # the trace
 
 
-def test_the_trace_is_the_run_that_is_shown(document, tmp_path):
-    file = tmp_path / "run.json"
-    said = document("--trace", str(file))
-    trace = json.loads(file.read_text("utf-8"))
+def test_the_trace_is_the_run_that_is_shown(traced):
+    said, trace = traced
     assert trace["displayTimeUnit"] == "ms"
     assert trace["otherData"]["weight_format"] == "float32"
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -373,12 +381,10 @@ def test_the_trace_is_the_run_that_is_shown(document, tmp_path):
         assert len(calls) == 1 + 3
 
 
-def test_events_of_a_thread_nest(timing, tmp_path):
+def test_events_of_a_thread_nest(traced):
     """In whole nanoseconds, as Perfetto reads them: what overlaps it leaves out."""
-    file = tmp_path / "run.json"
-    assert timing(TEXT, "--trace", str(file)).code == 0
     threads = defaultdict(list)
-    for event in json.loads(file.read_text("utf-8"))["traceEvents"]:
+    for event in traced[1]["traceEvents"]:
         if event["ph"] == "X":
             begin, end = (round(us * 1000) for us in (event["ts"], event["ts"] + event["dur"]))
             threads[event["pid"], event["tid"]].append((begin, end, event["cat"]))
@@ -400,8 +406,10 @@ def test_a_trace_takes_the_place_of_the_last_one(timing, tmp_path):
     file.write_text("old")
     assert timing(TEXT, "--trace", str(file), "-n", "249").code == 2
     assert file.read_text() == "old"
-    timing(TEXT, "--trace", str(file))
+    result = timing(TEXT, "--trace", str(file))
     assert json.loads(file.read_text())["displayTimeUnit"] == "ms"
+    assert re.fullmatch(r"note: wrote `.*run\.json` \(.* KiB\): \d+ spans, for .*\n", result.err)
+    assert timing(TEXT, "--trace", str(file), "-q").err == ""
 
 
 def test_the_size_of_a_trace_is_that_of_the_phases_in_it():
@@ -429,43 +437,6 @@ def test_a_trace_that_cannot_be_written_costs_no_measurement(timing, tmp_path):
     assert (said.code, said.json()["schema"]) == (1, "llmcli.timing/1")
 
 
-def test_what_does_not_fit_says_what_helps(timing):
-    one = timing("x", "--context-length", "1", "-n", "1", "-q").err.splitlines()
-    assert one == [
-        "error: the prompt of 1 token and 1 new one do not fit the context of 1",
-        "hint: give a larger --context-length, or shorten the prompt",
-    ]
-
-
-def test_a_trace_is_told(timing, tmp_path):
-    file = tmp_path / "run.json"
-    result = timing(TEXT, "--trace", str(file))
-    assert re.fullmatch(r"note: wrote `.*run\.json` \(.* KiB\): \d+ spans, for .*\n", result.err)
-    assert timing(TEXT, "--trace", str(file), "-q").err == ""
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "words"),
-    [
-        (["--trace", "run.txt"], 2, "`--trace run.txt` does not end in .json"),
-        (["--trace", "/nowhere/run.json"], 1, "there is no such directory"),
-        (["--force"], 2, "`--force` is about the size of a file"),
-        (["--pairs", "0"], 2, "`--pairs` must be between 1"),
-        (["-n", "0"], 2, "`--max-tokens` must be at least 1"),
-        (["--phase", "prefil"], 2, "did you mean `prefill`?"),
-        (["-n", "249"], 2, "the prompt of 8 tokens and 249 new ones do not fit the context of 256"),
-        (["--context-length", "10"], 2, "and 3 new ones do not fit the context of 10"),
-        (["--context-length", "7", "--phase", "prefill"], 2, "prompt of 8 tokens does not fit"),
-        (["--ids", "1"], 2, "`--ids` goes without PROMPT"),
-    ],
-)
-def test_what_is_refused(timing, argv, code, words):
-    result = timing(TEXT, *argv)
-    assert result.code == code
-    assert result.out == ""
-    assert words in " ".join(result.err.split())
-
-
 def test_the_last_token_that_fits(document):
     assert document("-n", "248", "--pairs", "1", "--phase", "decode")["phases"][0]["tokens"] == 248
 
@@ -484,7 +455,6 @@ def test_a_large_trace_is_asked_for(timing, tmp_path, monkeypatch):
 def test_a_check_that_does_not_hold_is_shown_and_exits_1(timing, monkeypatch):
     for allowed in ("_APART", "_APART_S"):
         monkeypatch.setattr(llmcli.commands.timing.measure.checks, allowed, -1.0)
-    monkeypatch.setattr(llmcli.commands.timing.measure.checks, "_APART_S", -1.0)
     result = timing(TEXT)
     assert result.code == 1
     assert "✗ check failed: parts and gaps add up to the wall time" in result.out
@@ -516,9 +486,8 @@ def test_nan_in_the_weights_exits_7(cli, path, tmp_path):
     assert len(result.out.splitlines()) == 3, "what is known before the runs"
 
 
-@pytest.fixture
-def stopped_in_decode(monkeypatch):
-    """Ctrl-C in the first run that writes tokens."""
+def test_interrupted_while_measuring(timing, monkeypatch):
+    """Ctrl-C in the first run that writes tokens: what was finished is there, and no more."""
     plain = Job.run
 
     def run(self, phase, *args, **options):
@@ -527,11 +496,6 @@ def stopped_in_decode(monkeypatch):
         return plain(self, phase, *args, **options)
 
     monkeypatch.setattr(Job, "run", run)
-
-
-@pytest.mark.usefixtures("stopped_in_decode")
-def test_interrupted_while_measuring(timing):
-    """What was finished is there: start-up, the prompt, the ceilings."""
     result = timing(TEXT)
     assert result.code == 130
     lines = result.out.splitlines()
@@ -541,23 +505,13 @@ def test_interrupted_while_measuring(timing):
     assert any(line.startswith("ceilings: ") for line in lines)
     assert not any(line.startswith("decode") for line in lines)
     assert "interrupted after prefill" in result.err
-
-
-@pytest.mark.usefixtures("stopped_in_decode")
-def test_interrupted_documents_say_so(timing):
     result = timing(TEXT, "--json")
     said = result.json()
-    assert result.code == 130
-    assert said["schema"] == "llmcli.timing/1"
+    assert (result.code, said["schema"]) == (130, "llmcli.timing/1")
     assert said["finish_reason"] == "interrupted"
     assert [phase["name"] for phase in said["phases"]] == ["prefill"]
     assert said["stages"][0]["name"] == "import torch"
-
-
-@pytest.mark.usefixtures("stopped_in_decode")
-def test_interrupted_before_anything_was_timed(timing):
-    """The first phase is not there, what was done before it is."""
-    argv = (TEXT, "--phase", "decode")
+    argv = (TEXT, "--phase", "decode")  # before anything was timed
     lines = timing(*argv).out.splitlines()
     assert lines[2].startswith("start-up: ")
     assert lines[4].startswith("ceilings of this machine")

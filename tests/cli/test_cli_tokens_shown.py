@@ -2,37 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 
-import pytest
-from cli_tiny import write_tiny
 from gguf_model import write_model
-
-
-def test_tokens_have_their_exact_bytes(cli, tiny):
-    document = cli("tokens", "-m", tiny, "hé", "--json").json()
-    assert [token["bytes"] for token in document["tokens"]] == ["68", "c3", "a9"]
-    assert document["tokens"][1]["text"] == "\\xc3"
-    ids = ",".join(str(token["id"]) for token in document["tokens"])
-    assert cli("tokens", "-m", tiny, "--ids", ids, "--json").json()["tokens"] == document["tokens"]
-
-
-def test_a_long_text_is_folded_but_in_json(cli, tiny):
-    base = ("tokens", "-m", tiny, "ab" * 40)
-    assert "… 63 tokens more: --all or --json" in cli(*base).out
-    assert len(cli(*base, "--all").out.splitlines()) > 80
-    assert len(cli(*base, "--json").json()["tokens"]) == 80
-
-
-@pytest.mark.parametrize("given", [("hi",), ("--ids", "70")])
-def test_without_a_tokenizer_there_is_nothing_to_show(cli, tmp_path, given):
-    folder = write_tiny(tmp_path / "m")
-    os.remove(folder / "tokenizer.json")
-    result = cli("tokens", "-m", str(folder), *given)
-    assert result.code == 4
-    assert "no tokenizer, so there is nothing for `tokens` to show" in result.err
-    assert "--ids" not in result.err
 
 
 def test_a_template_that_is_too_long_stops_only_who_asks_for_it(cli, tiny, tmp_path):

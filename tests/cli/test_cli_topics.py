@@ -82,23 +82,6 @@ def test_no_spelling_means_two_topics_and_none_hides_a_command():
     assert {*ENTRIES} & {*named} == {"models", "shapes", "attention"}
 
 
-@pytest.mark.parametrize(
-    ("said", "hint"),
-    [
-        ("samplign", "did you mean `llmcli help sampling`?"),
-        ("quantisation", "did you mean `llmcli help formats`?"),
-        ("genrate", "did you mean `llmcli help generate`?"),
-        ("modles pull", "did you mean `llmcli help models pull`?"),
-        ("xyzzy", "the topics are models, sampling, shapes, attention, benchmarking, "),
-    ],
-)
-def test_what_is_neither(cli, said, hint):
-    result = cli("help", *said.split())
-    assert (result.code, result.out) == (2, "")
-    assert f"there is no topic or command `{said}`" in result.err
-    assert hint in " ".join(result.err.split())
-
-
 def test_it_imports_no_torch_and_makes_no_request():
     code = (
         "import socket, sys\n"

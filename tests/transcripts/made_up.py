@@ -8,8 +8,11 @@ import shutil
 import sys
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli")]
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli", "checkpoints")]
+import numpy as np
 from cli_tiny import write_mixture, write_tiny
+from hub_cache_files import write_revision
+from safetensors.numpy import load_file, save_file
 from timing_reports import timing_report
 
 from llmcli import OPENMP_SPIN
@@ -63,6 +66,7 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
     for name in ("observe.ceilings.measure_ceilings", "commands.ladder.command._measured"):
         _once(monkeypatch, f"llmcli.{name}")
+    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     # `--threads` is shown; beside another worker a second thread would only wait for the first
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
     begun = [Stage(name=name, seconds=1.5) for name in ("import torch", "tokenize")]
@@ -78,14 +82,15 @@ def made_up_machine(monkeypatch, home):
 
 
 def _once(monkeypatch, target):
-    """What a function returns first, it returns every time: one screen is shown in several ways."""
+    """What a function returns first, it returns again: one screen is shown in several ways."""
     module, _, name = target.rpartition(".")
-    function, found = getattr(importlib.import_module(module), name), []
+    function, found = getattr(importlib.import_module(module), name), {}
 
     def first(*args, **options):
-        if not found:
-            found.append(function(*args, **options))
-        return found[0]
+        asked = repr(args[1:4])  # ladder's ids, rungs and options
+        if asked not in found:
+            found[asked] = function(*args, **options)
+        return found[asked]
 
     monkeypatch.setattr(target, first)
 
@@ -111,9 +116,76 @@ def _mixtral(folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def _llama(*, weights=True, without=(), beside=None, changed=None, **config):
+    """A small Llama: without some files, with others beside it, and its tensors changed."""
+
+    def write(folder):
+        write_tiny(folder, weights=weights, **config)
+        for name in without:
+            (folder / name).unlink()
+        for name, content in (beside or {}).items():
+            old = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+            (folder / name).write_text(json.dumps(old | content))
+        if changed is not None:
+            tensors = load_file(folder / "model.safetensors")
+            changed(tensors)
+            save_file(tensors, folder / "model.safetensors")
+
+    return write
+
+
+def _lone(folder):
+    """A file alone, with names that would move a cursor or mean something to a shell."""
+    folder.mkdir()
+    tensors = {"layer.0.w[b]": np.zeros((3, 4), np.float32), "x\x1b[31m": np.zeros(5, np.float16)}
+    metadata = {"note": "\x1b]0;title\x07[bold]x[/bold]\n"}
+    save_file(tensors, folder / "m.safetensors", metadata)
+    save_file({"a\x1b[31m\nb": np.full((2, 2), np.inf, np.float32)}, folder / "inf.safetensors")
+    (folder / "cut.safetensors").write_bytes((folder / "inf.safetensors").read_bytes()[:-1])
+
+
+def _nan(tensors):
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 7] = np.nan
+
+
+def _nan_and_short(tensors):
+    _nan(tensors)
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][:260].copy()
+
+
+def _outlier(tensors):
+    tensors["model.embed_tokens.weight"][10, 7] = 1e20
+
+
+def _twins(tensors):
+    """Half of the tokens have a twin with the same row of the head, and so the same logit."""
+    table = tensors["model.embed_tokens.weight"]
+    table[1:130:2] = table[0:130:2]
+
+
 MODELS = {
     "tiny": _tiny,  # the package's own
     "mixture": _mixtral,
     "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
-    "llama": lambda folder: write_tiny(folder, weights=True),  # over bytes, with a chat template
-}
+    "llama": _llama(),  # over bytes, with a chat template
+    "eps": _llama(rms_norm_eps=0.5),
+    "bare": _llama(without=("tokenizer.json", "tokenizer_config.json")),
+    "plain": _llama(template=False),
+    "twins": _llama(changed=_twins),
+    "nan": _llama(changed=_nan),
+    "outlier": _llama(changed=_outlier),
+    "large": _llama(changed=lambda tensors: tensors["model.norm.weight"].fill(1e6)),
+    "headless": _llama(changed=lambda tensors: tensors.pop("model.norm.weight")),
+    "claims": _llama(changed=_nan_and_short, beside={"config.json": {"vocab_size": 260}}),
+    "label": _llama(beside={"config.json": {"dtype": "float16"}}),
+    "misfit": _llama(beside={"config.json": {"intermediate_size": 40}}),
+    "dynamic": _llama(
+        max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
+    ),
+    "dbrx": _llama(model_type="dbrx"),
+    "bloom": _llama(model_type="bloom"),
+    "lone": _lone,
+    "hf_hub_cache": lambda folder: write_revision(folder, "org/name", {
+        "config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}",
+    }),
+}  # fmt: skip

@@ -8,10 +8,11 @@
 
 `? CODE` is missing where the exit code is 0. `tty 40 llmcli …` has a terminal of 40 columns and 24
 lines for its stdout; its colours are left out, but with `tty 40 colour llmcli …`. `< FILE`,
-`> FILE`, `cat FILE` and `printf TEXT > FILE` are as in a shell; nothing else of one is known.
-`./NAME` is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the
-spaces between columns are replaced), `#! flowing` (so are the ends of lines) and `#! wide` (lines
-may be longer than the terminal is wide).
+`> FILE`, `cat FILE` and `printf TEXT > FILE` are as in a shell; `| grep PATTERN` and
+`| jq key[0].key,key[].key` leave lines and values of stdout; nothing else of one is known. `./NAME`
+is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the spaces between
+columns are replaced), `#! flowing` (so are the ends of lines) and `#! wide` (lines may be longer
+than the terminal is wide).
 
 `pytest tests/transcripts --update` writes them anew: read the difference before it goes in. The
 machine is one that was made up and times are replaced; numbers are of float64 where they are
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -49,6 +51,8 @@ MEASURED = re.compile(
 )
 NOISE = re.compile(r"\d(?:\.\d+)?e[-−](?:0[89]|[1-9]\d|[89](?!\d))")
 DIGITS = re.compile(r"\d+\.\d{7,}(?:e[-+]\d+)?")
+
+CONTROLS = {code: 0x2400 + code for code in range(32) if code != 10}  # ␛ is the escape
 
 
 @pytest.fixture
@@ -103,13 +107,20 @@ class Session:
 
     def run(self, command):
         words, given, to = pieces(command)
+        words, chosen = filtered(words)
         with self.monkeypatch.context() as patch:
             while re.match(r"[A-Z_]+=", words[0]):
                 patch.setenv(*words.pop(0).split("=", 1))
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given or b""), "utf-8"))
-            if given is None:
-                patch.setattr(sys.stdin, "isatty", lambda: True)
-            code, out, err = self.started(words, patch)
+            reading, writing = os.pipe()
+            os.write(writing, given or b"")
+            os.close(writing)
+            with os.fdopen(reading, encoding="utf-8") as pipe:
+                patch.setattr(sys, "stdin", pipe)
+                if given is None:
+                    patch.setattr(sys, "stdin", io.StringIO())
+                    patch.setattr(sys.stdin, "isatty", lambda: True)
+                code, out, err = self.started(words, patch)
+        out = chosen(out)
         if to is not None:
             Path(to).write_text(out, encoding="utf-8")
             out = ""
@@ -120,12 +131,11 @@ class Session:
             case ["cat", *files]:
                 return 0, "".join(Path(file).read_text(encoding="utf-8") for file in files), ""
             case ["printf", text]:
-                return 0, text.encode().decode("unicode_escape"), ""
+                return 0, text.encode("latin-1", "backslashreplace").decode("unicode_escape"), ""
             case ["llmcli", *argv]:
                 return in_a_pipe(argv, patch)
             case ["tty", columns, "colour", "llmcli", *argv]:
-                code, out, err = on_terminal(argv, int(columns), patch)
-                return code, out.replace("\x1b", "␛"), err
+                return on_terminal(argv, int(columns), patch)
             case ["tty", columns, "llmcli", *argv]:
                 code, out, err = on_terminal(argv, int(columns), patch)
                 out = ESCAPE.sub("", out)
@@ -139,7 +149,7 @@ class Session:
 
     def settled(self, text, *, measured):
         """`text` without what differs from run to run and from machine to machine."""
-        text = text.replace(str(self.home), "~")
+        text = text.replace(str(self.home), "~").translate(CONTROLS)
         if measured:
             text = MEASURED.sub(lambda found: f"#{found[2]}{found[4]}", text)
             text = re.sub(r"(?m)^build: .*$", "build: BUILD", text)
@@ -165,6 +175,33 @@ def pieces(command):
         assert arrow == "<"
         given = Path(file).read_bytes()
     return words, given, to
+
+
+def filtered(words):
+    """The words of a command before `| grep PATTERN` or `| jq PATHS`, and what that leaves."""
+    match words:
+        case [*words, "|", "grep", pattern]:
+            return words, lambda text: "".join(
+                line for line in text.splitlines(keepends=True) if re.search(pattern, line)
+            )
+        case [*words, "|", "jq", paths]:
+            return words, lambda text: "".join(
+                f"{path}: {json.dumps(picked(document, path), ensure_ascii=False)}\n"
+                for document in map(json.loads, text.splitlines())
+                for path in paths.split(",")
+            )
+    return words, str
+
+
+def picked(value, path):
+    """What is at `.key[0]` of a document; behind `[]` a list, of each member."""
+    if not path:
+        return value
+    key, index, rest = re.fullmatch(r"(?:\.?([\w-]+)|\[(-?\d*)\])(.*)", path).groups()
+    if key or index:
+        inner = value.get(key) if key else value[int(index)]
+        return None if inner is None else picked(inner, rest)
+    return [picked(one, rest) for one in (value.values() if isinstance(value, dict) else value)]
 
 
 def marked(mark, text):
@@ -220,7 +257,7 @@ def test_transcript(name, home, models, monkeypatch, request):
     file = HERE / f"{name}.txt"
     text = file.read_text(encoding="utf-8")
     for model in set(re.findall(r"\./([\w-]+)", text)) & MODELS.keys():
-        shutil.copytree(models(model), home / model, copy_function=os.link)
+        shutil.copytree(models(model), home / model, symlinks=True, copy_function=os.link)
     found = Session(text, home, monkeypatch).transcript(text)
     if request.config.getoption("--update"):
         file.write_text(found, encoding="utf-8")
