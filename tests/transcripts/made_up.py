@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import shutil
 import sys
 from pathlib import Path
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli")]
+import numpy as np
 from cli_tiny import write_mixture, write_tiny
+from safetensors.numpy import load_file, save_file
 from timing_reports import timing_report
 
 from llmcli import OPENMP_SPIN
@@ -90,6 +93,28 @@ def _once(monkeypatch, target):
     monkeypatch.setattr(target, first)
 
 
+def _talker(folder):
+    """One that answers `Yes.` in every arithmetic: its layers add nothing, its tokens are a chain.
+
+    After any other token it ends.
+    """
+    write_tiny(folder, weights=True, max_position_embeddings=600, tie_word_embeddings=False)
+    tensors = load_file(folder / "model.safetensors")
+    for name in tensors:
+        if "o_proj" in name or "down_proj" in name:
+            tensors[name][:] = 0
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    chain = [vocabulary[text] for text in ("<|assistant|>", "Y", "e", "s", ".")]
+    embed, head = (np.zeros_like(tensors["model.embed_tokens.weight"]) for _ in range(2))
+    embed[:, -1] = 1
+    for axis, (token, follower) in enumerate(itertools.pairwise(chain)):
+        embed[token, [axis, -1]] = 1, 0
+        head[follower, axis] = 10
+    head[vocabulary["<|end|>"], -1] = 10
+    tensors |= {"model.embed_tokens.weight": embed, "lm_head.weight": head}
+    save_file(tensors, folder / "model.safetensors")
+
+
 def _tiny(folder):
     shutil.copytree(locate("tiny"), folder)
 
@@ -115,5 +140,6 @@ MODELS = {
     "tiny": _tiny,  # the package's own
     "mixture": _mixtral,
     "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
+    "talker": _talker,
     "llama": lambda folder: write_tiny(folder, weights=True),  # over bytes, with a chat template
 }
