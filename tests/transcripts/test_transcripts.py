@@ -10,10 +10,11 @@
 lines for its stdout; its colours are left out, but with `tty 40 colour llmcli …`. `typed LINES |
 llmcli chat …` types into a terminal without an editor: what is written where, in order, with the
 lines behind their prompts. `< FILE`, `> FILE`, `cat FILE`, `printf TEXT > FILE`, `sed 's/A/B/'
-FILE` and `jq -c '.a.b, .c[].d' FILE` are as in a shell, but that a document with a schema has to
-keep to it; nothing else of one is known. `./NAME` is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the spaces between columns are replaced),
-`#! timed` (only times and speeds are), `#! flowing` (so are the ends of lines) and `#! wide`
-(lines may be longer than the terminal is wide).
+FILE` and `jq -c 'keys, .a.b, .c[].d, [.c[].d]' FILE` are as in a shell, but that a document with a
+schema has to keep to it; nothing else of one is known. `./NAME` is a model of `MODELS`. The first
+lines may be `#! measured` (numbers, bars and the spaces between columns are replaced), `#! timed`
+(only times and speeds are), `#! flowing` (so are the ends of lines) and `#! wide` (lines may be
+longer than the terminal is wide).
 
 `pytest tests/transcripts --update` writes them anew: read the difference before it goes in. The
 machine is one that was made up and times are replaced; numbers are of float64 where they are
@@ -116,7 +117,7 @@ class Session:
         with self.monkeypatch.context() as patch:
             while re.match(r"[A-Z_]+=", words[0]):
                 patch.setenv(*words.pop(0).split("=", 1))
-            stdin = Keyboard(given) if typed or given is None else tempfile.TemporaryFile()
+            stdin = Keyboard(given) if typed or given is None else tempfile.TemporaryFile()  # noqa: SIM115
             if given is not None and not typed:
                 stdin.write(given)
                 stdin.seek(0)
@@ -210,6 +211,8 @@ def picked(text, paths):
                     found = [one[name or int(number)] for one in found]
                 else:
                     found = [inner for one in found for inner in one]
+            if path.startswith("[."):
+                found = [found]
             yield from (json.dumps(one, ensure_ascii=False) + "\n" for one in found)
 
 
