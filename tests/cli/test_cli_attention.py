@@ -491,41 +491,6 @@ def test_a_pattern_that_is_not_the_layers_exits_1(attention, monkeypatch, wrong)
     assert "✗ check failed:" in result.out
 
 
-@pytest.mark.parametrize(
-    ("argv", "words", "hint"),
-    [
-        (("--layer", "9"), "`--layer`: there is no 9, for there are 2 layers", "0 to 1"),
-        (("--head", "4"), "`--head`: there is no 4, for there are 4 heads", "0 to 3"),
-        (("--map", "inductoin"), "there is no metric `inductoin`", "did you mean induction?"),
-        (("--map", "sink,entropy"), "`--map` takes one metric", "--metrics"),
-        (("--metrics", "sunk"), "there is no metric `sunk`", "sink"),
-        (("--query", "1:2"), "`--query` is a part of a head's matrix", "--layer and --head"),
-        (("--layer", "0", "--key", "1", "--map", "sink"), "and none is shown", "--top-pairs 20"),
-        (("--map", "all"), "`--map` takes one metric", "--metrics"),
-        (("--head", "9", "--map", "sink"), "`--head`: there is no 9", "0 to 3"),
-        (("--what", "scores"), "`--what scores` is about matrices", "--layer"),
-        (("--scale", "log"), "`--scale` is for matrices", "--map"),
-        (("--patterns",), "`--patterns` is for --json", ".json"),
-        (("--all-pairs",), "`--all-pairs` is for --top-pairs", "--top-pairs 20"),
-        (("-o", "a.pdf"), "does not end in", "a.safetensors"),
-        (("--synthetic", "4"), "`--synthetic` makes its own prompt", ""),
-        (("--layer", "0", "--head", "0", "--query", "9:"), "has no token in it", "0 to 7"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_before_weights_are_read(
-    attention, monkeypatch, argv, words, hint
-):
-    if "9:" not in argv:  # for which the tokens have to be counted
-        monkeypatch.setattr(
-            llmcli.loading.load, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
-        )
-    result = attention(TEXT, *argv)
-    assert result.code == 2
-    assert result.out == ""
-    assert words in result.err
-    assert hint in result.err
-
-
 def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(attention, monkeypatch):
     monkeypatch.setattr(llmcli.commands.attention.options, "MOST_RANKED", 4)
     monkeypatch.setattr(llmcli.commands.attention.measure.run, "MOST_RANKED", 4)
@@ -555,22 +520,6 @@ def test_too_many_heads_to_draw_are_written_all_the_same(cli, tmp_path):
         assert arrays["blocks.0.attn.pattern"].shape == (16, 3, 3)
     part = cli(*argv, "-o", tmp_path / "a.npz", "--query", "0:2")
     assert part.code == 2  # of a part there would be nothing to see
-
-
-@pytest.mark.parametrize(
-    ("argv", "message", "hint"),
-    [
-        (["--force"], "`--force` is about the size of a file", "add `-o FILE`"),
-        (["--metrics", "all,foo"], "there is no metric `foo`", "of "),
-        (["--synthetic", "64"], "makes 129 tokens, and the context is 128", "use `--synthetic 63`"),
-        (["--synthetic", "4", "--ids", "1"], "goes without any other", "leave one of them out"),
-    ],
-)
-def test_what_cannot_be_says_what_can(run_tiny, argv, message, hint):
-    result = run_tiny("attention", *argv)
-    assert result.code == 2
-    assert message in result.err
-    assert hint in result.err.splitlines()[1]
 
 
 def test_all_metrics_with_one_of_them_are_all(run_tiny):
@@ -677,19 +626,6 @@ def test_an_opener_that_opens_nothing_is_noticed(
     assert result.code == 0
     assert ("note: no image viewer could be started" in result.err) == (not opened)
     assert file.exists()
-
-
-def test_only_pages_and_pictures_are_opened(attention, launched, monkeypatch):
-    monkeypatch.setattr(
-        llmcli.loading.load, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
-    )
-    result = attention(TEXT, "-o", "a.npz", "--open")
-    assert result.code == 2
-    assert "`--open` shows .html and .png files" in result.err
-    result = attention(TEXT, "--what", "state", "--open")
-    assert result.code == 2
-    assert "`--open` is about maps of tokens" in result.err
-    assert launched == []
 
 
 def test_a_run_that_fails_leaves_no_directory(attention, launched, monkeypatch, tmp_path):

@@ -174,24 +174,6 @@ def test_an_activation_beside_it_takes_the_built_in_text(dump):
     assert dump("--name", "blocks.0.attn.W_k", "--no-stdin").err == ""
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--name", "blocks.0.attn.patern"], "did you mean `blocks.0.attn.pattern`?"),
-        (["--name", "pos_embed"], "this model has no `pos_embed`"),
-        (["--name", "blocks.7.*"], "its 2 blocks are"),
-        (["--name", "embed,,logits"], "`embed,,logits` has an empty name"),
-        (["--name", "embed", "-o", "x.csv"], "does not end in .safetensors or .npz"),
-        (["--name", "embed", "--generate", "500"], "does not fit"),
-    ],
-)
-def test_what_cannot_be(dump, argv, said):
-    result = dump("hello", *argv)
-    assert result.code == 2
-    assert said in result.err
-    assert not result.out
-
-
 def test_a_pipe_is_the_prompt(dump, monkeypatch, tmp_path):
     path = tmp_path / "text"
     path.write_text("hello\n")
@@ -330,10 +312,3 @@ def test_the_real_tiny_model_by_the_names_of_others(cli):
     assert result.code == 0
     rows = [line.split()[0] for line in result.out.splitlines() if line.startswith("blocks")]
     assert rows == ["blocks.0.resid_pre", "blocks.3.attn.pattern"]
-
-
-def test_what_the_name_alone_refuses_is_refused_before_the_weights(cli, tiny, monkeypatch):
-    monkeypatch.setattr("llmcli.loading.load.load_checkpoint", lambda *_, **__: pytest.fail("read"))
-    result = cli("dump", "-m", tiny, "hello", "--name", "nonsense")  # no weights: exit 4 later on
-    assert result.code == 2
-    assert "nonsense" in result.err
