@@ -93,26 +93,51 @@ def _once(monkeypatch, target):
     monkeypatch.setattr(target, first)
 
 
-def _talker(folder):
-    """One that answers `Yes.` in every arithmetic: its layers add nothing, its tokens are a chain.
+def _talker(folder, answers=(("<|assistant|>", "Y", "e", "s", "."),), comment=""):
+    """One that answers `Yes.` in every arithmetic: its layers add nothing, its tokens are chains.
 
-    After any other token it ends.
+    `answers`: chains of tokens that follow each other, and then it ends, as after any other token.
+    Tokens that its tokenizer lacks are added to it. `comment`: what its template says to nobody.
     """
-    write_tiny(folder, weights=True, max_position_embeddings=600, tie_word_embeddings=False)
+    chains = list(map(list, answers))
+    write_tiny(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    ids = dict(tokenizer["model"]["vocab"])
+    for piece in (piece for chain in chains for piece in chain if piece not in ids):
+        ids[piece] = len(ids)
+        tokenizer["added_tokens"].append(
+            tokenizer["added_tokens"][0] | {"id": ids[piece], "content": piece, "special": False}
+        )
+    own = {"max_position_embeddings": 600, "tie_word_embeddings": False, "hidden_size": 64}
+    write_tiny(folder, weights=True, vocab_size=len(ids), **own)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] += comment
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tensors = load_file(folder / "model.safetensors")
     for name in tensors:
         if "o_proj" in name or "down_proj" in name:
             tensors[name][:] = 0
-    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    chain = [vocabulary[text] for text in ("<|assistant|>", "Y", "e", "s", ".")]
     embed, head = (np.zeros_like(tensors["model.embed_tokens.weight"]) for _ in range(2))
     embed[:, -1] = 1
-    for axis, (token, follower) in enumerate(itertools.pairwise(chain)):
-        embed[token, [axis, -1]] = 1, 0
-        head[follower, axis] = 10
-    head[vocabulary["<|end|>"], -1] = 10
+    pairs = (pair for chain in chains for pair in itertools.pairwise(chain))
+    for axis, (token, follower) in enumerate(pairs):
+        embed[ids[token], [axis, -1]] = 1, 0
+        head[ids[follower], axis] = 10
+    head[ids["<|end|>"], -1] = 10
     tensors |= {"model.embed_tokens.weight": embed, "lm_head.weight": head}
     save_file(tensors, folder / "model.safetensors")
+
+
+# what it says where the template ends in a variable's letter, in tokens that cut markers in two
+THOUGHTS = (
+    ("<|assistant|>", "<thi", "nk>\nHm, ", "*so*.\nWell.", "\n</think>", "\n\nYes, **it*",
+     "* is.\n- one"),
+    ("n", "No."), ("t", "No <tool"), ("o", "<think>\nHm,  "),
+    ("c", "I look.\n<tool_", 'call>\n{"a": 1}\n</tool_call>\n'),
+    ("b", "<think>a</think>I look.\n", '<tool_call>\n{"a": 1}', "\n</tool_call>\n"),
+    ("h", "<think>a\x1b[2J\r</think>b\x1b]0;x\x07\n```\x1b\n\x9b\n```\n| \x1b |"),
+)  # fmt: skip
 
 
 def _tiny(folder):
@@ -141,5 +166,6 @@ MODELS = {
     "mixture": _mixtral,
     "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
     "talker": _talker,
+    "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
     "llama": lambda folder: write_tiny(folder, weights=True),  # over bytes, with a chat template
 }
