@@ -19,22 +19,6 @@ def experts(cli, mixture, monkeypatch):
     return lambda *argv: cli("experts", "-m", mixture, "--random-weights", *argv)
 
 
-def test_a_map_a_table_and_checks(experts, mixture):
-    result = experts("hello", "--dtype", "float32")
-    assert result.code == 0
-    assert result.err == ""
-    lines = result.out.splitlines()
-    assert lines[0] == f"{mixture} (float32 on cpu)"
-    assert lines[1].split() == ["at", "0", "1", "2", "3", "4"]
-    assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
-    assert [line.split()[0] for line in lines[3:5]] == ["1", "2"]
-    assert "within the best 2 of 4 groups by the sum of their 2 largest" in result.out
-    assert lines[-1] == "✓ 5 checks · --checks"
-    full = experts("hello", "--dtype", "float32", "--checks").out.splitlines()
-    assert [line[0] for line in full[-5:]] == ["✓"] * 5
-    assert full[:-5] == lines[:-1]
-
-
 def test_json(experts):
     said = experts("hello", "--json", "--generate", "2", "--dtype", "float64").json()
     assert said["prompt_tokens"] == 5
@@ -49,15 +33,6 @@ def test_json(experts):
         assert 0 < layer["shared_share"] < 1
     assert list(said["checks"]) == ["choice", "weights", "sum", "loads", "cache"]
     assert said["ok"] is True
-
-
-def test_layers_and_positions(experts):
-    said = experts("hello", "--json", "--layer", "-1", "--position", "1:3").json()
-    (layer,) = said["layers"]
-    assert (layer["layer"], said["positions"]) == (2, [1, 2])
-    assert sum(layer["load"]) == 6
-    single = experts("hello", "--position", "-1").out
-    assert 'position 4 of 5: "o" · the experts that it takes, with what each counts' in single
 
 
 def test_without_a_prompt_there_is_one(experts):

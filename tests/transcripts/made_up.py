@@ -34,7 +34,8 @@ def made_up_machine(monkeypatch, home):
     """Nothing of this machine's caches and settings, a pager that is none, and times that stand."""
     for name in (
         "NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM",
-        "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT",
+        "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT", "HF_TOKEN",
+        "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "OMP_WAIT_POLICY", "KMP_BLOCKTIME",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     for name, folder in (("HF_HUB_CACHE", "hf_hub_cache"), ("HF_HOME", "hf_home")):
