@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import test_schemas as schemas
 from json_schemas import errors
 
+from llmcli.cli.app import main
 from llmcli.commands.bench import compare
 from llmcli.errors import UsageError
 
@@ -95,17 +96,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("ours")
     argv = ["bench", "-m", "tiny", "-p", "4", "-n", "2", "-t", "1", "-r", "3", "--no-ceilings"]
     files = {kind: str(folder / kind) for kind in ("json", "jsonl", "csv", "sql", "md", "document")}
-    code = (
-        "import contextlib, sys; from llmcli.cli.app import main\n"
-        f"for kind, path in {files!r}.items():\n"
-        "    out = ['--json'] if kind == 'document' else ['-o', kind]\n"
-        "    with open(path, 'w', encoding='utf-8') as file, contextlib.redirect_stdout(file):\n"
-        f"        code = main([*{argv!r}, *out])\n"
-        "    assert code == 0"
-    )
-    settings = os.environ | {"OMP_NUM_THREADS": "1"}
-    run = children.run([sys.executable, "-c", code], capture_output=True, env=settings)
-    assert run.returncode == 0, run.stderr
+    for kind, path in files.items():
+        out = ["--json"] if kind == "document" else ["-o", kind]
+        with open(path, "w", encoding="utf-8") as file, redirect_stdout(file):
+            assert main([*argv, *out]) == 0
     return files
 
 

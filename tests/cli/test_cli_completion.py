@@ -404,17 +404,19 @@ def test_an_answer_needs_no_torch_and_no_network(home):
         "def refused(*a, **k): raise SystemExit('the network')\n"
         "socket.socket.connect = refused\n"
         "from llmcli.cli.app import main\n"
-        "for kind in ('model', 'stored', 'names', 'tensor', 'layers'):\n"
-        "    main(['_complete', kind, '', 'llmcli', 'dump', '-m', sys.argv[1]])\n"
+        "for model in sys.argv[1:]:\n"
+        "    print('=', model)\n"
+        "    for kind in ('model', 'stored', 'names', 'tensor', 'layers'):\n"
+        "        main(['_complete', kind, '', 'llmcli', 'dump', '-m', model])\n"
         "heavy = {'torch', 'typer', 'rich', 'transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    for model in ("tiny", "smollm2-bf16", "org/some", "nonsense name", "./nowhere"):
-        done = children.run(
-            [sys.executable, "-c", code, model], capture_output=True, text=True, cwd=home
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "blocks." in done.stdout
+    models = ("tiny", "smollm2-bf16", "org/some", "nonsense name", "./nowhere")
+    done = children.run(
+        [sys.executable, "-c", code, *models], capture_output=True, text=True, cwd=home
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ["blocks." in one for one in done.stdout.split("= ")[1:]] == [True] * len(models)
 
 
 @pytest.mark.parametrize(
