@@ -244,19 +244,6 @@ def test_a_small_fault_on_a_long_way_exits_1(explain, monkeypatch):
     assert "check failed: the formula of blocks.0.ln1.out holds on the kernel's own" in result.out
 
 
-def test_numbers_that_are_none_exit_7(cli, tmp_path):
-    import numpy as np
-    from safetensors.numpy import load_file, save_file
-
-    folder = write_tiny(tmp_path / "m", weights=True)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.0.mlp.down_proj.weight"][3, 5] = np.nan
-    save_file(tensors, folder / "model.safetensors")
-    result = cli("explain", "blocks.0.mlp_out[1,3]", "hello", "-m", str(folder))
-    assert (result.code, result.out) == (7, "")
-    assert "`blocks.0.mlp_out[1,3]` is nan" in result.err
-
-
 def test_ctrl_c(explain, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt

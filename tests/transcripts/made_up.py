@@ -162,11 +162,20 @@ def _mixtral(folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def _sick(folder):
+    """A number that is none among its weights."""
+    write_tiny(folder, weights=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][7, 3] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+
+
 MODELS = {
     "tiny": _tiny,  # the package's own
     "mixture": _mixtral,
     "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
+    "sick": _sick,
     "llama": lambda folder: write_tiny(folder, weights=True),  # over bytes, with a chat template
 }
