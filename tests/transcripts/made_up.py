@@ -126,6 +126,7 @@ def _talker(folder, answers=(("<|assistant|>", "Y", "e", "s", "."),), comment=""
         embed[ids[token], [axis, -1]] = 1, 0
         head[ids[follower], axis] = 10
     head[ids["<|end|>"], -1] = 10
+    head += np.linspace(0, 1e-3, len(head), dtype=head.dtype)[:, None]  # no two are alike
     tensors |= {"model.embed_tokens.weight": embed, "lm_head.weight": head}
     save_file(tensors, folder / "model.safetensors")
 
