@@ -27,11 +27,12 @@ def test_values_of_variables_are_json_or_text():
     assert line == "llmcli x --set a=1 --set 'b=it'\"'\"'s'"
 
 
-def test_a_conversation_is_timed(run_tiny, tmp_path):
+def test_a_conversation_is_timed_and_climbed(run_tiny, tmp_path):
     file = tmp_path / "talk.json"
     file.write_text(json.dumps({"messages": [user("hi")]}))
     found = run_tiny("timing", "-f", str(file), "-n", "1", "--pairs", "2", "--json").json()
     assert found["prompt_tokens"] == len("hi") + 3
+    assert len(run_tiny("ladder", "-f", str(file), "--json").json()["ids"]) == len("hi") + 3
 
 
 def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
