@@ -13,6 +13,7 @@ import struct
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import children
@@ -73,6 +74,10 @@ class Terminal:
         os.write(self.controller, keys.encode())
 
     def end(self):
+        """The exit code; what was written until then is in `raw`."""
         code = self.process.wait(timeout=60)
+        with suppress(OSError):
+            while piece := os.read(self.controller, 65536):
+                self.raw += piece.decode(errors="replace")
         os.close(self.controller)
         return code

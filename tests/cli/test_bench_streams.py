@@ -55,26 +55,3 @@ def test_rows_on_a_closed_stderr_are_missed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("sys.stderr", None)
     with pytest.raises(WriteFailed, match="rows of `-oe`: stderr is closed"):
         streams().begin()
-
-
-@pytest.mark.parametrize(
-    ("argv", "words", "hint"),
-    [
-        (["-p", "600"], "600 tokens does not fit the 512", "are 512 tokens at most"),
-        (["-p", "2", "-d", "511"], "513 tokens does not fit", "are 512 tokens at most"),
-        (["-ctk", "q8_0"], "a cache of `q8_0` (type_k)", "leave out `-ctk`"),
-        (["-ctv", "f16", "--dtype", "float32"], "a cache of `f16` (type_v)", "leave out `-ctv`"),
-        (["-embd", "1"], "embeddings", "leave out `-embd`"),
-        (["-m", "./no-such.gguf"], "there is no file or directory", "check the path"),
-    ],
-)
-def test_a_sweep_of_errors_ends_with_what_can_be_done(
-    argv: list[str], words: str, hint: str, cli: Any
-) -> None:
-    sizes = [] if "-p" in argv else ["-p", "4"]
-    model = [] if "-m" in argv else ["-m", "tiny"]
-    result = cli("bench", *model, *sizes, "-n", "0", "-r", "1", "-t", "1", "--no-ceilings", *argv)
-    error, told = result.err.splitlines()[-2:]
-    assert result.code in (2, 3)
-    assert words in error.removeprefix("error: ")
-    assert hint in told.removeprefix("hint: ")

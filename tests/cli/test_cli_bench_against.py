@@ -87,17 +87,6 @@ def test_beside_a_format_of_rows_the_ratio_is_a_note(cli: Cli, folder: str) -> N
     assert "transformers predicts the same after 8 × 32 random tokens, KL in nats: " in same
 
 
-def test_progress_names_the_engine(cli: Cli, folder: str) -> None:
-    argv = ("bench", "-m", folder, "--against", "transformers", "-p", "4", "-n", "0", "-r", "2",
-            "--no-ceilings", "-o", "csv", "--progress")  # fmt: skip
-    lines = [line for line in cli(*argv).err.splitlines() if "prompt run" in line]
-    assert [line.removeprefix("llama-bench: benchmark 1/1: ") for line in lines] == [
-        "warmup prompt run (llmcli)", "warmup prompt run (transformers)",
-        "prompt run 1/2 (llmcli)", "prompt run 1/2 (transformers)",
-        "prompt run 2/2 (transformers)", "prompt run 2/2 (llmcli)",
-    ]  # fmt: skip
-
-
 def test_a_model_that_is_not_the_same_is_said(
     cli: Cli, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

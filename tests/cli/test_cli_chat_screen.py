@@ -2,17 +2,14 @@
 
 import io
 import json
-import os
-import pty
 import re
-import select
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import children
 import pytest
+from chat_terminal import Terminal
 from cli_tiny import TEMPLATE, write_tiny
 from json_schemas import errors
 from scripted import speak
@@ -66,31 +63,11 @@ def chat(cli, thinker, spelled, monkeypatch):
     return run
 
 
-def test_a_pipe_gets_the_answer_as_it_was_written(chat):
-    answer = "Yes, **it** is.\n- one"
-    assert chat(THOUGHT).out == answer + "\n"
-    assert chat(THOUGHT, "--reasoning", "fold").out == answer + "\n"
-    assert chat(THOUGHT, "--reasoning", "show").out == THOUGHT + "\n", "with all markers"
+def test_a_newline_at_the_end_is_not_doubled_in_a_pipe(chat):
     assert chat("No.\n").out == "No.\n"
-    assert chat("No <tool").out == "No <tool\n", "what began like a marker"
-    assert chat("").out == ""
-
-
-def test_json_and_transcripts_have_the_parts(chat, tmp_path):
-    line = chat(THOUGHT, "--json").json()
-    assert errors(line, "chat") == []
-    answer = line["messages"][1]
-    assert answer["content"] == "Yes, **it** is.\n- one"
-    assert answer["reasoning"] == "Hm, *so*.\nWell."
-    assert answer["raw"] == THOUGHT
-    assert "reasoning" not in chat("No.", "--json").json()["messages"][1]
-    file = tmp_path / "talk.json"
-    chat(THOUGHT, "--save", file)
-    saved = json.loads(file.read_text())
-    assert saved["messages"] == line["messages"]
-    other = tmp_path / "other.json"
-    chat("No.", "--load", file, "--save", other)
-    assert json.loads(other.read_text())["messages"][:2] == saved["messages"]
+    call = 'I look.\n<tool_call>\n{"a": 1}\n</tool_call>\n'
+    assert chat(f"<think>a</think>{call}").out == call
+    assert chat(call, terminal=True, columns=60).out.endswith("</tool_call>\x1b[0m\n\n")
 
 
 MARKED = {  # special tokens, which a text leaves out, and what a template puts first
@@ -145,60 +122,13 @@ def test_markers_that_are_special_tokens_part_the_text_of_generate(
     assert "content" not in run("--raw", "--json").json()["outputs"][0], "not an answer"
 
 
-def test_reasoning_alone_is_said_where_it_is_not_shown(chat):
-    said = chat("<think>\nHm, ")
-    assert said.out == ""
-    assert "note: the answer has only reasoning" in said.err
-    assert "note" not in chat("<think>\nHm, ", "--reasoning", "show").err
-
-
-def test_a_tool_call_is_part_of_the_answer(chat):
-    call = 'I look.\n<tool_call>\n{"a": 1}\n</tool_call>\n'
-    assert chat(f"<think>a</think>{call}").out == call
-    assert chat(call, terminal=True, columns=60).out == (
-        f'I look.\n\n{DIM}tool call\x1b[0m\n{DIM}│ \x1b[0m{DIM}<tool_call>\x1b[0m\n'
-        f'{DIM}│ \x1b[0m{DIM}{{"a":\x1b[0m {DIM}1}}\x1b[0m\n{DIM}│ \x1b[0m{DIM}</tool_call>\x1b[0m'
-        "\n\n"
-    )  # fmt: skip
-
-
-def test_on_a_terminal_reasoning_is_dim_and_the_answer_markdown(chat, monkeypatch):
-    assert chat(THOUGHT, terminal=True).out == (
-        f"{DIM}thinking …\x1b[0m\n{DIM}│ \x1b[0m{DIM}Hm,\x1b[0m {DIM}*so*.\x1b[0m\n"
-        f"{DIM}│ \x1b[0m{DIM}Well.\x1b[0m\n"
-        f"\nYes, \x1b[1mit\x1b[0m is.\n{DIM}• \x1b[0mone\n"
-    )
-    plain = chat(THOUGHT, "--plain", "--reasoning", "hide", terminal=True).out
-    assert plain == "Yes, **it** is.\n- one\n"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert chat(THOUGHT, terminal=True).out == (
-        "thinking …\n│ Hm, *so*.\n│ Well.\n\nYes, **it** is.\n- one\n"
-    )
-
-
-def test_folded_reasoning_is_one_line(chat, monkeypatch):
+def test_folded_reasoning_is_one_line(chat):
     out = chat(THOUGHT, "--reasoning", "fold", terminal=True).out
     line, _, answer = out.partition("\n")
     shown = [re.sub(r"\x1b\[\d*m", "", one) for one in line.split("\r")]
     assert re.fullmatch(r"thought: 1\d tokens, \d\.\d s *", shown[-1])
     assert all(re.fullmatch(r"(thinking … [\d]+ tokens?, \d\.\d s)? *", one) for one in shown[:-1])
     assert answer.startswith("\nYes, ")
-    monkeypatch.setenv("TERM", "dumb")
-    assert chat(THOUGHT, "--reasoning", "fold", terminal=True).out.startswith("thought: ")
-
-
-def test_the_command_shows_it_again_and_changes_how_it_is_shown(chat):
-    said = chat(
-        [THOUGHT, "No.", THOUGHT], "--reasoning", "fold", terminal=True,
-        lines=["/reasoning", "a", "/reasoning", "b", "/reasoning", "/reasoning nope",
-               "/reasoning hide", "c"],
-    )  # fmt: skip
-    seen = re.sub(r"\x1b\[\d*m", "", said.out)
-    assert seen.count("reasoning\n│ Hm, *so*.\n│ Well.\n") == 1
-    assert seen.count("thought: ") == 1
-    assert seen.endswith("reasoning: hide\nYes, it is.\n• one\n")
-    assert said.err.count("error: the last answer has no reasoning") == 2
-    assert "error: `/reasoning` takes show, fold, hide or nothing, not `nope`" in said.err
 
 
 def test_lines_of_commands_break_between_words(chat, monkeypatch):
@@ -224,59 +154,41 @@ def test_an_error_keeps_what_was_written(chat, spelled):
     assert said.err.startswith("error: the logits are no numbers\n")
 
 
-def test_control_characters_never_reach_a_terminal(chat):
+def test_control_characters_never_reach_a_terminal_that_folds(chat):
     hostile = "<think>a\x1b[2J\r</think>b\x1b]0;x\x07\n```\x1b\n\x9b\n```\n| \x1b |"
-    for argv in ((), ("--plain",), ("--reasoning", "fold")):
-        out = chat(hostile, *argv, terminal=True).out
-        seen = re.sub(r"\x1b\[\d*m|\r(?=[\x1b ]|th)", "", out)
-        assert all(one == "\n" or one.isprintable() for one in seen), argv
+    out = chat(hostile, "--reasoning", "fold", terminal=True).out
+    seen = re.sub(r"\x1b\[\d*m|\r(?=[\x1b ]|th)", "", out)
+    assert all(one == "\n" or one.isprintable() for one in seen)
 
 
-def on_a_terminal(thinker, spelled, answer, home, *argv, stop_at=None):
-    """What the run writes to a terminal of its own, and when; Ctrl-C after `stop_at`."""
-    controller, inner = pty.openpty()
-    script = Path(__file__).parent.parent / "scripted.py"
-    process = children.start(
-        [sys.executable, str(script), "chat", "-m", thinker, "--prompt", "hi", *argv],
-        stdin=inner, stdout=inner, stderr=inner,
-        env={
-            **os.environ, "TERM": "xterm", "COLUMNS": "30", "XDG_STATE_HOME": str(home),
-            "ANSWERS": json.dumps([spelled(answer)]), "PACE": "0.01",
-        },
+@pytest.fixture
+def narrow(thinker, spelled, tmp_path):
+    """A turn on a terminal of its own with 30 columns."""
+    return lambda answer, *argv: Terminal(
+        thinker, "--prompt", "hi", *argv, home=tmp_path, spoken=[spelled(answer)], pace=0.01,
+        COLUMNS="30",
     )  # fmt: skip
-    os.close(inner)
-    seen = ""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if not select.select([controller], [], [], 0.2)[0]:
-            continue
-        try:
-            seen += os.read(controller, 65536).decode()
-        except OSError:
-            break
-        if stop_at is not None and stop_at in seen:
-            time.sleep(0.2)  # for some more tokens
-            process.send_signal(2)
-            stop_at = None
-    os.close(controller)
-    return process.wait(timeout=60), seen
 
 
-def test_nothing_that_was_shown_is_changed(thinker, spelled, tmp_path):
-    code, seen = on_a_terminal(thinker, spelled, THOUGHT, tmp_path)
-    assert code == 0
-    answer = seen[seen.index("thinking") :]
+def test_nothing_that_was_shown_is_changed(narrow):
+    talk = narrow(THOUGHT)
+    assert talk.end() == 0
+    answer = talk.raw[talk.raw.index("thinking") :]
     assert set(re.findall(r"\x1b[^m]*m|\r(?!\n)", answer)) <= {DIM, "\x1b[1m", "\x1b[0m"}
     assert "is.\r\n" in answer
 
 
-def test_ctrl_c_flushes_the_last_word(thinker, spelled, tmp_path):
-    answer = "One two " + "x" * 300
-    code, seen = on_a_terminal(thinker, spelled, answer, tmp_path, stop_at="two")
-    assert code == 130
-    assert re.search(r"One two x+\r\n", seen.replace("\r\nx", " x")), seen
-    code, seen = on_a_terminal(
-        thinker, spelled, f"<think>{answer}", tmp_path, "--reasoning", "fold", stop_at="thinking"
-    )
-    assert code == 130
-    assert re.search(r"thought: \d+ tokens, \d\.\d s", seen)
+@pytest.mark.parametrize(
+    ("before", "argv", "stop_at", "shown"),
+    [
+        ("", (), "two", r"One two x+\r\n"),
+        ("<think>", ("--reasoning", "fold"), "thinking", r"thought: \d+ tokens, \d\.\d s"),
+    ],
+)
+def test_ctrl_c_flushes_the_last_word(before, argv, stop_at, shown, narrow):
+    talk = narrow(f"{before}One two " + "x" * 300, *argv)
+    talk.wait(stop_at)
+    time.sleep(0.2)  # for some more tokens
+    talk.process.send_signal(2)
+    assert talk.end() == 130
+    assert re.search(shown, talk.raw.replace("\r\nx", " x")), talk.raw

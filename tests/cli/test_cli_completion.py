@@ -10,6 +10,7 @@ import select
 import shutil
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import children
@@ -76,43 +77,24 @@ def test_bash_offers_models_that_work(models, word, expected):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["llmcli", "gen"], ["generate"]),
         (["llmcli", ""], [command.name for command in tree()[1]]),
-        (["llmcli", "--vers"], ["--version"]),
-        (["llmcli", "generate", "--temp"], ["--temperature"]),
         (["llmcli", "generate", "x", "--dtype", "bf"], ["bfloat16"]),
         (["llmcli", "generate", "x", "--dtype", "bfl"], ["bfloat16"]),
         (["llmcli", "generate", "--dtype", "=", "float3"], ["float32"]),
-        (["llmcli", "score", "--versus", "smollm2-b"], ["smollm2-bf16"]),
-        (["llmcli", "tokens", "-f", "llmcli.b"], ["llmcli.bash"]),
         (["llmcli", "env", "--temp"], []),
         (["llmcli", "generate", "--stats", "f"], ["full"]),
         (["llmcli", "generate", "--quantize", ""], ["auto", "none", "int8", "int4"]),
-        (["llmcli", "bench", "com"], ["compare"]),
         (["llmcli", "bench", "-ng"], ["-ngl"]),
         (["llmcli", "bench", "-fa", "o"], ["on", "off"]),
         (["llmcli", "bench", "-p", "8", "com"], []),
-        (["llmcli", "bench", "--fail"], []),
-        (["llmcli", "bench", "compare", "--fail"], ["--fail-if-slower"]),
         (["llmcli", "bench", "compare", "a", "llmcli.b"], ["llmcli.bash"]),
         (["llmcli", "bench", "compare", "--rep"], []),
         (["llmcli", "models", "p"], ["pull", "path", "prune"]),
-        (["llmcli", "models", "pull", "smollm2-b"], ["smollm2-bf16"]),
         (["llmcli", "models", "pull", "tiny", "smollm2-b"], ["smollm2-bf16"]),
-        (["llmcli", "models", "prune", "--older"], ["--older-than"]),
-        (["llmcli", "models", "prune", "smo"], []),
     ],
 )
 def test_bash(words, expected):
     assert bash(*words) == expected
-
-
-def test_bash_registers_the_function():
-    done = children.run(
-        ["bash", "--norc", "-c", f'source "{FOLDER / FILES["bash"]}"; complete -p llmcli'],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "-F _llmcli llmcli" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -135,8 +117,18 @@ def test_bash_registers_the_function():
         ("llmcli models prune smo", []),
     ],
 )
-def test_fish(tmp_path, line, expected):
-    assert fish(tmp_path, line, FOLDER) == expected
+def test_bash_and_fish(tmp_path, line, expected):
+    assert bash(*line.split()) == expected
+    if shutil.which("fish"):
+        assert fish(tmp_path, line, FOLDER) == expected
+
+
+def test_bash_registers_the_function():
+    done = children.run(
+        ["bash", "--norc", "-c", f'source "{FOLDER / FILES["bash"]}"; complete -p llmcli'],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "-F _llmcli llmcli" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -195,60 +187,52 @@ class Zsh:
         os.waitpid(self.pid, 0)
 
 
-def test_zsh(tmp_path):
+CLEAR = "\x15"  # of the line
+SOURCED = f'autoload -Uz compinit; compinit -u -D; source {FOLDER / FILES["zsh"]}'
+
+
+@contextmanager
+def zsh_in(home, cwd=FOLDER, begin=SOURCED):
+    """A zsh that has run `begin`."""
     need("zsh")
-    zsh = Zsh(tmp_path)
+    zsh = Zsh(home, cwd)
     try:
-        file = FOLDER / FILES["zsh"]
-        start = f"autoload -Uz compinit; compinit -u -D; source {file}; echo READY$((40 + 2))\n"
-        zsh.type(start, "READY42")
-        clear = "\x15"
-        zsh.type("llmcli gen\t", "llmcli generate ")
-        zsh.type(clear + "llmcli generate --temp\t", "llmcli generate --temperature ")
-        zsh.type(clear + "llmcli generate --dtype float3\t", "--dtype float32 ")
-        zsh.type(clear + "llmcli bench com\t", "bench compare ")
-        zsh.type("--fail\t", "--fail-if-slower ")
-        zsh.type(clear + "llmcli bench compare llmcli.b\t", r"llmcli\.bash ")
-        zsh.type(clear + "llmcli bench --rep\t", "--repetitions ")
-        zsh.type(clear + "llmcli models pul\t", "models pull ")
-        zsh.type("tiny smollm2-b\t", "smollm2-bf16 ")
-        zsh.type(clear + "llmcli bench -fa of\t", "off ")
+        zsh.type(f"{begin}; echo READY$((40 + 2))\n", "READY42")
+        yield zsh
     finally:
         zsh.close()
 
 
+def test_zsh(tmp_path):
+    with zsh_in(tmp_path) as zsh:
+        zsh.type("llmcli gen\t", "llmcli generate ")
+        zsh.type(CLEAR + "llmcli generate --temp\t", "llmcli generate --temperature ")
+        zsh.type(CLEAR + "llmcli generate --dtype float3\t", "--dtype float32 ")
+        zsh.type(CLEAR + "llmcli bench com\t", "bench compare ")
+        zsh.type("--fail\t", "--fail-if-slower ")
+        zsh.type(CLEAR + "llmcli bench compare llmcli.b\t", r"llmcli\.bash ")
+        zsh.type(CLEAR + "llmcli bench --rep\t", "--repetitions ")
+        zsh.type(CLEAR + "llmcli models pul\t", "models pull ")
+        zsh.type("tiny smollm2-b\t", "smollm2-bf16 ")
+        zsh.type(CLEAR + "llmcli bench -fa of\t", "off ")
+
+
 def test_zsh_offers_models_that_work(models):
-    need("zsh")
-    zsh = Zsh(models, models)
-    try:
-        file = FOLDER / FILES["zsh"]
-        start = f"autoload -Uz compinit; compinit -u -D; source {file}; echo READY$((40 + 2))\n"
-        zsh.type(start, "READY42")
-        clear = "\x15"
+    with zsh_in(models, models) as zsh:
         zsh.type("llmcli score --model gp\t", r"\./gpt2t/")
-        zsh.type(clear + "llmcli score -m ./gp\t", r"-m \./gpt2t/")
-        zsh.type(clear + "llmcli generate -m gg\t", r"-m gguf\.gguf ")
-        seen = zsh.type(clear + "llmcli score --model \t", r"(?s)w\.safetensors.*\n")
+        zsh.type(CLEAR + "llmcli score -m ./gp\t", r"-m \./gpt2t/")
+        zsh.type(CLEAR + "llmcli generate -m gg\t", r"-m gguf\.gguf ")
+        seen = zsh.type(CLEAR + "llmcli score --model \t", r"(?s)w\.safetensors.*\n")
         for name in ("./gpt2t", "./smooth", "gguf.gguf", "smollm2", "smollm2-bf16", "tiny"):
             assert name in seen
         assert "notes" not in seen
         assert "not found" not in seen
-    finally:
-        zsh.close()
 
 
 def test_zsh_finds_it_on_fpath(tmp_path):
-    need("zsh")
-    zsh = Zsh(tmp_path)
-    try:
-        zsh.type(
-            f"fpath+=({FOLDER}); autoload -Uz compinit; compinit -u -D; echo READY$((40 + 2))\n",
-            "READY42",
-        )
+    with zsh_in(tmp_path, begin=f"fpath+=({FOLDER}); autoload -Uz compinit; compinit -u -D") as zsh:
         zsh.type("llmcli tok\t", "llmcli tokens ")
         zsh.type("--cha\t", "--chat ")
-    finally:
-        zsh.close()
 
 
 @pytest.fixture
@@ -402,24 +386,16 @@ def test_bash_continues_behind_a_colon(home):
 
 
 def test_zsh_values(home):
-    need("zsh")
-    zsh = Zsh(home, home)
-    try:
-        file = FOLDER / FILES["zsh"]
-        start = f"autoload -Uz compinit; compinit -u -D; source {file}; echo READY$((40 + 2))\n"
-        zsh.type(start, "READY42")
-        clear = "\x15"
+    with zsh_in(home, home) as zsh:
         zsh.type("llmcli attention --metrics entropy,induc\t", "entropy,induction")
-        zsh.type(clear + "llmcli attention -o heads.pn\t", r"heads\.png ")
-        zsh.type(clear + "llmcli dump --name blocks.2.attn.patt\t", r"blocks\.2\.attn\.pattern ")
-        zsh.type(clear + 'llmcli dump --name "blocks.*.attn.patt\t', r"attn\.pattern")
-        zsh.type(clear + "llmcli explain blocks.1.attn.sco\t", r"attn\.scores")
-        zsh.type(clear + "llmcli generate -m org/s\t", "org/some ")
-        zsh.type(clear + "llmcli help sampl\t", "help sampling ")
-        seen = zsh.type(clear + "llmcli attention --layer \t", r"(?s)0.*1.*2.*3")
+        zsh.type(CLEAR + "llmcli attention -o heads.pn\t", r"heads\.png ")
+        zsh.type(CLEAR + "llmcli dump --name blocks.2.attn.patt\t", r"blocks\.2\.attn\.pattern ")
+        zsh.type(CLEAR + 'llmcli dump --name "blocks.*.attn.patt\t', r"attn\.pattern")
+        zsh.type(CLEAR + "llmcli explain blocks.1.attn.sco\t", r"attn\.scores")
+        zsh.type(CLEAR + "llmcli generate -m org/s\t", "org/some ")
+        zsh.type(CLEAR + "llmcli help sampl\t", "help sampling ")
+        seen = zsh.type(CLEAR + "llmcli attention --layer \t", r"(?s)0.*1.*2.*3")
         assert "not found" not in seen
-    finally:
-        zsh.close()
 
 
 def test_an_answer_needs_no_torch_and_no_network(home):
@@ -428,17 +404,19 @@ def test_an_answer_needs_no_torch_and_no_network(home):
         "def refused(*a, **k): raise SystemExit('the network')\n"
         "socket.socket.connect = refused\n"
         "from llmcli.cli.app import main\n"
-        "for kind in ('model', 'stored', 'names', 'tensor', 'layers'):\n"
-        "    main(['_complete', kind, '', 'llmcli', 'dump', '-m', sys.argv[1]])\n"
+        "for model in sys.argv[1:]:\n"
+        "    print('=', model)\n"
+        "    for kind in ('model', 'stored', 'names', 'tensor', 'layers'):\n"
+        "        main(['_complete', kind, '', 'llmcli', 'dump', '-m', model])\n"
         "heavy = {'torch', 'typer', 'rich', 'transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    for model in ("tiny", "smollm2-bf16", "org/some", "nonsense name", "./nowhere"):
-        done = children.run(
-            [sys.executable, "-c", code, model], capture_output=True, text=True, cwd=home
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "blocks." in done.stdout
+    models = ("tiny", "smollm2-bf16", "org/some", "nonsense name", "./nowhere")
+    done = children.run(
+        [sys.executable, "-c", code, *models], capture_output=True, text=True, cwd=home
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ["blocks." in one for one in done.stdout.split("= ")[1:]] == [True] * len(models)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import shutil
 import sys
@@ -34,7 +35,8 @@ def made_up_machine(monkeypatch, home):
     """Nothing of this machine's caches and settings, a pager that is none, and times that stand."""
     for name in (
         "NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM",
-        "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT",
+        "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT", "HF_TOKEN",
+        "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "OMP_WAIT_POLICY", "KMP_BLOCKTIME",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     for name, folder in (("HF_HUB_CACHE", "hf_hub_cache"), ("HF_HOME", "hf_home")):
@@ -93,6 +95,54 @@ def _once(monkeypatch, target):
         return found[asked]
 
     monkeypatch.setattr(target, first)
+
+
+def _talker(folder, answers=(("<|assistant|>", "Y", "e", "s", "."),), comment=""):
+    """One that answers `Yes.` in every arithmetic: its layers add nothing, its tokens are chains.
+
+    `answers`: chains of tokens that follow each other, and then it ends, as after any other token.
+    Tokens that its tokenizer lacks are added to it. `comment`: what its template says to nobody.
+    """
+    chains = list(map(list, answers))
+    write_tiny(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    ids = dict(tokenizer["model"]["vocab"])
+    for piece in (piece for chain in chains for piece in chain if piece not in ids):
+        ids[piece] = len(ids)
+        tokenizer["added_tokens"].append(
+            tokenizer["added_tokens"][0] | {"id": ids[piece], "content": piece, "special": False}
+        )
+    own = {"max_position_embeddings": 600, "tie_word_embeddings": False, "hidden_size": 64}
+    write_tiny(folder, weights=True, vocab_size=len(ids), **own)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] += comment
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tensors = load_file(folder / "model.safetensors")
+    for name in tensors:
+        if "o_proj" in name or "down_proj" in name:
+            tensors[name][:] = 0
+    embed, head = (np.zeros_like(tensors["model.embed_tokens.weight"]) for _ in range(2))
+    embed[:, -1] = 1
+    pairs = (pair for chain in chains for pair in itertools.pairwise(chain))
+    for axis, (token, follower) in enumerate(pairs):
+        embed[ids[token], [axis, -1]] = 1, 0
+        head[ids[follower], axis] = 10
+    head[ids["<|end|>"], -1] = 10
+    head += np.linspace(0, 1e-3, len(head), dtype=head.dtype)[:, None]  # no two are alike
+    tensors |= {"model.embed_tokens.weight": embed, "lm_head.weight": head}
+    save_file(tensors, folder / "model.safetensors")
+
+
+# what it says where the template ends in a variable's letter, in tokens that cut markers in two
+THOUGHTS = (
+    ("<|assistant|>", "<thi", "nk>\nHm, ", "*so*.\nWell.", "\n</think>", "\n\nYes, **it*",
+     "* is.\n- one"),
+    ("n", "No."), ("t", "No <tool"), ("o", "<think>\nHm,  "),
+    ("c", "I look.\n<tool_", 'call>\n{"a": 1}\n</tool_call>\n'),
+    ("b", "<think>a</think>I look.\n", '<tool_call>\n{"a": 1}', "\n</tool_call>\n"),
+    ("h", "<think>a\x1b[2J\r</think>b\x1b]0;x\x07\n```\x1b\n\x9b\n```\n| \x1b |"),
+)  # fmt: skip
 
 
 def _tiny(folder):
@@ -163,6 +213,14 @@ def _twins(tensors):
     table[1:130:2] = table[0:130:2]
 
 
+def _sick(folder):
+    """A number that is none among its weights."""
+    write_tiny(folder, weights=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][7, 3] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+
+
 MODELS = {
     "tiny": _tiny,  # the package's own
     "mixture": _mixtral,
@@ -185,6 +243,9 @@ MODELS = {
     "dbrx": _llama(model_type="dbrx"),
     "bloom": _llama(model_type="bloom"),
     "lone": _lone,
+    "talker": _talker,
+    "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
+    "sick": _sick,
     "hf_hub_cache": lambda folder: write_revision(folder, "org/name", {
         "config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}",
     }),

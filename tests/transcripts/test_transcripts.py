@@ -7,12 +7,15 @@
     ? 2
 
 `? CODE` is missing where the exit code is 0. `tty 40 llmcli …` has a terminal of 40 columns and 24
-lines for its stdout; its colours are left out, but with `tty 40 colour llmcli …`. `< FILE`,
-`> FILE`, `cat FILE` and `printf TEXT > FILE` are as in a shell; `| grep PATTERN` and
-`| jq key[0].key,key[].key` leave lines and values of stdout; nothing else of one is known. `./NAME`
-is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the spaces between
-columns are replaced), `#! flowing` (so are the ends of lines) and `#! wide` (lines may be longer
-than the terminal is wide).
+lines for its stdout; its colours are left out, but with `tty 40 colour llmcli …`. `typed LINES |
+llmcli chat …` types into a terminal without an editor: what is written where, in order, with the
+lines behind their prompts. `< FILE`, `> FILE`, `cat FILE`, `printf TEXT > FILE`, `sed 's/A/B/'
+FILE` and `jq -c 'keys, .a.b, .c[].d, [.c[].d]' FILE` are as in a shell, but that a document with a
+schema has to keep to it; `| grep PATTERN` and `| at key[0].key,key[].key` leave lines and values of
+stdout; nothing else of one is known. `./NAME` is a model of `MODELS`. The first
+lines may be `#! measured` (numbers, bars and the spaces between columns are replaced), `#! timed`
+(only times and speeds are), `#! flowing` (so are the ends of lines) and `#! wide` (lines may be
+longer than the terminal is wide).
 
 `pytest tests/transcripts --update` writes them anew: read the difference before it goes in. The
 machine is one that was made up and times are replaced; numbers are of float64 where they are
@@ -38,6 +41,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from json_schemas import errors
 from made_up import MODELS, made_up_machine
 from rich.cells import cell_len
 
@@ -49,6 +53,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 MEASURED = re.compile(
     r"\b(\d[\d,.]*)([  ]?)([kMGTP]?i?(?=B|FLOP)|[µnm]?(?=s)|)(B/s|FLOP/s|FLOP|B|s|tok/s)\b"
 )
+TIMED = re.compile(r"\b\d[\d,.]* (?:[mµn]?(s)|[kM]?(tok/s))\b")
 NOISE = re.compile(r"\d(?:\.\d+)?e[-−](?:0[89]|[1-9]\d|[89](?!\d))")
 DIGITS = re.compile(r"\d+\.\d{7,}(?:e[-+]\d+)?")
 
@@ -83,7 +88,7 @@ class Session:
     def __init__(self, text, home, monkeypatch):
         self.home, self.monkeypatch = home, monkeypatch
         self.directives = set(re.findall(r"(?m)^#! (\w+)$", text))
-        assert self.directives <= {"measured", "flowing", "wide"}
+        assert self.directives <= {"measured", "timed", "flowing", "wide"}
 
     def transcript(self, text):
         lines = []
@@ -97,6 +102,10 @@ class Session:
 
     def shown(self, command):
         code, out, err = self.run(command)
+        if isinstance(out, list):  # of what is typed
+            for mark, text in out:
+                yield from marked(mark, self.settled(text, measured=False))
+            out = ""
         out = self.settled(out, measured="measured" in self.directives)
         if "flowing" in self.directives:
             out = textwrap.fill(" ".join(out.replace(" · ", " ").split()), 98) + "\n"
@@ -108,21 +117,27 @@ class Session:
     def run(self, command):
         words, given, to = pieces(command)
         words, chosen = filtered(words)
+        typed = command.startswith("typed ")
         with self.monkeypatch.context() as patch:
             while re.match(r"[A-Z_]+=", words[0]):
                 patch.setenv(*words.pop(0).split("=", 1))
-            reading, writing = os.pipe()
-            os.write(writing, given or b"")
-            os.close(writing)
-            with os.fdopen(reading, encoding="utf-8") as pipe:
-                patch.setattr(sys, "stdin", pipe)
-                if given is None:
-                    patch.setattr(sys, "stdin", io.StringIO())
-                    patch.setattr(sys.stdin, "isatty", lambda: True)
-                code, out, err = self.started(words, patch)
+            stdin = Keyboard(given) if typed or given is None else tempfile.TemporaryFile()  # noqa: SIM115
+            if given is not None and not typed:
+                stdin.write(given)
+                stdin.seek(0)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(stdin, "utf-8"))
+            if given is None or typed:
+                patch.setattr(sys.stdin, "isatty", lambda: True)
+            if typed:
+                code, lines = conversation(words[1:], patch)
+                if to is not None:
+                    Path(to).write_text("".join(line for mark, line in lines if mark == "  "))
+                    lines = [(mark, line) for mark, line in lines if mark != "  "]
+                return code, lines, ""
+            code, out, err = self.started(words, patch)
         out = chosen(out)
         if to is not None:
-            Path(to).write_text(out, encoding="utf-8")
+            Path(to).write_text(out, encoding="utf-8", errors="surrogateescape")
             out = ""
         return code, out, err
 
@@ -130,8 +145,15 @@ class Session:
         match words:
             case ["cat", *files]:
                 return 0, "".join(Path(file).read_text(encoding="utf-8") for file in files), ""
+            case ["printf", "%s", text]:
+                return 0, text, ""
             case ["printf", text]:
-                return 0, text.encode("latin-1", "backslashreplace").decode("unicode_escape"), ""
+                return 0, unescaped(text).decode("utf-8", "surrogateescape"), ""
+            case ["sed", script, file]:
+                _, old, new, _ = script.split(script[1])
+                return 0, re.sub(old, new, Path(file).read_text(encoding="utf-8")), ""
+            case ["jq", "-c", paths, file]:
+                return 0, "".join(picked(Path(file).read_text(encoding="utf-8"), paths)), ""
             case ["llmcli", *argv]:
                 return in_a_pipe(argv, patch)
             case ["tty", columns, "colour", "llmcli", *argv]:
@@ -156,6 +178,8 @@ class Session:
             text = re.sub(r"\d[\d,.]*(e[-+−]\d+)?( [kMGTP]\b)?", "#", text)
             text = re.sub(r"[█▉▊▋▌▍▎▏▁▂▃▄▅▆▇─━╸╺]+", "▄", text)
             text = re.sub(r" {2,}", " ", text)
+        if "timed" in self.directives:
+            text = TIMED.sub(lambda found: f"# {found[1] or found[2]}", text)
         text = DIGITS.sub(lambda found: f"{float(found[0]):.6g}", text)
         return NOISE.sub("1e-0", text)
 
@@ -163,8 +187,8 @@ class Session:
 def pieces(command):
     """The words of a command, what is given to its stdin (None: a terminal), the file it writes."""
     given = to = None
-    if found := re.match(r"printf ('[^']*') \| ", command):
-        given = shlex.split(found[1])[0].encode().decode("unicode_escape").encode("latin-1")
+    if found := re.match(r"(?:printf|typed) ('[^']*') \| ", command):
+        given = unescaped(shlex.split(found[1])[0])
         command = command[found.end() :]
     words = shlex.split(command)
     if ">" in words:
@@ -177,31 +201,60 @@ def pieces(command):
     return words, given, to
 
 
+def unescaped(text):
+    """What `printf` writes: `\\xff` is a byte, `\\u2028` a character."""
+    return b"".join(
+        bytes.fromhex(part[2:]) if part.startswith("\\x")
+        else part.encode("latin-1", "backslashreplace").decode("unicode_escape").encode()
+        if part.startswith("\\") else part.encode()
+        for part in re.split(r"(\\x..|\\u....|\\.)", text)
+    )  # fmt: skip
+
+
 def filtered(words):
-    """The words of a command before `| grep PATTERN` or `| jq PATHS`, and what that leaves."""
+    """The words of a command before `| grep PATTERN` or `| at PATHS`, and what that leaves."""
     match words:
         case [*words, "|", "grep", pattern]:
             return words, lambda text: "".join(
                 line for line in text.splitlines(keepends=True) if re.search(pattern, line)
             )
-        case [*words, "|", "jq", paths]:
+        case [*words, "|", "at", paths]:
             return words, lambda text: "".join(
-                f"{path}: {json.dumps(picked(document, path), ensure_ascii=False)}\n"
+                f"{path}: {json.dumps(value_at(document, path), ensure_ascii=False)}\n"
                 for document in map(json.loads, text.splitlines())
                 for path in paths.split(",")
             )
     return words, str
 
 
-def picked(value, path):
+def value_at(value, path):
     """What is at `.key[0]` of a document; behind `[]` a list, of each member."""
     if not path:
         return value
     key, index, rest = re.fullmatch(r"(?:\.?([\w-]+)|\[(-?\d*)\])(.*)", path).groups()
     if key or index:
         inner = value.get(key) if key else value[int(index)]
-        return None if inner is None else picked(inner, rest)
-    return [picked(one, rest) for one in (value.values() if isinstance(value, dict) else value)]
+        return None if inner is None else value_at(inner, rest)
+    return [value_at(one, rest) for one in (value.values() if isinstance(value, dict) else value)]
+
+
+def picked(text, paths):
+    """A line for what stands at each of `.a.b, .c[0], .d[].e` in each of the JSON documents."""
+    while text := text.strip():
+        document, end = json.JSONDecoder().raw_decode(text)
+        text = text[end:]
+        if isinstance(document, dict) and "schema" in document:
+            assert errors(document, re.split("[./]", document["schema"])[1]) == []
+        for path in paths.split(", "):
+            found = [sorted(document) if path == "keys" else document]
+            for name, number in re.findall(r"\.([\w-]+)|\[(-?\d*)\]", path):
+                if name or number:
+                    found = [one[name or int(number)] for one in found]
+                else:
+                    found = [inner for one in found for inner in one]
+            if path.startswith("[."):
+                found = [found]
+            yield from (json.dumps(one, ensure_ascii=False) + "\n" for one in found)
 
 
 def marked(mark, text):
@@ -220,6 +273,43 @@ def in_a_pipe(argv, patch):
     for stream in (out, err):
         stream.flush()
     return code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
+
+
+class Side(io.RawIOBase):
+    """A stream whose pieces stand among those of others."""
+
+    def __init__(self, mark, written):
+        self.mark, self.written = mark, written
+
+    def writable(self):
+        return True
+
+    def write(self, piece):
+        for line in re.findall(rb"[^\n]*\n|[^\n]+", bytes(piece)):
+            if not self.written or self.written[-1][1].endswith(b"\n"):
+                self.written.append([self.mark, b""])
+            self.written[-1][1] += line
+        return len(piece)
+
+
+class Keyboard(io.BytesIO):
+    """Shows a line where it is read, as a terminal does."""
+
+    def readline(self, size=-1):
+        line = super().readline(size)
+        sys.stderr.write(line.decode())
+        return line
+
+
+def conversation(argv, patch):
+    """What is written to both streams, by the mark of the one that began the line."""
+    written = []
+    for name, mark in (("stdout", "  "), ("stderr", "2 ")):
+        side = io.TextIOWrapper(Side(mark, written), "utf-8", newline="\n", write_through=True)
+        patch.setattr(sys, name, side)
+    patch.setenv("TERM", "dumb")
+    code = main(argv)
+    return code, [(mark, text.decode()) for mark, text in written]
 
 
 def on_terminal(argv, columns, patch):
