@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli", "checkpoints")]
 import numpy as np
+import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
 from cli_tiny import write_mixture, write_tiny
 from hub_cache_files import write_revision
 from safetensors.numpy import load_file, save_file
