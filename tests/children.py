@@ -31,14 +31,16 @@ def start(
     *,
     prepare: Callable[[], object] | None = None,
     terminal: bool = False,
+    fresh: bool = False,
     **options: Any,
 ) -> subprocess.Popen[Any]:
     """`subprocess.Popen` in a session of its own; `prepare` is called in the child before.
 
-    `terminal`: its stdin is the terminal that controls it, as in a window.
+    `terminal`: its stdin is the terminal that controls it, as in a window. `fresh`: nothing is
+    imported before, for those that look at their start or at their memory.
     """
     options = _unconfigured(options)
-    if prepare is None and can_fork(argv, options):
+    if prepare is None and not fresh and can_fork(argv, options):
         process: subprocess.Popen[Any] = Forked([*argv], terminal=terminal, **options)
     else:
         process = subprocess.Popen(argv, **_plain(prepare, terminal), **options)

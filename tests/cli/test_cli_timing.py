@@ -222,7 +222,7 @@ def test_random_weights_are_said_and_not_read(cli, path):
 def test_the_model_takes_what_is_estimated_in_a_process_of_its_own():
     argv = ("-m", "tiny", TEXT, "--pairs", "1", "-n", "2", "--threads", "1", "--json")
     run = children.run(
-        [sys.executable, "-m", "llmcli", "timing", *argv],
+        [sys.executable, "-m", "llmcli", "timing", *argv], fresh=True,
         capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     said = json.loads(run.stdout)
