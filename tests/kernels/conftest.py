@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shlex
-import shutil
 import sys
-import sysconfig
-import tomllib
 from pathlib import Path
 
 import children
 import pytest
+from kernel_sources import COMPILER, EXTENSION, FLAGS, HERE, ROOT, SOURCES, levels_of, needs
 
 from llmcli.formats import packed
 from llmcli.kernels import native, program
 
 if sys.platform != "win32":
     import fcntl
-
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-(EXTENSION,) = PROJECT["tool"]["setuptools"]["ext-modules"]
-FLAGS = [*EXTENSION["extra-compile-args"], "-Wall", "-Wextra", "-Werror"]
-SOURCES = [str(ROOT / source) for source in EXTENSION["sources"]]
-COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")
-
-
-def needs(*programs):
-    for name in programs:
-        if shutil.which(name) is None:
-            pytest.skip(f"there is no {name}")
-
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
@@ -70,11 +51,6 @@ def objects(built):
         ]
 
     return compiled
-
-
-def levels_of(library):
-    """Bit i: the processor has the level i."""
-    return ctypes.CDLL(str(library)).llmcli_native_levels()
 
 
 def installed():

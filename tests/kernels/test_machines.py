@@ -10,7 +10,7 @@ from pathlib import Path
 
 import children
 import pytest
-from conftest import COMPILER, FLAGS, ROOT, levels_of, needs
+from kernel_sources import COMPILER, FLAGS, ROOT, levels_of, needs
 
 from llmcli.kernels import native
 

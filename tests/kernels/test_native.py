@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import EXTENSION, ROOT, SOURCES
+from kernel_sources import EXTENSION, ROOT, SOURCES
 
 from llmcli.errors import UsageError
 from llmcli.kernels import native, program
