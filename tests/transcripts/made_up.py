@@ -214,14 +214,6 @@ def _twins(tensors):
     table[1:130:2] = table[0:130:2]
 
 
-def _sick(folder):
-    """A number that is none among its weights."""
-    write_tiny(folder, weights=True)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][7, 3] = np.nan
-    save_file(tensors, folder / "model.safetensors")
-
-
 MODELS = {
     "tiny": _tiny,  # the package's own
     "mixture": _mixtral,
@@ -246,7 +238,6 @@ MODELS = {
     "lone": _lone,
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
-    "sick": _sick,
     "hf_hub_cache": lambda folder: write_revision(folder, "org/name", {
         "config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}",
     }),

@@ -10,12 +10,11 @@
 lines for its stdout; its colours are left out, but with `tty 40 colour llmcli …`. `typed LINES |
 llmcli chat …` types into a terminal without an editor: what is written where, in order, with the
 lines behind their prompts. `< FILE`, `> FILE`, `cat FILE`, `printf TEXT > FILE`, `sed 's/A/B/'
-FILE` and `jq -c 'keys, .a.b, .c[].d, [.c[].d]' FILE` are as in a shell, but that a document with a
-schema has to keep to it; `| grep PATTERN` and `| at key[0].key,key[].key` leave lines and values of
-stdout; nothing else of one is known. `./NAME` is a model of `MODELS`. The first
-lines may be `#! measured` (numbers, bars and the spaces between columns are replaced), `#! timed`
-(only times and speeds are), `#! flowing` (so are the ends of lines) and `#! wide` (lines may be
-longer than the terminal is wide).
+FILE`, `| grep PATTERN` and `jq -c 'keys, .a.b, .c[].d, [.c[].d]' FILE`, also behind a pipe, are as
+in a shell, but that a document with a schema has to keep to it; nothing else of one is known.
+`./NAME` is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the spaces
+between columns are replaced), `#! timed` (only times and speeds are), `#! flowing` (so are the ends
+of lines) and `#! wide` (lines may be longer than the terminal is wide).
 
 `pytest tests/transcripts --update` writes them anew: read the difference before it goes in. The
 machine is one that was made up and times are replaced; numbers are of float64 where they are
@@ -91,14 +90,15 @@ class Session:
         assert self.directives <= {"measured", "timed", "flowing", "wide"}
 
     def transcript(self, text):
-        lines = []
+        """The same comments and commands, and what these print now, an empty line before each."""
+        lines, gap = [], False
         for line in text.splitlines():
-            if line.startswith("$ "):
-                lines += [line, *self.shown(line[2:])]
-            elif line.startswith("#") or (not line and lines[-1:] != [""]):
-                lines.append(line)
-        # an empty line of stdout stood there before, or one between two commands
-        return re.sub(r"\n\n+(?=[$#])", "\n\n", "\n".join(lines).rstrip() + "\n")
+            if line[:1] in ("#", "$"):
+                if lines and (gap or not lines[-1].startswith("#")):
+                    lines.append("")
+                lines += [line, *(self.shown(line[2:]) if line[0] == "$" else ())]
+            gap = not line
+        return "\n".join(lines).rstrip() + "\n"
 
     def shown(self, command):
         code, out, err = self.run(command)
@@ -212,30 +212,15 @@ def unescaped(text):
 
 
 def filtered(words):
-    """The words of a command before `| grep PATTERN` or `| at PATHS`, and what that leaves."""
+    """The words of a command before `| grep PATTERN` or `| jq -c PATHS`, and what that leaves."""
     match words:
         case [*words, "|", "grep", pattern]:
             return words, lambda text: "".join(
                 line for line in text.splitlines(keepends=True) if re.search(pattern, line)
             )
-        case [*words, "|", "at", paths]:
-            return words, lambda text: "".join(
-                f"{path}: {json.dumps(value_at(document, path), ensure_ascii=False)}\n"
-                for document in map(json.loads, text.splitlines())
-                for path in paths.split(",")
-            )
+        case [*words, "|", "jq", "-c", paths]:
+            return words, lambda text: "".join(picked(text, paths))
     return words, str
-
-
-def value_at(value, path):
-    """What is at `.key[0]` of a document; behind `[]` a list, of each member."""
-    if not path:
-        return value
-    key, index, rest = re.fullmatch(r"(?:\.?([\w-]+)|\[(-?\d*)\])(.*)", path).groups()
-    if key or index:
-        inner = value.get(key) if key else value[int(index)]
-        return None if inner is None else value_at(inner, rest)
-    return [value_at(one, rest) for one in (value.values() if isinstance(value, dict) else value)]
 
 
 def picked(text, paths):
@@ -248,10 +233,13 @@ def picked(text, paths):
         for path in paths.split(", "):
             found = [sorted(document) if path == "keys" else document]
             for name, number in re.findall(r"\.([\w-]+)|\[(-?\d*)\]", path):
-                if name or number:
-                    found = [one[name or int(number)] for one in found]
+                if number:
+                    found = [one[int(number)] for one in found]
+                elif name:
+                    found = [None if one is None else one.get(name) for one in found]
                 else:
-                    found = [inner for one in found for inner in one]
+                    members = (one.values() if isinstance(one, dict) else one for one in found)
+                    found = [inner for one in members for inner in one]
             if path.startswith("[."):
                 found = [found]
             yield from (json.dumps(one, ensure_ascii=False) + "\n" for one in found)
