@@ -6,22 +6,15 @@ background job, some CI runners) Ctrl-C would not reach it, and it would run on 
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import os
 import signal
 import subprocess
-import sys
-import termios
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fork_server import Forked, can_fork
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
+from fork_server import Forked, be_plain, can_fork, end_with
 
 _started: list[subprocess.Popen[Any]] = []
 
@@ -135,16 +128,9 @@ def _plain(prepare: Callable[[], object] | None, terminal: bool) -> dict[str, An
     parent = os.getpid()
 
     def in_the_child() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if terminal:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        be_plain(terminal)
         if prepare is not None:
             prepare()
-        if _LIBC is not None:  # last: a change of user takes it back
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # which was killed meanwhile
-                os._exit(1)
+        end_with(parent)
 
     return {"preexec_fn": in_the_child, "start_new_session": True}

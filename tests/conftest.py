@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import children
@@ -82,6 +82,18 @@ def pytest_collection_finish() -> None:
     """What was imported by now stays: garbage is not looked for among it, 0.35 s each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def as_written(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """`as_written(file, found)`: it is what the file has, to the letter; `--update` writes it."""
+
+    def compare(file: Path, found: str) -> None:
+        if request.config.getoption("--update"):
+            file.write_text(found, encoding="utf-8")
+        assert found == file.read_text(encoding="utf-8")
+
+    return compare
 
 
 @pytest.fixture(autouse=True)

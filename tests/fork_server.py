@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MODULES = (
     "llmcli.cli.tree", "llmcli.cli.running", "llmcli.commands.generate.command",
@@ -33,6 +34,23 @@ _MODULES = (
 )  # fmt: skip
 # what Python, C libraries and modules read when they begin: another value needs another beginning
 _EARLY = ("PYTHON", "LC_", "LANG", "OMP_", "GOMP_", "MKL_", "LD_", "TORCH", "CUDA", "MALLOC")
+
+
+def be_plain(terminal: bool) -> None:
+    """In a child: signals at their defaults; its stdin is the terminal that controls it, or not."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def end_with(parent: int) -> None:
+    """In a child: it is killed when its parent ends. A change of user takes that back."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # which was killed meanwhile
+            os._exit(1)
 
 
 class Forked(subprocess.Popen[Any]):
@@ -77,7 +95,6 @@ class _Server:
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
-        self.libc = ctypes.CDLL(None)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, __file__], stdin=theirs, stdout=subprocess.DEVNULL,
@@ -88,13 +105,14 @@ class _Server:
     def fork(self, request: dict[str, Any], fds: list[int]) -> int:
         """The process's id; it is a child of this process by then."""
         words = json.dumps(request).encode("utf-8", "surrogateescape")
-        self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        assert _LIBC is not None
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             socket.send_fds(self.socket, [len(words).to_bytes(4, "big")], fds)
             self.socket.sendall(words)
             pid = int.from_bytes(self.socket.recv(4, socket.MSG_WAITALL), "big")
         finally:
-            self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+            _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0)
         if not pid:
             raise OSError("the fork server has ended")
         return pid
@@ -141,13 +159,9 @@ def become(request: dict[str, Any]) -> NoReturn:
     while os.getppid() != request["parent"]:  # until the process between has ended
         time.sleep(0.0001)
     os.setsid()
-    if request["terminal"]:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    be_plain(request["terminal"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it when it began
+    end_with(request["parent"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environ"])

@@ -17,17 +17,9 @@ def written(screens):
 
 
 @pytest.fixture
-def golden(request):
+def golden(as_written):
     """`golden(name, {title: text})`: they are those of golden/NAME.txt, to the letter.
 
     `pytest tests/render --update` writes it anew: read the difference before it goes in.
     """
-
-    def compare(name, screens):
-        file, found = FOLDER / f"{name}.txt", written(screens)
-        if request.config.getoption("--update"):
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(found, encoding="utf-8")
-        assert found.splitlines() == file.read_text(encoding="utf-8").splitlines()
-
-    return compare
+    return lambda name, screens: as_written(FOLDER / f"{name}.txt", written(screens))

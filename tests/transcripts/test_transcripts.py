@@ -331,12 +331,9 @@ def on_terminal(argv, columns, patch):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_transcript(name, home, models, monkeypatch, request):
+def test_transcript(name, home, models, monkeypatch, as_written):
     file = HERE / f"{name}.txt"
     text = file.read_text(encoding="utf-8")
     for model in set(re.findall(r"\./([\w-]+)", text)) & MODELS.keys():
         shutil.copytree(models(model), home / model, symlinks=True, copy_function=os.link)
-    found = Session(text, home, monkeypatch).transcript(text)
-    if request.config.getoption("--update"):
-        file.write_text(found, encoding="utf-8")
-    assert found == file.read_text(encoding="utf-8")
+    as_written(file, Session(text, home, monkeypatch).transcript(text))
