@@ -1,6 +1,8 @@
-"""Processor seconds of the tests that ran, their children's too: `pytest --budget 900`.
+"""What a run took and what it left out: `pytest --budget 900 --skips FILE`.
 
-Printed at the end of every run; with `--budget` a run that takes more fails.
+The processor seconds of the tests, their children's too, are printed at the end of every run; with
+`--budget` a run that takes more fails. The reasons of what was skipped are added to FILE, a line
+each time, so that a table of several runs can be made of it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ def processor_seconds() -> float:
 class Budget:
     """Each worker of xdist sends what a test took; who reads the reports adds it up."""
 
-    def __init__(self, most: float | None) -> None:
-        self.most = most
+    def __init__(self, most: float | None, skips: str | None) -> None:
+        self.most, self.skips = most, skips
         self.seconds = self._begun = 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -50,3 +52,7 @@ class Budget:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         of = "" if self.most is None else f" of {self.most:,.0f}"
         terminalreporter.write_line(f"{self.seconds:,.0f}{of} processor seconds")
+        if self.skips is not None:
+            with open(self.skips, "a", encoding="utf-8") as file:
+                for report in terminalreporter.stats.get("skipped", []):
+                    print(report.longrepr[-1].removeprefix("Skipped: "), file=file)

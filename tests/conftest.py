@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--budget", type=float, metavar="SECONDS", help="fail where more processor time is taken"
     )
+    parser.addoption("--skips", metavar="FILE", help="add the reasons of skipped tests to a file")
 
 
 SLOW = ("kernels", "parity", "measure", "cli")  # folders with files of minutes
@@ -53,7 +54,7 @@ SLOW = ("kernels", "parity", "measure", "cli")  # folders with files of minutes
 
 def pytest_configure(config: pytest.Config) -> None:
     """xdist hands files out as they are collected: it would begin with those of most tests."""
-    config.pluginmanager.register(Budget(config.option.budget))
+    config.pluginmanager.register(Budget(config.option.budget, config.option.skips))
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
