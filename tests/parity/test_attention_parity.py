@@ -39,10 +39,16 @@ def test_every_layer_and_head(name: str, models: Models, references: References)
     config = variant(name).config()
     layers = attending(config)
     assert list(found) == sorted(layers + recurring(config))
+    reports = {layer.layer: layer for layer in report.layers}
     for layer, pattern, exact in zip(layers, theirs, wide, strict=True):
         assert found[layer].shape == pattern.shape[1:]
         moved = float((pattern - exact).abs().max())  # theirs, between float32 and float64
         assert np.abs(found[layer] - pattern[0].numpy()).max() < max(1e-5, 5 * moved)
+        if reports[layer].sinks:
+            taken = 1 - exact[0].sum(-1).mean(-1)
+            assert taken.max() > 0.05
+            shown = [head.metrics["learned_sink"] for head in reports[layer].heads]
+            assert shown == pytest.approx(taken.tolist(), abs=1e-5)
 
 
 @pytest.mark.real

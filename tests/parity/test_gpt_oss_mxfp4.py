@@ -6,15 +6,13 @@ And as llama.cpp's converter writes these: `_repacked` is its `repack_mxfp4` in 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 import torch
-from parity_gguf import write_gguf
+from parity_gguf import Converter
 from parity_models import build, prompt
 from parity_reference import fresh_rope, precision
 from safetensors.torch import load_file, save_file
@@ -23,7 +21,6 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import Variant
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.families.rules import Rows
 from llmcli.formats.packed import Mapped, Packed
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
@@ -101,52 +98,47 @@ def _repacked(codes: Tensor, scales: Tensor) -> Tensor:
     return blocks.flatten(-2)
 
 
-@pytest.fixture
-def converted(
-    published: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[bool], Path]:
-    """The same checkpoint as a GGUF file, gates and neurons in one tensor or in two."""
+class Repacking(Converter):
+    """Writes experts in the blocks of `published`, gates and neurons in one tensor or in two."""
 
-    def make(fused: bool) -> Path:
-        tensors = load_file(published[0] / "model.safetensors")
+    published: dict[str, Tensor]
+    fused: bool
 
-        def experts(
-            writer: gguf.GGUFWriter, names: object, name: str, values: Tensor, format: str
-        ) -> Tensor:
-            stem, leaf = name.rsplit(".", 1)
-            layer = int(stem.split(".")[2])
-            kind = "bias" if leaf.endswith("_bias") else "weight"
-            if kind == "bias":
-                rows = tensors[name]
-            else:
-                rows = _repacked(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
-            parts = {"down": rows}
-            if leaf.startswith("gate_up"):
-                parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
-                parts = {"gate_up": torch.cat([*parts.values()], 1)} if fused else parts
-            for part, data in parts.items():
-                raw = gguf.GGMLQuantizationType["F32" if kind == "bias" else "MXFP4"]
-                writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.{kind}",
-                                  data.contiguous().numpy(), raw_dtype=raw)  # fmt: skip
-            return values
+    def _in_turns(self, name: str, values: Tensor) -> Tensor:
+        stem, leaf = name.rsplit(".", 1)
+        kind = "bias" if leaf.endswith("_bias") else "weight"
+        if kind == "bias":
+            rows = self.published[name]
+        else:
+            rows = _repacked(*(self.published[f"{name}_{part}"] for part in ("blocks", "scales")))
+        parts = {"down": rows}
+        if leaf.startswith("gate_up"):
+            parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+            parts = {"gate_up": torch.cat([*parts.values()], 1)} if self.fused else parts
+        raw = gguf.GGMLQuantizationType["F32" if kind == "bias" else "MXFP4"]
+        for part, data in parts.items():
+            target = f"blk.{stem.split('.')[2]}.ffn_{part}_exps.{kind}"
+            self.writer.add_tensor(target, data.contiguous().numpy(), raw_dtype=raw)
+        return values
 
-        monkeypatch.setattr("parity_gguf._in_turns", experts)
-        model = build(ONE)
-        model.load_state_dict(published[1].state_dict())
-        write_gguf(model, tmp_path / "model.gguf", "F32")
-        return tmp_path / "model.gguf"
 
-    return make
+def converted(published: tuple[Path, Any], file: Path, fused: bool) -> Path:
+    """The same checkpoint as a GGUF file."""
+    model = build(ONE)
+    model.load_state_dict(published[1].state_dict())
+    writer = Repacking(model, file, "F32", ())
+    writer.published, writer.fused = load_file(published[0] / "model.safetensors"), fused
+    writer.write(head=True, tokenizer="")
+    return file
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @torch.inference_mode()
 def test_a_gguf_file_is_the_same_model(
-    fused: bool, published: tuple[Path, Any], converted: Callable[[bool], Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    fused: bool, published: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Number by number, unpacked, in blocks and mapped."""
-    file, ids = converted(fused), prompt(tokens=80)
+    file, ids = converted(published, tmp_path / "model.gguf", fused), prompt(tokens=80)
     ours, hub = (
         load_checkpoint(open_checkpoint(one), device="cpu", dtype="float64", text=False)
         for one in (file, published[0])
@@ -168,19 +160,3 @@ def test_a_gguf_file_is_the_same_model(
     assert torch.equal(found[2][0], found[0][0])
     for blocks, other in zip(found[0][1], found[1][1], strict=True):
         assert torch.equal(blocks, other)
-
-
-def test_rows_that_do_not_take_turns_are_seen(
-    published: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, theirs = published
-    ids = prompt(tokens=20)
-    hidden = ONE.settings["intermediate_size"]
-    halves = {0: Rows(0, hidden), 1: Rows(hidden, 2 * hidden)}
-    monkeypatch.setattr(
-        "llmcli.families.gpt_oss.Rows", lambda start, stop, groups: halves[start]
-    )
-    ours = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64", text=False)
-    off = ours.decoder(ids).log_softmax(-1) - reference(theirs, ids)
-    assert math.isfinite(float(off.abs().max()))
-    assert off.abs().max() > 1e-3
