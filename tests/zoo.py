@@ -680,7 +680,7 @@ ZOO: tuple[Variant, ...] = (
     Variant("llama-mha", "llama", {"num_key_value_heads": 6}, gguf=1e-9),
     Variant("llama-mqa", "llama", {"num_key_value_heads": 1}, typical=True, gguf=1e-9),
     Variant("llama-no-kv-heads", "llama", {"num_key_value_heads": None}),
-    Variant("llama-bias", "llama", _BIASES, typical=True),
+    Variant("llama-bias", "llama", _BIASES, typical=True, gguf=1e-9),
     Variant("llama-bias-tied", "llama", {
         "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
     }),

@@ -11,7 +11,7 @@ from zoo import TYPES, ZOO, Variant
 
 from llmcli.anatomy import states
 from llmcli.errors import UnsupportedModel
-from llmcli.families import Rename, Rows, Transpose, find, plan
+from llmcli.families import find, plan
 from llmcli.parts.experts.config import ExpertsConfig
 
 ROPED = {
@@ -267,28 +267,6 @@ def test_gemma_4s_published_sizes(size, written_by, tmp_path):
     assert sorted({*kept}) == list(range(len(config.layers) - shared))
 
 
-def test_gpt2_scales():
-    def scales(**settings):
-        return [layer.attention.scale for layer in read("gpt2", **GPT2, **settings).layers]
-
-    assert scales() == [0.5, 0.5, 0.5]
-    assert scales(scale_attn_weights=False) == [1.0, 1.0, 1.0]
-    assert scales(scale_attn_by_inverse_layer_idx=True) == [0.5, 0.25, 0.5 / 3]
-
-
-def test_shard_names_are_the_same_names(tmp_path):
-    config = AutoConfig.for_model("qwen3", **ROPED | {"head_dim": 8})
-    model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(tmp_path, max_shard_size="10KB")
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) > 2
-    raw = json.loads((tmp_path / "config.json").read_text())
-    shapes = shapes_of(AutoModelForCausalLM, config)
-    assert set(index["weight_map"]) == set(shapes)
-    ledger = dry_run("qwen3", "safetensors", raw, {n: shapes[n] for n in index["weight_map"]})
-    assert ledger.clean
-
-
 @pytest.mark.parametrize(("model_type", "settings"), [("gpt2", GPT2), ("llama", ROPED)])
 def test_names_of_a_bare_decoder_have_no_prefix(model_type, settings, tmp_path):
     raw, config = written(model_type, tmp_path, **settings | {"tie_word_embeddings": True})
@@ -341,20 +319,6 @@ def test_a_wrong_shape_and_a_doubled_name_show(tmp_path):
     ledger = dry_run("llama", "safetensors", raw, shapes)
     assert ledger.misshapen == [("ln_final.w", (24,), (25,))]
     assert ledger.doubled == ["ln_final.w"]
-
-
-def test_fused_rows_come_after_the_transpose():
-    """`c_attn.weight` is `[D, 3D]`: transposed first, and only then are its rows q, k and v."""
-    config = read("gpt2", **GPT2)
-    rules = find("gpt2", "safetensors").rules_hf(config)
-    loads = plan(["h.1.attn.c_attn.weight", "h.1.attn.c_attn.bias"], rules, config).loads
-    assert [(load.target, load.ops) for load in loads] == [
-        ("blocks.1.attn.W_q", (Transpose(), Rows(0, 24))),
-        ("blocks.1.attn.W_k", (Transpose(), Rows(24, 48))),
-        ("blocks.1.attn.W_v", (Transpose(), Rows(48, 72))), ("blocks.1.attn.b_q", (Rows(0, 24),)),
-        ("blocks.1.attn.b_k", (Rows(24, 48),)), ("blocks.1.attn.b_v", (Rows(48, 72),)),
-    ]  # fmt: skip
-    assert all(isinstance(rule, Rename) for rule in rules if "c_attn" in repr(rule))
 
 
 @pytest.mark.parametrize(("name", "ours"), [

@@ -94,7 +94,7 @@ class Converter:
                 if name.endswith("A_log"):  # a float32 there, of which the logarithm is none here
                     self.model.get_parameter(name).data = found
                 else:
-                    parameter.copy_(found.view(parameter.shape))
+                    parameter.copy_(found)
         self.writer.write_header_to_file()
         self.writer.write_kv_data_to_file()
         self.writer.write_tensors_to_file()
@@ -102,63 +102,19 @@ class Converter:
 
     def _tensor(self, name: str) -> Tensor | None:
         """Writes a tensor; what the file then says, None where another one says it."""
-        values = self.drawn[name]
-        if name.endswith(".kv_b_proj.weight") and "joined latents" not in self.ways:
-            k_Hcn, v_Hec = (
-                self._add(name.replace(".kv_b_", f".{one}_b_"), part)
-                for one, part in zip("kv", self._by_head(values), strict=True)
-            )
-            return torch.cat((k_Hcn.mT, v_Hec), 1)
-        if name.endswith(".in_proj_qkvz.weight") and "by key head" not in self.ways:
-            return self._apart_from_key_heads(name, values)
         fused = self.kind in DELTA and "fused qkv" in self.ways
-        if fused and ".self_attn." in name and "_proj" in name[-13:]:
+        if fused and ".self_attn." in name and "_proj" in name[-13:] and ".o_proj." not in name:
             if ".q_proj." in name:
                 self._qkv(name)
-            if ".o_proj." not in name:
-                return None
-        if self.kind == "gpt_oss" and ".experts." in name:
-            return self._in_turns(name, values)
-        axis, each = 1, hybrid.halves(name, self.config)
-        if each is not None:
-            axis = values.ndim - 2
-        elif name.endswith(FUSED) and "fused gates" not in self.ways:
-            each = [name.replace("gate_up", one) for one in ("gate", "up")]
-        else:
-            return self._converted(name, values)
-        parts = zip(each, values.chunk(2, axis), strict=True)
-        return torch.cat([self._converted(*part) for part in parts], axis)
-
-    def _in_turns(self, name: str, values: Tensor) -> Tensor:
-        """gpt-oss' experts, stored `[in, out]`; gate and up take turns in the last axis."""
-        parts = {name: values}
-        if "gate_up" in name:
-            each = [name.replace("gate_up", one) for one in ("gate", "up")]
-            parts = {one: values[..., at::2] for at, one in enumerate(each)}
-        found = []
-        for one, value in parts.items():
-            turned = value.mT if value.ndim == 3 else value
-            decoded = self._add(one, turned.contiguous())
-            found.append(decoded.mT if value.ndim == 3 else decoded)
-        return torch.stack(found, -1).flatten(-2)
-
-    def _apart_from_key_heads(self, name: str, values: Tensor) -> Tensor:
-        """Queries, keys and values of all heads in one tensor, and the gates in another."""
-        config, layer = self.config, name.split(".")[2]
-        each = config.linear_num_value_heads // config.linear_num_key_heads * (
-            config.linear_value_head_dim
-        )
-        sizes = [config.linear_key_head_dim] * 2 + [each] * 2
-        parts = values.unflatten(0, (config.linear_num_key_heads, -1)).split(sizes, 1)
-        qkv = torch.cat([part.flatten(0, 1) for part in parts[:3]])
-        found = [
-            self._add_as(f"blk.{layer}.{target}", part.contiguous())
-            for target, part in (("attn_qkv", qkv), ("attn_gate", parts[3].flatten(0, 1)))
-        ]
-        every = torch.cat(found).split([part.shape[0] * part.shape[1] for part in parts])
-        return torch.cat(
-            [one.view(part.shape) for one, part in zip(every, parts, strict=True)], 1
-        )
+            return None
+        values = self.drawn[name]
+        pieces = self._pieces(name, values)
+        places = self._pieces(name, torch.arange(values.numel()).view(values.shape))
+        found = torch.empty(values.numel(), dtype=torch.float64)
+        for target, piece in pieces.items():
+            decoded = self._add(target, self._numbers(name, piece))
+            found[places[target].flatten()] = self._said(name, decoded).flatten().double()
+        return found.view(values.shape)
 
     def _qkv(self, name: str) -> None:
         """All of attention's projections but the last one in one tensor."""
@@ -169,18 +125,89 @@ class Converter:
         for source, part in zip(sources, decoded.split(rows), strict=True):
             self.model.get_parameter(source).copy_(part)
 
-    def _by_head(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of heads' keys from latents, turned, `[H, c, n]`, and of values, `[H, e, c]`."""
-        config = self.config
-        heads = values.view(config.num_attention_heads, -1, config.kv_lora_rank)
-        k_Hnc, v_Hec = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
-        return k_Hnc.mT.contiguous(), v_Hec.contiguous()
+    def _pieces(self, name: str, x: Tensor) -> dict[str, Tensor]:
+        """In which tensors the file has the numbers of one, by names that `_add` knows."""
+        config, layer = self.config, name.split(".")[2:3]
+        if name.endswith(".kv_b_proj.weight") and "joined latents" not in self.ways:
+            # rows of each head's keys, turned, `[H, c, n]`, and of its values, `[H, e, c]`
+            heads = x.view(config.num_attention_heads, -1, config.kv_lora_rank)
+            k_Hnc, v_Hec = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
+            names = (name.replace(".kv_b_", f".{one}_b_") for one in "kv")
+            return dict(zip(names, (k_Hnc.mT, v_Hec), strict=True))
+        if name.endswith(".in_proj_qkvz.weight") and "by key head" not in self.ways:
+            keys = config.linear_num_key_heads
+            each = config.linear_num_value_heads // keys * config.linear_value_head_dim
+            sizes = [config.linear_key_head_dim] * 2 + [each] * 2
+            *qkv, gate = (part.flatten(0, 1) for part in x.unflatten(0, (keys, -1)).split(sizes, 1))
+            return {f"blk.{layer[0]}.attn_qkv": torch.cat(qkv), f"blk.{layer[0]}.attn_gate": gate}
+        if self.kind == "gpt_oss" and ".experts." in name:  # stored `[in, out]`, in turns
+            x = x.mT if x.ndim == 3 else x
+            turns = (x[:, 0::2], x[:, 1::2])
+            each = [name.replace("gate_up", one) for one in ("gate", "up")]
+            return dict(zip(each, turns, strict=True)) if "gate_up" in name else {name: x}
+        halves, axis = hybrid.halves(name, config), x.ndim - 2
+        if name.endswith(FUSED) and "fused gates" not in self.ways:
+            halves, axis = [name.replace("gate_up", one) for one in ("gate", "up")], 1
+        if halves is not None:
+            return dict(zip(halves, x.chunk(2, axis), strict=True))
+        return {hybrid.published(name, config): self._moved(name, x)}
 
-    def _converted(self, name: str, values: Tensor) -> Tensor:
-        """Adds it under llama.cpp's name; returns what that says then, in transformers' shape."""
-        called = hybrid.published(name, self.config)
-        decoded = self._add(called, self._stored(name, values))
-        return self._read(name, decoded).view(values.shape)
+    def _moved(self, name: str, x: Tensor) -> Tensor:
+        """In the file's order and shape."""
+        config = self.config
+        heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
+        if self.kind in PERMUTED and "rows not interleaved" not in self.ways:
+            for part in [part for part in heads if part in name]:
+                return interleave(x, getattr(config, heads[part]))
+        if self.kind == "gpt2" and x.ndim == 2 and ".c_" in name:
+            return x.T
+        if "query_key_value" in name:  # by head there, all queries first here
+            return x.unflatten(0, (config.num_attention_heads, 3, -1)).swapaxes(0, 1).flatten(0, 2)
+        if self.kind in hybrid.HYBRID:
+            return hybrid.moved(name, x, config)
+        if self.kind in TILED and ".linear_attn." in name:
+            x = self._tiled(name, x)
+        return x.squeeze(1) if name.endswith((".conv.weight", ".conv1d.weight")) else x
+
+    def _tiled(self, name: str, x: Tensor) -> Tensor:
+        """What belongs to value heads, first that of the first head of every key head."""
+        config = self.config
+        keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+        size, before = config.linear_value_head_dim, 2 * keys * config.linear_key_head_dim
+
+        def in_turns(rows: Tensor, size: int) -> Tensor:
+            heads = rows.unflatten(0, (keys, values // keys, size))
+            return heads.swapaxes(0, 1).reshape(rows.shape)
+
+        if "in_proj_qkv" in name or "conv1d" in name:
+            return torch.cat((x[:before], in_turns(x[before:], size)))
+        if "in_proj_z" in name:
+            return in_turns(x, size)
+        if name.endswith((".in_proj_a.weight", ".in_proj_b.weight", ".A_log", ".dt_bias")):
+            return in_turns(x, 1)
+        return in_turns(x.T, size).T if "out_proj" in name else x  # columns
+
+    def _centred(self, name: str) -> bool:
+        """Whether the file's norm is the checkpoint's + 1."""
+        gemma = self.kind.startswith("gemma") and not self.kind.startswith("gemma4")
+        norm = name.endswith("norm.weight") and "linear_attn" not in name
+        return norm and (gemma or self.kind in DELTA)
+
+    def _numbers(self, name: str, x: Tensor) -> Tensor:
+        """What the file has in place of the numbers; `_said` is what these are again."""
+        if self._centred(name):
+            return (x * 2**20).round() / 2**20 + 1  # both are float32 numbers
+        if name.endswith("A_log"):
+            return hybrid.decays(x) if self.kind in hybrid.HYBRID else -x.exp()
+        return x
+
+    def _said(self, name: str, x: Tensor) -> Tensor:
+        if self._centred(name):
+            return x - 1
+        if name.endswith("A_log"):
+            x = x.double().neg().log()
+            return x.float() if self.kind in hybrid.HYBRID else x
+        return x
 
     def _add(self, name: str, values: Tensor) -> Tensor:
         """Writes it and returns what the file then says."""
@@ -202,6 +229,7 @@ class Converter:
         target += ".weight" if target.endswith(("attn_qkv", "attn_gate")) else ""
         plain = any(part in target for part in ("position", ".conv.", "_inp", "ssm_conv1d"))
         plain = plain or values.ndim == 1 or target.endswith(("_exps.bias", *hybrid.IN_FLOAT32))
+        values = values.contiguous()
         block = 1 if self.format not in FORMATS else FORMATS[self.format][0]
         cut = values.ndim == 3 and values.shape[-1] % block
         kept = "F32" if plain or cut else self.format
@@ -209,73 +237,6 @@ class Converter:
         self.writer.add_tensor(target, data, raw_dtype=Type[kept])
         decoded = data if kept == "F64" else gguf.quants.dequantize(data, Type[kept])
         return torch.from_numpy(decoded).reshape(values.shape)
-
-    def _permuted(self, name: str) -> int:
-        """The heads whose rows are interleaved, 0 where none are."""
-        if self.kind not in PERMUTED or "rows not interleaved" in self.ways:
-            return 0
-        heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
-        return next((getattr(self.config, heads[one]) for one in heads if one in name), 0)
-
-    def _centred(self, name: str) -> bool:
-        """Whether the file's norm is the checkpoint's + 1."""
-        gemma = self.kind.startswith("gemma") and not self.kind.startswith("gemma4")
-        norm = name.endswith("norm.weight") and "linear_attn" not in name
-        return norm and (gemma or self.kind in DELTA)
-
-    def _stored(self, name: str, values: Tensor) -> Tensor:
-        """What the file has of a tensor."""
-        if self.kind == "gpt2" and values.ndim == 2 and ".c_" in name:
-            return values.T.contiguous()
-        if heads := self._permuted(name):
-            return interleave(values, heads)
-        if "query_key_value" in name:  # by head there, all queries first here
-            heads = self.config.num_attention_heads
-            return values.unflatten(0, (heads, 3, -1)).swapaxes(0, 1).flatten(0, 2)
-        if self._centred(name):
-            return (values * 2**20).round() / 2**20 + 1  # both are float32 numbers
-        if self.kind in hybrid.HYBRID:
-            return hybrid.stored(name, values, self.config)
-        if self.kind in TILED and ".linear_attn." in name:
-            values = self._reordered(name, values, back=False)
-        if name.endswith("A_log"):
-            return -values.exp()
-        return values.squeeze(1) if name.endswith((".conv.weight", ".conv1d.weight")) else values
-
-    def _read(self, name: str, values: Tensor) -> Tensor:
-        """What transformers' tensor is then."""
-        if self.kind == "gpt2" and values.ndim == 2 and ".c_" in name:
-            return values.T
-        if heads := self._permuted(name):
-            return separate(values, heads)
-        if "query_key_value" in name:
-            heads = self.config.num_attention_heads
-            return values.unflatten(0, (3, heads, -1)).swapaxes(0, 1).flatten(0, 2)
-        if self._centred(name):
-            return values - 1
-        if self.kind in hybrid.HYBRID:
-            return hybrid.read(name, values)
-        if name.endswith("A_log"):
-            values = values.double().neg().log()
-        if self.kind in TILED and ".linear_attn." in name:
-            return self._reordered(name, values, back=True)
-        return values
-
-    def _reordered(self, name: str, values: Tensor, *, back: bool) -> Tensor:
-        """What belongs to value heads, in llama.cpp's order of them or (`back`) transformers'."""
-        config = self.config
-        heads = config.linear_num_key_heads, config.linear_num_value_heads
-        size, keys = config.linear_value_head_dim, 2 * heads[0] * config.linear_key_head_dim
-        if "in_proj_qkv" in name or "conv1d" in name:
-            rest = _tiled(values[keys:], heads, size, back=back)
-            return torch.cat((values[:keys], rest))
-        if "in_proj_z" in name:
-            return _tiled(values, heads, size, back=back)
-        if name.endswith((".in_proj_a.weight", ".in_proj_b.weight", ".A_log", ".dt_bias")):
-            return _tiled(values, heads, 1, back=back)
-        if "out_proj" in name:  # columns
-            return _tiled(values.T, heads, size, back=back).T.contiguous()
-        return values
 
     def _say(self, **values: Any) -> None:
         """`writer.add_KEY(value)` for each; what is None is not said."""
@@ -498,12 +459,6 @@ def _stem(name: str) -> str:
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     name = name.replace("expert_bias", "expert_bias.bias").replace("dt_bias", "dt_proj.bias")
     return name.replace("_proj_bias", "_proj.bias")
-
-
-def _tiled(values: Tensor, heads: tuple[int, int], size: int, *, back: bool) -> Tensor:
-    """Rows of value heads, first the first of every key head, of `heads` key and value heads."""
-    split = (heads[1] // heads[0], heads[0]) if back else (heads[0], heads[1] // heads[0])
-    return values.unflatten(0, (*split, size)).swapaxes(0, 1).reshape(values.shape)
 
 
 def _encode(values: Tensor, format: str) -> np.ndarray:

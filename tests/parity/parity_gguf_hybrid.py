@@ -53,20 +53,18 @@ def halves(name: str, config: PretrainedConfig) -> list[str] | None:
     return [f"blk.{name.split('.')[2]}.ffn_{one}{kind}.weight" for one in ("gate", "up")]
 
 
-def stored(name: str, values: Tensor, config: PretrainedConfig) -> Tensor:
-    """What the file has of a tensor."""
-    if name.endswith(".A_log"):
-        return -_told(values).double().exp().float()[:, None]
-    if name.endswith((".mixer.D", ".mamba.D")):
+def moved(name: str, values: Tensor, config: PretrainedConfig) -> Tensor:
+    """A tensor in the file's shape."""
+    if name.endswith((".A_log", ".mixer.D", ".mamba.D")):
         return values[:, None]
     if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
         return values.view(_groups(config), -1)
     return values.squeeze(1) if name.endswith("conv1d.weight") else values
 
 
-def read(name: str, values: Tensor) -> Tensor:
-    """What transformers' tensor is then, but for its shape."""
-    return (-values.double()).log().float() if name.endswith(".A_log") else values
+def decays(A_log_H1: Tensor) -> Tensor:
+    """What the file has of them."""
+    return -_told(A_log_H1[:, 0]).double().exp().float()[:, None]
 
 
 def _told(values: Tensor) -> Tensor:

@@ -104,7 +104,9 @@ class Repacking(Converter):
     published: dict[str, Tensor]
     fused: bool
 
-    def _in_turns(self, name: str, values: Tensor) -> Tensor:
+    def _tensor(self, name: str) -> Tensor | None:
+        if ".experts." not in name:
+            return super()._tensor(name)
         stem, leaf = name.rsplit(".", 1)
         kind = "bias" if leaf.endswith("_bias") else "weight"
         if kind == "bias":
@@ -119,7 +121,7 @@ class Repacking(Converter):
         for part, data in parts.items():
             target = f"blk.{stem.split('.')[2]}.ffn_{part}_exps.{kind}"
             self.writer.add_tensor(target, data.contiguous().numpy(), raw_dtype=raw)
-        return values
+        return None
 
 
 def converted(published: tuple[Path, Any], file: Path, fused: bool) -> Path:
