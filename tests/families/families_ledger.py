@@ -5,6 +5,7 @@ from math import prod
 from types import SimpleNamespace
 
 from llmcli.anatomy import parameters
+from llmcli.errors import CheckpointError
 from llmcli.families import Rows, Transpose, UnpairRows, find, parts_to_fill, plan
 from llmcli.families.rules import PerExpert, Reshape
 
@@ -70,3 +71,15 @@ def after(shape, ops):
                 assert dims % 2 == 0
                 assert dims <= shape[0] // heads
     return shape
+
+
+def read_or_refused(read):
+    """What is read; None where that is refused, in one short line."""
+    try:
+        return read()
+    except CheckpointError as caught:
+        error = caught
+    assert error.message.isprintable()
+    assert len(error.message) < 300
+    assert error.hint
+    return None

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from zoo import Variant
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.loading.load import load_checkpoint
+from llmcli.model import Model
 
 PROMPT = 330  # tokens of the long prompt; every model's context is longer, unless it is scaled
 
@@ -69,6 +75,17 @@ def write(one: Variant, folder: Path) -> Path:
     if one.edit is not None:
         one.edit(path)
     return path
+
+
+def opened(path: Path, dtype: str = "auto", **options: Any) -> Model:
+    """Our model of a folder or a file."""
+    return load_checkpoint(open_checkpoint(path), device="cpu", dtype=dtype, text=False, **options)
+
+
+def without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no weights fit into memory: they stay in the mapped file."""
+    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
+    monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
 
 
 def prompt(batch: int = 1, tokens: int = PROMPT, vocab: int = 211, seed: int = 7) -> torch.Tensor:

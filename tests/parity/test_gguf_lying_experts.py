@@ -13,12 +13,10 @@ import gguf
 import numpy as np
 import pytest
 from parity_gguf import write_gguf
-from parity_models import build
+from parity_models import build, opened
 from test_gguf_parity import mixed
 
-from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.loading.load import load_checkpoint
 
 Change = Callable[[np.ndarray], np.ndarray | None]
 EXPERTS = 8
@@ -77,7 +75,7 @@ def test_one_line_says_what_is_wrong(
     monkeypatch.setattr(gguf, "GGUFWriter", lying(tensors, keys))
     write_gguf(model, tmp_path / "model.gguf", "F32")
     with pytest.raises((CheckpointError, UnsupportedModel), match=says) as caught:
-        load_checkpoint(open_checkpoint(tmp_path / "model.gguf"), device="cpu", text=False)
+        opened(tmp_path / "model.gguf")
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 400
     assert caught.value.hint
@@ -96,4 +94,4 @@ def test_gates_in_two_tensors_are_one_too_many(
     monkeypatch.setattr(gguf, "GGUFWriter", Writer)
     write_gguf(build(mixed("qwen3_moe"), seed=3), tmp_path / "model.gguf", "F32")
     with pytest.raises(CheckpointError, match=r"both `blocks.1.moe.W_(gate|up)`"):
-        load_checkpoint(open_checkpoint(tmp_path / "model.gguf"), device="cpu", text=False)
+        opened(tmp_path / "model.gguf")

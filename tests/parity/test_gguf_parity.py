@@ -15,15 +15,13 @@ import pytest
 import torch
 from covers import in_turn
 from parity_gguf import interleave, separate, write_gguf
-from parity_models import build, prompt
+from parity_models import build, opened, prompt, without_room
 from parity_reference import load_reference, reference_logprobs
 from safetensors.torch import save_file
 from zoo import PACKED, TYPES, ZOO, Variant, packed, variant
 
-from llmcli.checkpoints import open_checkpoint
 from llmcli.formats.packed import Mapped
 from llmcli.kernels import native
-from llmcli.loading.load import load_checkpoint
 from llmcli.ops.quant import DECODERS
 
 # d·q is exact in float32; d·q + m is not, so that float64 sees the decoder's rounding there
@@ -46,7 +44,7 @@ def compare(
         header.write(version.to_bytes(4, "little"))  # 2 and 3 differ in nothing else
     model.save_pretrained(folder / "hf")
     theirs = reference_logprobs(load_reference(folder / "hf", torch.float64), ids := prompt())
-    ours = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float64")
+    ours = opened(file, "float64")
     return (ours.decoder(ids).log_softmax(-1) - theirs).abs().nan_to_num(torch.inf).max().item()
 
 
@@ -98,9 +96,7 @@ def test_packed_weights_of_every_architecture(
     """Prompts and steps in the file's own bits, whose activations have 8: bits of divergence."""
     one = super_blocked(model_type) if format == "Q4_K" else packed(model_type)
     write_gguf(build(one, seed=3), tmp_path / "model.gguf", format)
-    checkpoint = open_checkpoint(tmp_path / "model.gguf")
-    exact = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder
-    ours = load_checkpoint(checkpoint, device="cpu").decoder
+    exact, ours = (opened(tmp_path / "model.gguf", one).decoder for one in ("float64", "auto"))
     assert format in ours.formats.values()
     ids = prompt(tokens=60)
     right = exact(ids).log_softmax(-1)
@@ -190,10 +186,8 @@ def test_experts_stay_in_16_bits(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(build(mixed("qwen2_moe"), seed=3), tmp_path / "model.gguf", format)
-    checkpoint = open_checkpoint(tmp_path / "model.gguf")
     monkeypatch.setattr("llmcli.devices.multiplies_bfloat16", lambda device: False)
-    ours = load_checkpoint(checkpoint, device="cpu").decoder
-    exact = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder
+    exact, ours = (opened(tmp_path / "model.gguf", one).decoder for one in ("float64", "auto"))
     held = "bfloat16" if format == "BF16" else "float16"
     for leaf in ("gate", "up", "down"):
         assert ours.weight(f"blocks.1.moe.W_{leaf}").format == held
@@ -214,9 +208,7 @@ def test_experts_stay_in_blocks(
     """As the file has them, or mapped where they do not fit; with the same bits."""
     config = mixed(model_type)
     write_gguf(build(config, seed=3), tmp_path / "model.gguf", "Q8_0")
-    checkpoint = open_checkpoint(tmp_path / "model.gguf")
-    ours = load_checkpoint(checkpoint, device="cpu").decoder
-    exact = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder
+    exact, ours = (opened(tmp_path / "model.gguf", one).decoder for one in ("float64", "auto"))
     router = next(one for one in reversed(ours.weight_names) if one.endswith("moe.W_router"))
     moe = router.removesuffix(".W_router")
     leaves = ("up", "down") if model_type == "nemotron_h" else ("gate", "up", "down")
@@ -226,9 +218,8 @@ def test_experts_stay_in_blocks(
     found = ours(ids)
     kl = (right.exp() * (right - found.double().log_softmax(-1))).sum(-1).mean().item()
     assert 0 <= kl < 5e-3  # some tokens take another expert where two are nearly as good
-    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
-    monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
-    mapped = load_checkpoint(checkpoint, device="cpu").decoder
+    without_room(monkeypatch)
+    mapped = opened(tmp_path / "model.gguf").decoder
     assert isinstance(mapped.weight(f"{moe}.W_up"), Mapped)
     assert torch.equal(mapped(ids), found)
 
@@ -242,8 +233,7 @@ def test_experts_are_quantized(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / folder)
     save_file(model.state_dict(), tmp_path / "one" / "model.safetensors", {"format": "pt"})
     for folder in ("one", "each"):
-        checkpoint = open_checkpoint(tmp_path / folder)
-        decoder = load_checkpoint(checkpoint, device="cpu", quantize="int8").decoder
+        decoder = opened(tmp_path / folder, quantize="int8").decoder
         assert decoder.weight("blocks.1.moe.W_up").format == "Q8_0"
         found.append(decoder(prompt(tokens=9)))
     assert torch.equal(*found)

@@ -13,17 +13,15 @@ import gguf
 import pytest
 import torch
 from parity_gguf import Converter
-from parity_models import build, prompt
+from parity_models import build, opened, prompt, without_room
 from parity_reference import fresh_rope, precision
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import Variant
 
-from llmcli.checkpoints import open_checkpoint
 from llmcli.formats.packed import Mapped, Packed
 from llmcli.kernels import native
-from llmcli.loading.load import load_checkpoint
 
 ONE = Variant("gpt_oss", "gpt_oss", {
     "hidden_size": 96, "intermediate_size": 64, "rms_norm_eps": 2.0**-17,  # a float32 of a GGUF
@@ -64,7 +62,7 @@ def reference(model: Any, ids: Tensor) -> Tensor:
 def test_the_same_numbers(published: tuple[Path, Any]) -> None:
     folder, theirs = published
     ids = prompt(tokens=80)
-    ours = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64", text=False)
+    ours = opened(folder, "float64")
     off = ours.decoder(ids).log_softmax(-1) - reference(theirs, ids)
     assert off.abs().max() < 1e-9
 
@@ -75,7 +73,7 @@ def test_experts_stay_in_their_blocks(published: tuple[Path, Any]) -> None:
     folder, theirs = published
     ids = prompt(tokens=80)
     right = reference(theirs, ids)
-    ours = load_checkpoint(open_checkpoint(folder), device="cpu", text=False)
+    ours = opened(folder)
     exact = theirs.state_dict()
     for i in range(2):
         experts = f"model.layers.{i}.mlp.experts"
@@ -141,10 +139,7 @@ def test_a_gguf_file_is_the_same_model(
 ) -> None:
     """Number by number, unpacked, in blocks and mapped."""
     file, ids = converted(published, tmp_path / "model.gguf", fused), prompt(tokens=80)
-    ours, hub = (
-        load_checkpoint(open_checkpoint(one), device="cpu", dtype="float64", text=False)
-        for one in (file, published[0])
-    )
+    ours, hub = (opened(one, "float64") for one in (file, published[0]))
     assert ours.decoder.config.layers == hub.decoder.config.layers
     assert torch.equal(ours.decoder(ids), hub.decoder(ids))
     if native.level() is None:
@@ -152,9 +147,8 @@ def test_a_gguf_file_is_the_same_model(
     found = []
     for folder in (file, published[0], file):
         if found[1:]:
-            monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
-            monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
-        model = load_checkpoint(open_checkpoint(folder), device="cpu", text=False).decoder
+            without_room(monkeypatch)
+        model = opened(folder).decoder
         weights = [model.weight(f"blocks.1.moe.W_{leaf}") for leaf in LEAVES]
         assert {weight.format for weight in weights} == {"MXFP4"}
         assert all(isinstance(weight, Mapped) for weight in weights) == bool(found[1:])

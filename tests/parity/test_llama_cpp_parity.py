@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 import torch
 from parity_gguf import write_gguf
-from parity_models import build, prompt
+from parity_models import build, opened, prompt
 from zoo import PACKED, packed, variant
-
-from llmcli.checkpoints import open_checkpoint
-from llmcli.loading.load import load_checkpoint
 
 # values of gated DeltaNet are as long as keys there
 _DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
@@ -56,7 +53,7 @@ def test_llama_cpp_agrees(name: str, tmp_path: Path) -> None:
         one = replace(one, overrides={**one.overrides, **changes})
     write_gguf(build(one, seed=3), file, "F32", tokenizer="none")
     ids = prompt(tokens=40)[0].tolist()
-    model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32", text=False)
+    model = opened(file, "float32")
     ours = model.decoder(torch.tensor([ids]))[0].double().log_softmax(-1)
     peer = llama_cpp.Llama(
         str(file), n_ctx=256, logits_all=True, verbose=False, n_threads=1, type_k=_FLOAT32,

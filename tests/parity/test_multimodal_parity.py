@@ -4,14 +4,13 @@ import json
 
 import pytest
 import torch
-from parity_models import randomize
+from parity_models import opened, randomize
 from parity_reference import really_float64
 from transformers import AutoConfig, AutoModelForImageTextToText
 from zoo import TYPES
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import describe
-from llmcli.loading.load import load_checkpoint
 
 _TOWER = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -90,7 +89,7 @@ def written(kind, folder):
 @pytest.mark.parametrize("kind", CASES)
 def test_without_an_image_it_is_its_text_model(kind, tmp_path):
     right = written(kind, tmp_path)
-    model = load_checkpoint(open_checkpoint(tmp_path), device="cpu", dtype="float64")
+    model = opened(tmp_path, "float64")
     assert any("vision tower" in reason for _, reason in model.ledger.dropped)
     assert (model.decoder(IDS).log_softmax(-1) - right).abs().max() < 1e-9
 

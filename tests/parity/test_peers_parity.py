@@ -15,13 +15,12 @@ import torch
 from covers import covered, few, one_each
 from decoder_parameters import parameters_of
 from parity_gguf import write_gguf
-from parity_models import build, prompt
-from parity_types import Checkpoints
+from parity_models import build, opened, prompt
+from parity_types import Checkpoints, Models
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import PACKED, ZOO, Variant, attending, packed, variant
 
-from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure import counts
 from llmcli.commands.bench.measure.peers.peer import same_model
 from llmcli.commands.bench.measure.peers.transformers import open_transformers
@@ -29,7 +28,7 @@ from llmcli.commands.bench.report.results import Settings
 from llmcli.commands.bench.report.results import Test as Case
 from llmcli.errors import UnsupportedModel, UsageError
 from llmcli.families.to_transformers import hub_config, hub_loads
-from llmcli.loading.load import Model, load_checkpoint
+from llmcli.model import Model
 
 SETTINGS = Settings(
     model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=7, n_threads=1, type_k="auto",
@@ -78,8 +77,8 @@ def difference(model: Model) -> float:
 
 
 @pytest.mark.parametrize("name", OTHER_STATES)
-def test_another_state_than_keys_and_values_is_refused(name: str, checkpoints: Checkpoints) -> None:
-    model = load_checkpoint(open_checkpoint(checkpoints(name)), device="cpu", dtype="float32")
+def test_another_state_than_keys_and_values_is_refused(name: str, models: Models) -> None:
+    model = models(name, "float32")
     with pytest.raises(UsageError, match="layers of this model keep something else"):
         open_transformers(model, SETTINGS)
 
@@ -87,7 +86,7 @@ def test_another_state_than_keys_and_values_is_refused(name: str, checkpoints: C
 @pytest.mark.parametrize("name", one_each(CACHED, lambda name: variant(name).model_type))
 def test_a_model_filled_from_ours_is_the_same_model(name: str, checkpoints: Checkpoints) -> None:
     file = checkpoints(name) / "model.safetensors"  # a file by itself: transformers is not asked
-    model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32")
+    model = opened(file, "float32")
     assert difference(model) < 1e-4
 
 
@@ -95,7 +94,7 @@ def test_layers_with_a_window_read_its_keys_only(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As transformers' own `generate`: a cache without the configuration reads all of them."""
-    model = load_checkpoint(open_checkpoint(checkpoints("mistral-window")), device="cpu")
+    model = opened(checkpoints("mistral-window"))
     layers = [layer.window for layer in model.config.layers]
     seen: list[int] = []
     fused = torch.nn.functional.scaled_dot_product_attention
@@ -120,9 +119,9 @@ def test_layers_with_a_window_read_its_keys_only(
 
 
 @pytest.mark.parametrize("name", ["gemma4", "llama-gqa3"])
-def test_work_is_that_which_transformers_does(name: str, checkpoints: Checkpoints) -> None:
+def test_work_is_that_which_transformers_does(name: str, models: Models) -> None:
     """Of calls shorter than a window, whose keys it reads and masks."""
-    model = load_checkpoint(open_checkpoint(checkpoints(name)), device="cpu", dtype="float32")
+    model = models(name, "float32")
     settings = replace(SETTINGS, flash_attn="off", n_ubatch=6)
     peer = open_transformers(model, settings)
     for tokens in (6, 12):
@@ -138,15 +137,15 @@ def test_work_is_that_which_transformers_does(name: str, checkpoints: Checkpoint
 def test_a_gguf_file_runs_in_transformers(one: Variant, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(build(one, seed=3), file, "Q8_0")
-    model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32")
+    model = opened(file, "float32")
     assert difference(model) < 1e-4
 
 
 @pytest.mark.parametrize("name", covered(NAMES))
 def test_the_configuration_and_the_names_lead_back_to_the_model(
-    name: str, checkpoints: Checkpoints
+    name: str, models: Models
 ) -> None:
-    model = load_checkpoint(open_checkpoint(checkpoints(name)), device="cpu", dtype="float32")
+    model = models(name, "float32")
     written = hub_config(model.config)
     assert written["model_type"] == model.config.model_type
     names = [entry.source for entry in model.ledger.entries]
@@ -155,7 +154,7 @@ def test_the_configuration_and_the_names_lead_back_to_the_model(
 
 
 def test_a_model_that_transformers_has_not_is_refused(checkpoints: Checkpoints) -> None:
-    model = load_checkpoint(open_checkpoint(checkpoints("llama-gqa3")), device="cpu")
+    model = opened(checkpoints("llama-gqa3"))
     first, second = model.config.layers
     other = second.with_attention(replace(second.attention, kv_heads=6))
     with pytest.raises(UnsupportedModel, match="exactly this one"):
