@@ -30,18 +30,15 @@ def near(got, want, dtype):
 
 
 @dtypes
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "values", "slots", "starts", "rest"),
-    [
-        (6, 2, 24, 20, 300, (299, 3), {}),
-        (7, 1, 64, 64, 64, (40,), {}),
-        (3, 3, 80, 80, 70, (0,), {}),
-        (4, 4, 16, 16, 520, (510, 0, 256), {"window": 100}),
-        (8, 2, 128, 64, 90, (89,), {"window": 7, "sinks": True}),
-        (40, 2, 16, 16, 33, (32, 5), {"cap": 5.0}),
-        (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
-    ],
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "values", "slots", "starts", "rest"), [
+    (6, 2, 24, 20, 300, (299, 3), {}),
+    (7, 1, 64, 64, 64, (40,), {}),
+    (3, 3, 80, 80, 70, (0,), {}),
+    (4, 4, 16, 16, 520, (510, 0, 256), {"window": 100}),
+    (8, 2, 128, 64, 90, (89,), {"window": 7, "sinks": True}),
+    (40, 2, 16, 16, 33, (32, 5), {"cap": 5.0}),
+    (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
+])  # fmt: skip
 def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, rest, dtype):
     """Slots behind the last token have garbage; the cache is a bucket of a larger one."""
     batch = len(starts)

@@ -5,12 +5,6 @@ metadata or as a tensor of factors: read by us, and compared with transformers o
 that the gguf package decodes from the same bytes.
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from covers import in_turn
@@ -31,10 +25,7 @@ needs_kernels = pytest.mark.skipif(native.level() is None, reason="there are no 
 
 
 @torch.no_grad()
-def compare(
-    folder: Path, one: Variant, format: str, *, head: bool = True, version: int = 3,
-    ways: Collection[str] = (),
-) -> float:  # fmt: skip
+def compare(folder, one, format, *, head=True, version=3, ways=()):
     """Largest difference of log-probabilities over a long prompt in float64."""
     model = build(one, seed=3)
     file = folder / "model.gguf"
@@ -55,7 +46,7 @@ SUPER_BLOCKS = {
     "hidden_size_per_layer_input": 256, "linear_value_head_dim": 64,
     "shared_intermediate_size": 512,
 }  # fmt: skip
-OWN_SUPER_BLOCKS: dict[str, dict[str, Any]] = {
+OWN_SUPER_BLOCKS = {
     "gpt2": {"n_embd": 256, "n_inner": 512, "n_head": 8}, "lfm2": {"intermediate_size": 768},
     "deepseek_v3": {"q_lora_rank": 256, "kv_lora_rank": 256, "v_head_dim": 32,
                     "num_key_value_heads": 8},
@@ -64,7 +55,7 @@ OWN_SUPER_BLOCKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def super_blocked(model_type: str) -> Variant:
+def super_blocked(model_type):
     """A small one whose rows are whole blocks of 256, too."""
     own = TYPES[model_type]
     sizes = {key: size for key, size in SUPER_BLOCKS.items() if {key} & {*own.base, *own.blocks}}
@@ -72,7 +63,7 @@ def super_blocked(model_type: str) -> Variant:
 
 
 @pytest.mark.parametrize(("model_type", "format"), in_turn(list(PACKED), PLAIN_FORMATS))
-def test_every_format(model_type: str, format: str, tmp_path: Path) -> None:
+def test_every_format(model_type, format, tmp_path):
     assert compare(tmp_path, packed(model_type), format) < (1e-9 if format in EXACT else 1e-5)
 
 
@@ -80,9 +71,7 @@ def test_every_format(model_type: str, format: str, tmp_path: Path) -> None:
     *(("llama", format) for format in sorted({*DECODERS} - EXACT - {"Q4_1", "Q5_1"})),
     *((model_type, "Q4_K") for model_type in PACKED if model_type != "llama"),
 ])  # fmt: skip
-def test_super_blocks_of_every_format_and_architecture(
-    model_type: str, format: str, tmp_path: Path
-) -> None:
+def test_super_blocks_of_every_format_and_architecture(model_type, format, tmp_path):
     assert compare(tmp_path, super_blocked(model_type), format) < 1e-5
 
 
@@ -90,9 +79,7 @@ def test_super_blocks_of_every_format_and_architecture(
     ("model_type", "format"), in_turn(list(PACKED), ["Q4_0", "Q8_0", "Q4_K"])
 )
 @torch.no_grad()
-def test_packed_weights_of_every_architecture(
-    model_type: str, format: str, tmp_path: Path
-) -> None:
+def test_packed_weights_of_every_architecture(model_type, format, tmp_path):
     """Prompts and steps in the file's own bits, whose activations have 8: bits of divergence."""
     one = super_blocked(model_type) if format == "Q4_K" else packed(model_type)
     write_gguf(build(one, seed=3), tmp_path / "model.gguf", format)
@@ -118,7 +105,7 @@ HYBRIDS = ("granitemoehybrid", "nemotron_h")
 BLOCKS = {"hidden_size": 96, "intermediate_size": 64}  # so that rows are whole ones
 
 
-def mixed(model_type: str) -> Variant:
+def mixed(model_type):
     """One whose experts have rows of whole blocks."""
     sizes = ("moe_intermediate_size", "shared_expert_intermediate_size",
              "shared_intermediate_size", "moe_shared_expert_intermediate_size")  # fmt: skip
@@ -133,7 +120,7 @@ def mixed(model_type: str) -> Variant:
 
 
 @pytest.mark.parametrize("one", [one for one in ZOO if one.gguf], ids=lambda one: one.name)
-def test_variants(one: Variant, tmp_path: Path) -> None:
+def test_variants(one, tmp_path):
     assert one.gguf is not None
     assert compare(tmp_path, one, "F32") < one.gguf
 
@@ -141,7 +128,7 @@ def test_variants(one: Variant, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "format"), in_turn([*MIXTURES, *HYBRIDS], ["F16", "BF16", "Q8_0"])
 )
-def test_experts_in_one_tensor(model_type: str, format: str, tmp_path: Path) -> None:
+def test_experts_in_one_tensor(model_type, format, tmp_path):
     """Blocks are unpacked where a dtype is given."""
     assert compare(tmp_path, mixed(model_type), format) < 1e-9
 
@@ -153,26 +140,24 @@ def test_experts_in_one_tensor(model_type: str, format: str, tmp_path: Path) -> 
     *((mixed("qwen3_next"), "Q8_0", way) for way in ("by key head", "fused qkv")),
     *((mixed(one), "Q8_0", "fused gates") for one in sorted({*MIXTURES} - {"gpt_oss"})),
 ])  # fmt: skip
-def test_other_ways_to_write_the_same(
-    one: Variant, format: str, way: str, tmp_path: Path
-) -> None:
+def test_other_ways_to_write_the_same(one, format, way, tmp_path):
     assert compare(tmp_path, one, format, ways=[way]) < 1e-9
 
 
 @pytest.mark.parametrize("format", ["F32", "Q4_0"])
-def test_files_of_version_2(format: str, tmp_path: Path) -> None:
+def test_files_of_version_2(format, tmp_path):
     assert compare(tmp_path, packed("llama"), format, version=2) < 1e-9
 
 
 @pytest.mark.parametrize(  # no head of Nemotron-H is
     ("model_type", "head"), in_turn([one for one in PACKED if one != "nemotron_h"], [True, False])
 )
-def test_a_tied_head_stored_or_not(model_type: str, head: bool, tmp_path: Path) -> None:
+def test_a_tied_head_stored_or_not(model_type, head, tmp_path):
     one = packed(model_type, tie_word_embeddings=True)
     assert compare(tmp_path, one, "F32", head=head) < 1e-9
 
 
-def test_the_interleaving_is_undone_and_a_file_without_it_is_seen(tmp_path: Path) -> None:
+def test_the_interleaving_is_undone_and_a_file_without_it_is_seen(tmp_path):
     """Six rows of one head: 0 3 1 4 2 5 in the file."""
     rows = torch.arange(12)
     assert interleave(rows, 2).tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
@@ -182,9 +167,7 @@ def test_the_interleaving_is_undone_and_a_file_without_it_is_seen(tmp_path: Path
 
 @pytest.mark.parametrize("format", ["F16", "BF16"])
 @torch.no_grad()
-def test_experts_stay_in_16_bits(
-    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_stay_in_16_bits(format, tmp_path, monkeypatch):
     write_gguf(build(mixed("qwen2_moe"), seed=3), tmp_path / "model.gguf", format)
     monkeypatch.setattr("llmcli.devices.multiplies_bfloat16", lambda device: False)
     exact, ours = (opened(tmp_path / "model.gguf", one).decoder for one in ("float64", "auto"))
@@ -202,9 +185,7 @@ def test_experts_stay_in_16_bits(
 @needs_kernels
 @pytest.mark.parametrize("model_type", [*MIXTURES, *HYBRIDS])
 @torch.no_grad()
-def test_experts_stay_in_blocks(
-    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_stay_in_blocks(model_type, tmp_path, monkeypatch):
     """As the file has them, or mapped where they do not fit; with the same bits."""
     config = mixed(model_type)
     write_gguf(build(config, seed=3), tmp_path / "model.gguf", "Q8_0")
@@ -226,7 +207,7 @@ def test_experts_stay_in_blocks(
 
 @needs_kernels
 @torch.no_grad()
-def test_experts_are_quantized(tmp_path: Path) -> None:
+def test_experts_are_quantized(tmp_path):
     """Those that are one tensor, and those that are stored one by one."""
     model, found = build(mixed("qwen3_moe"), seed=3), []
     for folder in ("one", "each"):

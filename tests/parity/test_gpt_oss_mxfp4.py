@@ -6,8 +6,6 @@ And as llama.cpp's converter writes these: `_repacked` is its `repack_mxfp4` in 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -30,7 +28,7 @@ LEAVES = ("gate", "up", "down")
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def published(tmp_path_factory):
     """A checkpoint, and transformers' model of the same numbers."""
     model, folder = build(ONE), tmp_path_factory.mktemp("gpt_oss")
     generator, tensors = torch.Generator().manual_seed(1), dict[str, Tensor]()
@@ -50,16 +48,16 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, model.double().eval()
 
 
-def reference(model: Any, ids: Tensor) -> Tensor:
+def reference(model, ids):
     """Logarithms of probabilities."""
     model.set_experts_implementation("eager")
     with precision(model), torch.inference_mode():
         fresh_rope(model)
-        found: Tensor = model(ids, use_cache=False).logits.log_softmax(-1)
+        found = model(ids, use_cache=False).logits.log_softmax(-1)
         return found
 
 
-def test_the_same_numbers(published: tuple[Path, Any]) -> None:
+def test_the_same_numbers(published):
     folder, theirs = published
     ids = prompt(tokens=80)
     ours = opened(folder, "float64")
@@ -69,7 +67,7 @@ def test_the_same_numbers(published: tuple[Path, Any]) -> None:
 
 @pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 @torch.inference_mode()
-def test_experts_stay_in_their_blocks(published: tuple[Path, Any]) -> None:
+def test_experts_stay_in_their_blocks(published):
     folder, theirs = published
     ids = prompt(tokens=80)
     right = reference(theirs, ids)
@@ -89,7 +87,7 @@ def test_experts_stay_in_their_blocks(published: tuple[Path, Any]) -> None:
     assert 0 <= (right.exp() * (right - off)).sum(-1).mean() < 5e-3
 
 
-def _repacked(codes: Tensor, scales: Tensor) -> Tensor:
+def _repacked(codes, scales):
     """Bytes `[E, rows, 17·blocks]`: the exponent, then number i and number i + 16 in one byte."""
     numbers = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
     blocks = torch.cat((scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4), -1)
@@ -102,7 +100,7 @@ class Repacking(Converter):
     published: dict[str, Tensor]
     fused: bool
 
-    def _tensor(self, name: str) -> Tensor | None:
+    def _tensor(self, name):
         if ".experts." not in name:
             return super()._tensor(name)
         stem, leaf = name.rsplit(".", 1)
@@ -122,7 +120,7 @@ class Repacking(Converter):
         return None
 
 
-def converted(published: tuple[Path, Any], file: Path, fused: bool) -> Path:
+def converted(published, file, fused):
     """The same checkpoint as a GGUF file."""
     model = build(ONE)
     model.load_state_dict(published[1].state_dict())
@@ -134,9 +132,7 @@ def converted(published: tuple[Path, Any], file: Path, fused: bool) -> Path:
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @torch.inference_mode()
-def test_a_gguf_file_is_the_same_model(
-    fused: bool, published: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gguf_file_is_the_same_model(fused, published, tmp_path, monkeypatch):
     """Number by number, unpacked, in blocks and mapped."""
     file, ids = converted(published, tmp_path / "model.gguf", fused), prompt(tokens=80)
     ours, hub = (opened(one, "float64") for one in (file, published[0]))

@@ -1,9 +1,6 @@
 """Checkpoints of 16 bits that do not fit into memory stay in the mapped file, of every family."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +16,7 @@ TYPICAL = {one.model_type: one.name for one in ZOO if one.typical}
 
 @pytest.mark.parametrize("name", covered(TYPICAL.values()), ids=TYPICAL)
 @torch.no_grad()
-def test_sixteen_bits_stay_in_the_file(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sixteen_bits_stay_in_the_file(name, tmp_path, monkeypatch):
     """With the same numbers; where all is in bfloat16, products side by side round alike."""
     case = next(one for one in ZOO if one.name == name)
     folder, dtypes = write(replace(case, dtype=torch.bfloat16), tmp_path), ("auto", "bfloat16")
@@ -47,9 +42,7 @@ def test_sixteen_bits_stay_in_the_file(
 @pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 @pytest.mark.parametrize("format", ["Q4_0", "Q8_0"])
 @torch.no_grad()
-def test_experts_in_blocks_stay_in_the_file(
-    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_in_blocks_stay_in_the_file(format, tmp_path, monkeypatch):
     """Of many tokens and of one, whose experts are looked up by our kernel."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256}
     write_gguf(build(packed("qwen3_moe", **sizes), seed=3), tmp_path / "m.gguf", format)

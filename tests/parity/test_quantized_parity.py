@@ -4,8 +4,6 @@ The reference runs on weights that are multiplied out by the definition, with tr
 dequantization of fp8 blocks where it has one; we read the quantized file.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
@@ -15,27 +13,24 @@ import pytest
 import torch
 from parity_models import opened, prompt, write
 from parity_reference import load_reference, reference_logprobs
-from parity_types import Checkpoints, References
 from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantized
 from safetensors.torch import load_file, save_file
 from test_transformers_parity import TOLERANCE, difference, logprobs
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from zoo import Variant
 
 from llmcli.errors import CheckpointError
-from llmcli.model import Model
 
 Rewritten = Callable[..., tuple[Path, dict[str, Tensor]]]
 IDS = prompt(tokens=60)
 
 
 @pytest.fixture
-def rewritten(tmp_path: Path, checkpoints: Checkpoints) -> Rewritten:
+def rewritten(tmp_path, checkpoints):
     """(case, scheme) → a folder with that model quantized, and what its tensors mean."""
 
-    def write(name: str, scheme: str, **options: tuple[str, ...]) -> tuple[Path, dict[str, Tensor]]:
+    def write(name, scheme, **options):
         source = checkpoints(name)
         stored, meant = quantized(load_file(source / "model.safetensors"), scheme, **options)
         config = json.loads((source / "config.json").read_text())
@@ -47,7 +42,7 @@ def rewritten(tmp_path: Path, checkpoints: Checkpoints) -> Rewritten:
     return write
 
 
-def filled(reference: PreTrainedModel, meant: dict[str, Tensor]) -> PreTrainedModel:
+def filled(reference, meant):
     """The reference with those weights in place of its own."""
     made = copy.deepcopy(reference)
     state = {name: value.to(reference.dtype) for name, value in meant.items()}
@@ -57,7 +52,7 @@ def filled(reference: PreTrainedModel, meant: dict[str, Tensor]) -> PreTrainedMo
     return made
 
 
-def off(ours: Model, theirs: PreTrainedModel, ids: Tensor = IDS) -> float:
+def off(ours, theirs, ids=IDS):
     return difference(logprobs(ours.decoder, ids), reference_logprobs(theirs, ids))
 
 
@@ -66,9 +61,7 @@ def off(ours: Model, theirs: PreTrainedModel, ids: Tensor = IDS) -> float:
     ("qwen3", "fp8-blocks"), ("qwen3", "int-channel"), ("qwen2", "float-channel"),
     ("qwen2", "bitsandbytes"),
 ])  # fmt: skip
-def test_quantized_weights(
-    name: str, scheme: str, rewritten: Rewritten, references: References
-) -> None:
+def test_quantized_weights(name, scheme, rewritten, references):
     folder, meant = rewritten(name, scheme)
     for dtype, tolerance in TOLERANCE.items():
         ours = opened(folder, dtype)
@@ -79,9 +72,7 @@ def test_quantized_weights(
 
 @pytest.mark.parametrize("scheme", ["fp8-blocks", "float-channel", "fp8-null"])
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
-def test_experts_of_8_bits(
-    name: str, scheme: str, rewritten: Rewritten, checkpoints: Checkpoints
-) -> None:
+def test_experts_of_8_bits(name, scheme, rewritten, checkpoints):
     """The scale of each expert is its own: the same model as of the numbers multiplied out."""
     skip = ("embed_tokens", "lm_head", "mlp.gate.", "block_sparse_moe.gate.")
     folder, meant = rewritten(name, scheme, skip=skip)
@@ -95,7 +86,7 @@ def test_experts_of_8_bits(
     assert {"blocks.0.moe.W_gate[0]", "blocks.1.moe.W_down[4]"} <= scaled
 
 
-def test_the_scale_is_seen(rewritten: Rewritten, references: References) -> None:
+def test_the_scale_is_seen(rewritten, references):
     """One scale of one block off by a thousandth: the comparison is not blind to it."""
     folder, meant = rewritten("llama-gqa3", "fp8-blocks")
     file = folder / "model.safetensors"
@@ -105,7 +96,7 @@ def test_the_scale_is_seen(rewritten: Rewritten, references: References) -> None
     assert off(opened(folder, "float64"), filled(references("llama-gqa3", "float64"), meant)) > 1e-7
 
 
-def test_a_quantized_embedding_and_head(rewritten: Rewritten, references: References) -> None:
+def test_a_quantized_embedding_and_head(rewritten, references):
     """What is quantized is what has a scale: nothing is skipped by its name."""
     folder, meant = rewritten("llama-gqa3", "float-channel", skip=("layers.0",))
     ours = opened(folder, "float64")
@@ -115,7 +106,7 @@ def test_a_quantized_embedding_and_head(rewritten: Rewritten, references: Refere
     assert not any(parameter.startswith("blocks.0") for parameter in scaled)
 
 
-def test_blocks_as_transformers_dequantizes_them() -> None:
+def test_blocks_as_transformers_dequantizes_them():
     """Its own operation gives the same numbers, where blocks divide the matrix."""
     weight = {"model.layers.0.mlp.up_proj.weight": torch.randn(64, 48)}
     stored, meant = quantized(weight, "fp8-blocks")
@@ -143,7 +134,7 @@ EXPERT = "model.layers.2.mlp.experts.4.up_proj"
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], Path]:
+def stored(tmp_path_factory):
     """The tensors of the file, and a folder with what they mean, as transformers reads it."""
     folder = write(ONE, tmp_path_factory.mktemp("fp8"))
     plain = load_file(folder / "model.safetensors")
@@ -163,10 +154,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor],
 
 
 @pytest.fixture
-def published(stored: tuple[dict[str, Tensor], Path], tmp_path: Path) -> Callable[..., Path]:
+def published(stored, tmp_path):
     """Writes such a checkpoint; what is given replaces tensors, or removes them."""
 
-    def make(**changed: Tensor | None) -> Path:
+    def make(**changed):
         tensors = {**stored[0], **changed}
         save_file({name: one for name, one in tensors.items() if one is not None},
                   tmp_path / "model.safetensors")  # fmt: skip
@@ -180,9 +171,7 @@ def published(stored: tuple[dict[str, Tensor], Path], tmp_path: Path) -> Callabl
     return make
 
 
-def test_it_is_the_model_of_its_numbers_times_their_scales(
-    stored: tuple[dict[str, Tensor], Path], published: Callable[..., Path]
-) -> None:
+def test_it_is_the_model_of_its_numbers_times_their_scales(stored, published):
     folder = published()
     for dtype, tolerance in TOLERANCE.items():
         ours = opened(folder, dtype)
@@ -197,9 +186,7 @@ def test_it_is_the_model_of_its_numbers_times_their_scales(
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_the_scale_of_one_block_of_one_expert_is_seen(
-    rows: int, stored: tuple[dict[str, Tensor], Path], published: Callable[..., Path]
-) -> None:
+def test_the_scale_of_one_block_of_one_expert_is_seen(rows, stored, published):
     name = f"{EXPERT}.weight_scale_inv"
     scales = stored[0][name].clone()
     assert scales.shape == (2, 2)
@@ -208,22 +195,17 @@ def test_the_scale_of_one_block_of_one_expert_is_seen(
     assert off(ours, load_reference(stored[1], torch.float64)) > 1e-7
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"weight_scale_inv": None}, "is stored as F8_E4M3 but there is no"),
-        ({"weight_scale_inv": torch.ones(1, 2)}, r"of shape \[1, 2\], which should be \[2, 2\]"),
-        ({"weight_scale_inv": torch.ones(4)}, r"of shape \[4\], which should be \[2, 2\]"),
-        ({"weight_scale_inv": torch.ones(2, 2, dtype=torch.uint8)}, "stored as U8"),
-        ({"weight_scale_inv": torch.full((2, 2), torch.nan)}, "not finite"),
-        ({"weight": torch.ones(130, 136)}, "has a scale but is stored as F32"),
-        ({"weight": torch.ones(136, 130).to(FP8)}, r"should be \[130, 136\] but is"),
-        ({"weight": None}, "weight_scale_inv"),
-    ],
-)
-def test_scales_that_lie_are_named_with_the_expert(
-    changed: dict[str, Tensor | None], says: str, published: Callable[..., Path]
-) -> None:
+@pytest.mark.parametrize(("changed", "says"), [
+    ({"weight_scale_inv": None}, "is stored as F8_E4M3 but there is no"),
+    ({"weight_scale_inv": torch.ones(1, 2)}, r"of shape \[1, 2\], which should be \[2, 2\]"),
+    ({"weight_scale_inv": torch.ones(4)}, r"of shape \[4\], which should be \[2, 2\]"),
+    ({"weight_scale_inv": torch.ones(2, 2, dtype=torch.uint8)}, "stored as U8"),
+    ({"weight_scale_inv": torch.full((2, 2), torch.nan)}, "not finite"),
+    ({"weight": torch.ones(130, 136)}, "has a scale but is stored as F32"),
+    ({"weight": torch.ones(136, 130).to(FP8)}, r"should be \[130, 136\] but is"),
+    ({"weight": None}, "weight_scale_inv"),
+])  # fmt: skip
+def test_scales_that_lie_are_named_with_the_expert(changed, says, published):
     folder = published(**{f"{EXPERT}.{leaf}": one for leaf, one in changed.items()})
     with pytest.raises(CheckpointError, match=says) as caught:
         opened(folder)

@@ -5,27 +5,21 @@ float64; outputs with and without a tap are equal bit for bit. Maps, of whole pr
 cache, are compared in `test_attention_parity` and `test_views_parity`.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from covers import covered
 from parity_models import prompt
 from parity_recorder import record
-from parity_types import Models, References
-from torch import Tensor
 from zoo import TYPES, ZOO, variant
-
-from llmcli.nn.decoder import Decoder
 
 ALL = [one.name for one in ZOO]
 
 
-def tapped(decoder: Decoder, ids: Tensor) -> dict[str, Tensor]:
+def tapped(decoder, ids):
     """Everything that one whole pass emits, in order."""
-    seen: dict[str, Tensor] = {}
+    seen = {}
 
-    def tap(name: str, tensor: Tensor) -> None:
+    def tap(name, tensor):
         assert name not in seen, f"{name} was emitted twice"
         seen[name] = tensor
 
@@ -33,16 +27,14 @@ def tapped(decoder: Decoder, ids: Tensor) -> dict[str, Tensor]:
     return seen
 
 
-def far(a: Tensor, b: Tensor) -> float:
+def far(a, b):
     """Largest difference relative to the size of the tensor's largest number."""
     assert a.shape == b.shape, (a.shape, b.shape)
     return ((a - b).abs().nan_to_num(torch.inf).max() / (1 + b.abs().max())).item()
 
 
 @pytest.mark.parametrize("name", covered(ALL))
-def test_every_activation_is_transformers_own(
-    name: str, models: Models, references: References
-) -> None:
+def test_every_activation_is_transformers_own(name, models, references):
     ids = prompt(batch=2, tokens=150)
     ours = tapped(models(name, "float64").decoder, ids)
     theirs = record(references(name, "float64"), ids)
@@ -62,12 +54,12 @@ def test_every_activation_is_transformers_own(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", covered(ALL))
-def test_looking_changes_no_bit(name: str, dtype: str, models: Models) -> None:
+def test_looking_changes_no_bit(name, dtype, models):
     """Whole, in pieces, token by token, and in unequal rows: equal bit for bit under a tap."""
     decoder = models(name, dtype).decoder
 
-    def outputs(look: bool) -> list[Tensor]:
-        seen: list[str] = []
+    def outputs(look):
+        seen = []
         tap = (lambda key, value: seen.append(key)) if look else None
         ids = prompt(batch=3, tokens=75)
         state = decoder.new_state(3, 100)

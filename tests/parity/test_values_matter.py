@@ -5,37 +5,26 @@ makes of its files is what transformers makes of them, `test_a_whole_prompt` sho
 an order of rows that is read wrongly would be seen there, is shown here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache, partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from covers import COVER, few
 from parity_gguf import write_gguf
 from parity_models import build, prompt
-from parity_types import Checkpoints
-from torch import Tensor
 from zoo import TYPES, ZOO, variant
 
 from llmcli.anatomy import stored_shapes
-from llmcli.checkpoints import Checkpoint, open_checkpoint
-from llmcli.config import ModelConfig
-from llmcli.families import Rename, Rows, Rule, plan, translate
+from llmcli.checkpoints import open_checkpoint
+from llmcli.families import Rename, Rows, plan, translate
 from llmcli.loading.load import load_checkpoint
 from llmcli.parts.attention.config import QueryGrowth, RopeConfig
 from llmcli.parts.norm.config import NormConfig
-
-Translated = tuple[ModelConfig, tuple[Rule, ...]]
-Changes = Iterator[tuple[str, Callable[[], Translated]]]  # what is changed, and what that gives
 
 IDS = prompt(tokens=150)
 WORDS = {
@@ -43,7 +32,7 @@ WORDS = {
     "activation": ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"),
 }  # fmt: skip
 NORM = NormConfig(kind="rms", eps=0.1)
-INSTEAD_OF_NONE: Mapping[str, Any] = {
+INSTEAD_OF_NONE = {
     "window": 19, "cap": 0.5, "rope": RopeConfig(theta=1e4, dims=4), "layer": 0,
     "growth": QueryGrowth(beta=0.5, original=16),
     **dict.fromkeys(("pre_norm", "post_norm", "qk_norm", "norm", "sum_norm"), NORM),
@@ -68,7 +57,7 @@ ALIKE = "blocks.{layer}.ssm.b_dt, blocks.{layer}.ssm.dt_bias"  # two biases that
 EQUAL, UNROTATED = ("Reshape", "embed.W, head.W"), ("granitemoehybrid", "nemotron_h")
 
 
-def parts(of: object) -> Iterator[Any]:
+def parts(of):
     """The configurations within one, itself first."""
     if isinstance(of, tuple):
         for one in of:
@@ -79,7 +68,7 @@ def parts(of: object) -> Iterator[Any]:
             yield from parts(getattr(of, field.name))
 
 
-def others(name: str, value: object) -> list[Any]:
+def others(name, value):
     """What a value of that name could be instead."""
     match value:
         case bool():
@@ -97,7 +86,7 @@ def others(name: str, value: object) -> list[Any]:
     return [None] if is_dataclass(value) else []
 
 
-def changed(of: Any, kind: type, name: str, value: object, other: object) -> Any:
+def changed(of, kind, name, value, other):
     """That configuration with another value in each part of that kind that has this one."""
     if isinstance(of, tuple):
         return tuple(changed(one, kind, name, value, other) for one in of)
@@ -112,11 +101,14 @@ def changed(of: Any, kind: type, name: str, value: object, other: object) -> Any
     return type(of)(**found)
 
 
-def other_values(checkpoint: Checkpoint) -> Changes:
-    """`AttentionConfig.window None`: with a window instead; `AttentionConfig.scale`: another."""
+def other_values(checkpoint):
+    """What is changed, and what makes a configuration and rules with that change.
+
+    `AttentionConfig.window None`: with a window instead; `AttentionConfig.scale`: another.
+    """
     config, rules = translate(checkpoint)
 
-    def made(*change: Any) -> Translated:
+    def made(*change):
         return changed(config, *change), rules
 
     for part in parts(config):
@@ -130,11 +122,14 @@ def other_values(checkpoint: Checkpoint) -> Changes:
                 yield name, partial(made, type(part), field.name, value, other)
 
 
-def other_rules(checkpoint: Checkpoint) -> Changes:
-    """`UnpairRows`: without it; `groups`: rows of all groups in one; `W_gate, W_up`: exchanged."""
+def other_rules(checkpoint):
+    """The same of rules.
+
+    `UnpairRows`: without it; `groups`: rows of all groups in one; `W_gate, W_up`: exchanged.
+    """
     config, rules = translate(checkpoint)
 
-    def made(change: Callable[[Rename], tuple[str, Iterable[Any]]]) -> Translated:
+    def made(change):
         found = []
         for rule in rules:
             if isinstance(rule, Rename):
@@ -143,16 +138,16 @@ def other_rules(checkpoint: Checkpoint) -> Changes:
             found.append(rule)
         return config, tuple(found)
 
-    def without(kind: type, rule: Rename) -> tuple[str, Iterable[Any]]:
+    def without(kind, rule):
         return rule.target, (op for op in rule.ops if not isinstance(op, kind))
 
-    def in_one_group(rule: Rename) -> tuple[str, Iterable[Any]]:
+    def in_one_group(rule):
         return rule.target, (
             Rows(op.start * op.groups, op.stop * op.groups) if isinstance(op, Rows) else op
             for op in rule.ops
         )
 
-    def exchanged(both: tuple[str, str], rule: Rename) -> tuple[str, Iterable[Any]]:
+    def exchanged(both, rule):
         name, item, rest = rule.target.partition("[")
         one, other = both
         return {one: other, other: one}.get(name, name) + item + rest, rule.ops
@@ -162,7 +157,7 @@ def other_rules(checkpoint: Checkpoint) -> Changes:
         yield kind.__name__, partial(made, partial(without, kind))
     if any(isinstance(op, Rows) and op.groups > 1 for op in used):
         yield "groups", partial(made, in_one_group)
-    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    alike = {}
     for name, shape in stored_shapes(config).items():
         layer = name.partition(".")[2].partition(".")[0]
         alike.setdefault((layer, shape), []).append(re.sub(r"^blocks\.\d+", "blocks.{layer}", name))
@@ -171,18 +166,16 @@ def other_rules(checkpoint: Checkpoint) -> Changes:
             yield ", ".join(both), partial(made, partial(exchanged, both))
 
 
-def logprobs(checkpoint: Checkpoint) -> Tensor:
+def logprobs(checkpoint):
     decoder = load_checkpoint(checkpoint, device="cpu", dtype="float64", text=False).decoder
     return decoder(IDS).log_softmax(-1)
 
 
 @pytest.fixture
-def unseen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[str]]:
+def unseen(monkeypatch):
     """The changes that are seen in none of these folders or files; without those in `but`."""
 
-    def found(
-        paths: Iterable[Path], changes: Callable[[Checkpoint], Changes], but: tuple[str, ...] = ()
-    ) -> set[str]:
+    def found(paths, changes, but=()):
         seen, tried = set[str](), set[str]()
         for checkpoint in map(open_checkpoint, paths):
             right = cache(partial(logprobs, checkpoint))
@@ -215,17 +208,13 @@ SETS = [pytest.param(NAMES, id="cover")] + [
 
 
 @pytest.mark.parametrize("names", SETS)
-def test_every_value_is_seen(
-    names: Sequence[str], unseen: Any, checkpoints: Checkpoints
-) -> None:
+def test_every_value_is_seen(names, unseen, checkpoints):
     but = (ROUNDED, "Branch.shares_norm False") if names is NAMES else CONDITIONAL
     assert unseen(map(checkpoints, names), other_values, but) == set()
 
 
 @pytest.mark.parametrize("names", SETS)
-def test_every_operation_and_every_name_is_seen(
-    names: Sequence[str], unseen: Any, checkpoints: Checkpoints
-) -> None:
+def test_every_operation_and_every_name_is_seen(names, unseen, checkpoints):
     assert unseen(map(checkpoints, names), other_rules, (ALIKE,)) == set()
 
 
@@ -235,9 +224,7 @@ IN_GGUF += [one.name for one in ZOO if one.gguf and one.typical and one.name not
 
 @pytest.mark.parametrize("name", few(IN_GGUF, 6))
 @torch.no_grad()
-def test_every_operation_and_every_name_of_a_gguf_file_is_seen(
-    name: str, unseen: Any, tmp_path: Path
-) -> None:
+def test_every_operation_and_every_name_of_a_gguf_file_is_seen(name, unseen, tmp_path):
     write_gguf(build(variant(name), seed=3), tmp_path / "model.gguf", "F32")
     but = (ALIKE, *EQUAL, *["UnpairRows"] * name.startswith(UNROTATED))
     assert unseen([tmp_path / "model.gguf"], other_rules, but) == set()
