@@ -555,16 +555,11 @@ def _hub_gpt2(path: Path) -> None:
 
 
 def _hub_llama(path: Path) -> None:
-    """Early Llama checkpoints carry the rotary frequencies of every layer as tensors."""
-
-    def change(tensors: Tensors) -> Tensors:
-        extra = {
-            f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(4)
-            for layer in range(2)
-        }
-        return tensors | extra
-
-    _retensor(path, change)
+    """Without a prefix; early checkpoints have the rotary frequencies of every layer as tensors."""
+    _retensor(path, lambda tensors: {
+        **{name.removeprefix("model."): value for name, value in tensors.items()},
+        **{f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(2)},
+    })  # fmt: skip
 
 
 def _stored_head(path: Path) -> None:

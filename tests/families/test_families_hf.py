@@ -1,17 +1,18 @@
-"""config.json and tensor names as transformers itself writes them, for every type and variant."""
+"""What config.json leaves out means what it means to transformers.
 
-import json
+What it says, and the names of tensors, are read of whole checkpoints in `parity`.
+"""
+
 from operator import attrgetter
 
 import pytest
 import torch
-from families_ledger import dry_run
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-from zoo import TYPES, ZOO, Variant
+from transformers import AutoConfig, AutoModelForCausalLM
+from zoo import TYPES
 
-from llmcli.anatomy import states
+from llmcli.anatomy import states, stored_shapes
 from llmcli.errors import UnsupportedModel
-from llmcli.families import find, plan
+from llmcli.families import find, parts_to_fill, plan
 from llmcli.parts.experts.config import ExpertsConfig
 
 ROPED = {
@@ -20,43 +21,9 @@ ROPED = {
     "bos_token_id": 3, "eos_token_id": [4, 5],
 }  # fmt: skip
 GPT2 = {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": 96}
-# a row for each configuration: not for what is stored or edited otherwise
-CASES = [one for one in ZOO if not one.edit and one.shard == Variant.shard]
-every_case = pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
-
-
-def written(model_type, tmp_path, **settings):
-    """The config.json that transformers saves, read back as JSON, and its own view of it."""
-    config = AutoConfig.for_model(model_type, **settings)
-    config.save_pretrained(tmp_path)
-    return json.loads((tmp_path / "config.json").read_text()), config
-
-
-def shapes_of(model_class, config):
-    with torch.device("meta"):
-        model = model_class.from_config(config)
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
 def read(model_type, **settings):
     """What we make of such a config.json."""
     return find(model_type, "safetensors").from_hf({"model_type": model_type, **settings})
-
-
-@every_case
-def test_names_of_a_real_model_are_used_and_fill_every_parameter(one, tmp_path):
-    """What the values are, parity shows; no number of it is the length that a model is made for."""
-    raw, config = written(**one.settings, tmp_path=tmp_path)
-    shapes = shapes_of(AutoModelForCausalLM, config)
-    ledger = dry_run(one.model_type, "safetensors", raw, shapes)
-    assert ledger.clean, (ledger.missing, ledger.misshapen, ledger.plan.unexpected)
-    reasons = dict(ledger.plan.dropped)
-    if config.tie_word_embeddings:
-        assert "tied" in reasons.pop("lm_head.weight")
-    assert not reasons
-    assert ledger.config.head.tied == config.tie_word_embeddings
-    # Mamba-2 has none
-    assert ledger.config.context == getattr(config, "max_position_embeddings", 1 << 20)
 
 
 SMALL = {"vocab_size": 67, "hidden_size": 64, "num_attention_heads": 4}
@@ -246,79 +213,26 @@ GEMMA4 = {
 
 @pytest.mark.parametrize("written_by", ["transformers 5", "the first files"])
 @pytest.mark.parametrize("size", GEMMA4)
-def test_gemma_4s_published_sizes(size, written_by, tmp_path):
+def test_gemma_4s_published_sizes(size, written_by):
     """Shared layers keep nothing; old files hold keys and values of theirs, which are dropped."""
     settings, cached = GEMMA4[size]
-    raw, config = written("gemma4_text", tmp_path, **settings)
-    if written_by == "the first files":
-        raw = {key: value for key, value in raw.items() if key != "per_layer_config"} | settings
-    shapes = shapes_of(AutoModelForCausalLM, config)
-    shared = settings.get("num_kv_shared_layers", 0)
-    layer = "model.layers.{}.self_attn.{}.weight"
-    last = len(find("gemma4_text", "safetensors").from_hf(raw).layers) - 1
-    unused = [layer.format(last, name) for name in ("k_proj", "v_proj", "k_norm")] if shared else []
-    ledger = dry_run("gemma4_text", "safetensors", raw, shapes | dict.fromkeys(unused, (1, 1)))
-    assert ledger.clean, (ledger.missing, ledger.misshapen, ledger.plan.unexpected)
-    assert dict(ledger.plan.dropped).keys() == {"lm_head.weight", *unused}
-    config = find("gemma4_text", "safetensors").from_hf(raw)
-    held = states(config, batch=1, capacity=1, dtype="bfloat16")
+    theirs = AutoConfig.for_model("gemma4_text", **settings)
+    ours = read(**(theirs.to_dict() if written_by == "transformers 5" else settings) | {
+        "model_type": "gemma4_text"
+    })  # fmt: skip
+    with torch.device("meta"):
+        names = AutoModelForCausalLM.from_config(theirs).state_dict().keys()
+    shared, last = settings.get("num_kv_shared_layers", 0), len(ours.layers) - 1
+    unused = [
+        f"model.layers.{last}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")
+    ] * bool(shared)
+    found = plan([*names, *unused], find("gemma4_text", "safetensors").rules_hf(ours), ours)
+    parts = parts_to_fill(found.loads, stored_shapes(ours))
+    assert sorted(load.part for load in found.loads) == sorted(parts)
+    assert (found.unexpected, dict(found.dropped).keys()) == ((), {"lm_head.weight", *unused})
+    held = states(ours, batch=1, capacity=1, dtype="bfloat16")
     assert sum(spec.bytes for spec in held) == cached
-    kept = [spec.layer for spec in held]
-    assert sorted({*kept}) == list(range(len(config.layers) - shared))
-
-
-@pytest.mark.parametrize(("model_type", "settings"), [("gpt2", GPT2), ("llama", ROPED)])
-def test_names_of_a_bare_decoder_have_no_prefix(model_type, settings, tmp_path):
-    raw, config = written(model_type, tmp_path, **settings | {"tie_word_embeddings": True})
-    shapes = shapes_of(AutoModel, config)
-    assert not any(name.startswith(("transformer.", "model.")) for name in shapes)
-    assert dry_run(model_type, "safetensors", raw, shapes).clean
-
-
-def test_buffers_of_old_checkpoints_are_dropped_with_a_reason(tmp_path):
-    raw, config = written("gpt2", tmp_path, **GPT2)
-    shapes = shapes_of(AutoModelForCausalLM, config)
-    shapes |= {"transformer.h.2.attn.bias": (1, 1, 96, 96), "h.0.attn.masked_bias": ()}
-    ledger = dry_run("gpt2", "safetensors", raw, shapes)
-    assert ledger.clean
-    assert "mask" in dict(ledger.plan.dropped)["transformer.h.2.attn.bias"]
-    assert "mask" in dict(ledger.plan.dropped)["h.0.attn.masked_bias"]
-    raw, config = written("llama", tmp_path, **ROPED)
-    shapes = shapes_of(AutoModelForCausalLM, config)
-    shapes["model.layers.1.self_attn.rotary_emb.inv_freq"] = (2,)
-    ledger = dry_run("llama", "safetensors", raw, shapes)
-    assert ledger.clean
-    assert "computed" in dict(ledger.plan.dropped)["model.layers.1.self_attn.rotary_emb.inv_freq"]
-
-
-@pytest.mark.parametrize(("change", "missing", "unexpected"), [
-    ({"remove": "model.layers.1.self_attn.k_proj.weight"}, ["blocks.1.attn.W_k"], []),
-    ({"remove": "lm_head.weight"}, ["head.W"], []),
-    ({"add": "model.layers.3.input_layernorm.weight"}, [], "the added one"),
-    ({"add": "model.layers.01.input_layernorm.weight"}, [], "the added one"),
-    ({"add": "score.weight"}, [], "the added one"),
-    ({"add": "model.layers.0.self_attn.q_proj.weight_scale"}, [], "the added one"),
-])  # fmt: skip
-def test_planted_faults_show(change, missing, unexpected, tmp_path):
-    raw, config = written("llama", tmp_path, **ROPED)
-    shapes = shapes_of(AutoModelForCausalLM, config)
-    if "remove" in change:
-        del shapes[change["remove"]]
-    else:
-        shapes[change["add"]] = (24,)
-        unexpected = [change["add"]]
-    ledger = dry_run("llama", "safetensors", raw, shapes)
-    assert (ledger.missing, list(ledger.plan.unexpected)) == (missing, unexpected)
-
-
-def test_a_wrong_shape_and_a_doubled_name_show(tmp_path):
-    raw, config = written("llama", tmp_path, **ROPED)
-    shapes = shapes_of(AutoModelForCausalLM, config)
-    shapes["model.norm.weight"] = (25,)
-    shapes["norm.weight"] = (24,)
-    ledger = dry_run("llama", "safetensors", raw, shapes)
-    assert ledger.misshapen == [("ln_final.w", (24,), (25,))]
-    assert ledger.doubled == ["ln_final.w"]
+    assert {spec.layer for spec in held} == {*range(len(ours.layers) - shared)}
 
 
 @pytest.mark.parametrize(("name", "ours"), [

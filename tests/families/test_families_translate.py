@@ -71,7 +71,7 @@ def test_a_stored_head_of_a_tied_model(settings, embed, head, targets, tmp_path)
 
 
 @pytest.mark.parametrize(("config", "says", "hint"), [
-    (None, "", "config.json"),
+    (None, None, "config.json"),
     *((LLAMA | {"quantization_config": {"quant_method": method, "bits": 4}},
        f"quantized with `{method}`", "GGUF") for method in ("gptq", "awq", "bitsandbytes")),
     (LLAMA | {"use_bidirectional_attention": True}, "it needs `bidirectional attention`", ""),

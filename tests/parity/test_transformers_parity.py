@@ -87,6 +87,27 @@ def test_a_whole_prompt(name, dtype, models, references):
     assert off < TOLERANCE[dtype] or off < allowed(name, dtype, references, ids)
 
 
+# what is dropped of files that have more: a word of every reason
+DROPPED = {
+    "gpt2-hub-names": "mask", "llama-hub-tensors": "computed", "llama-tied-stored": "tied",
+    **dict.fromkeys(("deepseek_v2-experts", "deepseek_v3-experts", "glm4_moe_lite-experts",
+                     "glm4_moe", "qwen3_5-old"), "multi-token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_file_is_read_whole(name, models, references):
+    """Every tensor of it, and what parity does not show: the length, and whether a head is tied."""
+    model, theirs = models(name, "float32"), references(name, "float32").config
+    assert bool(model.ledger.dropped) == (name in DROPPED)
+    assert all(DROPPED[name] in reason for _, reason in model.ledger.dropped)
+    assert not model.ledger.surplus
+    another = name == "gpt_neox-tied-another"  # whose files have two
+    assert model.config.head.tied == (theirs.tie_word_embeddings and not another)
+    # Mamba-2 has none
+    assert model.config.context == getattr(theirs, "max_position_embeddings", 1 << 20)
+
+
 ROUTED = [
     one.name for one in ZOO
     if any(isinstance(part, ExpertsConfig) for layer in one.config().layers for part in layer.parts)
