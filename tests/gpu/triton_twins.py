@@ -52,9 +52,7 @@ def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, re
         k[b, :, start + 1 :], v[b, :, start + 1 :] = torch.nan, torch.nan
     sinks_H = drawn(heads, seed=9) if rest.get("sinks") else None
     window, cap = rest.get("window"), rest.get("cap")
-    got = attend_one(
-        q, k, v, starts_B, scale=0.3, window=window, cap=cap, sinks_H=sinks_H
-    )
+    got = attend_one(q, k, v, starts_B, scale=0.3, window=window, cap=cap, sinks_H=sinks_H)
     mask = visible_keys(starts_B.unsqueeze(1), slots, window).unsqueeze(1)
     want = attend(
         q.double(), k.nan_to_num().double(), v.nan_to_num().double(), scale=0.3, mask=mask,
@@ -173,7 +171,5 @@ def test_products_with_blocks_of_experts(format, biased):
     for row in (None, torch.tensor([1, 1, 0, 2, 2, 0])):
         read = x[torch.arange(6) // 2 if row is None else row].double()
         want = torch.einsum("pk,pnk->pn", read, dense[expert]) + (b[expert] if biased else 0)
-        got = routed_product(
-            x, raw.view(3, 11, -1), format, (expert, row, 2), b, out=torch.float32
-        )
+        got = routed_product(x, raw.view(3, 11, -1), format, (expert, row, 2), b, out=torch.float32)
         near(got, want, torch.float32)

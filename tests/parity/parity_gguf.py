@@ -5,13 +5,9 @@ Conv1D weights are transposed, norms and biases stay in float32. What is differe
 Mamba-2 is in `parity_gguf_hybrid`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import zlib
-from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -19,8 +15,6 @@ import numpy as np
 import parity_gguf_hybrid as hybrid
 import torch
 from gguf import GGMLQuantizationType as Type
-from torch import Tensor
-from transformers import PreTrainedModel
 from zoo import TYPES
 
 from llmcli.ops.quant import FORMATS
@@ -42,22 +36,19 @@ FUSED = (".mlp.experts.gate_up_proj", ".feed_forward.experts.gate_up_proj")
 WAYS = ("joined latents", "fused gates", "by key head", "fused qkv", "rows not interleaved")
 
 
-def interleave(rows: Tensor, heads: int) -> Tensor:
+def interleave(rows, heads):
     """llama.cpp's order of a head's rows: number i beside number i + d/2 (`permute` there)."""
     split = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def separate(rows: Tensor, heads: int) -> Tensor:
+def separate(rows, heads):
     """Undoes `interleave`."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(
-    model: PreTrainedModel, path: Path, format: str, *, head: bool = True, tokenizer: str = "",
-    ways: Collection[str] = (),
-) -> None:  # fmt: skip
+def write_gguf(model, path, format, *, head=True, tokenizer="", ways=()):
     """Write `model` to `path`; matrices in `format`. `head=False` leaves a tied head out.
 
     `tokenizer`: its kind; llama.cpp runs a file without one where it is `none`. `ways`: of `WAYS`.
@@ -70,9 +61,7 @@ def write_gguf(
 class Converter:
     """Writes one file."""
 
-    def __init__(
-        self, model: PreTrainedModel, path: Path, format: str, ways: Collection[str]
-    ) -> None:
+    def __init__(self, model, path, format, ways):
         self.model, self.format, self.ways = model, format, ways
         self.config: Any = model.config
         self.config.allow_global_per_layer_attribute_access = True  # Gemma 4's differ by layer
@@ -81,7 +70,7 @@ class Converter:
         self.names = gguf.get_tensor_name_map(self.arch, self.config.num_hidden_layers)
         self.writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.arch])
 
-    def write(self, *, head: bool, tokenizer: str) -> None:
+    def write(self, *, head, tokenizer):
         """See `write_gguf`."""
         self._metadata()
         if tokenizer:
@@ -100,7 +89,7 @@ class Converter:
         self.writer.write_tensors_to_file()
         self.writer.close()
 
-    def _tensor(self, name: str) -> Tensor | None:
+    def _tensor(self, name):
         """Writes a tensor; what the file then says, None where another one says it."""
         fused = self.kind in DELTA and "fused qkv" in self.ways
         if fused and ".self_attn." in name and "_proj" in name[-13:] and ".o_proj." not in name:
@@ -116,7 +105,7 @@ class Converter:
             found[places[target].flatten()] = self._said(name, decoded).flatten().double()
         return found.view(values.shape)
 
-    def _qkv(self, name: str) -> None:
+    def _qkv(self, name):
         """All of attention's projections but the last one in one tensor."""
         sources = [name.replace("q_proj", f"{one}_proj") for one in "qkv"]
         rows = [len(self.drawn[source]) for source in sources]
@@ -125,7 +114,7 @@ class Converter:
         for source, part in zip(sources, decoded.split(rows), strict=True):
             self.model.get_parameter(source).copy_(part)
 
-    def _pieces(self, name: str, x: Tensor) -> dict[str, Tensor]:
+    def _pieces(self, name, x):
         """In which tensors the file has the numbers of one, by names that `_add` knows."""
         config, layer = self.config, name.split(".")[2:3]
         if name.endswith(".kv_b_proj.weight") and "joined latents" not in self.ways:
@@ -152,7 +141,7 @@ class Converter:
             return dict(zip(halves, x.chunk(2, axis), strict=True))
         return {hybrid.published(name, config): self._moved(name, x)}
 
-    def _moved(self, name: str, x: Tensor) -> Tensor:
+    def _moved(self, name, x):
         """In the file's order and shape."""
         config = self.config
         heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
@@ -169,13 +158,13 @@ class Converter:
             x = self._tiled(name, x)
         return x.squeeze(1) if name.endswith((".conv.weight", ".conv1d.weight")) else x
 
-    def _tiled(self, name: str, x: Tensor) -> Tensor:
+    def _tiled(self, name, x):
         """What belongs to value heads, first that of the first head of every key head."""
         config = self.config
         keys, values = config.linear_num_key_heads, config.linear_num_value_heads
         size, before = config.linear_value_head_dim, 2 * keys * config.linear_key_head_dim
 
-        def in_turns(rows: Tensor, size: int) -> Tensor:
+        def in_turns(rows, size):
             heads = rows.unflatten(0, (keys, values // keys, size))
             return heads.swapaxes(0, 1).reshape(rows.shape)
 
@@ -187,13 +176,13 @@ class Converter:
             return in_turns(x, 1)
         return in_turns(x.T, size).T if "out_proj" in name else x  # columns
 
-    def _centred(self, name: str) -> bool:
+    def _centred(self, name):
         """Whether the file's norm is the checkpoint's + 1."""
         gemma = self.kind.startswith("gemma") and not self.kind.startswith("gemma4")
         norm = name.endswith("norm.weight") and "linear_attn" not in name
         return norm and (gemma or self.kind in DELTA)
 
-    def _numbers(self, name: str, x: Tensor) -> Tensor:
+    def _numbers(self, name, x):
         """What the file has in place of the numbers; `_said` is what these are again."""
         if self._centred(name):
             return (x * 2**20).round() / 2**20 + 1  # both are float32 numbers
@@ -201,7 +190,7 @@ class Converter:
             return hybrid.decays(x) if self.kind in hybrid.HYBRID else -x.exp()
         return x
 
-    def _said(self, name: str, x: Tensor) -> Tensor:
+    def _said(self, name, x):
         if self._centred(name):
             return x - 1
         if name.endswith("A_log"):
@@ -209,7 +198,7 @@ class Converter:
             return x.float() if self.kind in hybrid.HYBRID else x
         return x
 
-    def _add(self, name: str, values: Tensor) -> Tensor:
+    def _add(self, name, values):
         """Writes it and returns what the file then says."""
         if found := re.fullmatch(r"model\.layers\.(\d+)\.router\.(\w*scale)", name):
             which = {"scale": "ffn_gate_inp", "per_expert_scale": "ffn_down_exps"}[found[2]]
@@ -224,7 +213,7 @@ class Converter:
             target += ".weight"
         return self._add_as(target, values)
 
-    def _add_as(self, target: str, values: Tensor) -> Tensor:
+    def _add_as(self, target, values):
         """The same under that name; what has no whole blocks stays in float32."""
         target += ".weight" if target.endswith(("attn_qkv", "attn_gate")) else ""
         plain = any(part in target for part in ("position", ".conv.", "_inp", "ssm_conv1d"))
@@ -238,13 +227,13 @@ class Converter:
         decoded = data if kept == "F64" else gguf.quants.dequantize(data, Type[kept])
         return torch.from_numpy(decoded).reshape(values.shape)
 
-    def _say(self, **values: Any) -> None:
+    def _say(self, **values):
         """`writer.add_KEY(value)` for each; what is None is not said."""
         for key, value in values.items():
             if value is not None:
                 getattr(self.writer, f"add_{key}")(value)
 
-    def _metadata(self) -> None:
+    def _metadata(self):
         config, kind = self.config, self.kind
         if kind in hybrid.HYBRID:
             self._say(**hybrid.metadata(config))
@@ -294,7 +283,7 @@ class Converter:
             )  # fmt: skip
             self._rope(rope.get("full_attention", rope), size)
 
-    def _own(self) -> None:
+    def _own(self):
         """What only some architectures write."""
         config, kind = self.config, self.kind
         if kind in DELTA:
@@ -325,7 +314,7 @@ class Converter:
         if kind in WINDOWED and config.sliding_window:
             self._say(sliding_window=config.sliding_window)
 
-    def _experts(self) -> None:
+    def _experts(self):
         """What the converters write of mixtures."""
         config, kind = self.config, self.kind
         shares = kind in ("qwen2_moe", *DELTA)
@@ -333,21 +322,15 @@ class Converter:
         named = shares or kind == "lfm2_moe"
         count = "n_routed_experts" if grouped else "num_experts" if named else "num_local_experts"
         softmax, sigmoid = gguf.ExpertGatingFuncType.SOFTMAX, gguf.ExpertGatingFuncType.SIGMOID
-        self._say(
-            expert_count=getattr(config, count), expert_used_count=config.num_experts_per_tok
-        )
+        self._say(expert_count=getattr(config, count), expert_used_count=config.num_experts_per_tok)
         if shares or kind in ("qwen3_moe", "lfm2_moe") or grouped:
             self._say(expert_feed_forward_length=config.moe_intermediate_size)
         if kind == "lfm2_moe":
-            self._say(
-                leading_dense_block_count=config.num_dense_layers, expert_gating_func=sigmoid
-            )
+            self._say(leading_dense_block_count=config.num_dense_layers, expert_gating_func=sigmoid)
         if kind == "gpt_oss":
             self._say(expert_feed_forward_length=config.intermediate_size)
         if shares:
-            self._say(
-                expert_shared_feed_forward_length=config.shared_expert_intermediate_size
-            )
+            self._say(expert_shared_feed_forward_length=config.shared_expert_intermediate_size)
         if grouped:
             kinds = getattr(config, "mlp_layer_types", None)
             dense = kinds.count("dense") if kinds else config.first_k_dense_replace
@@ -360,7 +343,7 @@ class Converter:
                 expert_group_used_count=config.topk_group,
             )  # fmt: skip
 
-    def _latent(self) -> None:
+    def _latent(self):
         """Lengths of what is kept, and (`mla`) of a head's keys and values."""
         config, rotated, rank = self.config, self.config.qk_rope_head_dim, self.config.kv_lora_rank
         size, values = config.qk_nope_head_dim + rotated, config.v_head_dim
@@ -374,7 +357,7 @@ class Converter:
         )  # fmt: skip
         self._rope(config.rope_parameters, rotated)
 
-    def _delta(self) -> None:
+    def _delta(self):
         """Sizes of gated DeltaNet; the last layer of each period attends."""
         config, kinds = self.config, self.config.layer_types
         period = kinds.index("full_attention") + 1
@@ -391,7 +374,7 @@ class Converter:
             rope_dimension_sections=[1, 1, 0, 0] if self.kind in TILED else None,
         )  # fmt: skip
 
-    def _gemma4(self) -> None:
+    def _gemma4(self):
         """Sizes by type of layer; frequencies that are not turned are divided by 1e30."""
         config = self.config
         slides = [kind == "sliding_attention" for kind in config.layer_types]
@@ -418,7 +401,7 @@ class Converter:
         turned = int(whole * ropes["full_attention"]["partial_rotary_factor"] / 2)
         self._factors("rope_freqs", [1.0] * turned + [1e30] * (whole // 2 - turned))
 
-    def _rope(self, rope: Mapping[str, Any], head_dim: int) -> None:
+    def _rope(self, rope, head_dim):
         self._say(rope_freq_base=rope["rope_theta"])
         kind, original = rope["rope_type"], rope.get("original_max_position_embeddings")
         if kind in ("linear", "yarn"):
@@ -437,12 +420,12 @@ class Converter:
         if kind == "llama3":
             self._factors("rope_freqs", llama3_factors(rope, head_dim))
 
-    def _factors(self, name: str, factors: list[float]) -> None:
+    def _factors(self, name, factors):
         """One divisor per frequency, float32."""
         self.writer.add_tensor(f"{name}.weight", np.array(factors, dtype=np.float32))
 
 
-def llama3_factors(rope: Mapping[str, float], head_dim: int) -> list[float]:
+def llama3_factors(rope, head_dim):
     """How the converter stores Llama 3's scaling."""
     factors = []
     old = rope["original_max_position_embeddings"]
@@ -454,14 +437,14 @@ def llama3_factors(rope: Mapping[str, float], head_dim: int) -> list[float]:
     return factors
 
 
-def _stem(name: str) -> str:
+def _stem(name):
     """As checkpoints name it: a bias is one of the module before it."""
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     name = name.replace("expert_bias", "expert_bias.bias").replace("dt_bias", "dt_proj.bias")
     return name.replace("_proj_bias", "_proj.bias")
 
 
-def _encode(values: Tensor, format: str) -> np.ndarray:
+def _encode(values, format):
     if format.endswith("_K") or format.startswith("IQ") or format == "NVFP4":
         return random_blocks(values, format)
     if format == "F64":  # the gguf package neither reads nor writes it
@@ -474,7 +457,7 @@ _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6
 _MIDDLES = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}  # of the codes that a minimum is taken off
 
 
-def random_blocks(values: Tensor, format: str) -> np.ndarray:
+def random_blocks(values, format):
     """Random blocks, others for other `values`: the gguf package can read but not write them.
 
     Their numbers are about 0.05, and as often below 0 as above.
@@ -490,7 +473,7 @@ def random_blocks(values: Tensor, format: str) -> np.ndarray:
     return blocks.reshape(*stack, -1)
 
 
-def _set_scales(blocks: np.ndarray, format: str, scales: np.ndarray) -> None:
+def _set_scales(blocks, format, scales):
     """Writes half-precision scales into blocks `[rows, n, bytes]`."""
     halves = _halves(scales)
     if format == "NVFP4":  # four of eight bits: 2^-7 and up to twice as much
@@ -507,5 +490,5 @@ def _set_scales(blocks: np.ndarray, format: str, scales: np.ndarray) -> None:
         blocks[..., at : at + 2] = _halves(scales * _MIDDLES[format])
 
 
-def _halves(scales: np.ndarray) -> np.ndarray:
+def _halves(scales):
     return scales.astype(np.float16).view(np.uint8).reshape(*scales.shape, 2)

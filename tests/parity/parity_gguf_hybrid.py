@@ -4,20 +4,15 @@
 have one part, the number of key/value heads, or of neurons, says which.
 """
 
-from __future__ import annotations
-
-from typing import Any
 
 import gguf
 import torch
-from torch import Tensor
-from transformers import PretrainedConfig
 
 HYBRID = ("mamba2", "granitemoehybrid", "nemotron_h")
 IN_FLOAT32 = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # of matrices
 
 
-def architecture(config: PretrainedConfig) -> gguf.MODEL_ARCH | None:
+def architecture(config):
     """That of the file, where the configuration says more than its type does."""
     if config.model_type == "nemotron_h" and "moe" in config.layer_types:
         return gguf.MODEL_ARCH.NEMOTRON_H_MOE
@@ -26,7 +21,7 @@ def architecture(config: PretrainedConfig) -> gguf.MODEL_ARCH | None:
     return None
 
 
-def published(name: str, config: PretrainedConfig) -> str:
+def published(name, config):
     """What the converter finds in a published file, in place of transformers' own name."""
     if config.model_type == "nemotron_h":
         name = name.replace("model.", "backbone.", 1) if name.startswith("model.") else name
@@ -41,7 +36,7 @@ def published(name: str, config: PretrainedConfig) -> str:
     return name.replace(".dt_bias", ".dt_proj.bias")
 
 
-def halves(name: str, config: PretrainedConfig) -> list[str] | None:
+def halves(name, config):
     """llama.cpp's names of the gates and of the neurons, where a tensor has the rows of both."""
     kind = ""
     if name.endswith("block_sparse_moe.experts.gate_up_proj"):
@@ -53,7 +48,7 @@ def halves(name: str, config: PretrainedConfig) -> list[str] | None:
     return [f"blk.{name.split('.')[2]}.ffn_{one}{kind}.weight" for one in ("gate", "up")]
 
 
-def moved(name: str, values: Tensor, config: PretrainedConfig) -> Tensor:
+def moved(name, values, config):
     """A tensor in the file's shape."""
     if name.endswith((".A_log", ".mixer.D", ".mamba.D")):
         return values[:, None]
@@ -62,12 +57,12 @@ def moved(name: str, values: Tensor, config: PretrainedConfig) -> Tensor:
     return values.squeeze(1) if name.endswith("conv1d.weight") else values
 
 
-def decays(A_log_H1: Tensor) -> Tensor:
+def decays(A_log_H1):
     """What the file has of them."""
     return -_told(A_log_H1[:, 0]).double().exp().float()[:, None]
 
 
-def _told(values: Tensor) -> Tensor:
+def _told(values):
     """The nearest numbers of float32 whose exponential is one, too, to ten digits.
 
     Others would not be what a file says: that is off by a rounding of float32.
@@ -82,14 +77,12 @@ def _told(values: Tensor) -> Tensor:
     return near.gather(1, first)[:, 0]
 
 
-def _groups(config: PretrainedConfig) -> int:
-    found: int = config.mamba_n_groups if config.model_type == "granitemoehybrid" else (
-        config.n_groups
-    )  # fmt: skip
+def _groups(config):
+    found = config.mamba_n_groups if config.model_type == "granitemoehybrid" else (config.n_groups)
     return found
 
 
-def metadata(config: Any) -> dict[str, Any]:
+def metadata(config):
     """Sizes of the model, of mixers, of attention, and what is multiplied: KEY of `add_KEY`."""
     own = {"mamba2": _mamba2, "granitemoehybrid": _granite, "nemotron_h": _nemotron}
     return {
@@ -98,14 +91,14 @@ def metadata(config: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ssm(length: int, state: int, heads: int, head_dim: int, groups: int) -> dict[str, Any]:
+def _ssm(length, state, heads, head_dim, groups):
     return {
         "ssm_conv_kernel": length, "ssm_state_size": state, "ssm_time_step_rank": heads,
         "ssm_inner_size": heads * head_dim, "ssm_group_count": groups,
     }  # fmt: skip
 
 
-def _mamba2(config: Any) -> dict[str, Any]:
+def _mamba2(config):
     return {
         "context_length": 2**20, "feed_forward_length": 0, "head_count": 0,
         "layer_norm_rms_eps": config.layer_norm_epsilon,
@@ -113,7 +106,7 @@ def _mamba2(config: Any) -> dict[str, Any]:
              config.n_groups)  # fmt: skip
 
 
-def scales(config: Any) -> dict[str, Any]:
+def scales(config):
     """Granite's multipliers."""
     return {
         "attention_scale": config.attention_multiplier,
@@ -122,7 +115,7 @@ def scales(config: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _granite(config: Any) -> dict[str, Any]:
+def _granite(config):
     attends = [kind == "full_attention" for kind in config.layer_types]
     hybrid = not all(attends)
     return {
@@ -139,7 +132,7 @@ def _granite(config: Any) -> dict[str, Any]:
              config.mamba_n_groups)  # fmt: skip
 
 
-def _nemotron(config: Any) -> dict[str, Any]:
+def _nemotron(config):
     kinds = config.layer_types
     experts = "moe" in kinds
     size = config.moe_intermediate_size if experts else config.intermediate_size

@@ -238,9 +238,7 @@ def _watch_scans(model, seen, layers):
     with ExitStack() as hooks:
         for name, mixer in mixers.items():
             hooks.callback(mixer.norm.register_forward_hook(partial(normed, name)).remove)
-        hooks.enter_context(
-            _observed(model, mamba2_chunk_scan=scanned, causal_conv1d_fn=convolved)
-        )
+        hooks.enter_context(_observed(model, mamba2_chunk_scan=scanned, causal_conv1d_fn=convolved))
         yield
 
 

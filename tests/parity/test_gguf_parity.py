@@ -75,9 +75,7 @@ def test_super_blocks_of_every_format_and_architecture(model_type, format, tmp_p
     assert compare(tmp_path, super_blocked(model_type), format) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("model_type", "format"), in_turn(list(PACKED), ["Q4_0", "Q8_0", "Q4_K"])
-)
+@pytest.mark.parametrize(("model_type", "format"), in_turn(list(PACKED), ["Q4_0", "Q8_0", "Q4_K"]))
 @torch.no_grad()
 def test_packed_weights_of_every_architecture(model_type, format, tmp_path):
     """Prompts and steps in the file's own bits, whose activations have 8: bits of divergence."""
