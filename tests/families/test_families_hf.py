@@ -21,6 +21,8 @@ ROPED = {
     "bos_token_id": 3, "eos_token_id": [4, 5],
 }  # fmt: skip
 GPT2 = {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": 96}
+
+
 def read(model_type, **settings):
     """What we make of such a config.json."""
     return find(model_type, "safetensors").from_hf({"model_type": model_type, **settings})
