@@ -4,6 +4,8 @@ and the documents make two of them.
 Whoever claims to prove what the decoder computes has to see them.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from blocks import ffn_of, norm_of
@@ -19,307 +21,203 @@ from llmcli.parts.attention.forward import Attention
 from llmcli.parts.mlp import forward as mlp
 from llmcli.parts.norm import forward as norm
 
-FAULTS = {}  # name: (configuration, plant(monkeypatch, what holds `decoder` and `config`))
-
-
-def fault(config):
-    """Registers a function that plants a fault in the decoder of the model `config`."""
-
-    def register(plant):
-        FAULTS[plant.__name__.replace("_", " ")] = (config, plant)
-        return plant
-
-    return register
-
 
 def model(name, dtype):
     """`small rows`: gpt2 with embeddings of the size that trained ones have.
 
     `dtype` `packed`: its matrices in blocks.
     """
-    if dtype == "packed":
-        return packed_model(name)
-    if name != "small rows":
-        return weights(CONFIGS[name], dtype)
-    of = weights(CONFIGS["gpt2"], dtype)
-    of.W_E.mul_(0.02)
-    of.W_P.mul_(0.02)
-    return of
-
-
-def packed_model(name):
     small = name == "small rows"
-    tables = ("embed.W", "pos_embed.W") if small else ()
     config = CONFIGS["gpt2" if small else name]
-    config, formats = in_blocks(config, "Q8_0", "Q4_1", "Q5_0", dense=tables)
-    of = random_model(config, formats=formats)
+    tables = ("embed.W", "pos_embed.W") if small else ()
+    if dtype != "packed":
+        of = weights(config, dtype)
+    else:
+        config, formats = in_blocks(config, "Q8_0", "Q4_1", "Q5_0", dense=tables)
+        of = random_model(config, formats=formats)
     for table in tables:
         writable(of.decoder.weight(table)).mul_(0.02)
     return of
 
 
-@fault("window")
-def mask_shifted_by_one(monkeypatch, of):
-    visible = step.visible_keys
-    monkeypatch.setattr(step, "visible_keys", lambda at, keys, w: visible(at + 1, keys, w))
+def wrap(owner, name, by):
+    """Plants a function that is given the right one and its arguments."""
+    return lambda patch, of: patch.setattr(owner, name, _bound(getattr(owner, name), by))
 
 
-@fault("llama")
-def no_mask(monkeypatch, of):
-    everything = slice(None)
-    monkeypatch.setattr(
-        Step, "_see", lambda self, window: (Visible(everything, 0, self.keys, False, None),)
-    )
+def _bound(right, by):
+    return lambda *args, **rest: by(right, *args, **rest)
 
 
-@fault("window")
-def window_too_wide_by_one(monkeypatch, of):
-    see = Step._see
-    monkeypatch.setattr(Step, "_see", lambda self, window: see(self, window + 1))
+def in_the_model(find, name, value):
+    """Plants another value of what `find` finds in a decoder; `value`: of the right one."""
+
+    def plant(patch, of):
+        patch.setattr(found := find(of.decoder), name, value(getattr(found, name)))
+
+    return plant
 
 
-@fault("gpt2")
-def no_scale(monkeypatch, of):
-    attend = attention.attend
-    monkeypatch.setattr(
-        attention, "attend", lambda *qkv, scale, **mask: attend(*qkv, scale=1.0, **mask)
-    )
+def everything_seen(see, self, window):
+    return (Visible(slice(None), 0, self.keys, False, None),)
 
 
-@fault("llama")
-def scale_by_the_width_and_not_the_heads_size(monkeypatch, of):
+def scaled_by_the_width(patch, of):
     """`√d` of the documents' single head, kept where there are h of them."""
-    attend, scale = attention.attend, of.config.width**-0.5
-    monkeypatch.setattr(
-        attention,
-        "attend",
-        lambda *qkv, scale_=scale, **rest: attend(*qkv, **(rest | {"scale": scale_})),
-    )
+    scale = of.config.width**-0.5
+    by_width = wrap(attention, "attend", lambda attend, *qkv, **rest: attend(
+        *qkv, **(rest | {"scale": scale})
+    ))  # fmt: skip
+    by_width(patch, of)
 
 
-@fault("keys of their own")
-def heads_viewed_without_the_transpose(monkeypatch, of):
+def viewed(heads, self, x_BTNd):
     """`[T, H·d]` read as `[H, T, d]`: the same shape, other numbers."""
-
-    def viewed(self, x_BTNd):
-        batch, tokens, heads, size = x_BTNd.shape
-        return x_BTNd.reshape(batch, heads, tokens, size)
-
-    monkeypatch.setattr(Attention, "_heads", viewed)
+    batch, tokens, number, size = x_BTNd.shape
+    return x_BTNd.reshape(batch, number, tokens, size)
 
 
-@fault("llama")
-def shared_keys_interleaved(monkeypatch, of):
+def interleaved(attend, q, k, v, **rest):
     """Head h reads key head h mod k, not h // (H / k)."""
-    attend = attention.attend
-
-    def tiled(q, k, v, **rest):
-        group = q.shape[1] // k.shape[1]
-        return attend(q, k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1), **rest)
-
-    monkeypatch.setattr(attention, "attend", tiled)
+    group = q.shape[1] // k.shape[1]
+    return attend(q, k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1), **rest)
 
 
-@fault("gpt2")
-def no_bias_of_the_queries(monkeypatch, of):
+def no_bias_of_the_queries(patch, of):
     linear = of.decoder.blocks[1].mixers[0].qkv
     bias = linear.bias.clone()
     bias[: linear.rows[0]] = 0
-    monkeypatch.setattr(linear, "bias", bias)
+    patch.setattr(linear, "bias", bias)
 
 
-@fault("gpt2")
-def no_bias_in_the_feed_forward(monkeypatch, of):
-    monkeypatch.setattr(ffn_of(of.decoder.blocks[1]).up, "bias", None)
-
-
-@fault("gpt2")
-def no_bias_after_the_heads(monkeypatch, of):
-    monkeypatch.setattr(of.decoder.blocks[0].mixers[0].out, "bias", None)
-
-
-@fault("gpt2")
-def another_gelu(monkeypatch, of):
-    """`x Φ(x)` for its tanh approximation: they differ by less than 0.0005."""
-    for block in of.decoder.blocks:
-        monkeypatch.setattr(ffn_of(block), "act", F.gelu)
-
-
-@fault("small rows")
-def another_epsilon(monkeypatch, of):
-    """1e-6 for 1e-5: seen where rows are small, as embeddings of trained models are."""
-    layer_norm = norm.layer_norm
-    monkeypatch.setattr(
-        norm, "layer_norm",
-        lambda x, w, b, eps, dtype, **rest: layer_norm(x, w, b, eps / 10, dtype, **rest),
-    )
-
-
-@fault("gpt2")
-def variance_with_one_less(monkeypatch, of):
+def unbiased(layer_norm, x, w, b, eps, dtype, *, offset):
     """Divided by d - 1, as statistics of a sample are."""
-
-    def unbiased(x, w, b, eps, dtype, *, offset):
-        out = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps).sqrt() * w + b
-        return out.to(dtype)
-
-    monkeypatch.setattr(norm, "layer_norm", unbiased)
+    out = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps).sqrt() * w + b
+    return out.to(dtype)
 
 
-@fault("qk norm")
-def queries_not_normalized(monkeypatch, of):
-    monkeypatch.setattr(of.decoder.blocks[1].mixers[0], "q_norm", lambda x: x.to(of.decoder.dtype))
+def one_slot_late(right, self, *args):
+    """Of the tokens after the prompt; of all tokens a rotation by one more would be no fault."""
+    late_by = int(self.starts[0] > 0)
+    self.starts = [start + late_by for start in self.starts]
+    self.keys += late_by
+    found = right(self, *args)
+    self.starts = [start - late_by for start in self.starts]
+    self.keys -= late_by
+    return found
 
 
-@fault("llama")
-def rotated_one_position_late(monkeypatch, of):
-    """Of the tokens after the prompt; of all tokens it would be no fault (tested below)."""
-    rope = Step._rope
+def without_a_residual(right, self, x, kept, step_):
+    def emit(name, tensor):
+        step_.emit(f"{self.name}.{name}", tensor)
+        return tensor
 
-    def late(self, config):
-        if self.starts[0] == 0:
-            return rope(self, config)
-        self.starts = [start + 1 for start in self.starts]
-        self.keys += 1
-        tables = rope(self, config)
-        self.starts = [start - 1 for start in self.starts]
-        self.keys -= 1
-        return tables
-
-    monkeypatch.setattr(Step, "_rope", late)
+    (_, (attention,)), (_, (ffn,)) = self.sublayers
+    pre = emit("resid_pre", x)
+    mid = attention(attention.pre_norm.observed(pre, step_), kept, step_, pre)
+    mlp_out = ffn(ffn.pre_norm.observed(emit("resid_mid", mid), step_), None, step_, mid)
+    return emit("resid_post", mid + mlp_out)
 
 
-@fault("llama")
-def rotated_backwards(monkeypatch, of):
-    rotate = attention.rotate
-    monkeypatch.setattr(attention, "rotate", lambda x, cos, sin: rotate(x, cos, -sin))
-
-
-@fault("llama")
-def neighbours_rotated_and_not_halves(monkeypatch, of):
-    """Numbers 2i and 2i + 1 as a pair: what checkpoints in the other layout want."""
-    rotate = attention.rotate
-
-    def interleaved(x, cos, sin):
-        halves = torch.cat((x[..., 0::2], x[..., 1::2]), -1)
-        return rotate(halves, cos, sin)
-
-    monkeypatch.setattr(attention, "rotate", interleaved)
-
-
-@fault("partial rotation")
-def rotated_wholly_and_not_in_part(monkeypatch, of):
-    rotate = attention.rotate
-
-    def whole(x, cos, sin):
-        return rotate(x, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
-
-    monkeypatch.setattr(attention, "rotate", whole)
-
-
-@fault("gpt2")
-def learned_positions_from_one(monkeypatch, of):
-    positions = Step.positions.fget
-    monkeypatch.setattr(Step, "positions", property(lambda self: positions(self) + 1))
-
-
-@fault("llama")
-def no_residual_around_attention(monkeypatch, of):
-    def without(self, x, kept, step_):
-        def emit(name, tensor):
-            step_.emit(f"{self.name}.{name}", tensor)
-            return tensor
-
-        (_, (attention,)), (_, (ffn,)) = self.sublayers
-        pre = emit("resid_pre", x)
-        mid = attention(attention.pre_norm.observed(pre, step_), kept, step_, pre)
-        mlp_out = ffn(ffn.pre_norm.observed(emit("resid_mid", mid), step_), None, step_, mid)
-        return emit("resid_post", mid + mlp_out)
-
-    monkeypatch.setattr(Block, "__call__", without)
-
-
-@fault("llama")
-def stream_rounded_to_16_bits(monkeypatch, of):
+def rounded(call, self, x, kept, step_):
     """As where the whole model computes in bfloat16: a step between numbers near 16 is 1/8."""
-    call = Block.__call__
-
-    def rounded(self, x, kept, step_):
-        out = call(self, x, kept, step_)
-        return out.bfloat16().to(out.dtype)
-
-    monkeypatch.setattr(Block, "__call__", rounded)
+    out = call(self, x, kept, step_)
+    return out.bfloat16().to(out.dtype)
 
 
-@fault("llama")
-def stream_kept_in_16_bits(monkeypatch, of):
-    """The same, its dtype with it."""
-    call = Block.__call__
-    monkeypatch.setattr(
-        Block, "__call__", lambda self, x, kept, step_: call(self, x, kept, step_).bfloat16()
-    )
-
-
-@fault("llama")
-def feed_forward_of_t3_and_not_of_t4(monkeypatch, of):
+def not_normalized(observed):
     """The documents' slip: their own equations normalize before the feed-forward."""
-    norm_ = norm_of(of.decoder.blocks[1], 2)
-    observed = norm_.observed
-
-    def skipped(x, step_):
-        return x.to(observed(x, step_).dtype)
-
-    monkeypatch.setattr(norm_, "observed", skipped)
+    return lambda x, step_: x.to(observed(x, step_).dtype)
 
 
-@fault("llama")
-def gate_and_up_exchanged(monkeypatch, of):
-    split = mlp.Linear.split
-    monkeypatch.setattr(mlp.Linear, "split", lambda self, y: split(self, y)[::-1])
-
-
-@fault("gpt2")
-def tied_head_in_another_order(monkeypatch, of):
-    rolled = of.decoder.head.dense().roll(1, 0)
-    monkeypatch.setattr(of.decoder, "head", Dense(rolled))
-
-
-@fault("llama")
-def cached_one_slot_late(monkeypatch, of):
-    """The tokens after the prompt: their keys lie behind the slots that are read."""
-    write = Step.write
-
-    def late(self, x, slots):
-        late_by = int(self.starts[0] > 0)
-        self.starts = [start + late_by for start in self.starts]
-        self.keys += late_by
-        write(self, x, slots)
-        self.starts = [start - late_by for start in self.starts]
-        self.keys -= late_by
-
-    monkeypatch.setattr(Step, "write", late)
-
-
-@fault("llama")
-def keys_cached_before_the_rotation(monkeypatch, of):
+def before_the_rotation(patch, of):
     """Prompt right, later tokens wrong: the kept keys never see their rotation."""
-    write, rotate, plain = Step.write, attention.rotate, []
+    plain, heads = [], of.config.layers[0].attention.kv_heads
 
-    def remember(x, cos, sin):
-        plain[:] = [x[:, :, -of.config.layers[0].attention.kv_heads :].transpose(1, 2)]
+    def remember(rotate, x, cos, sin):
+        plain[:] = [x[:, :, -heads:].transpose(1, 2)]
         return rotate(x, cos, sin)
 
-    monkeypatch.setattr(attention, "rotate", remember)
-    monkeypatch.setattr(  # values are written after their keys
-        Step, "write", lambda self, x, slots: write(self, plain.pop() if plain else x, slots)
-    )
+    def write(right, self, x, slots):  # values are written after their keys
+        right(self, plain.pop() if plain else x, slots)
+
+    wrap(attention, "rotate", remember)(patch, of)
+    wrap(Step, "write", write)(patch, of)
 
 
-@fault("llama")
-def attention_in_three_digits(monkeypatch, of):
-    attend = attention.attend
+def narrow(attend, q, k, v, **rest):
+    return attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), **rest).to(q.dtype)
 
-    def narrow(q, k, v, **rest):
-        return attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), **rest).to(q.dtype)
 
-    monkeypatch.setattr(attention, "attend", narrow)
+def another_gelu(patch, of):
+    """`x Φ(x)` for its tanh approximation: they differ by less than 0.0005."""
+    for block in of.decoder.blocks:
+        patch.setattr(ffn_of(block), "act", F.gelu)
+
+
+def queries_not_normalized(patch, of):
+    mixer, dtype = of.decoder.blocks[1].mixers[0], of.decoder.dtype
+    patch.setattr(mixer, "q_norm", lambda x: x.to(dtype))
+
+
+def positions_from_one(patch, of):
+    positions = Step.positions.fget
+    patch.setattr(Step, "positions", property(lambda self: positions(self) + 1))
+
+
+def halves(rotate, x, cos, sin):
+    """Numbers 2i and 2i + 1 as a pair: what checkpoints in the other layout want."""
+    return rotate(torch.cat((x[..., 0::2], x[..., 1::2]), -1), cos, sin)
+
+
+def wholly(rotate, x, cos, sin):
+    return rotate(x, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
+
+
+rotating = partial(wrap, attention, "rotate")
+attending = partial(wrap, attention, "attend")
+in_a_block = partial(wrap, Block, "__call__")
+# name: (configuration, plant(monkeypatch, what holds `decoder` and `config`))
+FAULTS = {
+    "mask shifted by one": ("window", wrap(
+        step, "visible_keys", lambda visible, at, keys, w: visible(at + 1, keys, w))),
+    "no mask": ("llama", wrap(Step, "_see", everything_seen)),
+    "window too wide by one": ("window", wrap(
+        Step, "_see", lambda see, self, window: see(self, window + 1))),
+    "no scale": ("gpt2", attending(
+        lambda attend, *qkv, scale, **mask: attend(*qkv, scale=1.0, **mask))),
+    "scale by the width and not the heads size": ("llama", scaled_by_the_width),
+    "heads viewed without the transpose": ("keys of their own", wrap(Attention, "_heads", viewed)),
+    "shared keys interleaved": ("llama", attending(interleaved)),
+    "no bias of the queries": ("gpt2", no_bias_of_the_queries),
+    "no bias in the feed forward": ("gpt2", in_the_model(
+        lambda decoder: ffn_of(decoder.blocks[1]).up, "bias", lambda bias: None)),
+    "no bias after the heads": ("gpt2", in_the_model(
+        lambda decoder: decoder.blocks[0].mixers[0].out, "bias", lambda bias: None)),
+    "another gelu": ("gpt2", another_gelu),
+    # 1e-6 for 1e-5: seen where rows are small, as embeddings of trained models are
+    "another epsilon": ("small rows", wrap(
+        norm, "layer_norm", lambda right, x, w, b, eps, dtype, **rest:
+        right(x, w, b, eps / 10, dtype, **rest))),
+    "variance with one less": ("gpt2", wrap(norm, "layer_norm", unbiased)),
+    "queries not normalized": ("qk norm", queries_not_normalized),
+    "rotated one position late": ("llama", wrap(Step, "_rope", one_slot_late)),
+    "rotated backwards": ("llama", rotating(lambda rotate, x, cos, sin: rotate(x, cos, -sin))),
+    "neighbours rotated and not halves": ("llama", rotating(halves)),
+    "rotated wholly and not in part": ("partial rotation", rotating(wholly)),
+    "learned positions from one": ("gpt2", positions_from_one),
+    "no residual around attention": ("llama", in_a_block(without_a_residual)),
+    "stream rounded to 16 bits": ("llama", in_a_block(rounded)),
+    "stream kept in 16 bits": ("llama", in_a_block(  # its dtype with it
+        lambda call, self, x, kept, step_: call(self, x, kept, step_).bfloat16())),
+    "feed forward of t3 and not of t4": ("llama", in_the_model(
+        lambda decoder: norm_of(decoder.blocks[1], 2), "observed", not_normalized)),
+    "gate and up exchanged": ("llama", wrap(
+        mlp.Linear, "split", lambda split, self, y: split(self, y)[::-1])),
+    "tied head in another order": ("gpt2", in_the_model(
+        lambda decoder: decoder, "head", lambda head: Dense(head.dense().roll(1, 0)))),
+    # the tokens after the prompt: their keys lie behind the slots that are read
+    "cached one slot late": ("llama", wrap(Step, "write", one_slot_late)),
+    "keys cached before the rotation": ("llama", before_the_rotation),
+    "attention in three digits": ("llama", attending(narrow)),
+}  # fmt: skip

@@ -40,11 +40,7 @@ from llmcli.commands.selftest.measure.models import (  # noqa: F401
 from llmcli.config import ModelConfig, sequential
 from llmcli.families import find
 from llmcli.graph.blocks import PACKED as BLOCK
-from llmcli.parts.attention.config import (
-    AttentionConfig,
-    KeysValues,
-    RopeConfig,
-)
+from llmcli.parts.attention.config import AttentionConfig, KeysValues, RopeConfig
 from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
@@ -104,35 +100,30 @@ class Variant:
         return family.from_hf(self.settings | overrides)
 
 
+def _without(settings: Mapping[str, Any], *keys: str, begin: str = "") -> dict[str, Any]:
+    """All but those keys, and (`begin`) those that begin so."""
+    return {
+        key: value for key, value in settings.items()
+        if key not in keys and not (begin and key.startswith(begin))
+    }  # fmt: skip
+
+
 # What the rotary families share. Widths are no powers of two, and the vocabulary is a prime.
 _ROPE: dict[str, Any] = {
-    "vocab_size": 211,
-    "hidden_size": 48,
-    "intermediate_size": 88,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": 211, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+_OWN_EPS = _without(_ROPE, "rms_norm_eps")
 _GPT2 = {
-    "vocab_size": 211,
-    "n_embd": 48,
-    "n_layer": 2,
-    "n_head": 6,
-    "n_positions": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_LFM2 = {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"} | {
+    "vocab_size": 211, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 512,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_LFM2 = _OWN_EPS | {
     "intermediate_size": 120,  # of which two thirds are built
-    "block_multiple_of": 8,
-    "num_hidden_layers": 3,
+    "block_multiple_of": 8, "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
-}
+}  # fmt: skip
 _DEEPSEEK = _ROPE | {
     "num_key_value_heads": 6, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 7,
     "kv_lora_rank": 20, "q_lora_rank": 18, "first_k_dense_replace": 9,
@@ -160,14 +151,12 @@ _MODULES = {
     "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.act": "mlp.act_fn",
     "mlp.post": "mlp.down_proj<", "mlp_out": "mlp",
 }  # fmt: skip
-_OLMO2_MODULES = {key: _MODULES[key] for key in _MODULES if key not in ("ln1.out", "ln2.out")} | {
+_OLMO2_MODULES = _without(_MODULES, "ln1.out", "ln2.out") | {
     "attn.out": "self_attn", "mlp.out": "mlp", "resid_mid": "mlp<",
     **dict.fromkeys(("ln1_post.out", "attn_out"), "post_attention_layernorm"),
     **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_feedforward_layernorm"),
 }  # fmt: skip
-_GEMMA = _ROPE | {
-    "head_dim": 16, "query_pre_attn_scalar": 24, "tie_word_embeddings": True,
-}  # fmt: skip
+_GEMMA = _ROPE | {"head_dim": 16, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 _GEMMA_WIDE = _WIDE | {"query_pre_attn_scalar": 16}  # which GGUF cannot say
 _GEMMA_MODULES = _MODULES | {
     "attn.out": "self_attn", "mlp.out": "mlp", "resid_mid": "pre_feedforward_layernorm<",
@@ -176,7 +165,7 @@ _GEMMA_MODULES = _MODULES | {
     **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_feedforward_layernorm"),
 }  # fmt: skip
 # two kinds of layers, the last two of them with keys and values of earlier ones
-_GEMMA4 = {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"} | {
+_GEMMA4 = _OWN_EPS | {
     "head_dim": 8, "global_head_dim": 16, "sliding_window": 21, "num_hidden_layers": 5,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
                     "sliding_attention", "full_attention"],
@@ -213,12 +202,10 @@ _GLM4_MODULES = _GLM_MODULES | {
     **dict.fromkeys(("ln1_post.out", "attn_out"), "post_self_attn_layernorm"),
     **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_mlp_layernorm"),
 }  # fmt: skip
-_COHERE2_MODULES = {
-    key: _MODULES[key] for key in _MODULES if key not in ("resid_mid", "ln2.out")
+_COHERE2_MODULES = _without(_MODULES, "resid_mid", "ln2.out")
+_STARCODER2_MODULES = _without(_MODULES, "mlp.gate", "mlp.up", "mlp.act") | {
+    "mlp.pre": "mlp.c_fc", "mlp.post": "mlp.act",
 }  # fmt: skip
-_STARCODER2_MODULES = {
-    key: _MODULES[key] for key in _MODULES if key not in ("mlp.gate", "mlp.up", "mlp.act")
-} | {"mlp.pre": "mlp.c_fc", "mlp.post": "mlp.act"}  # fmt: skip
 _NEOX_MODULES = {
     "embed": "embed_in", "ln_final.out": "final_layer_norm", "ln1.out": "input_layernorm",
     "attn.q": "", "attn.k": "", "attn.v": "", "attn.z": "attention.dense<",
@@ -242,18 +229,19 @@ _LFM2_MODULES = _MODULES | {
     "mlp.up": "feed_forward.w3", "mlp.act": "", "mlp.post": "feed_forward.w2<",
     "mlp_out": "feed_forward",
 }  # fmt: skip
+def _router(module: str) -> dict[str, str]:
+    """A module that puts out logits, weights of the chosen experts, and which these are."""
+    outs = ("router_logits", "expert_weight", "expert_idx")
+    return {f"moe.{one}": f"{module}#{at}" for at, one in enumerate(outs)}
+
+
 _ROUTED = dict.fromkeys(
     [f"moe.{one}" for one in ("router_probs", "gate", "up", "act", "post", "expert_out")], ""
-) | {"moe.router_logits": "mlp.gate#0", "moe.expert_weight": "mlp.gate#1",
-     "moe.expert_idx": "mlp.gate#2"}  # fmt: skip
-
-
-_GPT_OSS_MODULES = {
-    key: _MODULES[key] for key in _MODULES if not key.startswith("mlp.")
-} | {key: _ROUTED[key] for key in _ROUTED if key != "moe.router_probs"} | {
-    f"moe.{one}": f"mlp.router#{at}"
-    for at, one in enumerate(("router_logits", "expert_weight", "expert_idx"))
-}  # fmt: skip
+) | _router("mlp.gate")
+_GPT_OSS_MODULES = (
+    _without(_MODULES, begin="mlp.") | _without(_ROUTED, "moe.router_probs")
+    | _router("mlp.router")
+)  # fmt: skip
 
 
 # what no function of a mixer puts out; the rest is seen where these are called
@@ -275,19 +263,14 @@ _GRANITE_HYBRID = _GRANITE | {
     "num_experts_per_tok": 2, "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 10,
     "mamba_chunk_size": 32, "rms_norm_eps": 2.0**-17,
 }  # fmt: skip
-_GRANITE_HYBRID_MODULES = {
-    key: name for key, name in _GRANITE_MODULES.items() if not key.startswith("mlp.")
-} | _SSM | dict.fromkeys(
+_GRANITE_HYBRID_MODULES = _without(_GRANITE_MODULES, begin="mlp.") | _SSM | dict.fromkeys(
     [f"moe.{one}" for one in ("gate", "up", "act", "post", "expert_out", "out", "shared.gate",
                               "shared.up")] + ["mlp.gate", "mlp.up"], "",
-) | {
+) | _router("block_sparse_moe.router") | {
     "attn.out": "self_attn", "ssm.out_raw": "mamba",
     "moe.shared.act": "shared_mlp.activation&block_sparse_moe",
     "moe.shared.post": "shared_mlp.output_linear&block_sparse_moe<",
     "moe.shared_out": "shared_mlp&block_sparse_moe",
-    **{f"moe.{ours}": f"block_sparse_moe.router#{at}" for at, ours in enumerate(
-        ("router_logits", "expert_weight", "expert_idx")
-    )},
     "mlp.act": "shared_mlp.activation&!block_sparse_moe",
     "mlp.post": "shared_mlp.output_linear&!block_sparse_moe<",
     "mlp.out": "shared_mlp&!block_sparse_moe",
@@ -304,15 +287,12 @@ _NEMOTRON_H = {
 }  # fmt: skip
 _NEMOTRON_H_MODULES = _SSM | dict.fromkeys(
     [f"moe.{one}" for one in ("router_probs", "pre", "post", "expert_out")], ""
-) | {
+) | _router("mixer.gate") | {
     "embed": "embeddings", "ln_final.out": "norm_f", "ln1.out": "norm",
     "attn_out": "mixer.o_proj|mixer.out_proj", "attn.z": "mixer.o_proj<",
     **{f"attn.{one}": f"mixer.{one}_proj" for one in "qkv"},
     "mlp.pre": "mixer.up_proj", "mlp.post": "mixer.act_fn",
     "mlp_out": "mixer.down_proj|mixer&mixer.gate",
-    **{f"moe.{ours}": f"mixer.gate#{at}" for at, ours in enumerate(
-        ("router_logits", "expert_weight", "expert_idx")
-    )},
     "moe.shared.pre": "mixer.shared_experts.up_proj",
     "moe.shared.post": "mixer.shared_experts.act_fn", "moe.shared_out": "mixer.shared_experts",
 }  # fmt: skip
@@ -355,9 +335,9 @@ _SHARED_MODULES = {
 } | {"moe.shared_logit": "mlp.shared_expert_gate", "moe.shared_weight": "", "moe.shared_out": ""}
 
 
-_DEEPSEEK_MODULES = {
-    key: _MODULES[key] for key in _MODULES if not key.startswith(("attn.q", "attn.k", "attn.v"))
-} | {
+_DEEPSEEK_MODULES = _without(_MODULES, *(
+    f"attn.{one}" for one in ("q", "k", "v", "q_norm", "k_norm")
+)) | {
     "attn.q_latent": "self_attn.q_a_proj", "attn.q_latent_norm": "self_attn.q_a_layernorm",
     "attn.kv_latent": "self_attn.kv_a_layernorm<", "attn.q_pe": "", "attn.k_pe": "",
     "attn.kv_latent_norm": "self_attn.kv_a_layernorm",
@@ -407,19 +387,13 @@ TYPES: dict[str, Type] = {
     "glm4": Type(
         _ROPE | _UNPADDED | {"head_dim": 8}, _GLM4_MODULES, "GLM4", _WIDE | {"head_dim": 16}
     ),
-    "starcoder2": Type(
-        {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"},
-        _STARCODER2_MODULES, "STARCODER2", _WIDE,
-    ),
+    "starcoder2": Type(_OWN_EPS, _STARCODER2_MODULES, "STARCODER2", _WIDE),
     "cohere2": Type(
-        {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"}
-        | {"sliding_window": 22, "num_hidden_layers": 4, "tie_word_embeddings": True},
+        _OWN_EPS | {"sliding_window": 22, "num_hidden_layers": 4, "tie_word_embeddings": True},
         _COHERE2_MODULES, "COHERE2", _WIDE,
     ),
     "gpt_neox": Type(
-        {key: value for key, value in _ROPE.items()
-         if key not in ("rms_norm_eps", "num_key_value_heads")},
-        _NEOX_MODULES, "GPTNEOX", _WIDE,
+        _without(_OWN_EPS, "num_key_value_heads"), _NEOX_MODULES, "GPTNEOX", _WIDE
     ),
     "ministral3": Type(_ROPE | {"head_dim": 8, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.25,
@@ -431,20 +405,18 @@ TYPES: dict[str, Type] = {
         _DEEPSEEK | {"rms_norm_eps": 2.0**-10}, _DEEPSEEK_MODULES, "DEEPSEEK2", _LATENT_WIDE
     ),
     "glm4_moe_lite": Type(
-        {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"}
-        | {"mlp_layer_types": ["dense"] * 2} | _UNPADDED, _DEEPSEEK_MODULES, "DEEPSEEK2",
+        _without(_DEEPSEEK, "first_k_dense_replace") | {"mlp_layer_types": ["dense"] * 2}
+        | _UNPADDED, _DEEPSEEK_MODULES, "DEEPSEEK2",
     ),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
     "lfm2_moe": Type(
-        {key: value for key, value in _LFM2.items() if key != "block_multiple_of"} | _CHOOSES
+        _without(_LFM2, "block_multiple_of") | _CHOOSES
         | {"moe_intermediate_size": 24, "num_dense_layers": 1, "tie_word_embeddings": True},
         _LFM2_MODULES | {
             key: name.replace("mlp.", "feed_forward.") for key, name in _ROUTED.items()
         }, "LFM2MOE",
     ),
-    "mamba2": Type(
-        _MAMBA2, _MAMBA2_MODULES, "MAMBA2", {"hidden_size": 96, "head_dim": 32},
-    ),
+    "mamba2": Type(_MAMBA2, _MAMBA2_MODULES, "MAMBA2", {"hidden_size": 96, "head_dim": 32}),
     "granitemoehybrid": Type(
         _GRANITE_HYBRID, _GRANITE_HYBRID_MODULES, "GRANITE_HYBRID",
         {"hidden_size": 96, "intermediate_size": 64, "shared_intermediate_size": 64,
@@ -475,8 +447,8 @@ TYPES: dict[str, Type] = {
         _WIDE | {"linear_num_value_heads": 4, "linear_value_head_dim": 16},
     ),
     "qwen3_5_moe_text": Type(
-        {key: value for key, value in _QWEN_NEXT.items() if key != "intermediate_size"}
-        | _QWEN_NEXT_EXPERTS, _QWEN_3_5_MODULES | _SHARED_MODULES, "QWEN35MOE",
+        _without(_QWEN_NEXT, "intermediate_size") | _QWEN_NEXT_EXPERTS,
+        _QWEN_3_5_MODULES | _SHARED_MODULES, "QWEN35MOE",
     ),
     "olmoe": Type(_ROPE | _UNPADDED | _CHOOSES, _MODULES | _ROUTED, "OLMOE"),
     "gpt_oss": Type(
@@ -501,66 +473,64 @@ def _rope(kind: str, theta: float = 10_000.0, **values: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **values}}
 
 
+def _reconfigure(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Changes config.json, or makes another one of it."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(change(config) or config))
+
+
 def _layer_types(path: Path, types: Sequence[str] | None = ("sliding_attention", "full_attention")):
     """Types of layers in a configuration that has none."""
-    file = path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_types": types}))
+    _reconfigure(path, lambda config: config | {"layer_types": types})
 
 
 def _old_rope(path: Path) -> None:
-    """Rewrite config.json as transformers 4 wrote it: rope_theta, rope_scaling, torch_dtype."""
-    file = path / "config.json"
-    config = json.loads(file.read_text())
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
-    config["torch_dtype"] = config.pop("dtype")
-    file.write_text(json.dumps(config))
+    """As transformers 4 wrote it: rope_theta, rope_scaling, torch_dtype."""
+
+    def change(config: dict[str, Any]) -> None:
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+        config["torch_dtype"] = config.pop("dtype")
+
+    _reconfigure(path, change)
 
 
 def _oldest_rope(path: Path) -> None:
     """As the first releases wrote it: the kind of scaling under `type`, no head_dim."""
+
+    def change(config: dict[str, Any]) -> None:
+        scaling = config["rope_scaling"]
+        scaling["type"] = scaling.pop("rope_type")
+        config.pop("head_dim", None)
+
     _old_rope(path)
-    file = path / "config.json"
-    config = json.loads(file.read_text())
-    scaling = config["rope_scaling"]
-    scaling["type"] = scaling.pop("rope_type")
-    config.pop("head_dim", None)
-    file.write_text(json.dumps(config))
+    _reconfigure(path, change)
 
 
 def _first_types(path: Path) -> None:
     """Types of layers as the first releases called them, and dt's limits in plain JSON."""
-    file = path / "config.json"
-    config = json.loads(file.read_text())
-    key = "layer_types" if config.get("layer_types") else "layers_block_type"
-    first = {"linear_attention": "mamba", "full_attention": "attention"}
-    config[key] = [first.get(kind, kind) for kind in config[key]]
-    config["time_step_limit"] = [0.0, float("inf")]
-    file.write_text(json.dumps(config))
+
+    def change(config: dict[str, Any]) -> None:
+        key = "layer_types" if config.get("layer_types") else "layers_block_type"
+        first = {"linear_attention": "mamba", "full_attention": "attention"}
+        config[key] = [first.get(kind, kind) for kind in config[key]]
+        config["time_step_limit"] = [0.0, float("inf")]
+
+    _reconfigure(path, change)
 
 
 def _pattern(path: Path) -> None:
     """A letter for each block, and names of the first releases."""
-    file = path / "config.json"
-    config = json.loads(file.read_text())
-    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
-    kinds = config.pop("layers_block_type", None) or config.pop("layer_types")
-    config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
-    config["mamba_n_groups"], config["n_groups"] = config["n_groups"], 1
-    file.write_text(json.dumps(config))
 
+    def change(config: dict[str, Any]) -> None:
+        letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        kinds = config.pop("layers_block_type", None) or config.pop("layer_types")
+        config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+        config["mamba_n_groups"], config["n_groups"] = config["n_groups"], 1
 
-def _prefix(old: str, new: str) -> Callable[[Path], None]:
-    """Names that begin otherwise."""
-
-    def edit(path: Path) -> None:
-        _retensor(path, lambda tensors: {
-            new + name.removeprefix(old) if name.startswith(old) else name: value
-            for name, value in tensors.items()
-        })  # fmt: skip
-
-    return edit
+    _reconfigure(path, change)
 
 
 Tensors = dict[str, torch.Tensor]
@@ -585,16 +555,11 @@ def _hub_gpt2(path: Path) -> None:
 
 
 def _hub_llama(path: Path) -> None:
-    """Early Llama checkpoints carry the rotary frequencies of every layer as tensors."""
-
-    def change(tensors: Tensors) -> Tensors:
-        extra = {
-            f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(4)
-            for layer in range(2)
-        }
-        return tensors | extra
-
-    _retensor(path, change)
+    """Without a prefix; early checkpoints have the rotary frequencies of every layer as tensors."""
+    _retensor(path, lambda tensors: {
+        **{name.removeprefix("model."): value for name, value in tensors.items()},
+        **{f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(2)},
+    })  # fmt: skip
 
 
 def _stored_head(path: Path) -> None:
@@ -637,10 +602,7 @@ def _fused_experts(path: Path) -> None:
 
 def _numbered_experts(path: Path) -> None:
     """As published before version 5: `num_experts`."""
-    file = path / "config.json"
-    config = json.loads(file.read_text())
-    config["num_experts"] = config.pop("num_local_experts")
-    file.write_text(json.dumps(config))
+    _reconfigure(path, lambda config: config | {"num_experts": config.pop("num_local_experts")})
 
 
 def _predicted(path: Path) -> None:
@@ -648,15 +610,16 @@ def _predicted(path: Path) -> None:
 
     Sections of rotary positions, which of text change nothing.
     """
+
+    def change(config: dict[str, Any]) -> None:
+        rope = config.pop("rope_parameters")
+        config |= {one: rope.pop(one) for one in ("rope_theta", "partial_rotary_factor")}
+        config["rope_scaling"] = rope | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+
     _retensor(path, lambda tensors: tensors | {
         "mtp.fc.weight": torch.ones(48, 96), "mtp.layers.0.input_layernorm.weight": torch.ones(48),
     })  # fmt: skip
-    file = path / "config.json"
-    config = json.loads(file.read_text())
-    rope = config.pop("rope_parameters")
-    config |= {one: rope.pop(one) for one in ("rope_theta", "partial_rotary_factor")}
-    config["rope_scaling"] = rope | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
-    file.write_text(json.dumps(config))
+    _reconfigure(path, change)
 
 
 def _later_layers(path: Path) -> None:
@@ -674,29 +637,31 @@ def _later_layers(path: Path) -> None:
 
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
 
+_LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}  # fmt: skip
+_LONGROPE = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 1.5, 2.5, 4.0]}
+_TIED = {"tie_word_embeddings": True}
+_BIASES = {"attention_bias": True, "mlp_bias": True}
+
 ZOO: tuple[Variant, ...] = (
     # GPT-2
     Variant("gpt2", "gpt2", typical=True, views=True, gguf=1e-9),
     Variant("gpt2-untied", "gpt2", {"tie_word_embeddings": False}),
-    Variant(  # its epsilon is rounded to float32 in GGUF
-        "gpt2-odd-heads",
-        "gpt2",
-        {"n_embd": 39, "n_head": 3, "n_inner": 50, "layer_norm_epsilon": 1e-3}
-        | {"tie_word_embeddings": False},
-        gguf=1e-7,
-    ),
+    # its epsilon is rounded to float32 in GGUF
+    Variant("gpt2-odd-heads", "gpt2", {
+        "n_embd": 39, "n_head": 3, "n_inner": 50, "layer_norm_epsilon": 0.001,
+        "tie_word_embeddings": False,
+    }, gguf=1e-7),
     Variant("gpt2-one-head", "gpt2", {"n_head": 1, "n_layer": 1}),
-    Variant(
-        "gpt2-layer-scale",
-        "gpt2",
-        {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3, "layer_norm_epsilon": 1e-3},
-    ),
+    Variant("gpt2-layer-scale", "gpt2", {
+        "scale_attn_by_inverse_layer_idx": True, "n_layer": 3, "layer_norm_epsilon": 0.001,
+    }),
     Variant("gpt2-unscaled", "gpt2", {"scale_attn_weights": False, "n_embd": 12, "n_head": 3}),
-    Variant(
-        "gpt2-upcast",
-        "gpt2",
-        {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
-    ),
+    Variant("gpt2-upcast", "gpt2", {
+        "reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True,
+    }),
     Variant("gpt2-gelu", "gpt2", {"activation_function": "gelu"}),
     Variant("gpt2-relu", "gpt2", {"activation_function": "relu"}),
     Variant("gpt2-tanh-gelu", "gpt2", {"activation_function": "gelu_pytorch_tanh"}),
@@ -705,110 +670,60 @@ ZOO: tuple[Variant, ...] = (
     Variant("gpt2-hub-names", "gpt2", edit=_hub_gpt2),
     # Llama
     Variant("llama-gqa3", "llama", typical=True, views=True, gguf=1e-9),
-    Variant("llama-tied", "llama", {"tie_word_embeddings": True}, views=True, gguf=1e-9),
-    Variant("llama-tied-stored", "llama", {"tie_word_embeddings": True}, edit=_stored_head),
+    Variant("llama-tied", "llama", _TIED, views=True, gguf=1e-9),
+    Variant("llama-tied-stored", "llama", _TIED, edit=_stored_head),
     Variant("llama-mha", "llama", {"num_key_value_heads": 6}, gguf=1e-9),
     Variant("llama-mqa", "llama", {"num_key_value_heads": 1}, typical=True, gguf=1e-9),
     Variant("llama-no-kv-heads", "llama", {"num_key_value_heads": None}),
-    Variant("llama-bias", "llama", {"attention_bias": True, "mlp_bias": True}, typical=True),
-    Variant(
-        "llama-bias-tied",
-        "llama",
-        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
-    ),
+    Variant("llama-bias", "llama", _BIASES, typical=True, gguf=1e-9),
+    Variant("llama-bias-tied", "llama", {
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+    }),
     Variant("llama-attention-bias", "llama", {"attention_bias": True}, gguf=1e-9),
     Variant("llama-mlp-bias", "llama", {"mlp_bias": True, "num_hidden_layers": 3}),
     Variant("llama-head10", "llama", {"head_dim": 10}, gguf=1e-9),
     Variant("llama-head10-mha", "llama", {"head_dim": 10, "num_key_value_heads": 6}),
-    Variant(
-        "llama-wide-heads",
-        "llama",
-        {"hidden_size": 51, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 34},
-    ),
-    Variant("llama-theta", "llama", _rope("default", 500_000.0), gguf=1e-9),
+    Variant("llama-wide-heads", "llama", {
+        "hidden_size": 51, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 34,
+    }),
+    Variant("llama-theta", "llama", _rope("default", 5e5), gguf=1e-9),
     # transformers' Llama rotates whole heads whatever this says
     Variant("llama-partial", "llama", {"partial_rotary_factor": 0.5}),
     Variant("llama-gelu", "llama", {"hidden_act": "gelu", "rms_norm_eps": 1e-2}),
     Variant("llama-tanh-gelu", "llama", {"hidden_act": "gelu_pytorch_tanh"}),
     Variant("llama-relu", "llama", {"hidden_act": "relu"}),
     Variant("llama-bf16", "llama", dtype=torch.bfloat16),
-    Variant("llama-fp16", "llama", {"tie_word_embeddings": True}, dtype=torch.float16),
+    Variant("llama-fp16", "llama", _TIED, dtype=torch.float16),
     Variant("llama-shards", "llama", {"num_hidden_layers": 3}, shard="30KB"),
     Variant("llama-bf16-shards", "llama", dtype=torch.bfloat16, shard="20KB"),
     Variant("llama-hub-tensors", "llama", edit=_hub_llama),
     # rotary scaling
     Variant("rope-linear", "llama", _rope("linear", factor=4.0), gguf=1e-9),
-    Variant(
-        "rope-dynamic",
-        "llama",
-        {"max_position_embeddings": 128} | _rope("dynamic", factor=2.0),
-        history=True,
-    ),
+    Variant("rope-dynamic", "llama", {
+        "max_position_embeddings": 128, **_rope("dynamic", factor=2.0),
+    }, history=True),
     Variant("rope-yarn", "llama", _rope("yarn", **_YARN), gguf=1e-9),
-    Variant(
-        "rope-yarn-mscale",
-        "llama",
-        _rope("yarn", **_YARN, mscale=1.3, mscale_all_dim=0.7, beta_fast=16.0, beta_slow=2.0),
-        typical=True,
-    ),
+    Variant("rope-yarn-mscale", "llama", _rope(
+        "yarn", **_YARN, mscale=1.3, mscale_all_dim=0.7, beta_fast=16.0, beta_slow=2.0
+    ), typical=True),
     Variant("rope-yarn-temperature", "llama", _rope("yarn", **_YARN, attention_factor=1.25)),
-    Variant(
-        "rope-yarn-untruncated", "llama", {"head_dim": 32} | _rope("yarn", **_YARN, truncate=False)
-    ),
+    Variant("rope-yarn-untruncated", "llama", {
+        "head_dim": 32, **_rope("yarn", **_YARN, truncate=False),
+    }),
     Variant("rope-yarn-wide", "llama", {"head_dim": 32} | _rope("yarn", **_YARN)),
-    Variant(
-        "rope-llama3",
-        "llama",
-        {"head_dim": 32}
-        | _rope(
-            "llama3",
-            500_000.0,
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=128,
-        ),
-        # the factors are rounded to float32 there: 330 positions turn that into 1e-5 radians
-        gguf=1e-5,
-    ),
-    Variant(
-        "rope-longrope-short",
-        "llama",
-        _rope(
-            "longrope",
-            factor=2.0,
-            short_factor=[1.0, 1.1, 1.3, 1.7],
-            long_factor=[1.0, 1.5, 2.5, 4.0],
-            original_max_position_embeddings=400,
-        ),
-        history=True,
-    ),
-    Variant(
-        "rope-longrope",
-        "llama",
-        _rope(
-            "longrope",
-            factor=4.0,
-            short_factor=[1.0, 1.1, 1.3, 1.7],
-            long_factor=[1.0, 1.5, 2.5, 4.0],
-            original_max_position_embeddings=128,
-        ),
-        history=True,
-    ),
+    # the factors are rounded to float32 in GGUF: 330 positions turn that into 1e-5 radians
+    Variant("rope-llama3", "llama", {
+        "head_dim": 32, **_rope("llama3", 500_000.0, **_LLAMA3),
+    }, gguf=1e-5),
+    Variant("rope-longrope-short", "llama", _rope(
+        "longrope", factor=2.0, **_LONGROPE, original_max_position_embeddings=400
+    ), history=True),
+    Variant("rope-longrope", "llama", _rope(
+        "longrope", factor=4.0, **_LONGROPE, original_max_position_embeddings=128
+    ), history=True),
     Variant("rope-linear-old", "llama", _rope("linear", 5_000.0, factor=2.5), edit=_oldest_rope),
     Variant("rope-yarn-old", "qwen2", _rope("yarn", 1e6, **_YARN), edit=_oldest_rope),
-    Variant(
-        "rope-llama3-old",
-        "llama",
-        _rope(
-            "llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=128,
-        ),
-        edit=_old_rope,
-    ),
+    Variant("rope-llama3-old", "llama", _rope("llama3", **_LLAMA3), edit=_old_rope),
     # Mistral
     Variant("mistral", "mistral", {"head_dim": 8}),
     Variant("mistral-window", "mistral", {"sliding_window": 17}, typical=True, views=True),
@@ -821,70 +736,39 @@ ZOO: tuple[Variant, ...] = (
     Variant("ministral-types", "ministral", {
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     }),
-    Variant(
-        "mistral-window-head",
-        "mistral",
-        {"sliding_window": 64, "head_dim": 12, "num_hidden_layers": 3},
-        typical=True,
-    ),
+    Variant("mistral-window-head", "mistral", {
+        "sliding_window": 64, "head_dim": 12, "num_hidden_layers": 3,
+    }, typical=True),
     # Qwen2
     Variant("qwen2", "qwen2", typical=True, views=True, gguf=1e-9),
-    Variant(
-        "qwen2-yarn", "qwen2", {"rms_norm_eps": 1e-3} | _rope("yarn", **_YARN), gguf=1e-7
-    ),
+    Variant("qwen2-yarn", "qwen2", {"rms_norm_eps": 0.001, **_rope("yarn", **_YARN)}, gguf=1e-7),
     Variant("qwen2-tied", "qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
-    Variant(
-        "qwen2-window",
-        "qwen2",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 29,
-            "max_window_layers": 1,
-            "num_hidden_layers": 3,
-        },
-        typical=True,
-    ),
-    Variant(
-        "qwen2-window-off",
-        "qwen2",
-        {"use_sliding_window": False, "sliding_window": 29, "max_window_layers": 0},
-    ),
-    Variant(
-        "qwen2-layer-types",
-        "qwen2",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 23,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "num_hidden_layers": 3,
-            "tie_word_embeddings": True,
-        },
-    ),
+    Variant("qwen2-window", "qwen2", {
+        "use_sliding_window": True, "sliding_window": 29, "max_window_layers": 1,
+        "num_hidden_layers": 3,
+    }, typical=True),
+    Variant("qwen2-window-off", "qwen2", {
+        "use_sliding_window": False, "sliding_window": 29, "max_window_layers": 0,
+    }),
+    Variant("qwen2-layer-types", "qwen2", {
+        "use_sliding_window": True, "sliding_window": 23,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_hidden_layers": 3, "tie_word_embeddings": True,
+    }),
     # Qwen3
     Variant("qwen3", "qwen3", typical=True, views=True, gguf=1e-9),
-    Variant(
-        "qwen3-head32",
-        "qwen3",
-        {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32},
-        gguf=1e-9,
-    ),
-    Variant("qwen3-tied-bf16", "qwen3", {"tie_word_embeddings": True}, dtype=torch.bfloat16),
-    Variant(
-        "qwen3-bias", "qwen3", {"attention_bias": True, "num_key_value_heads": 1}, typical=True
-    ),
+    Variant("qwen3-head32", "qwen3", {
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
+    }, gguf=1e-9),
+    Variant("qwen3-tied-bf16", "qwen3", _TIED, dtype=torch.bfloat16),
+    Variant("qwen3-bias", "qwen3", {
+        "attention_bias": True, "num_key_value_heads": 1,
+    }, typical=True),
     Variant("qwen3-bias-tied", "qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
-    Variant(
-        "qwen3-window",
-        "qwen3",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 31,
-            "max_window_layers": 1,
-            "head_dim": 10,
-            "num_key_value_heads": 6,
-        },
-        typical=True,
-    ),
+    Variant("qwen3-window", "qwen3", {
+        "use_sliding_window": True, "sliding_window": 31, "max_window_layers": 1, "head_dim": 10,
+        "num_key_value_heads": 6,
+    }, typical=True),
     # OLMo 2
     Variant("olmo2", "olmo2", typical=True, views=True, gguf=1e-9),
     Variant("olmo2-bias-tied", "olmo2", {
@@ -1020,7 +904,7 @@ ZOO: tuple[Variant, ...] = (
     }),
     # GPT-NeoX
     Variant("gpt_neox", "gpt_neox", typical=True, views=True, gguf=1e-7),
-    Variant("gpt_neox-tied-another", "gpt_neox", {"tie_word_embeddings": True},
+    Variant("gpt_neox-tied-another", "gpt_neox", _TIED,
             edit=_another_head),
     Variant("gpt_neox-in-sequence", "gpt_neox", {
         "use_parallel_residual": False, "rotary_pct": 0.5, "tie_word_embeddings": True,
@@ -1239,29 +1123,27 @@ def three_layers(model_type: str) -> ModelConfig:
     return one.config(**{"n_layer" if model_type == "gpt2" else "num_hidden_layers": 3})
 
 
-def attending(model: ModelConfig) -> list[int]:
-    """The layers whose map is a softmax of scores."""
-    kinds = (AttentionConfig, LatentConfig)
+def _with(model: ModelConfig, *kinds: type) -> list[int]:
+    """The layers that have such a part."""
     return [
         i for i, layer in enumerate(model.layers)
         if any(isinstance(part, kinds) for part in layer.parts)
     ]  # fmt: skip
+
+
+def attending(model: ModelConfig) -> list[int]:
+    """The layers whose map is a softmax of scores."""
+    return _with(model, AttentionConfig, LatentConfig)
 
 
 def recurring(model: ModelConfig) -> list[int]:
     """The layers whose map is that of a recurrence."""
-    kinds = (DeltaConfig, SsmConfig)
-    return [
-        i for i, layer in enumerate(model.layers)
-        if any(isinstance(part, kinds) for part in layer.parts)
-    ]  # fmt: skip
+    return _with(model, DeltaConfig, SsmConfig)
 
 
 def keeping_keys(model: ModelConfig) -> list[int]:
     """Those of them whose keys and values are kept, and can be edited."""
     return [i for i, layer in enumerate(model.layers) if layer.attention is not None]
-
-
 
 
 def widened(part, size):

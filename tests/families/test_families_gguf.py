@@ -1,35 +1,29 @@
-"""GGUF metadata and llama.cpp's tensor names, the latter from the gguf package's own map."""
+"""GGUF metadata: what it means, what is ignored, and what an architecture says beside it.
+
+That names, rows and biases are those of llama.cpp's converter, `test_gguf_parity` shows.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
-import gguf
 import pytest
-import torch
-from families_ledger import dry_run
-from transformers import AutoConfig, AutoModelForCausalLM
 
+from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import Rows, UnpairRows, find, plan
+from llmcli.families import UnpairRows, find, plan, translate
 from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
+from llmcli.loading.load import fitting_plan
 from llmcli.parts.attention.config import FrequencyFactors
 from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import RoutingConfig, SharedConfig
 from llmcli.parts.norm.config import NormConfig
 
-ARCHS = {
-    "gpt2": gguf.MODEL_ARCH.GPT2, "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-}  # fmt: skip
 SIZES = {
     "block_count": 3, "context_length": 96, "embedding_length": 24, "feed_forward_length": 40,
     "attention.head_count": 6, "attention.head_count_kv": 2,
     "attention.layer_norm_rms_epsilon": 1e-5,
 }  # fmt: skip
-HF = {
-    "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
-    "num_attention_heads": 6, "num_key_value_heads": 2,
-}  # fmt: skip
+EMBEDDING = {"token_embd.weight": (67, 24)}
 
 
 def metadata(arch, **changes):
@@ -47,109 +41,25 @@ def metadata(arch, **changes):
     }
 
 
-def file_shapes(arch, *, tied=True, **settings):
-    """Names and shapes (torch's order) that llama.cpp's converter writes for such a model."""
-    if arch == "gpt2":
-        settings |= {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_inner": 40}
-        settings["n_positions"] = 96
-    else:
-        settings = HF | settings
-    if arch == "qwen3":
-        settings["head_dim"] = 8
-    config = AutoConfig.for_model(arch, **settings)
-    with torch.device("meta"):
-        state = AutoModelForCausalLM.from_config(config).state_dict()
-    names = gguf.get_tensor_name_map(ARCHS[arch], 3)
-    shapes = {}
-    for name, tensor in state.items():
-        if tied and name == "lm_head.weight":
-            continue
-        shape = tuple(tensor.shape)
-        conv1d = arch == "gpt2" and ".h." in name and len(shape) == 2
-        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert ours is not None, name
-        shapes[ours] = shape[::-1] if conv1d else shape
-    return shapes
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_names_are_used_and_fill_every_parameter(arch, tied):
-    shapes = file_shapes(arch, tied=tied)
-    ledger = dry_run(arch, "gguf", metadata(arch), shapes)
-    assert ledger.clean, (ledger.missing, ledger.misshapen, ledger.plan.unexpected)
-    assert not ledger.plan.dropped
-    assert ledger.config.head.tied == tied
-    assert ledger.config.model_type == arch
-    assert (ledger.config.vocab, ledger.config.width, ledger.config.context) == (67, 24, 96)
-
-
-def test_biases_are_where_the_file_has_them():
-    shapes = file_shapes("llama", attention_bias=True, mlp_bias=True)
-    ledger = dry_run("llama", "gguf", metadata("llama"), shapes)
-    assert ledger.clean
-    layer = ledger.config.layers[0]
-    assert (layer.attention.qkv_bias, layer.attention.out_bias) == (True, True)
-    assert layer.parts[-1].bias
-    qwen = dry_run("qwen2", "gguf", metadata("qwen2"), file_shapes("qwen2")).config.layers[0]
-    assert (qwen.attention.qkv_bias, qwen.attention.out_bias) == (True, False)
-    assert not qwen.parts[-1].bias
-
-
-def test_rows_of_queries_and_keys_are_unpaired_for_llama_alone():
-    for arch in ("llama", "qwen2", "qwen3"):
-        shapes = file_shapes(arch, **({"attention_bias": True} if arch == "llama" else {}))
-        loads = dry_run(arch, "gguf", metadata(arch), shapes).plan.loads
-        turned = {load.target: load.ops for load in loads if load.ops}
-        if arch != "llama":
-            assert not turned
-            continue
-        assert turned["blocks.2.attn.W_q"] == turned["blocks.2.attn.b_q"] == (UnpairRows(6, 4),)
-        assert turned["blocks.2.attn.W_k"] == turned["blocks.2.attn.b_k"] == (UnpairRows(2, 4),)
-        assert {name.split(".")[-1] for name in turned} == {"W_q", "b_q", "W_k", "b_k"}
-
-
-def test_gpt2s_fused_rows_are_not_transposed():
-    loads = dry_run("gpt2", "gguf", metadata("gpt2"), file_shapes("gpt2")).plan.loads
-    fused = {load.target: load.ops for load in loads if "attn_qkv" in load.source}
-    assert fused["blocks.1.attn.W_k"] == fused["blocks.1.attn.b_k"] == (Rows(24, 48),)
-    assert sum(len(load.ops) for load in loads) == 3 * 6
+def test_sizes_that_differ_by_layer():
+    """Some files give an array of heads; each layer's rows are unpaired by its own heads."""
+    model = config(attention__head_count_kv=[2, 1, 2], feed_forward_length=[40, 40, 16])
+    assert [layer.attention.kv_heads for layer in model.layers] == [2, 1, 2]
+    assert [layer.parts[-1].hidden for layer in model.layers] == [40, 40, 16]
+    names = ["blk.1.attn_k.weight", "blk.2.attn_k.weight"]
+    first, second = plan(names, find("llama", "gguf").rules_gguf(model), model).loads
+    assert (first.ops, second.ops) == ((UnpairRows(1, 4),), (UnpairRows(2, 4),))
 
 
 def test_frequency_factors_are_read_into_the_configuration_and_dropped_by_name():
-    shapes = file_shapes("llama") | {"rope_freqs.weight": (2,)}
-    ledger = dry_run("llama", "gguf", metadata("llama"), shapes)
-    assert ledger.clean
-    assert "frequency factors" in dict(ledger.plan.dropped)["rope_freqs.weight"]
-    rope = ledger.config.layers[2].attention.rope
-    assert rope.scaling == FrequencyFactors(source="rope_freqs.weight")
+    model = config(shapes=EMBEDDING | {"rope_freqs.weight": (2,)})
+    source = "rope_freqs.weight"
+    assert model.layers[2].attention.rope.scaling == FrequencyFactors(source=source)
+    ((name, reason),) = plan([source], find("llama", "gguf").rules_gguf(model), model).dropped
+    assert (name, "frequency factors" in reason) == (source, True)
 
 
-def test_planted_faults_show():
-    shapes = file_shapes("llama")
-    del shapes["blk.1.ffn_up.weight"]
-    shapes |= {"blk.3.ffn_up.weight": (40, 24), "blk.0.attn_sinks.weight": (6,)}
-    ledger = dry_run("llama", "gguf", metadata("llama"), shapes)
-    assert ledger.missing == ["blocks.1.mlp.W_up"]
-    assert set(ledger.plan.unexpected) == {"blk.3.ffn_up.weight", "blk.0.attn_sinks.weight"}
-
-
-def test_sizes_that_differ_by_layer():
-    """Some files give an array of heads; each layer's rows are unpaired by its own heads."""
-    shapes = file_shapes("llama")
-    shapes |= {"blk.1.attn_k.weight": (4, 24), "blk.1.attn_v.weight": (4, 24)}
-    shapes |= {"blk.2.ffn_up.weight": (16, 24), "blk.2.ffn_gate.weight": (16, 24)}
-    shapes |= {"blk.2.ffn_down.weight": (24, 16)}
-    by_layer = {"attention__head_count_kv": [2, 1, 2], "feed_forward_length": [40, 40, 16]}
-    ledger = dry_run("llama", "gguf", metadata("llama", **by_layer), shapes)
-    assert ledger.clean
-    ops = {load.target: load.ops for load in ledger.plan.loads}
-    assert ops["blocks.1.attn.W_k"] == (UnpairRows(1, 4),)
-    assert ops["blocks.2.attn.W_k"] == (UnpairRows(2, 4),)
-
-
-def config(arch="llama", shapes=None, **changes):
-    shapes = file_shapes(arch) if shapes is None else shapes
+def config(arch="llama", shapes=EMBEDDING, **changes):
     tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
     return find(arch, "gguf").from_gguf(metadata(arch, **changes), tensors)
 
@@ -371,18 +281,9 @@ def test_metadata_that_llama_cpp_does_not_read_has_no_effect_and_is_reported(arc
 
 @pytest.mark.real
 def test_the_real_file(smollm2_path):
-    from llmcli.checkpoints import open_checkpoint
-    from llmcli.families import plan, translate
-
     checkpoint = open_checkpoint(smollm2_path)
     model, rules = translate(checkpoint)
-    ledger = dry_run(
-        "llama", "gguf", checkpoint.config,
-        {name: info.shape for name, info in checkpoint.tensors.items()},
-    )  # fmt: skip
-    assert ledger.clean
-    assert ledger.plan == plan(checkpoint.tensors, rules, model)
-    assert len(ledger.plan.loads) == len(checkpoint.tensors) == 272
+    assert len(fitting_plan(checkpoint, rules, model).loads) == len(checkpoint.tensors) == 272
     mixer = model.layers[29].attention
     assert (mixer.heads, mixer.kv_heads, mixer.head_dim) == (9, 3, 64)
     assert mixer.rope.theta == 100000.0

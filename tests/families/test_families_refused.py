@@ -10,6 +10,7 @@ from pathlib import Path
 import test_families_gguf as gguf
 import test_families_hf as hf
 import test_families_mamba as mamba
+import test_families_multimodal as multimodal
 import test_families_numbers as numbers
 import test_families_quantized as quantized
 import test_families_rope as rope
@@ -58,6 +59,9 @@ BASES = {
     "rotations": (rope.rope, rope),
     "schemes": (quantized.scheme, quantized),
     "architectures": (find, translate),
+    "multimodal models": (lambda changes: numbers.read({
+        "model_type": "mistral3", "text_config": multimodal.TEXT, "vision_config": {}, **changes
+    }), multimodal),
     "numbers": (lambda name, path, value: numbers.read(
         numbers.changed(numbers.settings_of(name), path, value)), numbers),
 }  # fmt: skip

@@ -3,67 +3,50 @@
 import time
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.families import Drop, Load, Rename, Rows, Transpose, UnpairRows, plan
+from llmcli.families import Drop, Rename, Rows, Transpose, UnpairRows, plan
 from llmcli.families.quantized import Scheme, with_scales
 from llmcli.families.scales import Grid
 
 MODEL = SimpleNamespace(layers=(None,) * 12)
 
 
-def test_a_layers_number_is_carried_over():
-    rules = [Rename("model.layers.{layer}.up", "blocks.{layer}.mlp.W_up", Transpose())]
-    planned = plan(["model.layers.11.up"], rules, MODEL)
-    assert planned.loads == (Load("model.layers.11.up", "blocks.11.mlp.W_up", (Transpose(),)),)
-    assert (planned.dropped, planned.unexpected) == ((), ())
+W = Rename("h.{layer}.w", "blocks.{layer}.w")
+MANY_NINES = f"h.{'9' * 5000}.w"
+BEYOND = Drop("h.{layer}.*", "beyond", {"layer": range(12, 14)})
 
 
-def test_a_whole_name_wins_over_a_pattern():
-    rules = [Rename("h.{layer}.q", "blocks.{layer}.q"), Rename("h.3.q", "blocks.3.q", Rows(0, 2))]
-    planned = plan(["h.3.q", "h.4.q"], rules, MODEL)
-    assert [load.ops for load in planned.loads] == [(Rows(0, 2),), ()]
-
-
-def test_one_source_may_fill_several_parameters():
-    rules = [Rename("qkv", "q", Rows(0, 2)), Rename("qkv", "k", Rows(2, 4))]
-    assert [load.target for load in plan(["qkv"], rules, MODEL).loads] == ["q", "k"]
-
-
-def test_drops_carry_their_reason():
-    assert plan(["h.0.mask"], [Drop("h.{layer}.mask", "computed")], MODEL).dropped == (
-        ("h.0.mask", "computed"),
-    )
-
-
-def test_numbers_that_are_no_layers_are_unexpected():
-    rules = [Rename("h.{layer}.w", "blocks.{layer}.w")]
-    names = [
-        "h.12.w", "h.00.w", "h.-1.w", "h.1e1.w", "h.x.w", "h..w", "h.٣.w", "h.0.w.w", "h.0.w\n"
-    ]
-    names.append(f"h.{'9' * 5000}.w")
+@pytest.mark.parametrize(("rules", "loads", "dropped", "unexpected"), [
+    # a layer's number is carried over
+    ([Rename("model.layers.{layer}.up", "blocks.{layer}.mlp.W_up", Transpose())],
+     [("model.layers.11.up", "blocks.11.mlp.W_up", Transpose())], {}, []),
+    # a whole name wins over a pattern
+    ([W, Rename("h.3.w", "blocks.3.w", Rows(0, 2))],
+     [("h.3.w", "blocks.3.w", Rows(0, 2)), ("h.4.w", "blocks.4.w")], {}, []),
+    # one source may fill several parameters
+    ([Rename("qkv", "q", Rows(0, 2)), Rename("qkv", "k", Rows(2, 4))],
+     [("qkv", "q", Rows(0, 2)), ("qkv", "k", Rows(2, 4))], {}, []),
+    ([Drop("h.{layer}.mask", "computed")], [], {"h.0.mask": "computed"}, []),
+    # numbers that are no layers, and placeholders already
+    ([W, Drop("v.*", "vision")], [], {"v.": "vision"}, [
+        "h.12.w", "h.00.w", "h.-1.w", "h.1e1.w", "h.x.w", "h..w", "h.٣.w", "h.0.w.w", "h.0.w\n",
+        MANY_NINES, "h.{}.w", "h.{layer}.w", "v", "va.x", "x.v.y",
+    ]),
+    # a rule of its own wins over all that begins so
+    ([BEYOND, Drop("h.3.*", "third"), W, Rename("h.13.w", "last.w")],
+     [("h.3.w", "blocks.3.w"), ("h.13.w", "last.w")],
+     {"h.3.x": "third", "h.12.w": "beyond", "h.13.a.b.7": "beyond"}, ["h.14.w", "h.11.x"]),
+])  # fmt: skip
+def test_a_name_is_loaded_dropped_or_unexpected(rules, loads, dropped, unexpected):
+    names = dict.fromkeys([*(source for source, *_ in loads), *dropped, *unexpected])
     planned = plan(names, rules, MODEL)
-    assert planned.unexpected == tuple(names)
-    assert not planned.loads
-
-
-def test_numbers_that_are_placeholders_already_are_unexpected():
-    rules = [Rename("h.{layer}.w", "blocks.{layer}.w"), Drop("v.*", "vision")]
-    names = ["h.{}.w", "h.{layer}.w", "v", "v.", "va.x", "x.v.y"]
-    planned = plan(names, rules, MODEL)
-    assert planned.unexpected == ("h.{}.w", "h.{layer}.w", "v", "va.x", "x.v.y")
-    assert planned.dropped == (("v.", "vision"),)
-
-
-def test_a_rule_of_its_own_wins_over_all_that_begins_so():
-    rules = [Drop("h.{layer}.*", "beyond", {"layer": range(12, 14)}), Drop("h.3.*", "third")]
-    rules += [Rename("h.{layer}.w", "blocks.{layer}.w"), Rename("h.13.w", "last.w")]
-    names = ["h.3.w", "h.3.x", "h.12.w", "h.13.w", "h.13.a.b.7", "h.14.w", "h.11.x"]
-    planned = plan(names, rules, MODEL)
-    assert [load.part for load in planned.loads] == ["blocks.3.w", "last.w"]
-    assert dict(planned.dropped) == {"h.3.x": "third", "h.12.w": "beyond", "h.13.a.b.7": "beyond"}
-    assert planned.unexpected == ("h.14.w", "h.11.x")
+    found = [(load.source, load.target, *load.ops) for load in planned.loads]
+    assert found == loads
+    assert planned.dropped == tuple(dropped.items())
+    assert planned.unexpected == tuple(unexpected)
 
 
 def test_a_scale_of_every_expert_belongs_to_its_weight():

@@ -178,9 +178,7 @@ def test_a_weight_in_blocks(format, rows, monkeypatch):
                 torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
             both = whole.matmul_wide(given[0], torch.cat((given[1], -given[1]))).cpu()
             other = F.linear(read.float(), used, -added)
-            torch.testing.assert_close(
-                both, torch.cat((want, other), -1), rtol=1e-5, atol=1e-5
-            )
+            torch.testing.assert_close(both, torch.cat((want, other), -1), rtol=1e-5, atol=1e-5)
             got = weight.matmul(*given)
             assert got.dtype == dtype
             torch.testing.assert_close(
@@ -276,9 +274,7 @@ def test_a_file_is_loaded_as_it_is(quantize, free):
 
 def test_drawn_numbers_are_quantized():
     config, formats = MODELS["keys that are dense"]
-    decoder = Decoder(
-        config, device="cpu", dtype=torch.float32, formats=formats, as_stored=True
-    )
+    decoder = Decoder(config, device="cpu", dtype=torch.float32, formats=formats, as_stored=True)
     randomize(decoder, 3)
     weight = decoder.weight("blocks.0.attn.W_q")
     assert isinstance(weight, Blocks)

@@ -4,8 +4,6 @@
 captured, and the replayed step is compared with that of a processor.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -3,8 +3,6 @@
 On the stand-in for a card (`card`), where all that makes the host wait is refused.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from itertools import chain
 

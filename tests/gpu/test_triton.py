@@ -80,19 +80,16 @@ def normalize(x, norm, out):
 calls = []
 
 
-@pytest.mark.parametrize(
-    ("name", "made"),
-    [
-        ("llama", {"attend", "norm", "product", "silu"}),
-        ("window", {"attend", "norm", "product", "silu"}),
-        ("caps", {"attend", "norm", "product", "silu"}),
-        ("sinks", {"attend", "norm", "product", "silu"}),
-        ("gpt2", {"attend", "norm", "product"}),
-        ("keys and values of another layer", {"attend", "norm", "product"}),
-        ("mamba-2", {"attend", "norm", "product"}),
-        ("clamped gates", {"attend", "norm", "product"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "made"), [
+    ("llama", {"attend", "norm", "product", "silu"}),
+    ("window", {"attend", "norm", "product", "silu"}),
+    ("caps", {"attend", "norm", "product", "silu"}),
+    ("sinks", {"attend", "norm", "product", "silu"}),
+    ("gpt2", {"attend", "norm", "product"}),
+    ("keys and values of another layer", {"attend", "norm", "product"}),
+    ("mamba-2", {"attend", "norm", "product"}),
+    ("clamped gates", {"attend", "norm", "product"}),
+])  # fmt: skip
 def test_a_captured_step_has_them(name, made, monkeypatch):
     """By stand-ins made of PyTorch's operations: that they are given what they need."""
     calls.clear()

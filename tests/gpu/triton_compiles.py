@@ -32,9 +32,7 @@ KERNELS = [
         (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 1024})
         for kind in (1, 2)
     ),
-    *(
-        (products.row_kernel, {**GATED, "ACT": act}) for act in range(len(products.ACTIVATIONS))
-    ),
+    *((products.row_kernel, {**GATED, "ACT": act}) for act in range(len(products.ACTIVATIONS))),
     *(
         (packed.packed_kernel, {"BIAS": True, "ROUTED": routed, "ROW": routed,
                                 **packed.constants(name)})

@@ -30,18 +30,15 @@ def near(got, want, dtype):
 
 
 @dtypes
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "values", "slots", "starts", "rest"),
-    [
-        (6, 2, 24, 20, 300, (299, 3), {}),
-        (7, 1, 64, 64, 64, (40,), {}),
-        (3, 3, 80, 80, 70, (0,), {}),
-        (4, 4, 16, 16, 520, (510, 0, 256), {"window": 100}),
-        (8, 2, 128, 64, 90, (89,), {"window": 7, "sinks": True}),
-        (40, 2, 16, 16, 33, (32, 5), {"cap": 5.0}),
-        (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
-    ],
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "values", "slots", "starts", "rest"), [
+    (6, 2, 24, 20, 300, (299, 3), {}),
+    (7, 1, 64, 64, 64, (40,), {}),
+    (3, 3, 80, 80, 70, (0,), {}),
+    (4, 4, 16, 16, 520, (510, 0, 256), {"window": 100}),
+    (8, 2, 128, 64, 90, (89,), {"window": 7, "sinks": True}),
+    (40, 2, 16, 16, 33, (32, 5), {"cap": 5.0}),
+    (4, 2, 32, 32, 600, (511, 512), {"window": 256, "cap": 2.0, "sinks": True}),
+])  # fmt: skip
 def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, rest, dtype):
     """Slots behind the last token have garbage; the cache is a bucket of a larger one."""
     batch = len(starts)
@@ -55,9 +52,7 @@ def test_attention_of_one_query(heads, kv_heads, size, values, slots, starts, re
         k[b, :, start + 1 :], v[b, :, start + 1 :] = torch.nan, torch.nan
     sinks_H = drawn(heads, seed=9) if rest.get("sinks") else None
     window, cap = rest.get("window"), rest.get("cap")
-    got = attend_one(
-        q, k, v, starts_B, scale=0.3, window=window, cap=cap, sinks_H=sinks_H
-    )
+    got = attend_one(q, k, v, starts_B, scale=0.3, window=window, cap=cap, sinks_H=sinks_H)
     mask = visible_keys(starts_B.unsqueeze(1), slots, window).unsqueeze(1)
     want = attend(
         q.double(), k.nan_to_num().double(), v.nan_to_num().double(), scale=0.3, mask=mask,
@@ -176,7 +171,5 @@ def test_products_with_blocks_of_experts(format, biased):
     for row in (None, torch.tensor([1, 1, 0, 2, 2, 0])):
         read = x[torch.arange(6) // 2 if row is None else row].double()
         want = torch.einsum("pk,pnk->pn", read, dense[expert]) + (b[expert] if biased else 0)
-        got = routed_product(
-            x, raw.view(3, 11, -1), format, (expert, row, 2), b, out=torch.float32
-        )
+        got = routed_product(x, raw.view(3, 11, -1), format, (expert, row, 2), b, out=torch.float32)
         near(got, want, torch.float32)

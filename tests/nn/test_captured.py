@@ -1,4 +1,6 @@
-"""The step that a card captures, run eagerly on a processor."""
+"""The step that a card captures, run eagerly on a processor; on a stand-in for a card it is in
+`gpu/test_gate`, on a card in `test_gpu`.
+"""
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
 from llmcli.kernels import native
 from llmcli.nn.captured import bucket
+from llmcli.nn.decoder import Decoder
 
 PROMPTS = [[3, 9, 1], [7]]
 # PyTorch computes it: products with a mask round as those of live keys alone need not
@@ -75,3 +78,59 @@ def test_a_state_that_grows_or_is_selected_is_captured_again():
     assert session.state.captured is not None
     session.select([0, 0])
     assert session.state.captured is None
+
+
+@pytest.fixture(params=covered(MODELS))
+def decoder(request):
+    return random_decoder(MODELS[request.param])
+
+
+def fixed(decoder, batch, capacity=20):
+    """A session as on a card."""
+    decoder.fixed_shapes = True
+    try:
+        return Session(decoder, batch, capacity)
+    finally:
+        decoder.fixed_shapes = False
+
+
+def test_the_lengths_on_the_device_follow_those_of_the_host(decoder):
+    session = fixed(decoder, 2)
+    kept = session.state.lengths_B
+
+    def same():
+        return session.state.lengths_B.tolist() == session.lengths
+
+    session.prefill([[1, 2, 3], [4]])
+    assert same()
+    saved = session.snapshot()
+    for step in (
+        lambda: session.extend([[5], [6]]),
+        lambda: session.extend([[5, 7], [6]]),
+        lambda: session.rewind(1 if session.state.rewinds else 0),
+        lambda: session.restore(saved),
+    ):
+        step()
+        assert same()
+        assert session.state.lengths_B is kept  # a captured step reads this memory
+    session.select([1, 0, 1])
+    assert session.lengths == [1, 3, 1]
+    assert same()
+    session.extend([[9], [8], [7]])
+    alone = Session(decoder, 1, 20)
+    alone.extend([session.ids[2]])
+    torch.testing.assert_close(session.logits_BV[2], alone.logits_BV[0], rtol=0, atol=1e-9)
+
+
+def test_a_full_state_is_refused(decoder):
+    session = fixed(decoder, 1, 3)
+    session.extend([[1, 2]])
+    session.extend([[3]])
+    with pytest.raises(ValueError, match="4 tokens do not fit a state of 3"):
+        session.extend([[4]])
+    assert session.ids == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_without_a_card_it_is_off(device):
+    assert not Decoder(MODELS["llama"], device=device, dtype=torch.float32).fixed_shapes

@@ -1,7 +1,5 @@
 """Off the CPU and CUDA nothing is in float64, which Apple's GPU lacks: `meta` stands for it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from covers import covered, in_turn

@@ -1,8 +1,5 @@
 """Checkpoints, references and our models of the parity cases, each made once per session."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
@@ -10,7 +7,6 @@ import torch
 import transformers
 from parity_models import write
 from parity_reference import load_reference
-from parity_types import Checkpoints, Models, References
 from zoo import variant
 
 from llmcli.checkpoints import open_checkpoint
@@ -18,7 +14,7 @@ from llmcli.loading.load import load_checkpoint
 
 
 @pytest.fixture(scope="package", autouse=True)
-def _quiet_and_serial() -> Iterator[None]:
+def _quiet_and_serial():
     """No progress bars, and one thread: a second only costs time on models this small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -29,14 +25,14 @@ def _quiet_and_serial() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+def checkpoints(tmp_path_factory):
     """Name of a case → folder of its checkpoint."""
     folder = tmp_path_factory.mktemp("parity")
     return lru_cache(None)(lambda name: write(variant(name), folder))
 
 
 @pytest.fixture(scope="session")
-def references(checkpoints: Checkpoints) -> References:
+def references(checkpoints):
     """Name of a case and dtype → transformers' model."""
     return lru_cache(None)(
         lambda name, dtype: load_reference(checkpoints(name), getattr(torch, dtype))
@@ -44,7 +40,7 @@ def references(checkpoints: Checkpoints) -> References:
 
 
 @pytest.fixture(scope="session")
-def models(checkpoints: Checkpoints) -> Models:
+def models(checkpoints):
     """Name of a case and dtype → our model."""
     return lru_cache(None)(
         lambda name, dtype: load_checkpoint(

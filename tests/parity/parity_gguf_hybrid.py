@@ -4,20 +4,15 @@
 have one part, the number of key/value heads, or of neurons, says which.
 """
 
-from __future__ import annotations
-
-from typing import Any
 
 import gguf
 import torch
-from torch import Tensor
-from transformers import PretrainedConfig
 
 HYBRID = ("mamba2", "granitemoehybrid", "nemotron_h")
 IN_FLOAT32 = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # of matrices
 
 
-def architecture(config: PretrainedConfig) -> gguf.MODEL_ARCH | None:
+def architecture(config):
     """That of the file, where the configuration says more than its type does."""
     if config.model_type == "nemotron_h" and "moe" in config.layer_types:
         return gguf.MODEL_ARCH.NEMOTRON_H_MOE
@@ -26,7 +21,7 @@ def architecture(config: PretrainedConfig) -> gguf.MODEL_ARCH | None:
     return None
 
 
-def published(name: str, config: PretrainedConfig) -> str:
+def published(name, config):
     """What the converter finds in a published file, in place of transformers' own name."""
     if config.model_type == "nemotron_h":
         name = name.replace("model.", "backbone.", 1) if name.startswith("model.") else name
@@ -41,7 +36,7 @@ def published(name: str, config: PretrainedConfig) -> str:
     return name.replace(".dt_bias", ".dt_proj.bias")
 
 
-def halves(name: str, config: PretrainedConfig) -> list[str] | None:
+def halves(name, config):
     """llama.cpp's names of the gates and of the neurons, where a tensor has the rows of both."""
     kind = ""
     if name.endswith("block_sparse_moe.experts.gate_up_proj"):
@@ -53,23 +48,21 @@ def halves(name: str, config: PretrainedConfig) -> list[str] | None:
     return [f"blk.{name.split('.')[2]}.ffn_{one}{kind}.weight" for one in ("gate", "up")]
 
 
-def stored(name: str, values: Tensor, config: PretrainedConfig) -> Tensor:
-    """What the file has of a tensor."""
-    if name.endswith(".A_log"):
-        return -_told(values).double().exp().float()[:, None]
-    if name.endswith((".mixer.D", ".mamba.D")):
+def moved(name, values, config):
+    """A tensor in the file's shape."""
+    if name.endswith((".A_log", ".mixer.D", ".mamba.D")):
         return values[:, None]
     if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
         return values.view(_groups(config), -1)
     return values.squeeze(1) if name.endswith("conv1d.weight") else values
 
 
-def read(name: str, values: Tensor) -> Tensor:
-    """What transformers' tensor is then, but for its shape."""
-    return (-values.double()).log().float() if name.endswith(".A_log") else values
+def decays(A_log_H1):
+    """What the file has of them."""
+    return -_told(A_log_H1[:, 0]).double().exp().float()[:, None]
 
 
-def _told(values: Tensor) -> Tensor:
+def _told(values):
     """The nearest numbers of float32 whose exponential is one, too, to ten digits.
 
     Others would not be what a file says: that is off by a rounding of float32.
@@ -84,89 +77,89 @@ def _told(values: Tensor) -> Tensor:
     return near.gather(1, first)[:, 0]
 
 
-def _groups(config: PretrainedConfig) -> int:
-    found: int = config.mamba_n_groups if config.model_type == "granitemoehybrid" else (
-        config.n_groups
-    )  # fmt: skip
+def _groups(config):
+    found = config.mamba_n_groups if config.model_type == "granitemoehybrid" else (config.n_groups)
     return found
 
 
-def write_metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
-    """Sizes of the model, of mixers, of attention, and what is multiplied."""
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_vocab_size(config.vocab_size)
-    {"mamba2": _mamba2, "granitemoehybrid": _granite, "nemotron_h": _nemotron}[config.model_type](
-        writer, config
-    )
+def metadata(config):
+    """Sizes of the model, of mixers, of attention, and what is multiplied: KEY of `add_KEY`."""
+    own = {"mamba2": _mamba2, "granitemoehybrid": _granite, "nemotron_h": _nemotron}
+    return {
+        "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
+        "vocab_size": config.vocab_size, **own[config.model_type](config),
+    }  # fmt: skip
 
 
-def _ssm(writer: gguf.GGUFWriter, length: int, state: int, heads: int, head_dim: int,
-         groups: int) -> None:  # fmt: skip
-    writer.add_ssm_conv_kernel(length)
-    writer.add_ssm_state_size(state)
-    writer.add_ssm_time_step_rank(heads)
-    writer.add_ssm_inner_size(heads * head_dim)
-    writer.add_ssm_group_count(groups)
+def _ssm(length, state, heads, head_dim, groups):
+    return {
+        "ssm_conv_kernel": length, "ssm_state_size": state, "ssm_time_step_rank": heads,
+        "ssm_inner_size": heads * head_dim, "ssm_group_count": groups,
+    }  # fmt: skip
 
 
-def _mamba2(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_context_length(2**20)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
-    _ssm(writer, config.conv_kernel, config.state_size, config.num_heads, config.head_dim,
-         config.n_groups)  # fmt: skip
+def _mamba2(config):
+    return {
+        "context_length": 2**20, "feed_forward_length": 0, "head_count": 0,
+        "layer_norm_rms_eps": config.layer_norm_epsilon,
+    } | _ssm(config.conv_kernel, config.state_size, config.num_heads, config.head_dim,
+             config.n_groups)  # fmt: skip
 
 
-def _granite(writer: gguf.GGUFWriter, config: Any) -> None:
+def scales(config):
+    """Granite's multipliers."""
+    return {
+        "attention_scale": config.attention_multiplier,
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling,
+    }  # fmt: skip
+
+
+def _granite(config):
     attends = [kind == "full_attention" for kind in config.layer_types]
     hybrid = not all(attends)
-    writer.add_context_length(2**20 if hybrid else config.max_position_embeddings)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_expert_count(config.num_local_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_attention_scale(config.attention_multiplier)
-    writer.add_embedding_scale(config.embedding_multiplier)
-    writer.add_residual_scale(config.residual_multiplier)
-    writer.add_logit_scale(config.logits_scaling)
-    writer.add_head_count_kv([config.num_key_value_heads * one for one in attends])
-    writer.add_rope_scaling_finetuned(not hybrid)
-    _ssm(writer, config.mamba_d_conv, config.mamba_d_state, config.mamba_n_heads,
-         config.mamba_d_head, config.mamba_n_groups)  # fmt: skip
+    return {
+        "context_length": 2**20 if hybrid else config.max_position_embeddings,
+        "head_count": config.num_attention_heads, "feed_forward_length": config.intermediate_size,
+        "expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok,
+        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_dimension_count": config.hidden_size // config.num_attention_heads,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "head_count_kv": [config.num_key_value_heads * one for one in attends],
+        "rope_scaling_finetuned": not hybrid, **scales(config),
+    } | _ssm(config.mamba_d_conv, config.mamba_d_state, config.mamba_n_heads, config.mamba_d_head,
+             config.mamba_n_groups)  # fmt: skip
 
 
-def _nemotron(writer: gguf.GGUFWriter, config: Any) -> None:
-    experts = "moe" in config.layer_types
-    writer.add_context_length(2**20)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
-    writer.add_layer_norm_eps(config.layer_norm_epsilon)  # which llama.cpp asks for, too
+def _nemotron(config):
     kinds = config.layer_types
-    writer.add_head_count_kv(
-        [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
-    )
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_rope_scaling_finetuned(False)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    experts = "moe" in kinds
     size = config.moe_intermediate_size if experts else config.intermediate_size
-    writer.add_feed_forward_length([size * (kind in ("mlp", "moe")) for kind in kinds])
-    _ssm(writer, config.conv_kernel, config.ssm_state_size, config.mamba_num_heads,
-         config.mamba_head_dim, config.n_groups)  # fmt: skip
+    found = {
+        "context_length": 2**20, "head_count": config.num_attention_heads,
+        "layer_norm_rms_eps": config.layer_norm_epsilon,
+        "layer_norm_eps": config.layer_norm_epsilon,  # which llama.cpp asks for, too
+        "head_count_kv": [
+            config.num_key_value_heads * (kind == "full_attention") for kind in kinds
+        ],
+        "rope_dimension_count": config.hidden_size // config.num_attention_heads,
+        "rope_scaling_finetuned": False, "key_length": config.head_dim,
+        "value_length": config.head_dim,
+        "feed_forward_length": [size * (kind in ("mlp", "moe")) for kind in kinds],
+    } | _ssm(config.conv_kernel, config.ssm_state_size, config.mamba_num_heads,
+             config.mamba_head_dim, config.n_groups)  # fmt: skip
     if experts:
-        writer.add_expert_count(config.n_routed_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
-        writer.add_expert_shared_count(config.n_shared_experts)
-        writer.add_expert_weights_norm(config.norm_topk_prob)
-        writer.add_expert_weights_scale(config.routed_scaling_factor)
-        writer.add_expert_group_count(config.n_group)
+        found |= {
+            "expert_count": config.n_routed_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+            "expert_shared_count": config.n_shared_experts,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_group_count": config.n_group,
+        }
         if config.n_group > 1:  # which no published model has, and the converter does not write
-            writer.add_expert_group_used_count(config.topk_group)
+            found["expert_group_used_count"] = config.topk_group
+    return found

@@ -1,17 +1,16 @@
 """Tiny random checkpoints of the zoo's variants, as transformers writes them."""
 
-from __future__ import annotations
-
-from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from zoo import Variant
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 PROMPT = 330  # tokens of the long prompt; every model's context is longer, unless it is scaled
 
 
-def randomize(model: PreTrainedModel, seed: int) -> None:
+def randomize(model, seed):
     """Random weights with enough spread that a wrong part shows.
 
     Attention is far from uniform, no norm weight is 1 and no bias 0. Much more spread would only
@@ -54,7 +53,7 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
-def build(one: Variant, seed: int = 0) -> PreTrainedModel:
+def build(one, seed=0):
     """A random model of the variant in its own dtype."""
     config = AutoConfig.for_model(**one.settings)
     model = AutoModelForCausalLM.from_config(config)
@@ -62,7 +61,7 @@ def build(one: Variant, seed: int = 0) -> PreTrainedModel:
     return model.to(one.dtype)
 
 
-def write(one: Variant, folder: Path) -> Path:
+def write(one, folder):
     """Write the variant's checkpoint into `folder`, as transformers does."""
     path = folder / one.name
     build(one).save_pretrained(path, max_shard_size=one.shard)
@@ -71,6 +70,17 @@ def write(one: Variant, folder: Path) -> Path:
     return path
 
 
-def prompt(batch: int = 1, tokens: int = PROMPT, vocab: int = 211, seed: int = 7) -> torch.Tensor:
+def opened(path, dtype="auto", **options):
+    """Our model of a folder or a file."""
+    return load_checkpoint(open_checkpoint(path), device="cpu", dtype=dtype, text=False, **options)
+
+
+def without_room(monkeypatch):
+    """From here on no weights fit into memory: they stay in the mapped file."""
+    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
+    monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
+
+
+def prompt(batch=1, tokens=PROMPT, vocab=211, seed=7):
     """Random ids `[batch, tokens]`."""
     return torch.randint(vocab, (batch, tokens), generator=torch.Generator().manual_seed(seed))

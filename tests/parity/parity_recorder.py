@@ -1,18 +1,13 @@
 """What transformers computes inside, under our names, read with hooks on its own modules."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import torch
 from parity_reference import fresh_rope, precision
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from zoo import TYPES
 
 Seen = dict[str, Tensor]
@@ -25,9 +20,9 @@ KEYS = ("attn.k", "attn.k_norm", "attn.v", "attn.v_norm")
 
 
 @torch.no_grad()
-def record(model: PreTrainedModel, ids: Tensor) -> Seen:
+def record(model, ids):
     """Our name → tensor, for one whole pass over `ids` `[B, T]`."""
-    seen: Seen = {}
+    seen = {}
     layers = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     latent = hasattr(model.config, "kv_lora_rank")
     with precision(model), ExitStack() as hooks:
@@ -76,7 +71,7 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
     return seen
 
 
-def _in_order(model: PreTrainedModel, seen: Seen) -> None:
+def _in_order(model, seen):
     """The chosen experts by what they were chosen by, the largest first: there in any order."""
     for name in [name for name in seen if name.endswith(".expert_idx")]:
         moe, layer = name.removesuffix("expert_idx"), int(name.split(".")[1])
@@ -90,11 +85,11 @@ def _in_order(model: PreTrainedModel, seen: Seen) -> None:
             seen[one] = seen[one].gather(-1, order)
 
 
-def _inputs_beside(hooks: ExitStack, layers: nn.ModuleList) -> list[Tensor]:
+def _inputs_beside(hooks, layers):
     """What enters every layer beside the residual stream, where something does."""
-    found: list[Tensor] = []
+    found = []
 
-    def takes(_: nn.Module, args: Any, kwargs: Any) -> None:
+    def takes(_, args, kwargs):
         if len(args) > 1 and args[1] is not None:
             found.append(args[1])
 
@@ -103,7 +98,7 @@ def _inputs_beside(hooks: ExitStack, layers: nn.ModuleList) -> list[Tensor]:
     return found
 
 
-def numbers_of_a_head(model: PreTrainedModel, layer: int, size: int) -> list[int]:
+def numbers_of_a_head(model, layer, size):
     """Which number of a head each of ours is: where neighbours are rotated we have them apart."""
     config = model.config
     dims = 0
@@ -114,7 +109,7 @@ def numbers_of_a_head(model: PreTrainedModel, layer: int, size: int) -> list[int
     return [*range(0, dims, 2), *range(1, dims, 2), *range(dims, size)]
 
 
-def attending_layers(model: PreTrainedModel) -> list[int]:
+def attending_layers(model):
     """The layers that have softmax attention."""
     config = model.config
     kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
@@ -124,7 +119,7 @@ def attending_layers(model: PreTrainedModel) -> list[int]:
     ]  # fmt: skip
 
 
-def rotating_layers(model: PreTrainedModel) -> list[int]:
+def rotating_layers(model):
     """The layers that rotate queries and keys."""
     config, layers = model.config, attending_layers(model)
     if config.model_type == "smollm3":
@@ -135,7 +130,7 @@ def rotating_layers(model: PreTrainedModel) -> list[int]:
     return layers
 
 
-def _heads(model: PreTrainedModel, ours: str, layer: int) -> int:
+def _heads(model, ours, layer):
     """Into how many heads that activation is split; 0 where it is a row for each token."""
     if ours in ("linattn.gate", "linattn.z", "linattn.out"):
         return int(model.config.linear_num_value_heads)
@@ -144,11 +139,11 @@ def _heads(model: PreTrainedModel, ours: str, layer: int) -> int:
     if "latent" in ours:
         return 0
     config = model.config.per_layer_config[layer]
-    heads: int = config.num_attention_heads
+    heads = config.num_attention_heads
     return getattr(config, "num_key_value_heads", heads) if ours in KEYS else heads
 
 
-def _put(seen: Seen, name: str, heads: int, batch: int, value: Tensor) -> None:
+def _put(seen, name, heads, batch, value):
     """`[B, T, H·d]` and `[B, T, H, d]` → `[B, H, T, d]`, where there are heads (T is not H).
 
     `[B · T, d]`, as mixtures of experts have it, → `[B, T, d]`.
@@ -161,7 +156,7 @@ def _put(seen: Seen, name: str, heads: int, batch: int, value: Tensor) -> None:
     seen[name] = value
 
 
-def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], None]) -> None:
+def _watch(hooks, of, path, put):
     """Hands on what the module at `path` puts out or (`<`) takes, where `of` has it."""
     name, _, item = path.strip("<.").partition("#")
     name, _, third = name.partition("/")
@@ -170,10 +165,10 @@ def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], N
     if module is None or not path:
         return
 
-    def takes(_: nn.Module, args: Any, kwargs: Any) -> None:
+    def takes(_, args, kwargs):
         put(args[0] if args else kwargs["hidden_states"])
 
-    def gives(_: nn.Module, __: Any, value: Any) -> None:
+    def gives(_, __, value):
         value = value[int(item or 0)] if isinstance(value, tuple) else value
         put(value.chunk(3, dim=-1)[int(third)] if third else value)
 
@@ -184,7 +179,7 @@ def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], N
     hooks.callback(handle.remove)
 
 
-def _whichever(name: str, there: Container[str]) -> Iterator[str]:
+def _whichever(name, there):
     """Those of the modules `a|b&c|d&!e` that are there, beside (or without) the other one."""
     for one in name.split("|"):
         module, _, other = one.partition("&")
@@ -193,130 +188,107 @@ def _whichever(name: str, there: Container[str]) -> Iterator[str]:
             yield module
 
 
+def _looking(right, look):
+    """A function that does the same, and shows what it returns and took."""
+
+    def call(*args, **kwargs):
+        out = right(*args, **kwargs)
+        look(out, *args, **kwargs)
+        return out
+
+    return call
+
+
 @contextmanager
-def _watch_scans(model: PreTrainedModel, seen: Seen, layers: nn.ModuleList) -> Iterator[None]:
-    """What Mamba-2 mixers convolve, scan and normalize, as their functions take and return it."""
+def _observed(model, **looks):
+    """Looks at calls of functions of the model's module, by name, where it has them."""
     module = sys.modules[type(model).__module__]
-    if not hasattr(module, "mamba2_chunk_scan"):
+    with ExitStack() as patches:
+        for name, look in looks.items():
+            if (right := getattr(module, name, None)) is not None:
+                patches.enter_context(patch.object(module, name, _looking(right, look)))
         yield
-        return
-    scan, convolve = module.mamba2_chunk_scan, module.causal_conv1d_fn
+
+
+@contextmanager
+def _watch_scans(model, seen, layers):
+    """What Mamba-2 mixers convolve, scan and normalize, as their functions take and return it."""
     mixers = {
         f"blocks.{i}.ssm": mixer for i, layer in enumerate(layers)
         if hasattr(mixer := getattr(layer, "mamba", None) or getattr(layer, "mixer", None), "A_log")
     }  # fmt: skip
     scans, convolutions = iter(mixers), iter(mixers)
 
-    def convolved(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out, name = convolve(x, *args, **kwargs), next(convolutions)
-        seen[f"{name}.in"], seen[f"{name}.act"] = x.mT, out.mT
-        return out
+    def convolved(out, x, *rest, **more):
+        if mixers:  # those of gated DeltaNet are another thing
+            name = next(convolutions)
+            seen[f"{name}.in"], seen[f"{name}.act"] = x.mT, out.mT
 
-    def scanned(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Tensor:
-        name, out = next(scans), scan(x, dt, A, B, C, **kwargs)
+    def scanned(out, x, dt, A, B, C, **more):
+        name = next(scans)
         seen[f"{name}.dt_in"] = dt
         for leaf, value in (("x", x), ("B", B), ("C", C), ("skip", out)):
             seen[f"{name}.{leaf}"] = value.transpose(1, 2)
-        return out
 
-    def heads(name: str, leaf: str, value: Tensor) -> None:
-        split = value.unflatten(-1, (mixers[name].num_heads, -1))
-        seen[f"{name}.{leaf}"] = split.transpose(1, 2)
+    def normed(name, _, args, out):
+        for leaf, value in (("gate", args[1]), ("out", out)):
+            split = value.unflatten(-1, (mixers[name].num_heads, -1))
+            seen[f"{name}.{leaf}"] = split.transpose(1, 2)
 
     with ExitStack() as hooks:
         for name, mixer in mixers.items():
-            hooks.callback(mixer.norm.register_forward_hook(
-                lambda _, args, out, name=name: [
-                    heads(name, leaf, value) for leaf, value in (("gate", args[1]), ("out", out))
-                ] and None
-            ).remove)  # fmt: skip
-        hooks.enter_context(patch.object(module, "mamba2_chunk_scan", scanned))
-        hooks.enter_context(patch.object(module, "causal_conv1d_fn", convolved))
+            hooks.callback(mixer.norm.register_forward_hook(partial(normed, name)).remove)
+        hooks.enter_context(_observed(model, mamba2_chunk_scan=scanned, causal_conv1d_fn=convolved))
         yield
 
 
-def _rotated(model: PreTrainedModel) -> Iterator[str]:
-    """Queries and keys of all layers, but for the keys of those that read another's."""
-    first = model.config.num_hidden_layers - getattr(model.config, "num_kv_shared_layers", 0)
-    for layer in rotating_layers(model):
-        yield f"blocks.{layer}.attn.q_rot"
-        if layer < first:
-            yield f"blocks.{layer}.attn.k_rot"
-
-
-@contextmanager
-def _watch_heads(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
+def _watch_heads(model, seen):
     """Queries, keys and values of latent attention, as they enter the scores, in order.
 
     What is rotated is behind the content: halves in all types but the first, which has neighbours.
     """
-    module, config = sys.modules[type(model).__module__], model.config
+    config = model.config
     content, rotated = config.qk_nope_head_dim, config.qk_rope_head_dim
-    attend, layer = module.eager_attention_forward, iter(range(config.num_hidden_layers))
-    order = [*range(content + rotated)]
+    layer, order = iter(range(config.num_hidden_layers)), [*range(content + rotated)]
     if config.model_type == "deepseek_v2":
         order[content:] = [*order[content::2], *order[content + 1 :: 2]]
 
-    def attended(
-        self: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
+    def attended(_, module, q, k, v, *rest, **more):
         name = f"blocks.{next(layer)}.attn"
         q_rot, k_rot = q[..., order], k[..., order]
         seen[f"{name}.q_rot"], seen[f"{name}.k_rot"], seen[f"{name}.v"] = q_rot, k_rot, v
         seen[f"{name}.q"], seen[f"{name}.k"] = q_rot[..., :content], k_rot[..., :content]
         seen[f"{name}.q_pe_rot"] = q_rot[..., content:]
         seen[f"{name}.k_pe_rot"] = k_rot[:, 0, :, content:]
-        return attend(self, q, k, v, *args, **kwargs)
 
-    with patch.object(module, "eager_attention_forward", attended):
-        yield
+    return _observed(model, eager_attention_forward=attended)
 
 
-@contextmanager
-def _watch_recurrence(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
+def _watch_recurrence(model, seen):
     """What enters gated DeltaNet behind the convolution, and its gates, in order."""
-    module, name = sys.modules[type(model).__module__], "torch_chunk_gated_delta_rule"
-    if not hasattr(module, name):
-        yield
-        return
-    rule = getattr(module, name)
-    kinds = model.config.layer_types
+    kinds = getattr(model.config, "layer_types", None) or ()
     layers = (layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
 
-    def entered(
-        q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, **kwargs: Any
-    ) -> Any:
+    def entered(_, q, k, v, *, g, beta, **more):
         at = f"blocks.{next(layers)}.linattn"
         seen[f"{at}.act"] = torch.cat([one.flatten(2) for one in (q, k, v)], -1)
         seen[f"{at}.v"] = v.transpose(1, 2)
         seen[f"{at}.beta"], seen[f"{at}.log_decay"] = beta, g
-        return rule(q, k, v, g=g, beta=beta, **kwargs)
 
-    with patch.object(module, name, entered):
-        yield
+    return _observed(model, torch_chunk_gated_delta_rule=entered)
 
 
-@contextmanager
-def _watch_rotation(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
+def _watch_rotation(model, seen):
     """The rotated queries and keys, as the layers' common function returns them, in order."""
-    module = sys.modules[type(model).__module__]
-    if not hasattr(module, "apply_rotary_pos_emb"):
-        yield
-        return
-    rotate, layer = module.apply_rotary_pos_emb, iter(rotating_layers(model))
+    first = model.config.num_hidden_layers - getattr(model.config, "num_kv_shared_layers", 0)
+    names = iter([  # without keys of layers that read another's
+        f"blocks.{layer}.attn.{one}_rot" for layer in rotating_layers(model)
+        for one in "qk"[: 1 + (layer < first)]
+    ])  # fmt: skip
+    alone = model.config.model_type == "gemma4_text"  # there queries and keys in calls of their own
 
-    def rotated(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        q_rot, k_rot = rotate(q, k, *args, **kwargs)
-        name = f"blocks.{next(layer)}.attn"
-        seen[f"{name}.q_rot"], seen[f"{name}.k_rot"] = q_rot, k_rot
-        return q_rot, k_rot
+    def rotated(out, *rest, **more):
+        for x_rot in [out.transpose(1, 2)] if alone else out:
+            seen[next(names)] = x_rot
 
-    def alone(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        x_rot = rotate(x, *args, **kwargs)
-        seen[next(names)] = x_rot.transpose(1, 2)
-        return x_rot
-
-    names = iter(_rotated(model))
-    one = model.config.model_type == "gemma4_text"  # there queries and keys one after the other
-    with patch.object(module, "apply_rotary_pos_emb", alone if one else rotated):
-        yield
+    return _observed(model, apply_rotary_pos_emb=rotated)

@@ -6,23 +6,18 @@ every call, so inside `really_float64` those names mean float64; `OnlyFloat64` p
 by operation.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache
 
 
 @contextmanager
-def really_float64() -> Iterator[None]:
+def really_float64():
     """Where Python code asks for float32 by name or by default, it gets float64."""
     torch.set_default_dtype(torch.float64)  # an int64 tensor times a Python float takes it
     try:
@@ -39,14 +34,12 @@ def really_float64() -> Iterator[None]:
 class OnlyFloat64(TorchDispatchMode):
     """Notes every operation that returns a floating-point tensor of another type than float64."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.offenders: list[str] = []
         self.seen = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -56,7 +49,7 @@ class OnlyFloat64(TorchDispatchMode):
         return out
 
 
-def load_reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load_reference(path, dtype):
     """The checkpoint in `path` as transformers reads it, parameters in `dtype`.
 
     Attention and experts are eager: the latter's other kernels have no float64.
@@ -67,12 +60,12 @@ def load_reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model.eval()
 
 
-def precision(model: PreTrainedModel) -> Any:
+def precision(model):
     """The context in which `model` must run for its own dtype to be what is computed in."""
     return really_float64() if model.dtype == torch.double else nullcontext()
 
 
-def fresh_rope(model: PreTrainedModel) -> None:
+def fresh_rope(model):
     """Rebuild the rotary tables in the precision in force; dynamic kinds also keep a history."""
     name = "pos_emb" if hasattr(model.base_model, "pos_emb") else "rotary_emb"
     rope = getattr(model.base_model, name, None)
@@ -81,9 +74,7 @@ def fresh_rope(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def reference_logprobs(
-    model: PreTrainedModel, ids: Tensor, chunks: Sequence[int] | None = None
-) -> Tensor:
+def reference_logprobs(model, ids, chunks=None):
     """Log-probabilities `[B, T, V]` of every next token, for equal rows `ids` `[B, T]`.
 
     `chunks` (lengths that add up to T) feeds the rows piece by piece through transformers' own
@@ -100,7 +91,7 @@ def reference_logprobs(
 
 
 @torch.no_grad()
-def reference_hidden(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, ...]:
+def reference_hidden(model, ids):
     """The residual stream `[B, T, D]` before every block, and last the final norm's output."""
     with precision(model):
         fresh_rope(model)
@@ -112,7 +103,7 @@ def reference_hidden(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def reference_attentions(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, ...]:
+def reference_attentions(model, ids):
     """The attention pattern `[B, H, T, T]` of every layer that attends."""
     with precision(model):
         fresh_rope(model)

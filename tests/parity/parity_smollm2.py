@@ -1,22 +1,18 @@
 """transformers' Llama on the weights of SmolLM2's GGUF, decoded by the gguf package alone."""
 
-from __future__ import annotations
-
-from pathlib import Path
 
 import gguf
 import torch
-from gguf import GGUFReader, ReaderTensor
+from gguf import GGUFReader
 from parity_gguf import separate
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
-def transformers_from_gguf(path: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def transformers_from_gguf(path, dtype=torch.float32):
     """A Llama with a tied head; q and k rows put back into transformers' order."""
     reader = GGUFReader(path)
 
-    def field(name: str) -> float:
+    def field(name):
         return reader.fields[f"llama.{name}"].contents()
 
     config = LlamaConfig(
@@ -48,7 +44,7 @@ def transformers_from_gguf(path: Path, dtype: torch.dtype = torch.float32) -> Ll
     return model.to(dtype).eval()
 
 
-def _values(tensor: ReaderTensor, config: LlamaConfig) -> Tensor:
+def _values(tensor, config):
     values = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).float()
     values = values.reshape([int(size) for size in reversed(tensor.shape)])
     if ".attn_q." in tensor.name:

@@ -1,9 +1,5 @@
 """The matrices that `measure_attention` hands on are transformers' eager attentions."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +7,6 @@ from covers import covered
 from parity_models import prompt
 from parity_reference import reference_attentions
 from parity_smollm2 import transformers_from_gguf
-from parity_types import Models, References
 from zoo import ZOO, attending, recurring, variant
 
 from llmcli.checkpoints import open_checkpoint
@@ -26,9 +21,9 @@ TEXT = (
 
 
 @pytest.mark.parametrize("name", covered(one.name for one in ZOO))
-def test_every_layer_and_head(name: str, models: Models, references: References) -> None:
+def test_every_layer_and_head(name, models, references):
     ids = prompt(tokens=TOKENS)
-    found: dict[int, np.ndarray] = {}
+    found = {}
     report = measure_attention(
         models(name, "float32"), ids[0].tolist(), on_matrix=found.__setitem__, block_rows=32
     )
@@ -39,19 +34,25 @@ def test_every_layer_and_head(name: str, models: Models, references: References)
     config = variant(name).config()
     layers = attending(config)
     assert list(found) == sorted(layers + recurring(config))
+    reports = {layer.layer: layer for layer in report.layers}
     for layer, pattern, exact in zip(layers, theirs, wide, strict=True):
         assert found[layer].shape == pattern.shape[1:]
         moved = float((pattern - exact).abs().max())  # theirs, between float32 and float64
         assert np.abs(found[layer] - pattern[0].numpy()).max() < max(1e-5, 5 * moved)
+        if reports[layer].sinks:
+            taken = 1 - exact[0].sum(-1).mean(-1)
+            assert taken.max() > 0.05
+            shown = [head.metrics["learned_sink"] for head in reports[layer].heads]
+            assert shown == pytest.approx(taken.tolist(), abs=1e-5)
 
 
 @pytest.mark.real
-def test_every_layer_and_head_of_smollm2(smollm2_path: Path) -> None:
+def test_every_layer_and_head_of_smollm2(smollm2_path):
     model = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
     assert model.tokenizer is not None
     ids = model.tokenizer.encode(TEXT)
     assert len(ids) >= 40
-    found: dict[int, np.ndarray] = {}
+    found = {}
     report = measure_attention(model, ids, on_matrix=found.__setitem__)
     assert report.ok, report.checks
     theirs = reference_attentions(transformers_from_gguf(smollm2_path), torch.tensor([ids]))

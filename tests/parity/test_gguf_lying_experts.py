@@ -3,22 +3,16 @@
 Each is refused with one line that names the key or the tensor, before anything is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from parity_gguf import write_gguf
-from parity_models import build
+from parity_models import build, opened
 from test_gguf_parity import mixed
 
-from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.loading.load import load_checkpoint
 
 Change = Callable[[np.ndarray], np.ndarray | None]
 EXPERTS = 8
@@ -28,16 +22,16 @@ GATE, UP, DOWN, ROUTER = (
 )
 
 
-def lying(tensors: dict[str, Change], keys: dict[str, int | None]) -> type[gguf.GGUFWriter]:
+def lying(tensors, keys):
     """A writer that changes those tensors, and says those values; None leaves them out."""
 
     class Writer(gguf.GGUFWriter):  # type: ignore[misc]
-        def add_tensor(self, name: str, tensor: np.ndarray, **more: Any) -> None:
+        def add_tensor(self, name, tensor, **more):
             found = tensors[name](tensor) if name in tensors else tensor
             if found is not None:
                 super().add_tensor(name, np.ascontiguousarray(found), **more)
 
-        def add_key_value(self, key: str, val: Any, *more: Any, **named: Any) -> None:
+        def add_key_value(self, key, val, *more, **named):
             val = keys.get(key.partition(".")[2], val)
             if val is not None:
                 super().add_key_value(key, val, *more, **named)
@@ -45,49 +39,41 @@ def lying(tensors: dict[str, Change], keys: dict[str, int | None]) -> type[gguf.
     return Writer
 
 
-@pytest.mark.parametrize(
-    ("tensors", "keys", "says"),
-    [
-        ({}, {"expert_count": 12}, r"from `blk.1.*should be \[12.*\] but is \[8"),
-        ({}, {"expert_count": 4}, "2 of 4 groups of one expert leave no 3 to choose"),
-        ({}, {"expert_count": 9}, "the number of experts is 9, which the number of groups 4"),
-        ({}, {"expert_count": 0}, "`deepseek2.expert_count` is `0`"),
-        ({}, {"expert_count": None}, "no `deepseek2.expert_count`"),
-        ({}, {"expert_count": 2**31}, "`deepseek2.expert_count` is `2147483648`"),
-        ({}, {"expert_used_count": 9}, "`deepseek2.expert_used_count` is `9`"),
-        ({}, {"expert_used_count": 0}, "`deepseek2.expert_used_count` is `0`"),
-        ({}, {"expert_group_count": 3}, "which the number of groups 3 does not divide"),
-        ({}, {"expert_group_used_count": 5}, "`deepseek2.expert_group_used_count` is `5`"),
-        ({}, {"expert_feed_forward_length": 64}, r"should be \[8, 64, 96\] but is \[8, 32, 96\]"),
-        ({}, {"expert_shared_count": 3}, "shared.W_gate` from `blk.1.ffn_gate_shexp.weight`"),
-        ({GATE: lambda _: None}, {}, f"no tensor for `blocks.1.moe.W_gate`.*{GATE}"),
-        ({ROUTER: lambda _: None}, {}, f"no parameter for .*{GATE}"),
-        ({UP: lambda x: x[:-1]}, {}, r"should be \[8, 32, 96\] but is \[7, 32, 96\]"),
-        ({DOWN: lambda x: x.swapaxes(1, 2)}, {}, r"should be \[8, 96, 32\] but is \[8, 32, 96\]"),
-        ({UP: lambda x: x.reshape(-1, 96)}, {}, r"should be \[8, 32, 96\] but is \[256, 96\]"),
-        ({ROUTER: lambda x: x[:, :-1]}, {}, r"should be \[8, 96\] but is \[8, 95\]"),
-    ],
-)
-def test_one_line_says_what_is_wrong(
-    tensors: dict[str, Change], keys: dict[str, int | None], says: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+@pytest.mark.parametrize(("tensors", "keys", "says"), [
+    ({}, {"expert_count": 12}, r"from `blk.1.*should be \[12.*\] but is \[8"),
+    ({}, {"expert_count": 4}, "2 of 4 groups of one expert leave no 3 to choose"),
+    ({}, {"expert_count": 9}, "the number of experts is 9, which the number of groups 4"),
+    ({}, {"expert_count": 0}, "`deepseek2.expert_count` is `0`"),
+    ({}, {"expert_count": None}, "no `deepseek2.expert_count`"),
+    ({}, {"expert_count": 2**31}, "`deepseek2.expert_count` is `2147483648`"),
+    ({}, {"expert_used_count": 9}, "`deepseek2.expert_used_count` is `9`"),
+    ({}, {"expert_used_count": 0}, "`deepseek2.expert_used_count` is `0`"),
+    ({}, {"expert_group_count": 3}, "which the number of groups 3 does not divide"),
+    ({}, {"expert_group_used_count": 5}, "`deepseek2.expert_group_used_count` is `5`"),
+    ({}, {"expert_feed_forward_length": 64}, r"should be \[8, 64, 96\] but is \[8, 32, 96\]"),
+    ({}, {"expert_shared_count": 3}, "shared.W_gate` from `blk.1.ffn_gate_shexp.weight`"),
+    ({GATE: lambda _: None}, {}, f"no tensor for `blocks.1.moe.W_gate`.*{GATE}"),
+    ({ROUTER: lambda _: None}, {}, f"no parameter for .*{GATE}"),
+    ({UP: lambda x: x[:-1]}, {}, r"should be \[8, 32, 96\] but is \[7, 32, 96\]"),
+    ({DOWN: lambda x: x.swapaxes(1, 2)}, {}, r"should be \[8, 96, 32\] but is \[8, 32, 96\]"),
+    ({UP: lambda x: x.reshape(-1, 96)}, {}, r"should be \[8, 32, 96\] but is \[256, 96\]"),
+    ({ROUTER: lambda x: x[:, :-1]}, {}, r"should be \[8, 96\] but is \[8, 95\]"),
+])  # fmt: skip
+def test_one_line_says_what_is_wrong(tensors, keys, says, tmp_path, monkeypatch):
     model = build(mixed("deepseek_v3"), seed=3)
     assert model.config.n_routed_experts == EXPERTS
     monkeypatch.setattr(gguf, "GGUFWriter", lying(tensors, keys))
     write_gguf(model, tmp_path / "model.gguf", "F32")
     with pytest.raises((CheckpointError, UnsupportedModel), match=says) as caught:
-        load_checkpoint(open_checkpoint(tmp_path / "model.gguf"), device="cpu", text=False)
+        opened(tmp_path / "model.gguf")
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 400
     assert caught.value.hint
 
 
-def test_gates_in_two_tensors_are_one_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gates_in_two_tensors_are_one_too_many(tmp_path, monkeypatch):
     class Writer(gguf.GGUFWriter):  # type: ignore[misc]
-        def add_tensor(self, name: str, tensor: np.ndarray, **more: Any) -> None:
+        def add_tensor(self, name, tensor, **more):
             super().add_tensor(name, tensor, **more)
             if name == GATE:
                 both = name.replace("gate", "gate_up")
@@ -96,4 +82,4 @@ def test_gates_in_two_tensors_are_one_too_many(
     monkeypatch.setattr(gguf, "GGUFWriter", Writer)
     write_gguf(build(mixed("qwen3_moe"), seed=3), tmp_path / "model.gguf", "F32")
     with pytest.raises(CheckpointError, match=r"both `blocks.1.moe.W_(gate|up)`"):
-        load_checkpoint(open_checkpoint(tmp_path / "model.gguf"), device="cpu", text=False)
+        opened(tmp_path / "model.gguf")

@@ -6,27 +6,20 @@ And as llama.cpp's converter writes these: `_repacked` is its `repack_mxfp4` in 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
 import torch
-from parity_gguf import write_gguf
-from parity_models import build, prompt
+from parity_gguf import Converter
+from parity_models import build, opened, prompt, without_room
 from parity_reference import fresh_rope, precision
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import Variant
 
-from llmcli.checkpoints import open_checkpoint
-from llmcli.families.rules import Rows
 from llmcli.formats.packed import Mapped, Packed
 from llmcli.kernels import native
-from llmcli.loading.load import load_checkpoint
 
 ONE = Variant("gpt_oss", "gpt_oss", {
     "hidden_size": 96, "intermediate_size": 64, "rms_norm_eps": 2.0**-17,  # a float32 of a GGUF
@@ -35,7 +28,7 @@ LEAVES = ("gate", "up", "down")
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def published(tmp_path_factory):
     """A checkpoint, and transformers' model of the same numbers."""
     model, folder = build(ONE), tmp_path_factory.mktemp("gpt_oss")
     generator, tensors = torch.Generator().manual_seed(1), dict[str, Tensor]()
@@ -55,30 +48,30 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, model.double().eval()
 
 
-def reference(model: Any, ids: Tensor) -> Tensor:
+def reference(model, ids):
     """Logarithms of probabilities."""
     model.set_experts_implementation("eager")
     with precision(model), torch.inference_mode():
         fresh_rope(model)
-        found: Tensor = model(ids, use_cache=False).logits.log_softmax(-1)
+        found = model(ids, use_cache=False).logits.log_softmax(-1)
         return found
 
 
-def test_the_same_numbers(published: tuple[Path, Any]) -> None:
+def test_the_same_numbers(published):
     folder, theirs = published
     ids = prompt(tokens=80)
-    ours = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64", text=False)
+    ours = opened(folder, "float64")
     off = ours.decoder(ids).log_softmax(-1) - reference(theirs, ids)
     assert off.abs().max() < 1e-9
 
 
 @pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 @torch.inference_mode()
-def test_experts_stay_in_their_blocks(published: tuple[Path, Any]) -> None:
+def test_experts_stay_in_their_blocks(published):
     folder, theirs = published
     ids = prompt(tokens=80)
     right = reference(theirs, ids)
-    ours = load_checkpoint(open_checkpoint(folder), device="cpu", text=False)
+    ours = opened(folder)
     exact = theirs.state_dict()
     for i in range(2):
         experts = f"model.layers.{i}.mlp.experts"
@@ -94,63 +87,55 @@ def test_experts_stay_in_their_blocks(published: tuple[Path, Any]) -> None:
     assert 0 <= (right.exp() * (right - off)).sum(-1).mean() < 5e-3
 
 
-def _repacked(codes: Tensor, scales: Tensor) -> Tensor:
+def _repacked(codes, scales):
     """Bytes `[E, rows, 17·blocks]`: the exponent, then number i and number i + 16 in one byte."""
     numbers = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
     blocks = torch.cat((scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4), -1)
     return blocks.flatten(-2)
 
 
-@pytest.fixture
-def converted(
-    published: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[bool], Path]:
-    """The same checkpoint as a GGUF file, gates and neurons in one tensor or in two."""
+class Repacking(Converter):
+    """Writes experts in the blocks of `published`, gates and neurons in one tensor or in two."""
 
-    def make(fused: bool) -> Path:
-        tensors = load_file(published[0] / "model.safetensors")
+    published: dict[str, Tensor]
+    fused: bool
 
-        def experts(
-            writer: gguf.GGUFWriter, names: object, name: str, values: Tensor, format: str
-        ) -> Tensor:
-            stem, leaf = name.rsplit(".", 1)
-            layer = int(stem.split(".")[2])
-            kind = "bias" if leaf.endswith("_bias") else "weight"
-            if kind == "bias":
-                rows = tensors[name]
-            else:
-                rows = _repacked(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
-            parts = {"down": rows}
-            if leaf.startswith("gate_up"):
-                parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
-                parts = {"gate_up": torch.cat([*parts.values()], 1)} if fused else parts
-            for part, data in parts.items():
-                raw = gguf.GGMLQuantizationType["F32" if kind == "bias" else "MXFP4"]
-                writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.{kind}",
-                                  data.contiguous().numpy(), raw_dtype=raw)  # fmt: skip
-            return values
+    def _tensor(self, name):
+        if ".experts." not in name:
+            return super()._tensor(name)
+        stem, leaf = name.rsplit(".", 1)
+        kind = "bias" if leaf.endswith("_bias") else "weight"
+        if kind == "bias":
+            rows = self.published[name]
+        else:
+            rows = _repacked(*(self.published[f"{name}_{part}"] for part in ("blocks", "scales")))
+        parts = {"down": rows}
+        if leaf.startswith("gate_up"):
+            parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+            parts = {"gate_up": torch.cat([*parts.values()], 1)} if self.fused else parts
+        raw = gguf.GGMLQuantizationType["F32" if kind == "bias" else "MXFP4"]
+        for part, data in parts.items():
+            target = f"blk.{stem.split('.')[2]}.ffn_{part}_exps.{kind}"
+            self.writer.add_tensor(target, data.contiguous().numpy(), raw_dtype=raw)
+        return None
 
-        monkeypatch.setattr("parity_gguf._in_turns", experts)
-        model = build(ONE)
-        model.load_state_dict(published[1].state_dict())
-        write_gguf(model, tmp_path / "model.gguf", "F32")
-        return tmp_path / "model.gguf"
 
-    return make
+def converted(published, file, fused):
+    """The same checkpoint as a GGUF file."""
+    model = build(ONE)
+    model.load_state_dict(published[1].state_dict())
+    writer = Repacking(model, file, "F32", ())
+    writer.published, writer.fused = load_file(published[0] / "model.safetensors"), fused
+    writer.write(head=True, tokenizer="")
+    return file
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @torch.inference_mode()
-def test_a_gguf_file_is_the_same_model(
-    fused: bool, published: tuple[Path, Any], converted: Callable[[bool], Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_gguf_file_is_the_same_model(fused, published, tmp_path, monkeypatch):
     """Number by number, unpacked, in blocks and mapped."""
-    file, ids = converted(fused), prompt(tokens=80)
-    ours, hub = (
-        load_checkpoint(open_checkpoint(one), device="cpu", dtype="float64", text=False)
-        for one in (file, published[0])
-    )
+    file, ids = converted(published, tmp_path / "model.gguf", fused), prompt(tokens=80)
+    ours, hub = (opened(one, "float64") for one in (file, published[0]))
     assert ours.decoder.config.layers == hub.decoder.config.layers
     assert torch.equal(ours.decoder(ids), hub.decoder(ids))
     if native.level() is None:
@@ -158,9 +143,8 @@ def test_a_gguf_file_is_the_same_model(
     found = []
     for folder in (file, published[0], file):
         if found[1:]:
-            monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
-            monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
-        model = load_checkpoint(open_checkpoint(folder), device="cpu", text=False).decoder
+            without_room(monkeypatch)
+        model = opened(folder).decoder
         weights = [model.weight(f"blocks.1.moe.W_{leaf}") for leaf in LEAVES]
         assert {weight.format for weight in weights} == {"MXFP4"}
         assert all(isinstance(weight, Mapped) for weight in weights) == bool(found[1:])
@@ -168,19 +152,3 @@ def test_a_gguf_file_is_the_same_model(
     assert torch.equal(found[2][0], found[0][0])
     for blocks, other in zip(found[0][1], found[1][1], strict=True):
         assert torch.equal(blocks, other)
-
-
-def test_rows_that_do_not_take_turns_are_seen(
-    published: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, theirs = published
-    ids = prompt(tokens=20)
-    hidden = ONE.settings["intermediate_size"]
-    halves = {0: Rows(0, hidden), 1: Rows(hidden, 2 * hidden)}
-    monkeypatch.setattr(
-        "llmcli.families.gpt_oss.Rows", lambda start, stop, groups: halves[start]
-    )
-    ours = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64", text=False)
-    off = ours.decoder(ids).log_softmax(-1) - reference(theirs, ids)
-    assert math.isfinite(float(off.abs().max()))
-    assert off.abs().max() > 1e-3

@@ -3,27 +3,19 @@
 Where llama-cpp-python is installed, which CI does not do: it compiles for minutes.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from parity_gguf import write_gguf
-from parity_models import build, prompt
+from parity_models import build, opened, prompt
 from zoo import PACKED, packed, variant
-
-from llmcli.checkpoints import open_checkpoint
-from llmcli.loading.load import load_checkpoint
 
 # values of gated DeltaNet are as long as keys there
 _DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 # what a file can say and llama.cpp reads: windows of EXAONE 4 only where there are 64 layers
-_CHANGES: dict[str, Mapping[str, Any]] = {
+_CHANGES = {
     "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "ministral3": variant("ministral3-betas").overrides,
     "qwen3_5_text": _DELTA,
@@ -34,7 +26,7 @@ _CHANGES: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 # mixtures: groups of softmaxes have a score of their own there, the norms of latents the eps of
 # all, and yarn's ramp is between whole numbers
-_MIXTURES: dict[str, Mapping[str, Any]] = {
+_MIXTURES = {
     "mixtral": {}, "qwen2_moe": {}, "qwen3_moe": {}, "olmoe": {"num_key_value_heads": 6},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1500.0}},
     "glm4_moe": {}, "glm4_moe-plain": {}, "glm4_moe_lite-experts": {},
@@ -46,7 +38,7 @@ _FLOAT32 = 0  # `GGML_TYPE_F32`
 
 
 @pytest.mark.parametrize("name", [*PACKED, *_MIXTURES])
-def test_llama_cpp_agrees(name: str, tmp_path: Path) -> None:
+def test_llama_cpp_agrees(name, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     file = tmp_path / "model.gguf"
     if (changes := _MIXTURES.get(name)) is None:
@@ -56,7 +48,7 @@ def test_llama_cpp_agrees(name: str, tmp_path: Path) -> None:
         one = replace(one, overrides={**one.overrides, **changes})
     write_gguf(build(one, seed=3), file, "F32", tokenizer="none")
     ids = prompt(tokens=40)[0].tolist()
-    model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32", text=False)
+    model = opened(file, "float32")
     ours = model.decoder(torch.tensor([ids]))[0].double().log_softmax(-1)
     peer = llama_cpp.Llama(
         str(file), n_ctx=256, logits_all=True, verbose=False, n_threads=1, type_k=_FLOAT32,

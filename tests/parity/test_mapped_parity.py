@@ -1,40 +1,31 @@
 """Checkpoints of 16 bits that do not fit into memory stay in the mapped file, of every family."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from covers import covered
 from parity_gguf import write_gguf
-from parity_models import build, write
+from parity_models import build, opened, without_room, write
 from zoo import ZOO, packed
 
-from llmcli.checkpoints import open_checkpoint
 from llmcli.kernels import native
-from llmcli.loading.load import load_checkpoint
 
 TYPICAL = {one.model_type: one.name for one in ZOO if one.typical}
 
 
 @pytest.mark.parametrize("name", covered(TYPICAL.values()), ids=TYPICAL)
 @torch.no_grad()
-def test_sixteen_bits_stay_in_the_file(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sixteen_bits_stay_in_the_file(name, tmp_path, monkeypatch):
     """With the same numbers; where all is in bfloat16, products side by side round alike."""
     case = next(one for one in ZOO if one.name == name)
-    checkpoint = open_checkpoint(write(replace(case, dtype=torch.bfloat16), tmp_path))
-    options = [{"dtype": "auto"}, {"dtype": "bfloat16"}]
-    whole = [load_checkpoint(checkpoint, device="cpu", **one) for one in options]
-    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
-    monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
+    folder, dtypes = write(replace(case, dtype=torch.bfloat16), tmp_path), ("auto", "bfloat16")
+    whole = [opened(folder, dtype) for dtype in dtypes]
+    without_room(monkeypatch)
     ids = torch.arange(3, 20)[None]
-    for model, one in zip(whole, options, strict=True):
-        mapped = load_checkpoint(checkpoint, device="cpu", **one)
-        if mapped.decoder.formats or one["dtype"] == "bfloat16":
+    for model, dtype in zip(whole, dtypes, strict=True):
+        mapped = opened(folder, dtype)
+        if mapped.decoder.formats or dtype == "bfloat16":
             assert mapped.mapped_bytes > 0
         expected, found = model.decoder(ids), mapped.decoder(ids)
         tolerance = 0.02 if model.decoder.dtype == torch.bfloat16 else 1e-6
@@ -51,17 +42,13 @@ def test_sixteen_bits_stay_in_the_file(
 @pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 @pytest.mark.parametrize("format", ["Q4_0", "Q8_0"])
 @torch.no_grad()
-def test_experts_in_blocks_stay_in_the_file(
-    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_in_blocks_stay_in_the_file(format, tmp_path, monkeypatch):
     """Of many tokens and of one, whose experts are looked up by our kernel."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256}
     write_gguf(build(packed("qwen3_moe", **sizes), seed=3), tmp_path / "m.gguf", format)
-    checkpoint = open_checkpoint(tmp_path / "m.gguf")
-    whole = load_checkpoint(checkpoint, device="cpu", text=False)
-    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
-    monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
-    mapped = load_checkpoint(checkpoint, device="cpu", text=False)
+    whole = opened(tmp_path / "m.gguf")
+    without_room(monkeypatch)
+    mapped = opened(tmp_path / "m.gguf")
     assert mapped.mapped_bytes > 0.9 * mapped.weight_bytes
     ids = torch.arange(3, 20)[None]
     states = [model.decoder.new_state(1, 32) for model in (whole, mapped)]

@@ -4,8 +4,6 @@ Every module of every case is watched. The name of each is given to `Names`; wha
 here must hold the very numbers that the module put out.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -14,8 +12,6 @@ from covers import covered
 from parity_models import prompt
 from parity_recorder import PAIRED, numbers_of_a_head
 from parity_reference import fresh_rope, precision
-from parity_types import Models, References
-from torch import Tensor, nn
 from zoo import TYPES, ZOO, variant
 
 from llmcli.anatomy.names import Names
@@ -32,12 +28,12 @@ UNNAMED = (
 )
 
 
-def outputs(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
+def outputs(model, ids):
     """Path of a module → the tensor that it put out, in one whole pass."""
-    seen: dict[str, Tensor] = {}
+    seen = {}
 
-    def watch(path: str, module: nn.Module):
-        def hook(_: nn.Module, __: object, value: object) -> None:
+    def watch(path, module):
+        def hook(_, __, value):
             seen[path] = value[0] if isinstance(value, tuple) else value
 
         return module.register_forward_hook(hook)
@@ -53,16 +49,16 @@ def outputs(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
     return seen
 
 
-def flat(tensor: Tensor) -> Tensor:
+def flat(tensor):
     """Heads side by side, as a projection puts them out: `[B, H, T, d]` → `[B, T, H·d]`."""
     return tensor.transpose(1, 2).flatten(2) if tensor.ndim == 4 else tensor
 
 
 @pytest.mark.parametrize("name", covered(one.name for one in ZOO))
-def test_a_modules_name_means_its_output(name: str, models: Models, references: References) -> None:
+def test_a_modules_name_means_its_output(name, models, references):
     ids = prompt(batch=2, tokens=20)
     model = models(name, "float64")
-    ours: dict[str, Tensor] = {}
+    ours = {}
     model.decoder(ids, tap=ours.__setitem__)
     names = Names(model.config, sources(model.config))
     theirs = outputs(references(name, "float64"), ids)

@@ -1,12 +1,9 @@
 """`load --check` finds no outlier in any checkpoint of the zoo, nor in a real one."""
 
-from __future__ import annotations
-
 import pytest
 from covers import covered
-from parity_types import Checkpoints
 from transformers import AutoConfig, AutoModelForCausalLM
-from zoo import TYPES, ZOO, Variant, variant
+from zoo import TYPES, ZOO, variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.checkpoints.locate import open_model
@@ -15,20 +12,20 @@ from llmcli.commands.load.report import OUTLIERS
 from llmcli.model import Stages
 
 
-def outliers(checkpoint) -> str:
+def outliers(checkpoint):
     report = check_files(checkpoint, Stages())
     return next(check for check in report.checks if check.name == OUTLIERS).where
 
 
 @pytest.mark.parametrize("name", covered(one.name for one in ZOO))
-def test_none_in_the_zoo(checkpoints: Checkpoints, name):
+def test_none_in_the_zoo(checkpoints, name):
     assert outliers(open_checkpoint(checkpoints(name))) == ""
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_none_in_what_transformers_begins_with(tmp_path, kind):
     """Decays, biases and norms as they are before training."""
-    one: Variant = next(one for one in ZOO if one.model_type == kind)
+    one = next(one for one in ZOO if one.model_type == kind)
     config = AutoConfig.for_model(**variant(one.name).settings)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert outliers(open_checkpoint(tmp_path)) == ""

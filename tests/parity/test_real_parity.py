@@ -10,20 +10,15 @@ million as between either of them and exact arithmetic: 0.085 nats per token of 
 the distance of the two best tokens.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from parity_smollm2 import transformers_from_gguf
-from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.loading.load import Model, load_checkpoint
+from llmcli.loading.load import load_checkpoint
 
 pytestmark = pytest.mark.real
 
@@ -38,28 +33,28 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def ours(smollm2_path: Path) -> Model:
+def ours(smollm2_path):
     return load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def theirs(smollm2_path: Path) -> LlamaForCausalLM:
+def theirs(smollm2_path):
     return transformers_from_gguf(smollm2_path)
 
 
-def encoded(model: Model, text: str) -> Tensor:
+def encoded(model, text):
     assert model.tokenizer is not None
     return torch.tensor([model.tokenizer.encode(text)])
 
 
-def scored(logits: Tensor, ids: Tensor) -> Tensor:
+def scored(logits, ids):
     """Log-probability of every token of `ids` `[1, T]` but the first: `[T-1]` float64."""
     logprobs = logits[0, :-1].double().log_softmax(-1)
     return logprobs.gather(1, ids[0, 1:, None])[:, 0]
 
 
 @torch.no_grad()
-def test_a_page_of_text_scores_the_same(ours: Model, theirs: LlamaForCausalLM) -> None:
+def test_a_page_of_text_scores_the_same(ours, theirs):
     ids = encoded(ours, (DATA / "page.txt").read_text(encoding="utf-8"))
     assert ids.shape[1] > 300
     mine, reference = scored(ours.decoder(ids), ids), scored(theirs(ids).logits, ids)
@@ -67,7 +62,7 @@ def test_a_page_of_text_scores_the_same(ours: Model, theirs: LlamaForCausalLM) -
     assert (mine - reference).abs().max() < 1e-3
 
 
-def greedy(model: Model, ids: Tensor, count: int) -> Tensor:
+def greedy(model, ids, count):
     """The `count` most likely tokens after `ids` `[1, T]`, one by one through the cache."""
     state, out = model.decoder.new_state(1, ids.shape[1] + count), []
     for _ in range(count):
@@ -78,9 +73,7 @@ def greedy(model: Model, ids: Tensor, count: int) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_64_greedy_tokens_are_the_same(
-    prompt: str, ours: Model, theirs: LlamaForCausalLM
-) -> None:
+def test_64_greedy_tokens_are_the_same(prompt, ours, theirs):
     """One pass of transformers over our text: each of our tokens is its most likely one too.
 
     By induction its own greedy text is the same, as long as no two tokens were near a tie.
@@ -93,7 +86,7 @@ def test_64_greedy_tokens_are_the_same(
     assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-4
 
 
-def test_a_page_of_text_scores_as_in_llama_cpp(ours: Model) -> None:
+def test_a_page_of_text_scores_as_in_llama_cpp(ours):
     """Within four standard errors of what the rounding of activations does to the mean."""
     page = LLAMA_CPP["page"]
     ids = encoded(ours, (DATA / page["file"]).read_text(encoding="utf-8"))
@@ -106,9 +99,7 @@ def test_a_page_of_text_scores_as_in_llama_cpp(ours: Model) -> None:
 
 
 @pytest.mark.parametrize("figures", LLAMA_CPP["greedy"], ids=lambda figures: figures["prompt"])
-def test_greedy_tokens_are_llama_cpps_where_the_choice_is_clear(
-    figures: dict[str, Any], ours: Model
-) -> None:
+def test_greedy_tokens_are_llama_cpps_where_the_choice_is_clear(figures, ours):
     """Along llama.cpp's own text; free-running, the two part where two tokens nearly tie."""
     ids = encoded(ours, figures["prompt"])
     assert ids[0].tolist() == figures["prompt_ids"]

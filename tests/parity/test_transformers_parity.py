@@ -4,23 +4,17 @@ Random checkpoints of every model type and variant, read by both, over hundreds 
 pass, in pieces through the cache, token by token, and in batches of unequal rows.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import pytest
 import torch
 from covers import covered, few, in_turn
 from decoder_parameters import parameters_of
 from parity_models import PROMPT, prompt
 from parity_reference import OnlyFloat64, reference_logprobs
-from parity_types import Models, References
 from torch import Tensor
 from zoo import PACKED, TYPES, ZOO, variant
 
 from llmcli.engine.session import Session
 from llmcli.families import families
-from llmcli.nn.decoder import Decoder
 from llmcli.parts.experts.config import ExpertsConfig
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
@@ -30,13 +24,13 @@ HISTORY = [one.name for one in ZOO if one.history]
 TYPICAL = [one.name for one in ZOO if one.typical]
 
 
-def difference(ours: Tensor, theirs: Tensor) -> float:
+def difference(ours, theirs):
     """The largest difference of two tensors of log-probabilities; NaN is infinitely far."""
     assert ours.shape == theirs.shape
     return (ours.double() - theirs.double()).abs().nan_to_num(torch.inf).max().item()
 
 
-def allowed(name: str, dtype: str, references: References, ids: Tensor) -> float:
+def allowed(name, dtype, references, ids):
     """In float32 at least five times what transformers itself moves between that and float64."""
     if dtype == "float64":
         return TOLERANCE[dtype]
@@ -44,7 +38,7 @@ def allowed(name: str, dtype: str, references: References, ids: Tensor) -> float
     return max(TOLERANCE[dtype], 5 * difference(narrow, wide))
 
 
-def logprobs(decoder: Decoder, ids: Tensor, chunks: Sequence[int] | None = None) -> Tensor:
+def logprobs(decoder, ids, chunks=None):
     """Ours, in one pass without a state, or piece by piece through one."""
     if chunks is None:
         return decoder(ids).log_softmax(-1)
@@ -54,13 +48,13 @@ def logprobs(decoder: Decoder, ids: Tensor, chunks: Sequence[int] | None = None)
     return torch.cat(parts, dim=1)
 
 
-def pieces(size: int, total: int = PROMPT) -> list[int]:
+def pieces(size, total=PROMPT):
     """`total` as pieces of `size`, the last one shorter."""
     return [min(size, total - start) for start in range(0, total, size)]
 
 
 @pytest.mark.parametrize("name", covered(ALL))
-def test_the_reference_really_is_float64(name: str, references: References) -> None:
+def test_the_reference_really_is_float64(name, references):
     reference = references(name, "float64")  # made here: what loads it is not looked at
     with OnlyFloat64() as watch:
         reference_logprobs(reference, prompt())
@@ -68,14 +62,14 @@ def test_the_reference_really_is_float64(name: str, references: References) -> N
     assert watch.offenders == []
 
 
-def test_the_watch_sees_the_casts_of_transformers(references: References) -> None:
+def test_the_watch_sees_the_casts_of_transformers(references):
     with OnlyFloat64() as watch:
         references("llama-gqa3", "float64")(prompt(tokens=9))
     assert any("softmax" in offender for offender in watch.offenders)
 
 
 @pytest.mark.parametrize("name", covered(ALL))
-def test_ours_really_is_float64(name: str, models: Models) -> None:
+def test_ours_really_is_float64(name, models):
     decoder = models(name, "float64").decoder
     with OnlyFloat64() as watch:
         logprobs(decoder, prompt(), [PROMPT - 1, 1])
@@ -85,12 +79,33 @@ def test_ours_really_is_float64(name: str, models: Models) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ALL)
-def test_a_whole_prompt(name: str, dtype: str, models: Models, references: References) -> None:
+def test_a_whole_prompt(name, dtype, models, references):
     ids = prompt()
     ours = logprobs(models(name, dtype).decoder, ids)
     assert ours.dtype == getattr(torch, dtype)
     off = difference(ours, reference_logprobs(references(name, dtype), ids))
     assert off < TOLERANCE[dtype] or off < allowed(name, dtype, references, ids)
+
+
+# what is dropped of files that have more: a word of every reason
+DROPPED = {
+    "gpt2-hub-names": "mask", "llama-hub-tensors": "computed", "llama-tied-stored": "tied",
+    **dict.fromkeys(("deepseek_v2-experts", "deepseek_v3-experts", "glm4_moe_lite-experts",
+                     "glm4_moe", "qwen3_5-old"), "multi-token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_file_is_read_whole(name, models, references):
+    """Every tensor of it, and what parity does not show: the length, and whether a head is tied."""
+    model, theirs = models(name, "float32"), references(name, "float32").config
+    assert bool(model.ledger.dropped) == (name in DROPPED)
+    assert all(DROPPED[name] in reason for _, reason in model.ledger.dropped)
+    assert not model.ledger.surplus
+    another = name == "gpt_neox-tied-another"  # whose files have two
+    assert model.config.head.tied == (theirs.tie_word_embeddings and not another)
+    # Mamba-2 has none
+    assert model.config.context == getattr(theirs, "max_position_embeddings", 1 << 20)
 
 
 ROUTED = [
@@ -100,7 +115,7 @@ ROUTED = [
 
 
 @pytest.mark.parametrize("name", ROUTED)
-def test_rounding_turns_no_choice_of_experts(name: str, models: Models) -> None:
+def test_rounding_turns_no_choice_of_experts(name, models):
     """Between the last chosen expert and the first refused one, and between such groups."""
     decoder, seen = models(name, "float64").decoder, dict[str, Tensor]()
     decoder(prompt(), tap=seen.__setitem__)
@@ -123,7 +138,7 @@ def test_rounding_turns_no_choice_of_experts(name: str, models: Models) -> None:
         assert margin(scores, routing.chosen) > 1e-4
 
 
-def margin(scores: Tensor, count: int) -> float:
+def margin(scores, count):
     """The smallest difference of any token between the last that is chosen and the next."""
     ordered = scores.sort(-1, descending=True).values
     if count == ordered.shape[-1]:
@@ -132,14 +147,14 @@ def margin(scores: Tensor, count: int) -> float:
 
 
 @pytest.mark.parametrize(("name", "size"), in_turn(covered(PLAIN), [7, 64]))
-def test_in_pieces(name: str, size: int, models: Models, references: References) -> None:
+def test_in_pieces(name, size, models, references):
     ids = prompt(batch=2)
     ours = logprobs(models(name, "float64").decoder, ids, pieces(size))
     assert difference(ours, reference_logprobs(references(name, "float64"), ids)) < 1e-9
 
 
 @pytest.mark.parametrize("name", covered(PLAIN))
-def test_a_prompt_then_token_by_token(name: str, models: Models, references: References) -> None:
+def test_a_prompt_then_token_by_token(name, models, references):
     ids = prompt()
     for dtype, tolerance in TOLERANCE.items():
         ours = logprobs(models(name, dtype).decoder, ids, [PROMPT - 20] + [1] * 20)
@@ -149,9 +164,7 @@ def test_a_prompt_then_token_by_token(name: str, models: Models, references: Ref
 
 @pytest.mark.parametrize("tokens", few([70, PROMPT], 1))
 @pytest.mark.parametrize("name", covered(TYPICAL))
-def test_token_by_token_from_nothing(
-    name: str, tokens: int, models: Models, references: References
-) -> None:
+def test_token_by_token_from_nothing(name, tokens, models, references):
     ids = prompt(tokens=tokens)
     ours = logprobs(models(name, "float64").decoder, ids, [1] * tokens)
     assert difference(ours, reference_logprobs(references(name, "float64"), ids)) < 1e-9
@@ -160,8 +173,8 @@ def test_token_by_token_from_nothing(
 @pytest.mark.parametrize("chunks", [pieces(7), pieces(64), [PROMPT - 20] + [1] * 20])
 @pytest.mark.parametrize("name", HISTORY)
 def test_tables_that_depend_on_the_length_follow_the_reference_piece_by_piece(
-    name: str, chunks: list[int], models: Models, references: References
-) -> None:
+    name, chunks, models, references
+):
     """A key keeps the rotation that it was cached with, in transformers as in ours."""
     ids = prompt()
     ours = logprobs(models(name, "float64").decoder, ids, chunks)
@@ -169,7 +182,7 @@ def test_tables_that_depend_on_the_length_follow_the_reference_piece_by_piece(
     assert difference(ours, theirs) < 1e-9
 
 
-def padded(rows: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+def padded(rows):
     """Rows of ids side by side, padded on the right with a real token's id."""
     lengths = [len(row) for row in rows]
     ids = torch.full((len(rows), max(lengths)), 5)
@@ -179,9 +192,7 @@ def padded(rows: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
 
 
 @pytest.mark.parametrize("name", covered(ALL))
-def test_unequal_rows_equal_each_row_alone(
-    name: str, models: Models, references: References
-) -> None:
+def test_unequal_rows_equal_each_row_alone(name, models, references):
     """Three unequal prompts, each continued by unequal pieces and then token by token."""
     decoder, reference = models(name, "float64").decoder, references(name, "float64")
     # how many tokens each row gets in each call
@@ -189,7 +200,7 @@ def test_unequal_rows_equal_each_row_alone(
     totals = [sum(call[row] for call in calls) for row in range(3)]
     rows = [prompt(tokens=total, seed=total)[0] for total in totals]
     state = decoder.new_state(3, max(totals) + 64)  # room for padding too
-    got: list[list[Tensor]] = [[], [], []]
+    got = [[], [], []]
     done = [0, 0, 0]
     for call in calls:
         fed = [row[at : at + n] for row, at, n in zip(rows, done, call, strict=True)]
@@ -206,7 +217,7 @@ def test_unequal_rows_equal_each_row_alone(
 
 
 @pytest.mark.parametrize("name", [*covered(TYPICAL), "gemma4-all"])
-def test_the_last_logits_of_unequal_rows(name: str, models: Models, references: References) -> None:
+def test_the_last_logits_of_unequal_rows(name, models, references):
     decoder, reference = models(name, "float64").decoder, references(name, "float64")
     rows = [prompt(tokens=n, seed=n)[0] for n in (90, 3, 41, 1)]
     ids, lengths = padded(rows)
@@ -219,7 +230,7 @@ def test_the_last_logits_of_unequal_rows(name: str, models: Models, references: 
 
 
 @pytest.mark.parametrize("name", covered(TYPICAL))
-def test_every_parameter_matters(name: str, models: Models, references: References) -> None:
+def test_every_parameter_matters(name, models, references):
     """A relative change of 1e-4 in any one parameter breaks the comparison at 1e-9.
 
     Of every second number: a norm of queries or keys takes a common factor out of their weights.
@@ -244,16 +255,14 @@ def test_every_parameter_matters(name: str, models: Models, references: Referenc
 
 
 @torch.no_grad()
-def test_a_text_that_outgrows_longropes_short_factors(
-    references: References, models: Models
-) -> None:
+def test_a_text_that_outgrows_longropes_short_factors(references, models):
     """transformers' `generate` drops its cache there, the session reads again: 128 tokens here."""
     given = prompt(tokens=122)
     theirs = references("phi3-longrope", "float64").generate(
         given, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0,
         attention_mask=torch.ones_like(given), output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
-    read: list[int] = []
+    read = []
     decoder = models("phi3-longrope", "float64").decoder
     session = Session(decoder, 1, 140, on_reread=read.append)
     session.prefill(given.tolist())
@@ -265,7 +274,7 @@ def test_a_text_that_outgrows_longropes_short_factors(
     assert read == [128]
 
 
-def test_the_cases_cover_what_the_parity_promises() -> None:
+def test_the_cases_cover_what_the_parity_promises():
     """Every model type, every rotary kind, every stored dtype, shards: none fell off the list."""
     kinds = {
         one.overrides["rope_parameters"]["rope_type"]

@@ -4,15 +4,12 @@ The kinds of rotation whose tables depend on the length of the sequence are amon
 transformers a long prompt changes what a short one gives after it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from parity_models import prompt
-from parity_types import Checkpoints
 
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
@@ -23,7 +20,7 @@ from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.commands.shapes.measure.ran import run_checks
 from llmcli.engine.sampling import Sampling
-from llmcli.loading.load import Model, load_checkpoint
+from llmcli.loading.load import load_checkpoint
 from llmcli.model import dtype_name
 
 Numbers = Mapping[str, Any]
@@ -32,10 +29,10 @@ LONG = prompt(tokens=150, seed=2)[0].tolist()
 METRICS = ("entropy", "sink", "induction", "duplicate", "previous_token", "effective_rank")
 
 
-def attention(model: Model, ids: list[int]) -> Numbers:
-    found: dict[str, Any] = {}
+def attention(model, ids):
+    found = {}
 
-    def keep(layer: int, values_HTS: np.ndarray) -> None:
+    def keep(layer, values_HTS):
         found[str(layer)] = values_HTS.copy()
 
     request = AttentionRequest(metrics=METRICS, pairs=5, weighted=True, generate=2)
@@ -43,7 +40,7 @@ def attention(model: Model, ids: list[int]) -> Numbers:
     return found
 
 
-def lens(model: Model, ids: list[int]) -> Numbers:
+def lens(model, ids):
     greedy = Sampling(temperature=0.0)
     report = measure_lens(
         model, ids, span=range, places=Places(mid=True), generate=2, sampling=greedy
@@ -51,10 +48,10 @@ def lens(model: Model, ids: list[int]) -> Numbers:
     return {"report": report}
 
 
-def dump(model: Model, ids: list[int]) -> Numbers:
-    found: dict[str, Any] = {}
+def dump(model, ids):
+    found = {}
 
-    def keep(name: str, shape: tuple[int, ...], dtype: str, parts: Any) -> None:
+    def keep(name, shape, dtype, parts):
         found[name] = np.concatenate([part.reshape(-1).copy() for part in parts])
 
     names = [name for name, one in known(model.config).items() if one.kind != "parameter"]
@@ -65,21 +62,21 @@ def dump(model: Model, ids: list[int]) -> Numbers:
     return found
 
 
-def shapes(model: Model, ids: list[int]) -> Numbers:
+def shapes(model, ids):
     return {"report": run_checks(model, ids, 1)}
 
 
-VIEWS: tuple[Callable[[Model, list[int]], Numbers], ...] = (attention, lens, dump, shapes)
+VIEWS = (attention, lens, dump, shapes)
 
 
-def look(model: Model, order: list[tuple[int, str]]) -> dict[tuple[int, str], Numbers]:
+def look(model, order):
     return {
         (view, which): VIEWS[view](model, LONG if which == "long" else SHORT)
         for view, which in order
     }
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     """Bit for bit; NaN is NaN, and the `repr` of a report has every digit."""
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other, equal_nan=True)
@@ -89,7 +86,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     "name", ["gpt2", "mistral-window", "qwen3", "rope-dynamic", "rope-longrope"]
 )
-def test_two_orders_of_looking_give_the_same(name: str, checkpoints: Checkpoints) -> None:
+def test_two_orders_of_looking_give_the_same(name, checkpoints):
     order = [(view, which) for which in ("short", "long") for view in range(len(VIEWS))]
     one, other = (
         load_checkpoint(open_checkpoint(checkpoints(name)), device="cpu", dtype="float32")
@@ -105,7 +102,7 @@ def test_two_orders_of_looking_give_the_same(name: str, checkpoints: Checkpoints
         assert all(same(first[place][key], again[place][key]) for key in again[place]), place
 
 
-def test_another_prompt_gives_other_numbers(checkpoints: Checkpoints) -> None:
+def test_another_prompt_gives_other_numbers(checkpoints):
     """What is compared above would tell."""
     model = load_checkpoint(open_checkpoint(checkpoints("gpt2")), device="cpu", dtype="float32")
     for view in (attention, lens, dump):

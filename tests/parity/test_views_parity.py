@@ -7,10 +7,8 @@ eager attention and residual stream.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,12 +43,12 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
+def made(tmp_path_factory):
     """`llama.gguf` → that file and its reference, each made once."""
     folder = tmp_path_factory.mktemp("views")
-    there: dict[str, Both] = {}
+    there = {}
 
-    def make(name: str) -> Both:
+    def make(name):
         family = name.rpartition(".")[0]
         if name not in there:
             model = build(variant(family), seed=3)
@@ -65,10 +63,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
 
 
 @pytest.fixture
-def view(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def view(capsys):
     """The document of one command, which has to end well with every check green."""
 
-    def run(path: Path, command: str, *options: str) -> Any:
+    def run(path, command, *options):
         capsys.readouterr()
         # without a dtype of their own: what is compared at float32's precision is computed in it
         dtype = () if "--dtype" in options else ("--dtype", "float32")
@@ -83,7 +81,7 @@ def view(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     return run
 
 
-def _arrays(file: Path) -> dict[str, np.ndarray]:
+def _arrays(file):
     with np.load(file) as arrays:
         return {name: arrays[name] for name in arrays.files if name != "metadata"}
 
@@ -92,7 +90,7 @@ GIVEN = ("--ids", ",".join(map(str, IDS)))
 
 
 @pytest.mark.parametrize(("name", "new"), in_turn(FILES, [NEW, 0]))
-def test_attention(name: str, new: int, made: Any, view: Any, tmp_path: Path) -> None:
+def test_attention(name, new, made, view, tmp_path):
     """Patterns of the prompt's rows, and of the new tokens' rows from the cache."""
     both, file = made(name), tmp_path / "heads.npz"
     said = view(both.path, "attention", *GIVEN, "--generate", str(new), "-o", str(file))
@@ -111,7 +109,7 @@ def test_attention(name: str, new: int, made: Any, view: Any, tmp_path: Path) ->
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
 
 
-def finished(config: Any, logits: torch.Tensor) -> torch.Tensor:
+def finished(config, logits):
     """What some models do to the logits after the head."""
     cap = getattr(config, "final_logit_softcapping", None)
     logits = logits if cap is None else (logits / cap).tanh() * cap
@@ -119,7 +117,7 @@ def finished(config: Any, logits: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_lens(name: str, made: Any, view: Any) -> None:
+def test_lens(name, made, view):
     """Every row is what transformers' own final norm and head make of its residual stream."""
     both = made(name)
     said = view(both.path, "lens", *GIVEN, "--mid", "--top", "3")
@@ -150,7 +148,7 @@ def test_lens(name: str, made: Any, view: Any) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_dump_of_everything(name: str, made: Any, view: Any, tmp_path: Path) -> None:
+def test_dump_of_everything(name, made, view, tmp_path):
     both, file = made(name), tmp_path / "all.npz"
     said = view(both.path, "dump", *GIVEN, "--name", "*", "-o", str(file))
     config = translate(open_checkpoint(both.path))[0]
@@ -172,7 +170,7 @@ def test_dump_of_everything(name: str, made: Any, view: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_shapes(name: str, made: Any, view: Any) -> None:
+def test_shapes(name, made, view):
     """The specs alone against the file's headers, and a run against the specs."""
     path = made(name).path
     alone = view(path, "shapes")
@@ -186,7 +184,7 @@ def test_shapes(name: str, made: Any, view: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(FILES, ["float64", "bfloat16", "float16"]))
-def test_checks_are_green_in_every_precision(name: str, dtype: str, made: Any, view: Any) -> None:
+def test_checks_are_green_in_every_precision(name, dtype, made, view):
     """`view` holds every check against what that precision allows: no false alarm."""
     path, options = made(name).path, (*GIVEN, "--dtype", dtype, "--generate", str(NEW))
     assert view(path, "attention", *options, "--weighted")["dtype"] == dtype
