@@ -185,6 +185,33 @@ def test_a_queued_text_fills_its_slots_and_has_one_token_more():
         next(tokens)
 
 
+def stopped(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_a_call_or_a_return_that_is_cut_off_leaves_no_half_of_it(decoder, monkeypatch):
+    """Some layers have read a token, or are back where it was kept, and others have not."""
+    text = [*PROMPTS[0], 6, 2, 7]
+    session = Session(decoder, 1, 12)
+    session.prefill([PROMPTS[0]])
+    session.keep()
+    for cut_off in ("call", "return"):
+        session.extend([[6, 2]])
+        if cut_off == "call":
+            last = f"blocks.{len(decoder.blocks) - 1}.resid_post"
+            with pytest.raises(KeyboardInterrupt):
+                session.extend([[3]], tap=lambda name, tensor: name == last and stopped())
+        with monkeypatch.context() as patch:
+            if cut_off == "return":
+                for method in ("rewind", "restore"):
+                    patch.setattr(session.state.layers[-1], method, stopped)
+                with pytest.raises(KeyboardInterrupt):
+                    session.reuse([*PROMPTS[0], 3])
+        session.prefill([text[session.reuse(text) :]])
+        torch.testing.assert_close(session.logits_BV[0], whole(decoder, text)[-1])
+        session.rewind(len(PROMPTS[0]))
+
+
 def test_a_place_that_was_kept_goes_with_the_tokens_before_it():
     session = Session(random_decoder(MODELS["llama"]), 1, 12)
     session.extend([PROMPTS[0]])
@@ -212,7 +239,7 @@ def test_places_that_were_kept_belong_to_a_snapshot(decoder):
     for _ in range(3):
         session.keep()
         session.extend([[5]])
-    assert len(session._kept) == 2
+    assert len(session.snapshot().kept) == 2
 
 
 def test_a_snapshot_has_no_empty_slots_and_does_not_fit_a_smaller_state(decoder):
