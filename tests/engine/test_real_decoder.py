@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +12,7 @@ from decoder_parameters import parameters_of
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.engine.sampling import Sampling, filtered, sample
-from llmcli.engine.seeds import sample_seed, uniforms
-from llmcli.engine.session import Session
+from llmcli.engine.seeds import uniforms
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -88,23 +86,6 @@ def test_batched_is_alone_is_without_cache(
     assert len({tuple(ids) for ids in together}) == len(PROMPTS)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4])
-def test_prefill_in_chunks_is_the_same(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = real_model(torch.float64)
-    whole = generate(model, PROMPTS, SAMPLINGS["sampled"])
-    monkeypatch.setattr(Session, "prefill", partialmethod(Session.prefill, chunk=chunk))
-    assert generate(model, PROMPTS, SAMPLINGS["sampled"]) == whole
-
-
-def test_samples_fork_one_prefill() -> None:
-    model = real_model(torch.float64)
-    together = generate(model, PROMPTS[:2], SAMPLINGS["penalized"], samples=3)
-    for number, ids in enumerate(together):
-        prompt, i = divmod(number, 3)
-        own = Sampling(temperature=1.5, top_k=0, presence_penalty=0.5, seed=sample_seed(9, i))
-        assert ids == generate(model, [PROMPTS[prompt]], own)[0]
-
-
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_full_context_is_used_to_the_last_slot(learned: bool) -> None:
     model = real_model(torch.float64, learned=learned)
@@ -114,13 +95,3 @@ def test_a_full_context_is_used_to_the_last_slot(learned: bool) -> None:
     for prompt, ids in zip(prompts, got, strict=True):
         alone = generate(model, [prompt], SAMPLINGS["sampled"], limit=1000, ignore_eos=True)
         assert alone == [ids]
-
-
-def test_log_probabilities_are_those_of_a_full_pass() -> None:
-    model = real_model(torch.float64)
-    tokens = list(stream(model, PROMPTS[:1], SAMPLINGS["sampled"], limit=10, logprobs=2))
-    ids = [*PROMPTS[0], *(token.id for token in tokens)]
-    expected = model.decoder(torch.tensor([ids]))[0].log_softmax(-1)
-    for at, token in enumerate(tokens, start=len(PROMPTS[0]) - 1):
-        assert token.logprob == pytest.approx(expected[at, token.id].item(), abs=1e-9)
-        assert [id for id, _ in token.top] == expected[at].topk(2).indices.tolist()
