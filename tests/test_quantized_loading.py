@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from gguf_bytes import gguf, tensor
-from gguf_model import metadata
+from gguf_model import metadata, shapes, write_file
 from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_quantized
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -190,21 +189,16 @@ def test_scales_without_a_weight_and_without_a_scheme(tmp_path):
         load_tiny(folder)
 
 
-@pytest.mark.parametrize(("byte", "good"), [(0, True), (1, False), (2, False)])
-def test_bitsandbytes_lays_numbers_by_rows_or_not(tmp_path, byte, good):
-    layout = put(f"{UP}.weight_format", torch.tensor(byte, dtype=torch.uint8))
-    folder, _ = write_quantized(tmp_path, "bitsandbytes", change=layout)
-    if good:
-        load_tiny(folder)
+@pytest.mark.parametrize("byte", [0, 1, 2, None])
+def test_bitsandbytes_lays_numbers_by_rows_or_not(tmp_path, byte):
+    """None: files older than the byte that says so."""
+    name = f"{UP}.weight_format"
+    layout = without(name) if byte is None else put(name, torch.tensor(byte, dtype=torch.uint8))
+    folder, meant = write_quantized(tmp_path, "bitsandbytes", change=layout)
+    if byte:
+        with pytest.raises(CheckpointError, match="do not lie row by row"):
+            load_tiny(folder)
         return
-    with pytest.raises(CheckpointError, match="do not lie row by row"):
-        load_tiny(folder)
-
-
-def test_files_older_than_the_layout_byte(tmp_path):
-    folder, meant = write_quantized(
-        tmp_path, "bitsandbytes", change=without(f"{UP}.weight_format")
-    )
     slot = parameters_of(load_tiny(folder, dtype="float64").decoder)["blocks.1.mlp.W_up"]
     torch.testing.assert_close(slot, meant[f"{UP}.weight"], rtol=1e-15, atol=0)
 
@@ -263,43 +257,33 @@ NVFP4 = 40
 BYTES = 36  # for 64 numbers
 
 
-def write_nvfp4(path, experts, scales, shape=None):
+def write_nvfp4(path, experts, scales):
     """A Llama layer (or a Mixtral's) with an up projection in NVFP4; the numbers of its blocks."""
     generator = torch.Generator().manual_seed(1)
-    rows, columns = 96, 64
-
-    def dense(*shape):
-        return (0, torch.randn(shape, generator=generator).numpy().tobytes(), shape)
-
-    stack = (experts,) if experts else ()
+    rows, columns, stack = 96, 64, (experts,) if experts else ()
     suffix = "_exps" if experts else ""
     blocks = torch.randint(0, 256, (rows * max(1, experts), BYTES), generator=generator,
-                           dtype=torch.uint8)
+                           dtype=torch.uint8)  # fmt: skip
     blocks[:, :4] = blocks[:, :4] % 16 + 48  # scales of about 1
-    up = f"blk.0.ffn_up{suffix}"
-    tensors = {
-        "token_embd.weight": dense(256, columns), "output_norm.weight": dense(columns),
-        **{f"blk.0.attn_{part}.weight": dense(columns, columns)
-           for part in ("q", "k", "v", "output")},
-        **{f"blk.0.{part}_norm.weight": dense(columns) for part in ("attn", "ffn")},
-        f"blk.0.ffn_gate{suffix}.weight": dense(*stack, rows, columns),
-        f"{up}.weight": (NVFP4, blocks.numpy().tobytes(), (*stack, rows, columns)),
-        f"blk.0.ffn_down{suffix}.weight": dense(*stack, columns, rows),
-    }  # fmt: skip
+    kept = shapes(columns, rows)
+    for name in [name for name, dims in kept.items() if "ffn_" in name and len(dims) == 2]:
+        kept[name.replace(".weight", f"{suffix}.weight")] = (*stack, *kept.pop(name))
     if experts:
-        tensors["blk.0.ffn_gate_inp.weight"] = dense(experts, columns)
+        kept["blk.0.ffn_gate_inp.weight"] = (experts, columns)
+    tensors = {
+        name: (0, torch.randn(dims, generator=generator).numpy().tobytes(), dims)
+        for name, dims in kept.items()
+    }
+    up = f"blk.0.ffn_up{suffix}"
+    tensors[f"{up}.weight"] = (NVFP4, blocks.numpy().tobytes(), (*stack, rows, columns))
     if scales is not None:
         held = torch.tensor(scales)
-        tensors[f"{up}.scale"] = (0, held.numpy().tobytes(), shape or held.shape)
+        tensors[f"{up}.scale"] = (0, held.numpy().tobytes(), held.shape)
         tensors[f"{up}.input_scale"] = (0, torch.ones(1).numpy().tobytes(), (1,))
-    table, data = [], b""
-    for name, (kind, raw, dims) in tensors.items():
-        table.append(tensor(name, dims[::-1], kind, len(data)))
-        data += raw + bytes(-len(raw) % 32)
     sizes = {"embedding_length": columns, "feed_forward_length": rows}
     if experts:
         sizes |= {"expert_count": experts, "expert_used_count": 2}
-    path.write_bytes(gguf([*metadata(**sizes)], table, data))
+    write_file(path, metadata(**sizes), tensors)
     return dequantize(blocks, "NVFP4", dtype=torch.float32).view(*stack, rows, columns)
 
 
