@@ -6,7 +6,7 @@ import pytest
 import torch
 from blocks import ffn_of
 from decoder_parameters import parameters_of
-from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
@@ -175,7 +175,7 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
     by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
     monkeypatch.setattr("llmcli.formats.dense.lies_by_columns", lambda rows, device, dtype: True)
-    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", 300)
+    in_chunks(monkeypatch, 300)
     by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
     assert ffn_of(by_columns.blocks[0]).gate_up.weight.dense().stride(0) == 1
     for name, slot in parameters_of(by_rows).items():

@@ -6,9 +6,10 @@ import pytest
 import torch
 from decoder_parameters import parameters_of
 from gguf_model import metadata, shapes, write_file
+from live_tensors import Live
 from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_quantized
 from safetensors.torch import save_file
-from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
@@ -16,7 +17,6 @@ from llmcli.families import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
 from llmcli.formats.dense import Dense
 from llmcli.kernels import native
-from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import load_weights
 from llmcli.ops.quant import dequantize
@@ -60,29 +60,20 @@ def test_small_chunks_load_the_same(tmp_path, monkeypatch, scheme):
     folder, _ = write_quantized(tmp_path, scheme)
     whole = parameters_of(load_tiny(folder, dtype="float32").decoder)
     for nbytes in (1, 700):  # row by row; chunks that begin inside a block
-        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+        in_chunks(monkeypatch, nbytes)
         chunked = parameters_of(load_tiny(folder, dtype="float32").decoder)
         assert all(torch.equal(whole[name], chunked[name]) for name in whole)
 
 
-def test_memory_beyond_the_weights_is_bounded(tmp_path, monkeypatch):
-    """Of a matrix of 8 MiB no more is multiplied out at a time than a chunk."""
-    seen = []
-
-    def noted(raw, format, *, dtype, out=None):
-        made = dequantize(raw, format, dtype=dtype, out=out)
-        seen.append(made.nbytes)
-        return made
-
-    dequantize = filling.dequantize
-    monkeypatch.setattr("llmcli.loading.filling.dequantize", noted)
+def test_memory_beyond_the_weights_is_bounded(tmp_path):
+    """Of a matrix of 8 MiB, 32 in float32, no more is multiplied out at a time than a chunk of 4."""
     numbers, scales = quantize(torch.randn(2048, 4096), FP8, (128, 128))
     save_file({"w": numbers, "s": scales}, tmp_path / "model.safetensors")
     slot = torch.empty(2048, 4096)
-    fill(slot, tmp_path, Grid(formats=("F8_E4M3",), rows=128, columns=128))
+    with Live() as live:
+        fill(slot, tmp_path, Grid(formats=("F8_E4M3",), rows=128, columns=128))
     assert torch.equal(slot, numbers.float() * spread(scales, (128, 128), slot.shape))
-    assert len(seen) == 8
-    assert max(seen) <= filling._CHUNK_BYTES
+    assert live.most <= slot.nbytes + (16 << 20), live.most - slot.nbytes
 
 
 def fill(slot, folder, grid, *ops):
@@ -121,7 +112,7 @@ def test_a_row_keeps_its_scale_wherever_it_goes(tmp_path, monkeypatch, block, op
     wanted = right(numbers.float() * spread(scales, block, numbers.shape))
     grid = Grid(formats=("F8_E4M3",), rows=block[0], columns=block[1])
     for nbytes in (4 << 20, 300):
-        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+        in_chunks(monkeypatch, nbytes)
         slot = torch.empty(wanted.shape)
         fill(slot, tmp_path, grid, *ops)
         assert torch.equal(slot, wanted)

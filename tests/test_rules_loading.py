@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 from decoder_parameters import parameters_of
+from live_tensors import Live
 from safetensors.torch import save_file
-from tiny_checkpoints import LLAMA, llama_tensors, write_llama
+from tiny_checkpoints import LLAMA, in_chunks, llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
@@ -181,7 +182,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("nbytes", [4 << 20, 300])
 def test_other_layouts_of_the_same_weights(tmp_path, monkeypatch, family, layout, nbytes):
     tensors, rules, words = LAYOUTS[layout]
-    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+    in_chunks(monkeypatch, nbytes)
     plain = load(write_llama(tmp_path / "plain"))
     family(*rules)
     model = load(write(tmp_path / "other", tensors))
@@ -378,7 +379,7 @@ def test_a_stack_of_packed_rows(tmp_path, monkeypatch, op):
     if op is not None:
         right = right[:, ::2] if op.op.groups > 1 else right[:, 16:]
     for nbytes in (4 << 20, 700):
-        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+        in_chunks(monkeypatch, nbytes)
         slot = torch.empty(right.shape)
         ops = () if op is None else (op,)
         checkpoint = open_checkpoint(tmp_path / "m.gguf")
@@ -451,7 +452,7 @@ STACKS = {
 @pytest.mark.parametrize("nbytes", [4 << 20, 70, 1])
 def test_a_stack_of_matrices_by_rows(tmp_path, monkeypatch, stack, nbytes):
     stored, gate, up = STACKS[stack]
-    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+    in_chunks(monkeypatch, nbytes)
     rules = [Rename("w", "gate", gate), Rename("w", "up", up)]
     slots, ledger = fill(save(tmp_path, w=stored), rules, gate=(E, F, D), up=(E, F, D))
     assert torch.equal(slots["gate"], GATE)
@@ -486,32 +487,18 @@ def test_matrices_of_their_own_into_a_stack(tmp_path):
 
 
 @pytest.mark.parametrize("op", [PerExpert(Rows(0, 512)), PerExpert(Transpose())])
-def test_no_second_copy_of_a_stack(tmp_path, monkeypatch, op):
+def test_no_second_copy_of_a_stack(tmp_path, op):
     """Of a stack of 32 MiB no more is read or made at a time than a chunk, or one expert."""
     stored = torch.randn(16, 1024, 512)
     if isinstance(op.op, Transpose):
         stored = stored.mT
-        right, ops, shape = stored.mT, (op,), (16, 1024, 512)
-    else:
-        right, ops, shape = stored[:, :512], (op,), (16, 512, 512)
-    sizes = []
-    read, make = filling._raw_rows, filling.dequantize
-
-    def noted(function):
-        def call(*args, **options):
-            made = function(*args, **options)
-            sizes.append(made.nbytes)
-            return made
-
-        return call
-
-    monkeypatch.setattr(filling, "_raw_rows", noted(read))
-    monkeypatch.setattr(filling, "dequantize", noted(make))
-    save(tmp_path, w=stored)
-    slot = torch.empty(shape)
-    filling.fill(Dense(slot), open_checkpoint(tmp_path), Load("w", "w", ops), stages := Stages())
+    right = stored.mT if isinstance(op.op, Transpose) else stored[:, :512]
+    slot, stages = torch.empty(right.shape), Stages()
+    checkpoint = open_checkpoint(save(tmp_path, w=stored))
+    with Live() as live:
+        filling.fill(Dense(slot), checkpoint, Load("w", "w", (op,)), stages)
     assert torch.equal(slot, right)
-    assert max(sizes) <= filling._CHUNK_BYTES
+    assert live.most <= slot.nbytes + (8 << 20), live.most - slot.nbytes
     assert stages.nbytes["read"] == right.nbytes  # the rows between those that are used are not
 
 

@@ -5,6 +5,12 @@ import json
 import torch
 from safetensors.torch import save_file
 
+
+def in_chunks(monkeypatch, nbytes):
+    """Weights are read, converted and moved so many bytes at a time."""
+    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+
+
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97,
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

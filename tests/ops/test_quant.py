@@ -6,7 +6,6 @@ Every type of the gguf package is here: one that it learns to decode turns a tes
 from __future__ import annotations
 
 import warnings
-import weakref
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from live_tensors import Live
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.ops import quant
@@ -231,24 +230,6 @@ def test_any_memory_layout_gives_the_same(format: str, monkeypatch: pytest.Monke
         assert torch.equal(inner.nan_to_num(7.0), expected)
         assert (frame[:, 0] == -1).all()
         assert (frame[:, -1] == -1).all()
-
-
-class Live(TorchDispatchMode):
-    """The most bytes that the tensors made inside it hold at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[weakref.ref[torch.Tensor]] = []
-        self.most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.made.append(weakref.ref(result))
-        alive = [one for one in (made() for made in self.made) if one is not None]
-        sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}
-        self.most = max(self.most, sum(sizes.values()))
-        return result
 
 
 @pytest.mark.parametrize("format", PACKED)
