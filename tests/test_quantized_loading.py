@@ -66,7 +66,7 @@ def test_small_chunks_load_the_same(tmp_path, monkeypatch, scheme):
 
 
 def test_memory_beyond_the_weights_is_bounded(tmp_path):
-    """Of a matrix of 8 MiB, 32 in float32, no more is multiplied out at a time than a chunk of 4."""
+    """Of a matrix of 8 MiB, 32 in float32, at a time no more is multiplied out than 4."""
     numbers, scales = quantize(torch.randn(2048, 4096), FP8, (128, 128))
     save_file({"w": numbers, "s": scales}, tmp_path / "model.safetensors")
     slot = torch.empty(2048, 4096)

@@ -435,55 +435,56 @@ def save(folder, **tensors):
 
 
 GATE, UP = torch.randn(2, E, F, D).unbind()
+BIAS = torch.randn(E, 2 * F)
+RIGHT = {"gate": GATE, "up": UP, "b_gate": BIAS[:, ::2], "b_up": BIAS[:, 1::2]}
+IN_TURNS = torch.stack([GATE, UP], 2).flatten(1, 2)
+OF_GATE, OF_UP = (PerExpert(Rows(which, which + 1, groups=F)) for which in (0, 1))
+# tensors and rules
 STACKS = {
     "one after the other": (
-        torch.cat([GATE, UP], 1),
-        PerExpert(Rows(0, F)), PerExpert(Rows(F, 2 * F)),
+        {"w": torch.cat([GATE, UP], 1)},
+        [Rename("w", "gate", PerExpert(Rows(0, F))), Rename("w", "up", PerExpert(Rows(F, 2 * F)))],
     ),
-    "in turns": (
-        torch.stack([GATE, UP], 2).flatten(1, 2),
-        PerExpert(Rows(0, 1, groups=F)), PerExpert(Rows(1, 2, groups=F)),
+    "in turns": ({"w": IN_TURNS}, [Rename("w", "gate", OF_GATE), Rename("w", "up", OF_UP)]),
+    "experts of both": (
+        {"w": torch.cat([GATE, UP])},
+        [Rename("w", "gate", Rows(0, E)), Rename("w", "up", Rows(E, 2 * E))],
     ),
-    "experts of both": (torch.cat([GATE, UP]), Rows(0, E), Rows(E, 2 * E)),
+    "transposed, with biases: gpt-oss in bfloat16": (
+        {"w": IN_TURNS.mT, "b": BIAS},
+        [
+            Rename("w", "gate", PerExpert(Transpose()), OF_GATE),
+            Rename("w", "up", PerExpert(Transpose()), OF_UP),
+            Rename("b", "b_gate", OF_GATE), Rename("b", "b_up", OF_UP),
+        ],
+    ),
+    "matrices of their own": (
+        {f"x.{e}.up": UP[e] for e in range(E)},
+        [Rename("x.{expert}.up", "up[{expert}]", within={"expert": range(E)})],
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("nbytes", [4 << 20, 70, 1])
-def test_a_stack_of_matrices_by_rows(tmp_path, monkeypatch, stack, nbytes):
-    stored, gate, up = STACKS[stack]
+def test_a_stack_of_matrices(tmp_path, monkeypatch, stack, nbytes):
+    tensors, rules = STACKS[stack]
     in_chunks(monkeypatch, nbytes)
-    rules = [Rename("w", "gate", gate), Rename("w", "up", up)]
-    slots, ledger = fill(save(tmp_path, w=stored), rules, gate=(E, F, D), up=(E, F, D))
-    assert torch.equal(slots["gate"], GATE)
-    assert torch.equal(slots["up"], UP)
-    assert [entry.operations for entry in ledger.entries] == [(str(gate),), (str(up),)]
-    assert sum(entry.nbytes for entry in ledger.entries) == stored.nbytes
+    words = {rule.target.partition("[")[0]: tuple(map(str, rule.ops)) for rule in rules}
+    slots, ledger = fill(
+        save(tmp_path, **tensors), rules, **{name: RIGHT[name].shape for name in words}
+    )
+    for name in words:
+        assert torch.equal(slots[name], RIGHT[name])
+    for entry in ledger.entries:
+        assert entry.operations == words[entry.parameter.partition("[")[0]]
+    assert sum(one.nbytes for one in ledger.entries) == sum(t.nbytes for t in tensors.values())
 
 
-def test_a_stack_that_is_stored_transposed_and_its_biases(tmp_path):
-    """As gpt-oss in bfloat16: `[E, D, 2F]` with gate and up in turns, biases `[E, 2F]`."""
-    weight = torch.stack([GATE, UP], 2).flatten(1, 2).mT
-    bias = torch.randn(E, 2 * F)
-    rules = []
-    for which, name in enumerate(("gate", "up")):
-        op = PerExpert(Rows(which, which + 1, groups=F))
-        rules += [Rename("w", name, PerExpert(Transpose()), op), Rename("b", f"b_{name}", op)]
-    shapes = {"gate": (E, F, D), "up": (E, F, D), "b_gate": (E, F), "b_up": (E, F)}
-    slots, ledger = fill(save(tmp_path, w=weight, b=bias), rules, **shapes)
-    assert torch.equal(slots["gate"], GATE)
-    assert torch.equal(slots["up"], UP)
-    assert torch.equal(slots["b_up"], bias[:, 1::2])
-    done = {entry.parameter: entry.operations for entry in ledger.entries}
-    assert done["gate"] == (
+def test_operations_on_experts_in_words():
+    assert (str(PerExpert(Transpose())), str(OF_GATE)) == (
         "each expert: transposed", f"each expert: rows 0:1 of each of {F} groups",
     )  # fmt: skip
-
-
-def test_matrices_of_their_own_into_a_stack(tmp_path):
-    rules = [Rename("x.{expert}.up", "up[{expert}]", within={"expert": range(E)})]
-    slots, _ = fill(save(tmp_path, **{f"x.{e}.up": UP[e] for e in range(E)}), rules, up=(E, F, D))
-    assert torch.equal(slots["up"], UP)
 
 
 @pytest.mark.parametrize("op", [PerExpert(Rows(0, 512)), PerExpert(Transpose())])
