@@ -16,10 +16,8 @@ from llmcli.engine.sampling import Sampling, filtered
 from llmcli.engine.seeds import uniforms
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import ROWS, Pace, Speculation
-from llmcli.errors import UsageError
 from llmcli.formats.dense import writable
 from llmcli.kernels import native
-from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.ui.stats import draft_words
 
@@ -356,17 +354,6 @@ def test_ngrams_look_up_the_last_place_and_go_round():
     assert draft.ground() is None
     draft.begin([7, 7, 7], None)
     assert draft.propose(5) == [7] * 5
-
-
-def test_a_draft_of_another_vocabulary_is_refused():
-    model = random_model(MODELS["llama"])
-    config = dataclasses.replace(MODELS["llama"], vocab=44)
-    other = Model(
-        name="other", config=config, decoder=random_decoder(config), tokenizer=None,
-        checkpoint=None, eos_ids=frozenset(),
-    )  # fmt: skip
-    with pytest.raises(UsageError, match="`other` has another vocabulary than `small`"):
-        ModelDraft(other, model)
 
 
 # how many tokens are read at once: by what steps took and how often proposals were right
