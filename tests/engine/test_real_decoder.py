@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from continued import stream
+from continued import plain_loop, stream
 from decoder_parameters import parameters_of
 
 from llmcli.config import ModelConfig, sequential
-from llmcli.engine.sampling import Sampling, filtered, sample
-from llmcli.engine.seeds import uniforms
+from llmcli.engine.sampling import Sampling
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -59,18 +58,6 @@ def generate(model: Any, prompts: list[list[int]], sampling: Sampling, **options
     return [outputs[sequence] for sequence in sorted(outputs)]
 
 
-def without_cache(model: Any, prompt: list[int], sampling: Sampling) -> list[int]:
-    out: list[int] = []
-    while len(out) < 24 and (not out or out[-1] != 0):
-        logits = model.decoder(torch.tensor([[*prompt, *out]]))[:, -1]
-        counts = [torch.bincount(torch.tensor(x or [], dtype=torch.long), minlength=VOCAB)[None]
-                  for x in (prompt, out)]  # fmt: skip
-        probs = filtered(logits, sampling, *counts)
-        u = torch.tensor(uniforms(sampling.seed, 0, len(out), 1), dtype=torch.float64)
-        out.append(int(sample(probs, u)[0]))
-    return out
-
-
 @pytest.mark.parametrize("variant", [{}, {"window": 3}, {"learned": True}])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -80,8 +67,9 @@ def test_batched_is_alone_is_without_cache(
     model, sampling = real_model(dtype, **variant), SAMPLINGS[name]
     together = generate(model, PROMPTS, sampling)
     for prompt, ids in zip(PROMPTS, together, strict=True):
-        assert (
-            ids == generate(model, [prompt], sampling)[0] == without_cache(model, prompt, sampling)
+        assert ids == generate(model, [prompt], sampling)[0]
+        assert ids == plain_loop(
+            lambda whole: model.decoder(torch.tensor([whole]))[0, -1], prompt, sampling, 24, 0
         )
     assert len({tuple(ids) for ids in together}) == len(PROMPTS)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from continued import stream
+from continued import plain_loop, stream
 from fake_model import EOS, EXTRA, VOCAB, fake_model, hashed, script
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.engine.output import Token
-from llmcli.engine.sampling import Sampling, filtered, sample
-from llmcli.engine.seeds import sample_seed, uniforms
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.seeds import sample_seed
 from llmcli.errors import NotFinite, PromptTooLong, UsageError
 
 GREEDY = Sampling(temperature=0)
@@ -46,18 +46,8 @@ def text(tokens: list[Token]) -> str:
     return "".join(token.text for token in tokens)
 
 
-def plain_loop(
-    prompt: list[int], sampling: Sampling, limit: int, *, ends: bool = True
-) -> list[int]:
-    """Generation as one would write it first: everything anew for every token."""
-    out: list[int] = []
-    while len(out) < limit and not (ends and out and out[-1] == EOS):
-        counts = [torch.bincount(torch.tensor(x or [], dtype=torch.long), minlength=VOCAB)[None]
-                  for x in (prompt, out)]  # fmt: skip
-        probs = filtered(hashed((*prompt, *out))[None], sampling, *counts)
-        u = torch.tensor(uniforms(sampling.seed, 0, len(out), 1), dtype=torch.float64)
-        out.append(int(sample(probs, u)[0]))
-    return out
+def by_hand(prompt: list[int], sampling: Sampling, limit: int, end: int | None = EOS) -> list[int]:
+    return plain_loop(lambda ids: hashed(tuple(ids)), prompt, sampling, limit, end)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT, Sampling(seed=3), Sampling(top_k=2)])
@@ -67,7 +57,7 @@ def test_a_batch_is_every_prompt_alone_and_the_plain_loop(sampling: Sampling) ->
     for number, prompt in enumerate(PROMPTS):
         alone = run(fake_model(), [prompt], sampling)[0]
         batched = together[number]
-        assert ids(batched) == ids(alone) == plain_loop(prompt, sampling, 30)
+        assert ids(batched) == ids(alone) == by_hand(prompt, sampling, 30)
         assert text(batched) == text(alone)
         assert [token.finish for token in batched] == [token.finish for token in alone]
         assert [token.index for token in batched] == list(range(len(batched)))
@@ -96,7 +86,7 @@ def test_samples_share_one_prefill() -> None:
 
 def test_random_numbers_go_on_over_the_table_s_end() -> None:
     ids_of = ids(run(fake_model(), [[4]], HOT, limit=STEPS, ignore_eos=True)[0])
-    assert ids_of == plain_loop([4], HOT, STEPS, ends=False)
+    assert ids_of == by_hand([4], HOT, STEPS, None)
 
 
 def test_finished_sequences_leave_the_batch() -> None:
@@ -112,7 +102,7 @@ def test_prefill_in_chunks() -> None:
     model = fake_model()
     got = run(model, long, HOT, limit=3, on_prefill=lambda *said: seen.append(said))
     for prompt, tokens in zip(long, got.values(), strict=True):
-        assert ids(tokens) == plain_loop(prompt, HOT, 3)
+        assert ids(tokens) == by_hand(prompt, HOT, 3)
     assert [shape for shape in model.decoder.calls if shape[1] > 1] == [
         (3, PROMPT_CHUNK), (3, PROMPT_CHUNK), (3, 9),
     ]  # fmt: skip
