@@ -1,12 +1,16 @@
-"""`engine.stream` for tests: the request's fields as arguments."""
+"""`engine.stream` for tests: the request's fields as arguments; the same in a plain loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from llmcli.engine.output import Token
-from llmcli.engine.sampling import Sampling
+from llmcli.engine.sampling import Sampling, filtered, sample
+from llmcli.engine.seeds import uniforms
 from llmcli.engine.speculation import Speculation
 from llmcli.engine.stream import TextRequest
 from llmcli.engine.stream import stream as stream_request
@@ -27,3 +31,20 @@ def stream(
     return stream_request(
         model, request, on_prefill=on_prefill, on_reread=on_reread, speculation=speculation
     )
+
+
+def plain_loop(
+    logits_of: Callable[[list[int]], Tensor], prompt: Sequence[int], sampling: Sampling,
+    limit: int, end: int | None,
+) -> list[int]:  # fmt: skip
+    """Generation as one would write it first: all logits `[V]` anew for every token."""
+    out: list[int] = []
+    while len(out) < limit and (not out or out[-1] != end):
+        logits = logits_of([*prompt, *out])[None]
+        counts = [
+            torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=logits.shape[1])[None]
+            for ids in (prompt, out)
+        ]
+        u = torch.tensor(uniforms(sampling.seed, 0, len(out), 1), dtype=torch.float64)
+        out.append(int(sample(filtered(logits, sampling, *counts), u)[0]))
+    return out

@@ -1,5 +1,6 @@
 """A small GGUF model that runs: one Llama layer over the 256 bytes, whole or in three parts."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +9,17 @@ from gguf_bytes import ARRAY, F32, I32, STRING, U16, U32, gguf, pair, tensor
 from llmcli.text.spelling import byte_letters
 
 _WIDTH, _HIDDEN = 32, 48
-_SHAPES = {
-    "token_embd.weight": (256, _WIDTH), "output_norm.weight": (_WIDTH,),
-    **{f"blk.0.attn_{part}.weight": (_WIDTH, _WIDTH) for part in ("q", "k", "v", "output")},
-    **{f"blk.0.{part}_norm.weight": (_WIDTH,) for part in ("attn", "ffn")},
-    **{f"blk.0.ffn_{part}.weight": (_HIDDEN, _WIDTH) for part in ("gate", "up")},
-    "blk.0.ffn_down.weight": (_WIDTH, _HIDDEN),
-}  # fmt: skip
+
+
+def shapes(width: int = _WIDTH, hidden: int = _HIDDEN) -> dict[str, tuple[int, ...]]:
+    """Of every tensor."""
+    return {
+        "token_embd.weight": (256, width), "output_norm.weight": (width,),
+        **{f"blk.0.attn_{part}.weight": (width, width) for part in ("q", "k", "v", "output")},
+        **{f"blk.0.{part}_norm.weight": (width,) for part in ("attn", "ffn")},
+        **{f"blk.0.ffn_{part}.weight": (hidden, width) for part in ("gate", "up")},
+        "blk.0.ffn_down.weight": (width, hidden),
+    }  # fmt: skip
 
 
 def metadata(**other: int) -> list[bytes]:
@@ -36,12 +41,15 @@ def metadata(**other: int) -> list[bytes]:
     ]
 
 
-def _file(pairs: list[bytes], arrays: dict[str, np.ndarray]) -> bytes:
+def write_file(
+    path: Path, pairs: list[bytes], tensors: Mapping[str, tuple[int, bytes, Sequence[int]]]
+) -> None:
+    """Tensors are (type, bytes, shape)."""
     rows, data = [], b""
-    for name, array in arrays.items():
-        rows.append(tensor(name, array.shape[::-1], 0, len(data)))
-        data += array.tobytes()  # every length is a multiple of the alignment
-    return gguf(pairs, rows, data)
+    for name, (kind, raw, shape) in tensors.items():
+        rows.append(tensor(name, shape[::-1], kind, len(data)))
+        data += raw + bytes(-len(raw) % 32)
+    path.write_bytes(gguf(pairs, rows, data))
 
 
 def write_model(path: Path, *, parts: int = 1, more: list[bytes] | None = None) -> list[Path]:
@@ -51,11 +59,11 @@ def write_model(path: Path, *, parts: int = 1, more: list[bytes] | None = None) 
     """
     draw = np.random.default_rng(0)
     arrays = {
-        name: draw.normal(1.0 if len(shape) == 1 else 0.0, 0.3, shape).astype(np.float32)
-        for name, shape in _SHAPES.items()
+        name: (0, draw.normal(len(shape) == 1, 0.3, shape).astype(np.float32).tobytes(), shape)
+        for name, shape in shapes().items()
     }
     if parts == 1:
-        path.write_bytes(_file(metadata() + (more or []), arrays))
+        write_file(path, metadata() + (more or []), arrays)
         return [path]
     names = list(arrays)
     cuts = [len(names) * part // parts for part in range(parts + 1)]
@@ -65,5 +73,5 @@ def write_model(path: Path, *, parts: int = 1, more: list[bytes] | None = None) 
         own += [pair("split.tensors.count", I32, len(names))]
         held = {name: arrays[name] for name in names[cuts[part] : cuts[part + 1]]}
         files.append(path.with_name(f"{path.stem}-{part + 1:05d}-of-{parts:05d}.gguf"))
-        files[-1].write_bytes(_file(metadata() + own if part == 0 else own, held))
+        write_file(files[-1], metadata() + own if part == 0 else own, held)
     return files

@@ -6,8 +6,7 @@ import sys
 import children
 import pytest
 import torch
-from gguf_bytes import gguf, tensor
-from gguf_model import metadata
+from gguf_model import metadata, shapes, write_file
 
 import llmcli.loading.ahead as ahead_module
 from llmcli import devices
@@ -20,15 +19,6 @@ from llmcli.loading.load import load_checkpoint
 from llmcli.ops.quant import quantize
 
 pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
-
-
-SHAPES = {
-    "token_embd.weight": (256, 32), "output_norm.weight": (32,),
-    **{f"blk.0.attn_{part}.weight": (32, 32) for part in ("q", "k", "v", "output")},
-    **{f"blk.0.{part}_norm.weight": (32,) for part in ("attn", "ffn")},
-    **{f"blk.0.ffn_{part}.weight": (64, 32) for part in ("gate", "up")},
-    "blk.0.ffn_down.weight": (32, 64),
-}  # fmt: skip
 
 
 def started(checkpoint, *, dtype="auto", quantize="auto", free=1 << 40):
@@ -62,16 +52,14 @@ def test_every_weight_is_the_same(path):
 def test_large_matrices_are_read_in_lots_whose_rows_are_moved(tmp_path, monkeypatch):
     """Those of queries and keys of a Llama file lie in another order than ours."""
     monkeypatch.setattr(ahead_module, "_AT_ONCE", 5 * 34)
-    draw = torch.Generator().manual_seed(0)
-    table, data = [], b""
-    for name, shape in SHAPES.items():
+    draw, tensors = torch.Generator().manual_seed(0), {}
+    for name, shape in shapes(32, 64).items():
         numbers = torch.randn(*shape, generator=draw)
         kind = 8 if len(shape) == 2 else 0
-        raw = (quantize(numbers, "Q8_0") if kind else numbers).numpy().tobytes()
-        table.append(tensor(name, shape[::-1], kind, len(data)))
-        data += raw + bytes(-len(raw) % 32)
+        raw = quantize(numbers, "Q8_0") if kind else numbers
+        tensors[name] = (kind, raw.numpy().tobytes(), shape)
     path = tmp_path / "m.gguf"
-    path.write_bytes(gguf(metadata(feed_forward_length=64), table, data))
+    write_file(path, metadata(feed_forward_length=64), tensors)
     checkpoint = open_checkpoint(path)
     model = load_checkpoint(checkpoint, device="cpu", text=False, ahead=started(checkpoint))
     right = load_checkpoint(open_checkpoint(path), device="cpu", text=False)

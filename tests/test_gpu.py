@@ -1,5 +1,7 @@
 """On a CUDA device: the same numbers as on the CPU, loaded, prefilled, stepped and batched."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from small_models import random_decoder
@@ -24,6 +26,16 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
+
+
+@contextmanager
+def no_waiting():
+    """The host that waits for the device in it ends in an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture
@@ -79,8 +91,7 @@ def test_a_step_that_the_caller_captures(models, batch):
     logits = [wanted.extend(ids).clone() for ids in more]
     session, ids = Session(decoder, batch, 32), more[0].clone()
     session.extend(prompt)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -91,8 +102,6 @@ def test_a_step_that_the_caller_captures(models, batch):
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
             out = session.extend(ids)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     session.rewind(9)
     for step, given in enumerate(more):
         ids.copy_(given)
@@ -164,11 +173,8 @@ def test_experts_that_are_gathered_in_a_captured_step(mixtures, batch):
     decoder = mixtures[1]
     session, ids = Session(decoder, batch, 20), more[0].cuda()
     session.extend(prompt.cuda())
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         session.extend(ids)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_products_of_experts_in_16_bits_have_wide_sums():

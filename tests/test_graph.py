@@ -104,131 +104,121 @@ def test_every_op_is_evaluated():
     assert own == set(RULES)
 
 
-def change(node, **values):
-    return replace(node, op=replace(node.op, **values))
+def recurrence(**values):
+    """That of a map or of a state, changed."""
+    return lambda op: {"of": replace(op.of, **values)}
 
 
-def recur(**values):
-    """The recurrence of a map or of a state, changed."""
-    return lambda node: change(node, of=replace(node.op.of, **values))
-
-
-# what somebody gets wrong in a graph: (model, node, its changed form)
+ROPE = RopeConfig(theta=100.0, dims=8)  # of all of a head
+# what somebody gets wrong in a graph: the model, the node, and what its op has instead
 FAULTS = {
-    "scale": ("llama", "attn.scores", lambda n: change(n, scale=n.op.scale * 1.001)),
-    "a window of one more": ("window", "attn.scores", lambda n: change(n, window=5)),
-    "no window": ("window", "attn.scores", lambda n: change(n, window=None)),
-    "keys mixed, not values": ("one key head", "attn.z",
-                               lambda n: change(n, value="blocks.0.attn.k_rot")),
-    "keys before their norm": ("qk norm", "attn.k_rot",
-                               lambda n: change(n, source="blocks.0.attn.k")),
-    "theta": ("llama", "attn.q_rot",
-              lambda n: change(n, rope=RopeConfig(theta=101.0, dims=8))),
-    "all of a head is rotated": ("partial rotation", "attn.k_rot",
-                                 lambda n: change(n, rope=RopeConfig(theta=100.0, dims=8))),
-    "no bias": ("biases and relu", "attn.q", lambda n: change(n, bias=None)),
-    "a tanh for an erf": ("gpt2 with gelu and shared keys", "mlp.post",
-                          lambda n: change(n, function="gelu_tanh")),
-    "gate and up exchanged": ("llama", "mlp.post",
-                              lambda n: change(n, act=n.op.up, up="blocks.0.mlp.gate")),
-    "no sink": ("sinks", "attn.pattern", lambda n: change(n, sink=None)),
-    "no bound of the gates": ("clamped gates", "mlp.act", lambda n: change(n, limit=None)),
+    "scale": ("llama", "attn.scores", lambda op: {"scale": op.scale * 1.001}),
+    "a window of one more": ("window", "attn.scores", {"window": 5}),
+    "no window": ("window", "attn.scores", {"window": None}),
+    "keys mixed, not values": ("one key head", "attn.z", {"value": "blocks.0.attn.k_rot"}),
+    "keys before their norm": ("qk norm", "attn.k_rot", {"source": "blocks.0.attn.k"}),
+    "theta": ("llama", "attn.q_rot", {"rope": replace(ROPE, theta=101.0)}),
+    "all of a head is rotated": ("partial rotation", "attn.k_rot", {"rope": ROPE}),
+    "no bias": ("biases and relu", "attn.q", {"bias": None}),
+    "a tanh for an erf": ("gpt2 with gelu and shared keys", "mlp.post", {"function": "gelu_tanh"}),
+    "gate and up exchanged": (
+        "llama", "mlp.post", {"act": "blocks.0.mlp.up", "up": "blocks.0.mlp.gate"}
+    ),
+    "no sink": ("sinks", "attn.pattern", {"sink": None}),
+    "no bound of the gates": ("clamped gates", "mlp.act", {"limit": None}),
     "another bound of the neurons": (
-        "clamped gates", "mlp.post", lambda n: change(n, clamp=replace(n.op.clamp, limit=0.8))
+        "clamped gates", "mlp.post", lambda op: {"clamp": replace(op.clamp, limit=0.8)}
     ),
     "no 1 added to the neurons": (
-        "clamped gates", "mlp.post", lambda n: change(n, clamp=replace(n.op.clamp, offset=0.0))
+        "clamped gates", "mlp.post", lambda op: {"clamp": replace(op.clamp, offset=0.0)}
     ),
-    "a tanh for a sigmoid": (
-        "clamped gates", "mlp.act", lambda n: change(n, function="gelu_tanh")
+    "a tanh for a sigmoid": ("clamped gates", "mlp.act", {"function": "gelu_tanh"}),
+    "eps": ("llama", "ln1.out", {"norm": replace(RMS, eps=1e-4)}),
+    "a mean is taken off": ("llama", "ln2.out", {"norm": replace(RMS, kind="layer")}),
+    "a convolution of one token less": (
+        "short convolutions", "conv.conv", {"source": "blocks.0.conv.x"}
     ),
-    "eps": ("llama", "ln1.out", lambda n: change(n, norm=replace(RMS, eps=1e-4))),
-    "a mean is taken off": ("llama", "ln2.out",
-                            lambda n: change(n, norm=replace(RMS, kind="layer"))),
-    "a convolution of one token less": ("short convolutions", "conv.conv",
-                                        lambda n: change(n, source="blocks.0.conv.x")),
     "another rate of the decay": (
-        "gated deltanet", "linattn.log_decay", lambda n: change(n, rate="blocks.0.linattn.dt_bias")
+        "gated deltanet", "linattn.log_decay", {"rate": "blocks.0.linattn.dt_bias"}
     ),
     "no bias of the step size": (
-        "gated deltanet", "linattn.dt", lambda n: change(n, bias="blocks.0.linattn.A_log")
+        "gated deltanet", "linattn.dt", {"bias": "blocks.0.linattn.A_log"}
     ),
-    "eps of another size": ("gated deltanet", "linattn.k", lambda n: change(n, eps=1e-3)),
-    "queries that are not divided": ("gated deltanet", "linattn.q", lambda n: change(n, scale=1.0)),
+    "eps of another size": ("gated deltanet", "linattn.k", {"eps": 1e-3}),
+    "queries that are not divided": ("gated deltanet", "linattn.q", {"scale": 1.0}),
     "keys where queries are": (
-        "gated deltanet", "linattn.q", lambda n: change(n, cut=replace(n.op.cut, first=12))
+        "gated deltanet", "linattn.q", lambda op: {"cut": replace(op.cut, first=12)}
     ),
-    "values of the wrong columns": ("gated deltanet", "linattn.v", lambda n: change(n, first=23)),
-    "nothing is taken off": ("gated deltanet", "linattn.pattern", recur(plain=True)),
-    "heads that are tiled": ("gated deltanet", "linattn.pattern", recur(tiled=True)),
-    "a map of keys alone": ("gated deltanet", "linattn.pattern", recur(query="blocks.0.linattn.k")),
-    "a state that nothing is taken off": ("gated deltanet", "linattn.state", recur(plain=True)),
+    "values of the wrong columns": ("gated deltanet", "linattn.v", {"first": 23}),
+    "nothing is taken off": ("gated deltanet", "linattn.pattern", recurrence(plain=True)),
+    "heads that are tiled": ("gated deltanet", "linattn.pattern", recurrence(tiled=True)),
+    "a map of keys alone": (
+        "gated deltanet", "linattn.pattern", recurrence(query="blocks.0.linattn.k")
+    ),
+    "a state that nothing is taken off": (
+        "gated deltanet", "linattn.state", recurrence(plain=True)
+    ),
     "a tanh for the gate of the output": (
-        "gated deltanet", "linattn.gate_act", lambda n: change(n, function="gelu_tanh")
+        "gated deltanet", "linattn.gate_act", {"function": "gelu_tanh"}
     ),
     "not normalized before the gate": (
-        "gated deltanet", "linattn.out", lambda n: change(n, up="blocks.0.linattn.z")
+        "gated deltanet", "linattn.out", {"up": "blocks.0.linattn.z"}
     ),
-    "no bound of the step size": ("mamba-2 alone", "ssm.dt", lambda n: change(n, most=9.0)),
+    "no bound of the step size": ("mamba-2 alone", "ssm.dt", {"most": 9.0}),
     "B and C exchanged": (
-        "mamba-2 alone", "ssm.pattern", recur(query="blocks.0.ssm.B", key="blocks.0.ssm.C")
+        "mamba-2 alone", "ssm.pattern", recurrence(query="blocks.0.ssm.B", key="blocks.0.ssm.C")
     ),
-    "heads of other groups": ("mamba-2 alone", "ssm.pattern", recur(tiled=True)),
-    "no decay": ("mamba-2 alone", "ssm.pattern", recur(log_decay="blocks.0.ssm.dt")),
+    "heads of other groups": ("mamba-2 alone", "ssm.pattern", recurrence(tiled=True)),
+    "no decay": ("mamba-2 alone", "ssm.pattern", recurrence(log_decay="blocks.0.ssm.dt")),
     "the step size is not written": (
-        "mamba-2 alone", "ssm.state", recur(step="blocks.0.ssm.log_decay")
+        "mamba-2 alone", "ssm.state", recurrence(step="blocks.0.ssm.log_decay")
     ),
-    "no skip": ("mamba-2 alone", "ssm.skip", lambda n: change(n, weight="blocks.0.ssm.A_log")),
-    "the gate behind the norm": ("mamba-2 alone", "ssm.out", lambda n: change(
-        n, source="blocks.0.ssm.skip")),
-    "one norm for all groups": ("mamba-2 alone", "ssm.out", lambda n: change(n, groups=1)),
-    "the gate before SiLU": ("mamba-2 alone", "ssm.gated", lambda n: change(
-        n, act="blocks.0.ssm.gate")),
-    "no multiplier": ("multipliers", "attn_out", lambda n: change(n, scale=1.0)),
-    "no output scale": ("multipliers", "resid_post", lambda n: change(n, scale=1.0)),
-    "a branch without its norm": ("parallel with one norm", "mlp.up",
-                                  lambda n: change(n, source="blocks.0.resid_pre")),
-    "not normalized before it is added": ("norms after", "attn_out",
-                                          lambda n: change(n, source="blocks.0.resid_pre")),
-    "weights that are not renormalized": ("experts", "moe.expert_weight",
-                                          lambda n: change(n, renormalized=False)),
-    "weights of logits": ("experts", "moe.expert_weight",
-                          lambda n: change(n, source="blocks.0.moe.router_logits")),
-    "a sigmoid for a softmax": ("experts", "moe.router_probs",
-                                lambda n: change(n, function="sigmoid")),
-    "no correction of the choice": ("experts by groups", "moe.expert_idx",
-                                    lambda n: change(n, correction=None)),
-    "the two best of a group": ("experts by the best of a group", "moe.expert_idx",
-                                lambda n: change(n, best=2)),
-    "all groups": ("experts by groups", "moe.expert_idx", lambda n: change(n, groups=1)),
-    "no routed scale": ("experts by groups", "moe.expert_weight", lambda n: change(n, scale=1.0)),
-    "no shared expert": ("experts by groups", "mlp_out", lambda n: change(n, also=None)),
-    "gates of the experts for neurons": ("experts", "moe.up",
-                                         lambda n: change(n, weight="blocks.0.moe.W_gate")),
-    "experts that are not weighed": ("experts", "mlp_out",
-                                     lambda n: change(n, share="blocks.0.moe.expert_idx")),
-    "no bias of the router": ("experts after the choice", "moe.router_logits",
-                              lambda n: change(n, bias=None)),
-    "a softmax of all": ("experts after the choice", "moe.expert_weight",
-                         lambda n: change(n, softmax=False)),
-    "values before their norm": ("values that are normalized keys", "attn.z",
-                                 lambda n: change(n, value="blocks.0.attn.v")),
-    "all pairs rotated": ("some pairs of whole heads rotated", "attn.q_rot",
-                          lambda n: change(n, rope=RopeConfig(theta=100.0, dims=8))),
-    "the embedding for another layer": ("embeddings for each layer", "ple.post",
-                                        lambda n: change(n, item=1)),
-    "no parameter on the output": ("blocks scaled by a parameter", "resid_post",
-                                   lambda n: change(n, weight=None)),
-    "the stream without attention": ("llama", "resid_post",
-                                     lambda n: change(n, parts=n.op.parts[:1])),
+    "no skip": ("mamba-2 alone", "ssm.skip", {"weight": "blocks.0.ssm.A_log"}),
+    "the gate behind the norm": ("mamba-2 alone", "ssm.out", {"source": "blocks.0.ssm.skip"}),
+    "one norm for all groups": ("mamba-2 alone", "ssm.out", {"groups": 1}),
+    "the gate before SiLU": ("mamba-2 alone", "ssm.gated", {"act": "blocks.0.ssm.gate"}),
+    "no multiplier": ("multipliers", "attn_out", {"scale": 1.0}),
+    "no output scale": ("multipliers", "resid_post", {"scale": 1.0}),
+    "a branch without its norm": (
+        "parallel with one norm", "mlp.up", {"source": "blocks.0.resid_pre"}
+    ),
+    "not normalized before it is added": (
+        "norms after", "attn_out", {"source": "blocks.0.resid_pre"}
+    ),
+    "weights that are not renormalized": ("experts", "moe.expert_weight", {"renormalized": False}),
+    "weights of logits": ("experts", "moe.expert_weight", {"source": "blocks.0.moe.router_logits"}),
+    "a sigmoid for a softmax": ("experts", "moe.router_probs", {"function": "sigmoid"}),
+    "no correction of the choice": ("experts by groups", "moe.expert_idx", {"correction": None}),
+    "the two best of a group": ("experts by the best of a group", "moe.expert_idx", {"best": 2}),
+    "all groups": ("experts by groups", "moe.expert_idx", {"groups": 1}),
+    "no routed scale": ("experts by groups", "moe.expert_weight", {"scale": 1.0}),
+    "no shared expert": ("experts by groups", "mlp_out", {"also": None}),
+    "gates of the experts for neurons": ("experts", "moe.up", {"weight": "blocks.0.moe.W_gate"}),
+    "experts that are not weighed": ("experts", "mlp_out", {"share": "blocks.0.moe.expert_idx"}),
+    "no bias of the router": ("experts after the choice", "moe.router_logits", {"bias": None}),
+    "a softmax of all": ("experts after the choice", "moe.expert_weight", {"softmax": False}),
+    "values before their norm": (
+        "values that are normalized keys", "attn.z", {"value": "blocks.0.attn.v"}
+    ),
+    "all pairs rotated": ("some pairs of whole heads rotated", "attn.q_rot", {"rope": ROPE}),
+    "the embedding for another layer": ("embeddings for each layer", "ple.post", {"item": 1}),
+    "no parameter on the output": ("blocks scaled by a parameter", "resid_post", {"weight": None}),
+    "the stream without attention": ("llama", "resid_post", lambda op: {"parts": op.parts[:1]}),
 }  # fmt: skip
+
+
+def planted(fault, config):
+    """The name of the node, and all nodes, that one with the fault."""
+    _, leaf, values = FAULTS[fault]
+    nodes, name = dict(Graph(config).nodes), f"blocks.0.{leaf}"
+    op = nodes[name].op
+    changed = replace(op, **(values(op) if callable(values) else values))
+    return name, nodes | {name: replace(nodes[name], op=changed)}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
-    name, leaf, changed = FAULTS[fault]
-    model = random_model(MODELS[name])
-    nodes, planted = dict(Graph(model.config).nodes), f"blocks.0.{leaf}"
-    nodes[planted] = changed(nodes[planted])
-    assert planted in wrong(model, nodes, chained=False)
-    assert next(iter(wrong(model, nodes, chained=True))) == planted
+    model = random_model(MODELS[FAULTS[fault][0]])
+    name, nodes = planted(fault, model.config)
+    assert name in wrong(model, nodes, chained=False)
+    assert next(iter(wrong(model, nodes, chained=True))) == name

@@ -7,7 +7,7 @@ activation has to be what its node makes of those before it, rounded so, and not
 import pytest
 import torch
 from small_models import ids, random_blocks, random_model
-from test_graph import FAULTS, TOKENS, run
+from test_graph import FAULTS, TOKENS, planted, run
 from zoo import IN_BLOCKS
 
 from llmcli.anatomy.graph import Graph
@@ -119,23 +119,17 @@ def test_the_dtypes_are_those_of_the_plan(name):
         assert tensor.dtype == (torch.int64 if found[name].integer else wanted), name
 
 
-FAULTY = {fault: row for fault, row in FAULTS.items() if row[0] in IN_BLOCKS}
-
-
-@pytest.mark.parametrize("fault", FAULTY)
+@pytest.mark.parametrize("fault", [one for one, row in FAULTS.items() if row[0] in IN_BLOCKS])
 def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
-    name, leaf, changed = FAULTY[fault]
-    model = packed_model(name)
-    nodes, planted = dict(Graph(model.config).nodes), f"blocks.0.{leaf}"
-    nodes[planted] = changed(nodes[planted])
-    assert planted in wrong(model, nodes)
-    chain = wrong_in_a_chain(model, nodes)
-    first = planted
-    if nodes[planted].shown:  # nothing follows from it
+    model = packed_model(FAULTS[fault][0])
+    name, nodes = planted(fault, model.config)
+    assert name in wrong(model, nodes)
+    first = name
+    if nodes[name].shown:  # nothing follows from it
         first = None
-    elif not Graph(model.config).written(planted):  # the map, of which z is made
-        first = f"{planted.rpartition('.')[0]}.z"
-    assert next(iter(chain), None) == first
+    elif not Graph(model.config).written(name):  # the map, of which z is made
+        first = f"{name.rpartition('.')[0]}.z"
+    assert next(iter(wrong_in_a_chain(model, nodes)), None) == first
 
 
 @pytest.fixture

@@ -6,17 +6,12 @@ import pytest
 import torch
 from blocks import ffn_of
 from decoder_parameters import parameters_of
-from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import open_checkpoint
-from llmcli.errors import (
-    CheckpointError,
-    OutOfMemory,
-    UsageError,
-    WeightMismatch,
-)
+from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismatch
 from llmcli.kernels import native
 from llmcli.loading import weights
 from llmcli.loading.load import load, load_checkpoint, load_shapes
@@ -71,47 +66,34 @@ def test_a_head_that_differs_from_the_embedding_in_its_last_number_is_another_on
     assert not load_tiny(write_llama(tmp_path / "b", tensors, **options)).config.head.tied
 
 
-def test_small_chunks_load_the_same(tmp_path, monkeypatch):
-    whole = parameters_of(load_tiny(write_llama(tmp_path), dtype="bfloat16").decoder)
-    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", 300)
-    chunked = parameters_of(load_tiny(tmp_path, dtype="bfloat16").decoder)
-    assert all(torch.equal(whole[name], chunked[name]) for name in whole)
+GONE, L0, L1 = torch.empty(0), "model.layers.0", "model.layers.1"
 
 
-def test_missing_surplus_and_misshapen_tensors(tmp_path):
-    tensors = llama_tensors()
-    del tensors["model.norm.weight"]
-    with pytest.raises(WeightMismatch, match=r"no tensor for `ln_final\.w`") as caught:
-        load_tiny(write_llama(tmp_path / "a", tensors))
-    assert caught.value.code == 4
-    assert caught.value.message.endswith("(the first would be `model.norm.weight`)")
-    tensors = llama_tensors()
-    del tensors["model.layers.1.self_attn.q_proj.weight"]
-    with pytest.raises(WeightMismatch, match=r"would be `model\.layers\.1\.self_attn\.q_proj\.w"):
-        load_tiny(write_llama(tmp_path / "d", tensors))
-    tensors = llama_tensors() | {"model.layers.0.self_attn.extra": torch.ones(2)}
-    surplus = load_tiny(write_llama(tmp_path / "b", tensors)).ledger.surplus
-    assert surplus == ("model.layers.0.self_attn.extra",)
-    tensors = llama_tensors()
-    tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(47, 32)
-    with pytest.raises(WeightMismatch, match=r"up_proj.*` should be \[48, 32\] but is \[47, 32\]"):
-        load_tiny(write_llama(tmp_path / "c", tensors))
-    tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(48 * 32)
-    with pytest.raises(WeightMismatch, match=r"W_up` from .* should be"):
-        load_tiny(write_llama(tmp_path / "d", tensors))
-
-
-def test_one_more_layer_than_configured_is_surplus(tmp_path):
-    surplus = load_tiny(write_llama(tmp_path, num_hidden_layers=1)).ledger.surplus
-    assert {name.split(".")[2] for name in surplus} == {"1"}
-    assert len(surplus) == sum(".layers.1." in name for name in llama_tensors())
-
-
-def test_integer_weights_are_refused(tmp_path):
-    tensors = llama_tensors()
-    tensors["model.norm.weight"] = torch.ones(32, dtype=torch.int32)
-    with pytest.raises(CheckpointError, match="I32"):
+@pytest.mark.parametrize(("change", "says"), [
+    ({"model.norm.weight": GONE},
+     r"no tensor for `ln_final\.w` \(the first would be `model\.norm\.weight`\)$"),
+    ({f"{L1}.self_attn.q_proj.weight": GONE},
+     r"would be `model\.layers\.1\.self_attn\.q_proj\.w"),
+    ({f"{L1}.mlp.up_proj.weight": torch.ones(47, 32)},
+     r"up_proj.*` should be \[48, 32\] but is \[47, 32\]"),
+    ({f"{L1}.mlp.up_proj.weight": torch.ones(48 * 32)}, r"W_up` from .* should be"),
+    ({"model.norm.weight": torch.ones(32, dtype=torch.int32)}, "I32"),
+])  # fmt: skip
+def test_missing_and_misshapen_tensors_are_refused(tmp_path, change, says):
+    tensors = {name: t for name, t in (llama_tensors() | change).items() if t is not GONE}
+    with pytest.raises(CheckpointError, match=says) as caught:
         load_tiny(write_llama(tmp_path, tensors))
+    assert caught.value.code == 4
+    assert isinstance(caught.value, WeightMismatch) == ("I32" not in says)
+
+
+def test_what_has_no_use_is_surplus(tmp_path):
+    tensors = llama_tensors() | {f"{L0}.self_attn.extra": torch.ones(2)}
+    surplus = load_tiny(write_llama(tmp_path / "a", tensors)).ledger.surplus
+    assert surplus == (f"{L0}.self_attn.extra",)
+    surplus = load_tiny(write_llama(tmp_path / "b", num_hidden_layers=1)).ledger.surplus
+    assert {name.split(".")[2] for name in surplus} == {"1"}
+    assert len(surplus) == sum(name.startswith(L1) for name in llama_tensors())
 
 
 def test_random_weights_need_a_configuration_only(tmp_path):
@@ -128,44 +110,32 @@ def test_random_weights_need_a_configuration_only(tmp_path):
         load_tiny(tmp_path)
 
 
-def test_what_does_not_fit_is_refused_before_it_is_allocated(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "available_bytes", lambda device: 1000)
-    with pytest.raises(OutOfMemory, match="the weights need") as caught:
-        load_tiny(write_llama(tmp_path))
-    assert caught.value.code == 5
-
-
-@pytest.mark.parametrize(
-    ("dtype", "share", "helps"),
-    [("float32", 0.6, True), ("float32", 0.4, False), ("bfloat16", 0.6, False)],
-)
-def test_half_precision_is_proposed_only_where_it_helps(tmp_path, monkeypatch, dtype, share, helps):
-    path = write_llama(tmp_path)
-    needed = load_tiny(path, dtype=dtype).weight_bytes
-    monkeypatch.setattr(devices, "available_bytes", lambda device: int(share * needed))
-    with pytest.raises(OutOfMemory) as caught:
-        load_tiny(path, dtype=dtype)
-    assert ("--dtype bfloat16" in caught.value.hint) == helps
-    assert "a smaller model" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [(0.9, "`--dtype bfloat16`"), (0.45, "`--quantize int8`"), (0.25, "`--quantize int4`")],
-)
-def test_what_would_fit_is_named(tmp_path, monkeypatch, share, words):
+@pytest.mark.parametrize(("dtype", "share", "words", "never"), [
+    ("float32", 0.9, "`--dtype bfloat16`", ""), ("float32", 0.6, "`--dtype bfloat16`", ""),
+    ("float32", 0.45, "`--quantize int8`", "--dtype bfloat16"),
+    ("float32", 0.25, "`--quantize int4`", "--dtype bfloat16"),
+    ("bfloat16", 0.6, "a smaller model", "--dtype bfloat16"), ("float32", 0, "a smaller model", ""),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_before_it_is_allocated(
+    tmp_path, monkeypatch, dtype, share, words, never
+):
+    """And what would fit is named, where that helps."""
     monkeypatch.setattr(native, "level", lambda: "portable")
     path = write_llama(tmp_path, hidden_size=64, vocab_size=4096, intermediate_size=512)
-    needed = load_shapes(open_checkpoint(path), dtype="float32").weight_bytes
+    needed = load_shapes(open_checkpoint(path), dtype=dtype).weight_bytes
     monkeypatch.setattr(devices, "available_bytes", lambda device: int(share * needed))
-    with pytest.raises(OutOfMemory) as caught:
-        load_tiny(path, dtype="float32", random_weights=0)
+    with pytest.raises(OutOfMemory, match="the weights need") as caught:
+        load_tiny(path, dtype=dtype, random_weights=0)
+    assert caught.value.code == 5
     assert words in caught.value.hint
+    assert not never or never not in caught.value.hint
+    assert "a smaller model" in caught.value.hint
 
 
 def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
     path = write_llama(tmp_path)
-    assert load_tiny(path, dtype="float64").dtype == torch.float64
+    model = load(str(path), device="cpu", dtype="float64")
+    assert (model.dtype, model.tokenizer) == (torch.float64, None)
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512_bf16"}))
     assert load_tiny(path, dtype="auto").dtype == torch.bfloat16
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx2"}))
@@ -192,12 +162,6 @@ def test_auto_leaves_apples_gpu_to_who_names_it(monkeypatch):
     assert devices.float64_device(mps).type == "cpu"
 
 
-def test_load_by_path(tmp_path):
-    model = load(str(write_llama(tmp_path)), device="cpu", dtype="float64")
-    assert model.dtype == torch.float64
-    assert model.tokenizer is None
-
-
 def test_a_broken_tokenizer_matters_only_for_text(tmp_path):
     write_llama(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
@@ -211,7 +175,7 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
     by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
     monkeypatch.setattr("llmcli.formats.dense.lies_by_columns", lambda rows, device, dtype: True)
-    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", 300)
+    in_chunks(monkeypatch, 300)
     by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
     assert ffn_of(by_columns.blocks[0]).gate_up.weight.dense().stride(0) == 1
     for name, slot in parameters_of(by_rows).items():
@@ -242,16 +206,6 @@ def test_shapes_are_held_against_the_headers(tmp_path, monkeypatch, name, shape,
 def test_a_configuration_that_lies_about_sizes_is_no_matter_of_memory(tmp_path):
     with pytest.raises(WeightMismatch, match="should be"):
         load_tiny(write_gpt2(tmp_path, n_embd=1 << 18))
-
-
-def test_gpt2_slices_of_the_fused_matrix(tmp_path):
-    tensors = gpt2_tensors()
-    slots = parameters_of(load_tiny(write_gpt2(tmp_path), dtype="float32").decoder)
-    for i, part in enumerate("qkv"):
-        fused = tensors["h.0.attn.c_attn.weight"][:, 16 * i : 16 * (i + 1)]
-        assert torch.equal(slots[f"blocks.0.attn.W_{part}"], fused.t())
-        bias = tensors["h.0.attn.c_attn.bias"][16 * i : 16 * (i + 1)]
-        assert torch.equal(slots[f"blocks.0.attn.b_{part}"], bias)
 
 
 @pytest.mark.parametrize(("least", "used"), [(1 << 30, 1), (0, 2)])

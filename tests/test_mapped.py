@@ -18,11 +18,6 @@ from llmcli.loading.load import load, load_checkpoint
 pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 
 
-@pytest.fixture
-def little_memory(monkeypatch):
-    monkeypatch.setattr(devices, "available_bytes", lambda device: 40 << 20)
-
-
 def both(monkeypatch, model=None, *, little=40 << 20):
     def made():
         checkpoint = open_checkpoint(model) if model else open_model("smollm2")
@@ -35,35 +30,32 @@ def both(monkeypatch, model=None, *, little=40 << 20):
         return whole, made()
 
 
-@pytest.mark.real
-def test_prompts_and_steps_have_the_same_bits(monkeypatch):
-    whole, mapped = both(monkeypatch)
+def check_weights(whole, mapped):
     assert not whole.mapped_bytes
     assert mapped.mapped_bytes > 0.9 * mapped.weight_bytes
-    ids = torch.randint(0, 40_000, (2, 37), generator=torch.Generator().manual_seed(0))
-    states = [model.decoder.new_state(2, 64) for model in (whole, mapped)]
-    ours, theirs = (
-        model.decoder(ids, state) for model, state in zip((mapped, whole), states, strict=True)
-    )
-    assert torch.equal(ours, theirs)
-    for _ in range(4):
-        step = [
-            model.decoder(ids[:, :1], state)
-            for model, state in zip((mapped, whole), states, strict=True)
-        ]
-        assert torch.equal(*step)
-    assert all(state.replays for state in states)
+    for name in whole.decoder.weight_names:
+        assert torch.equal(whole.decoder.weight(name).dense(), mapped.decoder.weight(name).dense())
 
 
 @pytest.mark.real
-def test_every_weight_is_the_same(monkeypatch):
+def test_weights_prompts_and_steps_have_the_same_bits(monkeypatch):
     whole, mapped = both(monkeypatch)
-    for name in whole.decoder.weight_names:
-        assert torch.equal(whole.decoder.weight(name).dense(), mapped.decoder.weight(name).dense())
+    check_weights(whole, mapped)
     rotated = mapped.decoder.weight("blocks.3.attn.W_q")  # its rows are unpaired
     assert isinstance(rotated, Mapped)
     with pytest.raises(TypeError):
         rotated.write(torch.arange(1), rotated.data[:1])
+    ids = torch.randint(0, 40_000, (2, 37), generator=torch.Generator().manual_seed(0))
+    states = [model.decoder.new_state(2, 64) for model in (whole, mapped)]
+
+    def logits(ids):
+        pairs = zip((whole, mapped), states, strict=True)
+        return [model.decoder(ids, state) for model, state in pairs]
+
+    assert torch.equal(*logits(ids))
+    for _ in range(4):
+        assert torch.equal(*logits(ids[:, :1]))
+    assert all(state.replays for state in states)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -76,9 +68,7 @@ def test_sixteen_bits_at_odd_addresses(tmp_path, monkeypatch, dtype):
     whole, mapped = both(monkeypatch, tmp_path, little=1)
     names = [name for name in mapped.decoder.weight_names if mapped.decoder.weight(name).in_file]
     assert len(names) > 10
-    assert mapped.mapped_bytes > 0.9 * mapped.weight_bytes
-    for name in whole.decoder.weight_names:
-        assert torch.equal(whole.decoder.weight(name).dense(), mapped.decoder.weight(name).dense())
+    check_weights(whole, mapped)
     with pytest.raises(TypeError):
         writable(mapped.decoder.weight(names[0]))
     ids = torch.arange(20)[None]
@@ -86,7 +76,8 @@ def test_sixteen_bits_at_odd_addresses(tmp_path, monkeypatch, dtype):
 
 
 @pytest.mark.real
-def test_what_is_in_no_16_bits_has_to_fit(little_memory):
+def test_what_is_in_no_16_bits_has_to_fit(monkeypatch):
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 40 << 20)
     with pytest.raises(OutOfMemory, match="the weights need"):
         load("smollm2", device="cpu", dtype="float32")
 

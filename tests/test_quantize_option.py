@@ -1,12 +1,10 @@
 """`--quantize int8` and `int4`: a dense checkpoint whose matrices are quantized at load."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from tiny_checkpoints import GPT2, LLAMA, llama_tensors, write_llama
+from tiny_checkpoints import LLAMA, gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
@@ -25,23 +23,10 @@ needs_kernels = pytest.mark.skipif(native.level() is None, reason="there are no 
 both = pytest.mark.parametrize("quantized", ["int8", "int4"])
 
 
-def write_gpt2(folder):
+def write_wide_gpt2(folder):
     """Every matrix is stored transposed, and three of them as one."""
-    draw, d = torch.Generator().manual_seed(0), 32
-    shapes = {
-        "wte.weight": (53, d), "wpe.weight": (32, d), "ln_f.weight": (d,), "ln_f.bias": (d,),
-        "h.0.ln_1.weight": (d,), "h.0.ln_1.bias": (d,), "h.0.ln_2.weight": (d,),
-        "h.0.ln_2.bias": (d,), "h.0.attn.c_attn.weight": (d, 3 * d),
-        "h.0.attn.c_attn.bias": (3 * d,), "h.0.attn.c_proj.weight": (d, d),
-        "h.0.attn.c_proj.bias": (d,), "h.0.mlp.c_fc.weight": (d, 4 * d),
-        "h.0.mlp.c_fc.bias": (4 * d,), "h.0.mlp.c_proj.weight": (4 * d, d),
-        "h.0.mlp.c_proj.bias": (d,),
-    }  # fmt: skip
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(GPT2 | {"n_embd": d}))
-    tensors = {name: torch.randn(*shape, generator=draw) * 0.3 for name, shape in shapes.items()}
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    tensors = {name: tensor * 0.3 for name, tensor in gpt2_tensors(32).items()}
+    return write_gpt2(folder, tensors, n_embd=32)
 
 
 def write_bfloat16(folder):
@@ -56,7 +41,7 @@ def write_bfloat16(folder):
 
 @pytest.fixture(params=["gpt2", "llama"])
 def path(request, tmp_path):
-    return {"gpt2": write_gpt2, "llama": write_bfloat16}[request.param](tmp_path / "m")
+    return {"gpt2": write_wide_gpt2, "llama": write_bfloat16}[request.param](tmp_path / "m")
 
 
 def load(path, **options):
@@ -157,27 +142,17 @@ def test_without_effect_it_says_why(tmp_path, quantized):
 
 
 @both
-def test_it_contradicts_a_dtype(path, quantized, monkeypatch):
+def test_where_it_cannot_be_had_it_is_refused(path, quantized, monkeypatch):
     monkeypatch.setattr(native, "level", lambda: "portable")
     with pytest.raises(UsageError, match=f"`--quantize {quantized}` and `--dtype float32`"):
         load(path, quantize=quantized, dtype="float32")
-
-
-@both
-def test_without_kernels_it_cannot_be_had(path, quantized, monkeypatch):
+    gpu = Device(device="cuda:1", name="x", total_bytes=1, free_bytes=1, bfloat16=True)
+    with pytest.raises(UsageError, match=r"no kernels .* on the device `cuda`"):
+        measure_info(open_checkpoint(path), [gpu], quantize=quantized)
     monkeypatch.setattr(native, "level", lambda: None)
     with pytest.raises(UsageError, match=r"no kernels .* on this machine") as error:
         load(path, quantize=quantized)
     assert "--dtype bfloat16" in error.value.hint
-
-
-@both
-def test_a_gpu_has_no_such_kernels(path, quantized, monkeypatch):
-    monkeypatch.setattr(native, "level", lambda: "portable")
-    checkpoint = open_checkpoint(path)
-    gpu = Device(device="cuda:1", name="x", total_bytes=1, free_bytes=1, bfloat16=True)
-    with pytest.raises(UsageError, match=r"no kernels .* on the device `cuda`"):
-        measure_info(checkpoint, [gpu], quantize=quantized)
 
 
 @pytest.mark.gpu

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from gguf_bytes import gguf, tensor
-from gguf_model import metadata
+from gguf_model import metadata, shapes, write_file
+from live_tensors import Live
 from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_quantized
 from safetensors.torch import save_file
-from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
@@ -17,7 +17,6 @@ from llmcli.families import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
 from llmcli.formats.dense import Dense
 from llmcli.kernels import native
-from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import load_weights
 from llmcli.ops.quant import dequantize
@@ -61,29 +60,20 @@ def test_small_chunks_load_the_same(tmp_path, monkeypatch, scheme):
     folder, _ = write_quantized(tmp_path, scheme)
     whole = parameters_of(load_tiny(folder, dtype="float32").decoder)
     for nbytes in (1, 700):  # row by row; chunks that begin inside a block
-        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+        in_chunks(monkeypatch, nbytes)
         chunked = parameters_of(load_tiny(folder, dtype="float32").decoder)
         assert all(torch.equal(whole[name], chunked[name]) for name in whole)
 
 
-def test_memory_beyond_the_weights_is_bounded(tmp_path, monkeypatch):
-    """Of a matrix of 8 MiB no more is multiplied out at a time than a chunk."""
-    seen = []
-
-    def noted(raw, format, *, dtype, out=None):
-        made = dequantize(raw, format, dtype=dtype, out=out)
-        seen.append(made.nbytes)
-        return made
-
-    dequantize = filling.dequantize
-    monkeypatch.setattr("llmcli.loading.filling.dequantize", noted)
+def test_memory_beyond_the_weights_is_bounded(tmp_path):
+    """Of a matrix of 8 MiB, 32 in float32, at a time no more is multiplied out than 4."""
     numbers, scales = quantize(torch.randn(2048, 4096), FP8, (128, 128))
     save_file({"w": numbers, "s": scales}, tmp_path / "model.safetensors")
     slot = torch.empty(2048, 4096)
-    fill(slot, tmp_path, Grid(formats=("F8_E4M3",), rows=128, columns=128))
+    with Live() as live:
+        fill(slot, tmp_path, Grid(formats=("F8_E4M3",), rows=128, columns=128))
     assert torch.equal(slot, numbers.float() * spread(scales, (128, 128), slot.shape))
-    assert len(seen) == 8
-    assert max(seen) <= filling._CHUNK_BYTES
+    assert live.most <= slot.nbytes + (16 << 20), live.most - slot.nbytes
 
 
 def fill(slot, folder, grid, *ops):
@@ -122,7 +112,7 @@ def test_a_row_keeps_its_scale_wherever_it_goes(tmp_path, monkeypatch, block, op
     wanted = right(numbers.float() * spread(scales, block, numbers.shape))
     grid = Grid(formats=("F8_E4M3",), rows=block[0], columns=block[1])
     for nbytes in (4 << 20, 300):
-        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+        in_chunks(monkeypatch, nbytes)
         slot = torch.empty(wanted.shape)
         fill(slot, tmp_path, grid, *ops)
         assert torch.equal(slot, wanted)
@@ -190,21 +180,16 @@ def test_scales_without_a_weight_and_without_a_scheme(tmp_path):
         load_tiny(folder)
 
 
-@pytest.mark.parametrize(("byte", "good"), [(0, True), (1, False), (2, False)])
-def test_bitsandbytes_lays_numbers_by_rows_or_not(tmp_path, byte, good):
-    layout = put(f"{UP}.weight_format", torch.tensor(byte, dtype=torch.uint8))
-    folder, _ = write_quantized(tmp_path, "bitsandbytes", change=layout)
-    if good:
-        load_tiny(folder)
+@pytest.mark.parametrize("byte", [0, 1, 2, None])
+def test_bitsandbytes_lays_numbers_by_rows_or_not(tmp_path, byte):
+    """None: files older than the byte that says so."""
+    name = f"{UP}.weight_format"
+    layout = without(name) if byte is None else put(name, torch.tensor(byte, dtype=torch.uint8))
+    folder, meant = write_quantized(tmp_path, "bitsandbytes", change=layout)
+    if byte:
+        with pytest.raises(CheckpointError, match="do not lie row by row"):
+            load_tiny(folder)
         return
-    with pytest.raises(CheckpointError, match="do not lie row by row"):
-        load_tiny(folder)
-
-
-def test_files_older_than_the_layout_byte(tmp_path):
-    folder, meant = write_quantized(
-        tmp_path, "bitsandbytes", change=without(f"{UP}.weight_format")
-    )
     slot = parameters_of(load_tiny(folder, dtype="float64").decoder)["blocks.1.mlp.W_up"]
     torch.testing.assert_close(slot, meant[f"{UP}.weight"], rtol=1e-15, atol=0)
 
@@ -263,43 +248,33 @@ NVFP4 = 40
 BYTES = 36  # for 64 numbers
 
 
-def write_nvfp4(path, experts, scales, shape=None):
+def write_nvfp4(path, experts, scales):
     """A Llama layer (or a Mixtral's) with an up projection in NVFP4; the numbers of its blocks."""
     generator = torch.Generator().manual_seed(1)
-    rows, columns = 96, 64
-
-    def dense(*shape):
-        return (0, torch.randn(shape, generator=generator).numpy().tobytes(), shape)
-
-    stack = (experts,) if experts else ()
+    rows, columns, stack = 96, 64, (experts,) if experts else ()
     suffix = "_exps" if experts else ""
     blocks = torch.randint(0, 256, (rows * max(1, experts), BYTES), generator=generator,
-                           dtype=torch.uint8)
+                           dtype=torch.uint8)  # fmt: skip
     blocks[:, :4] = blocks[:, :4] % 16 + 48  # scales of about 1
-    up = f"blk.0.ffn_up{suffix}"
-    tensors = {
-        "token_embd.weight": dense(256, columns), "output_norm.weight": dense(columns),
-        **{f"blk.0.attn_{part}.weight": dense(columns, columns)
-           for part in ("q", "k", "v", "output")},
-        **{f"blk.0.{part}_norm.weight": dense(columns) for part in ("attn", "ffn")},
-        f"blk.0.ffn_gate{suffix}.weight": dense(*stack, rows, columns),
-        f"{up}.weight": (NVFP4, blocks.numpy().tobytes(), (*stack, rows, columns)),
-        f"blk.0.ffn_down{suffix}.weight": dense(*stack, columns, rows),
-    }  # fmt: skip
+    kept = shapes(columns, rows)
+    for name in [name for name, dims in kept.items() if "ffn_" in name and len(dims) == 2]:
+        kept[name.replace(".weight", f"{suffix}.weight")] = (*stack, *kept.pop(name))
     if experts:
-        tensors["blk.0.ffn_gate_inp.weight"] = dense(experts, columns)
+        kept["blk.0.ffn_gate_inp.weight"] = (experts, columns)
+    tensors = {
+        name: (0, torch.randn(dims, generator=generator).numpy().tobytes(), dims)
+        for name, dims in kept.items()
+    }
+    up = f"blk.0.ffn_up{suffix}"
+    tensors[f"{up}.weight"] = (NVFP4, blocks.numpy().tobytes(), (*stack, rows, columns))
     if scales is not None:
         held = torch.tensor(scales)
-        tensors[f"{up}.scale"] = (0, held.numpy().tobytes(), shape or held.shape)
+        tensors[f"{up}.scale"] = (0, held.numpy().tobytes(), held.shape)
         tensors[f"{up}.input_scale"] = (0, torch.ones(1).numpy().tobytes(), (1,))
-    table, data = [], b""
-    for name, (kind, raw, dims) in tensors.items():
-        table.append(tensor(name, dims[::-1], kind, len(data)))
-        data += raw + bytes(-len(raw) % 32)
     sizes = {"embedding_length": columns, "feed_forward_length": rows}
     if experts:
         sizes |= {"expert_count": experts, "expert_used_count": 2}
-    path.write_bytes(gguf([*metadata(**sizes)], table, data))
+    write_file(path, metadata(**sizes), tensors)
     return dequantize(blocks, "NVFP4", dtype=torch.float32).view(*stack, rows, columns)
 
 

@@ -5,13 +5,15 @@ for files that hold the same weights in other shapes. So every parameter, and ev
 what the plain file of the same weights gives.
 """
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 from decoder_parameters import parameters_of
+from live_tensors import Live
 from safetensors.torch import save_file
-from tiny_checkpoints import LLAMA, llama_tensors, write_llama
+from tiny_checkpoints import LLAMA, in_chunks, llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
@@ -44,7 +46,7 @@ from llmcli.model import Stages
 from llmcli.observe.memory import cpu
 
 H, B = "model.layers.{layer}", "blocks.{layer}"
-ATTENTION, MLP = f"{H}.self_attn", f"{H}.mlp"
+MLP = f"{H}.mlp"
 
 
 @pytest.fixture
@@ -54,18 +56,16 @@ def family(monkeypatch):
     def register(*rules):
         filled = {rule.target.partition("[")[0] for rule in rules if isinstance(rule, Rename)}
         usual = [
-            rule
-            for rule in FAMILY.rules_hf(from_hf(LLAMA))
+            rule for rule in FAMILY.rules_hf(from_hf(LLAMA))
             if not (isinstance(rule, Rename) and rule.target in filled)
-        ]
+        ]  # fmt: skip
+
+        def translated(settings):
+            config = from_hf({**settings, "model_type": "llama"})
+            return replace(config, family="other", model_type="other")
+
         other = replace(
-            FAMILY,
-            name="other",
-            hf_types=("other",),
-            gguf_archs=(),
-            from_hf=lambda settings: replace(
-                from_hf({**settings, "model_type": "llama"}), family="other", model_type="other"
-            ),
+            FAMILY, name="other", hf_types=("other",), gguf_archs=(), from_hf=translated,
             rules_hf=lambda config: (*rules, *usual),
         )
         known = families()
@@ -109,62 +109,70 @@ def by_kv_head(q, k, v):
     return torch.cat([q.view(2, 16, 32), k.view(2, 8, 32), v.view(2, 8, 32)], 1).flatten(0, 1)
 
 
+def renames(**targets):
+    """Rules by parameters: what fills each, and the operations on it."""
+    return [
+        Rename(f"{H}.{source}.weight", f"{B}.{name.replace('__', '.')}", *operations)
+        for name, (source, *operations) in targets.items()
+    ]
+
+
+QKV_OF, GATE_UP_OF = "self_attn.qkv", "mlp.gate_up"
+# the tensors of a file, the rules for it, and what the ledger says of them
 LAYOUTS = {
     "q, k, v by kv head": (
-        fused("self_attn.qkv", QKV, by_kv_head),
-        [
-            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_q", Rows(0, 16, groups=2)),
-            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_k", Rows(16, 24, groups=2)),
-            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_v", Rows(24, 32, groups=2)),
-        ],
+        fused(QKV_OF, QKV, by_kv_head),
+        renames(
+            attn__W_q=(QKV_OF, Rows(0, 16, groups=2)), attn__W_k=(QKV_OF, Rows(16, 24, groups=2)),
+            attn__W_v=(QKV_OF, Rows(24, 32, groups=2)),
+        ),
         ("rows 16:24 of each of 2 groups",),
     ),
     "q, k, v one after the other": (
-        fused("self_attn.qkv", QKV, lambda q, k, v: torch.cat([q, k, v])),
-        [
-            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_q", Rows(0, 32)),
-            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_k", Rows(32, 48)),
-            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_v", Rows(48, 64)),
-        ],
+        fused(QKV_OF, QKV, lambda q, k, v: torch.cat([q, k, v])),
+        renames(
+            attn__W_q=(QKV_OF, Rows(0, 32)), attn__W_k=(QKV_OF, Rows(32, 48)),
+            attn__W_v=(QKV_OF, Rows(48, 64)),
+        ),
         ("rows 32:48",),
     ),
     "gate and up in turns": (
-        fused("mlp.gate_up", GATE_UP, lambda gate, up: torch.stack([gate, up], 1).flatten(0, 1)),
-        [
-            Rename(f"{MLP}.gate_up.weight", f"{B}.mlp.W_gate", Rows(0, 1, groups=48)),
-            Rename(f"{MLP}.gate_up.weight", f"{B}.mlp.W_up", Rows(1, 2, groups=48)),
-        ],
+        fused(GATE_UP_OF, GATE_UP, lambda gate, up: torch.stack([gate, up], 1).flatten(0, 1)),
+        renames(
+            mlp__W_gate=(GATE_UP_OF, Rows(0, 1, groups=48)),
+            mlp__W_up=(GATE_UP_OF, Rows(1, 2, groups=48)),
+        ),
         ("rows 1:2 of each of 48 groups",),
     ),
     "heads tiled": (
         changed("q_proj.weight", lambda w: w.view(2, 2, 8, 32).transpose(0, 1).reshape(32, 32)),
-        [Rename(f"{ATTENTION}.q_proj.weight", f"{B}.attn.W_q", CollectRows(2, (8, 8)))],
+        renames(attn__W_q=("self_attn.q_proj", CollectRows(2, (8, 8)))),
         ("parts of 2 groups collected",),
     ),
     "norms with the one in them": (
         changed("layernorm.weight", lambda w: w + 1),
-        [
-            Rename(f"{H}.input_layernorm.weight", f"{B}.ln1.w", AddConstant(-1.0)),
-            Rename(f"{H}.post_attention_layernorm.weight", f"{B}.ln2.w", AddConstant(-1.0)),
-        ],
+        renames(
+            ln1__w=("input_layernorm", AddConstant(-1.0)),
+            ln2__w=("post_attention_layernorm", AddConstant(-1.0)),
+        ),
         ("− 1",),
     ),
     "logarithms, transposed": (
         changed("up_proj.weight", lambda w: -w.exp().t()),
-        [Rename(f"{MLP}.up_proj.weight", f"{B}.mlp.W_up", LogNeg(), Transpose())],
+        renames(mlp__W_up=("mlp.up_proj", LogNeg(), Transpose())),
         ("log(−x)", "transposed"),
     ),
     "logarithms of some rows": (
-        fused("mlp.gate_up", GATE_UP, lambda gate, up: -torch.cat([gate, up]).exp()),
-        [
-            Rename(f"{MLP}.gate_up.weight", f"{B}.mlp.W_gate", Rows(0, 48), LogNeg()),
-            Rename(f"{MLP}.gate_up.weight", f"{B}.mlp.W_up", LogNeg(), Rows(48, 96)),
-        ],
+        fused(GATE_UP_OF, GATE_UP, lambda gate, up: -torch.cat([gate, up]).exp()),
+        renames(
+            mlp__W_gate=(GATE_UP_OF, Rows(0, 48), LogNeg()),
+            mlp__W_up=(GATE_UP_OF, LogNeg(), Rows(48, 96)),
+        ),
         ("log(−x)", "rows 48:96"),
     ),
     "an axis of one": (
         changed("down_proj.weight", lambda w: w[:, None]),
-        [Rename(f"{MLP}.down_proj.weight", f"{B}.mlp.W_down", Reshape((32, 48)))],
+        renames(mlp__W_down=("mlp.down_proj", Reshape((32, 48)))),
         ("reshaped to [32, 48]",),
     ),
 }  # fmt: skip
@@ -174,7 +182,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("nbytes", [4 << 20, 300])
 def test_other_layouts_of_the_same_weights(tmp_path, monkeypatch, family, layout, nbytes):
     tensors, rules, words = LAYOUTS[layout]
-    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+    in_chunks(monkeypatch, nbytes)
     plain = load(write_llama(tmp_path / "plain"))
     family(*rules)
     model = load(write(tmp_path / "other", tensors))
@@ -233,25 +241,19 @@ def with_items():
     return tensors
 
 
-def test_each_placeholder_has_its_own_range(tmp_path, family):
+def test_each_placeholder_has_its_own_range_and_the_ledger_folds_them(tmp_path, family):
     plain = load(write_llama(tmp_path / "plain"))
     family(*ITEMS)
-    folder = write(tmp_path / "other", with_items())
-    model = load(folder)
+    checkpoint = open_checkpoint(write(tmp_path, with_items()))
+    model, report = measure_load(
+        checkpoint, Stages(), device="cpu", dtype="float32", quantize="auto"
+    )
     slots = parameters_of(model.decoder)
     assert all(torch.equal(slots[k], v) for k, v in parameters_of(plain.decoder).items())
     assert len(model.ledger.entries) == len(model.checkpoint.tensors)
     entry = next(e for e in model.ledger.entries if e.parameter == "blocks.1.mlp.W_up[47]")
     assert entry.source == "model.layers.1.mlp.experts.47.up.weight"
     assert (entry.shape, entry.nbytes) == ((32,), 128)
-
-
-def test_the_ledger_folds_experts_and_layers(tmp_path, family):
-    family(*ITEMS)
-    folder = write(tmp_path, with_items())
-    stages = Stages()
-    checkpoint = open_checkpoint(folder)
-    _, report = measure_load(checkpoint, stages, device="cpu", dtype="float32", quantize="auto")
     for found in (report, check_files(checkpoint, Stages())):
         assert found.ok, found.checks
         row = next(row for row in found.rows if "experts" in row.source)
@@ -267,48 +269,34 @@ def test_the_ledger_folds_experts_and_layers(tmp_path, family):
     ]  # fmt: skip
 
 
-def put(name, tensor):
-    return lambda tensors: tensors.__setitem__(f"model.layers.{name}", tensor)
+ITEM_OF = "model.layers.{}.mlp.experts.{}.up.weight"
 
 
-def gone(*names):
-    return lambda tensors: [tensors.pop(f"model.layers.{name}") for name in names]
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (gone("1.mlp.experts.5.up.weight"),
-         r"no tensor for `blocks\.1\.mlp\.W_up\[5\]` \(the first would be "
-         r"`model\.layers\.1\.mlp\.experts\.5\.up\.weight`\)"),
-        (gone(*(f"0.mlp.experts.{e}.up.weight" for e in range(48))),
-         r"no tensor for `blocks\.0\.mlp\.W_up` \(the first would be "
-         r"`model\.layers\.0\.mlp\.experts\.0\.up\.weight`\)"),
-        (put("0.mlp.experts.3.up.weight", torch.ones(31)),
-         r"`blocks\.0\.mlp\.W_up\[3\]` from `.*` should be \[32\] but is \[31\]"),
-        (put("0.mlp.experts.3.up.weight", torch.ones(1, 32)), r"but is \[1, 32\]"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "says"), [
+    ({(1, 5): None}, r"no tensor for `blocks\.1\.mlp\.W_up\[5\]` \(the first would be "
+     r"`model\.layers\.1\.mlp\.experts\.5\.up\.weight`\)"),
+    ({(0, e): None for e in range(48)}, r"no tensor for `blocks\.0\.mlp\.W_up` \(the first would "
+     r"be `model\.layers\.0\.mlp\.experts\.0\.up\.weight`\)"),
+    ({(0, 3): torch.ones(31)},
+     r"`blocks\.0\.mlp\.W_up\[3\]` from `.*` should be \[32\] but is \[31\]"),
+    ({(0, 3): torch.ones(1, 32)}, r"but is \[1, 32\]"),
+])  # fmt: skip
 def test_experts_that_do_not_fit(tmp_path, family, change, says):
     family(*ITEMS)
-    tensors = with_items()
-    change(tensors)
+    tensors = with_items() | {ITEM_OF.format(*at): tensor for at, tensor in change.items()}
     with pytest.raises(WeightMismatch, match=says) as caught:
-        load(write(tmp_path, tensors))
+        load(write(tmp_path, {name: t for name, t in tensors.items() if t is not None}))
     assert caught.value.code == 4
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 700
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["0.mlp.experts.48.up.weight", "2.mlp.experts.3.up.weight", "0.mlp.experts.03.up.weight",
-     f"0.mlp.experts.{'9' * 400}.up.weight", "0.mlp.experts.{}.up.weight",
-     "0.mlp.experts.{expert}.up.weight"],
-)  # fmt: skip
-def test_what_is_no_expert_of_the_model_is_surplus(tmp_path, family, name):
+    "place", [(0, 48), (2, 3), (0, "03"), (0, "9" * 400), (0, "{}"), (0, "{expert}")]
+)
+def test_what_is_no_expert_of_the_model_is_surplus(tmp_path, family, place):
     family(*ITEMS)
-    name = f"model.layers.{name}"
+    name = ITEM_OF.format(*place)
     model = load(write(tmp_path, with_items() | {name: torch.ones(32)}))
     assert model.ledger.surplus == (name,)
     tensors = with_items() | {name: torch.ones(32)}
@@ -391,7 +379,7 @@ def test_a_stack_of_packed_rows(tmp_path, monkeypatch, op):
     if op is not None:
         right = right[:, ::2] if op.op.groups > 1 else right[:, 16:]
     for nbytes in (4 << 20, 700):
-        monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+        in_chunks(monkeypatch, nbytes)
         slot = torch.empty(right.shape)
         ops = () if op is None else (op,)
         checkpoint = open_checkpoint(tmp_path / "m.gguf")
@@ -447,106 +435,86 @@ def save(folder, **tensors):
 
 
 GATE, UP = torch.randn(2, E, F, D).unbind()
+BIAS = torch.randn(E, 2 * F)
+RIGHT = {"gate": GATE, "up": UP, "b_gate": BIAS[:, ::2], "b_up": BIAS[:, 1::2]}
+IN_TURNS = torch.stack([GATE, UP], 2).flatten(1, 2)
+OF_GATE, OF_UP = (PerExpert(Rows(which, which + 1, groups=F)) for which in (0, 1))
+# tensors and rules
 STACKS = {
     "one after the other": (
-        torch.cat([GATE, UP], 1),
-        PerExpert(Rows(0, F)), PerExpert(Rows(F, 2 * F)),
+        {"w": torch.cat([GATE, UP], 1)},
+        [Rename("w", "gate", PerExpert(Rows(0, F))), Rename("w", "up", PerExpert(Rows(F, 2 * F)))],
     ),
-    "in turns": (
-        torch.stack([GATE, UP], 2).flatten(1, 2),
-        PerExpert(Rows(0, 1, groups=F)), PerExpert(Rows(1, 2, groups=F)),
+    "in turns": ({"w": IN_TURNS}, [Rename("w", "gate", OF_GATE), Rename("w", "up", OF_UP)]),
+    "experts of both": (
+        {"w": torch.cat([GATE, UP])},
+        [Rename("w", "gate", Rows(0, E)), Rename("w", "up", Rows(E, 2 * E))],
     ),
-    "experts of both": (torch.cat([GATE, UP]), Rows(0, E), Rows(E, 2 * E)),
+    "transposed, with biases: gpt-oss in bfloat16": (
+        {"w": IN_TURNS.mT, "b": BIAS},
+        [
+            Rename("w", "gate", PerExpert(Transpose()), OF_GATE),
+            Rename("w", "up", PerExpert(Transpose()), OF_UP),
+            Rename("b", "b_gate", OF_GATE), Rename("b", "b_up", OF_UP),
+        ],
+    ),
+    "matrices of their own": (
+        {f"x.{e}.up": UP[e] for e in range(E)},
+        [Rename("x.{expert}.up", "up[{expert}]", within={"expert": range(E)})],
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("nbytes", [4 << 20, 70, 1])
-def test_a_stack_of_matrices_by_rows(tmp_path, monkeypatch, stack, nbytes):
-    stored, gate, up = STACKS[stack]
-    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
-    rules = [Rename("w", "gate", gate), Rename("w", "up", up)]
-    slots, ledger = fill(save(tmp_path, w=stored), rules, gate=(E, F, D), up=(E, F, D))
-    assert torch.equal(slots["gate"], GATE)
-    assert torch.equal(slots["up"], UP)
-    assert [entry.operations for entry in ledger.entries] == [(str(gate),), (str(up),)]
-    assert sum(entry.nbytes for entry in ledger.entries) == stored.nbytes
-
-
-def test_a_stack_that_is_stored_transposed_and_its_biases(tmp_path):
-    """As gpt-oss in bfloat16: `[E, D, 2F]` with gate and up in turns, biases `[E, 2F]`."""
-    weight = torch.stack([GATE, UP], 2).flatten(1, 2).mT
-    bias = torch.randn(E, 2 * F)
-    every = [PerExpert(Rows(which, which + 1, groups=F)) for which in (0, 1)]
-    rules = [Rename("w", name, PerExpert(Transpose()), op)
-             for name, op in zip(("gate", "up"), every, strict=True)]  # fmt: skip
-    rules += [Rename("b", f"b_{name}", op)
-              for name, op in zip(("gate", "up"), every, strict=True)]  # fmt: skip
+def test_a_stack_of_matrices(tmp_path, monkeypatch, stack, nbytes):
+    tensors, rules = STACKS[stack]
+    in_chunks(monkeypatch, nbytes)
+    words = {rule.target.partition("[")[0]: tuple(map(str, rule.ops)) for rule in rules}
     slots, ledger = fill(
-        save(tmp_path, w=weight, b=bias), rules,
-        gate=(E, F, D), up=(E, F, D), b_gate=(E, F), b_up=(E, F),
-    )  # fmt: skip
-    assert torch.equal(slots["gate"], GATE)
-    assert torch.equal(slots["up"], UP)
-    assert torch.equal(slots["b_up"], bias[:, 1::2])
-    done = {entry.parameter: entry.operations for entry in ledger.entries}
-    assert done["gate"] == (
+        save(tmp_path, **tensors), rules, **{name: RIGHT[name].shape for name in words}
+    )
+    for name in words:
+        assert torch.equal(slots[name], RIGHT[name])
+    for entry in ledger.entries:
+        assert entry.operations == words[entry.parameter.partition("[")[0]]
+    assert sum(one.nbytes for one in ledger.entries) == sum(t.nbytes for t in tensors.values())
+
+
+def test_operations_on_experts_in_words():
+    assert (str(PerExpert(Transpose())), str(OF_GATE)) == (
         "each expert: transposed", f"each expert: rows 0:1 of each of {F} groups",
     )  # fmt: skip
 
 
-def test_matrices_of_their_own_into_a_stack(tmp_path):
-    rules = [Rename("x.{expert}.up", "up[{expert}]", within={"expert": range(E)})]
-    slots, _ = fill(save(tmp_path, **{f"x.{e}.up": UP[e] for e in range(E)}), rules, up=(E, F, D))
-    assert torch.equal(slots["up"], UP)
-
-
 @pytest.mark.parametrize("op", [PerExpert(Rows(0, 512)), PerExpert(Transpose())])
-def test_no_second_copy_of_a_stack(tmp_path, monkeypatch, op):
+def test_no_second_copy_of_a_stack(tmp_path, op):
     """Of a stack of 32 MiB no more is read or made at a time than a chunk, or one expert."""
     stored = torch.randn(16, 1024, 512)
     if isinstance(op.op, Transpose):
         stored = stored.mT
-        right, ops, shape = stored.mT, (op,), (16, 1024, 512)
-    else:
-        right, ops, shape = stored[:, :512], (op,), (16, 512, 512)
-    sizes = []
-    read, make = filling._raw_rows, filling.dequantize
-
-    def noted(function):
-        def call(*args, **options):
-            made = function(*args, **options)
-            sizes.append(made.nbytes)
-            return made
-
-        return call
-
-    monkeypatch.setattr(filling, "_raw_rows", noted(read))
-    monkeypatch.setattr(filling, "dequantize", noted(make))
-    save(tmp_path, w=stored)
-    slot = torch.empty(shape)
-    filling.fill(Dense(slot), open_checkpoint(tmp_path), Load("w", "w", ops), stages := Stages())
+    right = stored.mT if isinstance(op.op, Transpose) else stored[:, :512]
+    slot, stages = torch.empty(right.shape), Stages()
+    checkpoint = open_checkpoint(save(tmp_path, w=stored))
+    with Live() as live:
+        filling.fill(Dense(slot), checkpoint, Load("w", "w", (op,)), stages)
     assert torch.equal(slot, right)
-    assert max(sizes) <= filling._CHUNK_BYTES
+    assert live.most <= slot.nbytes + (8 << 20), live.most - slot.nbytes
     assert stages.nbytes["read"] == right.nbytes  # the rows between those that are used are not
 
 
-@pytest.mark.parametrize(
-    ("stored", "op", "found"),
-    [
-        (torch.ones(E, 2 * F), PerExpert(Rows(0, F)), r"\[5, 8\]"),  # a matrix of biases
-        (torch.ones(E + 1, 2 * F, D), PerExpert(Rows(0, F)), r"\[6, 8, 6\]"),
-        (torch.ones(E, 2 * F, D + 1), PerExpert(Rows(0, F)), r"\[5, 8, 7\]"),
-        (torch.ones(E, F - 1, D), PerExpert(Rows(0, F)), r"\[5, 7, 6\]"),
-        (torch.ones(E, 2 * F * D), PerExpert(Transpose()), r"\[5, 96\]"),
-        (torch.ones(2 * F), PerExpert(Rows(0, F)), r"\[16\]"),
-        (torch.ones(E, 2 * F + 1, D), PerExpert(Rows(0, 1, groups=F)), r"\[5, 17, 6\]"),
-        (torch.ones(1, E, F, D), CollectRows(1, (1,)), r"\[1, 5, 8, 6\]"),
-        (torch.ones(E, F, D), CollectRows(2, (2, 1)), r"\[5, 8, 6\]"),
-        (torch.ones(E, F, D + 1), Reshape((E, F, D)), r"\[5, 8, 7\]"),
-    ],
-)
-def test_a_stack_of_the_wrong_shape(tmp_path, stored, op, found):
-    says = rf"`up` from `w` should be \[5, 8, 6\] but is {found}"
+@pytest.mark.parametrize(("shape", "op", "found"), [
+    ((E, 2 * F), PerExpert(Rows(0, F)), [5, 8]),  # a matrix of biases
+    ((E + 1, 2 * F, D), PerExpert(Rows(0, F)), [6, 8, 6]),
+    ((E, 2 * F, D + 1), PerExpert(Rows(0, F)), [5, 8, 7]),
+    ((E, F - 1, D), PerExpert(Rows(0, F)), [5, 7, 6]),
+    ((E, 2 * F * D), PerExpert(Transpose()), [5, 96]),
+    ((2 * F,), PerExpert(Rows(0, F)), [16]),
+    ((E, 2 * F + 1, D), PerExpert(Rows(0, 1, groups=F)), [5, 17, 6]),
+    ((1, E, F, D), CollectRows(1, (1,)), [1, 5, 8, 6]),
+    ((E, F, D), CollectRows(2, (2, 1)), [5, 8, 6]), ((E, F, D + 1), Reshape((E, F, D)), [5, 8, 7]),
+])  # fmt: skip
+def test_a_stack_of_the_wrong_shape(tmp_path, shape, op, found):
+    says = re.escape(f"`up` from `w` should be [5, 8, 6] but is {found}")
     with pytest.raises(WeightMismatch, match=says):
-        fill(save(tmp_path, w=stored), [Rename("w", "up", op)], up=(E, F, D))
+        fill(save(tmp_path, w=torch.ones(shape)), [Rename("w", "up", op)], up=(E, F, D))

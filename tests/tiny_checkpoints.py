@@ -5,6 +5,12 @@ import json
 import torch
 from safetensors.torch import save_file
 
+
+def in_chunks(monkeypatch, nbytes):
+    """Weights are read, converted and moved so many bytes at a time."""
+    monkeypatch.setattr("llmcli.loading.filling._CHUNK_BYTES", nbytes)
+
+
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97,
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -55,15 +61,17 @@ GPT2 = {
 }  # fmt: skip
 
 
-def gpt2_tensors():
+def gpt2_tensors(d=16):
+    """Of that width; `write_gpt2` has to be told another one, too."""
     g = torch.Generator().manual_seed(0)
     shapes = {
-        "wte.weight": (53, 16), "wpe.weight": (32, 16), "ln_f.weight": (16,), "ln_f.bias": (16,),
-        "h.0.ln_1.weight": (16,), "h.0.ln_1.bias": (16,), "h.0.ln_2.weight": (16,),
-        "h.0.ln_2.bias": (16,), "h.0.attn.c_attn.weight": (16, 48), "h.0.attn.c_attn.bias": (48,),
-        "h.0.attn.c_proj.weight": (16, 16), "h.0.attn.c_proj.bias": (16,),
-        "h.0.mlp.c_fc.weight": (16, 64), "h.0.mlp.c_fc.bias": (64,),
-        "h.0.mlp.c_proj.weight": (64, 16), "h.0.mlp.c_proj.bias": (16,),
+        "wte.weight": (53, d), "wpe.weight": (32, d), "ln_f.weight": (d,), "ln_f.bias": (d,),
+        "h.0.ln_1.weight": (d,), "h.0.ln_1.bias": (d,), "h.0.ln_2.weight": (d,),
+        "h.0.ln_2.bias": (d,), "h.0.attn.c_attn.weight": (d, 3 * d),
+        "h.0.attn.c_attn.bias": (3 * d,), "h.0.attn.c_proj.weight": (d, d),
+        "h.0.attn.c_proj.bias": (d,), "h.0.mlp.c_fc.weight": (d, 4 * d),
+        "h.0.mlp.c_fc.bias": (4 * d,), "h.0.mlp.c_proj.weight": (4 * d, d),
+        "h.0.mlp.c_proj.bias": (d,),
     }  # fmt: skip
     return {name: torch.randn(*shape, generator=g) for name, shape in shapes.items()}
 

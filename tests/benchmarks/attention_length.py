@@ -9,14 +9,17 @@ the model loaded; beside it what the layer's matrices would take as a whole.
 
 from __future__ import annotations
 
-import argparse
 import json
 
-from bench_tools import environment, run_python, table
+from bench_tools import arguments, environment, run_python, table
 
-LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+LENGTHS = "1024,2048,4096,8192,16384,32768"
 HEADS = 9
 LIMIT = 2 << 30  # bytes above the model, at every length
+MIXER = """AttentionConfig(
+    heads=9, kv_heads=3, head_dim=64, value_dim=64, scale=0.125,
+    rope=RopeConfig(theta=1e5, dims=64),
+)"""
 
 CODE = """
 import json, re, time
@@ -26,15 +29,18 @@ from llmcli.loading.load import randomize
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.delta.config import DeltaConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.ssm.config import SsmConfig
 
 def held(mark):
     return int(re.search(mark + r":\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
 
 length, norm = {length}, NormConfig(kind="rms", eps=1e-5)
-mixer = AttentionConfig(
-    heads={heads}, kv_heads=3, head_dim=64, value_dim=64, scale=0.125,
-    rope=RopeConfig(theta=1e5, dims=64),
-)
+mixer = {mixer}
 ffn = MlpConfig(hidden=1536, activation="silu", gated=True)
 config = ModelConfig(
     family="random", model_type="random", vocab=8192, width=576, context=length,
@@ -43,6 +49,7 @@ config = ModelConfig(
 )
 decoder = Decoder(config, device="cpu", dtype=torch.float32)
 randomize(decoder, 0)
+{prepare}
 model = Model(
     name="random", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
     eos_ids=frozenset(), random_seed=0,
@@ -54,49 +61,54 @@ start = time.perf_counter()
 report = measure_attention(model, ids)
 seconds = time.perf_counter() - start
 checks = {{check.name: [check.value, check.tolerance] for check in report.checks}}
-print(json.dumps({{"seconds": seconds, "before": before, "ok": report.ok, "checks": checks}}))
+lives = [head.metrics.get("half_life") for head in report.layers[0].heads]
+print(json.dumps({{
+    "seconds": seconds, "before": before, "ok": report.ok, "checks": checks,
+    "half_lives": [life if life is not None and life < length else None for life in lives],
+}}))
 """
 
 
-def measured(length: int, threads: int) -> dict[str, object]:
-    """One length in a process of its own: seconds, bytes above the model, the checks."""
-    ran = run_python(CODE.format(length=length, heads=HEADS), threads=threads)
+def measured(
+    mixer: str, heads: int, length: int, threads: int, prepare: str = ""
+) -> dict[str, object]:
+    """One length in a process of its own: seconds, bytes above the model, the checks.
+
+    `mixer` is the code of its configuration, `prepare` what is done with the random weights.
+    """
+    code = CODE.format(length=length, mixer=mixer, prepare=prepare)
+    ran = run_python(code, threads=threads)
     found = json.loads(ran.stdout)
     return {
         "length": length,
-        "seconds": found["seconds"],
-        "bytes_above_model": ran.peak - found["before"],
-        "whole_matrices_bytes": HEADS * length**2 * 4,
-        "ok": found["ok"],
-        "checks": found["checks"],
+        "bytes_above_model": ran.peak - found.pop("before"),
+        "whole_maps_bytes": heads * length**2 * 4,
+        **found,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    lengths = [int(length) for length in options.lengths.split(",")]
-    found = [measured(length, options.threads) for length in lengths]
-    if options.json:
-        print(json.dumps({"environment": environment(options.threads), "lengths": found}))
+def show(title: str, found: list[dict[str, object]], limit: int, threads: int, document: bool):
+    """Prints the table, or the document."""
+    if document:
+        print(json.dumps({"environment": environment(threads), "lengths": found}))
         return
-    rows = [["tokens", "seconds", "MiB above the model", "MiB a token", "whole matrices", "checks"]]
+    rows = [["tokens", "seconds", "MiB above the model", "MiB a token", "whole maps", "checks"]]
     for one in found:
         above, length = one["bytes_above_model"] / 2**20, one["length"]
-        rows.append(
-            [
-                str(length),
-                f"{one['seconds']:.1f}",
-                f"{above:.0f}" + ("" if one["bytes_above_model"] < LIMIT else " TOO MUCH"),
-                f"{above / length:.3f}",
-                f"{one['whole_matrices_bytes'] / 2**20:.0f} MiB",
-                "hold" if one["ok"] else "RED",
-            ]
-        )
-    print(table(f"all head metrics of one layer, {options.threads} threads", rows))
+        rows.append([
+            str(length), f"{one['seconds']:.1f}",
+            f"{above:.0f}" + ("" if one["bytes_above_model"] < limit else " TOO MUCH"),
+            f"{above / length:.3f}", f"{one['whole_maps_bytes'] / 2**20:.0f} MiB",
+            "hold" if one["ok"] else f"RED {one['checks']}",
+        ])  # fmt: skip
+    print(table(f"all head metrics of one {title}, {threads} threads", rows))
+
+
+def main() -> None:
+    options = arguments(__doc__, lengths=LENGTHS, threads=2).parse_args()
+    lengths = map(int, options.lengths.split(","))
+    found = [measured(MIXER, HEADS, length, options.threads) for length in lengths]
+    show("layer", found, LIMIT, options.threads, options.json)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
@@ -84,13 +85,18 @@ def timed_process(command: Sequence[str]) -> float:
     """Seconds on the wall of `command`; raises CalledProcessError where it fails."""
     start = time.perf_counter()
     subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        env=_environ(),
+        command, check=True, capture_output=True, stdin=subprocess.DEVNULL, env=_environ()
     )
     return time.perf_counter() - start
+
+
+def arguments(description: str, **defaults: int | str) -> argparse.ArgumentParser:
+    """Reads `--json` and an option for each default, of its type."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true")
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench_tools import ROOT, environment, run_llmcli, run_python, spread, table
+from bench_tools import ROOT, arguments, environment, run_llmcli, run_python, spread, table
 
 sys.path.insert(0, str(ROOT))
 from llmcli import OPENMP_VARIABLES
@@ -121,17 +121,11 @@ def show(title: str, found: dict[str, dict[str, list[float]]], unit: str) -> lis
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--spins", default=f"{LIBRARY},{OURS}")
-    parser.add_argument("--neighbours", type=int, default=1)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--runs", type=int, default=3)
+    parser = arguments(
+        __doc__.splitlines()[0], pairs=5, spins=f"{LIBRARY},{OURS}", neighbours=1, model="smollm2",
+        dtype="auto", threads=2, tokens=24, runs=3,
+    )  # fmt: skip
     parser.add_argument("--load", action="store_true", help="loading, too")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.spins = options.spins.split(",")
     found = {"decode": measure(decode, options)}

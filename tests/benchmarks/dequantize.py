@@ -9,7 +9,6 @@ where other processes want the same cores, PyTorch's threads wait for each other
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from bench_tools import environment, spread, table
+from bench_tools import arguments, environment, spread, table
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
 
@@ -61,12 +60,8 @@ def ratio(times: dict[str, list[float]], name: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--rows", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = arguments(__doc__, runs=9, rows=2048, threads=2)
     parser.add_argument("--type", nargs="*", default=["BF16", *quant.DECODERS])
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")  # random scales overflow

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_tools import ROOT, environment, run_llmcli, run_python, spread, table
+from bench_tools import ROOT, arguments, environment, run_llmcli, run_python, spread, table
 
 # the working tree's llmcli, and the parity tests' reading of a GGUF into transformers
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "parity")]
@@ -55,14 +55,9 @@ def decode_theirs(model: Any, prompt: Sequence[int], tokens: int) -> tuple[float
     """Tokens per second between the first new token and the last; the tokens."""
     clock, ids = Clock(), torch.tensor([prompt])
     out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,
-        pad_token_id=0,
-        streamer=clock,
-    )
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens,
+        min_new_tokens=tokens, pad_token_id=0, streamer=clock,
+    )  # fmt: skip
     # the prompt itself is put first
     return (tokens - 1) / (clock.times[-1] - clock.times[1]), out[0, len(prompt) :].tolist()
 
@@ -191,14 +186,9 @@ def show(report: dict[str, Any], options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, pairs=5, tokens=64, prompt_tokens=512, threads=2)
     parser.add_argument("-m", "--model", help="a Llama in GGUF (default: the catalog's smollm2)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     (path,) = open_model(options.model).files

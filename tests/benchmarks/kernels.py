@@ -12,7 +12,6 @@ the wall, for one thread on a machine that is not quiet.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from bench_tools import environment, spread, table
+from bench_tools import arguments, environment, spread, table
 
 from llmcli.kernels import native
 from llmcli.ops import product
@@ -56,12 +55,10 @@ def measured(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=30)
+    parser = arguments(__doc__, runs=30)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if native.level() is None:
         print(f"kernels: {native.status()}", file=sys.stderr)

@@ -11,14 +11,13 @@ modules held. Ends with 1 where an estimate is more than 5 % away.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
 from itertools import product
 from pathlib import Path
 
-from bench_tools import environment, run_python, table
+from bench_tools import arguments, environment, run_python, table
 
 TOLERANCE = 0.05
 SHAPE = {
@@ -76,14 +75,10 @@ def measure(spec: str, dtype: str, context: int, batch: int, threads: int) -> di
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--contexts", default="64,512,2048")
-    parser.add_argument("--batches", default="1,4")
-    parser.add_argument("--dtypes", default="auto,float32,bfloat16")
-    parser.add_argument("--models", default="smollm2,tiny,half")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = arguments(
+        __doc__.splitlines()[0], contexts="64,512,2048", batches="1,4",
+        dtypes="auto,float32,bfloat16", models="smollm2,tiny,half", threads=2,
+    ).parse_args()  # fmt: skip
     results = []
     with tempfile.TemporaryDirectory() as folder:
         half = Path(folder) / "half"
@@ -110,13 +105,9 @@ def show(results: list[dict[str, object]], threads: int) -> None:
     rows = [[*head, "info", "load", "prompt", "decode", "most", "ratio"]]
     for one in results:
         sizes = [one["total"], *one["peaks"], one["measured"]]
-        rows.append(
-            [
-                *(str(one[name]) for name in head),
-                *(f"{size / 2**20:.1f}" for size in sizes),
-                f"{one['ratio']:.2f}" + ("" if abs(one["ratio"] - 1) <= TOLERANCE else " ✗"),
-            ]
-        )
+        off = "" if abs(one["ratio"] - 1) <= TOLERANCE else " ✗"
+        mebibytes = [f"{size / 2**20:.1f}" for size in sizes]
+        rows.append([*(str(one[name]) for name in head), *mebibytes, f"{one['ratio']:.2f}{off}"])
     print(table(f"MiB above PyTorch itself, {threads} threads", rows))
     print(", ".join(f"{name} {value}" for name, value in environment(threads).items()))
 

@@ -10,7 +10,6 @@ where the first file takes longer than 0.2 s.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench_tools import spread, table
+from bench_tools import arguments, spread, table
 from gguf_bytes import ARRAY, F32, I32, STRING, gguf, pair
 
 from llmcli.checkpoints import open_checkpoint
@@ -43,13 +42,9 @@ def sentencepiece(path: Path) -> None:
     """A file with tokens, scores and types."""
     begin = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens = _words(random.Random(0), begin)
-    _write(
-        path,
-        "llama",
-        tokens,
-        pair("tokenizer.ggml.scores", ARRAY, (F32, [-float(i) for i in range(TOKENS)])),
-        types=[2, 3, 3] + [6] * 256 + [1] * (TOKENS - 259),
-    )
+    scores = pair("tokenizer.ggml.scores", ARRAY, (F32, [-float(i) for i in range(TOKENS)]))
+    types = [2, 3, 3] + [6] * 256 + [1] * (TOKENS - 259)
+    _write(path, "llama", tokens, scores, types=types)
 
 
 def byte_level(path: Path) -> None:
@@ -59,14 +54,11 @@ def byte_level(path: Path) -> None:
         tokens += ["".join(word) for word in itertools.product("abcdefgh", repeat=length)]
     tokens = tokens[:TOKENS]
     merges = [f"{word[:at]} {word[at:]}" for word in tokens for at in range(1, len(word))]
-    _write(
-        path,
-        "gpt2",
-        tokens,
+    more = (
         pair("tokenizer.ggml.pre", STRING, "llama-bpe"),
         pair("tokenizer.ggml.merges", ARRAY, (STRING, merges[:MERGES])),
-        types=[1] * TOKENS,
     )
+    _write(path, "gpt2", tokens, *more, types=[1] * TOKENS)
 
 
 def _write(path: Path, kind: str, tokens: list[str], *more: bytes, types: list[int]) -> None:
@@ -91,10 +83,7 @@ def opened(path: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Prints both files' times; exits 1 where the limit is not kept."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = arguments(__doc__, runs=7).parse_args()
     kinds = {"SentencePiece": sentencepiece, "byte-level BPE, 450k merges": byte_level}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     with TemporaryDirectory() as folder:

@@ -16,7 +16,6 @@ where they part, how far the reference's best two were apart there and, for llmc
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from bench_tools import ROOT, environment, table
+from bench_tools import ROOT, arguments, environment, table
 from torch import Tensor
 
 sys.path.insert(0, str(ROOT))  # the working tree's llmcli
@@ -170,13 +169,11 @@ def near_tie(ties: NearTies, logprobs_V: Tensor) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2")
+    threads = torch.get_num_threads()
+    parser = arguments(__doc__.splitlines()[0], model="smollm2", threads=threads)
     usual = ["float32", "auto", "auto:8", "bfloat16"]
     parser.add_argument("--arithmetic", nargs="+", default=usual)
     parser.add_argument("--questions", type=int, help="only the first N")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 

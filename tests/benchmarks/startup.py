@@ -5,14 +5,13 @@ python tests/benchmarks/startup.py [--runs 15] [--json]
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench_tools import spread, table, timed_process
+from bench_tools import arguments, spread, table, timed_process
 
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -23,19 +22,11 @@ COMMANDS = {
 LIMIT, LIMIT_OF_HEADERS = 0.2, 1.0  # seconds
 # the configuration of a Llama of 70 B parameters, of which `shapes` and `info` need no weights
 LARGE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
+    "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+}  # fmt: skip
 
 
 def of_headers(folder: str) -> dict[str, list[str]]:
@@ -64,17 +55,13 @@ def measured(commands: dict[str, list[str]], runs: int) -> dict[str, list[float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = arguments(__doc__, runs=15).parse_args()
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(LARGE))
         seconds = measured(COMMANDS | of_headers(folder), options.runs)
     if options.json:
-        print(
-            json.dumps({"seconds": seconds, "limits": {name: limit_of(name) for name in seconds}})
-        )
+        limits = {name: limit_of(name) for name in seconds}
+        print(json.dumps({"seconds": seconds, "limits": limits}))
         return
     rows = [["command", "ms, median (range)", "limit, ms", "kept"]]
     for name, values in seconds.items():

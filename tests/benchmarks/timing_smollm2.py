@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bench_tools import ROOT, environment, run_llmcli, spread, table
+from bench_tools import ROOT, arguments, environment, run_llmcli, spread, table
 
 ADDS_UP, GAPS, PAIRS = 0.02, 0.05, 10
 TEXT = ROOT / "tests" / "assets" / "held_out.txt"
@@ -107,21 +107,11 @@ def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
     for model, dtype in runs:
         document = timed(model, dtype, options)
         layers = layers_of(document)
-        found.append(
-            {
-                "model": model,
-                "dtype": dtype,
-                "prompt": document["prompt_tokens"],
-                "working_set": document["working_set"],
-                "working_set_in": document["working_set_in"],
-                "ceilings": document["ceilings"],
-                "peak": document["peak"],
-                "base": document["base"],
-                "estimated": document["estimated"],
-                "ok": document["ok"],
-                "phases": {phase["name"]: figures(phase, layers) for phase in document["phases"]},
-            }
-        )
+        kept = ("working_set", "working_set_in", "ceilings", "peak", "base", "estimated", "ok")
+        found.append({"model": model, "dtype": dtype, "prompt": document["prompt_tokens"]} | {
+            **{name: document[name] for name in kept},
+            "phases": {phase["name"]: figures(phase, layers) for phase in document["phases"]},
+        })  # fmt: skip
     return found
 
 
@@ -147,13 +137,8 @@ def show(runs: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, pairs=20, tokens=32, prompt_bytes=1500, threads=2)
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--prompt-bytes", type=int, default=1500)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.pairs < PAIRS:
         parser.error(f"fewer than {PAIRS} pairs say little")

@@ -16,7 +16,6 @@ minutes on two cores.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import math
@@ -32,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_tools import ROOT, table
+from bench_tools import ROOT, arguments, table
 
 KINDS = ("English", "code", "numbers")
 MADE_OF = ("letters", "digits", "signs", "space")
@@ -207,10 +206,8 @@ def report(said: Any, kinds: np.ndarray, signs: np.ndarray) -> list[dict[str, An
 
 def main() -> None:
     """Trains where there is no model, reads what was held out, prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = arguments(__doc__.split("\n")[0], steps=2000)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     texts = [english(), code(), numbers(1 << 19)]
     cuts = [int(len(text) * (1 - HELD)) for text in texts]

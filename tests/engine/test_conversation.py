@@ -1,10 +1,12 @@
 """A conversation: what is read once stays read, what the model wrote keeps its ids."""
 
+import copy
 import dataclasses
 import json
 
 import pytest
 import torch
+from scripted import speak
 from small_models import random_decoder
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
@@ -19,107 +21,127 @@ from llmcli.engine.speculation import Pace, Speculation
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.model import Model
 from llmcli.text import load_tokenizer
+from llmcli.text.chat import ChatTemplate
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}\n"
     "{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{{ lead }}{% endif %}"
+    "{% if lead == 'never' %}{{ raise_exception('never') }}{% endif %}"
 )
 END = 0
+SAMPLING = Sampling(temperature=1.0, seed=11)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    """Bytes, and merges that a random model does not make when it writes byte after byte."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    specials = ["<|end|>", "<|start|>"]
+def tokenizer_of(folder, specials, template, merged=0):
+    """Bytes and special tokens, the first of which ends a text.
+
+    The bytes of the first `merged` letters have merges, which a random model does not make when it
+    writes byte after byte.
+    """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [(a, b) for a in letters[:60] for b in letters[:60]]
+    merges = [(a, b) for a in letters[:merged] for b in letters[:merged]]
     words = specials + letters + sorted({a + b for a, b in merges})
     library = Library(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=merges))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken(text, special=True) for text in specials])
     library.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
+    settings = {"eos_token": specials[0], "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return load_tokenizer(open_checkpoint(folder, weights=False))
 
 
-@pytest.fixture(
-    params=["llama", "short convolutions", "gated deltanet", "mamba-2 alone", "longrope"]
-)
-def model(request, tokenizer):
-    config = dataclasses.replace(
-        MODELS.get(request.param, MODELS["gpt2"]), vocab=tokenizer.vocab_size
-    )
+def model_of(name, tokenizer):
+    config = dataclasses.replace(MODELS[name], vocab=tokenizer.vocab_size)
     return Model(
         name="small", config=config, decoder=random_decoder(config), tokenizer=tokenizer,
         checkpoint=None, eos_ids=frozenset({END}),
     )  # fmt: skip
 
 
-SAMPLING = Sampling(temperature=1.0, seed=11)
+def with_template(model, source):
+    """The model with another chat template."""
+    tokenizer = copy.copy(model.tokenizer)
+    tokenizer.chat_template = ChatTemplate(source)
+    return dataclasses.replace(model, tokenizer=tokenizer)
 
 
-def answered(talk, limit=6, sampling=SAMPLING):
-    """The answer's ids; afterwards the session's logits are those of the whole text."""
-    ids = [token.id for token in talk.answer(sampling, limit=limit)]
-    session = talk._session
-    whole = talk.model.decoder(torch.tensor(session.ids))[0, -1]
-    torch.testing.assert_close(session.logits_BV[0], whole)
-    return ids
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return tokenizer_of(folder, ["<|end|>", "<|start|>"], TEMPLATE, merged=60)
+
+
+@pytest.fixture(
+    params=["llama", "short convolutions", "gated deltanet", "mamba-2 alone", "longrope"]
+)
+def model(request, tokenizer):
+    return model_of(request.param, tokenizer)
 
 
 def talking(model, **more):
-    talk = Conversation(model, room=400, **more)
+    talk = Conversation(model, room=800, **more)
     talk.set_system("be brief")
     talk.say("hello")
     return talk
 
 
-def test_only_what_is_new_is_computed(model):
-    talk = talking(model)
-    first = answered(talk)
+def session(talk):
+    """What the conversation has read."""
+    return talk._session
+
+
+def read(talk):
+    """The ids of that, and their text."""
+    (ids,) = session(talk).ids
+    return ids, talk.model.tokenizer.decode(ids, skip_special=False)
+
+
+def answered(talk, limit=6, sampling=SAMPLING, **more):
+    """The answer's ids; afterwards the session's logits are those of the whole text."""
+    ids = [token.id for token in talk.answer(sampling, limit=limit, **more)]
+    whole = talk.model.decoder(torch.tensor(session(talk).ids))[0, -1]
+    torch.testing.assert_close(session(talk).logits_BV[0], whole)
+    return ids
+
+
+def contents(messages):
+    return [{"role": one.role, "content": one.content} for one in messages]
+
+
+def is_among(part, ids):
+    return any(tuple(ids[at : at + len(part)]) == part for at in range(len(ids)))
+
+
+def test_only_what_is_new_is_computed_and_answers_keep_their_ids(model):
+    talk, told = talking(model), []
+    first = answered(talk, limit=12, on_prefill=lambda *said: told.append(said))
     assert talk.tokens.prompt == talk.tokens.computed
+    assert told == [(talk.tokens.prompt, talk.tokens.prompt)]
+    own = talk.messages[-1]
+    assert tuple(first) == own.ids
+    again = model.tokenizer.encode(own.content, add_bos=False)
+    assert first != again, "the vocabulary merges what the model wrote apart"
     for _ in range(3):
         before = talk.used
-        talk.say("and now?")
+        talk.say("and now?" * 5)
         answered(talk)
         # the last token of an answer is read with what follows it
         assert talk.tokens.prompt - talk.tokens.computed == before
     assert [one.role for one in talk.messages] == ["system", *["user", "assistant"] * 4]
-    assert tuple(first) == talk.messages[2].ids
-    assert talk._session.ids[0][: talk.used].count(END) >= 5
-
-
-def test_answers_keep_their_own_ids(model):
-    talk = talking(model)
-    answered(talk, limit=12)
-    own = talk.messages[-1]
-    again = model.tokenizer.encode(own.content, add_bos=False)
-    assert list(own.ids) != again, "the vocabulary merges what the model wrote apart"
-    talk.say("go on")
-    answered(talk)
-    text = model.tokenizer.decode(talk._session.ids[0], skip_special=False)
+    assert {len(one.lead) for one in talk.messages if one.ids} == {LEAD}
+    ids, text = read(talk)
+    assert ids[: talk.used].count(END) >= 5
     assert text.startswith("<|start|>system\nbe brief<|end|>\n<|start|>user\nhello<|end|>\n")
-    read = talk._session.ids[0]
-    where = [i for i in range(len(read)) if tuple(read[i : i + len(own.ids)]) == own.ids]
-    assert where
-
-
-def test_an_end_token_is_written_once(model):
-    talk = talking(model)
-    answered(talk)
-    mine = talk.messages.pop()
-    ended = dataclasses.replace(mine, ids=(*mine.ids, END), end="eos")
-    talk.messages.append(ended)
-    talk.say("more")
-    ids = talk._encoded(talk.messages)
-    text = model.tokenizer.decode(ids, skip_special=False)
-    assert text == talk._rendered(talk.messages)
-    assert text.count("<|end|><|end|>") == 0
+    assert is_among(own.ids, ids)
+    talk.set_system("be longer than before")
+    for _ in range(3):
+        talk.say("go on")
+        answered(talk)
+        assert is_among(own.ids, read(talk)[0]), "behind other words, too"
+    assert talk.tokens.prompt - talk.tokens.computed > 20
 
 
 def test_undo_and_another_answer_go_back(model):
@@ -134,22 +156,18 @@ def test_undo_and_another_answer_go_back(model):
     likely = answered(talk, sampling=greedy)
     talk.messages.pop()
     assert answered(talk, sampling=greedy) == likely
-    assert talk.undo() == "hello"
+    talk.say("one")
+    answered(talk)
+    assert talk.undo() == "one"
+    talk.say("two")
+    answered(talk)
+    # the first answer is read once more where single tokens cannot be forgotten
+    assert talk.tokens.computed < talk.tokens.prompt - 20
+    assert [talk.undo(), talk.undo()] == ["two", "hello"]
     assert [one.role for one in talk.messages] == ["system"]
     assert talk.undo() is None
     talk.say("other")
     answered(talk)
-
-
-def test_the_same_seed_gives_the_same_conversation(model):
-    both = []
-    for _ in range(2):
-        talk = talking(model)
-        answered(talk)
-        talk.say("go on")
-        answered(talk)
-        both.append(talk.messages)
-    assert both[0] == both[1]
 
 
 def test_what_was_saved_goes_on_as_it_would_have(model):
@@ -157,12 +175,13 @@ def test_what_was_saved_goes_on_as_it_would_have(model):
     answered(talk)
     saved, answers = list(talk.messages), talk.answers
     talk.say("go on")
-    right = answered(talk)
+    answered(talk)
     other = Conversation(model, room=400)
     assert other.load(saved, answers, {}) == 0
     assert other.messages == saved
     other.say("go on")
-    assert answered(other) == right
+    answered(other)
+    assert other.messages == talk.messages, "the same seed gives the same conversation"
 
 
 NOT_THEIRS = {
@@ -185,8 +204,8 @@ def test_ids_that_are_not_the_text_of_an_answer_are_dropped(model, wrong):
     assert other.messages[-1] == dataclasses.replace(changed, ids=())
     other.say("go on")
     answered(other)
-    text = other._rendered(other.messages[:-1])
-    assert other._session.ids[0][: other.tokens.prompt] == model.tokenizer.encode(text)
+    expected = model.tokenizer.encode_chat(contents(other.messages[:-1]))
+    assert read(other)[0][: other.tokens.prompt] == expected
 
 
 def test_what_cannot_be_loaded_changes_nothing(model, monkeypatch):
@@ -194,37 +213,18 @@ def test_what_cannot_be_loaded_changes_nothing(model, monkeypatch):
     answered(talk)
     before = (list(talk.messages), talk.answers, talk.variables)
     new = [Message(role="user", content="x"), Message(role="assistant", content="y")]
-    with monkeypatch.context() as patch:
-        patch.setattr(talk._template, "source", "{{ raise_exception('never') }}")
-        with pytest.raises(CheckpointError, match="never"):
-            talk.load(new, 7, {"lead": "b"})
+    with pytest.raises(CheckpointError, match="never"):
+        talk.load(new, 7, {"lead": "never"})
     assert (talk.messages, talk.answers, talk.variables) == before
-    rendered = []
-    render = talk._template.render
+    rendered, render = [], ChatTemplate.render
     monkeypatch.setattr(
-        talk._template, "render", lambda *a, **k: rendered.append(k) or render(*a, **k)
+        ChatTemplate, "render", lambda *a, **k: rendered.append(k) or render(*a, **k)
     )
-    talk.load(new * 50, 7, {"lead": "b"})
-    assert [one["variables"] for one in rendered] == [{"lead": "b"}], "once, however many answers"
-
-
-def test_an_answer_knows_little_of_what_precedes_it(model):
-    talk = talking(model)
-    for _ in range(4):
-        answered(talk)
-        talk.say("and now?" * 5)
-    assert {len(one.lead) for one in talk.messages if one.ids} == {LEAD}
-
-
-def test_an_answer_is_found_again_behind_other_words(model):
-    talk = talking(model)
-    answered(talk, limit=12)
-    own = talk.messages[-1].ids
-    talk.set_system("be longer than before")
+    talk.load(new * 20, 7, {"lead": "<think>"})
+    assert [one["variables"] for one in rendered] == [{"lead": "<think>"}], "once for all answers"
     talk.say("go on")
     answered(talk)
-    read = talk._session.ids[0]
-    assert any(tuple(read[i : i + len(own)]) == own for i in range(len(read)))
+    assert "assistant\n<think>" in read(talk)[1]
 
 
 def test_memory_grows_by_the_cache_alone(model):
@@ -233,7 +233,7 @@ def test_memory_grows_by_the_cache_alone(model):
     for _ in range(6):
         answered(talk)
         talk.say("and now?")
-        kept = talk._session._kept
+        kept = session(talk).snapshot().kept
         assert len(kept) <= 2
         states = [one.state.nbytes for one in kept.values() if one.state is not None]
         logits = [one.logits_BV.untyped_storage().nbytes() for one in kept.values()]
@@ -241,52 +241,35 @@ def test_memory_grows_by_the_cache_alone(model):
     assert len(held) <= 2, "once there are two of them"
 
 
-def test_undo_goes_back_to_where_the_last_turn_began(model):
+def test_what_the_template_writes_of_an_answer_is_what_is_read(model):
+    """An end token once; not what it leaves out."""
     talk = talking(model)
     answered(talk)
-    talk.say("one")
-    answered(talk)
-    talk.undo()
-    talk.say("two")
-    answered(talk)
-    # the first answer is read once more where single tokens cannot be forgotten
-    assert talk.tokens.computed < talk.tokens.prompt - 20
-
-
-def test_long_prompts_tell_how_far_they_are_read(model):
-    talk = talking(model)
-    told = []
-    next(talk.answer(SAMPLING, limit=1, on_prefill=lambda *said: told.append(said)))
-    ((done, total),) = told
-    assert done == total >= talk.tokens.prompt - 1
-
-
-def test_a_tokenizer_of_another_model_is_one_line(model):
-    small = dataclasses.replace(model, config=dataclasses.replace(model.config, vocab=50))
-    talk = talking(small)
-    with pytest.raises(CheckpointError, match="but the model has 50 embeddings"):
-        next(talk.answer(SAMPLING, limit=1))
-
-
-def test_what_the_template_leaves_out_is_not_kept(model):
-    talk = talking(model)
-    answered(talk)
+    mine = talk.messages.pop()
+    talk.messages.append(dataclasses.replace(mine, ids=(*mine.ids, END), end="eos"))
+    talk.say("more")
+    template = model.tokenizer.chat_template
+    text = template.render(contents(talk.messages), add_generation_prompt=False)
+    assert model.tokenizer.decode(talk.ids(), skip_special=False) == text
+    assert text.count("<|end|><|end|>") == 0
     content = "why</think>because"
     ids = tuple(model.tokenizer.encode(content, add_bos=False))
-    mine = dataclasses.replace(talk.messages.pop(), content=content, ids=(*ids, END), end="eos")
-    talk.messages.append(mine)
-    talk.say("more")
+    talk.messages[-2] = dataclasses.replace(mine, content=content, ids=(*ids, END), end="eos")
     answered(talk)
-    text = model.tokenizer.decode(talk._session.ids[0], skip_special=False)
-    assert "because" in text
-    assert "why" not in text
+    assert "because" in read(talk)[1]
+    assert "why" not in read(talk)[1]
 
 
-def test_an_answer_that_is_cut_off_stays_as_far_as_it_came(model):
+@pytest.mark.parametrize("how", ["closed", "interrupted"])
+def test_an_answer_that_is_cut_off_stays_as_far_as_it_came(model, how):
     talk = talking(model)
     stream = talk.answer(SAMPLING, limit=20)
     written = [next(stream).id for _ in range(3)]
-    stream.close()
+    if how == "closed":
+        stream.close()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            stream.throw(KeyboardInterrupt())
     last = talk.messages[-1]
     assert (last.role, last.end) == ("assistant", "interrupted")
     assert last.ids in ((), tuple(written))
@@ -302,11 +285,6 @@ def test_a_stop_string_ends_an_answer_whose_text_is_not_its_ids(model):
     list(other.answer(SAMPLING, limit=12, stop=[cut]))
     assert other.messages[-1].end == "stop"
     assert other.messages[-1].ids == ()
-
-
-def test_variables_reach_the_template(model):
-    talk = talking(model, variables={"lead": "<think>"})
-    assert talk._rendered(talk.messages).endswith("assistant\n<think>")
 
 
 def test_a_conversation_that_does_not_fit_says_by_how_much(model):
@@ -333,7 +311,7 @@ def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
     assert talk.missing(20) > 0
 
     def tokens(messages):
-        return len(model.tokenizer.encode(talk._rendered(messages)))
+        return len(model.tokenizer.encode_chat(contents(messages)))
 
     dropped = talk.drop_turns(20)
     assert talk.messages == [whole[0], *whole[1 + 2 * dropped :]]
@@ -346,12 +324,6 @@ def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
     talk.drop_turns(20)
     assert [one.content for one in talk.messages] == ["be brief", "x" * 300], "these stay"
     assert talk.missing(1) > 0
-
-
-def test_without_a_template_there_is_no_conversation(model):
-    bare = dataclasses.replace(model, tokenizer=None)
-    with pytest.raises(UsageError, match="cannot chat"):
-        Conversation(bare, room=10)
 
 
 def test_the_system_message_is_replaced_and_taken_away(model):
@@ -367,59 +339,24 @@ def test_the_system_message_is_replaced_and_taken_away(model):
     assert [one.role for one in talk.messages] == ["system"]
 
 
-def test_an_answer_without_a_mark_behind_it_is_encoded_with_what_follows(model, monkeypatch):
+def test_an_answer_without_a_mark_behind_it_is_encoded_with_what_follows(model):
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-    talk = talking(model)
-    monkeypatch.setattr(talk._template, "source", plain)
+    talk = talking(with_template(model, plain))
     for _ in range(2):
         answered(talk)
         talk.say("go on")
-        ids = talk._encoded(talk.messages)
-        assert ids == model.tokenizer.encode(talk._rendered(talk.messages))
+        assert talk.ids() == talk.model.tokenizer.encode_chat(contents(talk.messages))
     answered(talk)
 
 
-def test_an_answer_that_is_cut_off_inside_a_step_leaves_no_half_of_it(model, monkeypatch):
-    talk = talking(model)
-    block = type(model.decoder.blocks[-1])
-    call, steps = block.__call__, []
-
-    def stopped(self, x, state, step):
-        if self is model.decoder.blocks[-1] and x.shape[1] == 1:
-            steps.append(step)
-            if len(steps) == 3:
-                raise KeyboardInterrupt
-        return call(self, x, state, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(block, "__call__", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            list(talk.answer(SAMPLING, limit=20))
-    assert talk.messages[-1].end == "interrupted"
-    talk.say("go on")
-    answered(talk)
-
-
-def test_a_return_that_is_cut_off_leaves_no_half_of_it(model, monkeypatch):
-    """Some layers are back where the last turn began, and then nobody wants to go back."""
-    talk = talking(model)
-    answered(talk)
-    before = list(talk.messages)
-    last = talk._session.state.layers[-1]
-
-    def stopped(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        for method in ("rewind", "restore"):
-            patch.setattr(last, method, stopped)
-        talk.undo()
-        talk.say("another")
-        with pytest.raises(KeyboardInterrupt):
-            next(talk.answer(SAMPLING, limit=20))
-    talk.messages = before
-    talk.say("go on")
-    answered(talk)
+def test_what_cannot_be_a_conversation_is_refused(model):
+    with pytest.raises(UsageError, match="cannot chat"):
+        Conversation(dataclasses.replace(model, tokenizer=None), room=10)
+    small = dataclasses.replace(model, config=dataclasses.replace(model.config, vocab=50))
+    with pytest.raises(CheckpointError, match="but the model has 50 embeddings"):
+        next(talking(small).answer(SAMPLING, limit=1))
+    with pytest.raises(CheckpointError, match="makes no text"):
+        next(talking(with_template(model, "{{ '' }}")).answer(SAMPLING, limit=4))
 
 
 @pytest.mark.parametrize("room", range(20, 34))
@@ -431,22 +368,120 @@ def test_a_draft_reads_no_further_than_the_context(model, monkeypatch, room):
         talk.say("a")
         talk.speculation = None if draft is None else Speculation(draft)
         texts.append([token.text for token in talk.answer(SAMPLING, limit=400)])
-        assert talk.used <= talk._session.state.capacity <= room
+        assert talk.used <= session(talk).state.capacity <= room
     assert texts[0] == texts[1]
 
 
-def test_what_comes_after_a_change_keeps_its_own_ids(model):
-    talk = talking(model)
-    answered(talk)
-    talk.set_system("be long")
-    for _ in range(3):
-        talk.say("go on")
-        answered(talk)
-    assert talk.tokens.prompt - talk.tokens.computed > 20
+# with a model that reasons: what is kept of an answer, and what is read again
+
+SPECIALS = ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "[THINK]",
+            "[/THINK]", "<|constrain|>", "<|call|>"]  # fmt: skip
+# what the published templates do with an answer of the past, in few words
+HARMONY = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if '<|channel|>analysis<|message|>' in m.content %}"
+    "{{ raise_exception('no channels in the content') }}{% endif %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+MAGISTRAL = (  # a text is written down again as it came
+    "{% for m in messages %}{% if m.role == 'user' %}<|start|>{{ m.content }}<|end|>{% else %}"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for block in m.content %}"
+    "{{- '[THINK]' + block['thinking'] + '[/THINK]' }}{% endfor %}{% endif %}<|return|>"
+    "{% endif %}{% endfor %}"
+)
+OPENED = (  # as DeepSeek R1: the prompt begins the reasoning, and past reasoning is left out
+    "{% for m in messages %}{% if m.role == 'user' %}<|start|>{{ m.content }}<|end|>{% else %}"
+    "{{ m.content.split('</think>')[-1] }}<|return|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<think>\n{% endif %}"
+)
 
 
-def test_a_template_that_writes_nothing_is_one_line(model, monkeypatch):
-    talk = talking(model)
-    monkeypatch.setattr(talk._template, "source", "{{ '' }}")
-    with pytest.raises(CheckpointError, match="makes no text"):
-        next(talk.answer(SAMPLING, limit=4))
+@pytest.fixture
+def reasoning(tmp_path):
+    def make(template):
+        talk = Conversation(model_of("llama", tokenizer_of(tmp_path, SPECIALS, template)), room=900)
+        talk.say("hello")
+        return talk
+
+    return make
+
+
+def writes(talk, monkeypatch, text):
+    """The model writes `text`; returns the message and the text that its tokens had."""
+    ids = talk.model.tokenizer.encode(text, add_bos=False)
+    speak(monkeypatch.setattr, [ids])
+    shown = "".join(token.text for token in talk.answer(Sampling(), limit=len(ids)))
+    return talk.messages[-1], shown
+
+
+HM = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+
+
+def test_channels_are_kept_apart(reasoning, monkeypatch):
+    talk = reasoning(HARMONY)
+    message, shown = writes(talk, monkeypatch, HM + "<|return|>")
+    assert (message.content, message.reasoning, message.raw) == ("Yes.", "Hm.", HM)
+    assert shown == HM, "markers that are special tokens are shown to who cuts the text"
+    assert message.end == "eos"
+    assert message.ids == tuple(talk.model.tokenizer.encode(HM + "<|return|>"))
+    talk.say("more")
+    writes(talk, monkeypatch, HM + "<|return|>")
+    assert read(talk)[1] == (
+        "<|start|>user<|message|>hello<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Yes.<|end|>"
+        "<|start|>user<|message|>more<|end|><|start|>assistant" + HM
+    )
+
+
+@pytest.mark.parametrize("call", [
+    "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>",
+    "<|start|>assistant to=functions.x<|channel|>commentary <|constrain|>json<|message|>{}",
+    "<|channel|>analysis to=python code<|message|>1+1<|call|>",
+])  # fmt: skip
+def test_a_call_is_shown_as_it_was_written(call, reasoning, monkeypatch):
+    text = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}"
+    text = text.replace("assistant<|start|>assistant", "assistant")
+    message, shown = writes(reasoning(HARMONY), monkeypatch, text)
+    assert shown == message.raw == text
+    assert (message.content, message.reasoning) == (call, "Hm.")
+
+
+def test_what_the_template_writes_down_again_keeps_its_ids(reasoning, monkeypatch):
+    talk = reasoning(MAGISTRAL)
+    message, _ = writes(talk, monkeypatch, "[THINK]Hm.[/THINK]Yes.<|return|>")
+    assert (message.content, message.reasoning) == ("Yes.", "Hm.")
+    before = talk.used
+    talk.say("more")
+    writes(talk, monkeypatch, "No.<|return|>")
+    assert talk.tokens.prompt - talk.tokens.computed == before, "all of it is read already"
+    assert talk.messages[-1].raw is None, "without markers the text is the content"
+
+
+def test_reasoning_that_the_prompt_begins(reasoning, monkeypatch):
+    talk = reasoning(OPENED)
+    message, _ = writes(talk, monkeypatch, "Hm.\n</think>\n\nYes.<|return|>")
+    assert (message.content, message.reasoning) == ("Yes.", "Hm.")
+    talk.say("more")
+    writes(talk, monkeypatch, "cut off")
+    text = read(talk)[1]
+    assert "Hm." not in text
+    assert "<|end|>\n\nYes.<|return|>" in text
+    assert talk.messages[-1].reasoning == "cut off"
+    assert talk.messages[-1].content == ""
+
+
+@pytest.mark.parametrize("template", [HARMONY, MAGISTRAL, OPENED])
+def test_what_was_saved_with_reasoning_goes_on_as_it_would_have(template, reasoning, monkeypatch):
+    both = []
+    for loads in (False, True):
+        talk = reasoning(template)
+        text = {HARMONY: HM, MAGISTRAL: "[THINK]a[/THINK]b", OPENED: "a</think>b"}[template]
+        writes(talk, monkeypatch, text + "<|return|>")
+        if loads:
+            saved, talk = talk, reasoning(template)
+            talk.load(saved.messages, saved.answers, {})
+        talk.say("more")
+        both.append(talk.ids())
+    assert both[0] == both[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from continued import stream
@@ -82,27 +84,22 @@ def test_the_statistic_sees_the_crossing_token_left_out() -> None:
     assert chi_square_p(draw(sampling), wrong) < 1e-9
 
 
-def test_first_tokens_of_many_samples() -> None:
+WIDE = [*LOGITS, *[-20.0] * (VOCAB - SIZE)]
+WARM = {"temperature": 1.3, "top_k": 25, "top_p": 0.9, "min_p": 0.04}
+
+
+@pytest.mark.parametrize(("options", "limit", "samples"), [(WARM, 1, DRAWS), ({}, 4000, 1)])
+def test_tokens_of_many_samples_and_of_one_text(
+    options: dict[str, Any], limit: int, samples: int
+) -> None:
     """The whole way through the engine: sample i draws with its own seed."""
-    logits = [*LOGITS, *[-20.0] * (VOCAB - SIZE)]
-    model = fake_model(script(logits), text=False)
-    options = {"temperature": 1.3, "top_k": 25, "top_p": 0.9, "min_p": 0.04}
-    sampling = Sampling(**options, seed=5)  # type: ignore[arg-type]
-    tokens = stream(model, [[1]], sampling, limit=1, samples=DRAWS)
+    model = fake_model(script(WIDE), text=False, context=4000)
+    sampling = Sampling(**options, seed=5)
+    tokens = stream(model, [[1]], sampling, limit=limit, samples=samples)
     ids = torch.tensor([token.id for token in tokens])
+    assert len(ids) == limit * samples
     nothing = [0] * VOCAB
-    assert chi_square_p(ids, distribution(logits, nothing, nothing, sampling)[0]) > 1e-3
-
-
-def test_successive_tokens_of_one_sequence() -> None:
-    logits = [*LOGITS, *[-20.0] * (VOCAB - SIZE)]
-    model = fake_model(script(logits), text=False, context=4000)
-    sampling = Sampling(seed=11)
-    ids = [token.id for token in stream(model, [[1]], sampling, limit=4000)]
-    nothing = [0] * VOCAB
-    probs, _ = distribution(logits, nothing, nothing, sampling)
-    assert len(ids) == 4000
-    assert chi_square_p(torch.tensor(ids), probs) > 1e-3
+    assert chi_square_p(ids, distribution(WIDE, nothing, nothing, sampling)[0]) > 1e-3
 
 
 # random numbers that depend on (seed, sequence, step) alone
@@ -118,12 +115,8 @@ def test_a_number_depends_on_its_key_alone() -> None:
 
 def test_frozen_numbers() -> None:
     """A seed must give the same text in every version."""
-    assert uniforms(0, 0, 0, 3) == FROZEN
-    assert sample_seed(0, 1) == FROZEN_SEED
-
-
-FROZEN = [0.07000858729146686, 0.01827966528692393, 0.3281910999056221]
-FROZEN_SEED = 800278779541541
+    assert uniforms(0, 0, 0, 3) == [0.07000858729146686, 0.01827966528692393, 0.3281910999056221]
+    assert sample_seed(0, 1) == 800278779541541
 
 
 def test_a_sample_can_be_drawn_alone() -> None:

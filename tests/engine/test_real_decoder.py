@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from continued import stream
+from continued import plain_loop, stream
 from decoder_parameters import parameters_of
 
 from llmcli.config import ModelConfig, sequential
-from llmcli.engine.sampling import Sampling, filtered, sample
-from llmcli.engine.seeds import sample_seed, uniforms
-from llmcli.engine.session import Session
+from llmcli.engine.sampling import Sampling
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -61,18 +58,6 @@ def generate(model: Any, prompts: list[list[int]], sampling: Sampling, **options
     return [outputs[sequence] for sequence in sorted(outputs)]
 
 
-def without_cache(model: Any, prompt: list[int], sampling: Sampling) -> list[int]:
-    out: list[int] = []
-    while len(out) < 24 and (not out or out[-1] != 0):
-        logits = model.decoder(torch.tensor([[*prompt, *out]]))[:, -1]
-        counts = [torch.bincount(torch.tensor(x or [], dtype=torch.long), minlength=VOCAB)[None]
-                  for x in (prompt, out)]  # fmt: skip
-        probs = filtered(logits, sampling, *counts)
-        u = torch.tensor(uniforms(sampling.seed, 0, len(out), 1), dtype=torch.float64)
-        out.append(int(sample(probs, u)[0]))
-    return out
-
-
 @pytest.mark.parametrize("variant", [{}, {"window": 3}, {"learned": True}])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -82,27 +67,11 @@ def test_batched_is_alone_is_without_cache(
     model, sampling = real_model(dtype, **variant), SAMPLINGS[name]
     together = generate(model, PROMPTS, sampling)
     for prompt, ids in zip(PROMPTS, together, strict=True):
-        assert (
-            ids == generate(model, [prompt], sampling)[0] == without_cache(model, prompt, sampling)
+        assert ids == generate(model, [prompt], sampling)[0]
+        assert ids == plain_loop(
+            lambda whole: model.decoder(torch.tensor([whole]))[0, -1], prompt, sampling, 24, 0
         )
     assert len({tuple(ids) for ids in together}) == len(PROMPTS)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 4])
-def test_prefill_in_chunks_is_the_same(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = real_model(torch.float64)
-    whole = generate(model, PROMPTS, SAMPLINGS["sampled"])
-    monkeypatch.setattr(Session, "prefill", partialmethod(Session.prefill, chunk=chunk))
-    assert generate(model, PROMPTS, SAMPLINGS["sampled"]) == whole
-
-
-def test_samples_fork_one_prefill() -> None:
-    model = real_model(torch.float64)
-    together = generate(model, PROMPTS[:2], SAMPLINGS["penalized"], samples=3)
-    for number, ids in enumerate(together):
-        prompt, i = divmod(number, 3)
-        own = Sampling(temperature=1.5, top_k=0, presence_penalty=0.5, seed=sample_seed(9, i))
-        assert ids == generate(model, [PROMPTS[prompt]], own)[0]
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -114,13 +83,3 @@ def test_a_full_context_is_used_to_the_last_slot(learned: bool) -> None:
     for prompt, ids in zip(prompts, got, strict=True):
         alone = generate(model, [prompt], SAMPLINGS["sampled"], limit=1000, ignore_eos=True)
         assert alone == [ids]
-
-
-def test_log_probabilities_are_those_of_a_full_pass() -> None:
-    model = real_model(torch.float64)
-    tokens = list(stream(model, PROMPTS[:1], SAMPLINGS["sampled"], limit=10, logprobs=2))
-    ids = [*PROMPTS[0], *(token.id for token in tokens)]
-    expected = model.decoder(torch.tensor([ids]))[0].log_softmax(-1)
-    for at, token in enumerate(tokens, start=len(PROMPTS[0]) - 1):
-        assert token.logprob == pytest.approx(expected[at, token.id].item(), abs=1e-9)
-        assert [id for id, _ in token.top] == expected[at].topk(2).indices.tolist()

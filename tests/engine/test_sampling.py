@@ -91,51 +91,40 @@ def test_choose_is_sample_of_filtered(
     assert math.isfinite(best.item())
 
 
-def test_top_k_keeps_exactly_k_and_of_equals_the_lowest_ids() -> None:
-    logits = row(1, 3, 2, 2, 2, 0, 2)
-    assert kept(logits, top_k=1) == [1]
-    assert kept(logits, top_k=3) == [1, 2, 3]
-    assert kept(logits, top_k=4) == [1, 2, 3, 4]
-    assert kept(logits, top_k=5) == [1, 2, 3, 4, 6]
-    for everything in (0, 7, 99):
-        assert kept(logits, top_k=everything) == list(range(7))
-    assert kept(row(-0.0, 0.0, -0.0), top_k=2) == [0, 1]
-    assert kept(row(-1, -INF, -2, -INF), top_k=3) == [0, 2]
+SHARES = [math.log(share) for share in (0.4, 0.3, 0.2, 0.1)]
+# logits, options, and the ids of which one may be drawn
+KEPT: list[tuple[list[float], dict[str, float], list[int]]] = [
+    # exactly k, of equals the lowest ids
+    *(([1, 3, 2, 2, 2, 0, 2], {"top_k": k}, left) for k, left in (
+        (1, [1]), (3, [1, 2, 3]), (4, [1, 2, 3, 4]), (5, [1, 2, 3, 4, 6]),
+        *((everything, [0, 1, 2, 3, 4, 5, 6]) for everything in (0, 7, 99)),
+    )),
+    ([-0.0, 0.0, -0.0], {"top_k": 2}, [0, 1]), ([-1, -INF, -2, -INF], {"top_k": 3}, [0, 2]),
+    # the token that crosses the line stays
+    *((SHARES, {"top_p": p}, [*range(count)]) for p, count in (
+        (0.39, 1), (0.41, 2), (0.71, 3), (0.91, 4), (1e-12, 1)
+    )),
+    # a line that is exactly met adds no token, and equals go by id
+    ([1, 1, 1, 1], {"top_p": 0.5}, [0, 1]), ([1, 1, 1, 1], {"top_p": 0.51}, [0, 1, 2]),
+    ([0, 1, 0, 1], {"top_p": 0.5}, [1, 3]),
+    # among the first two the shares are 4/7 and 3/7
+    (SHARES, {"top_k": 2, "top_p": 0.55}, [0]), (SHARES, {"top_k": 2, "top_p": 0.58}, [0, 1]),
+    # relative to the best after temperature: weights 1, e^-1, e^-2
+    ([0, -1, -2], {"min_p": 0.36}, [0, 1]), ([0, -1, -2], {"min_p": 0.37}, [0]),
+    ([0, -1, -2], {"min_p": 0.37, "temperature": 2.0}, [0, 1]), ([5, 2, 5], {"min_p": 1.0}, [0, 2]),
+    ([1, 4, 4, 3], {"temperature": 0}, [1]),  # the first of the best
+]  # fmt: skip
 
 
-def test_top_p_keeps_the_token_that_crosses() -> None:
-    logits = row(0.4, 0.3, 0.2, 0.1).log()
-    assert kept(logits, top_p=0.39) == [0]
-    assert kept(logits, top_p=0.41) == [0, 1]
-    assert kept(logits, top_p=0.71) == [0, 1, 2]
-    assert kept(logits, top_p=0.91) == [0, 1, 2, 3]
-    assert kept(logits, top_p=1e-12) == [0]
-
-
-def test_top_p_exactly_met_adds_no_token_and_equals_go_by_id() -> None:
-    assert kept(row(1, 1, 1, 1), top_p=0.5) == [0, 1]
-    assert kept(row(1, 1, 1, 1), top_p=0.51) == [0, 1, 2]
-    assert kept(row(0, 1, 0, 1), top_p=0.5) == [1, 3]
-
-
-def test_top_p_counts_what_top_k_left() -> None:
-    logits = row(0.4, 0.3, 0.2, 0.1).log()  # among the first two the shares are 4/7 and 3/7
-    assert kept(logits, top_k=2, top_p=0.55) == [0]
-    assert kept(logits, top_k=2, top_p=0.58) == [0, 1]
-
-
-def test_min_p_is_relative_to_the_best_after_temperature() -> None:
-    logits = row(0, -1, -2)  # weights 1, e^-1, e^-2
-    assert kept(logits, min_p=0.36) == [0, 1]
-    assert kept(logits, min_p=0.37) == [0]
-    assert kept(logits, min_p=0.37, temperature=2.0) == [0, 1]
-    assert kept(row(5, 2, 5), min_p=1.0) == [0, 2]
+@pytest.mark.parametrize(("logits", "options", "left"), KEPT)
+def test_which_tokens_may_be_drawn(
+    logits: list[float], options: dict[str, float], left: list[int]
+) -> None:
+    assert kept(row(*logits), **options) == left
 
 
 def test_temperature_zero_is_the_first_of_the_best_after_penalties() -> None:
-    logits = row(1, 4, 4, 3)
-    assert kept(logits, temperature=0) == [1]
-    counts = torch.tensor([[0, 1, 0, 0]])
+    logits, counts = row(1, 4, 4, 3), torch.tensor([[0, 1, 0, 0]])
     greedy = Sampling(temperature=0, repetition_penalty=1.5)
     assert filtered(logits, greedy, counts)[0].tolist() == [0, 0, 1, 0]
     assert choose(logits, greedy, None, counts)[0].tolist() == [2]
@@ -157,25 +146,15 @@ def test_penalties_see_what_they_should() -> None:
     )
 
 
-@settings(max_examples=120, deadline=None)
-@given(
-    scores=st.lists(st.floats(width=32, allow_nan=False) | grid, min_size=1, max_size=20),
-    data=st.data(),
-)
-def test_top_is_ordered_by_score_then_id(scores: list[float], data: st.DataObject) -> None:
+@settings(max_examples=240, deadline=None)
+@given(double=st.booleans(), data=st.data())
+def test_top_is_ordered_by_score_then_id(double: bool, data: st.DataObject) -> None:
+    """Of float64 by its own digits."""
+    numbers = st.floats(width=64 if double else 32, allow_nan=False) | grid
+    scores = data.draw(st.lists(numbers, min_size=1, max_size=20))
     k = data.draw(st.integers(1, len(scores)))
     expected = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
-    assert top(row(*scores), k).tolist() == [expected]
-
-
-@settings(max_examples=120, deadline=None)
-@given(scores=st.lists(st.floats(allow_nan=False) | grid, min_size=1, max_size=20), data=st.data())
-def test_top_of_float64_is_ordered_by_its_own_digits(
-    scores: list[float], data: st.DataObject
-) -> None:
-    k = data.draw(st.integers(1, len(scores)))
-    expected = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
-    both = torch.tensor([scores, scores[::-1]], dtype=torch.float64)
+    both = torch.tensor([scores, scores[::-1]], dtype=torch.float64 if double else torch.float32)
     assert top(both, k).tolist()[0] == expected
 
 

@@ -27,17 +27,21 @@ def whole(decoder, row):
     return decoder(torch.tensor([row]))[0]
 
 
+def check(session, ids=None):
+    """The last logits of every sequence are those of its whole text, which is `ids`."""
+    assert ids in (None, session.ids)
+    for row, logits_V in zip(session.ids, session.logits_BV, strict=True):
+        torch.testing.assert_close(logits_V, whole(session.decoder, row)[-1])
+
+
 def test_lists_of_unequal_length_are_read_in_one_call(decoder):
     session = Session(decoder, 3, 12)
     logits = session.extend(PROMPTS, logits="all")
     for row, prompt in enumerate(PROMPTS):
         torch.testing.assert_close(logits[row, : len(prompt)], whole(decoder, prompt))
-        torch.testing.assert_close(session.logits_BV[row], whole(decoder, prompt)[-1])
-    assert session.ids == PROMPTS
-    last = session.extend([[6], [2, 2], [1]])
-    for row, prompt in enumerate(session.ids):
-        torch.testing.assert_close(last[row], whole(decoder, prompt)[-1])
-    assert session.ids == [[*PROMPTS[0], 6], [3, 2, 2], [*PROMPTS[2], 1]]
+    check(session, PROMPTS)
+    assert session.extend([[6], [2, 2], [1]]) is session.logits_BV
+    check(session, [[*PROMPTS[0], 6], [3, 2, 2], [*PROMPTS[2], 1]])
     assert session.lengths == [6, 3, 4]
 
 
@@ -90,9 +94,8 @@ def test_a_token_is_read_when_the_next_is_requested(decoder):
         if len(chosen) == 4:
             break
     assert session.ids == [[*PROMPTS[0], *chosen[:3]]]
-    last = session.advance()
-    assert session.ids == [[*PROMPTS[0], *chosen]]
-    torch.testing.assert_close(last[0], whole(decoder, session.ids[0])[-1])
+    assert session.advance() is session.logits_BV
+    check(session, [[*PROMPTS[0], *chosen]])
     with pytest.raises(ValueError, match="no token was chosen"):
         session.advance()
     for length in range(5, 9):  # each was the likeliest after those before it
@@ -162,32 +165,60 @@ def test_a_snapshot_is_gone_back_to_any_number_of_times(decoder):
         session.restore(saved)
 
 
-def test_of_what_was_read_the_last_token_alone_is_read_again():
+@pytest.fixture
+def session():
+    """Of a model that can forget single tokens."""
     session = Session(random_decoder(MODELS["llama"]), 1, 12)
     session.extend([PROMPTS[0]])
+    return session
+
+
+def test_of_what_was_read_the_last_token_alone_is_read_again(session):
     assert session.reuse(PROMPTS[0]) == len(PROMPTS[0]) - 1
     session.extend([PROMPTS[0][-1:]])
     session.keep()
     assert session.reuse(PROMPTS[0]) == len(PROMPTS[0])
 
 
-def test_a_queued_text_fills_its_slots_and_has_one_token_more():
-    session = Session(random_decoder(MODELS["llama"]), 1, 8)
-    session.extend([PROMPTS[0]])
-
+def test_a_queued_text_fills_its_slots_and_has_one_token_more(session):
     def draw(logits_BV):
         ids_B, chosen = likeliest(logits_BV)
         return ids_B, lambda: chosen
 
     tokens = session.decode_queued(draw, None)
-    assert len([next(tokens) for _ in range(8 - len(PROMPTS[0]) + 1)]) == 4
+    assert len([next(tokens) for _ in range(12 - len(PROMPTS[0]) + 1)]) == 8
     with pytest.raises(ValueError, match="fit"):
         next(tokens)
 
 
-def test_a_place_that_was_kept_goes_with_the_tokens_before_it():
-    session = Session(random_decoder(MODELS["llama"]), 1, 12)
-    session.extend([PROMPTS[0]])
+def stopped(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_a_call_or_a_return_that_is_cut_off_leaves_no_half_of_it(decoder, monkeypatch):
+    """Some layers have read a token, or are back where it was kept, and others have not."""
+    text = [*PROMPTS[0], 6, 2, 7]
+    session = Session(decoder, 1, 12)
+    session.prefill([PROMPTS[0]])
+    session.keep()
+    last = f"blocks.{len(decoder.blocks) - 1}.resid_post"
+    for cut_off in ("call", "return"):
+        session.extend([[6, 2]])
+        if cut_off == "call":
+            with pytest.raises(KeyboardInterrupt):
+                session.extend([[3]], tap=lambda name, tensor: name == last and stopped())
+        with monkeypatch.context() as patch:
+            if cut_off == "return":
+                for method in ("rewind", "restore"):
+                    patch.setattr(session.state.layers[-1], method, stopped)
+                with pytest.raises(KeyboardInterrupt):
+                    session.reuse([*PROMPTS[0], 3])
+        session.prefill([text[session.reuse(text) :]])
+        check(session, [text])
+        session.rewind(len(PROMPTS[0]))
+
+
+def test_a_place_that_was_kept_goes_with_the_tokens_before_it(session):
     session.keep()
     session.rewind(2)
     session.extend([[4, 4, 4, 4]])
@@ -208,11 +239,11 @@ def test_places_that_were_kept_belong_to_a_snapshot(decoder):
     session.restore(saved)
     session.rewind(2)
     session.extend([PROMPTS[0][2:]])
-    torch.testing.assert_close(session.logits_BV[0], whole(decoder, PROMPTS[0])[-1])
+    check(session, [PROMPTS[0]])
     for _ in range(3):
         session.keep()
         session.extend([[5]])
-    assert len(session._kept) == 2
+    assert len(session.snapshot().kept) == 2
 
 
 def test_a_snapshot_has_no_empty_slots_and_does_not_fit_a_smaller_state(decoder):
@@ -252,8 +283,7 @@ def test_grown_it_has_room_for_more(decoder):
     session.prefill([PROMPTS[0]])
     session.grow(8)
     session.extend([[1, 2, 3]])
-    torch.testing.assert_close(session.logits_BV[0], whole(decoder, session.ids[0])[-1])
-    assert session.ids == [[*PROMPTS[0], 1, 2, 3]]
+    check(session, [[*PROMPTS[0], 1, 2, 3]])
 
 
 def test_long_prompts_and_those_that_follow_them_come_in_chunks(decoder):
@@ -263,9 +293,7 @@ def test_long_prompts_and_those_that_follow_them_come_in_chunks(decoder):
     session.prefill([tokens[0][:3], tokens[1][:2]])
     more = [tokens[0][3:], tokens[1][2:9]]
     session.prefill(more, chunk=4, on_prefill=lambda *said: heard.append(said))
-    assert session.ids == [tokens[0], tokens[1][:9]]
-    for row, read in enumerate(session.ids):
-        torch.testing.assert_close(session.logits_BV[row], whole(decoder, read)[-1])
+    check(session, [tokens[0], tokens[1][:9]])
     assert heard == [(8, 21), (15, 21), (19, 21), (21, 21)]
     assert max(map(max, session.ids)) < VOCAB
 
@@ -276,12 +304,11 @@ def test_a_sequence_that_outgrows_the_short_factors_of_longrope_is_read_again():
     session.prefill([[5, 9, 2, 7, 11], [3], [8, 1, 4]])
     for new in ([6, 2, 1], [2, 2, 5], [0, 3, 3], [1, 1, 8]):
         session.extend([[id] for id in new])
-        for row, read in enumerate(session.ids):
-            torch.testing.assert_close(session.logits_BV[row], whole(decoder, read)[-1])
+        check(session)
     assert heard == [6, 8]  # when the third sequence gets its fifth token, and the second
     session.rewind(2)
     session.extend([[7], [7], [7]])
-    torch.testing.assert_close(session.logits_BV[2], whole(decoder, [8, 1, 7])[-1])
+    check(session)
     assert heard == [6, 8, 2]
 
 
@@ -293,7 +320,6 @@ def test_what_longrope_was_read_for_is_kept_by_samples_and_snapshots():
     for _ in range(2):
         session.select([1, 0])
         session.extend([[4], [8]])
-        for row, read in enumerate(session.ids):
-            torch.testing.assert_close(session.logits_BV[row], whole(decoder, read)[-1])
+        check(session)
         session.restore(saved)
     assert heard == [4, 4]

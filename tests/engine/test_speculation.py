@@ -16,10 +16,8 @@ from llmcli.engine.sampling import Sampling, filtered
 from llmcli.engine.seeds import uniforms
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import ROWS, Pace, Speculation
-from llmcli.errors import UsageError
 from llmcli.formats.dense import writable
 from llmcli.kernels import native
-from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.ui.stats import draft_words
 
@@ -65,15 +63,15 @@ def model(request):
     return random_model(MODELS[request.param])
 
 
-def draft_of(kind, model):
-    if kind == "ngram":
-        return NgramDraft()
-    if kind == "liar":
-        return Liar(5, 1)
-    small = model
-    if kind == "another":
-        small = dataclasses.replace(model, decoder=random_decoder(model.config, seed=4))
-    return ModelDraft(small, model)
+def another(model, seed):
+    return dataclasses.replace(model, decoder=random_decoder(model.config, seed=seed))
+
+
+DRAFTS = {
+    "ngram": lambda model: NgramDraft(), "liar": lambda model: Liar(5, 1),
+    "same": lambda model: ModelDraft(model, model),
+    "another": lambda model: ModelDraft(another(model, 4), model),
+}  # fmt: skip
 
 
 SAMPLINGS = {
@@ -85,17 +83,24 @@ SAMPLINGS = {
 }  # fmt: skip
 
 
+def written(model, sampling="greedy", draft=None, **settings):
+    """The ids of a text, and its speculation, None without a draft."""
+    speculation = None if draft is None else Speculation(draft)
+    tokens = stream(model, [PROMPT], SAMPLINGS[sampling], **settings, speculation=speculation)
+    return [token.id for token in tokens], speculation
+
+
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("model", "kind", "sampling"),
-    in_turn(NAMES, ["ngram", "liar", "same", "another"], list(SAMPLINGS)),
+    in_turn(NAMES, list(DRAFTS), list(SAMPLINGS)),
     indirect=["model"],
 )
 def test_the_text_is_the_same(kind, sampling, model):
     sampling = SAMPLINGS[sampling]
     settings = {"limit": 40, "capacity": 45, "logprobs": 2}
     alone = list(stream(model, [PROMPT], sampling, **settings))
-    speculation = Speculation(draft_of(kind, model))
+    speculation = Speculation(DRAFTS[kind](model))
     drafted = list(stream(model, [PROMPT], sampling, **settings, speculation=speculation))
     assert [token.id for token in drafted] == [token.id for token in alone]
     assert len(alone) == 36
@@ -156,7 +161,7 @@ def test_what_nobody_asked_for_is_forgotten(model):
     for count in (1, 2, 3, 7, 19):
         session = Session(model.decoder, 1, 60)
         session.prefill([PROMPT])
-        steps = Speculation(ModelDraft(model, model)).decode(session, sampler(model, "greedy"))
+        steps = Speculation(ModelDraft(model, model)).decode(session, sampler(model))
         assert [next(steps)[0].id for _ in range(count)] == ids[:count]
         steps.close()
         assert session.ids == [[*PROMPT, *ids[: count - 1]]]
@@ -170,9 +175,9 @@ def likeliest(logits_BV):
     return logits_BV.argmax(-1), logits_BV.argmax()
 
 
-def sampler(model, sampling, limit=99):
+def sampler(model, sampling=SAMPLINGS["greedy"], limit=99):
     return Sampler(
-        SAMPLINGS[sampling], [PROMPT], samples=1, vocab=model.config.vocab, device=model.device,
+        sampling, [PROMPT], samples=1, vocab=model.config.vocab, device=model.device,
         logprobs=None, limit=limit,
     )  # fmt: skip
 
@@ -196,7 +201,7 @@ def test_reading_a_long_prompt_is_not_what_a_proposal_takes(monkeypatch):
     monkeypatch.setattr(draft, "catch_up", lambda: (catch_up(), read.clear()))
     session = Session(model.decoder, 1, 400)
     session.prefill([PROMPT * 30])
-    steps = Speculation(draft).decode(session, sampler(model, "greedy"))
+    steps = Speculation(draft).decode(session, sampler(model))
     for _ in range(30):
         next(steps)
     assert len(timed) > 5
@@ -212,28 +217,24 @@ def test_a_draft_near_its_end_proposes_what_was_recorded(monkeypatch):
     states = []
     monkeypatch.setattr(Decoder, "new_state", noted(Decoder.new_state, states))
     settings = {"limit": 40, "capacity": 50}
-    alone = [token.id for token in stream(model, [PROMPT], SAMPLINGS["greedy"], **settings)]
-    speculation = Speculation(ModelDraft(small, model))
-    tokens = stream(model, [PROMPT], SAMPLINGS["greedy"], **settings, speculation=speculation)
-    assert [token.id for token in tokens] == alone
+    ids, speculation = written(model, draft=ModelDraft(small, model), **settings)
+    assert ids == written(model, **settings)[0]
     assert speculation.accepted > 5
     if native.level() is not None:
-        assert {1} < set(states[-1].replays) <= {1, *ROWS}
+        assert {1} < {rows for state in states for rows in state.replays} <= {1, *ROWS}
 
 
 @pytest.mark.usefixtures("eager")
 def test_tokens_are_counted_where_they_are_chosen():
     model = random_model(MODELS["llama"])
-    alone = [token.id for token in stream(model, [PROMPT], SAMPLINGS["greedy"], limit=12)]
+    alone, _ = written(model, limit=12)
     wanted = max(map(alone.index, alone)) + 1
     ending = dataclasses.replace(model, eos_ids=frozenset({alone[wanted - 1]}))
-    speculation = Speculation(ModelDraft(model, ending))
-    list(stream(ending, [PROMPT], SAMPLINGS["greedy"], limit=40, speculation=speculation))
+    _, speculation = written(ending, draft=ModelDraft(model, ending), limit=40)
     assert wanted > 3
     # all but the first one were proposed; nothing is known of those behind the end
     assert (speculation.accepted, speculation.proposed) == (wanted - 1, wanted - 1)
-    lying = Speculation(Liar(5, 1))
-    list(stream(model, [PROMPT], SAMPLINGS["greedy"], limit=4, speculation=lying))
+    _, lying = written(model, draft=Liar(5, 1), limit=4)
     assert lying.accepted == 0 < lying.proposed
 
 
@@ -258,23 +259,20 @@ def test_sampled_text_has_the_models_distribution(monkeypatch):
     model = random_model(MODELS["llama"])
     monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 2))
     monkeypatch.setattr("llmcli.engine.speculation.ROWS", (2,))
-    another = dataclasses.replace(model, decoder=random_decoder(model.config))
-    head = writable(another.decoder.weight("head.W"))
+    near = another(model, 3)
+    head = writable(near.decoder.weight("head.W"))
     head += 0.3 * torch.randn(head.shape, generator=torch.Generator().manual_seed(1))
     sampling = Sampling(temperature=0.4, top_k=6, top_p=0.95, min_p=0.02)
-    draft, runs = ModelDraft(another, model), 3000
+    draft, runs = ModelDraft(near, model), 3000
     session = Session(model.decoder, 1, 24)
     session.prefill([PROMPT])
     session.keep()
     seen, accepted = Counter(), 0
     for seed in range(runs):
         session.rewind(len(PROMPT))
-        sampler = Sampler(
-            dataclasses.replace(sampling, seed=seed), [PROMPT], samples=1,
-            vocab=model.config.vocab, device=model.device, logprobs=None, limit=3,
-        )  # fmt: skip
         speculation = Speculation(draft)
-        steps = speculation.decode(session, sampler)
+        seeded = dataclasses.replace(sampling, seed=seed)
+        steps = speculation.decode(session, sampler(model, seeded, limit=3))
         seen[tuple(next(steps)[0].id for _ in range(3))[1:]] += 1
         steps.close()
         accepted += speculation.accepted
@@ -305,7 +303,7 @@ def distribution(model, sampling):
 
 @pytest.mark.usefixtures("eager")
 def test_an_end_in_the_middle_of_a_proposal_ends_the_text(model):
-    alone = [token.id for token in stream(model, [PROMPT], SAMPLINGS["greedy"], limit=12)]
+    alone, _ = written(model, limit=12)
     ending = dataclasses.replace(model, eos_ids=frozenset({alone[5]}))
     wanted = alone[: alone.index(alone[5]) + 1]
     speculation = Speculation(ModelDraft(model, ending))
@@ -320,10 +318,8 @@ def test_a_draft_that_makes_it_slower_is_turned_off(speedup, monkeypatch):
     model = random_model(dataclasses.replace(MODELS["llama"], context=512))
     monkeypatch.setattr(Speculation, "speedup", property(lambda self: speedup))
     settings = {"limit": 200, "capacity": 220}
-    alone = [token.id for token in stream(model, [PROMPT], SAMPLINGS["greedy"], **settings)]
-    speculation = Speculation(Liar(5, 1))
-    tokens = stream(model, [PROMPT], SAMPLINGS["greedy"], **settings, speculation=speculation)
-    assert [token.id for token in tokens] == alone
+    ids, speculation = written(model, draft=Liar(5, 1), **settings)
+    assert ids == written(model, **settings)[0]
     stopped = speculation.describe()["stopped"]
     assert stopped == (speedup == 0.9)
     assert (64 <= speculation.proposed < 64 + max(ROWS)) == stopped
@@ -337,15 +333,12 @@ def test_several_sequences_are_decoded_without_a_draft(model):
     assert speculation.proposed == 0
 
 
-def test_a_guess_is_the_pick_it_stands_for():
-    sampling = SAMPLINGS["sampled"]
-    sampler = Sampler(
-        sampling, [PROMPT], samples=1, vocab=43, device=torch.device("cpu"), logprobs=None, limit=9
-    )
-    logits = torch.randn(6, 43, generator=torch.Generator().manual_seed(0))
-    guesses = [sampler.guess(logits[at : at + 1], at) for at in range(6)]
-    picked = [sampler.pick(logits[at : at + 1])[1][0].id for at in range(6)]
-    assert guesses == picked
+def test_a_guess_is_the_pick_it_stands_for(model):
+    choice = sampler(model, SAMPLINGS["sampled"])
+    shape = (6, model.config.vocab)
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    guesses = [choice.guess(logits[at : at + 1], at) for at in range(6)]
+    assert guesses == [choice.pick(logits[at : at + 1])[1][0].id for at in range(6)]
     assert len(set(uniforms(5, 0, 0, 6))) == 6
 
 
@@ -363,17 +356,6 @@ def test_ngrams_look_up_the_last_place_and_go_round():
     assert draft.propose(5) == [7] * 5
 
 
-def test_a_draft_of_another_vocabulary_is_refused():
-    model = random_model(MODELS["llama"])
-    config = dataclasses.replace(MODELS["llama"], vocab=44)
-    other = Model(
-        name="other", config=config, decoder=random_decoder(config), tokenizer=None,
-        checkpoint=None, eos_ids=frozenset(),
-    )  # fmt: skip
-    with pytest.raises(UsageError, match="`other` has another vocabulary than `small`"):
-        ModelDraft(other, model)
-
-
 # how many tokens are read at once: by what steps took and how often proposals were right
 
 
@@ -385,8 +367,10 @@ def made(prior=0.6, **seconds):
     return pace
 
 
-def test_nothing_is_drafted_before_a_step_was_measured():
+def test_nothing_is_drafted_before_a_step_was_measured_nor_where_it_promises_little():
     assert Pace(0.6).rows(0, 16) == 1
+    assert made(prior=0.45, _1=1.0).rows(0, 4) == 1, "to be recorded first"
+    assert made(prior=0.45, _1=1.0, _4=1.45).rows(0, 4) == 4
 
 
 def test_proposals_that_are_right_are_read_in_large_pieces():
@@ -413,11 +397,6 @@ def test_what_is_known_of_one_ground_is_not_of_another():
     for _ in range(20):
         pace.saw(2, False)
     assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4)
-
-
-def test_what_has_to_be_recorded_first_has_to_promise_more():
-    unknown, known = made(prior=0.45, _1=1.0), made(prior=0.45, _1=1.0, _4=1.45)
-    assert (unknown.rows(0, 4), known.rows(0, 4)) == (1, 4)
 
 
 def test_a_draft_that_takes_as_long_as_the_model_is_not_asked():

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from functools import partialmethod
 from typing import Any
 
 import pytest
 import torch
-from continued import stream
+from continued import plain_loop, stream
 from fake_model import EOS, EXTRA, VOCAB, fake_model, hashed, script
 
-from llmcli.engine import sampler as picker_module
+from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.engine.output import Token
-from llmcli.engine.sampling import Sampling, filtered, sample
-from llmcli.engine.seeds import sample_seed, uniforms
-from llmcli.engine.session import Session
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.seeds import sample_seed
 from llmcli.errors import NotFinite, PromptTooLong, UsageError
 
 GREEDY = Sampling(temperature=0)
@@ -28,6 +26,7 @@ THE = 256 + EXTRA.index("the")
 TH = 256 + EXTRA.index("th")
 GAP = 256 + EXTRA.index("\n\n")
 OTHER = 257
+STEPS = 270  # more than one table of random numbers has
 PROMPTS = [[1, 2, 3], [4], list(range(100, 117)), [1, 2], [3] * 9]
 
 
@@ -47,16 +46,8 @@ def text(tokens: list[Token]) -> str:
     return "".join(token.text for token in tokens)
 
 
-def plain_loop(prompt: list[int], sampling: Sampling, limit: int) -> list[int]:
-    """Generation as one would write it first: everything anew for every token."""
-    out: list[int] = []
-    while len(out) < limit and (not out or out[-1] != EOS):
-        counts = [torch.bincount(torch.tensor(x or [], dtype=torch.long), minlength=VOCAB)[None]
-                  for x in (prompt, out)]  # fmt: skip
-        probs = filtered(hashed((*prompt, *out))[None], sampling, *counts)
-        u = torch.tensor(uniforms(sampling.seed, 0, len(out), 1), dtype=torch.float64)
-        out.append(int(sample(probs, u)[0]))
-    return out
+def by_hand(prompt: list[int], sampling: Sampling, limit: int, end: int | None = EOS) -> list[int]:
+    return plain_loop(lambda ids: hashed(tuple(ids)), prompt, sampling, limit, end)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT, Sampling(seed=3), Sampling(top_k=2)])
@@ -66,7 +57,7 @@ def test_a_batch_is_every_prompt_alone_and_the_plain_loop(sampling: Sampling) ->
     for number, prompt in enumerate(PROMPTS):
         alone = run(fake_model(), [prompt], sampling)[0]
         batched = together[number]
-        assert ids(batched) == ids(alone) == plain_loop(prompt, sampling, 30)
+        assert ids(batched) == ids(alone) == by_hand(prompt, sampling, 30)
         assert text(batched) == text(alone)
         assert [token.finish for token in batched] == [token.finish for token in alone]
         assert [token.index for token in batched] == list(range(len(batched)))
@@ -93,10 +84,9 @@ def test_samples_share_one_prefill() -> None:
     assert model.decoder.calls[1][0] == 8
 
 
-def test_random_numbers_go_on_over_the_table_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(fake_model(), PROMPTS, HOT, ignore_eos=True)
-    monkeypatch.setattr(picker_module, "_STEPS", 7)
-    assert run(fake_model(), PROMPTS, HOT, ignore_eos=True) == whole
+def test_random_numbers_go_on_over_the_table_s_end() -> None:
+    ids_of = ids(run(fake_model(), [[4]], HOT, limit=STEPS, ignore_eos=True)[0])
+    assert ids_of == by_hand([4], HOT, STEPS, None)
 
 
 def test_finished_sequences_leave_the_batch() -> None:
@@ -106,33 +96,57 @@ def test_finished_sequences_leave_the_batch() -> None:
         assert call == (sum(len(tokens) > step for tokens in together.values()), 1)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 16, 17, 512])
-def test_prefill_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(fake_model(), PROMPTS, HOT)
-    monkeypatch.setattr(Session, "prefill", partialmethod(Session.prefill, chunk=chunk))
+def test_prefill_in_chunks() -> None:
+    long = [[n % 97 for n in range(2 * PROMPT_CHUNK + 9)], [5] * (PROMPT_CHUNK + 1), [7]]
     seen: list[tuple[int, int]] = []
     model = fake_model()
-    got = run(model, PROMPTS, HOT, on_prefill=lambda done, total: seen.append((done, total)))
-    assert got == whole
-    total = sum(map(len, PROMPTS))
-    assert len(seen) == math.ceil(17 / chunk)
-    assert seen[0][0] == sum(min(len(prompt), chunk) for prompt in PROMPTS)
-    assert seen[-1] == (total, total)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    got = run(model, long, HOT, limit=3, on_prefill=lambda *said: seen.append(said))
+    for prompt, tokens in zip(long, got.values(), strict=True):
+        assert ids(tokens) == by_hand(prompt, HOT, 3)
+    assert [shape for shape in model.decoder.calls if shape[1] > 1] == [
+        (3, PROMPT_CHUNK), (3, PROMPT_CHUNK), (3, 9),
+    ]  # fmt: skip
+    total = sum(map(len, long))
+    assert seen == [(2 * PROMPT_CHUNK + 1, total), (total - 9, total), (total, total)]
 
 
-def test_finish_by_end_token() -> None:
-    tokens = run(fake_model(script(104, 105, EOS, 106)), [[0]])[0]
-    assert ids(tokens) == [104, 105, EOS]  # the end token is one of the ids …
-    assert text(tokens) == "hi"  # … and no text
-    assert [token.finish for token in tokens] == [None, None, "eos"]
+WORDS, MARKS = (THE, THE, THE, GAP, 97), (THE, 97, OTHER, GAP, EOS, THE)
+EURO = "€".encode()
+# what the model would write, options, the text, how many tokens it takes, and what ended it
+ENDS: list[tuple[tuple[int, ...], dict[str, Any], str, int, str]] = [
+    ((104, 105, EOS, 106), {}, "hi", 3, "eos"),  # an end token is one of the ids, and no text
+    ((104, EOS, OTHER, 105), {"limit": 4, "ignore_eos": True}, "hi", 4, "length"),
+    ((104,), {"limit": 3}, "hhh", 3, "length"),
+    (WORDS, {"limit": 5, "stop": ["e"]}, "th", 1, "stop"),  # inside one token
+    (WORDS, {"limit": 5, "stop": ["ethe"]}, "th", 2, "stop"),  # over two
+    (WORDS, {"limit": 5, "stop": ["hethet"]}, "t", 3, "stop"),
+    (WORDS, {"limit": 5, "stop": ["x", "\n"]}, "thethethe", 4, "stop"),
+    (WORDS, {"limit": 5, "stop": ["hethethe\n"]}, "t", 4, "stop"),
+    (WORDS, {"limit": 5, "stop": ["zzz"]}, "thethethe\n\na", 5, "length"),
+    ((TH, 101), {"limit": 2, "stop": ["the"]}, "", 2, "stop"),  # outweighs the limit
+    # the rest of a torn character can itself complete a stop string
+    ((*EURO[:2], EOS), {}, "\ufffd", 3, "eos"),
+    ((*EURO[:2], EOS), {"stop": ["\ufffd"]}, "", 3, "stop"),
+]
+for ignored in (True, False):
+    for stop, shown, count in (
+        ("<other>", "thea", 3),  # a special token, which is not shown
+        ("a<oth", "the", 3), ("<other>\n", "thea", 4),
+        ("a\n", "the", 4),  # as it is read
+        ("<eos>", "thea\n\n", 5),  # an end token
+        ("\n<eos>", "thea\n", 5),
+    ):  # fmt: skip
+        ENDS.append((MARKS, {"stop": [stop], "ignore_eos": ignored}, shown, count, "stop"))
 
 
-def test_ignore_eos_prints_no_special_token() -> None:
-    tokens = run(fake_model(script(104, EOS, OTHER, 105)), [[0]], limit=4, ignore_eos=True)[0]
-    assert ids(tokens) == [104, EOS, OTHER, 105]
-    assert text(tokens) == "hi"
-    assert tokens[-1].finish == "length"
+@pytest.mark.parametrize(("steps", "options", "shown", "count", "finish"), ENDS)
+def test_how_a_text_ends(
+    steps: tuple[int, ...], options: dict[str, Any], shown: str, count: int, finish: str
+) -> None:
+    tokens = run(fake_model(script(*steps)), [[0]], **options)[0]
+    assert ids(tokens) == [*steps, *steps[-1:] * count][:count]
+    assert text(tokens) == shown
+    assert [token.finish for token in tokens] == [*[None] * (count - 1), finish]
 
 
 def test_an_end_token_with_text_is_not_printed() -> None:
@@ -142,69 +156,17 @@ def test_an_end_token_with_text_is_not_printed() -> None:
     assert (ids(tokens), text(tokens), tokens[-1].finish) == ([104, 105], "h", "eos")
 
 
-def test_finish_by_limit() -> None:
-    tokens = run(fake_model(script(104)), [[0]], limit=3)[0]
-    assert text(tokens) == "hhh"
-    assert [token.finish for token in tokens] == [None, None, "length"]
-
-
-@pytest.mark.parametrize(
-    ("stops", "expected", "count"),
-    [
-        (["e"], "th", 1),  # inside one token
-        (["ethe"], "th", 2),  # over two
-        (["hethet"], "t", 3),
-        (["x", "\n"], "thethethe", 4),
-        (["hethethe\n"], "t", 4),
-        (["zzz"], "thethethe\n\na", 5),
-    ],
-)
-def test_stop_strings_span_tokens(stops: list[str], expected: str, count: int) -> None:
-    tokens = run(fake_model(script(THE, THE, THE, GAP, 97)), [[0]], stop=stops, limit=5)[0]
-    assert text(tokens) == expected
-    assert len(tokens) == count
-    assert tokens[-1].finish == ("length" if stops == ["zzz"] else "stop")
-
-
-@pytest.mark.parametrize(
-    ("stop", "expected", "count"),
-    [
-        ("<other>", "thea", 3),  # a special token, which is not shown
-        ("a<oth", "the", 3),
-        ("<other>\n", "thea", 4),
-        ("a\n", "the", 4),  # as it is read
-        ("<eos>", "thea\n\n", 5),  # an end token
-        ("\n<eos>", "thea\n", 5),
-    ],
-)
-@pytest.mark.parametrize("ignore_eos", [True, False])
-def test_stop_strings_see_special_tokens(
-    stop: str, expected: str, count: int, ignore_eos: bool
+@pytest.mark.parametrize(("steps", "options", "texts"), [
+    ((TH, EOS), {"stop": ["the"]}, ["", "th"]),  # held text comes at the end
+    ((TH,), {"stop": ["ththx"], "limit": 2}, ["", "thth"]),
+    ((*EURO, EOS), {}, ["", "", "€", ""]),  # characters come whole
+])  # fmt: skip
+def test_when_text_comes(
+    steps: tuple[int, ...], options: dict[str, Any], texts: list[str]
 ) -> None:
-    model = fake_model(script(THE, 97, OTHER, GAP, EOS, THE))
-    tokens = run(model, [[0]], stop=[stop], ignore_eos=ignore_eos)[0]
-    assert (text(tokens), len(tokens), tokens[-1].finish) == (expected, count, "stop")
-
-
-def test_a_stop_string_outweighs_the_limit_and_held_text_comes_at_the_end() -> None:
-    assert run(fake_model(script(TH, 101)), [[0]], stop=["the"], limit=2)[0][-1].finish == "stop"
-    held = run(fake_model(script(TH, EOS)), [[0]], stop=["the"])[0]
-    assert [token.text for token in held] == ["", "th"]
-    assert held[-1].finish == "eos"
-    cut = run(fake_model(script(TH)), [[0]], stop=["ththx"], limit=2)[0]
-    assert [token.text for token in cut] == ["", "thth"]
-
-
-def test_characters_come_whole() -> None:
-    euro = "€".encode()
-    tokens = run(fake_model(script(*euro, EOS)), [[0]])[0]
-    assert [token.text for token in tokens] == ["", "", "€", ""]
-    torn = run(fake_model(script(*euro[:2], EOS)), [[0]])[0]
-    assert text(torn) == "\ufffd"
-    assert torn[-1].finish == "eos"
-    # the rest of a torn character can itself complete a stop string
-    stopped = run(fake_model(script(*euro[:2], EOS)), [[0]], stop=["\ufffd"])[0]
-    assert (text(stopped), stopped[-1].finish) == ("", "stop")
+    tokens = run(fake_model(script(*steps)), [[0]], **options)[0]
+    assert [token.text for token in tokens] == texts
+    assert tokens[-1].finish == ("length" if "limit" in options else "eos")
 
 
 def test_without_a_tokenizer_there_are_ids_only() -> None:

@@ -50,23 +50,17 @@ def test_margins_are_what_the_second_best_is_behind():
         assert token.tied is False  # in float64
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=1)])
-def test_margins_only_of_greedy_choices_and_on_request(sampling):
+@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED, Sampling(seed=1)])
+def test_margins_only_of_greedy_choices_on_request_which_they_do_not_change(sampling):
+    runs = []
     for margins in (False, True):
-        for token in stream(model_of(torch.float32), [PROMPT], sampling, limit=3, margins=margins):
-            assert (token.margin is not None) == (margins and sampling is GREEDY)
+        settings = {"limit": 20, "margins": margins}
+        runs.append(list(stream(model_of(torch.bfloat16), [PROMPT, [9]], sampling, **settings)))
+        for token in runs[-1]:
+            assert (token.margin is not None) == (margins and sampling.temperature == 0)
             assert (token.tied is None) == (token.margin is None)
-
-
-def test_margins_do_not_change_the_choice_nor_need_a_real_model_where_not_requested():
-    for sampling in (GREEDY, PENALIZED):
-        runs = [
-            [token.id for token in stream(model_of(torch.bfloat16), [PROMPT, [9]], sampling,
-                                          limit=20, margins=margins)]
-            for margins in (False, True)
-        ]  # fmt: skip
-        assert runs[0] == runs[1]
-    assert list(stream(fake_model(), [PROMPT], GREEDY, limit=3))
+    assert [token.id for token in runs[0]] == [token.id for token in runs[1]]
+    assert list(stream(fake_model(), [PROMPT], GREEDY, limit=3)), "nor a real model without them"
 
 
 def test_equal_logits_are_a_tie_with_margin_0():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import children
+import kernel_sources
 import pytest
 from kernel_sources import COMPILER, EXTENSION, FLAGS, HERE, ROOT, SOURCES, levels_of, needs
 
@@ -116,3 +117,29 @@ def use(monkeypatch):
     yield chosen
     monkeypatch.undo()
     forget()
+
+
+@pytest.fixture
+def levels(library, use):
+    """`levels()`: those that this processor has, each in use when it is yielded."""
+
+    def each():
+        for bit, level in enumerate(native.LEVELS):
+            if levels_of(library) >> bit & 1:
+                use(library, level)
+                yield level
+
+    return each
+
+
+@pytest.fixture
+def every_level(levels):
+    """`every_level(compute)`: the tensors that it returns, which have the same bits at each."""
+
+    def computed(compute):
+        found = [compute() for _ in levels()]
+        for one in found[1:]:
+            kernel_sources.same(one, found[0])
+        return found[0]
+
+    return computed

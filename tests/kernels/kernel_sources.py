@@ -1,4 +1,4 @@
-"""What the kernels are built of, and with what."""
+"""What the kernels are built of, and with what; what is expected of their numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -29,3 +30,16 @@ def needs(*programs):
 def levels_of(library):
     """Bit i: the processor has the level i."""
     return ctypes.CDLL(str(library)).llmcli_native_levels()
+
+
+def same(a, b):
+    """Equal bit for bit, but that one NaN is as good as another: tensors, or rows of tensors."""
+    if not isinstance(a, torch.Tensor):
+        for one, other in zip(a, b, strict=True):
+            same(one, other)
+        return
+    assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    nan = a.isnan()
+    assert torch.equal(nan, b.isnan())
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
+    assert torch.equal(a.view(bits)[~nan], b.view(bits)[~nan])

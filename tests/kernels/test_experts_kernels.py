@@ -9,7 +9,7 @@ import numpy as np
 import packed_twin
 import pytest
 import torch
-from test_native import levels, same
+from kernel_sources import same
 from test_packed import file_rows, inputs
 
 from llmcli.formats.dense import Dense
@@ -57,17 +57,16 @@ ROUTINGS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("routing_", ROUTINGS, ids=str)
-def test_the_choice_is_that_of_the_twin(library, use, monkeypatch, routing_, kind):
+def test_the_choice_is_that_of_the_twin(levels, monkeypatch, routing_, kind):
     scores = logits(40, 12, kind).view(2, 20, 12)
     correction = torch.linspace(-1, 1, 12) if routing_.correction else None
     expected = by_pytorch(monkeypatch, routing.choose, scores, correction, routing_)
-    for _ in levels(library, use):
-        found = routing.choose(scores, correction, routing_)
-        assert torch.equal(found, expected)
+    for _ in levels():
+        assert torch.equal(routing.choose(scores, correction, routing_), expected)
 
 
-def test_one_expert_is_chosen(library, use):
-    for _ in levels(library, use):
+def test_one_expert_is_chosen(levels):
+    for _ in levels():
         for value in (0.5, math.nan, -math.inf):
             scores = torch.full((1, 3, 1), value)
             assert routing.choose(scores, None, RoutingConfig(chosen=1)).tolist() == [[[0]] * 3]
@@ -76,7 +75,7 @@ def test_one_expert_is_chosen(library, use):
 @pytest.mark.parametrize("factors", [None, torch.linspace(-1, 2, 12)], ids=["plain", "factors"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("routing_", ROUTINGS, ids=str)
-def test_weights_are_those_of_the_twin(library, use, monkeypatch, routing_, kind, factors):
+def test_weights_are_those_of_the_twin(every_level, monkeypatch, routing_, kind, factors):
     """The same bits at every level, and as float64 has them but for float32's roundings."""
     scores = logits(40, 12, kind).view(2, 20, 12)
     if routing_.scores == "softmax":  # no weights of both signs, whose sum may be anything
@@ -84,31 +83,25 @@ def test_weights_are_those_of_the_twin(library, use, monkeypatch, routing_, kind
     chosen = by_pytorch(monkeypatch, routing.choose, scores, None, routing_)
     wide = None if factors is None else factors.double()
     expected = by_pytorch(monkeypatch, routing.weigh, scores.double(), chosen, routing_, wide)
-    found = [routing.weigh(scores, chosen, routing_, factors) for _ in levels(library, use)]
-    for one in found:
-        same(one, found[0])
+    found = every_level(lambda: routing.weigh(scores, chosen, routing_, factors))
     if kind == "special" and routing_.renormalized:  # sums that float32 has not got
         usual = scores.gather(-1, chosen).abs().amax(-1) < 1e30
-        found[0], expected = found[0][usual], expected[usual]
-    torch.testing.assert_close(
-        found[0].double(), expected, rtol=2e-6, atol=1e-30, equal_nan=True
-    )
+        found, expected = found[usual], expected[usual]
+    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=1e-30, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("experts", [1, 2, 15, 16, 17, 128])
-def test_shares_are_those_of_the_twin(library, use, monkeypatch, experts, sigmoid, kind):
+def test_shares_are_those_of_the_twin(every_level, monkeypatch, experts, sigmoid, kind):
     x = logits(30, experts, kind, seed=experts)
     expected = by_pytorch(monkeypatch, lambda: routing.share(x.double(), sigmoid=sigmoid))
-    found = [routing.share(x, sigmoid=sigmoid) for _ in levels(library, use)]
-    for one in found:
-        same(one, found[0])
-    torch.testing.assert_close(found[0].double(), expected, rtol=2e-6, atol=1e-37, equal_nan=True)
+    found = every_level(lambda: routing.share(x, sigmoid=sigmoid))
+    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=1e-37, equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 17), (4, 16, 32), (5, 33, 7), (9, 20, 100)])
-def test_small_float32_matrices_have_the_bits_of_the_twin(library, use, shape):
+def test_small_float32_matrices_have_the_bits_of_the_twin(every_level, shape):
     """Lane j of 16 sums columns j, j + 16 …; lanes are added in pairs; no fused multiply-add."""
     rows, outputs, columns = shape
     x, w = logits(rows, columns + 2, "usual", 1)[:, 1:-1], logits(outputs, columns, "usual", 2)
@@ -118,20 +111,19 @@ def test_small_float32_matrices_have_the_bits_of_the_twin(library, use, shape):
         lanes[..., k % 16] += x[:, None, k] * w[None, :, k]
     for half in (8, 4, 2, 1):
         lanes = lanes[..., :half] + lanes[..., half:]
-    for _ in levels(library, use):
-        assert torch.equal(compiled.product(x, w, None), lanes[..., 0])
-        assert torch.equal(compiled.product(x, w, b), lanes[..., 0] + b)
+    found = every_level(lambda: (compiled.product(x, w, None), compiled.product(x, w, b)))
+    same(found, (lanes[..., 0], lanes[..., 0] + b))
 
 
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1), (1, 8, 1, 33), (2, 3, 5, 17), (3, 2, 1, 64)], ids=str
 )
-def test_sums_of_experts_have_the_bits_of_the_twin(library, use, monkeypatch, shape):
+def test_sums_of_experts_have_the_bits_of_the_twin(levels, monkeypatch, shape):
     batch, count, tokens, columns = shape
     y = logits(batch * count * tokens, columns, "special").view(shape)
     weight = logits(batch * tokens, count, "usual", 3).view(batch, tokens, count)
     z = logits(batch * tokens, columns, "usual", 4).view(batch, tokens, columns)
-    for _ in levels(library, use):
+    for _ in levels():
         for plus in (None, z):
             expected = by_pytorch(monkeypatch, routing.summed, y, weight, plus)
             same(routing.summed(y, weight, plus), expected)
@@ -157,9 +149,8 @@ MIXTURES = [(1, 1, 1, 1), (8, 1, 3, 1), (4, 1, 4, 1), (5, 3, 2, 1), (6, 2, 3, 4)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
 @pytest.mark.parametrize("shape", [(16, 256), (48, 512)], ids=str)
-def test_packed_experts_have_the_bits_of_the_twin(library, use, mixture, shape, biased):
+def test_packed_experts_have_the_bits_of_the_twin(levels, mixture, shape, biased):
     """Several formats in one call; each pair has the bits of a product by itself."""
-    use(library)
     experts, *rest = mixture
     columns, formats = shape[1], ("Q4_K", "Q8_0")
     route, pairs = routes(experts, *rest)
@@ -183,7 +174,7 @@ def test_packed_experts_have_the_bits_of_the_twin(library, use, mixture, shape, 
             if bias is not None:
                 expected[p] += bias[expert].numpy()
         both = SideBySide(pieces)
-        for _ in levels(library, use):
+        for _ in levels():
             taken = route.by_pair if by_pair else route
             found = both.matmul_routed(torch.from_numpy(x), taken, bias)
             same(found, torch.from_numpy(expected))
@@ -201,7 +192,7 @@ def test_packed_experts_have_the_bits_of_the_twin(library, use, mixture, shape, 
     (torch.bfloat16, torch.bfloat16),
 ], ids=str)  # fmt: skip
 def test_experts_of_16_bits_have_the_bits_of_dense_matrices(
-    library, use, mixture, shape, biased, dtypes
+    levels, mixture, shape, biased, dtypes
 ):
     experts, *rest = mixture
     outputs, columns = shape
@@ -210,7 +201,7 @@ def test_experts_of_16_bits_have_the_bits_of_dense_matrices(
     gaps = torch.zeros(experts, outputs + 2, columns + 1, dtype=dtypes[1])[:, 1:-1, 1:]
     gaps[...] = w
     bias = logits(experts, outputs + 1, "usual", 8)[:, 1:] if biased else None
-    for _, by_pair in itertools.product(levels(library, use), (False, True)):
+    for _, by_pair in itertools.product(levels(), (False, True)):
         rows = len(pairs) if by_pair else rest[0] * rest[2]
         x = logits(rows, columns, "usual", 9).to(dtypes[0])
         taken = route.by_pair if by_pair else route
@@ -228,11 +219,11 @@ def test_experts_of_16_bits_have_the_bits_of_dense_matrices(
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_infinity_in_a_row_stays_with_its_pairs(library, use, bad):
+def test_infinity_in_a_row_stays_with_its_pairs(levels, bad):
     route, pairs = routes(6, 1, 3, 4)
     w = logits(6 * 5, 64, "usual").view(6, 5, 64).bfloat16()
     x = logits(4, 64, "usual", 1)
-    for _ in levels(library, use):
+    for _ in levels():
         finite = Dense(w, torch.float32).matmul_routed(x, route)
         broken = x.clone()
         broken[2, 9] = bad

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from kernel_sources import EXTENSION, ROOT, SOURCES
+from kernel_sources import EXTENSION, ROOT, SOURCES, same
 
 from llmcli.errors import UsageError
 from llmcli.kernels import native, program
@@ -22,14 +22,6 @@ SPECIAL = (
     *(0.0, -0.0, 1.0, -1.5, math.inf, -math.inf, math.nan),
     *(3.3895e38, -3.3895e38, 1e20, 1.1755e-38, -1e-39, 9.2e-41, -9.2e-41),  # to the ends, subnormal
 )
-
-
-def levels(library, use):
-    """Those that this processor has, each in use when it is yielded."""
-    bits = ctypes.CDLL(str(library)).llmcli_native_levels()
-    for level in (name for bit, name in enumerate(native.LEVELS) if bits >> bit & 1):
-        use(library, level)
-        yield level
 
 
 def numbers(*shape, seed=0):
@@ -78,23 +70,14 @@ def dot_in_lanes(a, b):
     return lanes[0]
 
 
-def same(a, b):
-    """Equal bit for bit, but that one NaN is as good as another."""
-    nan = a.isnan()
-    assert torch.equal(nan, b.isnan())
-    assert torch.equal(a.view(torch.int32)[~nan], b.view(torch.int32)[~nan])
-
-
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_every_level_has_the_bits_of_the_twin(library, use, columns):
+def test_every_level_has_the_bits_of_the_twin(every_level, columns):
     for outputs, rows in ((1, 1), (5, 3), (3, 8), (2, 11)):
         x, w = numbers(rows, columns, seed=1), numbers(outputs, columns, seed=2)
-        expected = twin(x, w)
-        for _ in levels(library, use):
-            same(computed(x, w), expected)
+        same(every_level(lambda x=x, w=w: computed(x, w)), twin(x, w))
 
 
-def test_special_numbers_come_out_as_of_the_twin(library, use):
+def test_special_numbers_come_out_as_of_the_twin(every_level):
     pick = torch.Generator().manual_seed(3)
     special = torch.tensor(SPECIAL).bfloat16()
     seen = []
@@ -102,14 +85,13 @@ def test_special_numbers_come_out_as_of_the_twin(library, use):
         x, w = (special[torch.randint(len(SPECIAL), (24, columns), generator=pick)] for _ in "xw")
         x[:, :ordinary], w[:, :ordinary] = numbers(2, 24, ordinary, seed=4)
         seen.append(twin(x, w))
-        for _ in levels(library, use):
-            same(computed(x, w), seen[-1])
+        same(every_level(lambda x=x, w=w: computed(x, w)), seen[-1])
         assert seen[-1].isnan().any()
     assert all(any(kind(s).any() for s in seen) for kind in (torch.isposinf, torch.isneginf))
     assert any((s.isfinite() & (s != 0)).any() for s in seen[-2:])
 
 
-def test_a_product_is_not_rounded_before_it_is_added(library, use):
+def test_a_product_is_not_rounded_before_it_is_added(every_level):
     """2¹²⁸ alone is beyond float32; added to -1.5 · 2¹²⁷ it is not."""
     x, w = torch.zeros(9, 66), torch.zeros(9, 66)
     first, then = (0, 2), (32, 3)  # of one lane each: an even column later, and an odd one
@@ -117,21 +99,19 @@ def test_a_product_is_not_rounded_before_it_is_added(library, use):
     x[:, then], w[:, then] = 2.0**64, 2.0**64
     x, w = x.bfloat16(), w.bfloat16()
     assert (twin(x, w) == 2.0**127).all()
-    for _ in levels(library, use):
-        assert (computed(x, w) == 2.0**127).all()
+    assert (every_level(lambda: computed(x, w)) == 2.0**127).all()
 
 
-def test_subnormal_sums_are_not_flushed(library, use):
+def test_subnormal_sums_are_not_flushed(every_level):
     x = numbers(9, 64, seed=5) * 2.0**-80
     w = numbers(9, 64, seed=6) * 2.0**-66
     expected = twin(x, w)
     assert 0 < expected.abs().max() < 2.0**-130
-    for _ in levels(library, use):
-        same(computed(x, w), expected)
+    same(every_level(lambda: computed(x, w)), expected)
 
 
 @pytest.mark.parametrize("columns", [65, 576, 577])
-def test_bits_do_not_depend_on_rows_threads_levels_or_strides(library, use, columns):
+def test_bits_do_not_depend_on_rows_threads_levels_or_strides(levels, use, library, columns):
     outputs = 1 + 3 * (65536 // 2 // columns)  # several chunks, so that there is work to hand out
     x, w = numbers(max(ROWS), columns, seed=7), numbers(outputs, columns, seed=8)
     stacked = numbers(3, outputs + 9, columns + 5, seed=9)
@@ -145,14 +125,14 @@ def test_bits_do_not_depend_on_rows_threads_levels_or_strides(library, use, colu
     roundings = -(-columns // 32) * 2 + 4
     bound = (x.double().abs() @ w.double().abs().t()) * roundings * 2**-24 / (1 - 2**-16)
     assert ((expected - exact).abs() <= bound).all()
-    for _ in levels(library, use):
+    for _ in levels():
         for rows in ROWS:
             for threads in (1, 2, 3):
                 same(computed(x[:rows], w, threads), expected[:rows])
             same(computed(wide[1, :rows, 1:-2], stacked[1, 4:-5, 3:-2], 2), expected[:rows])
 
 
-def test_numbers_may_begin_at_an_odd_address(library, use):
+def test_numbers_may_begin_at_an_odd_address(levels):
     """A mapped file's tensors do."""
     x, w = numbers(3, 97, seed=11), numbers(7, 97, seed=12)
     expected = twin(x, w)
@@ -163,18 +143,18 @@ def test_numbers_may_begin_at_an_odd_address(library, use):
         address += 1 - address % 2
         ctypes.memmove(address, tensor.data_ptr(), 2 * tensor.numel())
         places.append((address, 97))
-    for _ in levels(library, use):
+    for _ in levels():
         out = torch.empty(3, 7)
         multiply(*places, (out.data_ptr(), 7), (3, 7, 97), 1)
         same(out, expected)
 
 
-def test_nothing_beyond_the_matrices_is_written_or_counts(library, use):
+def test_nothing_beyond_the_matrices_is_written_or_counts(levels):
     """Neighbours of every row are NaN, and the frame around the results stays as it is."""
     x, w = (torch.full((9, 110), math.nan).bfloat16() for _ in range(2))
     x[2:7, 4:101], w[1:8, 6:103] = numbers(5, 97, seed=13), numbers(7, 97, seed=14)
     x, w = x[2:7, 4:101], w[1:8, 6:103]
-    for _ in levels(library, use):
+    for _ in levels():
         frame = torch.full((7, 12), 5.0)
         out = frame[1:6, 2:9]
         multiply(
@@ -185,8 +165,8 @@ def test_nothing_beyond_the_matrices_is_written_or_counts(library, use):
         assert (frame == 5.0).all()
 
 
-def test_without_rows_outputs_or_columns(library, use):
-    for _ in levels(library, use):
+def test_without_rows_outputs_or_columns(levels):
+    for _ in levels():
         assert computed(numbers(0, 8), numbers(3, 8)).shape == (0, 3)
         assert computed(numbers(3, 8), numbers(0, 8)).shape == (3, 0)
         assert (computed(numbers(2, 0), numbers(3, 0)) == 0).all()
@@ -253,10 +233,9 @@ def test_a_level_is_chosen_by_the_processor_or_by_name(library, use):
     assert native.status() == "off"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [("avx", "`LLMCLI_KERNELS=avx` is not a level"), ("avx512", "this processor cannot run")],
-)
+@pytest.mark.parametrize(("wanted", "message"), [
+    ("avx", "`LLMCLI_KERNELS=avx` is not a level"), ("avx512", "this processor cannot run"),
+])  # fmt: skip
 def test_a_level_that_cannot_be_is_a_usage_error(library, use, monkeypatch, wanted, message):
     class Old:
         def llmcli_native_levels(self):

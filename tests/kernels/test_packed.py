@@ -106,6 +106,14 @@ def all_kernels(library, levels):
     return [Kernels(library, level) for level in levels]
 
 
+def check(all_kernels, f, raw, x, product=None, digits=2):
+    """At every level the product of a file's rows with x has the bits of the twin."""
+    product = packed_twin.product(f, raw, x, digits) if product is None else product
+    for kernels in all_kernels:
+        packed = kernels.pack(f, raw, x.shape[1])
+        same(kernels.product(x, [(f, packed, len(raw))], digits=digits), product)
+
+
 every_format = pytest.mark.parametrize("f", PACKED)
 one_digit_or_two = pytest.mark.parametrize("digits", [1, 2])
 
@@ -138,10 +146,7 @@ def test_rows_come_out_as_dequantized(all_kernels, f, kind):
 @pytest.mark.parametrize("kind", ["usual", "extreme", "noise"])
 def test_products_have_the_bits_of_the_twin(all_kernels, f, kind, digits):
     for shape in SHAPES:
-        raw, x, product = expected(f, shape, kind, digits)
-        for kernels in all_kernels:
-            packed = kernels.pack(f, raw, x.shape[1])
-            same(kernels.product(x, [(f, packed, len(raw))], digits=digits), product)
+        check(all_kernels, f, *expected(f, shape, kind, digits), digits)
 
 
 @every_format
@@ -158,10 +163,7 @@ def test_codes_at_their_ends_do_not_overflow(all_kernels, f, digits):
         x[1] = -1
         x[2, ::2] = -1
         x[3, 1:] = 126.4999 / 127  # below a half: 126 and the largest low digit
-        for kernels in all_kernels:
-            packed = kernels.pack(f, raw, columns)
-            product = packed_twin.product(f, raw, x, digits)
-            same(kernels.product(x, [(f, packed, 3)], digits=digits), product)
+        check(all_kernels, f, raw, x, digits=digits)
 
 
 @every_format
@@ -270,9 +272,7 @@ def test_what_is_too_small_to_divide_by_is_zero(all_kernels):
             assert (seen == 0).all()
         else:
             np.testing.assert_allclose(seen, x, atol=2.0**exponent / 32000, rtol=0)
-        for kernels in all_kernels:
-            packed = kernels.pack("Q4_1", raw, 32)
-            same(kernels.product(x, [("Q4_1", packed, 3)]), packed_twin.product("Q4_1", raw, x))
+        check(all_kernels, "Q4_1", raw, x)
 
 
 def rows_of_bytes(f):
@@ -286,10 +286,7 @@ def rows_of_bytes(f):
 def test_any_blocks(all_kernels, f, data):
     raw = np.array([list(row) for row in data.draw(rows_of_bytes(f))], np.uint8)
     x = inputs(data.draw(st.integers(1, 9)), 256, data.draw(st.integers(0, 99)), "special")
-    product = packed_twin.product(f, raw, x)
-    for kernels in all_kernels:
-        packed = kernels.pack(f, raw, 256)
-        same(kernels.product(x, [(f, packed, len(raw))]), product)
+    check(all_kernels, f, raw, x)
 
 
 def test_the_weights_of_a_model_are_these_kernels(library, use):

@@ -8,33 +8,12 @@ import math
 from evaluated import softmax
 
 
-def outer(a, b):
-    """`A[i][j] = a[i] b[j]`: `[n]`, `[m]` → `[n, m]`."""
-    return [[x * y for y in b] for x in a]
-
-
 def total(x):
     """`x[0] + x[1] + … + x[n-1]`, from left to right; 0 for no numbers."""
     result = 0.0
     for number in x:
         result += number
     return result
-
-
-def tree(x, combine):
-    """Every level of a parallel reduction, from the n numbers themselves to the one result.
-
-    How the threads of a GPU's block reduce a row in shared memory: in every step, each of the
-    first half takes the number half a row further on, all at the same time; of an odd number
-    the middle one waits. `combine` must not care about order: `+`, `max`.
-    """
-    levels = [list(x)]
-    while len(levels[-1]) > 1:
-        row = levels[-1]
-        half = (len(row) + 1) // 2
-        taken = [combine(row[i], row[i + half]) for i in range(len(row) - half)]
-        levels.append(taken + row[len(taken) : half])
-    return levels
 
 
 def sigmoid(x):
@@ -111,12 +90,6 @@ def temperature(logits, t):
 def ranked(x):
     """All indices, greatest number first; of equals the lowest index first."""
     return sorted(range(len(x)), key=lambda i: (-x[i], i))
-
-
-def top_k(logits, k):
-    """The k greatest logits stay (k ≥ 1), the others become -∞: they cannot be drawn."""
-    kept = ranked(logits)[:k]
-    return [x if i in kept else -math.inf for i, x in enumerate(logits)]
 
 
 def top_p(logits, p):

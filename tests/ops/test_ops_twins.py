@@ -6,11 +6,12 @@ import sys
 import loops
 import pytest
 import torch
-from evaluated import activated, attention, derive, evaluate, project
+from evaluated import activated, attention, derive, evaluate, project, softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcli.graph import ops
+from llmcli.graph.evaluation.rule import products
 from llmcli.ops import activations, elements, norm, rope
 from llmcli.ops.attention import attend, scores, visible_keys
 from llmcli.ops.linear import linear
@@ -28,6 +29,45 @@ from llmcli.parts.norm.config import NormConfig
 
 F64 = torch.float64
 numbers = st.floats(-50, 50)
+vectors = st.lists(numbers, min_size=1, max_size=9)
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=F64)
+
+
+def near(values):
+    return pytest.approx(values, rel=1e-10, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=9), vectors)
+def test_products_and_elements(pairs, c):
+    a, b = (list(v) for v in zip(*pairs, strict=True))
+    rows = {"a": tensor([a]), "b": tensor([b])}
+    for slow in (evaluate, derive):
+        added = slow(ops.Add(parts=("a", "b"), before=()), rows)
+        assert torch.equal(added[0], tensor(a) + tensor(b))
+        assert torch.equal(slow(ops.Gate(act="a", up="b"), rows)[0], tensor(a) * tensor(b))
+        dot = slow(*project(rows["a"], rows["b"]))
+        assert dot.item() == near(torch.dot(tensor(a), tensor(b)).item())
+        matrix = torch.outer(tensor(c), tensor(a))
+        gemv = slow(*project(rows["b"], matrix))[0].tolist()
+        assert gemv == near(linear(rows["b"], matrix, None)[0].tolist())
+
+
+def test_lengths_must_agree():
+    with pytest.raises(ValueError, match="shorter"):
+        products([1.0, 2.0], [1.0])
+
+
+@settings(deadline=None)
+@given(vectors)
+def test_softmax(x):
+    expected = tensor(x).softmax(-1).tolist()
+    assert softmax(x) == pytest.approx(expected, rel=1e-12, abs=1e-300)
+    loops.softmax_in_place(x)
+    assert x == pytest.approx(expected, rel=1e-12, abs=1e-300)
 
 
 @settings(deadline=None)

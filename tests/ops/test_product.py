@@ -1,12 +1,13 @@
-"""Products with float32 results: within their rounding bound, wherever they are computed."""
+"""Products: within their rounding bound, whichever way they take and wherever the weights lie."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmcli.kernels import native, program
-from llmcli.ops import product
+from llmcli.ops import linear, processor, product
 from llmcli.ops.product import product_float32
 
 
@@ -18,13 +19,19 @@ def by_columns(w):
     return w.t().contiguous().t()
 
 
+LAYS = {
+    "by rows": lambda w: w, "by columns": by_columns,
+    "part of another": lambda w: torch.cat([w, w])[3:303],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("lay", [lambda w: w, by_columns, lambda w: torch.cat([w, w])[3:303]])
+@pytest.mark.parametrize("lay", LAYS)
 @pytest.mark.parametrize("shape", [(65,), (1, 1, 65), (2, 7, 65), (70, 65)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_results_are_float32_and_rounded_as_such(monkeypatch, dtype, lay, shape, bias):
     monkeypatch.setattr(product, "HEAD_NUMBERS", 65 * 64)
-    w = lay(numbers(300, 65, dtype=dtype, seed=1))
+    w = LAYS[lay](numbers(300, 65, dtype=dtype, seed=1))
     x = numbers(*shape, dtype=dtype, seed=2)
     b = numbers(300, dtype=dtype, seed=3) if bias else None
     out = product_float32(x, w, b)
@@ -32,16 +39,56 @@ def test_results_are_float32_and_rounded_as_such(monkeypatch, dtype, lay, shape,
     bound = x.double().abs() @ w.double().abs().t()
     if b is not None:
         exact, bound = exact + b.double(), bound + b.double().abs()
-    assert out.dtype == torch.float32
-    assert out.shape == exact.shape
+    assert (out.dtype, out.shape) == (torch.float32, exact.shape)
     assert ((out - exact).abs() <= bound * 66 * 2**-24).all()  # 65 products and a bias in any order
     assert (out != out.to(dtype).float()).any()  # what rounding to 16 bits would have lost
+
+
+@pytest.mark.parametrize("lay", ["by rows", "by columns"])
+@pytest.mark.parametrize("hardware", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1, 40), (1, 15, 40), (2, 33, 40), (70, 40)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_bfloat16_rows_are_rounded_once(monkeypatch, lay, hardware, shape, bias):
+    monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512_bf16"} if hardware else ()))
+    monkeypatch.setattr(linear, "_CHUNK", 40 * 64)
+    w = LAYS[lay](numbers(300, 40, seed=1))
+    x, b = numbers(*shape, seed=2), numbers(300, seed=3) if bias else None
+    exact = F.linear(x.double(), w.double(), None if b is None else b.double())
+    out = linear.linear(x, w, b)
+    assert (out.dtype, out.shape) == (torch.bfloat16, exact.shape)
+    # one rounding to 8 bits, and before it float32 sums of 40 products
+    torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-4)
+
+
+def test_many_bfloat16_rows_avoid_the_emulation(monkeypatch):
+    monkeypatch.setattr(processor, "flags", frozenset)
+    seen = []
+    through = linear._through_float32
+    monkeypatch.setattr(linear, "_through_float32", lambda *a: seen.append(a) or through(*a))
+    for rows, dtype in ((15, torch.bfloat16), (16, torch.bfloat16), (16, torch.float32)):
+        linear.linear(torch.ones(rows, 40, dtype=dtype), numbers(300, 40, dtype=dtype), None)
+    assert len(seen) == 1
+
+
+def test_only_wide_bfloat16_matrices_on_a_cpu_lie_by_columns(monkeypatch):
+    cpu, card = torch.device("cpu"), torch.device("cuda")
+    for rows, device, dtype, hardware, level, lies in (
+        (2048, cpu, torch.bfloat16, False, None, True),
+        (2047, cpu, torch.bfloat16, False, None, False),
+        (4096, cpu, torch.float32, False, None, False),
+        (4096, card, torch.bfloat16, False, None, False),
+        (2048, cpu, torch.bfloat16, False, "avx2", False),  # our kernel reads rows
+        (4096, cpu, torch.bfloat16, True, None, False),
+    ):
+        monkeypatch.setattr(processor, "has_bfloat16", lambda there=hardware: there)
+        monkeypatch.setattr(native, "level", lambda level=level: level)
+        assert linear.lies_by_columns(rows, device, dtype) == lies
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_wide_numbers_stay_as_they_are(dtype):
     x, w, b = (numbers(*s, dtype=dtype) for s in ((2, 3, 40), (30, 40), (30,)))
-    assert torch.equal(product_float32(x, w, b), torch.nn.functional.linear(x, w, b))
+    assert torch.equal(product_float32(x, w, b), F.linear(x, w, b))
 
 
 def test_shapes_and_flops_without_numbers():
