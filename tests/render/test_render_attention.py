@@ -29,9 +29,6 @@ from llmcli.ui.palette import rgb
 
 CALLS = screen.Calls(same="llmcli attention x", repeated="llmcli attention --synthetic 32")
 ENTROPY, KEYS, PREVIOUS, INDUCTION = METRICS
-HARD = ("\n", "\x1b[31m", " [red]x[/]", " 中文", "שלום", "e\u0301", "\\xf0", "\u202e", "a" * 60, "")
-
-
 def head_map(found, metric=ENTROPY, *, numbers=False):
     scale = maps.scale_of(found, metric)
     return maps.HeadMap(report=found, metric=metric, scale=scale, numbers=numbers)
@@ -317,25 +314,6 @@ def test_a_table_of_metrics_fits_every_width():
         assert max(map(cell_len, lines)) <= width
         numbers = [n for line in lines if line.startswith("11.0 ") for n in line.split()[2:]]
         assert numbers == ["0.0001234", "3.25e-06", "0.1", "–"]
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-@pytest.mark.parametrize("colour", [None, "standard", "256", "truecolor"])
-def test_every_view_fits_with_any_token(width, colour):
-    texts = tuple(HARD[at % len(HARD)] for at in range(23))
-    found = report(
-        texts, pairs=(pair(3, 1), pair(8, 4, 0.1, 2.5)), matrices=(matrix(pattern(23)),),
-        checks=(GOOD, BAD),
-    )  # fmt: skip
-    views = [
-        screen.overview(found, CALLS), screen.metric_map(found, KEYS, "log"),
-        screen.heatmaps(found, "log"),
-        pair_table(found, everything=False), metric_table(found, METRICS),
-    ]  # fmt: skip
-    lines = lines_of(screen.render_attention(found, "model", views), width=width, colour=colour)
-    assert not {"\x1b", "\u202e"} & set("".join(lines))
-    assert "[red]" in "".join(lines)
-    assert max(map(cell_len, lines)) <= width
 
 
 @pytest.mark.parametrize("colour", [None, "truecolor"])
