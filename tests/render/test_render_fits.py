@@ -125,7 +125,7 @@ def of_timing():
 
 # the views, the fewest columns that they need, and what stays whole in each of them
 VIEWS = {
-    "attention": (of_attention, 40, ["[red]"]),
+    "attention": (of_attention, 40, []), "tokens of attention": (of_attention, 60, ["[red]"]),
     "comparison": (
         lambda: [render_comparison(comparison.REPORT)], 60,
         ["1.500", "0.500", "150.00 ± 2.00", "1.450 … 1.550", "within noise"],
