@@ -95,18 +95,6 @@ def test_what_is_never_written_is_derived_from_what_is(config, call):
         assert specs[f"blocks.{i}.attn.result"].shape == tuple(result.shape)
 
 
-@settings(max_examples=20, deadline=None)
-@given(models(), calls)
-def test_what_is_derived_has_its_place_in_the_execution_order(config, call):
-    batch, tokens, past = call
-    asked = Call(batch=batch, tokens=tokens, past=past, phase="prefill")
-    names = [spec.name for spec in plan(config, asked).tensors]
-    for i in range(len(config.layers)):
-        order = [names.index(f"blocks.{i}.attn.{n}") for n in ("scores", "pattern", "z", "result")]
-        assert order == sorted(order)
-        assert order[-1] < names.index(f"blocks.{i}.attn_out")
-
-
 @pytest.mark.parametrize("name", ["blocks.0.attn.q", "blocks.0.attn.v", "logits"])
 def test_a_planted_fault_is_seen(name):
     specs = plan(QWEN, Call(batch=1, tokens=3, past=0, phase="prefill", dtype="float32")).written

@@ -5,6 +5,7 @@ import math
 import random
 import re
 import sys
+from pathlib import Path
 
 import explain_models
 import pytest
@@ -150,17 +151,71 @@ def test_all_ends_at_the_embedding_rows(name, model):
     assert report.tensors == len(needed) + 1, "and the last resid_post"
 
 
-def test_depth_takes_what_is_further_away_from_the_kernel(model):
-    model = model("llama-grouped")
-    one = explained(model, "blocks.1.attn.pattern", (1, 5, 2), 1).steps
-    assert [step.source for step in one] == ["derived", "kernel"]
-    assert one[1].name == "blocks.1.attn.scores"
-    four = explained(model, "blocks.1.attn.pattern", (1, 5, 2), 4).steps
-    assert [step.name.rpartition(".")[2] for step in four] == [
-        "pattern", "scores", "q_rot", "q", "out", "k_rot", "k", "out",
-    ]  # fmt: skip
-    assert [step.children for step in four] == [(2,), (3, 6), (4,), (5,), (), (7,), (8,), ()]
-    assert [step.number for step in four if step.source == "kernel"] == [5, 8]
+# of a model: names, indices and depths
+CELLS = {
+    "mistral-window": [
+        ("blocks.0.attn.scores", (0, 2, 5), 1), ("blocks.0.attn.pattern", (0, 6, 1), 1),
+        ("blocks.0.attn.pattern", (0, 6, 4), 1),
+    ],
+    "llama-grouped": [
+        ("blocks.0.attn.q", (3, 4, 5), 1), ("blocks.0.attn.k", (1, 4, 5), 1),
+        ("blocks.0.attn.scores", (3, 4, 2), 1), ("blocks.0.attn.z", (1, 4, 2), 1),
+        ("blocks.0.attn.result", (1, 4, 2), 1), ("blocks.0.attn_out", (4, 5), 1),
+        ("blocks.1.resid_post", (3, 7), 1), ("blocks.1.attn.pattern", (1, 5, 2), 1),
+        ("blocks.1.attn.pattern", (1, 5, 2), 4), ("logits", (0, 0), 1),
+    ],
+    "gpt2": [("blocks.0.attn.pattern", (1, 4, 2), 1), ("blocks.0.attn.W_k", (2, 5), None)],
+    "odd": [("head.b", (3,), None), ("blocks.1.attn.z", (0, 0, 0), 1)],
+}  # fmt: skip
+
+
+def cell(report):
+    """All words about a number: its letters, and every step with what it leads to."""
+    yield " ".join(f"{letter.letter}={letter.value}" for letter in report.letters)
+    for step in report.steps:
+        to = "".join(f" {child}" for child in step.children)
+        value = "" if math.isfinite(step.value) and step.value else f" = {step.value:g}"
+        index = ",".join(map(str, step.index))
+        yield f"{step.number}. {step.name}[{index}]{value}: {step.source}{to and ' from'}{to}"
+        yield f"   {step.symbol} of {step.shape}, {step.formula}"
+        if step.sum is not None:
+            yield f"   Σ over {step.sum.over} of {step.sum.formula}: {' | '.join(step.sum.columns)}"
+        for words, terms in (("terms", step.terms), ("origins", step.origins)):
+            if any(term.label for term in terms):
+                yield f"   {words}: " + ", ".join(f"{term.at} {term.label}" for term in terms)
+        yield from (f"   {words}" for words in (step.note, step.recomputed) if words)
+
+
+def test_words_about_numbers_as_they_are_written(model, as_written):
+    """Of some numbers and of every formula: most of gpt2's are in transcripts/shapes-names.txt."""
+    lines = []
+    for name, cells in CELLS.items():
+        one = model(name)
+        for of, index, depth in cells:
+            lines += [f"# {name}: {of}, depth {depth}", *cell(explained(one, of, index, depth)), ""]
+        if name != "mistral-window":  # whose formulas are those of llama
+            formulas = dict.fromkeys(rule.formula for rule in rules(one.config).values())
+            lines += [f"# {name}: formulas", *formulas, ""]
+    wide = rules(dataclasses.replace(model("llama-grouped").config, width=48))
+    assert "d/h" not in "".join(rule.formula for rule in wide.values())
+    lines += ["# of a width that the heads do not share", wide["blocks.0.attn.scores"].formula]
+    as_written(Path(__file__).with_name("words.txt"), "\n".join(lines) + "\n")
+
+
+def test_parts_of_numbers_add_up(model):
+    """Origins to the number, a softmax's terms to 1; a parameter is the weight itself."""
+    stream = explained(model("llama-grouped"), "blocks.1.resid_post", (3, 7), 1)
+    origins = math.fsum(term.value for term in stream.steps[0].origins)
+    assert math.isclose(origins, stream.value, rel_tol=1e-12)
+    loaded = model("gpt2")
+    pattern = explained(loaded, "blocks.0.attn.pattern", (1, 4, 2), 1)
+    assert math.isclose(math.fsum(term.parts[2] for term in pattern.steps[0].terms), 1)
+    assert pattern.steps[0].terms[2].parts[2] == pattern.value
+    weight = explained(loaded, "blocks.0.attn.W_k", (2, 5)).value
+    assert weight == parameters_of(loaded.decoder)["blocks.0.attn.W_k"][5, 2].item()
+    masked = explained(model("mistral-window"), "blocks.0.attn.scores", (0, 2, 5), 1)
+    assert (masked.value, masked.kernel, masked.difference) == (-math.inf, -math.inf, 0)
+    assert masked.ok
 
 
 def test_a_depth_that_reaches_the_embedding_is_all(model):
@@ -181,24 +236,6 @@ def test_more_formulas_in_a_row_than_python_nests_calls():
     assert report.tensors > 1500
 
 
-def test_masked_cells(model):
-    model = model("mistral-window")
-    after = explained(model, "blocks.0.attn.scores", (0, 2, 5), 1)
-    assert after.value == after.kernel == -math.inf
-    assert after.ok
-    assert after.difference == 0
-    assert after.steps[0].note == (
-        "mask M[2,5] = −∞: token 2 may not look at token 5, which comes after it"
-    )
-    far = explained(model, "blocks.0.attn.pattern", (0, 6, 1), 1)
-    assert far.value == far.kernel == 0
-    assert "it sees the last 3 tokens, itself included" in far.steps[0].note
-    assert [term.at for term in far.steps[0].terms] == [4, 5, 6]
-    edge = explained(model, "blocks.0.attn.pattern", (0, 6, 4), 1)
-    assert edge.value > 0
-    assert edge.steps[0].note == ""
-
-
 def test_a_window_of_one(model):
     small = model("odd")
     rule = rules(small.config)["blocks.0.attn.scores"]
@@ -208,112 +245,6 @@ def test_a_window_of_one(model):
     assert alone.hides(3, 2) == (
         "mask M[3,2] = −∞: token 3 may not look at token 2: it sees only itself"
     )
-
-
-def test_a_column_says_which_head_it_belongs_to(model):
-    small = model("llama-grouped")
-    query = explained(small, "blocks.0.attn.q", (3, 4, 5), 1).steps[0]
-    assert query.note == "W_q: column 29 = 3 · 8 + 5 (head 3, number 5)"
-    assert query.sum.columns == ("T¹[4,i]", "W_q[i,29]", "product")
-    key = explained(small, "blocks.0.attn.k", (1, 4, 5), 1).steps[0]
-    assert key.note == "W_k: column 13 = 1 · 8 + 5 (kv head 1, number 5)"
-    out, z = explained(small, "blocks.0.attn_out", (4, 5), 1).steps
-    assert out.sum.columns[0] == "C[4,i]"
-    at = z.index[0] * 8 + z.index[2]
-    assert out.note == (
-        "C with its heads side by side: i = head · 8 + number, "
-        f"as {at} = {z.index[0]} · 8 + {z.index[2]}"
-    )
-    assert out.terms[at].parts[0] == z.value
-
-
-def test_what_the_kernel_never_writes_says_what_it_was_recomputed_from(model):
-    small = model("llama-grouped")
-    found = {
-        part: explained(small, f"blocks.0.attn.{part}", (1, 4, 2), 1).steps[0].recomputed
-        for part in ("scores", "pattern", "result", "z", "q")
-    }
-    assert found == {
-        "scores": "the kernel's q and k", "pattern": "the kernel's q and k",
-        "result": "the kernel's z", "z": "", "q": "",
-    }  # fmt: skip
-
-
-def test_softmax_terms_are_the_row(model):
-    report = explained(model("gpt2"), "blocks.0.attn.pattern", (1, 4, 2), 1)
-    assert [term.at for term in report.steps[0].terms] == [0, 1, 2, 3, 4]
-    assert [term.label for term in report.steps[0].terms] == ["t5", "t17", "t3", "t17", "t42"]
-    assert math.isclose(math.fsum(term.parts[2] for term in report.steps[0].terms), 1)
-    assert report.steps[0].terms[2].parts[2] == report.value
-
-
-def test_grouped_heads_share_their_keys(model):
-    report = explained(model("llama-grouped"), "blocks.0.attn.scores", (3, 4, 2), 1)
-    assert report.steps[0].note == "heads 2 to 3 share the keys and values of kv head 1"
-    assert {child.name: child.index[0] for child in report.steps[1:]} == {
-        "blocks.0.attn.q_rot": 3,
-        "blocks.0.attn.k_rot": 1,
-    }
-
-
-def test_the_residual_stream_is_split_by_where_it_comes_from(model):
-    report = explained(model("llama-grouped"), "blocks.1.resid_post", (3, 7), 1)
-    origins = report.steps[0].origins
-    assert [term.label for term in origins] == [
-        "embed", "blocks.0.attn_out", "blocks.0.mlp_out", "blocks.1.attn_out", "blocks.1.mlp_out",
-    ]  # fmt: skip
-    assert math.isclose(math.fsum(term.value for term in origins), report.value, rel_tol=1e-12)
-
-
-def test_parameters_are_leaves_that_say_where_they_are_from(model):
-    loaded = model("gpt2")
-    report = explained(loaded, "blocks.0.attn.W_k", (2, 5))
-    assert report.value == parameters_of(loaded.decoder)["blocks.0.attn.W_k"][5, 2].item()
-    assert "`h.0.attn.c_attn.weight`, stored as F32" in report.steps[0].note
-    assert report.steps[0].source == "weights"
-    assert report.steps[0].children == ()
-    drawn = explained(model("odd"), "head.b", (3,))
-    assert drawn.steps[0].note == "drawn at random with the seed 3"
-
-
-def test_the_letters_of_the_documents_with_numbers(model):
-    found = explained(model("llama-grouped"), "logits", (0, 0), 1).letters
-    assert {letter.letter: letter.value for letter in found} == {
-        "n": 7, "d": 32, "h": 4, "h_kv": 2, "d/h": 8, "F": 48, "v": 97,
-    }  # fmt: skip
-    odd = explained(model("odd"), "blocks.1.attn.z", (0, 0, 0), 1)
-    assert {letter.letter: letter.value for letter in odd.letters}["d_v"] == 6
-    assert odd.steps[0].shape == "h × n × d_v = 4 × 7 × 6"
-    assert {letter.letter: letter.value for letter in odd.letters}["d_k"] == 8
-    assert "d/h" not in {letter.letter for letter in odd.letters}
-
-
-def test_a_head_that_is_not_a_part_of_the_width_is_not_called_d_h(model):
-    config = model("llama-grouped").config
-    wide = rules(dataclasses.replace(config, width=48))
-    assert wide["blocks.0.attn.scores"].formula == "S = Q_rot K_rotᵀ / √d_k + M"
-    assert "d/h" not in "".join(rule.formula for rule in wide.values())
-
-
-def test_the_formulas_are_those_of_the_documents(model):
-    """Most of them are in transcripts/shapes-names.txt, which has the same (test_anatomy)."""
-    found = rules(model("gpt2").config)
-    pattern = "A = softmax(S) = softmax(Q Kᵀ / √(d/h) + M)"
-    assert found["blocks.0.attn.pattern"].formula == pattern
-    assert found["ln_final.out"].formula.endswith(" / s · w + b, H of the last block")
-    assert found["logits"].formula == "logits = H′ W_head, W_head = W_Eᵀ (tied)"
-    odd = rules(model("odd").config)
-    assert odd["blocks.0.attn.scores"].formula == "S = Q_rot K_rotᵀ · 0.3 + M"
-    assert odd["blocks.1.attn.scores"].formula == "S = Q_norm K_normᵀ · 0.3 + M"
-    gated = rules(model("llama-grouped").config)
-    assert gated["blocks.0.attn.result"].formula == "R = C W_o, head by head (T² is their sum)"
-    parts = ("gate", "up", "act", "post")
-    assert {part: gated[f"blocks.0.mlp.{part}"].formula for part in parts} == {
-        "gate": "G = T⁴ W_gate", "up": "U = T⁴ W_up", "act": "Activation(G) = SiLU(G)",
-        "post": "L = Activation(G) ∘ U",
-    }  # fmt: skip
-    assert odd["blocks.1.resid_pre"].formula == "X = H of block 0 = T⁵ + T³"
-    assert odd["logits"].formula == "logits = H′ W_head + b"
 
 
 def test_what_does_not_fit_in_memory_is_said_before(model, monkeypatch):

@@ -3,7 +3,6 @@
 import tempfile
 from pathlib import Path
 
-import torch
 from tiny_checkpoints import write_gpt2, write_llama
 from zoo import MODELS, ZOO
 
@@ -34,16 +33,12 @@ TYPES = {
 
 
 def random_weights(kind, dtype="float32"):
-    """The weights of a two-layer `gpt2` or `llama` (grouped heads), made once."""
+    """The weights of a two-layer `gpt2` or `llama` (grouped heads), or of `tiny`, made once."""
     if (kind, dtype) not in _KEPT:
         with tempfile.TemporaryDirectory() as folder:
-            write = {"gpt2": write_gpt2, "llama": write_llama}[kind]
-            write(Path(folder) / kind)
-            model = load(str(Path(folder) / kind), dtype=dtype)
+            path = Path(folder) / kind
+            if kind != "tiny":
+                {"gpt2": write_gpt2, "llama": write_llama}[kind](path)
+            model = load("tiny" if kind == "tiny" else str(path), dtype=dtype)
         _KEPT[kind, dtype] = Weights.of(model.decoder)
     return _KEPT[kind, dtype]
-
-
-def ids(*numbers):
-    """A prompt."""
-    return torch.tensor(numbers)

@@ -18,20 +18,16 @@ from attention_reports import (
     pattern,
     report,
 )
-from drawn import lines_of, printed
+from drawn import lines_of, shown
 from rich.cells import cell_len
 
 from llmcli.commands.attention.report.heads import LayerReport
 from llmcli.commands.attention.view import map as maps
 from llmcli.commands.attention.view import screen
-from llmcli.commands.attention.view.tables import MetricTable, metric_table, pair_table
-from llmcli.ui.palette import rgb
+from llmcli.commands.attention.view.tables import metric_table, pair_table
 
 CALLS = screen.Calls(same="llmcli attention x", repeated="llmcli attention --synthetic 32")
 ENTROPY, KEYS, PREVIOUS, INDUCTION = METRICS
-HARD = ("\n", "\x1b[31m", " [red]x[/]", " 中文", "שלום", "e\u0301", "\\xf0", "\u202e", "a" * 60, "")
-
-
 def head_map(found, metric=ENTROPY, *, numbers=False):
     scale = maps.scale_of(found, metric)
     return maps.HeadMap(report=found, metric=metric, scale=scale, numbers=numbers)
@@ -134,6 +130,22 @@ def test_maps_and_kinds(golden):
             screen.overview(repeated, replace(CALLS, repeated=None)), width=200
         ),
         "other text to the first kind": lines_of(screen.overview(repeated, CALLS), width=200)[-1:],
+        **{
+            f"colours are those of the metric, and {title}": shown(view, colour="truecolor")
+            for title, view in (
+                ("cells have the number's", head_map(report(), PREVIOUS, numbers=True)),
+                ("a quiet kind is dim, another bold", head_map(sinks(6, 1))),
+            )
+        },
+        "which is named where there are colours": [
+            line for found in (report(), undefined(ENTROPY.name))
+            for line in lines_of(screen.overview(found, CALLS), colour="truecolor")
+            if line.startswith("colour")
+        ],
+        "a value below the threshold is not rounded up to it": [
+            maps.Found(of(head(0, previous_token=value)), LABELS[0]).highest
+            for value in (0.3999, math.nan)
+        ],
         "a kind that cannot be told says why": lines_of(maps.kinds_found(alone)),
         "unless it is not asked for": lines_of(maps.kinds_found(alone, ["previous-token"])),
         "and also where some heads are of it": lines_of(maps.kinds_found(told)),
@@ -152,6 +164,11 @@ def test_heads_and_tables(golden):
     two = report(matrices=tuple(matrix(pattern(3), head=n, kv_head=n // 2) for n in (1, 2)))
     scores = report(what="scores", matrices=(matrix(np.array([[-4.0, np.nan], [1.0, 2.0]])),))
     nowhere = undefined("induction")
+    numbers = (0.0001234, 3.25e-06, 12345.678, 1e-300)
+    small = of(*(
+        head(n, n // 2, **{m.name: numbers[(n + at) % 4] for at, m in enumerate(METRICS)})
+        for n in range(4)
+    ), layer=11, group=2)  # fmt: skip
     golden("attention-heads", {
         "what was left out, what is weighted, and the prompt; checks are shown by another":
             lines_of(screen.render_attention(
@@ -166,6 +183,14 @@ def test_heads_and_tables(golden):
             report(("", "")), "t",
             [screen.heatmaps(report(("", ""), matrices=(matrix(pattern(2)),)), "linear")],
         )),
+        "the prompt is a line": [
+            line for found in (report(prompt_tokens=2), report(tuple("abcdefghijklmnopqrstuvwxyz")))
+            for width in (30, 40, 80, 200)
+            for line in lines_of(screen.render_attention(found, "t", []), width=width)[1:]
+        ],
+        "large and small numbers are whole in few columns": lines_of(
+            metric_table(small, METRICS), width=40
+        ),
         "every metric of every head": lines_of(metric_table(report(), METRICS), width=200),
         "in 60 columns, below each other": lines_of(metric_table(report(), METRICS), width=60),
         "of one metric": lines_of(metric_table(report(), [ENTROPY])),
@@ -215,25 +240,6 @@ def test_a_scale_without_end_goes_to_the_largest():
         scale = maps.scale_of(report(), metric)
         assert (scale.low, scale.high) == (low, high)
     assert maps.scale_of(undefined(*(metric.name for metric in METRICS)), KEYS).high == 2.0
-
-
-def test_colours_are_those_of_the_metric():
-    text = printed(head_map(report(), PREVIOUS, numbers=True), colour="truecolor")
-    for value in (0.1, 0.5, 0.93):
-        colour = ";".join(map(str, rgb(np.array([value]))[0]))
-        assert f"48;2;{colour}m" in text
-    for found in (report(), undefined(ENTROPY.name)):
-        text = "\n".join(lines_of(screen.overview(found, CALLS), colour="truecolor"))
-        assert "colour: normalized_entropy " in text
-    quiet = printed(head_map(sinks(6, 1)), colour="truecolor")
-    assert re.search(r"\x1b\[2;[\d;]*m +·", quiet)  # dim
-    assert re.search(r"\x1b\[1;[\d;]*m +b", quiet)  # bold
-
-
-def test_a_value_below_the_threshold_is_not_rounded_up_to_it():
-    found = maps.Found(of(head(0, previous_token=0.3999)), LABELS[0])
-    assert found.highest == "previous-token (highest 0.0 .39)"
-    assert maps.Found(of(head(0, previous_token=math.nan)), LABELS[0]).highest == "previous-token"
 
 
 @pytest.mark.parametrize(
@@ -287,55 +293,6 @@ def test_as_many_heads_are_named_as_a_line_holds(width, count):
     assert named == [f"10.{n} {maps.short(0.9 - n / 1000, True)}" for n in range(len(named))]
     if width >= 80 and more:
         assert sum(map(len, lines)) > width - 25  # no room is left for two more
-
-
-@pytest.mark.parametrize("width", [30, 40, 80, 200])
-def test_the_prompt_is_a_line(width):
-    lines = lines_of(screen.render_attention(report(prompt_tokens=2), "t", []), width=width)
-    assert lines[1].startswith("3 tokens, from 2 on generated")
-    many = report(tuple("abcdefghijklmnopqrstuvwxyz"))
-    lines = lines_of(screen.render_attention(many, "t", []), width=width)
-    assert len(lines) == 2
-    named = [int(at) for at in re.findall(r'(\d+) "', lines[1])]
-    more = re.search(r"… (\d+) more", lines[1])
-    assert len(named) + (int(more[1]) if more else 0) == 26
-    assert named == sorted(named)
-    if width >= 80:
-        assert {0, 25} <= set(named)
-
-
-SMALL = (0.0001234, 3.25e-06, 0.1, math.nan, 1.0, 12345.678, 1e-300)
-
-
-def test_a_table_of_metrics_fits_every_width():
-    found = of(*(
-        head(n, n // 2, **{m.name: SMALL[(n + at) % 7] for at, m in enumerate(METRICS)})
-        for n in range(8)
-    ), layer=11, group=2)  # fmt: skip
-    for width in range(40, 201):
-        lines = lines_of(MetricTable(found, METRICS), width=width)
-        assert max(map(cell_len, lines)) <= width
-        numbers = [n for line in lines if line.startswith("11.0 ") for n in line.split()[2:]]
-        assert numbers == ["0.0001234", "3.25e-06", "0.1", "–"]
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-@pytest.mark.parametrize("colour", [None, "standard", "256", "truecolor"])
-def test_every_view_fits_with_any_token(width, colour):
-    texts = tuple(HARD[at % len(HARD)] for at in range(23))
-    found = report(
-        texts, pairs=(pair(3, 1), pair(8, 4, 0.1, 2.5)), matrices=(matrix(pattern(23)),),
-        checks=(GOOD, BAD),
-    )  # fmt: skip
-    views = [
-        screen.overview(found, CALLS), screen.metric_map(found, KEYS, "log"),
-        screen.heatmaps(found, "log"),
-        pair_table(found, everything=False), metric_table(found, METRICS),
-    ]  # fmt: skip
-    lines = lines_of(screen.render_attention(found, "model", views), width=width, colour=colour)
-    assert not {"\x1b", "\u202e"} & set("".join(lines))
-    assert "[red]" in "".join(lines)
-    assert max(map(cell_len, lines)) <= width
 
 
 @pytest.mark.parametrize("colour", [None, "truecolor"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from drawn import lines_of, shown
-from rich.cells import cell_len
+from drawn import shown
 
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
 from llmcli.commands.dump.view import render_dump
@@ -84,14 +83,8 @@ def test_screens(golden):
 
 
 @pytest.mark.parametrize("width", range(40, 201, 20))
-def test_no_line_is_too_long_and_names_stay(width):
-    odd = tensor(masked=66, mean=-8.681e-05, low=-123456.789)
-    bad = tensor(nan=3, infinite=1, first_bad=(0, 1, 2))
-    for one in (odd, bad):
-        said = "" if one is odd else "`x` is nan"
-        view = render_dump(report(one, tensor("logits"), not_finite=said), "tiny (float32)")
-        lines = lines_of(view, width=width)
-        assert all(cell_len(line) <= width for line in lines)
-        (row,) = [line for line in lines if line.startswith("blocks.29.attn.pattern ")]
-        assert one is odd or " 3, 1 " in f"{row} ", "what is wrong with it stays at any width"
-        assert width == 40 or "[9 12 12]" in row
+def test_what_is_wrong_with_a_tensor_stays_at_any_width(width):
+    bad = report(tensor(nan=3, infinite=1, first_bad=(0, 1, 2)), not_finite="`x` is nan")
+    (row,) = [line for line in dump(bad, width).split("\n") if line.startswith("blocks.29.attn")]
+    assert " 3, 1 " in f"{row} "
+    assert width == 40 or "[9 12 12]" in row

@@ -9,15 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drawn import lines_of, shown
+from drawn import shown
 from files_reports import WRONG, experts_report
-from rich.cells import cell_len
 
 from llmcli.commands.experts.view.export import experts_csv, experts_page
 from llmcli.commands.experts.view.picture import MOST, experts_png
 from llmcli.commands.experts.view.screen import load_bars, render_experts
 from llmcli.ui.cells import Ink
-from llmcli.ui.layout import WIDEST
 
 TITLE = "tiny (float32)"
 
@@ -53,29 +51,6 @@ def test_screens(golden):
             load_bars((0, 0), 1, ink).plain,
         ],
     })  # fmt: skip
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-@pytest.mark.parametrize("colour", ["standard", None])
-@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-@pytest.mark.parametrize(
-    "report",
-    [
-        experts_report(12), experts_report(90, layers=5, experts=128, per_token=8),
-        experts_report(9, experts=64, per_token=6, first=8), experts_report(6, shared=False),
-    ],
-    ids=["small", "large", "one position", "no shared expert"],
-)  # fmt: skip
-def test_it_fits_every_width(report, width, colour, encoding):
-    view = render_experts(report, TITLE)
-    lines = lines_of(view, width=width, colour=colour, encoding=encoding)
-    assert max(map(cell_len, lines)) <= width
-
-
-def test_no_screen_is_wider_than_a_wide_one():
-    line = experts(one(experts_report(900)), 10_000).splitlines()[1]
-    assert line.endswith(" 898 │899")
-    assert cell_len(line) <= WIDEST
 
 
 def test_the_page_has_every_choice_and_null_for_what_is_not_there():

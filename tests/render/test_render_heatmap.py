@@ -1,22 +1,23 @@
 """Heatmaps as text: every width, with and without colour, every token, masked unlike zero."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from attention_reports import matrix, pattern
-from drawn import console, lines_of, printed, shown
-from hypothesis import given, settings
+from drawn import lines_of, plain, printed, shown
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.color import ColorSystem
-from rich.segment import Segment
 
 from llmcli.reports.checks import ViewCheck
 from llmcli.ui.cells import Ink, fitted, painted
 from llmcli.ui.checks import render_checks
 from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, pooled, ticks
 from llmcli.ui.palette import DIVERGING, KINDS, VIRIDIS, Scale, rgb
+from llmcli.ui.theme import quoted
 
 SHARE = Scale(low=0.0, high=1.0)
 HARD = ("\n", "\x1b[31m", " [red]x[/]", " 中文", "שלום", "e\u0301", "\\xf0", "\u202e", "a" * 60, "")
@@ -44,18 +45,15 @@ def cells(line, ink):
 
 def test_the_maps_have_the_ends_that_they_are_known_by():
     assert VIRIDIS.shape == DIVERGING.shape == (256, 3)
-    assert VIRIDIS[0].tolist() == [0x44, 0x01, 0x54]
-    assert VIRIDIS[255].tolist() == [0xFD, 0xE7, 0x25]
-    assert VIRIDIS[100].tolist() == [0x2A, 0x76, 0x8E]
+    ends = ((0, [0x44, 0x01, 0x54]), (100, [0x2A, 0x76, 0x8E]), (255, [0xFD, 0xE7, 0x25]))
+    for place, colour in ends:
+        assert VIRIDIS[place].tolist() == colour
     low, middle, high = rgb(np.array([0.0, 0.5, 1.0]), diverging=True).astype(int)
     assert low[2] > low[0]
     assert high[0] > high[2]
     assert np.ptp(middle) < 8  # grey
-
-
-def test_more_is_brighter_all_along():
     light = rgb(np.linspace(0, 1, 256)).astype(float) @ [0.299, 0.587, 0.114]
-    assert (np.diff(light) > -1.0).all()
+    assert (np.diff(light) > -1.0).all(), "more is brighter all along"
     assert light[-1] - light[0] > 180
 
 
@@ -93,12 +91,15 @@ def test_scales_by_hand():
 def test_a_line_holds_two_rows_in_their_own_colours():
     rows = np.array([[0.0, 1.0, 0.5, np.nan, np.nan], [1.0, 1.0, np.nan, 0.25, np.nan]])
     ink = Ink("rgb")
-    [line] = painted(rows, ink, width=1)
+    [line, odd] = painted(np.concatenate([rows, rows[:1]]), ink, width=1)
     colour = {place: tuple(rgb(np.array([place]))[0].tolist()) for place in (0, 0.25, 0.5, 1)}
     assert cells(line, ink) == [
         ("▀", colour[0], colour[1]), (" ", (0, 0, 0), colour[1]), ("▀", colour[0.5], None),
         ("▄", colour[0.25], None), ("·", None, None),
     ]  # fmt: skip
+    assert cells(odd, ink)[:3] == [("▀", colour[place], None) for place in (0, 1, 0.5)]
+    [[alone]] = painted(np.zeros((2, 500)), ink, width=1)
+    assert alone.cell_length == 500, "equal neighbours are one piece"
 
 
 @pytest.mark.parametrize(("kind", "black", "white"), [("rgb", 16, 231), ("ansi", 0, 15)])
@@ -110,65 +111,33 @@ def test_letters_are_black_or_white_whatever_a_theme_makes_of_these_names(kind, 
     assert [one.number for one in letters] == [white, black]
 
 
-def test_an_odd_last_row_leaves_the_half_below_it_alone():
-    lines = painted(np.full((3, 2), 0.5), Ink("rgb"), width=1)
-    assert len(lines) == 2
-    assert [cell[0] for cell in cells(lines[1], Ink("rgb"))] == ["▀", "▀"]
-    assert {cell[2] for cell in cells(lines[1], Ink("rgb"))} == {None}
-
-
-def test_equal_neighbours_are_one_piece():
-    [line] = painted(np.zeros((2, 500)), Ink("rgb"), width=1)
-    assert len(line) == 1
-    assert line[0].cell_length == 500
-
-
-@pytest.mark.parametrize("ink", [Ink("rgb"), Ink("ansi"), Ink("shades"), Ink("shades", True)])
 @pytest.mark.parametrize("wide", [False, True])
-def test_masked_is_unlike_any_value(ink, wide):
+@pytest.mark.parametrize(
+    "ink", [Ink(kind, ascii) for kind in ("shades", "ansi", "rgb") for ascii in (False, True)]
+)
+def test_every_cell_has_its_columns_and_masked_is_unlike_any_value(ink, wide):
+    half = ink.halves and not wide
+    for rows, columns in ((1, 1), (2, 3), (5, 4)):
+        lines = painted(np.zeros((rows, columns)), ink, width=1 + wide)
+        assert len(lines) == (-(-rows // 2) if half else rows)
+        assert {sum(s.cell_length for s in line) for line in lines} == {columns * (1 + wide)}
     values = np.concatenate([[np.nan], np.linspace(0, 1, 300)])[None]
-    found = cells(painted(values, ink, width=1 + wide)[0], ink)
-    step = 2 if wide else 1
-    masked, others = found[0], found[step:]
-    assert masked[0] == ink.dot
-    assert masked[1:] == (None, None)
+    masked, *others = cells(painted(values, ink, width=1 + wide)[0], ink)
+    others = others[int(wide) :]
+    assert masked == (ink.dot, None, None)
     assert masked not in others
     assert len(set(others)) >= 5  # and values are unlike each other
-
-
-@pytest.mark.parametrize("ink", [Ink("shades"), Ink("shades", True), Ink("ansi"), Ink("rgb")])
-@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (5, 4)])
-def test_every_cell_has_its_columns(ink, shape):
-    for wide in (False, True):
-        lines = painted(np.zeros(shape), ink, width=1 + wide)
-        half = ink.halves and not wide
-        assert len(lines) == (-(-shape[0] // 2) if half else shape[0])
-        assert {sum(s.cell_length for s in line) for line in lines} == {shape[1] * (1 + wide)}
-
-
-def test_ascii_signs_are_ascii():
-    lines = painted(np.array([[0.0, 0.3, 1.0, np.nan]]), Ink("shades", True), width=2)
-    assert "".join(s.text for s in lines[0]).isascii()
-    coloured = painted(np.array([[0.0, 0.3, 1.0, np.nan]] * 2), Ink("rgb", True), width=1)
-    assert len(coloured) == 2  # no half blocks
-    assert "".join(s.text for line in coloured for s in line).isascii()
+    assert not ink.ascii or "".join(sign for sign, *_ in (masked, *others)).isascii()
 
 
 @given(st.text(max_size=30), st.integers(1, 20), st.booleans())
+@example("שלום", 8, False)  # letters from the right do not move what follows
 @settings(max_examples=300)
 def test_labels_take_exactly_their_columns(text, width, ascii):
-    from llmcli.ui.theme import quoted
-
     label = fitted(quoted(text), width, Ink("shades", ascii))
     assert cell_len(label) == width
-    assert "\n" not in label
-    assert "\x1b" not in label
-
-
-def test_letters_from_the_right_do_not_move_what_follows():
-    assert fitted("שלום", 6, Ink("rgb")) == "שלום\u200e  "
-    assert fitted("abc", 6, Ink("rgb")) == "abc   "
-    assert fitted(" 中文字", 6, Ink("rgb")) == " 中文…"
+    assert not {"\n", "\x1b"} & set(label)
+    assert text != "שלום" or label == '"שלום"\u200e  '
 
 
 # heatmap
@@ -183,6 +152,11 @@ def test_screens(golden):
     written = Panels(matrices=written, titles=["a", "b"], scale=SHARE, given=20)
     some = [matrix(pattern(120), head=at) for at in range(2)]
     some = Panels(matrices=some, titles=["a", "b"], scale=SHARE)
+    four = [matrix(pattern(31), head=at) for at in range(4)]
+    four = Panels(matrices=four, titles=[f"3.{at}" for at in range(4)], scale=SHARE)
+    unlike = [matrix(np.full((2, 2), by), head=at) for at, by in enumerate((0.01, 1.0))]
+    unlike = Panels(matrices=unlike, titles=["a", "b"], scale=SHARE)
+    signed = np.array([[-2.0, np.nan], [0.0, 2.0]])
     values = np.zeros((100, 100), np.float32)
     values[57, 33] = 0.9
     checks = [
@@ -205,6 +179,21 @@ def test_screens(golden):
             heatmap(pattern(5), names), width=120
         ),
         "and cut where these are narrow": lines_of(heatmap(pattern(5), names), width=40),
+        **{
+            f"tokens that the model wrote from {given} on are marked, in {width} columns": lines_of(
+                replace(heatmap(pattern(tokens)), given=given), width=width
+            )
+            for tokens, given, width in ((23, 1, 40), (23, 20, 80), (6, 4, 200))
+        },
+        "and are not where there are none": lines_of(replace(heatmap(pattern(3)), given=3)),
+        "four beside each other": lines_of(four, width=150)[:2],
+        "without unicode no sign": lines_of(
+            heatmap(pattern(6), ["é", "中", "שלום", "a", "b", "c"]), encoding="ascii"
+        ),
+        "both colours of signed values": shown(
+            heatmap(signed, scale=Scale.around([signed])), colour="truecolor"
+        ),
+        "faint and strong panels have one scale": shown(unlike, colour="truecolor"),
         "half blocks have two tokens a line": lines_of(
             heatmap(pattern(31)), width=60, colour="truecolor"
         ),
@@ -240,33 +229,17 @@ def test_screens(golden):
 @pytest.mark.parametrize("colour", [None, "standard", "256", "truecolor"])
 def test_nothing_is_wider_than_the_screen(width, tokens, colour):
     texts = [HARD[at % len(HARD)] for at in range(tokens)]
-    for line in lines_of(heatmap(pattern(tokens), texts), width=width, colour=colour):
-        assert cell_len(line) <= width
-        assert "\x1b" not in line
-
-
-@pytest.mark.parametrize("colour", ["standard", "256", "truecolor"])
-def test_colours_are_those_of_the_terminal(colour):
-    text = shown(heatmap(pattern(40)), width=60, colour=colour)
-    assert ("38;2;" in text or "48;2;" in text) == (colour == "truecolor")
-    assert ("38;5;" in text or "48;5;" in text) == (colour == "256")
-
-
-def test_without_colour_there_is_no_escape_and_without_unicode_no_sign():
-    assert "\x1b" not in printed(heatmap(pattern(20)))
-    rows = lines_of(heatmap(pattern(6), ["é", "中", "שלום", "a", "b", "c"]), encoding="ascii")[:6]
-    assert all(line.isascii() for line in rows)
-    assert rows[2].startswith('2 "\\u')
-
-
-def test_what_is_pooled_is_the_largest():
-    values = np.zeros((100, 100), np.float32)
-    values[57, 33] = 0.9
-    found = pooled(matrix(values), 26)
-    assert found.values.shape == (25, 25)
-    assert found.pool == 4
-    assert found.values[14, 8] == np.float32(0.9)
-    assert (found.values > 0).sum() == 1
+    some = Panels(
+        matrices=[matrix(pattern(min(tokens, 31)), head=at) for at in range(4)],
+        titles=[f"3.{at}" for at in range(4)], scale=SHARE,
+    )  # fmt: skip
+    for view in (heatmap(pattern(tokens), texts), some):
+        text = printed(view, width=width, colour=colour)
+        assert max(map(cell_len, plain(text).splitlines())) <= width
+        assert "\x1b" not in plain(text)
+        if tokens > 7:  # the colours of the terminal, and no others
+            assert ("38;2;" in text or "48;2;" in text) == (colour == "truecolor")
+            assert ("38;5;" in text or "48;5;" in text) == (colour == "256")
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 12), st.integers(0, 2**32 - 1))
@@ -295,69 +268,4 @@ def test_ticks_stand_under_their_cells(first, pool, columns, cell):
     assert len(line) <= max(columns * cell, len(str(first)))
 
 
-def test_signed_values_use_both_colours():
-    values = np.array([[-2.0, np.nan], [0.0, 2.0]])
-    picture = heatmap(values, scale=Scale.around([values]))
-    [negative, zero, positive] = rgb(np.array([0.0, 0.5, 1.0]), diverging=True).tolist()
-    text = shown(picture, colour="truecolor")
-    for colour in (negative, zero, positive):
-        assert ";".join(map(str, colour)) in text
-
-
 # several
-
-
-def test_panels_stand_beside_each_other_as_wide_as_they_may():
-    some = [matrix(pattern(31), head=at) for at in range(4)]
-    panels = Panels(matrices=some, titles=[f"3.{at}" for at in range(4)], scale=SHARE)
-    narrow, wide = lines_of(panels, width=40), lines_of(panels, width=150)
-    assert narrow[0].strip() == "3.0"
-    assert wide[0].split() == ["3.0", "3.1", "3.2", "3.3"]
-    for width in (40, 60, 80, 200):
-        for colour in (None, "truecolor"):
-            for line in lines_of(panels, width=width, colour=colour):
-                assert cell_len(line) <= width
-
-
-@pytest.mark.parametrize("colour", [None, "truecolor"])
-@pytest.mark.parametrize("width", [40, 80, 200])
-@pytest.mark.parametrize("given", [1, 7, 20, 22])
-def test_tokens_that_the_model_wrote_are_marked(width, colour, given):
-    picture = heatmap(pattern(23), tokens=[f"t{at}" for at in range(23)])
-    picture = Heatmap(matrix=picture.matrix, tokens=picture.tokens, scale=SHARE, given=given)
-    lines = lines_of(picture, width=width, colour=colour)
-    text = "\n".join(lines)
-    assert {int(at) for at in re.findall(r'\+"t(\d+)"', text)} <= set(range(given, 23))
-    assert {int(at) for at in re.findall(r'[^+]"t(\d+)"', text)} <= set(range(given))
-    keys = next(number for number, line in enumerate(lines) if line.split()[:2] == ["key", "0"])
-    mark = lines[keys + (2 if width == 200 else 1)]  # below names, where these have room
-    where = mark.index("^")  # below the first key that the model wrote
-    if width > 40:
-        assert f"from {given} on written by the model" in mark
-    row = next(line for line in lines if re.match(f" *{given} ", line)) if not colour else None
-    if row is not None:
-        assert row[where] in " ░▒▓█"
-        assert row[where + {40: 1, 80: 2, 200: 5}[width] :].strip("· ") == ""
-    assert f"+ written by the model, from {given} on" in text
-    assert max(map(cell_len, lines)) <= width
-
-
-def test_without_written_tokens_nothing_is_marked():
-    for count in (None, 23):
-        picture = Heatmap(matrix=matrix(pattern(23)), tokens=["t"] * 23, scale=SHARE, given=count)
-        assert "+" not in "\n".join(lines_of(picture))
-
-
-def test_panels_share_one_scale():
-    faint = matrix(np.full((2, 2), 0.01))
-    strong = matrix(np.full((2, 2), 1.0), head=1)
-    text = shown(
-        Panels(matrices=[faint, strong], titles=["a", "b"], scale=SHARE), colour="truecolor"
-    )
-    for place in (0.01, 1.0):
-        assert ";".join(map(str, rgb(np.array([place]))[0])) in text
-
-
-def test_a_segment_is_never_a_control_code():
-    found = console(60, "truecolor").render(heatmap(pattern(40), list(HARD) * 4))
-    assert all(isinstance(part, Segment) and part.control is None for part in found)

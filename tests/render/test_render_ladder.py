@@ -94,15 +94,6 @@ def test_ladders(golden):
     assert not replace(RUNGS[1], difference=float("nan")).ok
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-@pytest.mark.parametrize("details", [True, False])
-def test_nothing_is_wider_than_the_screen(width, details):
-    text = rendered(REPORT, width, details=details)
-    tables = max(map(len, text.splitlines()))
-    assert tables <= max(width, 44)  # the table's least: number, rung, time, speed-up, Δ
-    assert "3.0e-06" in text
-
-
 def test_bars_are_logarithms():
     assert bar_lengths([1.0, 10.0, 100.0]) == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert bar_lengths([5.0]) == [1.0]

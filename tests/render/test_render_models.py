@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from drawn import lines_of, shown
-from rich.cells import cell_len
+from drawn import shown
 
 from llmcli.commands.models.view import render_models, render_pulled, render_removal
 from llmcli.reports import models as made
@@ -72,14 +70,3 @@ def test_screens(golden):
     })  # fmt: skip
     line = shown(render_pulled(pulled), width=10_000)
     assert shown(render_pulled(pulled), width=len(line)) == line
-
-
-@pytest.mark.parametrize("width", range(40, 241, 20))
-def test_no_line_is_too_long_and_no_name_is_cut(width):
-    names = ["a" * 30, "hf:org/" + "n" * 90 + ".gguf", "日本語/模型"]
-    one = report(*map(model, names), left_over=5)
-    gone = made.RemovalReport(removed=tuple(map(removal, names)), kept=(), dry_run=True)
-    for view in (render_models(one, now=NOW), render_removal(gone)):
-        lines = lines_of(view, width=width)
-        assert all(cell_len(line) <= width for line in lines)
-        assert all(name in "".join(lines) for name in names)

@@ -142,11 +142,6 @@ def test_the_bar_of_a_logarithm_says_that_it_has_no_zero(said):
     assert marks(2, "scores") == ["-2", "-1", "0", "1", "2"]
 
 
-def test_no_matrix_is_no_picture():
-    with pytest.raises(ValueError, match="no matrix"):
-        attention_png(attention_report(), TITLE)
-
-
 def test_the_map_has_a_colour_for_every_head_and_none_without_rows():
     report = attention_report(layers=2, heads=4)
     pixels = opened(head_map_png(report, "previous_token", TITLE))
@@ -170,11 +165,12 @@ def test_the_map_has_a_colour_for_every_head_and_none_without_rows():
 def test_a_metric_without_a_bound_ends_at_its_largest():
     report = attention_report(layers=2, heads=4)
     pixels = opened(head_map_png(report, "entropy", TITLE))
-    largest = max(head.metrics["entropy"] for layer in report.layers for head in layer.heads)
-    assert largest == 5.5
+    assert max(head.metrics["entropy"] for row in report.layers for head in row.heads) == 5.5
     assert counted(pixels)[tuple(VIRIDIS[255].tolist())] > 3000
     with pytest.raises(KeyError):
         head_map_png(report, "sink", TITLE)
+    with pytest.raises(ValueError, match="no matrix"):
+        attention_png(report, TITLE)
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(1, 1), (80, 64)])
@@ -251,23 +247,15 @@ def test_a_sign_that_no_font_has_is_spelled_out(monkeypatch):
         png._font.cache_clear()
 
 
-def test_marks_stay_with_their_letter():
-    assert png._clusters("e\u0301a\u0323\u0307x") == ["é", "ạ\u0307", "x"]
-    assert png.width("e\u0301", 30) == png.width("é", 30)
-
-
 def test_labels_show_spaces_and_spell_control_characters():
     assert png.label(7, " the") == "␣the"
     assert png.label(7, "") == "#7"
     assert png.label(7, "\n\x1b[31m") == "\\n\\x1b[31m"
-    for text in EVIL:
-        assert png.label(7, text).isprintable()
-
-
-def test_what_does_not_fit_is_cut_at_its_end():
+    assert all(png.label(7, text).isprintable() for text in EVIL)
+    assert png.width("e\u0301", 30) == png.width("é", 30), "marks stay with their letter"
     words = png.fitted("a long name of a model", 30, 150)
     assert words.endswith("…")
-    assert png.width(words, 30) <= 150
+    assert png.width(words, 30) <= 150, "what does not fit is cut at its end"
     assert png.fitted("short", 30, 150) == "short"
 
 

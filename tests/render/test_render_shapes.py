@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-import pytest
-from drawn import changes, lines_of, printed, shown
-from rich.cells import cell_len
+from drawn import changes, printed, shown
 from rich.text import Text
 
 from llmcli.commands.shapes import report as made
@@ -162,9 +160,3 @@ def few_lines():
     long = replace(QUERY, name="blocks.{0-29}.attn.k", formula="K = " + "x " * 20 + "x")
     kinds = (made.LayerKind(layers=tuple(range(30)), window=4096),)
     return of(WEIGHT, entry, later, norm, QUERY, long, raw, same, KEPT, kinds=kinds, example=True)
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200])
-def test_no_line_is_longer_than_the_screen(width):
-    for view in (views.render_shapes(REPORT, "m"), views.render_overview(few_lines(), "m")):
-        assert max(map(cell_len, lines_of(view, width=width))) <= width

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import pytest
 from drawn import changes, printed
-from rich.cells import cell_len
 from timing_reports import CEILINGS, IN_LAYERS, LAYERS, timing_report
 
 from llmcli.commands.timing.view.layers import outliers, times_by_layer
@@ -152,13 +150,6 @@ def test_a_small_part_that_wavers_does_not_stand_out():
     times = times_by_layer(timing_report(slow={(1, "residual"): 2e-5}).phases[0])
     assert times[1, "residual"] > 1.5 * times[0, "residual"]
     assert outliers(times, range(LAYERS), IN_LAYERS) == set()
-
-
-@pytest.mark.parametrize("width", [40, 50, 60, 72, 80, 100, 120, 140, 200])
-@pytest.mark.parametrize("how", [{}, {"layers": True}, {"details": False}], ids=str)
-def test_no_line_is_wider_than_the_terminal(width, how):
-    for line in shown(SLOW, width=width, **how).splitlines():
-        assert cell_len(line) <= width, line
 
 
 def headings(text):

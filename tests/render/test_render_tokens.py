@@ -20,14 +20,12 @@ REPORT = TokensReport(
 
 
 def test_screens(golden):
-    """The totals stand before the template and its tokens; of many the first and the last."""
+    """More is in transcripts/tokens-shown.txt."""
     few = replace(REPORT, tokens=REPORT.tokens[2:], bytes=1, adds_bos=False, eos=(2,))
     many = replace(REPORT, tokens=REPORT.tokens[1:2] * 40)
     golden("tokens", {
-        "a text": shown(render_tokens(REPORT), width=99),
-        "with its template": shown(render_tokens(replace(REPORT, rendered="<s>hi\n")), width=99),
+        "a text that begins with BOS": shown(render_tokens(REPORT), width=99),
         "in few columns": shown(render_tokens(few), width=25),
-        "of many tokens the first and the last": shown(render_tokens(many)),
     })  # fmt: skip
     assert len(shown(render_tokens(many, every=True)).splitlines()) == 3 + 2 + 40
     assert "more" not in shown(render_tokens(replace(many, tokens=many.tokens[:18])))

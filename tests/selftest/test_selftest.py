@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import count
 
+import decoder_faults
 import pytest
 import torch
 import torch.nn.functional as F
@@ -50,49 +51,54 @@ def test_all_properties_hold_here(few):
     assert all(result.models > 1 for result in results)
 
 
-def test_a_fault_below_the_library_s_attention_is_seen(few, monkeypatch):
+def attention_that_is_off(monkeypatch):
     attend = F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *qkv, **how: attend(*qkv, **how) * (1 + 1e-6)
+    )
 
-    def wrong(q, k, v, **options):
-        return attend(q, k, v, **options) * (1 + 1e-6)
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
-    assert "float64" in failed()
+def products_that_lose_bits(monkeypatch):
+    product = F.linear
+    monkeypatch.setattr(
+        F, "linear",
+        lambda x, w, b=None: product(x.half().to(x.dtype) if x.dtype == torch.float32 else x, w, b),
+    )
+
+
+def a_tap_that_changes_a_number(monkeypatch):
+    emit = Step.emit
+
+    def tapped(self, name, tensor):
+        out = emit(self, name, tensor)
+        return out * (1 + 2**-20) if self.tap and out.is_floating_point() else out
+
+    monkeypatch.setattr(Step, "emit", tapped)
+
+
+def edits_that_are_dropped(monkeypatch):
+    emit = Step.emit
+
+    def dropped(self, name, tensor):
+        self.edits = {}
+        return emit(self, name, tensor)
+
+    monkeypatch.setattr(Step, "emit", dropped)
+
+
+def later_tokens_rotated_one_too_far(monkeypatch):
+    _, plant = decoder_faults.FAULTS["rotated one position late"]
+    plant(monkeypatch, None)
 
 
 @pytest.mark.parametrize(("plant", "seen"), [
-    ("a tap that changes a number", "taps"), ("edits that are dropped", "edits"),
-    ("positions that are off by one in steps", "steps"), ("products that lose bits", "float32"),
-])  # fmt: skip
+    (a_tap_that_changes_a_number, "taps"), (edits_that_are_dropped, "edits"),
+    (later_tokens_rotated_one_too_far, "steps"), (products_that_lose_bits, "float32"),
+    (attention_that_is_off, "float64"),
+], ids=lambda one: one if isinstance(one, str) else one.__name__.replace("_", " "))  # fmt: skip
 def test_planted_faults_turn_their_check_red(few, monkeypatch, plant, seen):
-    emit = Step.emit
-    if seen == "taps":
-        def tapped(self, name, tensor):
-            out = emit(self, name, tensor)
-            return out * (1 + 2**-20) if self.tap and out.is_floating_point() else out
-        monkeypatch.setattr(Step, "emit", tapped)
-    elif seen == "edits":
-        def dropped(self, name, tensor):
-            self.edits = {}
-            return emit(self, name, tensor)
-        monkeypatch.setattr(Step, "emit", dropped)
-    elif seen == "steps":
-        monkeypatch.setattr(
-            Step, "positions", property(lambda self: torch.arange(self.tokens) + self.starts[0] + 1)
-        )
-        rope = Step._rope
-        monkeypatch.setattr(
-            Step, "_rope", lambda self,
-            config: tuple(one * (1 + 1e-4 * (self.starts[0] > 0)) for one in rope(self, config)),
-        )  # fmt: skip
-    else:
-        product = F.linear
-        monkeypatch.setattr(
-            F, "linear",
-            lambda x, w, b=None: product(x.half().to(x.dtype), w, b)
-            if x.dtype == torch.float32 else product(x, w, b),
-        )  # fmt: skip
-    assert seen in failed(), plant
+    plant(monkeypatch)
+    assert seen in failed()
 
 
 def test_a_replayed_step_that_differs_is_seen(monkeypatch):
@@ -150,10 +156,15 @@ SMALL = dict(
 )  # fmt: skip
 
 
-def test_rates_and_memory_of_a_shape(monkeypatch):
+@pytest.fixture
+def small_shape(monkeypatch):
+    """`1B` is small, and little is read."""
     monkeypatch.setitem(machine._SHAPES, "1B", SMALL)
     monkeypatch.setattr(machine, "_READ", 1 << 20)
     monkeypatch.setattr(machine, "PROMPT", 16)
+
+
+def test_rates_and_memory_of_a_shape(small_shape, monkeypatch):
     rates, memory = machine.measure_shape(machine.shape("1B", 2), CPU, against=False)
     assert [(rate.phase, rate.layers, rate.all_layers) for rate in rates] == [
         ("decode", 2, 8), ("prefill", 2, 8),
@@ -165,13 +176,10 @@ def test_rates_and_memory_of_a_shape(monkeypatch):
     assert machine.fitting_layers("1B", CPU, 3) == 0
 
 
-def test_the_rate_of_some_layers_is_reckoned_for_all(monkeypatch):
+def test_the_rate_of_some_layers_is_reckoned_for_all(small_shape, monkeypatch):
     """By a clock that gives every run the same time."""
     ticks = count()
     monkeypatch.setattr(machine, "perf_counter", lambda: float(next(ticks)))
-    monkeypatch.setitem(machine._SHAPES, "1B", SMALL)
-    monkeypatch.setattr(machine, "_READ", 1 << 20)
-    monkeypatch.setattr(machine, "PROMPT", 16)
     found = [machine.measure_shape(machine.shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
     for some, every in zip(*found, strict=True):
         assert some.tokens_per_s < 0.6 * every.tokens_per_s
