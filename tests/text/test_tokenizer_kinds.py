@@ -139,7 +139,7 @@ PAIRS = {
 
 
 def write_pair(directory, settings, model_type, more, *, kind="gpt2"):
-    model = json.loads(tokenizer_files._trained(kind))["model"]
+    model = json.loads(tokenizer_files.trained(kind))["model"]
     contents = {"vocab.json": model["vocab"], "tokenizer_config.json": settings, **more}
     if model_type:
         contents["config.json"] = {"model_type": model_type}
