@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_cpp_strings import LOOKALIKES, strings
-from text_fixtures import clear_error
+from text_fixtures import clear_error, same_as_transformers
 from tokenizer_files import KINDS, write
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, processors
@@ -86,16 +86,11 @@ def test_what_settings_change_is_transformers(tmp_path, kind, settings, files):
     ours, theirs = both(directory, config={"vocab_size": 908})
     more = ["a<|new|>b", "a <|new|> <tool>the b", "<|new|><|new|> <too", "not there, other the",
             "a<|eot_id|>b</s> <s> c"]  # fmt: skip
-    for text in [*TEXTS[:50], *more]:
-        assert ours.encode(text) == theirs(text).input_ids, text
-        plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        assert ours.encode(text, add_bos=False, parse_special=False) == plain, text
+    # a token of added_tokens.json takes the space before it, which is then missing in our text
+    decode = "added_tokens.json" not in files
+    same_as_transformers(ours, theirs, [*TEXTS[:50], *more], decode=decode)
     assert ours.add_bos is (kind in ("llama3", "llama2", "metaspace"))
-    assert ours.vocab_size == len(theirs)
-    assert (ours.bos_id, ours.eos_ids) == (theirs.bos_token_id, {theirs.eos_token_id} - {None})
-    assert ours.special_ids == set(theirs.all_special_ids) | {
-        index for index, token in theirs.added_tokens_decoder.items() if token.special
-    }
+    assert ours.eos_ids == {theirs.eos_token_id} - {None}
     if theirs.chat_template:
         chat = [{"role": "user", "content": "a quick one"}]
         assert ours.encode_chat(chat) == theirs.apply_chat_template(chat).input_ids
