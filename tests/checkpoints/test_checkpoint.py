@@ -23,6 +23,7 @@ from llmcli.errors import (
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
 V = np.arange(5, dtype=np.int8)
+ONE, TWO = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
 CONFIG = {"model_type": "llama", "time_step_limit": [0.0, float("inf")]}
 GGUF = gguf([pair("general.architecture", STRING, "llama")], [tensor("t", [8], 24, 0)], bytes(8))
 
@@ -50,9 +51,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def sharded(tmp_path):
-    save_file({"w": W}, tmp_path / "model-00001-of-00002.safetensors")
-    save_file({"v": V}, tmp_path / "model-00002-of-00002.safetensors")
-    place(tmp_path, w="model-00001-of-00002.safetensors", v="model-00002-of-00002.safetensors")
+    save_file({"w": W}, tmp_path / ONE)
+    save_file({"v": V}, tmp_path / TWO)
+    place(tmp_path, w=ONE, v=TWO)
     write_json(tmp_path / "config.json", CONFIG)
     return tmp_path
 
@@ -80,7 +81,7 @@ def test_shards(sharded):
     assert [file.name[:11] for file in checkpoint.files] == ["model-00001", "model-00002"]
     assert bytes(checkpoint.raw("w")) == W.tobytes()
     assert bytes(checkpoint.raw("v")) == V.tobytes()
-    os.remove(sharded / "model-00002-of-00002.safetensors")
+    os.remove(sharded / TWO)
     refused(sharded, "`model-00002-of-00002.safetensors`")
 
 
@@ -135,9 +136,6 @@ def test_several_files_are_listed(tmp_path):
     assert open_checkpoint(tmp_path).kind == "safetensors"
 
 
-ONE, TWO = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
-
-
 def test_an_index_may_name_tensors_that_are_elsewhere_or_nowhere_and_forget_others(sharded):
     save_file({"v": V, "x": W, "forgotten": W}, sharded / TWO)
     place(sharded, w=ONE, v=ONE, x=TWO, stale=TWO)
@@ -159,18 +157,13 @@ def test_of_a_tensor_in_several_files_the_index_decides(sharded, name):
     assert bytes(checkpoint.raw("w")) == (W + added).astype(np.float32).tobytes()
 
 
-def test_a_tensor_in_two_shards_without_an_index_is_refused(sharded):
-    os.remove(sharded / "model.safetensors.index.json")
-    assert set(open_checkpoint(sharded).tensors) == {"v", "w"}
-    save_file({"v": V, "w": W}, sharded / TWO)
-    refused(sharded, "`w` is in")
-
-
 def test_shards_without_an_index_are_one_model(sharded):
     os.remove(sharded / "model.safetensors.index.json")
     save_file({"lora": W}, sharded / "adapter_model.safetensors")  # which is none
     for path in (sharded, sharded / ONE, sharded / TWO):
         assert set(open_checkpoint(path).tensors) == {"v", "w"}
+    save_file({"v": V, "w": W}, sharded / TWO)
+    refused(sharded, "`w` is in")
     os.remove(sharded / TWO)
     refused(sharded, f"lacks `{TWO}`, of the 2 shards of a model")
     assert set(open_checkpoint(sharded / ONE).tensors) == {"w"}
@@ -240,20 +233,20 @@ def test_a_file_from_before_gguf_is_called_so(tmp_path, magic):
         open_checkpoint(tmp_path / "ggml-model.bin")
 
 
-@pytest.mark.parametrize("name", [
+ELSEWHERE = (
     "../x.safetensors", "/etc/x.safetensors", "a/../x.safetensors", "a\\x.safetensors",
     "x\0.safetensors", "..", "", "x.bin", 3, None, ["x.safetensors"],
-])  # fmt: skip
-def test_an_index_cannot_lead_elsewhere(sharded, name):
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("document", [
+    "", "[]", "{}", {"weight_map": []}, {"weight_map": {}},
+    *({"weight_map": {"w": ONE, "v": name}} for name in ELSEWHERE),
+], ids=repr)  # fmt: skip
+def test_a_broken_index_and_one_that_leads_elsewhere(sharded, document):
     save_file({"w": W}, sharded.parent / "x.safetensors")
-    place(sharded, w="model-00001-of-00002.safetensors", v=name)
-    refused(sharded, "index.json")
-
-
-@pytest.mark.parametrize("document", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
-def test_a_broken_index(sharded, document):
     write_json(sharded / "model.safetensors.index.json", document)
-    refused(sharded)
+    refused(sharded, "index.json")
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
@@ -300,37 +293,26 @@ def test_the_way_out_of_a_pickle_works(tmp_path):
 
 
 def test_nothing_there(tmp_path):
-    refused(tmp_path / "none.gguf", code=3)
-    refused(tmp_path / "none", code=3)
     refused(tmp_path, "no model in the directory", code=3)
     (tmp_path / "m.gguf").mkdir()
-    refused(tmp_path / "m.gguf", code=3)
     (tmp_path / "f").write_bytes(GGUF)
-    refused(tmp_path / "f" / "m.gguf", code=3)
+    for name in ("none.gguf", "none", "m.gguf", "f/m.gguf"):
+        refused(tmp_path / name, code=3)
 
 
 @pytest.mark.parametrize("suffix", [".gguf", ".safetensors", ".bin", ""])
 def test_files_that_are_none(tmp_path, suffix):
-    empty = tmp_path / f"empty{suffix}"
+    empty, pipe, loop, dangling = (tmp_path / f"{name}{suffix}" for name in "epld")
     empty.touch()
-    refused(empty, "empty")
-    pipe = tmp_path / f"pipe{suffix}"
     os.mkfifo(pipe)
-    refused(pipe, "not a regular file")
-    loop = tmp_path / f"loop{suffix}"
     loop.symlink_to(loop)
-    refused(loop)
-    dangling = tmp_path / f"dangling{suffix}"
     dangling.symlink_to(tmp_path / "none")
-    refused(dangling, code=3)
-
-
-def test_a_device():
+    refused(empty, "empty")
+    refused(pipe, "not a regular file")
     refused(Path("/dev/zero"), "not a regular file")
-
-
-def test_a_name_with_a_nul_byte(tmp_path):
-    refused(tmp_path / "a\0b.gguf")
+    refused(loop)
+    refused(tmp_path / f"a\0b{suffix}")
+    refused(dangling, code=3)
 
 
 def test_what_may_not_be_read(folder, monkeypatch):
@@ -372,7 +354,7 @@ def mapped_times(folder):
     return maps.count(str(folder / "model.safetensors"))
 
 
-def test_release_keeps_views_valid_and_closes_the_rest(folder):
+def test_release_keeps_views_valid_and_no_descriptor_is_left_behind(folder):
     before = len(os.listdir("/proc/self/fd"))
     checkpoint = open_checkpoint(folder)
     view = checkpoint.raw("w")
@@ -383,33 +365,20 @@ def test_release_keeps_views_valid_and_closes_the_rest(folder):
     assert (mapped_times(folder), len(os.listdir("/proc/self/fd"))) == (0, before)
     assert bytes(checkpoint.raw("w")) == W.tobytes()
     assert checkpoint.read("w", 0, 8) == W.tobytes()[:8]
-
-
-def test_no_descriptor_is_left_behind(folder):
-    before = len(os.listdir("/proc/self/fd"))
-    checkpoint = open_checkpoint(folder)
-    checkpoint.read("w", 0, 4)
-    view = checkpoint.raw("w")
     assert len(os.listdir("/proc/self/fd")) > before
     del view, checkpoint
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_file_that_changed_since_it_was_opened(folder):
-    path = folder / "model.safetensors"
-    checkpoint = open_checkpoint(folder)
-    os.truncate(path, 60)
-    for attempt in (lambda: checkpoint.raw("w"), lambda: checkpoint.read("w", 0, 4)):
+def test_a_file_that_changed_since_it_was_opened_or_is_truncated_while_it_is_read(folder):
+    opened, reading = open_checkpoint(folder), open_checkpoint(folder)
+    reading.read("w", 0, 4)
+    os.truncate(folder / "model.safetensors", 60)
+    for attempt in (lambda: opened.raw("w"), lambda: opened.read("w", 0, 4)):
         with pytest.raises(CheckpointError, match="has changed"):
             attempt()
-
-
-def test_a_file_truncated_while_it_is_read(folder):
-    checkpoint = open_checkpoint(folder)
-    checkpoint.read("w", 0, 4)
-    os.truncate(folder / "model.safetensors", 60)
     with pytest.raises(CheckpointError, match="truncated"):
-        checkpoint.read("w", 0, 48)
+        reading.read("w", 0, 48)
 
 
 def test_a_wrong_shape_names_both_and_says_what_to_do():

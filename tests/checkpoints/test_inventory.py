@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import random
+import shutil
 import subprocess
 import sys
 import time
@@ -13,11 +14,12 @@ from pathlib import Path
 import children
 import pytest
 from hub_cache_files import MAIN, OLD, lock_of, tree_of, write_revision
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from llmcli.checkpoints import catalog
-from llmcli.checkpoints.cache import locks
 from llmcli.checkpoints.cache.inventory import Inventory
-from llmcli.checkpoints.cache.locks import home_of, mark_used
+from llmcli.checkpoints.cache.locks import exclusive, home_of, mark_used
 from llmcli.checkpoints.cache.prune import left_over
 from llmcli.checkpoints.cache.removal import pieces_of, remove
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
@@ -39,8 +41,8 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
     yield root
-    while locks._held:
-        os.close(locks._held.popitem()[1])
+    with exclusive((*root.glob("*/snapshots/*"), *tmp_path.glob("own/models/small-*"))):
+        pass  # this process lets go of what it marked as used
 
 
 @pytest.fixture
@@ -53,18 +55,35 @@ def rows():
     return {s.model.name: s.model for s in Inventory.read().stored() if s.entry is None}
 
 
-def take(*names, passing_over=False):
+def hub_bytes():
+    return Inventory.read().caches()[1].bytes
+
+
+def take(*names):
+    """What is removed under these names: all of it, or WriteFailed."""
+
     def planned():
         return pieces_of(names, Inventory.read())
 
-    return remove(planned(), planned, passing_over=passing_over)
+    gone, kept = remove(planned(), planned, passing_over=False)
+    assert not kept
+    return [removal.bytes for removal in gone]
+
+
+def kept_whole(root, names, kind=WriteFailed, match=None):
+    """The refusal to remove them, after which every file below `root` is there."""
+    before = tree_of(root)
+    with pytest.raises(kind, match=match) as caught:
+        take(*names)
+    assert tree_of(root) == before
+    return caught.value
 
 
 def emptied(hub, *names):
     """The bytes of each removal, after which nothing is left."""
-    gone, _ = take(*names)
+    gone = take(*names)
     assert tree_of(hub) == {}
-    return [removal.bytes for removal in gone]
+    return gone
 
 
 def clear(since=None):
@@ -82,71 +101,29 @@ def aged(path: Path, days: float) -> None:
 # what is there
 
 
-def test_names_are_what_one_types_and_sizes_what_the_disk_holds(hub, snapshot):
-    write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
-    write_revision(hub, "org/pinned", SAFE, refs=[])
-    ggufs = {"a.gguf": b"a" * 10, "sub/b-00001-of-00002.gguf": b"b" * 20,
-             "sub/b-00002-of-00002.gguf": b"c" * 30, "README.md": b"card"}  # fmt: skip
-    write_revision(hub, "org/quants", ggufs)
-    found = rows()
-    assert list(found) == [
-        "org/name", "org/name@v1", f"org/pinned@{MAIN[:12]}", "hf:org/quants/a.gguf",
-        "hf:org/quants/sub/b-00001-of-00002.gguf",
-    ]  # fmt: skip
-    assert all(model.complete for model in found.values())
-    name, parts = found["org/name"], found["hf:org/quants/sub/b-00001-of-00002.gguf"]
-    assert (name.bytes, name.files, name.revision, name.refs) == (1052, 3, MAIN, ("main",))
-    assert (parts.bytes, parts.files) == (50, 2)
-    assert parts.path
-    assert parts.path.endswith("sub/b-00001-of-00002.gguf")
-    hub_use = Inventory.read().caches()[1]
-    assert hub_use.bytes == (1052 + 3) + 1052 + (60 + 4), "what two commits share counts once"
-
-
-def test_models_alone_are_listed_and_their_bytes_are_the_library_s(hub):
-    from huggingface_hub import scan_cache_dir
-
-    rng = random.Random(5)
-    for repository in ("a/one", "a/two", "b/three"):
-        for commit in (MAIN, OLD):
-            files = {f"f{i}.safetensors": rng.randbytes(rng.randint(0, 99)) for i in range(5)}
-            files["sub/same.bin"] = repository.encode()
-            refs = ["main", "refs/pr/1"] if commit == MAIN else []
-            write_revision(hub, repository, files, commit=commit, refs=refs)
-    (hub / "datasets--a--data" / "snapshots").mkdir(parents=True)
-    inventory = Inventory.read()
-    assert inventory.others == 1
-    assert inventory.caches()[1].bytes == scan_cache_dir(hub).size_on_disk
-    assert list(rows()) == [name + at for name in ("a/one", "a/two", "b/three")
-                            for at in ("", f"@{OLD[:12]}")]  # fmt: skip
-    assert rows()["a/one"].refs == ("main", "refs/pr/1")
-
-
 INDEX = "model.safetensors.index.json"
-MAP = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'  # noqa: E501
+PARTS = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+CONTENT = {
+    "config.json": b"{}", INDEX: b'{"weight_map": {"a": "%s", "b": "%s"}}' % tuple(
+        part.encode() for part in PARTS
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("files", "state"),
-    [
-        ({**SAFE}, "complete"),
-        ({"config.json": b"{}", "model.safetensors": b"x"}, "no tokenizer"),
-        ({"config.json": b"{}"}, "no weights"),
-        ({"model.safetensors": b"x"}, "no configuration"),
-        ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "pickled weights only"),
-        ({"config.json": b"{}", INDEX: MAP}, "incomplete"),
-        ({"config.json": b"{}", INDEX: MAP, "model-00001-of-00002.safetensors": b"x"},
-         "incomplete"),
-        ({"config.json": b"{}", INDEX: MAP, "model-00001-of-00002.safetensors": b"x",
-          "model-00002-of-00002.safetensors": b"y", "vocab.json": b"{}"}, "complete"),
-        ({"config.json": b"{}", "model-00001-of-00002.safetensors": b"x"}, "incomplete"),
-        ({"config.json": b"{}", INDEX: b"[]", "model-00001-of-00001.safetensors": b"x"},
-         "incomplete"),
-        ({**SAFE, INDEX: b"[]"}, "complete"),
-    ],
-)  # fmt: skip
-def test_what_is_missing(hub, files, state):
-    write_revision(hub, "org/name", files)
+@pytest.mark.parametrize(("names", "index", "state"), [
+    (SAFE, None, "complete"), (["config.json", "model.safetensors"], None, "no tokenizer"),
+    (["config.json"], None, "no weights"), (["model.safetensors"], None, "no configuration"),
+    (["config.json", "pytorch_model.bin"], None, "pickled weights only"),
+    (["config.json", INDEX], None, "incomplete"),
+    (["config.json", INDEX, PARTS[0]], None, "incomplete"),
+    (["config.json", INDEX, *PARTS, "vocab.json"], None, "complete"),
+    (["config.json", PARTS[0]], None, "incomplete"),
+    (["config.json", "model-00001-of-00001.safetensors"], b"[]", "incomplete"),
+    (SAFE, b"[]", "complete"),
+])  # fmt: skip
+def test_what_is_missing(hub, names, index, state):
+    files = {name: CONTENT.get(name, name.encode()) for name in names}
+    write_revision(hub, "org/name", files | ({INDEX: index} if index else {}))
     assert rows()["org/name"].state == state
 
 
@@ -161,11 +138,16 @@ def test_what_the_library_and_we_note_beside_a_snapshot(hub):
         assert rows()["org/name"].state == "incomplete", "nobody has compared its digest"
         raise KeyboardInterrupt
     assert rows()["org/name"].state == "incomplete"
+    parts = {f"m-0000{part}-of-00002.gguf": b"x" for part in (1, 2)}
+    snapshot, model = write_revision(hub, "org/q", parts), parse("hf:org/q/m-00001-of-00002.gguf")
+    assert cached(model) == snapshot / "m-00001-of-00002.gguf"
+    with contextlib.suppress(KeyboardInterrupt), marked(snapshot, "m-00002-of-00002.gguf"):
+        raise KeyboardInterrupt
+    assert cached(model) is None
 
 
-def test_a_part_or_a_blob_that_is_gone(hub):
+def test_a_part_or_a_blob_that_is_gone(hub, snapshot):
     write_revision(hub, "org/q", {"m-00001-of-00002.gguf": b"x"})
-    snapshot = write_revision(hub, "org/name", SAFE)
     (snapshot / "model.safetensors").resolve().unlink()
     assert {name: model.state for name, model in rows().items()} == {
         "org/name": "unreadable", "hf:org/q/m-00001-of-00002.gguf": "incomplete",
@@ -176,36 +158,22 @@ def test_a_part_or_a_blob_that_is_gone(hub):
     assert list(rows()) == ["hf:org/q/m-00001-of-00002.gguf"]
 
 
-def test_a_part_whose_digest_nobody_has_compared(hub):
-    parts = {f"m-0000{part}-of-00002.gguf": b"x" for part in (1, 2)}
-    snapshot = write_revision(hub, "org/q", parts)
-    model = parse("hf:org/q/m-00001-of-00002.gguf")
-    assert cached(model) == snapshot / "m-00001-of-00002.gguf"
-    with contextlib.suppress(KeyboardInterrupt), marked(snapshot, "m-00002-of-00002.gguf"):
-        raise KeyboardInterrupt
-    assert cached(model) is None
-
-
 @pytest.mark.parametrize("other", [False, True], ids=["alone", "beside a broken one"])
-def test_what_cannot_be_read_is_a_warning_and_can_be_removed(hub, other):
+def test_what_cannot_be_read_is_a_warning_and_can_be_removed(hub, other, monkeypatch):
     """The library skips most of them, stops at the bytes, and would wait for the pipe."""
     write_revision(hub, "org/good", SAFE, refs=["main", "v1"])
     (hub / "models--org--empty").mkdir()
     (hub / "models--org--file").write_text("")
-    stray = write_revision(hub, "org/stray", SAFE)
-    (stray.parent / "stray").write_text("no directory")
-    moved = write_revision(hub, "org/moved", SAFE)
-    (moved.parent.parent / "refs" / "main").write_text("c" * 40)
-    bad = {"org/file", "org/stray", "org/moved"}
+    bad = {"org/file", "org/stray", "org/moved", *(["org/bytes", "org/pipe"] if other else ())}
+    refs = {}
+    for name in bad - {"org/file"}:
+        refs[name] = write_revision(hub, name, SAFE).parent.parent / "refs" / "main"
+    (refs["org/stray"].parents[1] / "snapshots" / "stray").write_text("no directory")
+    refs["org/moved"].write_text("c" * 40)
     if other:
-        for name in ("bytes", "pipe"):
-            reference = write_revision(hub, f"org/{name}", SAFE).parent.parent / "refs" / "main"
-            bad.add(f"org/{name}")
-            if name == "bytes":
-                reference.write_bytes(b"\xff\xfe\x00")
-            else:
-                reference.unlink()
-                os.mkfifo(reference)
+        refs["org/bytes"].write_bytes(b"\xff\xfe\x00")
+        refs["org/pipe"].unlink()
+        os.mkfifo(refs["org/pipe"])
     warnings = Inventory.read().warnings()
     said = {line.split("`")[1]: line.split(": ", 1)[1] for line in warnings}
     assert said.keys() == bad
@@ -216,10 +184,10 @@ def test_what_cannot_be_read_is_a_warning_and_can_be_removed(hub, other):
     assert found["org/empty"].state == "nothing in it"
     assert found["org/good"].complete
     assert found["org/good"].refs == ("main", "v1")
-    before = Inventory.read().caches()[1].bytes
+    before = hub_bytes()
     take("org/empty", *sorted(bad))
     assert set(rows()) == {"org/good"}
-    assert Inventory.read().caches()[1].bytes == before
+    assert hub_bytes() == before
     assert os.listdir(hub) == ["models--org--good"]
     emptied(hub, "org/good")
 
@@ -237,23 +205,8 @@ def test_a_disk_that_is_full_while_one_repository_is_scanned(hub, snapshot, monk
     ]  # fmt: skip
 
 
-def test_a_commit_that_two_repositories_have_goes_from_one(hub):
-    """A copy that was pushed under another name has the same commits."""
-    for name in ("org/one", "org/two"):
-        write_revision(hub, name, SAFE)
-        write_revision(hub, name, {"a.gguf": name.encode()}, commit=OLD, refs=["v1"])
-    for name in ("org/two", "org/two@v1"):
-        before = tree_of(hub)
-        take(name)
-        assert all("models--org--two" in path for path in before.keys() - tree_of(hub).keys())
-        assert name not in rows()
-    take("org/one@v1")
-    assert set(rows()) == {"org/one"}
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_directory_without_permission(hub):
-    snapshot = write_revision(hub, "org/closed", SAFE)
+def test_a_directory_without_permission(hub, snapshot):
     write_revision(hub, "org/open", SAFE)
     snapshot.chmod(0)
     try:
@@ -263,18 +216,13 @@ def test_a_directory_without_permission(hub):
         snapshot.chmod(0o700)
 
 
-def test_caches_that_are_not_there(hub):
+def test_the_catalog_has_one_line_a_model_wherever_it_lies(hub):
     hub.rmdir()
     inventory = Inventory.read()
     assert [s.model.name for s in inventory.stored()] == list(CATALOG)
     assert [cache.bytes for cache in inventory.caches()] == [0, 0]
     assert left_over(inventory) == []
-
-
-def test_the_catalog_has_one_line_a_model_wherever_it_lies(hub):
     entry = CATALOG["smollm2-bf16"]
-    assert entry.repository
-    assert entry.revision
     write_revision(hub, entry.repository, SAFE, commit=entry.revision, refs=[])
     stored = {s.model.name: s.model for s in Inventory.read().stored()}
     assert list(stored) == list(CATALOG)
@@ -283,42 +231,100 @@ def test_the_catalog_has_one_line_a_model_wherever_it_lies(hub):
     assert stored["tiny"].place == "package"
     assert stored["tiny"].bytes > 7_000_000
     assert stored["smollm2"].place == "nowhere"
+    write_revision(hub, entry.repository, SAFE, commit=OLD, refs=["main"])
+    assert left_over(Inventory.read()) == [], "no branch has the commit that the catalog names"
     take("smollm2-bf16")
-    assert tree_of(hub) == {}
+    emptied(hub, entry.repository)
 
 
 # removing
 
 
-def test_a_revision_goes_with_what_only_it_needs(hub):
-    write_revision(hub, "org/name", SAFE, refs=["main", "stable"])
-    write_revision(hub, "org/name", {**SAFE, "model.safetensors": b"old"}, commit=OLD, refs=["v1"])
-    write_revision(hub, "org/other", SAFE)
-    before = tree_of(hub)
-    (piece,) = pieces_of(["org/name@v1"], Inventory.read())
-    assert piece.removal.bytes == 3
-    gone, kept = take("org/name@v1")
-    assert kept == []
-    assert [removal.bytes for removal in gone] == [3]
-    lost = before.items() - tree_of(hub).items()
-    assert sum(size for _, size in lost if isinstance(size, int)) == 3 + 40, "and the branch"
-    assert all("models--org--name" in path for path, _ in lost)
-    assert rows()["org/name"].complete
-    assert rows()["org/other"].complete
-    take("org/name@stable")
-    assert not (hub / "models--org--name").exists(), "the last one takes the repository with it"
-    assert rows()["org/other"].complete
+GGUFS = ["a.gguf"], ["sub/b-00001-of-00002.gguf", "sub/b-00002-of-00002.gguf"]
+REFS = {MAIN: ["main", "refs/pr/1"], OLD: ["v1"], "c" * 40: []}
+AT = {MAIN: "", OLD: "@v1", "c" * 40: "@" + "c" * 12}
+CACHES = st.dictionaries(
+    st.tuples(st.sampled_from(["a/x", "z"]), st.sampled_from([*REFS])),
+    st.dictionaries(
+        st.sampled_from(["config.json", "model.safetensors", *GGUFS[0], *GGUFS[1]]),
+        st.integers(1, 5).map(lambda size: bytes([size]) * size),
+        min_size=3,
+    ),
+    min_size=1,
+)  # fmt: skip
+
+
+def models_in(cache):
+    """Name -> repository, commit and files, of `cache`: (repository, commit) -> file -> content."""
+    found = {}
+    for (repository, commit), files in cache.items():
+        ggufs = [[one for one in group if one in files] for group in GGUFS]
+        plain = [name for name in files if not name.endswith(".gguf")]
+        if plain and ("model.safetensors" in plain or not any(ggufs)):
+            found[repository + AT[commit]] = (repository, commit, plain)
+        for group in filter(None, ggufs):
+            found[f"hf:{repository}/{group[0]}{AT[commit]}"] = (repository, commit, group)
+    return found
+
+
+def on_disk(cache):
+    """Of bytes: what two commits of a repository share counts once."""
+    blobs = {(place[0], data) for place, files in cache.items() for data in files.values()}
+    return sum(len(data) for _, data in blobs)
+
+
+def rewritten(hub, cache):
+    shutil.rmtree(hub)
+    hub.mkdir()
+    for (repository, commit), files in cache.items():
+        write_revision(hub, repository, files, commit=commit, refs=REFS[commit])
+    return tree_of(hub)
+
+
+@settings(
+    max_examples=10, phases=[Phase.generate],  # to shrink it takes minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(cache=CACHES, data=st.data())
+def test_what_is_removed_takes_with_it_what_only_it_needs(hub, cache, data):
+    """Whatever is removed in whatever order: the rest is as if nothing else had been written."""
+    from huggingface_hub import scan_cache_dir
+
+    rewritten(hub, cache)
+    while cache:
+        models, found, before = models_in(cache), rows(), on_disk(cache)
+        assert found.keys() == models.keys()
+        for name, (*place, files) in models.items():
+            size = on_disk({("", ""): {file: cache[*place][file] for file in files}})
+            model = found[name]
+            assert (model.files, model.bytes, model.revision) == (len(files), size, place[1])
+            assert model.refs == tuple(REFS[place[1]])
+        assert hub_bytes() == before == scan_cache_dir(hub).size_on_disk
+        names = data.draw(st.lists(st.sampled_from(sorted(models)), min_size=1, unique=True))
+        freed = take(*names)
+        for *place, gone in map(models.get, names):
+            files = cache.pop(tuple(place))
+            kept = {file: content for file, content in files.items() if file not in gone}
+            if any(file.endswith((".gguf", ".safetensors")) for file in kept):
+                cache[*place] = kept
+        assert sum(freed) == before - on_disk(cache)
+        left = tree_of(hub)
+        assert left == rewritten(hub, cache)
 
 
 def test_what_goes_with_a_name_and_how_many_bytes(hub, snapshot):
-    write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
-    freed = emptied(hub, "org/name", "org/name@v1", "org/name")
-    assert freed == [2, 1053], "shared bytes go with the last"
+    write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1", "v2"])
+    write_revision(hub, "org/other", SAFE)
+    (hub / "datasets--org--data" / "snapshots").mkdir(parents=True)
+    assert Inventory.read().others == 1, "models alone are listed"
+    assert take("org/name", "org/name@v2", "org/name") == [2, 1053], "shared bytes go with the last"
+    assert not (hub / "models--org--name").exists(), "the last one takes the repository with it"
+    emptied(hub, "org/other")
     files = {"a.gguf": b"a" * 10, "b-00001-of-00002.gguf": b"b", "b-00002-of-00002.gguf": b"cc",
              "README.md": b"card"}  # fmt: skip
     snapshot = write_revision(hub, "org/quants", files)
-    gone, _ = take("hf:org/quants/b-00002-of-00002.gguf")
-    assert gone[0].bytes == 3, "any part names the model"
+    assert rows()["hf:org/quants/b-00001-of-00002.gguf"].path.endswith("/b-00001-of-00002.gguf")
+    assert take("hf:org/quants/b-00002-of-00002.gguf") == [3], "any part names the model"
     assert sorted(os.listdir(snapshot)) == ["README.md", "a.gguf"]
     assert emptied(hub, "hf:org/quants/a.gguf") == [14], "beside the last one is no model"
     write_revision(hub, "org/quants", {"a.gguf": b"a", "b.gguf": b"bb"})
@@ -342,37 +348,29 @@ def test_what_goes_with_a_name_and_how_many_bytes(hub, snapshot):
     ("", UsageError, "llmcli env"), ("a\0b", ModelNotFound, "models list"),
 ])  # fmt: skip
 def test_names_that_remove_nothing(hub, snapshot, name, kind, hint):
-    before = tree_of(hub)
-    with pytest.raises(kind) as caught:
-        take("org/name", name)
-    assert hint in (caught.value.hint or "")
-    assert tree_of(hub) == before, "one wrong name, and nothing goes"
+    """One wrong name, and nothing goes."""
+    assert hint in kept_whole(hub, ["org/name", name], kind).hint
 
 
 # nothing outside
 
 
-@pytest.fixture
-def outside(tmp_path):
-    folder = tmp_path / "outside"
-    folder.mkdir()
-    (folder / "precious").write_text("mine")
-    yield folder
-    assert (folder / "precious").read_text() == "mine"
-    assert os.listdir(folder) == ["precious"]
-
-
-def test_links_inside_are_removed_and_not_followed(hub, snapshot, outside):
+def test_links_inside_are_removed_and_not_followed(hub, snapshot, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("mine")
     (snapshot / "file").symlink_to(outside / "precious")
     (snapshot / "up").symlink_to("../../../../outside/precious")
     (snapshot / "folder").symlink_to(outside)
     write_revision(hub, "org/name", {**SAFE, "config.json": b"{  }"}, commit=OLD, refs=["v1"])
-    assert take("org/name")[0][0].bytes == 2
+    assert take("org/name") == [2]
     assert set(rows()) == {"org/name@v1"}
     refs = snapshot.parent.parent / "refs"
     (refs / "x").symlink_to(outside / "precious")  # not a commit, so that nothing is read
     assert rows()["org/name"].state == "unreadable"
     emptied(hub, "org/name")
+    assert (outside / "precious").read_text() == "mine"
+    assert os.listdir(outside) == ["precious"]
 
 
 @pytest.mark.parametrize("folder", ["", "blobs", "snapshots", "refs"])
@@ -381,13 +379,11 @@ def test_a_directory_that_is_a_link_is_refused(hub, snapshot, tmp_path, folder):
     moved = tmp_path / "moved"
     place.rename(moved)
     place.symlink_to(moved)
-    before = tree_of(moved)
-    with pytest.raises(WriteFailed, match="leads out of the cache"):
-        take("org/name")
-    assert tree_of(moved) == before
+    kept_whole(tmp_path, ["org/name"], match="leads out of the cache")
+    before = tree_of(tmp_path)
     aged(moved, 90)
     _, kept = clear(time.time() + DAY)
-    assert tree_of(moved) == before
+    assert tree_of(tmp_path) == before
     if folder != "snapshots":  # whose links are broken, so that nobody knows the last use
         assert "leads out of the cache" in kept[0]
 
@@ -405,53 +401,62 @@ def test_a_blob_that_is_shared_between_repositories(hub):
 
     for repository in ("org/one", "org/two"):
         snapshot = write_revision(hub, repository, SAFE)
-        blob = Path(os.path.normpath(snapshot / os.readlink(snapshot / "model.safetensors")))
-        blob = snapshot.parent.parent / "blobs" / blob.name
-        published = shared.publish_blob_to_shared_store(
+        target = os.readlink(snapshot / "model.safetensors")
+        blob = Path(os.path.normpath(snapshot / target))
+        assert shared.publish_blob_to_shared_store(
             blob_path=str(blob), xet_hash="ab" * 32, cache_dir=hub, expected_size=1000
         )
-        assert published
         assert blob.is_symlink()
     payload = shared.shared_blob_path(hub, "ab" * 32)
-    assert Inventory.read().caches()[1].bytes == 1000 + 2 * 52
-    assert take("org/one")[0][0].bytes == 52
+    assert hub_bytes() == 1000 + 2 * 52
+    assert take("org/one") == [52]
     assert payload.exists()
-    assert take("org/two")[0][0].bytes == 1052
+    assert take("org/two") == [1052]
     assert not payload.exists()
 
 
 # use
 
 
-def hold(path: Path) -> subprocess.Popen[bytes]:
-    """Another process that holds the lock of `path` in the way of the library and of `fetch`."""
+@contextlib.contextmanager
+def locked(path, kind=fcntl.LOCK_EX):
+    """A lock that a fetch holds while it goes on: another opening of the file is as a process."""
     path.touch()
-    code = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print()"
-    return _started(f"{code}; sys.stdout.flush(); sys.stdin.read()", path)
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, kind)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def use(path: Path) -> subprocess.Popen[bytes]:
-    code = "import sys, pathlib; from llmcli.checkpoints.cache.locks import mark_used"
-    run = "mark_used(pathlib.Path(sys.argv[1])); print(); sys.stdout.flush(); sys.stdin.read()"
-    return _started(f"{code}; {run}", path)
+def used(path):
+    """A lock that a process holds which runs the model in the directory `path`."""
+    return locked(path, fcntl.LOCK_SH)
 
 
-def _started(code: str, path: Path) -> subprocess.Popen[bytes]:
-    process = children.start(
-        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout
-    assert process.stdout.readline() == b"\n"
-    return process
+def is_held(home):
+    """Whether somebody uses the model in this directory."""
+    descriptor = os.open(home, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def test_what_another_process_runs_stays_until_it_ends(hub, snapshot):
     write_revision(hub, "org/free", {**SAFE, "config.json": b"{  }"})
-    running = use(snapshot / "model.safetensors")
-    before = tree_of(hub)
-    with pytest.raises(WriteFailed, match="in use"):
-        take("org/free", "org/name")
-    assert tree_of(hub) == before, "all or nothing"
+    code = "import sys, pathlib; from llmcli.checkpoints.cache.locks import mark_used"
+    run = "mark_used(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    running = children.start(
+        [sys.executable, "-c", f"{code}; {run}", str(snapshot / "model.safetensors")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert running.stdout.readline() == b"\n"
+    kept_whole(hub, ["org/free", "org/name"], match="in use")
     gone, kept = clear(time.time() + DAY)
     assert [removal.name for removal in gone] == ["org/free"]
     assert "in use" in kept[0]
@@ -464,24 +469,18 @@ def test_a_repository_that_cannot_be_read_may_be_in_use_too(hub, snapshot):
     write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
     (snapshot.parent / OLD / "config.json").resolve().unlink()
     assert rows()["org/name"].state == "unreadable"
-    running = use(snapshot)
-    before = tree_of(hub)
-    with pytest.raises(WriteFailed, match=rf"in use: another process holds `.*{MAIN}`"):
-        take("org/name")
-    assert tree_of(hub) == before
-    running.communicate(timeout=20)
+    with used(snapshot):
+        kept_whole(hub, ["org/name"], match=rf"in use: another process holds `.*{MAIN}`")
     emptied(hub, "org/name")
 
 
 def test_what_another_process_fetches_stays(hub, snapshot):
     half = hub / "models--org--name" / "blobs" / "e1.00ff00ff.incomplete"
     half.write_bytes(b"half")
-    downloading = hold(lock_of(hub, "org/name", "e1"))
-    with pytest.raises(WriteFailed, match="in use"):
-        take("org/name")
-    assert clear()[0] == []
-    assert half.exists()
-    downloading.communicate(timeout=20)
+    with locked(lock_of(hub, "org/name", "e1")):
+        kept_whole(hub, ["org/name"], match="in use")
+        assert clear()[0] == []
+        assert half.exists()
     assert clear()[0][0].why == "a stale partial download"
     assert not half.exists()
     assert rows()["org/name"].complete
@@ -506,46 +505,18 @@ def test_the_last_use_is_the_access_time_of_the_weights(hub, snapshot):
     take("org/name")  # what this process itself uses is no obstacle
 
 
-@pytest.mark.parametrize("path", ["nowhere/x", "models--a--b/snapshots/c/x", "a\0b", "/", "."])
-def test_noting_the_use_never_raises(hub, path, monkeypatch):
-    monkeypatch.chdir(hub)
-    mark_used(Path(path))
-
-
 def test_a_cache_that_cannot_be_written(hub, snapshot, monkeypatch):
-
     def refuse(*arguments, **more):
         raise PermissionError(13, "Permission denied", str(arguments[0]))
 
-    with monkeypatch.context() as patch:
-        patch.setattr("os.utime", refuse)
-        mark_used(snapshot)
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", refuse)
-        with pytest.raises(WriteFailed, match=r"cannot be removed: permission denied \(`/.*\)"):
-            take("org/name")
-
-
-def test_homes(hub, snapshot, tmp_path):
-    own = tmp_path / "own" / "models" / "smollm2-0123456789ab"
-    assert home_of(snapshot) == home_of(snapshot / "sub" / "x.gguf") == snapshot
-    assert home_of(own / "x.gguf") == own
-    assert home_of(tmp_path / "x.gguf") is None
-    assert home_of(own.parent) is None
-
-
-def test_a_home_has_one_name_however_one_gets_there(hub, snapshot, small, tmp_path, monkeypatch):
-    """Whoever removes it has to know that this process itself is who uses it."""
-    file = small.file
-    (tmp_path / "linked").symlink_to(tmp_path)
-    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "linked" / "own"))
-    for path, home in ((snapshot, snapshot), (file, file.parent)):
-        linked = tmp_path / "linked" / path.relative_to(tmp_path)
-        assert home_of(linked) == home_of(path) == home
-        mark_used(linked)
-    take("small", "org/name")
-    assert tree_of(hub) == {}
-    assert not file.exists()
+    monkeypatch.setattr("os.utime", refuse)
+    mark_used(snapshot)  # which never raises
+    monkeypatch.chdir(hub)
+    for path in ("nowhere/x", "models--a--b/snapshots/c/x", "a\0b", "/", "."):
+        mark_used(Path(path))
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(WriteFailed, match=r"cannot be removed: permission denied \(`/.*\)"):
+        take("org/name")
 
 
 # our own cache
@@ -565,60 +536,66 @@ def small(hub, monkeypatch):
     return entry
 
 
-def test_a_file_of_our_cache(small):
+def test_a_home_has_one_name_however_one_gets_there(hub, snapshot, small, tmp_path, monkeypatch):
+    """Whoever removes it has to know that this process itself is who uses it."""
+    own = small.file.parent
+    assert home_of(snapshot / "sub" / "x.gguf") == snapshot
+    assert home_of(own.parent / "another-0123456789ab") == own.parent / "another-0123456789ab"
+    assert home_of(tmp_path / "x.gguf") is home_of(own.parent) is None
+    (tmp_path / "linked").symlink_to(tmp_path)
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "linked" / "own"))
+    for path, home in ((snapshot, snapshot), (small.file, own)):
+        linked = tmp_path / "linked" / path.relative_to(tmp_path)
+        assert home_of(linked) == home_of(path) == home
+        mark_used(linked)
+    take("small", "org/name")
+    assert tree_of(hub) == {}
+    assert not small.file.exists()
+
+
+def test_a_file_of_our_cache(small, tmp_path):
     (stored,) = [s.model for s in Inventory.read().stored() if s.model.name == "small"]
     assert (stored.place, stored.bytes, stored.complete) == ("llmcli cache", 4, True)
-    running = use(small.file)
-    with pytest.raises(WriteFailed, match="in use"):
-        take("small")
-    running.communicate(timeout=20)
-    fetching = hold(small.file.parent / ".lock")
-    with pytest.raises(WriteFailed, match="in use"):
-        take("small")
-    fetching.communicate(timeout=20)
-    assert take("small")[0][0].bytes == 4
-    assert not small.file.parent.exists()
-    assert small.file.parent.parent.exists()
-
-
-def test_a_model_that_was_moved_elsewhere_and_linked(small, tmp_path):
+    folder = small.file.parent
+    for held in (used(folder), locked(folder / ".lock")):
+        with held:
+            kept_whole(tmp_path, ["small"], match="in use")
     moved = tmp_path / "moved"
-    small.file.parent.rename(moved)
-    small.file.parent.symlink_to(moved)
-    before = tree_of(tmp_path)
-    with pytest.raises(WriteFailed, match="leads out of the cache"):
-        take("small")
+    folder.rename(moved)
+    folder.symlink_to(moved)
+    kept_whole(tmp_path, ["small"], match="leads out of the cache")
     _, kept = clear(time.time() + DAY)
     assert "leads out of the cache" in kept[0]
-    assert tree_of(tmp_path) == before
+    folder.unlink()
+    moved.rename(folder)
+    assert take("small") == [4]
+    assert not folder.exists()
+    assert folder.parent.exists()
 
 
-def test_whoever_finds_a_model_uses_it(small, hub):
-    snapshot = write_revision(hub, "org/name", SAFE)
+def test_whoever_finds_a_model_uses_it(small, hub, snapshot):
     for name, weights in (("small", small.file), (str(snapshot), snapshot / "model.safetensors")):
         aged(weights.resolve(), 40)
+        assert not is_held(weights.parent)
         _, path = find(name, offline=True)
-        assert home_of(path) in locks._held
+        assert is_held(home_of(path))
         assert weights.stat().st_atime == pytest.approx(time.time(), abs=60)
-    find("tiny")
-    assert len(locks._held) == 2, "what ships with llmcli is in no cache"
+    assert home_of(find("tiny")[1]) is None, "what ships with llmcli is in no cache"
 
 
 def test_left_overs_of_our_cache(small):
-    models = small.file.parent.parent
-    (small.file.parent / ".fetch-abc").mkdir()
-    (small.file.parent / ".fetch-abc" / "part").write_bytes(b"half!")
+    models, scratch = small.file.parent.parent, small.file.parent / ".fetch-abc"
     old = models / "small-0123456789ab"
-    old.mkdir()
+    for folder in (scratch, old, models / "not-ours"):
+        folder.mkdir()
+    (scratch / "part").write_bytes(b"half!")
     (old / "small.gguf").write_bytes(b"older version")
-    (models / "not-ours").mkdir()
     (models / "file").write_text("not ours either")
     (models / "linked-0123456789ab").symlink_to(old)
-    fetching = hold(small.file.parent / ".lock")
-    gone, kept = clear()
-    assert [(r.name, r.bytes) for r in gone] == [("small", 13)]
-    assert "in use" in kept[0]
-    fetching.communicate(timeout=20)
+    with locked(small.file.parent / ".lock"):
+        gone, kept = clear()
+        assert [(r.name, r.bytes) for r in gone] == [("small", 13)]
+        assert "in use" in kept[0]
     assert [(r.bytes, r.why) for r in clear()[0]] == [(5, "left by an interrupted fetch")]
     assert set(tree_of(models)) == {
         "file", "linked-0123456789ab", f"{small.file.parent.name}/.lock",
@@ -686,13 +663,6 @@ def test_downloads_that_only_began_are_left_over(hub):
     assert left_over(Inventory.read()) == []
 
 
-def test_the_commit_that_the_catalog_names_is_not_left_over(hub):
-    entry = CATALOG["smollm2-bf16"]
-    write_revision(hub, entry.repository, SAFE, commit=entry.revision, refs=[])
-    write_revision(hub, entry.repository, SAFE, commit=OLD, refs=["main"])
-    assert left_over(Inventory.read()) == []
-
-
 def test_what_was_not_used_for_long(hub, small):
     for name, days in (("old", 45), ("new", 2)):
         content = {**SAFE, "model.safetensors": name.encode()}
@@ -707,25 +677,3 @@ def test_what_was_not_used_for_long(hub, small):
     }  # fmt: skip
     assert set(rows()) == {"org/new"}
     assert not small.is_cached()
-
-
-def test_random_caches_lose_nothing_that_another_model_needs(hub):
-    """Whatever is removed in whatever order: the rest is whole, and in the end nothing is left."""
-    rng = random.Random(11)
-    pool = [bytes([n]) * (n + 1) for n in range(6)]
-    for _ in range(6):
-        for repository in ("a/x", "a/y", "b/z"):
-            for commit, refs in ((MAIN, ["main"]), (OLD, ["v1", "v2"]), ("c" * 40, [])):
-                files = {f"{i}.gguf": rng.choice(pool) for i in range(rng.randint(1, 4))}
-                with contextlib.suppress(FileExistsError):
-                    write_revision(hub, repository, files, commit=commit, refs=refs)
-        while here := [name for name, model in rows().items()]:
-            names = rng.sample(here, rng.randint(1, min(3, len(here))))
-            bytes_before = Inventory.read().caches()[1].bytes
-            gone, _ = take(*names)
-            now = rows()
-            assert set(now) == set(here) - set(names)
-            assert all(model.complete for model in now.values())
-            freed = bytes_before - Inventory.read().caches()[1].bytes
-            assert sum(removal.bytes for removal in gone) == freed
-        assert tree_of(hub) == {}

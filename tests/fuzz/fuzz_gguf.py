@@ -4,15 +4,18 @@
 
 needs atheris (a coverage-guided fuzzer, `pip install atheris`) and tries many thousands of files
 a second; NEW_INPUTS is a directory for what it finds interesting. The fixed corpus is replayed
-by test_corpus.py without it. `corpus/` is written by make_corpus.py.
+by test_corpus.py without it.
 """
 
 import random
 import struct
 import sys
 import time
+import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # before the parser is imported: its branches are counted
     import atheris
@@ -56,6 +59,16 @@ def check(data: bytes) -> bool:
     assert all(0 < begin < end <= len(data) for begin, end in spans)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
     return True
+
+
+def in_proportion(check: Callable[[bytes], Any], data: bytes) -> Any:
+    """What `check` says of a file, which takes no more memory than such a file may."""
+    tracemalloc.start()
+    found = check(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200_000 + 100 * len(data)
+    return found
 
 
 def mutate(data: bytes, most: int, seed: int) -> bytes:

@@ -5,11 +5,9 @@
 needs atheris (a coverage-guided fuzzer, `pip install atheris`). The first byte says what the rest
 is: a GGUF file, a SentencePiece model, a table of replacements, choices by which a GGUF file's
 metadata is made, or the settings beside a SentencePiece model. A crash of the C++ library below
-counts as a finding. The fixed corpus is replayed by test_tokenizer_fuzz.py without
-atheris; `python tests/fuzz/fuzz_tokenizer.py --seeds DIRECTORY` writes it.
+counts as a finding. The fixed corpus is replayed by test_corpus.py without atheris.
 """
 
-import json
 import random
 import struct
 import sys
@@ -18,14 +16,12 @@ import time
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-if __name__ == "__main__" and "--seeds" not in sys.argv:  # before: its branches are counted
+    # before the tokenizers are imported: their branches are counted
     import atheris
 
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     with atheris.instrument_imports(include=["llmcli.text", "llmcli.checkpoints"]):
         import llmcli.text  # noqa: F401
-
-from gguf_bytes import ARRAY, BOOL, F32, F64, I32, STRING, U8, U32, gguf, pair
 
 from llmcli.checkpoints.gguf import parse_gguf
 from llmcli.errors import LlmcliError
@@ -152,82 +148,6 @@ def _encode_all(encoder: PieceEncoder) -> None:
         assert all(0 <= a <= b <= len(text) for a, b in found.offsets)
 
 
-def seeds() -> dict[str, bytes]:
-    """A small file of every kind, and the shapes of known attacks on such files.
-
-    `ok-` ones make a tokenizer, `bad-` ones do not.
-    """
-    hostile = ["<0x-1>", "<0xZZ>", "<0x+1>", "<0x 1>", "<0x１１>"]
-    spm = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "b", "ab", "▁ab", "<|x|>", *hostile]
-    kinds = [2, 3, 3, *[6] * 256, 1, 1, 1, 1, 1, 4, *[6] * 5]
-    scores = [0.0] * 259 + [-float(i) for i in range(11)]
-    uni = ["<pad>", "</s>", "<unk>", "▁", "a", "b", "▁hello", "▁world", "é"]
-    uni_scores = [0.0, 0.0, 0.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
-    table = _charsmap()
-    return {
-        "ok-bpe": metadata("gpt2", ["a", "b", "ab", "<|im_end|>"], merges=["a b"], pre="gpt-2"),
-        "ok-llama": metadata("llama", spm, scores, kinds),
-        "ok-llama-no-types": metadata("llama", spm, scores),
-        "ok-llama-no-bytes": metadata(
-            "llama", ["<unk>", "a", "▁", "▁a"], [0, -1, -2, -3], [2, 1, 1, 1]
-        ),
-        "ok-llama-no-unknown": metadata("llama", ["a", "b", "ab"], [0, -1, -2], [1, 1, 5]),
-        "bad-llama-nan": metadata("llama", ["a", "b"], [float("nan"), 0.0]),
-        "bad-llama-infinite": metadata("llama", ["a", "b"], [1e300, -1e300], score_kind=F64),
-        "bad-llama-short-scores": metadata("llama", ["a", "b", "ab"], [0.0]),
-        "ok-llama-odd-types": metadata("llama", ["a", "b", "ab", ""], [0, 1, 2, 3], [99, -5, 7, 0]),
-        "ok-llama-all-control": metadata("llama", ["a", "b"], [0, 0], [3, 3]),
-        "ok-llama-two-unknown": metadata("llama", ["a", "b"], [0, 0], [2, 2]),
-        "ok-llama-nul": metadata("llama", ["\0", "\0a", "a", "▁"], [0, 1, 2, 3], [4, 1, 1, 1]),
-        "bad-llama-twice": metadata("llama", ["a", "a"], [0, 0]),
-        "ok-llama-not-utf8": metadata("llama", [b"\xff", "a", b"\xed\xa0\x80"], [0, 0, 0]),
-        "ok-t5": metadata("t5", uni, uni_scores, [3, 3, 2, 1, 1, 1, 1, 1, 1], charsmap=table),
-        "bad-t5-nul": metadata("t5", ["\0", "\0a", "<unk>"], [0, -1, 0], [1, 4, 2]),
-        "ok-t5-huge-scores": metadata("t5", ["a", "b", "<unk>"], [3e38, -3e38, 0], [1, 1, 2]),
-        "bad-t5-wild-charsmap": metadata("t5", uni, uni_scores, charsmap=b"\xff" * 2048),
-        "ok-model-bpe": bytes([PIECES]) + _model(2),
-        "ok-model-unigram": bytes([PIECES]) + _model(1, charsmap=table),
-        "bad-model-words": bytes([PIECES]) + _model(3),
-        "bad-model-endless-varint": bytes([PIECES]) + b"\xff" * 64,
-        "bad-model-long-field": bytes([PIECES]) + b"\n\xff\xff\xff\xff\x7f",
-        "ok-charsmap": bytes([CHARSMAP]) + table,
-        "bad-charsmap-outside": bytes([CHARSMAP]) + _charsmap(offset=1 << 20),
-        "bad-charsmap-no-end": bytes([CHARSMAP]) + table[:-1],
-        "ok-choices-llama": bytes([CHOICES, 0, 1, 1, 0, 1, 200, 0, 0]) + bytes(range(160)) * 2,
-        "bad-choices-t5": bytes([CHOICES, 1, 1, 1, 0, 1, 1, 3, 1]) + bytes(range(160)) * 2,
-        "ok-choices-bpe": bytes([CHOICES, 2, 0, 1, 0, 1, 1, 3, 1]) + bytes(range(96)),
-        "ok-settings": settings({"300": {"content": "<|x|>", "lstrip": True, "rstrip": True}}),
-        "bad-settings-long-id": settings({"9" * 5000: {"content": "x"}}),
-        "bad-settings-far-id": settings({str((1 << 31) - 1): {"content": "x"}}),
-        "bad-charsmap-cut": bytes([CHARSMAP]) + table[:40],
-    }
-
-
-def settings(added) -> bytes:
-    """A tokenizer_config.json with these added tokens, and a prefix."""
-    given = {"added_tokens_decoder": added, "add_bos_token": True, "bos_token": "<s>"}
-    return bytes([SETTINGS]) + json.dumps(given).encode()
-
-
-def metadata(model, tokens, scores=None, types=None, *, score_kind=F32, **more) -> bytes:
-    """A GGUF file with nothing but a vocabulary."""
-    pairs = [
-        pair(KEY + "model", STRING, model), pair(KEY + "tokens", ARRAY, (STRING, tokens)),
-        pair(KEY + "bos_token_id", U32, 1), pair(KEY + "add_space_prefix", BOOL, 1),
-    ]  # fmt: skip
-    if scores is not None:
-        pairs.append(pair(KEY + "scores", ARRAY, (score_kind, scores)))
-    if types is not None:
-        pairs.append(pair(KEY + "token_type", ARRAY, (I32, types)))
-    if "merges" in more:
-        pairs.append(pair(KEY + "merges", ARRAY, (STRING, more["merges"])))
-        pairs.append(pair(KEY + "pre", STRING, more["pre"]))
-    if "charsmap" in more:
-        pairs.append(pair(KEY + "precompiled_charsmap", ARRAY, (U8, more["charsmap"])))
-        pairs.append(pair(KEY + "remove_extra_whitespaces", BOOL, 1))
-    return bytes([GGUF]) + gguf(pairs)
-
-
 def _model(kind: int, *, charsmap: bytes = b"") -> bytes:
     """A `tokenizer.model`: kind 1 Unigram, 2 merges, 3 words."""
     names = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "b", "ab", "▁ab", "\t\t"]
@@ -287,8 +207,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "--seeds" in sys.argv:
-        for name, content in seeds().items():
-            (Path(sys.argv[-1]) / name).write_bytes(content)
-    else:
-        main()
+    main()

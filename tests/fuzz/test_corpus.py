@@ -1,11 +1,17 @@
-"""The fixed corpus of the header fuzzers, replayed: verdicts, and what follows good headers."""
+"""The fixed corpus of the fuzzers, replayed: verdicts, bounds, and what follows good headers.
 
-import tracemalloc
+What each file is stands in its name; `ok-` files are accepted, `bad-` files refused. The `found-`
+files came out of long runs of the fuzzers: each reached a branch that no other file did. Shapes of
+public reports on GGUF parsers are among them: CVE-2024-21802, CVE-2024-21825, CVE-2024-21836,
+CVE-2024-23496, CVE-2024-23605 (counts and lengths that wrap, too many layers), CVE-2025-53630
+(sizes of tensors that wrap when added).
+"""
+
 from pathlib import Path
 
 import fuzz_gguf
 import fuzz_safetensors
-import make_corpus
+import fuzz_tokenizer
 import pytest
 
 from llmcli.checkpoints import open_checkpoint
@@ -13,18 +19,12 @@ from llmcli.errors import LlmcliError
 from llmcli.families.family import translate
 from llmcli.text.load import load_tokenizer
 
-GGUF = sorted((make_corpus.CORPUS / "gguf").iterdir())
-SAFETENSORS = sorted((make_corpus.CORPUS / "safetensors").iterdir())
+CORPUS = Path(__file__).parent / "corpus"
 
 
-def test_the_named_files_are_what_their_maker_writes():
-    for found, made in (
-        (GGUF, make_corpus.gguf_files()), (SAFETENSORS, make_corpus.safetensors_files())
-    ):
-        named = {path.name: path.read_bytes() for path in found if path.name[:6] != "found-"}
-        assert named == made
-        assert len(found) > len(made)
-        assert sum(path.stat().st_size for path in found) < 150_000
+def files(kind):
+    found = sorted((CORPUS / kind).iterdir())
+    return pytest.mark.parametrize("path", found, ids=lambda path: path.name)
 
 
 def verdict(path: Path, accepted: bool) -> None:
@@ -32,14 +32,10 @@ def verdict(path: Path, accepted: bool) -> None:
     assert kind == "found" or accepted == (kind == "ok")
 
 
-@pytest.mark.parametrize("path", GGUF, ids=lambda path: path.name)
+@files("gguf")
 def test_gguf(path, tmp_path):
     data = path.read_bytes()
-    tracemalloc.start()
-    accepted = fuzz_gguf.check(data)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 200_000 + 100 * len(data)
+    accepted = fuzz_gguf.in_proportion(fuzz_gguf.check, data)
     verdict(path, accepted)
     if accepted:
         after(data, tmp_path / "a.gguf")
@@ -58,7 +54,15 @@ def after(data: bytes, path: Path) -> None:
         assert len(message) < 500 + len(str(path))
 
 
-@pytest.mark.parametrize("path", SAFETENSORS, ids=lambda path: path.name)
+@files("safetensors")
 def test_safetensors(path, tmp_path):
     content = fuzz_safetensors.whole(path.read_bytes()) or b"\0"
     verdict(path, fuzz_safetensors.check(tmp_path / "a.safetensors", content))
+
+
+@files("tokenizer")
+def test_tokenizers(path):
+    data = path.read_bytes()
+    verdict(path, fuzz_tokenizer.check(data))
+    for seed in range(20 if path.name.startswith("found-") else 0):  # what lies beside it
+        fuzz_tokenizer.check(fuzz_tokenizer.mutate(data, 1 << 14, seed))

@@ -1,18 +1,16 @@
 """Hostile GGUF headers: only CheckpointError comes out, in bounded time and memory."""
 
 import struct
-import tracemalloc
 from itertools import pairwise
 
 import pytest
-from fuzz_gguf import EDGES, check
+from fuzz_gguf import EDGES, check, in_proportion, mutate
 from gguf_bytes import ARRAY, BOOL, F32, F64, STRING, U8, U32, U64, gguf, pair, tensor, text
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 u64s = st.one_of(st.sampled_from(EDGES), st.integers(0, 2**64 - 1), st.integers(0, 64))
 u32s = st.one_of(st.sampled_from([e for e in EDGES if e < 2**32]), st.integers(0, 45))
-short = st.binary(max_size=12)
 
 VALID = gguf(
     [
@@ -29,16 +27,7 @@ VALID = gguf(
 
 def survive(data: bytes) -> bool:
     """As the fuzzer's `check`, in bounded memory; whether the file was accepted."""
-    tracemalloc.start()
-    accepted = check(data)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 200_000 + 100 * len(data)
-    return accepted
-
-
-def test_the_valid_file_is_valid():
-    assert survive(VALID)
+    return in_proportion(check, data)
 
 
 @given(st.binary(max_size=200))
@@ -53,53 +42,11 @@ def test_noise_behind_a_header(data, version, tensors, keys):
     survive(b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + data)
 
 
-@given(st.data())
-def test_mutations_of_a_valid_file(data):
-    content = bytearray(VALID)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        how = data.draw(st.sampled_from(["byte", "u64", "u32", "cut", "insert", "remove"]))
-        if how == "byte":
-            content[at] = data.draw(st.integers(0, 255))
-        elif how == "u64":
-            content[at : at + 8] = struct.pack("<Q", data.draw(u64s))
-        elif how == "u32":
-            content[at : at + 4] = struct.pack("<I", data.draw(u32s))
-        elif how == "cut":
-            del content[max(at, 1) :]
-        elif how == "insert":
-            content[at:at] = data.draw(short)
-        else:
-            del content[at : min(at + data.draw(st.integers(1, 16)), len(content) - 1)]
-    survive(bytes(content))
-
-
-@st.composite
-def pairs(draw) -> bytes:
-    """A metadata pair whose lengths, types and counts may all be lies."""
-    key = draw(st.one_of(st.sampled_from(["general.alignment", "split.count", "k"]), short))
-    length = draw(st.one_of(st.none(), u64s))
-    head = text(key)
-    if length is not None:
-        head = struct.pack("<Q", length) + head[8:]
-    kind, inner, count = draw(u32s), draw(u32s), draw(u64s)
-    if draw(st.booleans()):
-        return head + struct.pack("<IIQ", ARRAY, inner, count) + draw(st.binary(max_size=64))
-    return head + struct.pack("<I", kind) + draw(st.binary(max_size=24))
-
-
-@st.composite
-def rows(draw) -> bytes:
-    """A row of the tensor table with any number of any dimensions, any type, any offset."""
-    dims = draw(st.lists(st.one_of(u64s, st.sampled_from([32, 64, 256])), max_size=5))
-    rank = draw(st.one_of(st.just(len(dims)), u32s))
-    return tensor(draw(short), dims, draw(u32s), draw(u64s), rank=rank)
-
-
-@given(st.lists(pairs(), max_size=3), st.lists(rows(), max_size=3), st.integers(0, 400), st.data())
-def test_structured_lies(metadata, table, room, data):
-    counts = st.one_of(st.none(), u64s)
-    survive(gguf(metadata, table, bytes(room), keys=data.draw(counts), count=data.draw(counts)))
+@given(st.sampled_from([VALID, gguf()]), st.integers(0, 1000), st.integers(0, 2**32))
+def test_mutations_of_a_valid_file(data, cut, seed):
+    """Bytes, numbers, pairs and rows of the table that are changed, put in or taken out."""
+    assert survive(data)
+    survive(mutate(data, len(data) + 600 - cut, seed))
 
 
 # Every number in a small honest file, by its place: a lie about each in turn.
@@ -127,13 +74,10 @@ def padded(table: bytes) -> bytes:
     return table + bytes(-len(table) % 32) + bytes(32 + 2 * 2 * 34)
 
 
-def test_the_honest_file_is_accepted():
-    assert survive(padded(honest()))
-
-
 @pytest.mark.parametrize("field", [field for field in HONEST if HONEST[field][0] != "s"])
 def test_a_lie_about_each_number(field):
     letter, truth = HONEST[field]
+    assert survive(padded(honest()))
     for value in {*range(70), *EDGES} - {truth}:
         if letter == "Q" or value < 2**32:
             survive(padded(honest(**{field: value})))
@@ -144,7 +88,7 @@ def test_a_lie_about_each_number(field):
 def test_two_lies_at_once(data):
     lies = {}
     for field in data.draw(st.lists(st.sampled_from(sorted(HONEST)), min_size=2, max_size=2)):
-        values = {"s": short, "I": u32s, "Q": u64s}[HONEST[field][0]]
+        values = {"s": st.binary(max_size=12), "I": u32s, "Q": u64s}[HONEST[field][0]]
         lies[field] = data.draw(values)
     survive(padded(honest(**lies)))
 
@@ -182,16 +126,10 @@ def test_places_of_tensors(layout, alignment):
         assert accepted
 
 
-def test_a_header_full_of_empty_strings_stays_in_proportion():
+def test_headers_full_of_entries_stay_in_proportion():
     survive(gguf([text("k") + struct.pack("<IIQ", ARRAY, STRING, 40_000) + bytes(320_000)]))
-
-
-def test_a_header_full_of_pairs_stays_in_proportion():
     many = [pair(f"{i:x}", U8, 1) for i in range(5_000)]
     assert survive(gguf(many))
     assert not survive(gguf([*many, pair("0", U8, 1)]))
-
-
-def test_a_table_full_of_tensors_stays_in_proportion():
-    many = [tensor(f"{i:x}", [1], 24, i * 32) for i in range(2_000)]
-    assert survive(gguf(tensors=many, data=bytes(2_000 * 32)))
+    table = [tensor(f"{i:x}", [1], 24, i * 32) for i in range(2_000)]
+    assert survive(gguf(tensors=table, data=bytes(2_000 * 32)))

@@ -37,68 +37,81 @@ def metadata(words, *, types=None, byte_tokens=True, **more):
 
 
 def shown(tokenizer, ids):
-    return [tokenizer._vocabulary.strings[index] for index in ids]
+    return [tokenizer.token_text(index).replace(" ", "▁") for index in ids]
 
 
-def test_the_best_score_is_merged_first_and_of_equals_the_leftmost():
-    tokenizer = from_gguf(metadata(["▁", "a", "b", "ab", "ba", "aba"]))
-    assert shown(tokenizer, tokenizer.encode("abab", add_bos=False)) == ["▁", "ab", "ab"]
-    equal = metadata(["▁", "a", "aa", "aaa"])
-    equal["tokenizer.ggml.scores"][-2:] = [-1.0, -1.0]
-    tokenizer = from_gguf(equal)
-    assert shown(tokenizer, tokenizer.encode("aaaa", add_bos=False)) == ["▁", "aaa", "a"]
+EQUAL = [0.0] * 260 + [-1.0, -1.0, -1.0]
+NO_BYTES = {"byte_tokens": False}
+SPACED = metadata(["▁", "a", "▁a", "<x>"], types={"<x>": CONTROL})
+LONGER = metadata(["▁", "a", "  ", "▁▁"], types={"  ": USER})
+PHI = metadata(["▁", "a", "▁a", "<|x|>", "<|y|>"], types={"<|x|>": CONTROL, "<|y|>": USER})
+# a vocabulary, a text and its tokens, each with the bytes of the text that it is
+CUTS = {
+    "the best score is merged first": (
+        metadata(["▁", "a", "b", "ab", "ba", "aba"]), "abab", "▁ 0 0, ab 0 2, ab 2 4",
+    ),
+    "of equals the leftmost": (
+        metadata(["▁", "a", "aa", "aaa"], scores=EQUAL), "aaaa", "▁ 0 0, aaa 0 3, a 3 4",
+    ),
+    "what has no piece is bytes": (
+        metadata(["▁", "a"]), "aé\0", "▁ 0 0, a 0 1, \\xc3 1 2, \\xa9 2 3, \0 3 4",
+    ),
+    "the unknown token, without bytes": (
+        metadata(["▁", "a"], **NO_BYTES), "aé", "▁ 0 0, a 0 1, <unk> 1 3",
+    ),
+    "and without all of them": (
+        metadata(["▁", "a", "<0xC3>"], types={"<0xC3>": BYTE}, **NO_BYTES), "aé",
+        "▁ 0 0, a 0 1, <unk> 1 3",
+    ),
+    "a space in front of every stretch of text": (SPACED, "a<x>a", "▁a 0 1, <x> 1 4, ▁a 4 5"),
+    "and of a space": (SPACED, " a", "▁ 0 0, ▁a 0 2"),
+    "but not of nothing": (SPACED, "", ""),
+    "nor where the file says so": (
+        SPACED | {"tokenizer.ggml.add_space_prefix": False}, "a<x>a", "a 0 1, <x> 1 4, a 4 5",
+    ),
+    "the space in front is not in the text": (
+        SPACED, "aé a", r"▁a 0 1, \xc3 1 2, \xa9 2 3, ▁a 3 5",
+    ),
+    "the sign of a space, written out": (SPACED, "é▁a", r"▁ 0 0, \xc3 0 1, \xa9 1 2, ▁a 2 6"),
+    "a user-defined token": (LONGER, "a   a", "▁ 0 0, a 0 1, ▁▁ 1 3, ▁▁ 3 4, a 4 5"),
+    "Phi-3 takes the whitespace behind its special tokens along": (
+        PHI | {"general.name": "Phi-3 Mini"}, "<|x|>\n a<|y|> a<s> a",
+        "<|x|> 0 5, ▁a 7 8, <|y|> 8 13, ▁a 14 15, <s> 15 18, ▁ 18 18, ▁a 18 20",
+    ),
+    "and another does not": (PHI, "<|x|> a", "<|x|> 0 5, ▁ 5 5, ▁a 5 7"),
+    "strings that no library holds are never found": (
+        metadata(["▁", "a", "\0", "\0a", "\udcff"]), "a\0a", "▁ 0 0, a 0 1, \0 1 2, a 2 3",
+    ),
+}  # fmt: skip
 
 
-def test_what_has_no_piece_is_bytes():
-    tokenizer = from_gguf(metadata(["▁", "a"]))
-    ids = tokenizer.encode("aé\0", add_bos=False)
-    assert shown(tokenizer, ids) == ["▁", "a", "<0xC3>", "<0xA9>", "<0x00>"]
-    assert tokenizer.decode(ids) == "aé\0"
-
-
-def test_without_all_bytes_it_is_the_unknown_token():
-    for words in (["▁", "a"], ["▁", "a", "<0xC3>"]):
-        tokenizer = from_gguf(metadata(words, byte_tokens=False, types={"<0xC3>": BYTE}))
-        assert shown(tokenizer, tokenizer.encode("aé", add_bos=False)) == ["▁", "a", "<unk>"]
+@pytest.mark.parametrize("name", CUTS)
+def test_the_pieces_of_a_text(name):
+    values, text, expected = CUTS[name]
+    tokenizer = from_gguf(values)
+    pieces = tokenizer.pieces(text, add_bos=False)
+    found = [f"{p.text.replace(' ', '▁')} {p.start} {p.end}" for p in pieces]
+    assert ", ".join(found) == expected
+    assert [piece.id for piece in pieces] == tokenizer.encode(text, add_bos=False)
 
 
 def test_a_vocabulary_without_an_unknown_token_drops_what_it_cannot_spell():
-    values = metadata(["▁", "a"], byte_tokens=False, unknown_token_id=None)
-    values["tokenizer.ggml.tokens"] = ["▁", "a"]
-    values |= {"tokenizer.ggml.model": "t5", "tokenizer.ggml.token_type": [1, 1]}
-    values |= {"tokenizer.ggml.scores": [-1.0, -2.0], "tokenizer.ggml.add_space_prefix": True}
+    values = metadata([], tokens=["▁", "a"], token_type=[1, 1], scores=[-1.0, -2.0], model="t5",
+                      add_space_prefix=True)  # fmt: skip
     tokenizer = from_gguf(values)
     assert tokenizer.encode("aéa") == [0, 1, 1]
     assert [(p.start, p.end) for p in tokenizer.pieces("aéa")] == [(0, 0), (0, 1), (3, 4)]
 
 
-def test_a_space_stands_in_front_of_every_stretch_of_text():
-    values = metadata(["▁", "a", "▁a", "<x>"], types={"<x>": CONTROL})
-    tokenizer = from_gguf(values)
-    assert shown(tokenizer, tokenizer.encode("a<x>a")) == ["<s>", "▁a", "<x>", "▁a"]
-    assert shown(tokenizer, tokenizer.encode(" a", add_bos=False)) == ["▁", "▁a"]
-    assert tokenizer.encode("", add_bos=False) == []
-    plain = from_gguf(values | {"tokenizer.ggml.add_space_prefix": False})
-    assert shown(plain, plain.encode("a<x>a")) == ["<s>", "a", "<x>", "a"]
-    assert plain.decode(plain.encode(" a")) == " a"
-
-
 def test_the_space_in_front_is_not_in_the_text():
-    tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
+    tokenizer = from_gguf(SPACED)
     ids = tokenizer.encode("a a")
     assert tokenizer.decode(ids) == "a a"
     assert tokenizer.decode(ids, skip_special=False) == "<s> a a"
     stream = StreamDecoder(tokenizer)
     assert "".join(map(stream.push, ids)) + stream.finish() == "a a"
-    spans = [(p.text, p.start, p.end) for p in tokenizer.pieces("aé a")]
-    assert spans == [("<s>", 0, 0), (" a", 0, 1), (r"\xc3", 1, 2), (r"\xa9", 2, 3), (" a", 3, 5)]
-
-
-def test_offsets_of_a_mark_that_is_written_out():
-    """`▁` in a text is the space's own sign: there the pieces' bytes are not the text's."""
-    tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
-    pieces = tokenizer.pieces("é▁a", add_bos=False)
-    assert [(p.start, p.end) for p in pieces] == [(0, 0), (0, 1), (1, 2), (2, 6)]
+    plain = from_gguf(SPACED | {"tokenizer.ggml.add_space_prefix": False})
+    assert plain.decode(plain.encode(" a")) == " a"
 
 
 def test_a_mark_in_the_text_makes_no_byte_count_twice():
@@ -130,33 +143,23 @@ def test_hidden_tokens_never_come_out_of_plain_text():
     assert tokenizer.encode("<s>", add_bos=False) == [1]
 
 
-def test_user_defined_tokens_are_cut_out_and_stand_for_themselves():
-    tokenizer = from_gguf(metadata(["▁", "a", "  ", "▁▁"], types={"  ": USER}))
+def test_user_defined_tokens_stand_for_themselves():
+    tokenizer, text = from_gguf(LONGER), "a   a"
+    user = tokenizer.vocab_size - 2
+    assert tokenizer.token_bytes(user) == b"  "
     for special in (True, False):
-        ids = tokenizer.encode("a   a", add_bos=False, parse_special=special)
-        assert shown(tokenizer, ids) == ["▁", "a", "  ", "▁▁", "a"]
-    assert tokenizer.token_bytes(tokenizer.vocab_size - 2) == b"  "
+        ids = tokenizer.encode(text, add_bos=False, parse_special=special)
+        assert ids[2:4] == [user, user + 1]
 
 
-def test_phi_3_takes_the_whitespace_behind_its_special_tokens_along():
-    values = metadata(["▁", "a", "▁a", "<|x|>", "<|y|>"], types={"<|x|>": CONTROL, "<|y|>": USER})
-    text = "<|x|>\n a<|y|> a<s> a"
-    phi = from_gguf(values | {"general.name": "Phi-3 Mini"})
-    expected = ["<|x|>", "▁a", "<|y|>", "▁a", "<s>", "▁", "▁a"]
-    assert shown(phi, phi.encode(text, add_bos=False)) == expected
-    assert [(p.start, p.end) for p in phi.pieces(text, add_bos=False)] == [
-        (0, 5), (7, 8), (8, 13), (14, 15), (15, 18), (18, 18), (18, 20),
-    ]  # fmt: skip
-    other = from_gguf(values)
-    assert shown(other, other.encode("<|x|> a", add_bos=False)) == ["<|x|>", "▁", "▁a"]
-
-
-def test_bytes_that_are_none_stand_for_their_text():
+def test_the_bytes_of_odd_tokens():
     odd = ["<0x-1>", "<0xZZ>", "<0x+1>", "<0x 1>", "<0x１１>"]
     tokenizer = from_gguf(metadata(["▁", *odd], types=dict.fromkeys(odd, BYTE)))
     first = tokenizer.vocab_size - len(odd)
     assert [tokenizer.token_bytes(first + i).decode() for i in range(len(odd))] == odd
     assert tokenizer.token_bytes(3 + 0x0A) == b"\n"
+    tokenizer = from_gguf(metadata(["▁", "a", "b", "\udcff"], types={"a": UNUSED, "b": 99}))
+    assert [tokenizer.token_bytes(i) for i in range(260, 263)] == [b"", b"", b"\xff"]
 
 
 def test_ids_that_the_file_leaves_out_are_llama_cpps():
@@ -174,12 +177,6 @@ def test_ids_that_the_file_leaves_out_are_llama_cpps():
     assert from_gguf(metadata([], byte_tokens=False, tokens=["a"])).bos_id is None
 
 
-def test_unused_and_undefined_tokens_stand_for_nothing():
-    tokenizer = from_gguf(metadata(["▁", "a", "b"], types={"a": UNUSED, "b": 99}))
-    assert tokenizer.token_bytes(tokenizer.vocab_size - 2) == b""
-    assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b""
-
-
 @pytest.mark.parametrize(("key", "value"), [
     ("scores", [0.0]), ("scores", "x" * 900), ("scores", 3), ("scores", [None] * 900),
     ("scores", [float("nan")] * 900), ("scores", [float("-inf")] * 900), ("scores", [1e300] * 900),
@@ -194,13 +191,6 @@ def test_lying_metadata_is_one_clear_error(kind, key, value):
         return  # llama.cpp does not read it either
     with clear_error():
         from_gguf(metadata(["▁", "a"], **{"model": kind, key: value}))
-
-
-def test_strings_that_no_library_holds_are_never_found():
-    tokenizer = from_gguf(metadata(["▁", "a", "\0", "\0a", "\udcff"]))
-    ids = tokenizer.encode("a\0a", add_bos=False)
-    assert shown(tokenizer, ids) == ["▁", "a", "<0x00>", "a"]
-    assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b"\xff"
 
 
 # Files

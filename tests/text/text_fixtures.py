@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from pair_vocabulary import letters
 
 from llmcli.errors import CheckpointError
+from llmcli.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent / "data"
 
@@ -51,3 +52,27 @@ def clear_error(words: str = "", *, most: int = 240) -> Iterator[None]:
     assert caught.value.hint
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < most
+
+
+def decoded(theirs: Any, ids: list[int], **options: Any) -> str:
+    """The text of transformers' tokenizer for them."""
+    return theirs.decode(ids, clean_up_tokenization_spaces=False, **options)
+
+
+def same_as_transformers(
+    ours: Tokenizer, theirs: Any, texts: Sequence[str], *, decode: bool = True
+) -> None:
+    """Ids, as a prompt and as plain text, and these as text; special tokens and their ids."""
+    ending = theirs("a").input_ids[len(ours.encode("a")) :]  # EOS, which a prompt does not have
+    for text in texts:
+        ids = theirs(text).input_ids
+        assert ours.encode(text) + ending == ids, text
+        plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert ours.encode(text, add_bos=False, parse_special=False) == plain, text
+        if decode:
+            assert ours.decode(ids, skip_special=False) == decoded(theirs, ids), text
+    assert (ours.bos_id, ours.vocab_size) == (theirs.bos_token_id, len(theirs))
+    assert {theirs.eos_token_id} - {None} <= ours.eos_ids
+    assert ours.special_ids == set(theirs.all_special_ids) | {
+        index for index, token in theirs.added_tokens_decoder.items() if token.special
+    }

@@ -92,7 +92,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 def write(directory: Path, kind: str, **settings: Any) -> Path:
     """A directory with tokenizer.json and tokenizer_config.json (`None` leaves a key out)."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "tokenizer.json").write_text(_trained(kind), encoding="utf-8")
+    (directory / "tokenizer.json").write_text(trained(kind), encoding="utf-8")
     given = KINDS[kind][1]
     merged = {"tokenizer_class": "PreTrainedTokenizerFast", **given, **settings}
     content = {key: value for key, value in merged.items() if value is not None}
@@ -101,7 +101,7 @@ def write(directory: Path, kind: str, **settings: Any) -> Path:
 
 
 @cache
-def _trained(kind: str) -> str:
+def trained(kind: str) -> str:
     return KINDS[kind][0]().to_str()
 
 
