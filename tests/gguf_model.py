@@ -47,7 +47,7 @@ def _file(pairs: list[bytes], arrays: dict[str, np.ndarray]) -> bytes:
 def write_model(path: Path, *, parts: int = 1, more: list[bytes] | None = None) -> list[Path]:
     """The model in one file at `path`, or in `parts` files beside it; the files in order.
 
-    `more`: further metadata of the one file.
+    `more`: further metadata of the one file, or of the first.
     """
     draw = np.random.default_rng(0)
     arrays = {
@@ -65,5 +65,5 @@ def write_model(path: Path, *, parts: int = 1, more: list[bytes] | None = None) 
         own += [pair("split.tensors.count", I32, len(names))]
         held = {name: arrays[name] for name in names[cuts[part] : cuts[part + 1]]}
         files.append(path.with_name(f"{path.stem}-{part + 1:05d}-of-{parts:05d}.gguf"))
-        files[-1].write_bytes(_file(metadata() + own if part == 0 else own, held))
+        files[-1].write_bytes(_file(metadata() + own + (more or []) if part == 0 else own, held))
     return files
