@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 from pathlib import Path
 
 import children
 import pytest
 
-from llmcli.cli.group import width
-from llmcli.cli.output import Screen
 from llmcli.kernels import native
 
 VARIABLES = (
@@ -66,26 +62,6 @@ def test_the_threads_of_the_header_are_those_of_the_setting(cli, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     found, document = values(cli)
     assert (found["threads"], document["environment"]["threads"]) == ("5", 5)
-
-
-def test_the_width_is_that_of_the_stream_itself(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-        def fileno(self):
-            return 77
-
-    sizes = {77: os.terminal_size((50, 9))}
-    monkeypatch.setattr(os, "get_terminal_size", sizes.__getitem__)
-    assert Screen.of(Terminal(), {}).width == 50
-    assert Screen.of(Terminal(), {"COLUMNS": "33"}).width == 33
-    assert Screen.of(io.StringIO(), {}).width == 10_000
-    assert Screen.of(io.StringIO(), {"COLUMNS": "33"}).width == 33
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    assert Screen.of(io.StringIO(), {}).width == 50, "a pipe that ends on the terminal of stderr"
-    assert Screen.of(io.StringIO(), {"COLUMNS": "33"}).width == 50
-    assert width() == 50
 
 
 @pytest.fixture

@@ -1,25 +1,41 @@
-"""JSON of anything, colour by the rules, settings with their sources, scores of a small model."""
+"""What is written: JSON of anything, colour and width by the rules, lines that end between words,
+settings with their sources."""
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import math
+import os
+import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
+import llmcli
+from llmcli.cli.exits import tell
+from llmcli.cli.group import width
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output, Screen, dumps, json_pieces, jsonable
 from llmcli.cli.progress import Progress
+from llmcli.cli.wrap import wrapped
 
 
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+    def fileno(self):
+        return 77
 
 
 @pytest.mark.parametrize(
@@ -41,6 +57,115 @@ class Terminal(io.StringIO):
 def test_colour_and_animation(stream, environ, colour, animate):
     screen = Screen.of(stream, environ)
     assert (screen.colour, screen.animate) == (colour, animate)
+
+
+def test_the_width_is_that_of_the_stream_itself(monkeypatch):
+    sizes = {77: os.terminal_size((50, 9))}
+    monkeypatch.setattr(os, "get_terminal_size", sizes.__getitem__)
+    for stream, environ, columns in (
+        (Terminal(), {}, 50), (Terminal(), {"COLUMNS": "33"}, 33), (io.StringIO(), {}, 10_000),
+        (io.StringIO(), {"COLUMNS": "33"}, 33),
+    ):  # fmt: skip
+        assert Screen.of(stream, environ).width == columns
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert Screen.of(io.StringIO(), {}).width == 50, "a pipe that ends on the terminal of stderr"
+    assert Screen.of(io.StringIO(), {"COLUMNS": "33"}).width == 50
+    assert width() == 50
+
+
+WORDS = st.lists(st.text("abcé漢-/.`", max_size=12), max_size=20).map(" ".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(WORDS, st.integers(5, 60))
+def test_lines_fit_and_hold_every_word(line, width):
+    lines = wrapped(line, width).split("\n")
+    for one in lines:
+        assert cell_len(one) <= width or " " not in re.sub("`[^`]*`", "", one).strip()
+    assert all(one.startswith("  ") for one in lines[1:])
+    assert " ".join([lines[0], *(one[2:] for one in lines[1:])]) == line
+
+
+def test_only_a_terminal_breaks_lines(monkeypatch):
+    message = "hint: fetch it again, or give its path with `-m /a/very/long/path/of/a/model.gguf`"
+    for stream, columns in ((Terminal(), 40), (io.StringIO(), 10_000)):
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((40, 9)))
+        tell(message)
+        seen = stream.getvalue().removesuffix("\n")
+        assert max(map(len, seen.split("\n"))) <= columns
+        assert re.sub(r"\n +", " ", seen) == message
+    assert seen == message
+
+
+def test_a_traceback_keeps_its_lines(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("COLUMNS", "10")
+    tell('  File "a.py", line 3, in b')
+    assert stream.getvalue() == '  File "a.py", line 3, in b\n'
+
+
+# what a command is made of: a program with its arguments, or an option with its value
+COMMANDS = re.compile(
+    r"""(?<![\w.-])(?:llmcli|pip|hf|git|python)\ (?!reads)[a-z-]
+        | (?<!\w)--?[a-z][a-z-]*\ (?:[A-Z*"\d]|(?:auto|all|cpu|b?float\d+|transformers)\b)""",
+    re.VERBOSE,
+)
+
+
+def named(node: ast.AST) -> str:
+    """What a value is given to."""
+    if isinstance(node, ast.keyword):
+        return node.arg or ""
+    return ast.unparse(node.targets[0]).lower() if isinstance(node, ast.Assign) else ""
+
+
+def texts(value: ast.AST) -> Iterator[str]:
+    """The texts in an expression, values filled in with `x`."""
+    if isinstance(value, ast.JoinedStr):
+        pieces = (getattr(piece, "value", "x") for piece in value.values)
+        yield "".join(piece if isinstance(piece, str) else "x" for piece in pieces)
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
+    else:
+        for inner in ast.iter_child_nodes(value):
+            yield from texts(inner)
+
+
+def hints() -> Iterator[tuple[str, str]]:
+    """Every hint in the source, and where it stands."""
+    root = Path(llmcli.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if "render" in path.parts:  # what Rich wraps
+            continue
+        tree = ast.parse(path.read_text())
+        constants = {
+            node.targets[0].id: node.value for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }  # fmt: skip
+        for node in ast.walk(tree):
+            if "hint" in named(node):
+                value = node.value
+                if isinstance(value, ast.Name):
+                    value = constants.get(value.id, value)
+                for text in texts(value):
+                    yield f"{path.relative_to(root)}:{value.lineno}", text
+
+
+def test_hints_never_break_inside_a_command():
+    found = list(hints())
+    assert len(found) > 200
+    spans = 0
+    for where, hint in found:
+        bare = re.sub("`[^`]*`", "", hint)
+        assert not COMMANDS.search(bare), f"{where}: backticks keep a command together: {hint}"
+        for columns in (20, 40, 60):
+            text = wrapped(f"hint: {hint}", columns)
+            for command in re.findall("`[^`]*`", hint):
+                assert command in text, where
+                spans += " " in command
+    assert spans > 100
 
 
 @dataclass
