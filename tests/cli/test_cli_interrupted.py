@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import select
 import signal
 import subprocess
@@ -19,9 +18,6 @@ import pytest
 from covers import in_turn
 
 import llmcli.engine.stream
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output, Screen
-from llmcli.cli.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 LONG = ("--ignore-eos", "-n", "12")
@@ -83,8 +79,8 @@ def test_while_the_prompt_is_read_there_are_no_statistics(run_tiny, ctrl_c):
     assert run_tiny(*argv, "-q").err == ""
 
 
-def on_terminal(argv, *, until=None, send=None, columns=200, colour="FORCE_COLOR"):
-    """`python ARGV…` on a pseudo-terminal; what is sent once `until` was shown. Code, and stderr.
+def on_terminal(argv, *, until=None, send=None):
+    """`python ARGV…` on a terminal; `send` is called once `until` was shown. Code, and stderr.
 
     The text of a model with random weights can be anything, so stdout goes elsewhere.
     """
@@ -92,7 +88,7 @@ def on_terminal(argv, *, until=None, send=None, columns=200, colour="FORCE_COLOR
     process = children.start(
         [sys.executable, *argv], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=terminal,
         stdin=terminal,
-        env={**os.environ, "TERM": "xterm", colour: "1", "COLUMNS": str(columns)},
+        env={**os.environ, "TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "200"},
     )  # fmt: skip
     os.close(terminal)
     seen, end = "", time.monotonic() + 60
@@ -155,44 +151,6 @@ def test_a_prompt_from_the_terminal_says_how_it_ends(small):
     code, seen = on_terminal(small("tokens", "-"), until="end it with Ctrl-D", send=finish)
     assert code == 0
     assert "note: reading the prompt from the terminal" in seen
-
-
-def test_reading_a_prompt_is_counted_in_tokens(capsys, monkeypatch):
-    monkeypatch.setattr("llmcli.cli.progress.PATIENCE_S", 0)
-    out = Output("generate", OutputOptions())
-    out.err = Screen(terminal=True, animate=True, colour=True)
-    with Progress(out, "loading x …", tokens=True) as progress:
-        progress("reading the prompt", 1024, 3001)
-    shown, _, bar = capsys.readouterr().err.partition("\r\x1b[K")
-    assert shown == "loading x …"
-    assert "reading the prompt" in bar
-    assert "1024 / 3001 tokens" in bar
-
-
-BAR = """
-import time
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.progress import Progress
-
-with Progress(Output("models", OutputOptions())) as progress:
-    time.sleep(0.5)
-    for done in range(1, 4):
-        progress("downloading x", done << 20, 3 << 20)
-        time.sleep(0.15)
-"""
-
-
-@pytest.mark.parametrize("columns", [60, 100])
-def test_without_colour_a_bar_is_drawn_and_erased(columns):
-    code, seen = on_terminal(["-c", BAR], columns=columns, colour="NO_COLOR")
-    assert code == 0
-    assert "downloading x" in seen
-    assert " 67 %" in seen
-    assert seen.endswith("\x1b[2K")  # the line is empty again
-    assert not re.search(r"\x1b\[[\d;]*m", seen)
-    assert (", 2 MiB of 3 MiB, " in seen) is (columns >= 80)
-    assert ("iB/s" in seen) is (columns >= 80)
 
 
 WRITER = """

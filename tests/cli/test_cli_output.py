@@ -1,5 +1,4 @@
-"""What is written: JSON of anything, colour and width by the rules, lines that end between words,
-settings with their sources."""
+"""What is written: JSON of anything, colour and width by the rules, lines, bars and notes."""
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ import math
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,35 +194,38 @@ def test_json_is_ascii():
     assert dumps(value) == "".join(json_pieces(value)) == text
 
 
-def test_env_says_where_settings_come_from(cli, monkeypatch):
-    monkeypatch.setenv("LLMCLI_MODEL", "./somewhere")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("LLMCLI_CACHE", "/tmp/some-cache")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    document = cli("env", "--json", "--seed", "5", "--offline").json()
-    found = {setting["name"]: setting for setting in document["settings"]}
-    assert document["schema"] == "llmcli.env/1"
-    assert document["environment"]["llmcli"]
-    assert (found["model"]["value"], found["model"]["origin"]) == ("./somewhere", "LLMCLI_MODEL")
-    assert (found["threads"]["value"], found["threads"]["source"]) == ("3", "environment")
-    assert (found["seed"]["value"], found["seed"]["origin"]) == ("5", "--seed")
-    assert (found["offline"]["value"], found["offline"]["source"]) == (True, "flag")
-    assert found["dtype"]["source"] == "default"
-    assert found["llmcli cache"]["value"] == "/tmp/some-cache"
-    assert "secret" not in json.dumps(document)
-    flagged = cli("env", "-m", "smollm2", "--json").json()["settings"]
-    assert next(s for s in flagged if s["name"] == "model")["source"] == "flag"
-
-
-def test_a_note_does_not_end_up_behind_a_bar(capsys, monkeypatch):
+@pytest.fixture
+def progress(monkeypatch):
+    """`progress(screen, …)`: what it would draw on that terminal, without waiting."""
     monkeypatch.setattr("llmcli.cli.progress.PATIENCE_S", 0)
-    out = Output("models", OutputOptions())
-    out.err = Screen(terminal=True, animate=True, colour=True, width=80)
-    with Progress(out) as progress:
-        progress("downloading x", 1, 3)
+
+    def begun(*words, colour=True, width=80, **how):
+        out = Output("models", OutputOptions())
+        out.err = Screen(terminal=True, animate=True, colour=colour, width=width)
+        return out, Progress(out, *words, **how)
+
+    return begun
+
+
+def test_progress_is_drawn_by_the_thread_that_works(progress, capsys):
+    """So that no other takes time from what is timed; a prompt is counted in tokens."""
+    before, seen = set(threading.enumerate()), []
+    with progress("loading x …", tokens=True)[1] as drawn:
+        for done in (1024, 2048):
+            drawn("reading the prompt", done, 3001)
+            seen += set(threading.enumerate()) - before
+    shown, _, bar = capsys.readouterr().err.partition("\r\x1b[K")
+    assert (shown, seen) == ("loading x …", [])
+    assert "reading the prompt" in bar
+    assert "1024 / 3001 tokens" in bar
+
+
+def test_a_note_does_not_end_up_behind_a_bar(progress, capsys):
+    out, bar = progress()
+    with bar as drawn:
+        drawn("downloading x", 1, 3)
         out.note("it comes from elsewhere")
-        progress("downloading y", 2, 3)
+        drawn("downloading y", 2, 3)
     first, note, rest = capsys.readouterr().err.partition("note: it comes from elsewhere\n")
     assert "downloading x" in first
     assert first.endswith("\x1b[2K")  # the line is empty again
@@ -229,6 +233,21 @@ def test_a_note_does_not_end_up_behind_a_bar(capsys, monkeypatch):
     assert "downloading y" in rest
     out.note("after it")
     assert capsys.readouterr().err == "note: after it\n"
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_without_colour_a_bar_is_drawn_and_erased(progress, capsys, width):
+    with progress(colour=False, width=width)[1] as drawn:
+        for done in range(1, 4):
+            drawn("downloading x", done << 20, 3 << 20)
+            time.sleep(0.15)
+    seen = capsys.readouterr().err
+    assert "downloading x" in seen
+    assert " 67 %" in seen
+    assert seen.endswith("\x1b[2K")
+    assert not re.search(r"\x1b\[[\d;]*m", seen)
+    assert (", 2 MiB of 3 MiB, " in seen) is (width >= 80)
+    assert ("iB/s" in seen) is (width >= 80)
 
 
 def test_single_precision_scores_the_same(cli, tmp_path):

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import threading
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +24,6 @@ import llmcli.observe.ceilings
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import step_bytes
 from llmcli.checkpoints import open_checkpoint
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output, Screen
-from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt
 from llmcli.commands.timing.before import base_bytes, prompt_tokens
 from llmcli.commands.timing.command import TimingOptions
@@ -240,20 +236,6 @@ def test_the_libraries_code_belongs_to_the_run():
     assert base_bytes(100, 130, 20) == 110
     assert base_bytes(100, 110, 20) == 100
     assert base_bytes(None, 110, 20) is base_bytes(100, None, 20) is None
-
-
-def test_no_thread_draws_progress_while_something_is_timed(monkeypatch, capsys):
-    """A terminal sees a bar; it is drawn between the runs, by the thread that runs them."""
-    monkeypatch.setattr("llmcli.cli.progress.PATIENCE_S", 0)
-    out = Output("timing", OutputOptions())
-    out.err = Screen(terminal=True, animate=True, colour=True)
-    before, seen = set(threading.enumerate()), []
-    with Progress(out) as progress:
-        for done in range(3):
-            progress("timing the prompt", done, 3)
-            seen += set(threading.enumerate()) - before
-    assert "timing the prompt" in capsys.readouterr().err
-    assert seen == []
 
 
 def test_a_loaded_machine_is_said(timing, traced, others_take):
