@@ -62,12 +62,6 @@ def test_a_pipe_closed_before_the_first_word(tiny, argv, code, said):
     assert said in err if said else err == ""
 
 
-FULL = [
-    "error: could not write the output: no space left on device",
-    "hint: write to another file or directory",
-]
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "argv",
@@ -77,7 +71,10 @@ FULL = [
 def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
     with open("/dev/full", "wb") as full:
         err = finished(start(tiny, *argv, stdout=full), 1)[1]
-    assert err.splitlines() == FULL
+    assert err.splitlines() == [
+        "error: could not write the output: no space left on device",
+        "hint: write to another file or directory",
+    ]
 
 
 @pytest.fixture(scope="module")
