@@ -86,116 +86,35 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("word", "in_bash", "in_fish"),
-    [
-        ("", f"{' '.join(CATALOG)} ./gpt2t ./smooth gguf.gguf w.safetensors", None),
-        ("smo", "smollm2 smollm2-bf16 smollm2-360m smollm2-1.7b ./smooth", None),
-        ("smollm2-b", "smollm2-bf16", "smollm2-bf16"),
-        ("qwen", "qwen3-0.6b qwen3-4b", "qwen3-0.6b qwen3-4b"),
-        ("g", "./gpt2t gguf.gguf", None),
-        ("gp", "./gpt2t", ""),
-        ("./g", "./gpt2t ./gguf.gguf", None),
-        ("./gp", "./gpt2t", "./gpt2t/"),
-        ("gguf", "gguf.gguf", "gguf.gguf"),
-        ("gpt2t/", "gpt2t/x.gguf", None),
-        ("./gpt2t/", "./gpt2t/x.gguf", "./gpt2t/x.gguf"),
-        ("t", "tiny", None),
-        ("not", "", ""),
-    ],
-)
-def test_models_that_work_are_offered(models, word, in_bash, in_fish):
-    found = bash("llmcli", "generate", "-m", word, cwd=models)
-    assert sorted(found) == sorted(in_bash.split())
-    if in_fish is not None and shutil.which("fish"):
-        assert fish(f"llmcli generate -m {word}", models, models) == in_fish.split()
+@pytest.fixture
+def values(home):
+    """An empty directory in it."""
+    (home / "empty").mkdir()
+    return home / "empty"
 
 
-# lines of which the last word is completed, and what is offered: of bash alone, …
-IN_BASH = [
-    ("llmcli ", " ".join(command.name for command in tree()[1])),
-    ("llmcli generate x --dtype bf", "bfloat16"),
-    ("llmcli generate x --dtype bfl", "bfloat16"),
-    ("llmcli generate --dtype = float3", "float32"),
-    ("llmcli env --temp", ""),
-    ("llmcli generate --stats f", "full"),
-    ("llmcli generate --quantize ", "auto none int8 int4"),
-    ("llmcli bench -ng", "-ngl"),
-    ("llmcli bench -fa o", "on off"),
-    ("llmcli bench -p 8 com", ""),
-    ("llmcli bench compare a llmcli.b", "llmcli.bash"),
-    ("llmcli bench compare --rep", ""),
-    ("llmcli models p", "pull path prune"),
-    ("llmcli models pull tiny smollm2-b", "smollm2-bf16"),
-]
-# … of bash and fish, among the committed files, …
-IN_BOTH = [
-    ("llmcli gen", "generate"),
-    ("llmcli generate --temp", "--temperature"),
-    ("llmcli generate --dtype float3", "float32"),
-    ("llmcli score --versus smollm2-b", "smollm2-bf16"),
-    ("llmcli tokens -f llmcli.b", "llmcli.bash"),
-    ("llmcli --vers", "--version"),
-    ("llmcli bench com", "compare"),
-    ("llmcli bench -ct", "-ctk -ctv"),
-    ("llmcli bench --fail", ""),
-    ("llmcli bench compare --fail", "--fail-if-slower"),
-    ("llmcli bench compare llmcli.b", "llmcli.bash"),
-    ("llmcli models pa", "path"),
-    ("llmcli models pull smollm2-b", "smollm2-bf16"),
-    ("llmcli models prune --older", "--older-than"),
-    ("llmcli models prune smo", ""),
-]
-# … and values, in an empty directory; zsh needs a terminal, see below
-VALUES = [
-    ("llmcli attention --map ind", "induction"),
-    ("llmcli attention --metrics entropy,sink_", "entropy,sink_rate"),
-    ("llmcli attention --what s", "scores state"),
-    ("llmcli attention --scale ", "linear sqrt log"),
-    ("llmcli timing --phase d", "decode"),
-    ("llmcli ladder -o climb", "climb.png climb.json"),
-    ("llmcli dump -o a/b.np", "a/b.npz"),
-    ("llmcli lens -o ", "lens.html lens.png lens.json lens.csv"),
-    ("llmcli timing --trace run.j", "run.json"),
-    ("llmcli help samp", "sampling"),
-    ("llmcli help ch", "chat"),
-    ("llmcli help sampling sa", ""),
-    ("llmcli generate --draft ng", "ngram"),
-    ("llmcli generate -m org", "org/some"),
-    ("llmcli models path ", "tiny org/some"),
-    ("llmcli models rm ", "org/some"),
-    ("llmcli attention --layer ", "0 1 2 3"),
-    ("llmcli attention --layer 0,2-", "0,2-0 0,2-1 0,2-2 0,2-3"),
-    ("llmcli dump --name b", "blocks."),
-    ("llmcli dump --name blocks.", "blocks.*. blocks.0. blocks.1. blocks.2. blocks.3."),
-    ("llmcli dump --name logits,blocks.*.attn.pa", "logits,blocks.*.attn.pattern"),
-    ("llmcli shapes --filter blocks.2.attn.W_", " ".join(f"blocks.2.attn.W_{x}" for x in "qkvo")),
-    ("llmcli load --filter ln_f", "ln_final.w ln_final.b"),
-    ("llmcli explain blocks.", "blocks.0. blocks.1. blocks.2. blocks.3."),
-    ("llmcli explain blocks.1.attn.sc", "blocks.1.attn.scores["),
-    ("llmcli explain logits[0,0] lo", ""),
-    # a model that is not here, and one that cannot be read: names that models have
-    ("llmcli attention -m org/none --layer ", ""),
-    ("llmcli dump -m org/some --name blocks.*.linattn.be",
-     "blocks.*.linattn.beta_in blocks.*.linattn.beta"),
-    ("llmcli explain -m smollm2 blocks.", "blocks.0."),
-]  # fmt: skip
+@pytest.mark.parametrize("place", ["files", "models", "values"])
+def test_what_is_offered(place, request, tmp_path, as_written):
+    """For the last word of each line of a file, in one shell or alike in two.
 
-
-@pytest.mark.parametrize(("line", "expected"), IN_BASH + IN_BOTH)
-def test_among_the_committed_files(tmp_path, line, expected):
-    assert bash(*line.split(" ")) == expected.split()
-    if (line, expected) in IN_BOTH and shutil.which("fish"):
-        assert fish(line, tmp_path, FOLDER) == expected.split()
-
-
-@pytest.mark.parametrize(("line", "expected"), VALUES)
-def test_values(home, line, expected):
-    empty = home / "empty"
-    empty.mkdir()
-    assert bash(*line.split(" "), cwd=empty) == expected.split()
-    if shutil.which("fish"):
-        assert sorted(fish(line, home, empty)) == sorted(expected.split())
+    Among the committed files, in a directory with models, and values in an empty one; zsh needs a
+    terminal, see below.
+    """
+    cwd = FOLDER if place == "files" else request.getfixturevalue(place)
+    file, found = Path(__file__).with_name(f"completed-{place}.txt"), []
+    for row in file.read_text("utf-8").splitlines():
+        shells, line, offered = re.fullmatch(r"(bash|fish|bash\+fish): (.*?) →(.*)", row).groups()
+        answers = [offered.split()]
+        if "bash" in shells:
+            answers = [bash(*line.split(" "), cwd=cwd)]
+        if "fish" in shells and shutil.which("fish"):
+            answers = [*(answers if "bash" in shells else ()), fish(line, tmp_path, cwd)]
+        if place == "models":
+            answers = list(map(sorted, answers))
+        alike = answers if place == "files" else map(sorted, answers)
+        assert len(set(map(tuple, alike))) == 1, line
+        found.append(f"{shells}: {line} → {' '.join(answers[0])}".rstrip())
+    as_written(file, "\n".join(found) + "\n")
 
 
 def test_bash_registers_the_function():

@@ -242,13 +242,3 @@ def test_a_pull_that_was_killed_is_pruned(cli, stand_in, pulling):
     assert not any(map(os.path.lexists, halves))
     stand_in.release.set()
     assert cli("models", "pull", "hf:org/quants/b.gguf").code == 0
-
-
-def test_no_heavy_import(hub):
-    code = (
-        "import sys; from llmcli.cli.app import main; main(['models', 'list']);"
-        " main(['models', 'path', 'tiny']); main(['models', 'prune', '--dry-run']);"
-        " print(sorted({'torch', 'httpx', 'gguf', 'transformers'} & set(sys.modules)))"
-    )
-    done = children.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
