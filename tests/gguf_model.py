@@ -55,7 +55,7 @@ def write_file(
 def write_model(path: Path, *, parts: int = 1, more: list[bytes] | None = None) -> list[Path]:
     """The model in one file at `path`, or in `parts` files beside it; the files in order.
 
-    `more`: further metadata of the one file.
+    `more`: further metadata of the one file, or of the first.
     """
     draw = np.random.default_rng(0)
     arrays = {
@@ -73,5 +73,6 @@ def write_model(path: Path, *, parts: int = 1, more: list[bytes] | None = None) 
         own += [pair("split.tensors.count", I32, len(names))]
         held = {name: arrays[name] for name in names[cuts[part] : cuts[part + 1]]}
         files.append(path.with_name(f"{path.stem}-{part + 1:05d}-of-{parts:05d}.gguf"))
-        write_file(files[-1], metadata() + own if part == 0 else own, held)
+        pairs = metadata() + own + (more or []) if part == 0 else own
+        write_file(files[-1], pairs, held)
     return files

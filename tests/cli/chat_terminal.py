@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -20,6 +21,23 @@ import children
 
 SCRIPTED = Path(__file__).parent.parent / "scripted.py"
 PROMPT = "\r\n>"  # at the beginning of a line
+
+
+class Keyboard(io.StringIO):
+    """The stdin of a terminal without an editor: its lines, or what gives them when they are read.
+    """
+
+    def __init__(self, lines):
+        super().__init__()
+        self.lines, self.buffer = iter(lines), self
+
+    def isatty(self):
+        return True
+
+    def readline(self, size=-1):
+        line = next(self.lines, "")
+        line = line() if callable(line) else line
+        return f"{line}\n".encode() if line else b""
 
 
 class Terminal:

@@ -1,48 +1,81 @@
-"""`chat` and the terminal that it runs on: keys during an answer, Ctrl-C, Ctrl-Z, other widths."""
+"""`chat` and `generate` on their terminal: keys, signals, widths, and what is shown of answers."""
 
+import io
 import json
 import re
 import signal
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from chat_terminal import PROMPT, Terminal
+from chat_terminal import PROMPT, Keyboard, Terminal
 from cli_tiny import TEMPLATE, write_tiny
 from covers import few, in_turn
+from json_schemas import errors
+from scripted import speak
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.exits import Signals
 from llmcli.cli.keys import KEYS
 from llmcli.commands.chat.slash import COMMANDS, completions
 from llmcli.commands.chat.typed import EditedLines
+from llmcli.errors import NotFinite
 from llmcli.text import load_tokenizer
 
 WORDS = " ".join(f"word{number}" for number in range(60))
+THOUGHT = "<think>\nHm, *so*.\nWell.\n</think>\n\nYes, **it** is.\n- one"
+DIM = "\x1b[2m"
+END = 0
+
+
+def with_template(folder, written, **more):
+    """The model, whose template ends in `written`: lead or signs; and further settings."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"chat_template": TEMPLATE + written, **more}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory):
+    """A model whose template speaks of reasoning and of tools."""
     folder = tmp_path_factory.mktemp("talker") / "m"
     write_tiny(folder, weights=True, max_position_embeddings=900)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = TEMPLATE + "{# <think> </think> #}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return str(folder)
+    return str(with_template(folder, "{# <think> </think> <tool_call> #}"))
 
 
 @pytest.fixture(scope="module")
 def spelled(talker):
     tokenizer = load_tokenizer(open_checkpoint(Path(talker), weights=False))
-    return lambda text: [*tokenizer.encode(text, add_bos=False), 0]
+    return lambda text: [*tokenizer.encode(text, add_bos=False), END]
 
 
 @pytest.fixture
 def chat(talker, spelled, tmp_path):
+    """A conversation on a terminal of its own, with these answers."""
+
     def run(*answers, argv=(), **how):
         return Terminal(
             talker, *argv, home=tmp_path, spoken=[spelled(text) for text in answers], **how
         )
+
+    return run
+
+
+@pytest.fixture
+def shown(cli, talker, spelled, monkeypatch):
+    """What one run in this process shows of its answers, on a terminal without an editor."""
+
+    def run(*answers, argv=("--prompt", "hi"), columns=40, lines=()):
+        speak(
+            monkeypatch.setattr, (spelled(one) if isinstance(one, str) else one for one in answers)
+        )
+        monkeypatch.setattr("sys.stdin", Keyboard(lines) if lines else io.StringIO(""))
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return cli("chat", "-m", talker, *argv)
 
     return run
 
@@ -61,8 +94,9 @@ def test_keys_during_an_answer_are_for_the_next_prompt(chat):
     assert talk.end() == 0
 
 
-def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat):
-    talk = chat(WORDS)
+def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat, tmp_path):
+    file = tmp_path / "a.json"
+    talk = chat(WORDS, argv=("--save", str(file)))
     talk.wait(PROMPT)
     talk.type("hello\r")
     talk.wait("word3")
@@ -74,6 +108,9 @@ def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat):
     talk.process.wait(timeout=60)
     assert talk.restored()
     assert talk.end() == 0
+    document = json.loads(file.read_text())
+    assert errors(document, "chat") == []
+    assert document["messages"][1]["finish_reason"] == "interrupted"
 
 
 @pytest.mark.parametrize(
@@ -235,3 +272,115 @@ def test_completion(keys, line, tmp_path, monkeypatch):
     (found,) = lines._session.completer.get_completions(document, CompleteEvent())
     at = len(document.text) + found.start_position
     assert document.text[:at] + found.text == line
+
+
+MARKED = {  # special tokens, which a text leaves out, and what a template puts first
+    "magistral": (("[THINK]", "[/THINK]"), "[THINK]a b[/THINK]c d", ""),
+    "begun": (("[THINK]", "[/THINK]"), "a b[/THINK]c d", "[THINK]"),
+    "gemma": (("<|channel>", "<channel|>"), "<|channel>thought\na b<channel|>c d", ""),
+    "gpt-oss": (
+        ("<|channel|>", "<|message|>", "<|start|>"),
+        "<|channel|>analysis<|message|>a b<|end|><|start|>assistant<|channel|>final<|message|>c d",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_markers_that_are_special_tokens_part_the_text_of_generate(
+    name, cli, tmp_path, monkeypatch
+):
+    special, written, lead = MARKED[name]
+    folder = write_tiny(tmp_path / "m", special=special, weights=True, eos_token_id=1)
+    signs = "<|channel|>analysis<|message|>" if name == "gpt-oss" else "".join(special)
+    with_template(folder, f"{lead}{{# {signs} #}}", eos_token="<|user|>")
+    tokenizer = load_tokenizer(open_checkpoint(folder, weights=False))
+    ids = tokenizer.encode(written, add_bos=False)
+    assert tokenizer.special_ids & set(ids)
+    batch = tmp_path / "batch.jsonl"
+    batch.write_text('"hi"\n')
+
+    def run(*argv):
+        speak(monkeypatch.setattr, [[*ids, 1]])
+        return cli(*argv, "-m", str(folder))
+
+    assert run("generate", "hi").out == written, "nothing is lost in a pipe"
+    assert run("generate", "hi", "--raw").out == written
+    for argv in (("hi",), ("--batch", str(batch))):
+        document = run("generate", *argv, "--json").json()
+        assert errors(document, "generate") == []
+        output = document["outputs"][0]
+        assert (output["content"], output["reasoning"]) == ("c d", "a b")
+        assert output["text"] == written
+    lines = [json.loads(line) for line in run("generate", "hi", "--stream-json").out.splitlines()]
+    joined = {part: "".join(line[part] for line in lines) for part in ("content", "reasoning")}
+    assert joined == {"content": "c d", "reasoning": "a b"}
+    said = run("chat", "--prompt", "hi", "--json").json()["messages"][1]
+    assert (said["content"], said["reasoning"]) == ("c d", "a b")
+    (raw,) = run("generate", "hi", "--raw", "--json").json()["outputs"]
+    assert "content" not in raw, "not an answer"
+
+
+def test_folded_reasoning_is_one_line(shown):
+    fold = ("--prompt", "hi", "--reasoning", "fold")
+    line, _, answer = shown(THOUGHT, argv=fold).out.partition("\n")
+    steps = [re.sub(r"\x1b\[\d*m", "", one) for one in line.split("\r")]
+    assert re.fullmatch(r"thought: 1\d tokens, \d\.\d s *", steps[-1])
+    assert all(re.fullmatch(r"(thinking … [\d]+ tokens?, \d\.\d s)? *", one) for one in steps[:-1])
+    assert answer.startswith("\nYes, ")
+    hostile = "<think>a\x1b[2J\r</think>b\x1b]0;x\x07\n```\x1b\n\x9b\n```\n| \x1b |"
+    out = shown(hostile, argv=fold).out
+    seen = re.sub(r"\x1b\[\d*m|\r(?=[\x1b ]|th)", "", out)
+    assert all(one == "\n" or one.isprintable() for one in seen)
+
+
+def test_lines_of_commands_break_between_words(shown, monkeypatch):
+    def narrower():
+        monkeypatch.setenv("COLUMNS", "30")
+        return f"/system {'word ' * 30}"
+
+    monkeypatch.setenv("TERM", "dumb")
+    lines = ("a", "/stats", "/tokens", "/help", narrower)
+    out = re.sub("(?m)^> ", "", shown("No.", argv=(), columns=60, lines=lines).out)
+    wide, narrow = out.split("system: ")
+    assert max(map(len, wide.splitlines())) <= 60
+    assert 20 < max(map(len, narrow.splitlines())) <= 30
+    assert not re.search(r"\w\n\w", narrow)
+
+
+def test_an_error_keeps_what_was_written(shown, spelled):
+    def broken():
+        yield from spelled("One two")[:-1]
+        raise NotFinite("the logits are no numbers")
+
+    said = shown(broken())
+    assert (said.code, said.out) == (7, "One two\n")
+    assert said.err.startswith("error: the logits are no numbers\n")
+
+
+NARROW = {"argv": ("--prompt", "hi"), "pace": 0.01, "COLUMNS": "30"}  # one turn
+
+
+def test_nothing_that_was_shown_is_changed(chat):
+    talk = chat(THOUGHT, **NARROW)
+    assert talk.end() == 0
+    answer = talk.raw[talk.raw.index("thinking") :]
+    assert set(re.findall(r"\x1b[^m]*m|\r(?!\n)", answer)) <= {DIM, "\x1b[1m", "\x1b[0m"}
+    assert "is.\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    ("before", "argv", "stop_at", "shown"),
+    [
+        ("", (), "two", r"One two x+\r\n"),
+        ("<think>", ("--reasoning", "fold"), "thinking", r"thought: \d+ tokens, \d\.\d s"),
+    ],
+)
+def test_ctrl_c_flushes_the_last_word(before, argv, stop_at, shown, chat):
+    how = NARROW | {"argv": (*NARROW["argv"], *argv)}
+    talk = chat(f"{before}One two " + "x" * 300, **how)
+    talk.wait(stop_at)
+    time.sleep(0.2)  # for some more tokens
+    talk.process.send_signal(2)
+    assert talk.end() == 130
+    assert re.search(shown, talk.raw.replace("\r\nx", " x")), talk.raw

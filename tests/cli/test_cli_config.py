@@ -12,16 +12,20 @@ import children
 import pytest
 from json_schemas import errors
 
-from llmcli.cli.configuration import file as file_module
 from llmcli.cli.configuration.values import COMMAND_LINE_ONLY, VARIABLES, YIELDS, settable
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.errors import UsageError
 
 COMMANDS = {name: root().get_command(None, name) for name in (*ENTRIES, *NESTED)}
+
+
+def key_of(option):
+    return max(option.opts, key=len).lstrip("-")
+
+
 def options(command):
     """The options of a command by their keys in the file."""
-    found = (p for p in COMMANDS[command].params if p.param_type_name == "option")
-    return {max(p.opts, key=len).lstrip("-"): p for p in found}
+    return {key_of(p): p for p in COMMANDS[command].params if p.param_type_name == "option"}
 
 
 @pytest.fixture(autouse=True)
@@ -83,13 +87,10 @@ def test_every_option_is_a_key_or_says_why_not(configured, command):
                     parsed(command)
 
 
-def test_what_undoes_a_switch_is_no_other_option():
+def test_every_name_is_one_options_and_some_are_not_for_the_file():
     for command in COMMANDS.values():
         names = [name for p in command.params for name in (*p.opts, *p.secondary_opts)]
-        assert len(names) == len(set(names))
-
-
-def test_what_is_not_for_the_file_are_options():
+        assert len(names) == len(set(names)), "what undoes a switch is no other option"
     assert set(COMMAND_LINE_ONLY) <= {key for command in COMMANDS for key in options(command)}
     for command, key in (("chat", "save"), ("attention", "output"), ("generate", "batch")):
         assert not settable(options(command)[key])
@@ -97,29 +98,36 @@ def test_what_is_not_for_the_file_are_options():
     assert settable(options("info")["batch"])
 
 
-def test_tables_of_two_words(configured):
-    configured("quiet = true\n[models.pull]\noffline = true\n[bench.compare]\nquiet = false\n")
-    assert parsed("models pull")[0]["offline"] is True
-    assert parsed("models")[0]["quiet"] is True
-    assert parsed("bench compare")[0]["quiet"] is False
-    assert parsed("bench")[0]["offline"] is False
-    configured("[score]\nno-special = true\n")
-    assert parsed("score", "--special", "--no-quiet")[0]["no_special"] is False
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [  # tables of two words, and what is taken back
+        ("quiet = true\n[models.pull]\noffline = true", "models pull", {"offline": True}),
+        ("quiet = true\n[models.pull]\noffline = true", "models", {"quiet": True}),
+        ("quiet = true\n[bench.compare]\nquiet = false", "bench compare", {"quiet": False}),
+        ("[models.pull]\noffline = true", "bench", {"offline": False}),
+        ("[score]\nno-special = true", "score --special --no-quiet", {"no_special": False}),
+        # lists, and one value for one
+        ('stop = ["a", "b"]\n[chat]\nstop = "c"', "generate", {"stop": ["a", "b"]}),
+        ('stop = ["a", "b"]\n[chat]\nstop = "c"', "chat", {"stop": ["c"]}),
+        ('stop = ["a", "b"]', "generate --stop z", {"stop": ["z"]}),
+        ('[bench]\nn-prompt = [64, "1-4"]\nn-gen = 5', "bench",
+         {"n_prompt": ["64", "1-4"], "n_gen": ["5"]}),
+        # of greedy and a temperature the nearer one, 0 too
+        ("greedy = true\n[generate]\ntemperature = 0", "generate",
+         {"temperature": 0, "greedy": False}),
+    ],
+)  # fmt: skip
+def test_what_a_file_sets(configured, text, line, expected):
+    configured(text + "\n")
+    command = max((name for name in COMMANDS if line.startswith(name)), key=len)
+    found, _ = parsed(command, *line.removeprefix(command).split())
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_statistics_name_the_file(configured, run_tiny):
     configured("temperature = 0.25\n")
     full = run_tiny("generate", "hello", "--raw", "-n", "2", "--stats", "full")
     assert "0.25  (configuration file)" in full.err
-
-
-def test_repeatable_options_take_lists(configured):
-    bench = '[bench]\nn-prompt = [64, "1-4"]\nn-gen = 5\n'
-    configured(f'stop = ["a", "b"]\n[chat]\nstop = "c"\n{bench}')
-    assert parsed("generate")[0]["stop"] == ["a", "b"]
-    assert parsed("chat")[0]["stop"] == ["c"]
-    assert parsed("generate", "--stop", "z")[0]["stop"] == ["z"]
-    assert (parsed("bench")[0]["n_prompt"], parsed("bench")[0]["n_gen"]) == (["64", "1-4"], ["5"])
 
 
 PAIRS = [(name, other) for name, others in YIELDS.items() for other in others]
@@ -133,26 +141,26 @@ def test_what_the_file_sets_gives_way_to_what_excludes_it(configured, name, othe
         if name not in found or other not in found or not settable(found[name]):
             continue
         value, _ = example(found[name])
-        line = f"{max(found[name].opts, key=len).lstrip('-')} = {json.dumps(value)}\n"
+        line = f"{key_of(found[name])} = {json.dumps(value)}\n"
         configured(line)
         assert parsed(command)[1][name] == "DEFAULT_MAP"
         theirs, words = example(found[other])
         assert parsed(command, *words)[1][name] == "DEFAULT"
         if settable(found[other]):
-            key = max(found[other].opts, key=len).lstrip("-")
-            configured(f"{line}[{command}]\n{key} = {json.dumps(theirs)}\n")
-            assert (parsed(command)[1][name], parsed(command)[1][other]) == (
-                "DEFAULT", "DEFAULT_MAP",
-            )  # fmt: skip
+            configured(f"{line}[{command}]\n{key_of(found[other])} = {json.dumps(theirs)}\n")
+            sources = parsed(command)[1]
+            assert (sources[name], sources[other]) == ("DEFAULT", "DEFAULT_MAP")
         break
     else:
         raise AssertionError(f"no command has both {name} and {other}")
 
 
-def test_a_temperature_of_0_wins_too(configured):
-    configured("greedy = true\n[generate]\ntemperature = 0")
-    params = COMMANDS["generate"].make_context("generate", ["hello"]).params
-    assert (params["temperature"], params["greedy"]) == (0, False)
+def test_variables_win_over_the_file(configured, monkeypatch):
+    configured('model = "tiny"\noffline = true\nthreads = 2\n')
+    for name, value in (("LLMCLI_MODEL", "x"), ("HF_HUB_OFFLINE", "0"), ("MKL_NUM_THREADS", "3")):
+        monkeypatch.setenv(name, value)
+    assert parsed("bench")[0]["model"] is parsed("bench")[0]["threads"] is None
+    assert parsed("generate")[0]["offline"] is False
 
 
 def settings(cli, *argv):
@@ -160,25 +168,6 @@ def settings(cli, *argv):
     assert errors(document, "env") == []
     found = {item["name"]: (item["value"], item["source"]) for item in document["settings"]}
     return found, document
-
-
-def test_variables_win_over_the_file(configured, cli, monkeypatch):
-    configured('model = "tiny"\noffline = true\nthreads = 2\ndtype = "float32"\n')
-    found, _ = settings(cli)
-    assert found["model"] == ("tiny", "file")
-    assert found["offline"] == (True, "file")
-    assert found["threads"] == ("2", "file")
-    assert found["dtype"] == ("float32", "file")
-    assert settings(cli, "--dtype", "float64")[0]["dtype"] == ("float64", "flag")
-    monkeypatch.setenv("LLMCLI_MODEL", "smollm2")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("MKL_NUM_THREADS", "3")
-    found, _ = settings(cli)
-    assert found["model"] == ("smollm2", "environment")
-    assert found["offline"] == (False, "environment")
-    assert found["threads"] == ("3", "environment")
-    assert parsed("bench")[0]["model"] is parsed("bench")[0]["threads"] is None
-    assert parsed("generate")[0]["offline"] is False
 
 
 def test_where_the_file_is(cli, monkeypatch, tmp_path):
@@ -269,17 +258,18 @@ def test_help_and_env_work_with_a_file_that_is_wrong(configured, cli, monkeypatc
 
 
 def test_help_does_not_read_the_file_and_a_command_reads_it_once(configured, cli, monkeypatch):
-    configured("quiet = true\n")
-    read = []
-    whole = file_module._bytes
-    monkeypatch.setattr(
-        file_module, "_bytes", lambda *a, **k: (read.append(a), whole(*a, **k))[1]
-    )
+    path, read, opened = configured("quiet = true\n"), [], Path.open
+
+    def noted(one, *argv, **options):
+        read.extend([one] if one == path else [])
+        return opened(one, *argv, **options)
+
+    monkeypatch.setattr(Path, "open", noted)
     for argv in (["--help"], ["--version"], ["generate", "--help"], ["score", "x", "-h"]):
         cli(*argv)
     assert read == []
     assert cli("tokens", "hello", "-m", "tiny").code == 0
-    assert len(read) == 1
+    assert read == [path]
 
 
 def test_no_child_of_a_test_reads_the_developers_file(tmp_path):

@@ -12,11 +12,16 @@ PROMPT = "one two three one two three one two"
 
 
 @pytest.fixture
-def generate(cli, tmp_path_factory, monkeypatch):
+def run(cli, tmp_path, monkeypatch):
+    """A command on a model that drafts are checked with, at most 16 tokens at a time."""
     monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
-    folder = write_tiny(tmp_path_factory.mktemp("draft") / "m", weights=True)
-    given = ("generate", PROMPT, "--raw", "-m", folder, "-n", "60", "--dtype", "float64")
-    return lambda *argv: cli(*given, *argv)
+    folder = write_tiny(tmp_path / "m", weights=True)
+    return lambda command, *argv: cli(command, "-m", folder, "--dtype", "float64", *argv)
+
+
+@pytest.fixture
+def generate(run):
+    return lambda *argv: run("generate", PROMPT, "--raw", "-n", "60", *argv)
 
 
 @pytest.mark.parametrize("sampling", [["--greedy"], ["--seed", "4", "-t", "1"]])
@@ -42,7 +47,7 @@ def test_statistics_tell_of_the_draft(generate):
     assert "ngram: " in generate("--greedy", "--draft", "ngram", "--stats", "full").err
 
 
-def test_several_texts_go_without_and_say_so(generate, tmp_path):
+def test_several_texts_go_without_and_say_so(generate):
     for draft in ("ngram", "never-loaded"):
         found = generate("--seed", "1", "--num-samples", "2", "--draft", draft, "--json")
         assert found.code == 0
@@ -62,14 +67,12 @@ def test_a_draft_that_cannot_be_one(generate, tmp_path):
     assert f"error: `{other}` has another vocabulary than `" in refused.err
 
 
-def test_a_conversation_with_a_draft_is_the_same(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
-    folder = write_tiny(tmp_path / "m", weights=True)
-    said = ("chat", "-m", folder, "--prompt", "aaaa", "-n", "40", "--greedy", "--dtype", "float64")
-    alone = cli(*said, "--json").json()
-    drafted = cli(*said, "--json", "--draft", folder)
-    assert errors(drafted.json(), "chat") == []
-    assert drafted.json()["messages"] == alone["messages"]
-    assert drafted.json()["speculation"]["accepted"] > 0
+def test_a_conversation_with_a_draft_is_the_same(run, tmp_path):
+    said = ("chat", "--prompt", "aaaa", "-n", "40", "--greedy")
+    alone = run(*said, "--json").json()
+    drafted = run(*said, "--json", "--draft", tmp_path / "m").json()
+    assert errors(drafted, "chat") == []
+    assert drafted["messages"] == alone["messages"]
+    assert drafted["speculation"]["accepted"] > 0
     assert "speculation" not in alone
-    assert " right" in cli(*said, "--stats", "--draft", "ngram").err
+    assert " right" in run(*said, "--stats", "--draft", "ngram").err

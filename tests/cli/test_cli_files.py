@@ -1,6 +1,5 @@
 """Files that the user asked for: their ending, their size, and that they appear whole or not."""
 
-import errno
 import io
 import json
 import os
@@ -8,6 +7,7 @@ import stat
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import children
 import numpy as np
@@ -57,33 +57,25 @@ def refused(path):
     return caught.value.message.removeprefix(f"could not write `{path}`: "), caught.value.hint
 
 
-def test_a_folder_that_is_not_there_is_told_before_anything_runs(tmp_path):
-    reason, hint = refused(tmp_path / "n o" / "a.png")
-    assert (reason, hint) == (
-        "there is no such directory",
-        f"make it first: mkdir -p '{tmp_path}/n o'",
-    )
-    (tmp_path / "d.png").mkdir()
-    reason, hint = refused(tmp_path / "d.png")
-    assert reason == "it is a directory"
-    assert hint == f"name a file in it, such as `{tmp_path}/d.png/out.png`"
-
-
-def test_a_name_that_cannot_be_is_told_before_anything_runs(tmp_path):
+def test_a_place_that_cannot_be_is_told_before_anything_runs(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
+    (tmp_path / "d.png").mkdir()
     (tmp_path / "loop.npz").symlink_to("loop.npz")
     (tmp_path / "dangling.npz").symlink_to("nowhere/a.npz")
-    assert refused(tmp_path / ("n" * 260 + ".npz"))[0] == "file name too long"
-    assert refused(tmp_path / ("n" * 260) / "a.npz")[0] == "file name too long"
-    assert refused(tmp_path / "file" / "a.npz")[0] == "not a directory"
-    assert refused(tmp_path / "loop.npz")[0] == "too many levels of symbolic links"
-    assert refused(tmp_path / "dangling.npz")[0] == "there is no such directory"
+    for path, reason in (
+        ("n" * 260 + ".npz", "file name too long"), ("n" * 260 + "/a.npz", "file name too long"),
+        ("file/a.npz", "not a directory"), ("loop.npz", "too many levels of symbolic links"),
+        ("dangling.npz", "there is no such directory"),
+    ):  # fmt: skip
+        assert refused(tmp_path / path)[0] == reason
     assert refused("~nobody-of-this-name/a.npz")[0] == "there is no such directory"
+    assert refused(tmp_path / "n o" / "a.png") == (
+        "there is no such directory", f"make it first: mkdir -p '{tmp_path}/n o'",
+    )  # fmt: skip
+    inside = f"name a file in it, such as `{tmp_path}/d.png/out.png`"
+    assert refused(tmp_path / "d.png") == ("it is a directory", inside)
     assert refused(tmp_path / "loop.npz")[1] == files.OTHER_PLACE
-
-
-def test_a_folder_that_is_not_ours_is_told_before_anything_runs(tmp_path, monkeypatch):
-    asked = []
+    asked = []  # of a folder that is not ours: root may write everywhere
     monkeypatch.setattr(files.os, "access", lambda path, mode: asked.append(path))
     assert refused(tmp_path / "a.png")[0] == "permission denied"
     os.mkfifo(tmp_path / "pipe.png")
@@ -91,9 +83,20 @@ def test_a_folder_that_is_not_ours_is_told_before_anything_runs(tmp_path, monkey
     assert asked == [tmp_path, tmp_path / "pipe.png"]
 
 
+@pytest.fixture
+def free(monkeypatch):
+    """`free(bytes)`: how large the disk is, and how much of it is free."""
+
+    def has(nbytes):
+        disk = SimpleNamespace(total=nbytes, free=nbytes)
+        monkeypatch.setattr(files.shutil, "disk_usage", lambda _: disk)
+
+    has(8 << 30)
+    return has
+
+
 @pytest.mark.parametrize(("name", "cap"), [("a.HTML", 64 << 20), ("a.npz", 1 << 30)])
-def test_above_the_cap_it_has_to_be_forced(name, cap, tmp_path, monkeypatch):
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: _Free)
+def test_above_the_cap_it_has_to_be_forced(name, cap, tmp_path, free):
     path = str(tmp_path / name)
     check_size(path, cap, force=False, smaller="use less")
     check_size(path, cap + 1, force=True, smaller="use less")
@@ -102,21 +105,12 @@ def test_above_the_cap_it_has_to_be_forced(name, cap, tmp_path, monkeypatch):
     assert caught.value.hint == "use less, or add --force"
 
 
-class _Free:
-    total = free = 8 << 30
-
-
-class _Sizeless:
-    total = free = 0
-
-
-def test_a_disk_without_room_is_told_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: _Free)
+def test_a_disk_without_room_is_told_before_anything_runs(tmp_path, free):
     with pytest.raises(WriteFailed, match=r"about 9 GiB and the disk has 8 GiB free"):
         check_size(str(tmp_path / "a.npz"), 9 << 30, force=True, smaller="use less")
     os.mkfifo(tmp_path / "pipe.npz")  # takes no room on a disk
     check_size(str(tmp_path / "pipe.npz"), 9 << 30, force=True, smaller="use less")
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: _Sizeless)  # and is not full
+    free(0)  # one that has no size is not full
     check_size(str(tmp_path / "a.npz"), 9000, force=False, smaller="use less")
 
 
@@ -128,15 +122,17 @@ def umask():
 
 
 def test_a_new_file_has_the_usual_permissions_and_an_old_one_keeps_its_own(tmp_path, umask):
-    new, old = tmp_path / "new.png", tmp_path / "old.png"
+    """Behind a link it is the file that is replaced."""
+    new, old, link = (tmp_path / name for name in ("new.png", "old.png", "link.png"))
     old.write_bytes(b"before")
     old.chmod(0o604)
+    link.symlink_to("old.png")
     write_file(str(new), b"now")
-    write_file(str(old), b"now")
-    assert (new.read_bytes(), old.read_bytes()) == (b"now", b"now")
+    write_file(str(link), b"now")
+    assert (new.read_bytes(), old.read_bytes(), link.is_symlink()) == (b"now", b"now", True)
     assert stat.S_IMODE(new.stat().st_mode) == 0o640
     assert stat.S_IMODE(old.stat().st_mode) == 0o604
-    assert sorted(os.listdir(tmp_path)) == ["new.png", "old.png"]
+    assert sorted(os.listdir(tmp_path)) == ["link.png", "new.png", "old.png"]
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, ValueError, OSError])
@@ -180,30 +176,6 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
     for size in (10, 1 << 20):  # found when the buffer is written, and while it fills
         with pytest.raises(WriteFailed, match="could not write `/dev/full`: no space left"):
             write_file("/dev/full", b"x" * size)
-
-
-def test_a_disk_that_fills_keeps_the_old_file(tmp_path, monkeypatch):
-    (tmp_path / "a.npz").write_bytes(b"old")
-
-    def full(self, data):
-        with files._told(self._path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(files._File, "write", full)
-    with pytest.raises(WriteFailed, match=r"a\.npz`: no space left on device") as caught:
-        write_file(str(tmp_path / "a.npz"), b"x" * (1 << 20))
-    assert caught.value.hint == "make room on the disk, or write to another one"
-    assert os.listdir(tmp_path) == ["a.npz"]
-    assert (tmp_path / "a.npz").read_bytes() == b"old"
-
-
-def test_the_file_behind_a_link_is_replaced_not_the_link(tmp_path):
-    real, link = tmp_path / "real.png", tmp_path / "link.png"
-    real.write_bytes(b"old")
-    link.symlink_to("real.png")
-    write_file(str(link), b"new")
-    assert link.is_symlink()
-    assert real.read_bytes() == b"new"
 
 
 def test_a_write_protected_file_stays(tmp_path):
@@ -251,23 +223,23 @@ def test_no_file_of_the_model_is_overwritten(cli, tmp_path, monkeypatch, argv):
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 
-@pytest.mark.parametrize("part", [1, 2, 3])
-def test_no_part_of_a_split_model_is_overwritten(cli, tmp_path, part):
+def test_no_part_of_a_split_model_is_overwritten(cli, tmp_path):
     parts = write_gguf(tmp_path / "m.gguf", parts=3)
-    before = parts[part - 1].read_bytes()
-    (tmp_path / "out.npz").symlink_to(parts[part - 1])
-    result = cli("dump", "-m", parts[0], "--name", "embed.W", "-o", tmp_path / "out.npz")
-    assert result.code == 1
-    assert "it is a file of the model that is being read" in result.err
-    assert parts[part - 1].read_bytes() == before
+    for number, part in enumerate(parts):
+        before, out = part.read_bytes(), tmp_path / f"out{number}.npz"
+        out.symlink_to(part)
+        result = cli("dump", "-m", parts[0], "--name", "embed.W", "-o", out)
+        assert result.code == 1
+        assert "it is a file of the model that is being read" in result.err
+        assert part.read_bytes() == before
 
 
 def test_other_files_beside_a_model_are_replaced(cli, tmp_path):
     folder = write_tiny(tmp_path / "m", weights=True)
-    (folder / "out.npz").write_bytes(b"old")
-    argv = ["dump", "-m", str(folder), "--name", "embed.W", "-o", str(folder / "out.npz")]
-    assert cli(*argv).code == 0
-    assert np.load(folder / "out.npz")["embed.W"].size
+    out = folder / "out.npz"
+    out.write_bytes(b"old")
+    assert cli("dump", "-m", folder, "--name", "embed.W", "-o", out).code == 0
+    assert np.load(out)["embed.W"].size
 
 
 WRITER = """
@@ -281,23 +253,14 @@ with whole_file(sys.argv[1]) as file:
 """
 
 
-@contextmanager
-def writing(path):
-    """A process that has begun to write `path`; killed at the end."""
-    argv = [sys.executable, "-c", WRITER, str(path)]
-    with children.start(argv, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout.readline() == b"begun\n"
-            yield process
-        finally:
-            process.kill()
-
-
 def test_the_partial_file_of_a_killed_process_is_removed_by_the_next_write(tmp_path):
-    with writing(tmp_path / "a.npz"):
+    argv = [sys.executable, "-c", WRITER, str(tmp_path / "a.npz")]
+    with children.start(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"begun\n"
         (partial,) = os.listdir(tmp_path)
         write_file(str(tmp_path / "b.npz"), b"whole")
         assert sorted(os.listdir(tmp_path)) == [partial, "b.npz"], "its writer lives"
+        process.kill()
     assert partial in os.listdir(tmp_path)
     (tmp_path / ".llmcli-mine.part").write_bytes(b"")  # the names of others
     (tmp_path / ".llmcli-0123456789ab.part").symlink_to("b.npz")
@@ -331,10 +294,15 @@ def pipe(path):
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
-def test_a_pipe_is_written_as_it_is(tmp_path):
-    with pipe(tmp_path / "pipe.json") as reading:
-        write_file(str(tmp_path / "pipe.json"), b"through")
+def test_a_pipe_gets_all_of_a_file_or_nothing(tmp_path):
+    path = tmp_path / "pipe.json"
+    with pipe(path) as reading:
+        write_file(str(path), b"through")
         assert os.read(reading, 100) == b"through"
+        with pytest.raises(ValueError), whole_file(str(path)) as file:  # noqa: PT011, PT012
+            file.write(b"half")
+            raise ValueError
+        assert os.read(reading, 100) == b""
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
@@ -351,26 +319,13 @@ def test_a_pipe_gets_arrays_too_though_their_header_is_written_last(kind, tmp_pa
     assert np.array_equal(found["a"], numbers)
 
 
-def test_a_pipe_gets_nothing_of_what_is_not_finished(tmp_path):
-    with pipe(tmp_path / "pipe.npz") as reading:
-        with pytest.raises(ValueError), whole_file(str(tmp_path / "pipe.npz")) as file:  # noqa: PT011, PT012
-            file.write(b"half")
-            raise ValueError
-        assert os.read(reading, 100) == b""
-
-
 def test_a_document_is_the_json_of_dumps_with_arrays_row_by_row(tmp_path):
     floats = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     floats[0, 0] = [np.nan, -np.inf, 0.0, 1e-30]
     document = {
-        "schema": "x/1",
-        "empty": [{}, [], np.zeros((2, 0))],
-        "tokens": [(1, 'é"\n')],
-        "pattern": floats,
-        "ids": np.arange(3),
-        "wide": np.array([1 / 3, np.inf]),
-        "none": None,
-    }
+        "schema": "x/1", "empty": [{}, [], np.zeros((2, 0))], "tokens": [(1, 'é"\n')],
+        "pattern": floats, "ids": np.arange(3), "wide": np.array([1 / 3, np.inf]), "none": None,
+    }  # fmt: skip
     path = tmp_path / "a.json"
     write_document(str(path), document)
     found, expected = json.loads(path.read_text(encoding="utf-8")), json.loads(dumps(document))

@@ -23,6 +23,7 @@ from full_disk import largest_file
 import llmcli
 import llmcli.observe.ceilings
 from llmcli.checkpoints.catalog import CATALOG
+from llmcli.cli import files
 from llmcli.cli.app import main
 from llmcli.cli.files import whole_file
 from llmcli.cli.tree import ENTRIES, NESTED
@@ -178,20 +179,18 @@ def test_a_file_that_a_command_writes(cli, model, mixture, recurrent, argv):
     assert os.listdir() == [out.name]
 
 
-@pytest.mark.parametrize("step", ["create", "open", "chmod", "fsync", "replace"])
-def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, step):
+@pytest.mark.parametrize(
+    ("of", "step"),
+    [(os, "open"), (files, "_File"), (os, "chmod"), (os, "fsync"), (os, "replace")],
+)
+def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, of, step):
     path = tmp_path / "a.npz"
     path.write_bytes(b"old")
 
     def full(*args, **more):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if step == "create":
-        monkeypatch.setattr("llmcli.cli.files._partial", full)
-    elif step == "open":
-        monkeypatch.setattr("llmcli.cli.files._File", full)
-    else:
-        monkeypatch.setattr(os, step, full)
+    monkeypatch.setattr(of, step, full)
     told = pytest.raises(WriteFailed, match=r"a\.npz`: no space left on device")
     with told as caught, whole_file(str(path)) as file:
         file.write(b"new")
@@ -212,26 +211,26 @@ def test_a_pipe_that_a_file_goes_to_needs_room_beside_it(tmp_path):
         os.close(reader)
 
 
-SHELLS = {
-    "bash": ("data/llmcli/llmcli.bash", ".bashrc"),
-    "zsh": ("data/llmcli/zsh/_llmcli", ".zshrc"),
-    "fish": ("config/fish/completions/llmcli.fish", None),
-}
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_completion_is_installed_whole_or_not_at_all(cli, monkeypatch, tmp_path, shell):
+@pytest.mark.parametrize(
+    ("shell", "script", "start_up"),
+    [
+        ("bash", "data/llmcli/llmcli.bash", ".bashrc"),
+        ("zsh", "data/llmcli/zsh/_llmcli", ".zshrc"),
+        ("fish", "config/fish/completions/llmcli.fish", None),
+    ],
+)
+def test_completion_is_installed_whole_or_not_at_all(
+    cli, monkeypatch, tmp_path, shell, script, start_up
+):
     for name, folder in (("HOME", ""), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config")):
         monkeypatch.setenv(name, str(tmp_path / folder))
     monkeypatch.delenv("ZDOTDIR", raising=False)
-    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: shell)
-    script, start_up = SHELLS[shell]
     target = tmp_path / script
     target.parent.mkdir(parents=True)
     target.write_text("old")
     for limit in (0, 100):
         with largest_file(limit):
-            result = cli("--install-completion")
+            result = cli("--install-completion", shell)
         assert result.code == 1
         assert result.err.startswith(f"error: could not write `{target}`: file too large")
         assert os.listdir(target.parent) == [target.name]
@@ -241,12 +240,12 @@ def test_completion_is_installed_whole_or_not_at_all(cli, monkeypatch, tmp_path,
         (tmp_path / start_up).write_bytes(before)
         for room in (0, 5):
             with largest_file(len(before) + room):
-                result = cli("--install-completion")
+                result = cli("--install-completion", shell)
             assert result.code == 1
             where = f"error: could not install completion in `{tmp_path / start_up}`: "
             assert result.err.startswith(where)
             assert (tmp_path / start_up).read_bytes() == before
-    assert cli("--install-completion").code == 0
+    assert cli("--install-completion", shell).code == 0
     assert target.stat().st_size > 1000
 
 
@@ -285,7 +284,7 @@ MORE = [
     ["--help"],
     ["--version"],
     ["bench", "--help"],
-    ["--show-completion"],
+    ["--show-completion", "bash"],
 ]
 
 
@@ -312,7 +311,6 @@ def full_stdout(monkeypatch):
     ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""),
 )
 def test_what_a_command_says(capsys, model, mixture, recurrent, monkeypatch, argv):
-    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: "bash")
     if argv[0] in LINES and "--help" not in argv and not " ".join(argv).startswith(NO_MODEL):
         argv = [*argv, *of(argv, model, mixture, recurrent)]
     if argv[0] == "models":  # something to be removed

@@ -25,6 +25,7 @@ from llmcli.commands.generate.batch import read_batch
 from llmcli.commands.generate.measure import groups
 from llmcli.commands.generate.writers import TextWriter
 from llmcli.engine.output import Token
+from llmcli.engine.sampling import Sampling
 from llmcli.errors import UsageError
 from llmcli.families import find
 from llmcli.kernels import native
@@ -32,10 +33,6 @@ from llmcli.observe import peaks as marks
 
 LONG = ("--ignore-eos", "-n", "12")
 EXACT = ("--dtype", "float32")  # what `auto` is depends on the processor
-
-
-def texts(result):
-    return [output["text"] for output in result.json()["outputs"]]
 
 
 def test_what_json_says_of_times_and_memory(run_tiny):
@@ -90,18 +87,16 @@ def test_stream_json_has_a_line_for_each_token(run_tiny):
     lines = run_tiny("generate", "hello", *LONG, "--logprobs", "2", "--stream-json").out
     tokens = [json.loads(line) for line in lines.splitlines()]
     document = run_tiny("generate", "hello", *LONG, "--logprobs", "2", "--json").json()
+    (output,) = document["outputs"]
     assert [token["index"] for token in tokens] == list(range(12))
-    assert [token["id"] for token in tokens] == document["outputs"][0]["ids"]
-    assert "".join(token["text"] for token in tokens) == document["outputs"][0]["text"]
-    logprobs = document["outputs"][0]["logprobs"]
-    assert [token["logprob"] for token in tokens] == pytest.approx(
-        [token["logprob"] for token in logprobs]
-    )
-    assert [token["top"] for token in tokens] == [token["top"] for token in logprobs]
-    for token in logprobs:
-        assert len(token["top"]) == 2
-        assert token["top"][0]["logprob"] >= token["top"][1]["logprob"]
-        assert token["top"][0]["logprob"] >= token["logprob"] - 1e-6
+    assert [token["id"] for token in tokens] == output["ids"]
+    assert "".join(token["text"] for token in tokens) == output["text"]
+    for token, told in zip(tokens, output["logprobs"], strict=True):
+        assert token["logprob"] == pytest.approx(told["logprob"])
+        assert token["top"] == told["top"]
+        first, second = (one["logprob"] for one in token["top"])
+        assert first >= second
+        assert first >= told["logprob"] - 1e-6
     plain = run_tiny("generate", "hello", *LONG, "--stream-json").out.splitlines()
     tokens = [json.loads(line) for line in plain]
     assert set(tokens[1]) == {"sequence", "index", "id", "text", "logprob", "ms"}
@@ -127,15 +122,14 @@ def test_without_a_limit_the_model_ends_its_text(run_tiny):
 
 
 def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tmp_path):
-    folder = str(write_tiny(tmp_path / "m", weights=True))
-    first = cli("generate", "x", "-m", folder, *LONG)
-    seed = first.err.split("`--seed ")[1].split("`")[0]
-    again = cli("generate", "x", "-m", folder, *LONG, "--seed", seed)
+    argv = ("generate", "x", "-m", str(write_tiny(tmp_path / "m", weights=True)), *LONG)
+    first = cli(*argv)
+    again = cli(*argv, "--seed", first.err.split("`--seed ")[1].split("`")[0])
     assert (again.out, again.err) == (first.out, "")
-    document = cli("generate", "x", "-m", folder, *LONG, "--json")
+    document = cli(*argv, "--json")
     assert document.err == ""
     seed = str(document.json()["sampling"]["seed"])
-    assert texts(document)[0] == cli("generate", "x", "-m", folder, *LONG, "--seed", seed).out
+    assert document.json()["outputs"][0]["text"] == cli(*argv, "--seed", seed).out
 
 
 @pytest.mark.parametrize(
@@ -168,167 +162,12 @@ def test_a_gguf_file_gives_defaults_and_flags_win(cli, tmp_path, given, values, 
     assert (flagged["temperature"], flagged["origins"]["temperature"]) == (0.5, "flag")
 
 
-def test_the_catalog_gives_defaults_where_the_model_has_none_of_its_own():
+def test_of_a_setting_that_is_none_the_catalogs_is_used():
     tuned = CATALOG["smollm2"].sampling
     assert tuned == {"temperature": 0.2, "top_p": 0.9}
-    alone = resolve(SamplingOptions(), None, tuned)
-    assert (alone.values["temperature"], alone.values["top_p"]) == (0.2, 0.9)
-    assert (alone.origins["temperature"], alone.origins["top_k"]) == ("catalog", "default")
-    both = resolve(SamplingOptions(top_p=1.0), {"temperature": 0.6, "top_p": 0.5}, tuned)
-    assert (both.values["temperature"], both.origins["temperature"]) == (
-        0.6,
-        "generation_config.json",
-    )
-    assert (both.values["top_p"], both.origins["top_p"]) == (1.0, "flag")
     wrong = resolve(SamplingOptions(), {"temperature": "hot"}, tuned)
-    assert wrong.origins["temperature"] == "catalog"
+    assert (wrong.values["temperature"], wrong.origins["temperature"]) == (0.2, "catalog")
     assert "0.2 is used" in wrong.notes[0]
-
-
-def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):
-    """`tiny` by its name, and the same files by their path; both have a `top_k` of their own."""
-    entry = CATALOG["tiny"]
-    monkeypatch.setitem(CATALOG, "tiny", replace(entry, sampling={"top_k": 7, "min_p": 0.5}))
-    for name, origins in (("tiny", ("generation_config.json", "catalog")),
-                          (str(entry.file), ("generation_config.json", "default"))):  # fmt: skip
-        result = cli("generate", "x", "-m", name, "--seed", "1", "-n", "1", "--json")
-        found = result.json()["sampling"]["origins"]
-        assert (found["top_k"], found["min_p"]) == origins
-
-
-@pytest.fixture
-def on_a_terminal(cli, monkeypatch, tmp_path):
-    """Runs `generate` on a terminal; `tiny` is the default model, and no other is here."""
-    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
-    # by its module: the package has a function of that name
-    monkeypatch.setattr(sys.modules["llmcli.checkpoints.locate"], "DEFAULT_MODEL", "tiny")
-    monkeypatch.setattr("llmcli.observe.memory.nvidia_gpus", lambda environ: ())
-    monkeypatch.setattr("llmcli.observe.memory.free_memory", lambda: 6 << 30)
-    monkeypatch.setattr("llmcli.observe.memory.sys.platform", "linux")
-    for name in ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv, terminals=("out", "err"), dtype="float32"):
-        def of(stream, environ):
-            there = ("out" if stream is sys.stdout else "err") in terminals
-            return Screen(terminal=there, animate=False, colour=False, width=200)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Screen, "of", of)
-            return cli("generate", "x", "--seed", "1", "-n", "1", "--dtype", dtype, *argv)
-
-    return run
-
-
-BETTER = (
-    "`tiny` is small and often wrong: try `-m llama3.2-1b` (770 MiB, Llama 3.2 Community); "
-    "`llmcli models` lists more"
-)
-
-
-def test_the_first_answer_of_the_default_model_names_the_best_that_fits(on_a_terminal, tmp_path):
-    for quiet in (("-q",), ("--json",), ("--offline",), ("-m", "tiny"), ("--stream-json",)):
-        assert "often wrong" not in on_a_terminal(*quiet).err
-    for terminals in (("err",), ("out",), ()):
-        assert "often wrong" not in on_a_terminal(terminals=terminals).err
-    assert not list(tmp_path.glob("cache/*"))
-    first, second = on_a_terminal(), on_a_terminal()
-    assert (first.code, second.code) == (0, 0)
-    assert first.err.splitlines()[-1] == BETTER
-    assert "often wrong" not in second.err
-
-
-def test_no_better_model_is_named_where_the_disk_is_full(on_a_terminal, monkeypatch):
-    """That it has been said could not be kept, and it would be said each time."""
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "touch", full)
-    result = on_a_terminal()
-    assert result.code == 0
-    assert "often wrong" not in result.err
-
-
-@pytest.mark.parametrize("name", ["LLMCLI_MODEL", "LLMCLI_OFFLINE"])
-def test_no_better_model_is_named_where_the_environment_decides(on_a_terminal, monkeypatch, name):
-    monkeypatch.setenv(name, "tiny" if name == "LLMCLI_MODEL" else "1")
-    assert "often wrong" not in on_a_terminal().err
-
-
-def test_a_cache_that_cannot_be_written_is_no_matter(on_a_terminal, tmp_path):
-    (tmp_path / "cache").write_text("not a directory")
-    result = on_a_terminal()
-    assert (result.code, "often wrong" in result.err) == (0, False)
-
-
-@pytest.mark.parametrize(
-    ("level", "free", "named"),
-    [
-        (None, 4, "smollm2-360m"), (None, 10, "smollm2-1.7b"), (None, 24, "qwen3-4b"),
-        (None, 1, ""), ("avx2", 4, "qwen3-4b"), ("avx2", 2, "smollm2-1.7b"),
-        ("avx2", 1, "smollm2-360m"), ("avx2", 0.25, ""),
-    ],
-)  # fmt: skip
-def test_what_is_named_fits_the_memory_that_is_free(
-    on_a_terminal, monkeypatch, level, free, named
-):
-    monkeypatch.setattr("llmcli.observe.memory.free_memory", lambda: int(free * 2**30))
-    monkeypatch.setattr(native, "level", lambda: level)
-    dtype = "float32" if level is None else "auto"
-    said = re.search(r"`-m (\S+)`", on_a_terminal(dtype=dtype).err)
-    assert (said[1] if said else "") == named
-    if named:  # as `info` judges the whole of it
-        entry = CATALOG[named]
-        config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
-        weights = Arithmetic.of("float32").weight_bytes(config) if level is None else entry.size
-        assert weights < free * 2**30
-
-
-def test_a_terminal_is_told_of_the_chat_template(run_tiny, monkeypatch):
-    def err(*argv, terminals=("out", "err")):
-        def of(stream, environ):
-            there = ("out" if stream is sys.stdout else "err") in terminals
-            return Screen(terminal=there, animate=False, colour=False, width=200)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Screen, "of", of)
-            return run_tiny("generate", "x", "-n", "1", "--seed", "1", *argv).err
-
-    line = "chat template applied · `--raw` continues the text as it stands\n"
-    assert err().startswith(line)
-    assert line in err("--stats", "full")
-    for argv in (("--raw",), ("-q",), ("--json",), ("--stream-json",), ("--stats", "off")):
-        assert "chat template" not in err(*argv)
-    for terminals in (("out",), ("err",), ()):
-        assert "chat template" not in err("--stats", "short", terminals=terminals)
-
-
-def test_a_line_on_a_terminal_ends_between_words(cli, monkeypatch):
-    text = "The formula of water is H2O: two atoms of hydrogen, one of oxygen.\n\n"
-    code = "```\nfor every_line in the_code: stay(as_it_is)\n```\n"
-    screen = Screen(terminal=True, animate=False, colour=False, width=20)
-    monkeypatch.setattr(Screen, "of", lambda stream, environ: screen)
-
-    def written(*whole, labels=None):
-        out = Output("generate", OutputOptions())
-        writer = TextWriter(out, labels=labels, colour=False, ids_only=False)
-        with redirect_stdout(io.StringIO()) as stream:
-            for number, one in enumerate(whole):
-                cut = [one[i : i + 3] for i in range(0, len(one), 3)]
-                for index, piece in enumerate(cut):
-                    finish = "length" if index == len(cut) - 1 else None
-                    token = Token(
-                        sequence=number, index=index, id=0, text=piece, logprob=None, top=(),
-                        finish=finish, margin=None, tied=None,
-                    )  # fmt: skip
-                    writer.token(number, token, 0.0)
-            writer.close()
-        return stream.getvalue()
-
-    wrapped = "The formula of water\nis H2O: two atoms of\nhydrogen, one of\noxygen.\n\n"
-    assert written(text + code + "end") == wrapped + code + "end\n"
-    assert written(text[:9], "b", labels=("0", "1")) == "--- 0\nThe formu\n--- 1\nb\n"
 
 
 def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
@@ -343,10 +182,148 @@ def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
 
 
 def test_defaults_are_the_engines():
-    from llmcli.engine.sampling import Sampling
-
     assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
     assert resolve(SamplingOptions(), None).sampling(5) == Sampling(seed=5)
+
+
+def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):
+    """`tiny` by its name, and the same files by their path; both have a `top_k` of their own."""
+    entry = CATALOG["tiny"]
+    monkeypatch.setitem(CATALOG, "tiny", replace(entry, sampling={"top_k": 7, "min_p": 0.5}))
+    for name, origin in (("tiny", "catalog"), (str(entry.file), "default")):
+        result = cli("generate", "x", "-m", name, "--seed", "1", "-n", "1", "--json")
+        found = result.json()["sampling"]["origins"]
+        assert (found["top_k"], found["min_p"]) == ("generation_config.json", origin)
+
+
+@pytest.fixture
+def terminals(monkeypatch):
+    """`terminals("out", "err")`: which of the streams are terminals."""
+
+    def those(*names):
+        def of(stream, environ):
+            there = ("out" if stream is sys.stdout else "err") in names
+            return Screen(terminal=there, animate=False, colour=False, width=200)
+
+        monkeypatch.setattr(Screen, "of", of)
+
+    return those
+
+
+@pytest.fixture
+def better(cli, terminals, monkeypatch, tmp_path):
+    """`better(…)`: whether a run names a better model; `tiny` is the default, and no other here."""
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
+    # by its module: the package has a function of that name
+    monkeypatch.setattr(sys.modules["llmcli.checkpoints.locate"], "DEFAULT_MODEL", "tiny")
+    monkeypatch.setattr("llmcli.observe.memory.nvidia_gpus", lambda environ: ())
+    monkeypatch.setattr("llmcli.observe.memory.free_memory", lambda: 6 << 30)
+    monkeypatch.setattr("llmcli.observe.memory.sys.platform", "linux")
+    for name in ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*argv, on=("out", "err"), dtype="float32"):
+        terminals(*on)
+        result = cli("generate", "x", "--seed", "1", "-n", "1", "--dtype", dtype, *argv)
+        assert result.code == 0
+        last = (result.err.splitlines() or [""])[-1]
+        assert ("often wrong" in result.err) is ("often wrong" in last)
+        return last if "often wrong" in last else ""
+
+    return run
+
+
+def test_the_first_answer_of_the_default_model_names_the_best_that_fits(
+    better, tmp_path, monkeypatch
+):
+    for quiet in (("-q",), ("--json",), ("--offline",), ("-m", "tiny"), ("--stream-json",)):
+        assert better(*quiet) == ""
+    for some in (("err",), ("out",), ()):
+        assert better(on=some) == ""
+    for name, value in (("LLMCLI_MODEL", "tiny"), ("LLMCLI_OFFLINE", "1")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert better() == ""
+    assert not list(tmp_path.glob("cache/*"))
+    assert better() == (
+        "`tiny` is small and often wrong: try `-m llama3.2-1b` (770 MiB, Llama 3.2 Community); "
+        "`llmcli models` lists more"
+    )
+    assert better() == "", "once"
+
+
+def test_no_better_model_is_named_where_the_disk_is_full(better, monkeypatch, tmp_path):
+    """That it has been said could not be kept, and it would be said each time."""
+    (tmp_path / "cache").write_text("not a directory")
+    assert better() == ""
+    (tmp_path / "cache").unlink()
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", full)
+    assert better() == ""
+
+
+@pytest.mark.parametrize(
+    ("level", "free", "named"),
+    [
+        (None, 4, "smollm2-360m"), (None, 10, "smollm2-1.7b"), (None, 24, "qwen3-4b"),
+        (None, 1, ""), ("avx2", 4, "qwen3-4b"), ("avx2", 2, "smollm2-1.7b"),
+        ("avx2", 1, "smollm2-360m"), ("avx2", 0.25, ""),
+    ],
+)  # fmt: skip
+def test_what_is_named_fits_the_memory_that_is_free(better, monkeypatch, level, free, named):
+    monkeypatch.setattr("llmcli.observe.memory.free_memory", lambda: int(free * 2**30))
+    monkeypatch.setattr(native, "level", lambda: level)
+    dtype = "float32" if level is None else "auto"
+    said = re.search(r"`-m (\S+)`", better(dtype=dtype))
+    assert (said[1] if said else "") == named
+    if named:  # as `info` judges the whole of it
+        entry = CATALOG[named]
+        config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
+        weights = Arithmetic.of("float32").weight_bytes(config) if level is None else entry.size
+        assert weights < free * 2**30
+
+
+def test_a_terminal_is_told_of_the_chat_template(run_tiny, terminals):
+    def err(*argv, on=("out", "err")):
+        terminals(*on)
+        return run_tiny("generate", "x", "-n", "1", "--seed", "1", *argv).err
+
+    line = "chat template applied · `--raw` continues the text as it stands\n"
+    assert err().startswith(line)
+    assert line in err("--stats", "full")
+    for argv in (("--raw",), ("-q",), ("--json",), ("--stream-json",), ("--stats", "off")):
+        assert "chat template" not in err(*argv)
+    for some in (("out",), ("err",), ()):
+        assert "chat template" not in err("--stats", "short", on=some)
+
+
+def test_a_line_on_a_terminal_ends_between_words(monkeypatch):
+    text = "The formula of water is H2O: two atoms of hydrogen, one of oxygen.\n\n"
+    code = "```\nfor every_line in the_code: stay(as_it_is)\n```\n"
+    screen = Screen(terminal=True, animate=False, colour=False, width=20)
+    monkeypatch.setattr(Screen, "of", lambda stream, environ: screen)
+
+    def written(*whole, labels=None):
+        out = Output("generate", OutputOptions())
+        writer = TextWriter(out, labels=labels, colour=False, ids_only=False)
+        with redirect_stdout(io.StringIO()) as stream:
+            for number, one in enumerate(whole):
+                for at in range(0, len(one), 3):
+                    token = Token(
+                        sequence=number, index=at // 3, id=0, text=one[at : at + 3], logprob=None,
+                        top=(), finish="length" if at + 3 >= len(one) else None, margin=None,
+                        tied=None,
+                    )  # fmt: skip
+                    writer.token(number, token, 0.0)
+            writer.close()
+        return stream.getvalue()
+
+    wrapped = "The formula of water\nis H2O: two atoms of\nhydrogen, one of\noxygen.\n\n"
+    assert written(text + code + "end") == wrapped + code + "end\n"
+    assert written(text[:9], "b", labels=("0", "1")) == "--- 0\nThe formu\n--- 1\nb\n"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Help and version: what they say, what they import, how long they take."""
+"""Help, topics and version: what they say, what they import, how long they take."""
 
 from __future__ import annotations
 
 import importlib
+import io
 import resource
 import subprocess
 import sys
@@ -13,10 +14,16 @@ import children
 import pytest
 from cli_tiny import write_tiny
 from covers import few
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from llmcli import __version__
 from llmcli.cli.group import build
-from llmcli.cli.tree import ENTRIES
+from llmcli.cli.topics import TOPICS, spellings, topic_of
+from llmcli.cli.tree import ENTRIES, NESTED
+from llmcli.cli.vocabulary import filled
+from llmcli.commands.help.view import drawn
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "safetensors", "huggingface_hub", "tokenizers", "jinja2", "gguf",
@@ -31,14 +38,11 @@ print("LOADED", code, *loaded, file=sys.stderr)
 
 
 def probe(*argv, heavy=HEAVY):
+    """The exit code, and the heavy modules that were imported."""
     done = children.run(
-        [sys.executable, "-c", PROBE.format(heavy=heavy), *argv],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        check=True,
-    )
+        [sys.executable, "-c", PROBE.format(heavy=heavy), *argv], capture_output=True, text=True,
+        cwd=ROOT, stdin=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
     return done.stderr.rsplit("LOADED", 1)[1].split()
 
 
@@ -46,15 +50,36 @@ def probe(*argv, heavy=HEAVY):
     "argv", [["--help"], ["-h"], ["--version"], [], ["generate", "--help"], ["nonsense"]]
 )
 def test_help_version_and_typing_errors_import_nothing_heavy(argv):
-    code, *loaded = probe(*argv)
-    assert loaded == []
-    assert code == ("2" if argv == ["nonsense"] else "0")
+    assert probe(*argv) == ["2" if argv == ["nonsense"] else "0"]
 
 
-@pytest.mark.parametrize("argv", [["env"], ["--show-completion"], ["generate", "--top-k", "x"]])
-def test_light_commands_import_no_torch(argv, monkeypatch):
-    monkeypatch.setenv("SHELL", "/bin/bash")
-    assert probe(*argv, heavy=("torch", "pydantic"))[1:] == []
+@pytest.mark.parametrize(
+    ("argv", "heavy", "code"),
+    [
+        ("env", ("torch", "pydantic"), "0"),
+        ("--show-completion bash", ("torch", "pydantic"), "0"),
+        ("generate --top-k x", ("torch", "pydantic"), "2"),
+        # what is known without weights
+        ("info -m TINY", ("torch",), "0"), ("info --json -m TINY", ("torch",), "0"),
+        ("shapes -m TINY", ("torch",), "0"), ("shapes --json -m TINY", ("torch",), "0"),
+        ("shapes --names -m TINY", ("torch",), "0"), ("shapes --all -m TINY", ("torch",), "0"),
+        ("shapes --params --layer=0 -m TINY", ("torch",), "0"),
+        ("tokens hello -m TINY", ("torch", "numpy"), "0"), ("info --families", ("torch",), "0"),
+        *((f"models {words}", ("torch", "httpx", "gguf", "transformers"), "0")
+          for words in ("list", "path tiny", "prune --dry-run")),
+        # the second model is refused before the first is loaded
+        ("score hello -m tiny --versus DBRX", ("torch",), "4"),
+    ],
+)  # fmt: skip
+def test_light_commands_import_no_torch(argv, heavy, code, tiny, dbrx):
+    words = [{"TINY": tiny, "DBRX": dbrx}.get(word, word) for word in argv.split()]
+    assert probe(*words, heavy=heavy) == [code]
+
+
+@pytest.fixture
+def dbrx(tmp_path):
+    """A model of an architecture that is not supported."""
+    return str(write_tiny(tmp_path / "m", model_type="dbrx"))
 
 
 @pytest.mark.parametrize(
@@ -64,30 +89,8 @@ def test_light_commands_import_no_torch(argv, monkeypatch):
          ["dump", "hello", "--name", "logits"], ["timing", "hello"], ["ladder", "hello"],
          ["explain", "logits[-1,0]", "hello"], ["generate", "hello", "--random-weights"]], 3),
 )  # fmt: skip
-def test_an_architecture_that_is_not_supported_is_refused_before_torch(argv, tmp_path):
-    folder = write_tiny(tmp_path / "m", model_type="dbrx")
-    code, *loaded = probe(*argv, "-m", str(folder), heavy=("torch",))
-    assert (code, loaded) == ("4", [])
-
-
-def test_a_second_model_that_is_not_supported_is_refused_before_the_first_is_loaded(tmp_path):
-    folder = write_tiny(tmp_path / "m", model_type="dbrx")
-    argv = ("score", "hello", "-m", "tiny", "--versus", str(folder))
-    assert probe(*argv, heavy=("torch",)) == ["4"]
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [["info"], ["info", "--json"], ["shapes"], ["shapes", "--json"], ["shapes", "--names"],
-     ["shapes", "--all"], ["shapes", "--params", "--layer=0"]],
-)  # fmt: skip
-def test_what_is_known_without_weights_imports_no_torch(argv, tiny):
-    assert probe(*argv, "-m", tiny, heavy=("torch",)) == ["0"]
-
-
-def test_tokens_and_families_import_no_torch(tiny):
-    assert probe("tokens", "hello", "-m", tiny, heavy=("torch", "numpy")) == ["0"]
-    assert probe("info", "--families", heavy=("torch",)) == ["0"]
+def test_an_architecture_that_is_not_supported_is_refused_before_torch(argv, dbrx):
+    assert probe(*argv, "-m", dbrx, heavy=("torch",)) == ["4"]
 
 
 def test_help_takes_less_than_a_fifth_of_a_second():
@@ -113,11 +116,8 @@ def test_version(cli):
 
 def test_root_help_lists_every_command(cli):
     text = cli("--help").out
-    for name, entry in ENTRIES.items():
-        assert f" {name} " in text
-        assert f"\n{entry.heading} " in text
+    assert all(f" {name} " in text and f"\n{one.heading} " in text for name, one in ENTRIES.items())
     assert len(text.splitlines()) < 24, "it stays on the first screen"
-    assert max(map(len, text.splitlines())) <= 80
     assert cli().out == text
 
 
@@ -180,9 +180,94 @@ def test_a_long_help_goes_through_the_pager_on_a_terminal(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert cli("generate", "-h").out == plain
     assert len(paged) == 1
-
-
-def test_without_a_pager_a_long_help_is_printed(cli, monkeypatch):
+    monkeypatch.undo()
     monkeypatch.setenv("LLMCLI_PAGER", "")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert cli("generate", "--help").out.startswith("usage: llmcli generate ")
+
+
+# `llmcli help`: topics on a terminal and in a pipe, the help of commands, and what it costs
+
+
+def test_alone_it_lists_commands_and_topics(cli):
+    result = cli("help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(cli("--help").out.rstrip())
+    for name, topic in TOPICS.items():
+        assert f"  {name} " in result.out
+        assert topic.summary.split()[0] in result.out
+
+
+@pytest.mark.parametrize("name", [*ENTRIES, *NESTED])
+def test_of_a_command_it_is_what_the_command_says(cli, name):
+    if topic_of(name.split()):  # models, shapes and attention are explained, and name the options
+        assert f"`llmcli {name} --help`" in cli("help", name).out
+        return
+    assert cli("help", *name.split()).out == cli(*name.split(), "--help").out
+    assert cli("help", "help").out == cli("help", "--help").out
+
+
+@pytest.mark.parametrize("name", list(TOPICS))
+def test_a_topic_is_plain_text_in_a_pipe(cli, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = cli("help", name)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("# ")
+    assert "\x1b" not in result.out
+    assert "<!--" not in result.out
+    assert "```" not in result.out
+    assert "\n\n\n" not in result.out
+    assert max(map(cell_len, result.out.splitlines())) <= 80  # commands, too
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("name", list(TOPICS))
+def test_a_topic_on_a_terminal(name, width):
+    """Colours instead of markers, and no line of prose that is wider than the terminal."""
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=True, color_system="standard",
+        markup=False, emoji=False, highlight=False,
+    )  # fmt: skip
+    text = drawn(filled(TOPICS[name].text()), console)
+    assert "\x1b[1" in text
+    assert "## " not in text
+    plain = Text.from_ansi(text).plain.splitlines()
+    prose = [line for line in plain if not line.startswith("    ")]
+    assert max(map(cell_len, prose)) <= width
+
+
+@pytest.mark.parametrize("said", [*spellings(), "Reading Attention", "shapes_and_names", "GGUF"])
+def test_spellings(cli, said):
+    topic = topic_of(said.split())
+    assert topic is not None
+    assert cli("help", *said.split()).out == cli("help", topic.name).out
+
+
+def test_no_spelling_means_two_topics_and_none_hides_a_command():
+    named = spellings()
+    assert len(named) == len(set(named))
+    assert {*ENTRIES} & {*named} == {"models", "shapes", "attention"}
+
+
+def test_it_imports_no_torch_and_makes_no_request():
+    code = (
+        "import socket, sys\n"
+        "def refused(*a, **k): raise SystemExit('the network')\n"
+        "socket.socket.connect = refused\n"
+        "from llmcli.cli.app import main\n"
+        "for words in sys.argv[1:]: assert main(['help', *words.split()]) == 0\n"
+        "heavy = {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subjects = ["", *TOPICS, "generate", "models pull"]
+    done = children.run([sys.executable, "-c", code, *subjects], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_package_has_the_topics():
+    """A file for each, and a pattern for them among the data of the package."""
+    folder = ROOT / "llmcli" / "commands" / "help" / "topics"
+    assert {file.stem for file in folder.glob("*")} == set(TOPICS)
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["llmcli"]
+    assert "commands/help/topics/*.md" in data

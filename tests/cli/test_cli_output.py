@@ -1,25 +1,42 @@
-"""JSON of anything, colour by the rules, settings with their sources, scores of a small model."""
+"""What is written: JSON of anything, colour and width by the rules, lines, bars and notes."""
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
+import llmcli
+from llmcli.cli.exits import tell
+from llmcli.cli.group import width
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output, Screen, dumps, json_pieces, jsonable
 from llmcli.cli.progress import Progress
+from llmcli.cli.wrap import wrapped
 
 
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+    def fileno(self):
+        return 77
 
 
 @pytest.mark.parametrize(
@@ -41,6 +58,115 @@ class Terminal(io.StringIO):
 def test_colour_and_animation(stream, environ, colour, animate):
     screen = Screen.of(stream, environ)
     assert (screen.colour, screen.animate) == (colour, animate)
+
+
+def test_the_width_is_that_of_the_stream_itself(monkeypatch):
+    sizes = {77: os.terminal_size((50, 9))}
+    monkeypatch.setattr(os, "get_terminal_size", sizes.__getitem__)
+    for stream, environ, columns in (
+        (Terminal(), {}, 50), (Terminal(), {"COLUMNS": "33"}, 33), (io.StringIO(), {}, 10_000),
+        (io.StringIO(), {"COLUMNS": "33"}, 33),
+    ):  # fmt: skip
+        assert Screen.of(stream, environ).width == columns
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert Screen.of(io.StringIO(), {}).width == 50, "a pipe that ends on the terminal of stderr"
+    assert Screen.of(io.StringIO(), {"COLUMNS": "33"}).width == 50
+    assert width() == 50
+
+
+WORDS = st.lists(st.text("abcé漢-/.`", max_size=12), max_size=20).map(" ".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(WORDS, st.integers(5, 60))
+def test_lines_fit_and_hold_every_word(line, width):
+    lines = wrapped(line, width).split("\n")
+    for one in lines:
+        assert cell_len(one) <= width or " " not in re.sub("`[^`]*`", "", one).strip()
+    assert all(one.startswith("  ") for one in lines[1:])
+    assert " ".join([lines[0], *(one[2:] for one in lines[1:])]) == line
+
+
+def test_only_a_terminal_breaks_lines(monkeypatch):
+    message = "hint: fetch it again, or give its path with `-m /a/very/long/path/of/a/model.gguf`"
+    for stream, columns in ((Terminal(), 40), (io.StringIO(), 10_000)):
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((40, 9)))
+        tell(message)
+        seen = stream.getvalue().removesuffix("\n")
+        assert max(map(len, seen.split("\n"))) <= columns
+        assert re.sub(r"\n +", " ", seen) == message
+    assert seen == message
+
+
+def test_a_traceback_keeps_its_lines(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("COLUMNS", "10")
+    tell('  File "a.py", line 3, in b')
+    assert stream.getvalue() == '  File "a.py", line 3, in b\n'
+
+
+# what a command is made of: a program with its arguments, or an option with its value
+COMMANDS = re.compile(
+    r"""(?<![\w.-])(?:llmcli|pip|hf|git|python)\ (?!reads)[a-z-]
+        | (?<!\w)--?[a-z][a-z-]*\ (?:[A-Z*"\d]|(?:auto|all|cpu|b?float\d+|transformers)\b)""",
+    re.VERBOSE,
+)
+
+
+def named(node: ast.AST) -> str:
+    """What a value is given to."""
+    if isinstance(node, ast.keyword):
+        return node.arg or ""
+    return ast.unparse(node.targets[0]).lower() if isinstance(node, ast.Assign) else ""
+
+
+def texts(value: ast.AST) -> Iterator[str]:
+    """The texts in an expression, values filled in with `x`."""
+    if isinstance(value, ast.JoinedStr):
+        pieces = (getattr(piece, "value", "x") for piece in value.values)
+        yield "".join(piece if isinstance(piece, str) else "x" for piece in pieces)
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
+    else:
+        for inner in ast.iter_child_nodes(value):
+            yield from texts(inner)
+
+
+def hints() -> Iterator[tuple[str, str]]:
+    """Every hint in the source, and where it stands."""
+    root = Path(llmcli.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if "render" in path.parts:  # what Rich wraps
+            continue
+        tree = ast.parse(path.read_text())
+        constants = {
+            node.targets[0].id: node.value for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }  # fmt: skip
+        for node in ast.walk(tree):
+            if "hint" in named(node):
+                value = node.value
+                if isinstance(value, ast.Name):
+                    value = constants.get(value.id, value)
+                for text in texts(value):
+                    yield f"{path.relative_to(root)}:{value.lineno}", text
+
+
+def test_hints_never_break_inside_a_command():
+    found = list(hints())
+    assert len(found) > 200
+    spans = 0
+    for where, hint in found:
+        bare = re.sub("`[^`]*`", "", hint)
+        assert not COMMANDS.search(bare), f"{where}: backticks keep a command together: {hint}"
+        for columns in (20, 40, 60):
+            text = wrapped(f"hint: {hint}", columns)
+            for command in re.findall("`[^`]*`", hint):
+                assert command in text, where
+                spans += " " in command
+    assert spans > 100
 
 
 @dataclass
@@ -68,35 +194,38 @@ def test_json_is_ascii():
     assert dumps(value) == "".join(json_pieces(value)) == text
 
 
-def test_env_says_where_settings_come_from(cli, monkeypatch):
-    monkeypatch.setenv("LLMCLI_MODEL", "./somewhere")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("LLMCLI_CACHE", "/tmp/some-cache")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    document = cli("env", "--json", "--seed", "5", "--offline").json()
-    found = {setting["name"]: setting for setting in document["settings"]}
-    assert document["schema"] == "llmcli.env/1"
-    assert document["environment"]["llmcli"]
-    assert (found["model"]["value"], found["model"]["origin"]) == ("./somewhere", "LLMCLI_MODEL")
-    assert (found["threads"]["value"], found["threads"]["source"]) == ("3", "environment")
-    assert (found["seed"]["value"], found["seed"]["origin"]) == ("5", "--seed")
-    assert (found["offline"]["value"], found["offline"]["source"]) == (True, "flag")
-    assert found["dtype"]["source"] == "default"
-    assert found["llmcli cache"]["value"] == "/tmp/some-cache"
-    assert "secret" not in json.dumps(document)
-    flagged = cli("env", "-m", "smollm2", "--json").json()["settings"]
-    assert next(s for s in flagged if s["name"] == "model")["source"] == "flag"
-
-
-def test_a_note_does_not_end_up_behind_a_bar(capsys, monkeypatch):
+@pytest.fixture
+def progress(monkeypatch):
+    """`progress(screen, …)`: what it would draw on that terminal, without waiting."""
     monkeypatch.setattr("llmcli.cli.progress.PATIENCE_S", 0)
-    out = Output("models", OutputOptions())
-    out.err = Screen(terminal=True, animate=True, colour=True, width=80)
-    with Progress(out) as progress:
-        progress("downloading x", 1, 3)
+
+    def begun(*words, colour=True, width=80, **how):
+        out = Output("models", OutputOptions())
+        out.err = Screen(terminal=True, animate=True, colour=colour, width=width)
+        return out, Progress(out, *words, **how)
+
+    return begun
+
+
+def test_progress_is_drawn_by_the_thread_that_works(progress, capsys):
+    """So that no other takes time from what is timed; a prompt is counted in tokens."""
+    before, seen = set(threading.enumerate()), []
+    with progress("loading x …", tokens=True)[1] as drawn:
+        for done in (1024, 2048):
+            drawn("reading the prompt", done, 3001)
+            seen += set(threading.enumerate()) - before
+    shown, _, bar = capsys.readouterr().err.partition("\r\x1b[K")
+    assert (shown, seen) == ("loading x …", [])
+    assert "reading the prompt" in bar
+    assert "1024 / 3001 tokens" in bar
+
+
+def test_a_note_does_not_end_up_behind_a_bar(progress, capsys):
+    out, bar = progress()
+    with bar as drawn:
+        drawn("downloading x", 1, 3)
         out.note("it comes from elsewhere")
-        progress("downloading y", 2, 3)
+        drawn("downloading y", 2, 3)
     first, note, rest = capsys.readouterr().err.partition("note: it comes from elsewhere\n")
     assert "downloading x" in first
     assert first.endswith("\x1b[2K")  # the line is empty again
@@ -104,6 +233,21 @@ def test_a_note_does_not_end_up_behind_a_bar(capsys, monkeypatch):
     assert "downloading y" in rest
     out.note("after it")
     assert capsys.readouterr().err == "note: after it\n"
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_without_colour_a_bar_is_drawn_and_erased(progress, capsys, width):
+    with progress(colour=False, width=width)[1] as drawn:
+        for done in range(1, 4):
+            drawn("downloading x", done << 20, 3 << 20)
+            time.sleep(0.15)
+    seen = capsys.readouterr().err
+    assert "downloading x" in seen
+    assert " 67 %" in seen
+    assert seen.endswith("\x1b[2K")
+    assert not re.search(r"\x1b\[[\d;]*m", seen)
+    assert (", 2 MiB of 3 MiB, " in seen) is (width >= 80)
+    assert ("iB/s" in seen) is (width >= 80)
 
 
 def test_single_precision_scores_the_same(cli, tmp_path):

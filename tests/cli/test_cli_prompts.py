@@ -1,9 +1,11 @@
-"""Where a text comes from: argument, file, pipe, redirected file, ids."""
+"""Where a text comes from: argument, file, pipe, ids, a conversation; and a run once more."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -13,12 +15,13 @@ import children
 import pytest
 
 from llmcli.cli import prompts
-from llmcli.cli.options import PromptOptions
-from llmcli.cli.prompts import (
-    parse_ids,
-    read_prompt,
-    stdin_is_given,
-)
+from llmcli.cli.looking import NewTokensOptions
+from llmcli.cli.messages import read_conversation
+from llmcli.cli.options import ModelOptions, PromptOptions
+from llmcli.cli.prompts import parse_ids, read_prompt, stdin_is_given
+from llmcli.cli.template import TemplateOptions, template_variables
+from llmcli.commands.attention.options import HeadOptions, ViewOptions
+from llmcli.commands.attention.prompt import again
 from llmcli.commands.generate.batch import read_batch
 from llmcli.errors import UsageError
 
@@ -156,3 +159,95 @@ def test_a_pipe_that_ends_needs_no_words(cli, stdin, monkeypatch):
     stdin(b"x")
     result = cli("tokens", "-m", "tiny")
     assert (result.code, result.err) == (0, "")
+
+
+# conversations: `{"messages": […]}` as it is read, checked and timed, and variables
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def test_values_of_variables_are_json_or_text():
+    given = ["a=true", "b=1.5", 'c="x"', "d=x=y", "e=", 'f={"g": [1]}', "h=null"]
+    assert template_variables(given) == {
+        "a": True, "b": 1.5, "c": "x", "d": "x=y", "e": "", "f": {"g": [1]}, "h": None,
+    }  # fmt: skip
+    line = again("x", TemplateOptions(variable=["a=1", "b=it's"]))
+    assert line == "llmcli x --set a=1 --set 'b=it'\"'\"'s'"
+
+
+def test_a_conversation_is_timed_and_climbed(run_tiny, tmp_path):
+    file = tmp_path / "talk.json"
+    file.write_text(json.dumps({"messages": [user("hi")]}))
+    found = run_tiny("timing", "-f", str(file), "-n", "1", "--pairs", "2", "--json").json()
+    assert found["prompt_tokens"] == len("hi") + 3
+    assert len(run_tiny("ladder", "-f", str(file), "--json").json()["ids"]) == len("hi") + 3
+
+
+def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    talk = '{"messages": [{"role": "user", "content": "x"}]}'
+    for name, text in (
+        ("talk.txt", talk), ("talk", talk), ("a.json", '{"messages": {"hello": "Hallo"}}'),
+        ("b.json", '["messages"]'), ("c.json", '{"text": 1}'), ("d.json", "{"), ("e.json", "x"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(text)
+        prompt = read_prompt(PromptOptions(file=str(tmp_path / name)))
+        assert (prompt.text, prompt.conversation) == (text, None)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "f.JSON").write_text(talk)
+    assert read_prompt(PromptOptions(file=str(tmp_path / "f.JSON"))).conversation is not None
+    (tmp_path / "g.json").write_text(talk[:-1])
+    assert read_prompt(PromptOptions(file=str(tmp_path / "g.json"))).text == talk[:-1]
+    assert "g.json` is not valid JSON (Expecting ',' delimiter" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_a_conversation_is_said_with_its_place(as_written):
+    """A conversation and the message about it in each line of a file."""
+    file, found = Path(__file__).with_name("refused-conversations.txt"), []
+    for row in file.read_text("utf-8").splitlines():
+        value = row.partition(" → ")[0]
+        with pytest.raises(UsageError) as caught:
+            read_conversation(json.loads(value), "F")
+        assert caught.value.hint
+        found.append(f"{value} → {caught.value.message}\n")
+    as_written(file, "".join(found))
+
+
+def test_messages_as_other_programs_write_them():
+    tool = {"role": "tool", "content": "x"}
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "name": None}
+    found = read_conversation(
+        {"messages": [{"role": "user", "content": parts}, call, tool]}, "F"
+    )
+    assert list(found.messages) == [
+        user("a b"), {"role": "assistant", "tool_calls": [{"id": "1"}]}, tool,
+    ]  # fmt: skip
+
+
+# the command line of a run once more
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ((ModelOptions(), PromptOptions(), HeadOptions()), "llmcli x"),
+        ((PromptOptions(prompt="a b"), ModelOptions(model="tiny")), "llmcli x 'a b' -m tiny"),
+        ((HeadOptions(synthetic=32, weighted=True),), "llmcli x --weighted --synthetic 32"),
+        ((NewTokensOptions(generate=4), ViewOptions(key="-2:")), "llmcli x --generate 4 --key -2:"),
+        ((PromptOptions(prompt="a " * 30),), "llmcli x PROMPT"),
+        ((PromptOptions(prompt="a\nb"),), "llmcli x PROMPT"),
+        ((PromptOptions(ids=",".join("1" * 30)),), "llmcli x --ids 1,2,3"),
+        ((PromptOptions(file="/a" * 30),), f"llmcli x -f {'/a' * 30}"),
+        ((PromptOptions(prompt="it's $HOME"),), "llmcli x 'it'\"'\"'s $HOME'"),
+    ],
+)  # fmt: skip
+def test_only_what_is_not_as_by_default_is_repeated(given, line):
+    assert again("x", *given) == line
+
+
+def test_a_shell_reads_it_as_it_was():
+    text = "a 'quoted' \"text\" $(ls) `id` \\"
+    assert shlex.split(again("x", PromptOptions(prompt=text))) == ["llmcli", "x", text]

@@ -6,6 +6,9 @@ from pathlib import Path
 import children
 import pytest
 
+from llmcli.cli import group
+from llmcli.cli.tree import COMPUTING, ENTRIES, root
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only there")
 
 # what was loaded when `read_ahead` returned, and which libraries of Python's own came after that
@@ -66,30 +69,19 @@ assert {line.split()[-1] for line in maps.splitlines() if "libtorch_cpu" in line
 
 @pytest.mark.parametrize(
     ("words", "read"),
-    [
-        (["generate", "x"], True),
-        (["bench"], True),
-        (["generate", "--help"], False),
-        (["generate", "-h"], False),
-        (["info"], False),
-        (["bench", "compare", "a", "b"], False),
-    ],
-)
+    [("generate x", True), ("bench", True), ("generate --help", False), ("generate -h", False),
+     ("info", False), ("bench compare a b", False)],
+)  # fmt: skip
 def test_only_commands_that_compute_read_them(words, read, monkeypatch):
-    from llmcli.cli import group
-    from llmcli.cli.tree import root
-
     calls: list[int] = []
     monkeypatch.setattr(group, "read_ahead", lambda: calls.append(1))
     command = root()
-    with command.make_context("llmcli", list(words)) as context:
-        command.resolve_command(context, list(words))
+    with command.make_context("llmcli", words.split()) as context:
+        command.resolve_command(context, words.split())
     assert bool(calls) is read
 
 
 def test_without_torch_nothing_is_opened(monkeypatch):
-    from llmcli.cli import group
-
     monkeypatch.setattr(group, "find_spec", lambda name: None)
     monkeypatch.setattr(group, "Thread", None)  # would be called
     group.read_ahead()
@@ -97,8 +89,6 @@ def test_without_torch_nothing_is_opened(monkeypatch):
 
 def test_every_command_that_computes_is_named():
     """Those whose modules import torch somewhere below `commands/NAME`, or load a model."""
-    from llmcli.cli.tree import COMPUTING, ENTRIES
-
     folder = Path(__file__).parents[2] / "llmcli" / "commands"
     names = {
         name for name in ENTRIES

@@ -1,4 +1,4 @@
-"""A chat template that never ends: one line and exit code 4, and Ctrl-C ends the program before."""
+"""A chat template without an end, or too long: exit code 4, and Ctrl-C ends the program before."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch,
     error, hint = result.err.splitlines()[-2:]
     assert error == f"error: {words}"
     assert hint.startswith("hint: `llmcli generate --raw` goes without it")
+
+
+def test_a_template_that_is_too_long_stops_only_who_asks_for_it(cli, tiny, tmp_path):
+    folder = with_template(tiny, tmp_path / "m", "x" * 300_000)
+    assert cli("tokens", "-m", folder, "hi").code == 0
+    result = cli("tokens", "-m", folder, "hi", "--chat")
+    assert result.code == 4
+    assert "the chat template has 262145 characters, more than 262144" in result.err
+    assert "without `--chat`" in result.err
 
 
 def rendering(parent):
