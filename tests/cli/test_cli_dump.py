@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cli_tiny import write_tiny
+from json_schemas import errors
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
@@ -126,6 +127,7 @@ def test_a_nan_exits_7_and_what_there_is_is_written(cli, tmp_path, generate):
     assert np.isfinite(arrays["blocks.1.ln2.out"]).all()
     assert "blocks.1.resid_post" in arrays
     document = cli(*argv, "--json").json()  # one document, and no other
+    assert errors(document, "dump") == []
     assert document["not_finite"] == "`blocks.1.mlp.up[0,7]` is not a number"
     assert document["ok"] is False
     bad = next(one for one in document["tensors"] if one["nan"])
