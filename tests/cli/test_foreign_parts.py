@@ -11,7 +11,7 @@ from dataclasses import replace
 import linear_family
 import numpy as np
 import pytest
-from linear_family import family_of
+from linear_family import RMS, family_of, write
 from safetensors.torch import load_file
 from unplanned import family as unplanned
 from unplanned.experts.part import PART as EXPERTS
@@ -28,11 +28,9 @@ from llmcli.nn.step import Edit
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import GateClamp, MlpConfig
-from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.registry import PARTS
 
 TEXT = "The old house stood at the end of the road, and the old"
-RMS = NormConfig(kind="rms", eps=1e-5)
 MIXER = AttentionConfig(
     heads=4, kv_heads=2, head_dim=16, value_dim=16, scale=0.25, qkv_bias=True, out_bias=True,
     rope=RopeConfig(theta=1000.0, dims=16), sinks=True,
@@ -52,24 +50,21 @@ def sunk(_=None):
     )  # fmt: skip
 
 
-WRITERS = {
-    "linear": linear_family.write,
-    "sunk": lambda folder: linear_family.write(folder, sunk),
-    "unplanned": unplanned.write,
-}
+FAMILIES = {"linear": linear_family.config, "sunk": sunk, "unplanned": unplanned.config}
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("foreign")
-    return {name: str(write(folder / name)) for name, write in WRITERS.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        for part in (MEAN, EXPERTS):
+            patch.setitem(PARTS, part.config, part)
+        yield {name: str(write(folder / name, config)) for name, config in FAMILIES.items()}
 
 
 @pytest.fixture(autouse=True)
-def known(registered, monkeypatch):
-    registered(linear_family.FAMILY, family_of("sunk", sunk), unplanned.FAMILY)
-    for part in (MEAN, EXPERTS):
-        monkeypatch.setitem(PARTS, part.config, part)
+def known(registered, paths):
+    registered(*(family_of(name, config) for name, config in FAMILIES.items()))
 
 
 @pytest.fixture
@@ -84,7 +79,7 @@ def run(green, paths):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_view_is_green(run, paths, name, dtype, tmp_path):
     file = tmp_path / "all.npz"
     of = (TEXT, "--dtype", dtype)
@@ -235,7 +230,7 @@ def test_what_others_call_its_tensors_is_known(cli, paths, tmp_path):
     "number", ["blocks.1.resid_post[5,3]", "blocks.0.mean.z[1,4,2]", "blocks.0.mean.pattern[2,7,3]"]
 )
 def test_explain_says_where_it_cannot_go_on(run, number):
-    said = run("unplanned", "explain", number, TEXT)
+    said = run("unplanned", "explain", number, TEXT, "--depth", "all")
     assert said["ok"]
     assert any("cannot be derived yet" in step["note"] for step in said["steps"])
 
