@@ -102,11 +102,11 @@ def run_tiny(cli: Callable[..., Result], tiny: str) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Family], None]:
-    """`registered(FAMILY)`: one more family that commands know, until the test ends."""
+def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`registered(FAMILY, …)`: more families that commands know, until the test ends."""
 
-    def register(family: Family) -> None:
-        known = (*families(), family)
+    def register(*more: Family) -> None:
+        known = (*families(), *more)
         for module in ("families.family", "commands.info.measure"):
             monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from llmcli.commands.bench import request
 from llmcli.commands.bench.options import (
     OurOptions,
     RunOptions,
@@ -17,30 +18,19 @@ from llmcli.commands.bench.options import (
 from llmcli.commands.bench.request import bench_request, flags, model_names, numbers, pairs, words
 from llmcli.errors import UsageError
 
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (None, (512,)),
-        (["16"], (16,)),
-        (["16,32"], (16, 32)),
-        (["16", "32,8"], (16, 32, 8)),
-        (["1-4"], (1, 2, 3, 4)),
-        (["1-9+2"], (1, 3, 5, 7, 9)),
-        (["1-10+4"], (1, 5, 9)),
-        (["1-8*2"], (1, 2, 4, 8)),
-        (["1-9*2"], (1, 2, 4, 8)),
-        (["128-512*2,64,1-2"], (128, 256, 512, 64, 1, 2)),
-        (["5-5"], (5,)),
-        (["0"], (0,)),
-    ],
-)
-def test_numbers(given: Any, expected: tuple[int, ...]) -> None:
-    assert numbers("--n-prompt", given, (512,)) == expected
+NUMBERS = {
+    "16": (16,), "16,32": (16, 32), "16 32,8": (16, 32, 8), "1-4": (1, 2, 3, 4),
+    "1-9+2": (1, 3, 5, 7, 9), "1-10+4": (1, 5, 9), "1-8*2": (1, 2, 4, 8), "1-9*2": (1, 2, 4, 8),
+    "128-512*2,64,1-2": (128, 256, 512, 64, 1, 2), "5-5": (5,), "0": (0,),
+}  # fmt: skip
 
 
-def test_all_layers_are_minus_one() -> None:
-    assert numbers("--n-gpu-layers", ["-1", "0"], (), at_least=-1) == (-1, 0)
+def test_numbers() -> None:
+    """Of an option that was given several times, too."""
+    for given, expected in NUMBERS.items():
+        assert numbers("--n-prompt", given.split(), (512,)) == expected
+    assert numbers("--n-prompt", None, (512,)) == (512,)
+    assert numbers("--n-gpu-layers", ["-1", "0"], (), at_least=-1) == (-1, 0)  # -1: all
 
 
 @pytest.mark.parametrize(
@@ -84,13 +74,10 @@ def test_pairs() -> None:
 def test_flags_and_words() -> None:
     assert flags("-mmp", None, True) == (True,)
     assert flags("-mmp", ["0,1"], True) == (False, True)
-    with pytest.raises(UsageError, match="`-mmp` takes 0 or 1, not `yes`"):
-        flags("-mmp", ["yes"], True)
     assert words("-ctk", ["f16,f32"], "auto") == ("f16", "f32")
-    with pytest.raises(UsageError, match="`-ctk` has no choice `f15`"):
-        words("-ctk", ["f15"], "auto", allowed=("f16",))
-    with pytest.raises(UsageError, match="`-m` has an empty value"):
-        words("-m", ["a,"], "")
+    assert model_names(SubjectOptions()) == ()
+    asked = SubjectOptions(model=["a,b"], hf_repo=["org/x,org/y"], hf_file=["x.gguf"])
+    assert model_names(asked) == ("a", "b", "hf:org/x/x.gguf", "hf:org/y")
 
 
 def plan(
@@ -106,6 +93,35 @@ def plan(
         ours=OurOptions(**(ours or {})),
         unused=UnusedOptions(**(unused or {})),
     )
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: flags("-mmp", ["yes"], True), "`-mmp` takes 0 or 1, not `yes`"),
+    (lambda: words("-ctk", ["f15"], "auto", allowed=("f16",)), "`-ctk` has no choice `f15`"),
+    (lambda: words("-m", ["a,"], ""), "`-m` has an empty value"),
+    (lambda: plan(swept={"activations": ["4"]}), "`--activations` has no choice `4`"),
+    (lambda: plan(swept={"flash_attn": ["x"]}), "`--flash-attn` has no choice `x`"),
+    (lambda: plan(swept={"batch_size": ["0,64"]}), "`--batch-size` must be at least 1, not `0`"),
+    (lambda: plan(swept={"ubatch_size": ["0,64"]}), "`--ubatch-size` must be at least 1, not `0`"),
+    (lambda: plan(tests={"n_prompt": ["0"], "n_gen": ["0"], "n_pg": ["0,0"]}),
+     "all tests have 0 tokens"),
+    # more than anybody can wait for; tests are counted before they are made
+    (lambda: plan(swept={"threads": ["1-1000"], "batch_size": ["1-1000"]}, tests={"n_gen": ["0"]}),
+     "these are 1,000,000 tests"),
+    (lambda: plan(tests={"n_prompt": ["0-9999"], "n_gen": ["1-9999"], "n_depth": ["1-9999"],
+                         "n_pg": ["4,4", "0,0"]}, swept={"threads": ["1"]}),
+     "these are 199,970,001 tests"),
+    (lambda: model_names(SubjectOptions(hf_repo=["org/x:Q4_K_M"])),
+     "`--hf-repo org/x:Q4_K_M` names no file"),
+    (lambda: model_names(SubjectOptions(hf_file=["x.gguf"])),
+     "`--hf-file` goes with a `--hf-repo`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "message"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_is_refused(asked: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        asked()
 
 
 def test_what_is_run_where_nothing_is_asked_for() -> None:
@@ -128,22 +144,16 @@ def test_beside_llama_cpp_there_are_its_activations_too() -> None:
     assert bits(against="llama.cpp") == ["auto", "8"]
     assert bits({"activations": ["16"]}, against="llama.cpp") == ["16"]
     assert bits({"activations": ["8,16"]}) == ["8", "16"]
-    with pytest.raises(UsageError, match="`--activations` has no choice `4`"):
-        bits({"activations": ["4"]})
 
 
-def test_tests_are_in_the_order_of_llama_bench() -> None:
+def test_the_order_of_tests_and_configurations() -> None:
+    """Tests are in the order of llama-bench; models vary outermost, threads innermost."""
     asked = {"n_prompt": ["8,16"], "n_gen": ["4"], "n_pg": ["8,4"], "n_depth": ["0", "32"]}
     assert [test.name for test in plan(tests=asked).tests] == [
         "pp8", "pp16", "tg4", "pp8+tg4",
         "pp8 @ d32", "pp16 @ d32", "tg4 @ d32", "pp8+tg4 @ d32",
     ]  # fmt: skip
     assert [test.name for test in plan(tests={"n_prompt": ["0"]}).tests] == ["tg128"]
-    with pytest.raises(UsageError, match="all tests have 0 tokens"):
-        plan(tests={"n_prompt": ["0"], "n_gen": ["0"], "n_pg": ["0,0"]})
-
-
-def test_every_combination_models_outermost_threads_innermost() -> None:
     found = plan(models=("a", "b"), swept={"threads": ["1-2"], "batch_size": ["64,32"]})
     assert [(s.model, s.n_batch, s.n_threads) for s in found.configurations] == [
         ("a", 64, 1), ("a", 64, 2), ("a", 32, 1), ("a", 32, 2),
@@ -151,78 +161,37 @@ def test_every_combination_models_outermost_threads_innermost() -> None:
     ]  # fmt: skip
 
 
-def test_more_than_anybody_can_wait_for() -> None:
-    with pytest.raises(UsageError, match="these are 1,000,000 tests"):
-        plan(swept={"threads": ["1-1000"], "batch_size": ["1-1000"]}, tests={"n_gen": ["0"]})
+# devices by our names and by those of llama.cpp
+DEVICES = {
+    "auto": "auto", "none": "cpu", "cpu": "cpu", "CUDA0": "cuda:0", "cuda": "cuda",
+    "cuda:1": "cuda:1", "Metal": "mps", "MTL0": "mps", "meta": "meta",
+    "CUDA0/CUDA1": "cuda0/cuda1",
+}  # fmt: skip
+FLASH = {"1": "on", "on": "on", "0": "off", "auto": "auto", "-1": "auto", "true": "on"}
+# options without effect, and what a row says of them
+UNUSED: dict[tuple[str, str], tuple[str, object]] = {
+    ("tensor_split", "3/1"): ("tensor_split", "3.00/1.00"),
+    ("tensor_split", "3;1"): ("tensor_split", "3.00/1.00"),
+    ("load_mode", "none"): ("use_mmap", False),
+    ("load_mode", "mmap+mlock"): ("use_mmap", True),
+    ("mmap", "0"): ("use_mmap", False),
+    ("direct_io", "1"): ("use_mmap", False),
+    ("poll", "100"): ("poll", 100),
+    ("cpu_mask", "0xF"): ("cpu_mask", "0xF"),
+    ("override_tensor", "ffn=CPU"): ("tensor_buft_overrides", "ffn=CPU"),
+    ("no_host", "1"): ("no_host", True),
+    ("n_cpu_moe", "3"): ("n_cpu_moe", 3),
+    ("split_mode", "row"): ("split_mode", "row"),
+    ("main_gpu", "1"): ("main_gpu", 1),
+}  # fmt: skip
 
 
-def test_tests_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "all_tests", lambda *_: pytest.fail("made"))
-    with pytest.raises(UsageError, match="these are 199,970,001 tests"):
-        plan(tests={"n_prompt": ["0-9999"], "n_gen": ["1-9999"], "n_depth": ["1-9999"],
-                    "n_pg": ["4,4", "0,0"]}, swept={"threads": ["1"]})  # fmt: skip
-
-
-@pytest.mark.parametrize("option", ["batch_size", "ubatch_size"])
-def test_a_batch_of_nothing(option: str) -> None:
-    name = "--" + option.replace("_", "-")
-    with pytest.raises(UsageError, match=f"`{name}` must be at least 1, not `0`"):
-        plan(swept={option: ["0,64"]})
-
-
-@pytest.mark.parametrize(
-    ("given", "ours"),
-    [
-        ("auto", "auto"), ("none", "cpu"), ("cpu", "cpu"), ("CUDA0", "cuda:0"),
-        ("cuda", "cuda"), ("cuda:1", "cuda:1"), ("Metal", "mps"), ("MTL0", "mps"),
-        ("meta", "meta"), ("CUDA0/CUDA1", "cuda0/cuda1"),
-    ],
-)  # fmt: skip
-def test_devices_by_our_names_and_by_those_of_llama_cpp(given: str, ours: str) -> None:
-    assert plan(swept={"device": [given]}).configurations[0].device == ours
-
-
-@pytest.mark.parametrize(
-    ("option", "given", "field", "value"),
-    [
-        ("tensor_split", "3/1", "tensor_split", "3.00/1.00"),
-        ("tensor_split", "3;1", "tensor_split", "3.00/1.00"),
-        ("load_mode", "none", "use_mmap", False),
-        ("load_mode", "mmap+mlock", "use_mmap", True),
-        ("mmap", "0", "use_mmap", False),
-        ("direct_io", "1", "use_mmap", False),
-        ("poll", "100", "poll", 100),
-        ("cpu_mask", "0xF", "cpu_mask", "0xF"),
-        ("override_tensor", "ffn=CPU", "tensor_buft_overrides", "ffn=CPU"),
-        ("no_host", "1", "no_host", True),
-        ("n_cpu_moe", "3", "n_cpu_moe", 3),
-        ("split_mode", "row", "split_mode", "row"),
-        ("main_gpu", "1", "main_gpu", 1),
-    ],
-)
-def test_fields_of_options_without_effect(
-    option: str, given: str, field: str, value: object
-) -> None:
-    (only,) = plan(unused={option: [given]}).configurations
-    assert getattr(only, field) == value
-    assert UnusedOptions(**{option: [given]}).names == ["--" + option.replace("_", "-")]
-
-
-@pytest.mark.parametrize(
-    ("given", "way"),
-    [("1", "on"), ("on", "on"), ("0", "off"), ("auto", "auto"), ("-1", "auto"), ("true", "on")],
-)
-def test_flash_attention(given: str, way: str) -> None:
-    assert plan(swept={"flash_attn": [given]}).configurations[0].flash_attn == way
-    with pytest.raises(UsageError, match="`--flash-attn` has no choice `x`"):
-        plan(swept={"flash_attn": ["x"]})
-
-
-def test_models_and_repositories() -> None:
-    assert model_names(SubjectOptions()) == ()
-    asked = SubjectOptions(model=["a,b"], hf_repo=["org/x,org/y"], hf_file=["x.gguf"])
-    assert model_names(asked) == ("a", "b", "hf:org/x/x.gguf", "hf:org/y")
-    with pytest.raises(UsageError, match="`--hf-repo org/x:Q4_K_M` names no file"):
-        model_names(SubjectOptions(hf_repo=["org/x:Q4_K_M"]))
-    with pytest.raises(UsageError, match="`--hf-file` goes with a `--hf-repo`"):
-        model_names(SubjectOptions(hf_file=["x.gguf"]))
+def test_fields_of_a_configuration() -> None:
+    for given, ours in DEVICES.items():
+        assert plan(swept={"device": [given]}).configurations[0].device == ours, given
+    for given, way in FLASH.items():
+        assert plan(swept={"flash_attn": [given]}).configurations[0].flash_attn == way, given
+    for (option, given), (field, value) in UNUSED.items():
+        (only,) = plan(unused={option: [given]}).configurations
+        assert getattr(only, field) == value, option
+        assert UnusedOptions(**{option: [given]}).names == ["--" + option.replace("_", "-")]

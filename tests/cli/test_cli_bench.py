@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from importlib import import_module
@@ -14,15 +17,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import children
 import pytest
 from cli_tiny import write_tiny
 
 import llmcli
+from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 from llmcli.commands.bench import ending
 from llmcli.commands.bench.measure.ours import Ours
 from llmcli.commands.bench.report.fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
-from llmcli.commands.bench.streams import Status
+from llmcli.commands.bench.streams import Streams
+from llmcli.errors import WriteFailed
 from llmcli.kernels import native
 
 NAMES = [field.name for field in FIELDS]
@@ -61,10 +67,6 @@ def rows(result: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_fields_are_llama_bench_s_in_its_order() -> None:
-    assert NAMES == PUBLISHED
-
-
 def test_markdown(bench: Callable[..., Any]) -> None:
     result = bench("-pg", "4,2", "-d", "0,5")
     assert (result.code, result.err) == (0, "")
@@ -93,20 +95,18 @@ def test_columns_appear_where_they_vary(bench: Callable[..., Any]) -> None:
 
 
 def test_json_has_their_keys_then_ours(bench: Callable[..., Any], folder: str) -> None:
-    found = rows(bench("-o", "json"))
+    assert NAMES == PUBLISHED
+    found = rows(bench("-r", "4", "-pg", "4,2", "-o", "json"))
     ours = [field.name for field in (*OURS, *OUR_SAMPLES)]
-    assert list(found[0]) == [*NAMES, *(field.name for field in SAMPLES), *ours]
     for row in found:
+        assert list(row) == [*NAMES, *(field.name for field in SAMPLES), *ours]
         assert not [name for name in NAMES if row[name] is None]
         assert row["model_filename"] == folder
         assert type(row["build_number"]) is int
         datetime.strptime(row["test_time"], "%Y-%m-%dT%H:%M:%SZ")
         assert type(row["cpu_strict"]) is type(row["use_mmap"]) is bool
         assert type(row["flash_attn"]) is type(row["no_op_offload"]) is int
-
-
-def test_statistics_are_those_of_the_runs(bench: Callable[..., Any]) -> None:
-    for row in rows(bench("-r", "4", "-pg", "4,2", "-o", "json")):
+        # statistics are those of the runs
         tokens, times = row["n_prompt"] + row["n_gen"], row["samples_ns"]
         rates = [1e9 * tokens / ns for ns in times]
         assert len(times) == 4
@@ -119,6 +119,14 @@ def test_statistics_are_those_of_the_runs(bench: Callable[..., Any]) -> None:
         if row["n_gen"] == 0:  # the same times: cut off alike
             assert (row["ttft_ns"], row["samples_ttft_ns"]) == (row["avg_ns"], times)
         assert (row["token_p50_ns"] is None) == (row["n_gen"] == 0)
+        # memory by phase
+        assert 0 < row["base_bytes"] <= row["load_resident_bytes"]
+        assert row["load_device_bytes"] is None
+        assert row["estimated_memory_bytes"] is None
+    reading, writing, _ = found
+    assert reading["prefill_resident_bytes"] > 0
+    assert reading["decode_resident_bytes"] is None
+    assert writing["decode_resident_bytes"] > 0
 
 
 def test_lines_values_and_tables(bench: Callable[..., Any]) -> None:
@@ -138,36 +146,25 @@ def test_lines_values_and_tables(bench: Callable[..., Any]) -> None:
         "JOIN llmcli_bench ON llama_bench.rowid = llama_bench_rowid"
     ).fetchall()
     assert found == [(8, 0, 1, "llmcli", 0), (0, 3, 1, "llmcli", 1)] * 2
-
-
-def test_two_formats_on_two_streams(bench: Callable[..., Any]) -> None:
-    result = bench("-o", "none", "-oe", "json")
+    result = bench("-o", "none", "-oe", "json")  # two formats on two streams
     assert result.out == ""
     assert len(json.loads(result.err)) == 2
 
 
-@pytest.mark.parametrize("format", ["md", "csv", "json", "jsonl", "sql"])
-def test_rows_are_written_as_they_are_measured(
-    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
-    happened: list[str] = []
-    write, said = Output.write, Status.said
-
-    def recorded(self: Output, text: str, *, flush: bool = True) -> None:
-        happened.append("written" if flush else "kept back")
-        write(self, text, flush=flush)
-
-    def told(self: Status, words: str) -> None:
-        happened.append(words)
-        said(self, words)
-
-    monkeypatch.setattr(Output, "write", recorded)
-    monkeypatch.setattr(Status, "said", told)
-    assert bench("-o", format).code == 0
-    second = happened.index("benchmark 2/2: starting")
-    assert happened[second - 1] == "written"
-    assert happened[:second].count("written") >= 1 + (format in ("md", "csv", "json", "sql"))
-    assert "kept back" not in happened
+@pytest.mark.parametrize(
+    ("format", "first"),
+    [("md", "pp8"), ("csv", '"8"'), ("json", '"n_prompt": 8'), ("jsonl", '"n_prompt": 8'),
+     ("sql", "INSERT INTO")],
+)  # fmt: skip
+def test_rows_are_written_as_they_are_measured(folder: str, format: str, first: str) -> None:
+    """A pipe has each before the next one begins."""
+    argv = [sys.executable, "-m", "llmcli", "bench", "-m", folder, "-p", "8", "-n", "3", "-r", "1"]
+    argv += ["--dtype", "float32", "-t", "1", "--no-ceilings", "--progress", "-o", format]
+    both = subprocess.PIPE
+    said = children.run(argv, stdout=both, stderr=subprocess.STDOUT, text=True, timeout=60).stdout
+    before, second = said.split("benchmark 2/2: starting")
+    assert first in before.split("benchmark 1/1: prompt run 1/1")[-1]
+    assert "tg3" in second or '"n_gen": 3' in second or '"3"' in second or "INSERT" in second
 
 
 def test_a_row_that_could_not_run_has_every_field(bench: Callable[..., Any]) -> None:
@@ -200,31 +197,18 @@ def test_an_interruption_keeps_what_was_measured(
         assert "pp8" in result.out.split("\nbuild: ")[0]
 
 
-@pytest.mark.parametrize("when", ["default", "load"])
+@pytest.mark.parametrize("place", ["find", "open_checkpoint"])
 def test_an_array_without_a_row_is_one(
-    cli: Callable[..., Any], folder: str, monkeypatch: pytest.MonkeyPatch, when: str
+    cli: Callable[..., Any], folder: str, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    if when == "default":
-        monkeypatch.setattr(import_module("llmcli.checkpoints.locate"), "find", interrupted)
-    else:
-        monkeypatch.setattr(import_module("llmcli.checkpoints"), "open_checkpoint", interrupted)
-    model = [] if when == "default" else ["-m", folder]
+    module = "llmcli.checkpoints" + (".locate" if place == "find" else "")
+    monkeypatch.setattr(import_module(module), place, interrupted)
+    model = [] if place == "find" else ["-m", folder]
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
     assert (result.code, result.out) == (130, "[]\n")
-
-
-def test_memory_by_phase(bench: Callable[..., Any]) -> None:
-    reading, writing = rows(bench("-o", "json"))
-    for row in (reading, writing):
-        assert 0 < row["base_bytes"] <= row["load_resident_bytes"]
-        assert row["load_device_bytes"] is None
-        assert row["estimated_memory_bytes"] is None
-    assert reading["prefill_resident_bytes"] > 0
-    assert reading["decode_resident_bytes"] is None
-    assert writing["decode_resident_bytes"] > 0
 
 
 @pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
@@ -251,37 +235,24 @@ def test_packed_weights_say_what_is_multiplied_and_kept(bench: Callable[..., Any
     assert rows(packed)[0]["model_size"] < dense["model_size"] / 2
 
 
-def test_a_revision_is_one_of_the_hub(
-    cli: Callable[..., Any], folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locate = import_module("llmcli.checkpoints.locate")
-    asked = []
+def test_what_is_looked_for(
+    cli: Callable[..., Any], bench: Callable[..., Any], folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A revision is one of the hub; nothing is fetched for a row that cannot run."""
+    asked: list[Any] = []
+    locate = import_module("llmcli.checkpoints.locate")  # a function has its name, too
     find = locate.find
 
-    def found(spec: str | None, *, revision: str | None = None, **more: Any) -> Any:
-        asked.append(revision)
-        return find(spec, **more)
+    def found(spec: str | None, *, revision: Any = None, offline: bool = False, **_: Any) -> Any:
+        asked.append((revision, offline))
+        return find(spec)
 
     monkeypatch.setattr(locate, "find", found)
-    result = cli("bench", "-m", folder, "--revision", "v2", "-p", "4", "-n", "0", "-o", "none",
-                 "--no-ceilings")  # fmt: skip
-    assert (result.code, asked) == (0, ["v2"])
-
-
-def test_nothing_is_fetched_for_a_row_that_cannot_run(
-    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locate = import_module("llmcli.checkpoints.locate")
-    asked = []
-    find = locate.find
-
-    def found(spec: str | None, *, offline: bool = False, **more: Any) -> Any:
-        asked.append(offline)
-        return find(spec, offline=offline, **more)
-
-    monkeypatch.setattr(locate, "find", found)
+    argv = ("--revision", "v2", "-p", "4", "-n", "0", "-o", "none")
+    assert bench(*argv).code == 0
     result = bench("-ctk", "q8_0", "-o", "json")
-    assert (result.code, asked) == (2, [True])
+    assert (result.code, asked) == (2, [("v2", False), (None, True)])
     assert all(row["model_n_params"] > 0 for row in json.loads(result.out))
 
 
@@ -342,11 +313,6 @@ def test_devices(cli: Callable[..., Any]) -> None:
     assert re.search(r"\n  CPU: .+ \(\d+ MiB, \d+ MiB free\)\n$", result.out)
 
 
-def test_a_command_of_two_words(cli: Callable[..., Any]) -> None:
-    assert cli("bench", "compare", "--help").out.startswith("usage: llmcli bench compare ")
-    assert "compare" in cli("--help").out
-
-
 def test_the_program_is_named_by_its_version_where_it_is_no_checkout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -357,14 +323,53 @@ def test_the_program_is_named_by_its_version_where_it_is_no_checkout(
     assert (by.build_commit, by.build_number) == (llmcli.__version__, 0)
 
 
-def test_the_environment_is_once_in_a_document_and_never_in_a_stream(cli):
+def test_the_environment_is_once_in_a_document_and_never_in_a_stream(
+    bench: Callable[..., Any],
+) -> None:
     """Rows keep llama-bench's own fields of the machine, which its readers look for."""
-    argv = ("bench", "-m", "tiny", "-p", "2,3", "-n", "0", "-r", "1", "-t", "1", "--no-ceilings")
-    document = cli(*argv, "--json")
+    argv = ("-p", "2,3", "-n", "0")
+    document = bench(*argv, "--json")
     assert document.out.count('"environment"') == 1
     assert document.json()["environment"]["torch"]
-    lines = [json.loads(line) for line in cli(*argv, "-o", "jsonl").out.splitlines()]
+    lines = [json.loads(line) for line in bench(*argv, "-o", "jsonl").out.splitlines()]
     assert len(lines) == 2
     for row in (*lines, *document.json()["rows"]):
         assert "environment" not in row
         assert {"cpu_info", "gpu_info", "backends", "build_commit"} <= set(row)
+
+
+# rows on stderr
+
+
+class Words:
+    """A writer whose rows are words."""
+
+    def header(self) -> str:
+        return "head\n"
+
+    def row(self, row: object) -> str:
+        return "row\n"
+
+    def footer(self) -> str:
+        return ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_stderr_that_takes_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row: Any = object()
+    both = Streams(Output("bench", OutputOptions()), None, Words())
+    both.begin()
+    both.row(row)
+    both.end()
+    assert tuple(capsys.readouterr()) == ("", "head\nrow\n")
+    raw = io.FileIO("/dev/full", "w")
+    monkeypatch.setattr("sys.stderr", io.TextIOWrapper(raw, write_through=True))
+    for write in (both.begin, lambda: both.row(row)):
+        with pytest.raises(WriteFailed, match="rows of `-oe`: no space left on device"):
+            write()
+    raw.close()
+    monkeypatch.setattr("sys.stderr", None)
+    with pytest.raises(WriteFailed, match="rows of `-oe`: stderr is closed"):
+        both.begin()

@@ -63,9 +63,11 @@ def test_both_engines_rows_and_the_ratio_of_runs_in_turns(cli: Cli, folder: str)
 
 
 def test_on_the_screen_the_engines_are_named_with_their_bits(cli: Cli, folder: str) -> None:
+    """And beside a format of rows the ratio is a note."""
     import transformers
 
-    result = cli("bench", "-m", folder, "--against", "transformers", *SHORT)
+    argv = ("bench", "-m", folder, "--against", "transformers", *SHORT)
+    result = cli(*argv)
     assert (result.code, result.err) == (0, "")
     table = result.out.split("\n\n")[0].splitlines()
     assert len({len(line) for line in table}) == 1  # no name is wider than its column
@@ -73,18 +75,16 @@ def test_on_the_screen_the_engines_are_named_with_their_bits(cli: Cli, folder: s
     assert "| transformers |" in result.out
     assert "llmcli ÷ transformers in tokens/s: the median of pairwise ratios" in result.out
     words = " ".join(result.out.split())
+    same = "transformers predicts the same after 8 × 32 random tokens, KL in nats"
     assert f"transformers {transformers.__version__}: float32, 32 bits a weight" in words
-    assert "transformers predicts the same after 8 × 32 random tokens, KL in nats" in words
-
-
-def test_beside_a_format_of_rows_the_ratio_is_a_note(cli: Cli, folder: str) -> None:
-    result = cli("bench", "-m", folder, "--against", "transformers", *SHORT, "-o", "jsonl")
+    assert same in words
+    result = cli(*argv, "-o", "jsonl")
     assert len(result.out.splitlines()) == 4
-    reading, writing, same = result.err.splitlines()
+    reading, writing, last = result.err.splitlines()
     words = r"[\d.]+×, the median of 3 pairs \(95 % interval [\d.]+× … [\d.]+×\): \w+"
     assert re.fullmatch(rf"note: llmcli ÷ transformers, pp12: {words}", reading)
     assert re.fullmatch(rf"note: llmcli ÷ transformers, tg3: {words}", writing)
-    assert "transformers predicts the same after 8 × 32 random tokens, KL in nats: " in same
+    assert f"{same}: " in last
 
 
 def test_a_model_that_is_not_the_same_is_said(
@@ -102,37 +102,27 @@ def test_a_model_that_is_not_the_same_is_said(
         return model
 
     monkeypatch.setattr(peer, "read_model", bad)
-    result = cli("bench", "-m", folder, "--against", "transformers", *SHORT)
+    argv = ("bench", "-m", folder, "--against", "transformers", *SHORT)
+    result = cli(*argv)
     assert result.code == 0
-    assert f"note: transformers does not compute what llmcli does with `{folder}`: KL " in (
-        result.err
-    )
+    note = f"note: transformers does not compute what llmcli does with `{folder}`: KL "
+    assert note in result.err
     assert "✗ check failed: " in result.out
-    document = cli("bench", "-m", folder, "--against", "transformers", *SHORT, "--json").json()
-    assert not document["checks"]["same_model"]["ok"]
+    assert not cli(*argv, "--json").json()["checks"]["same_model"]["ok"]
 
 
-def test_each_dtype_has_its_own_check(cli: Cli, folder: str) -> None:
-    swept = [*SHORT[:-1], "float32,bfloat16"]
-    found = cli("bench", "-m", folder, "--against", "transformers", *swept, "--json").json()
+def test_each_dtype_has_its_own_check(cli: Cli, tmp_path: Path) -> None:
+    """Random weights are the same on both sides; without a comparison there is no check."""
+    model = ("-m", str(write_tiny(tmp_path / "model")), "--random-weights", "--seed", "7")
+    swept = [*SHORT[:-1], "float32,bfloat16", "--json"]
+    found = cli("bench", *model, "--against", "transformers", *swept).json()
     assert {name: check["tolerance"] for name, check in found["checks"].items()} == {
         "same_model": 1e-6,
         "same_model_2": 0.03,
     }
     assert all(check["ok"] for check in found["checks"].values())
     assert len(found["rows"]) == 8
-
-
-def test_random_weights_are_the_same_on_both_sides(cli: Cli, tmp_path: Path) -> None:
-    write_tiny(tmp_path / "model")  # a configuration alone
-    result = cli("bench", "-m", str(tmp_path / "model"), "--random-weights", "--seed", "7",
-                 "--against", "transformers", *SHORT, "--json")  # fmt: skip
-    assert result.code == 0
-    assert result.json()["checks"]["same_model"]["ok"]
-
-
-def test_without_a_comparison_there_is_no_check(cli: Cli, folder: str) -> None:
-    found = cli("bench", "-m", folder, *SHORT, "--json").json()
+    found = cli("bench", *model, *swept).json()
     assert (found["checks"], found["against"]) == ({}, [])
 
 

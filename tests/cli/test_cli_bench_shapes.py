@@ -24,8 +24,8 @@ MATRICES = NUMBERS - 128256 * 4096 - 65 * 4096  # without the table that is look
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A configuration without weights, on a machine of round numbers."""
+def counted(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """A configuration without weights, benchmarked on a machine of round numbers."""
     (tmp_path / "config.json").write_text(json.dumps(EIGHT_B))
 
     def measured(device: Any, dtype: Any, **options: Any) -> Ceilings:
@@ -37,13 +37,21 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         )  # fmt: skip
 
     monkeypatch.setattr(ceilings, "measure_ceilings", measured)
-    return str(tmp_path)
+
+    def run(*argv: str, device: str = "meta") -> Any:
+        shape = ("-p", "0", "-n", "1", "-t", "1", "--device", device)
+        result = cli("bench", "-m", str(tmp_path), *shape, *argv)
+        assert (result.code, result.err) == (0, "") or device != "meta"
+        return result
+
+    return run
 
 
-def test_a_model_of_8_billion_is_counted(cli: Cli, model: str) -> None:
-    asked = ("bench", "-m", model, "--random-weights", "--device", "meta", "--dtype", "bfloat16")
-    result = cli(*asked, "-p", "0", "-n", "1", "-d", "0,100", "-t", "1", "--json")
-    assert (result.code, result.err) == (0, "")
+RANDOM = ("--random-weights", "--dtype", "bfloat16")
+
+
+def test_a_model_of_8_billion_is_counted(counted: Cli) -> None:
+    result = counted(*RANDOM, "-d", "0,100", "--json")
     flat, deep = result.json()["rows"]
     for row in (flat, deep):
         assert (row["meta"], row["samples_ns"], row["avg_ts"]) == (True, [], 0)
@@ -63,26 +71,19 @@ def test_a_model_of_8_billion_is_counted(cli: Cli, model: str) -> None:
         assert row["roofline_ns"] == pytest.approx(row["bytes"] / 10, rel=1e-6)  # 10 GB a second
 
 
-def test_the_screen_says_what_it_would_take_at_least(cli: Cli, model: str) -> None:
-    asked = ("bench", "-m", model, "--random-weights", "--device", "meta", "--dtype", "bfloat16")
-    result = cli(*asked, "-p", "0", "-n", "1", "-t", "1")
-    assert (result.code, result.err) == (0, "")
-    assert "| not run |" in " ".join(result.out.split())
-    assert "lower bound" in result.out
-    assert "needs" in result.out
-    assert "peak" not in result.out
-    assert "1.5 s" in result.out or "1.50 s" in result.out
-    bare = cli(*asked, "-p", "0", "-n", "1", "-t", "1", "--no-ceilings")
-    assert bare.code == 0
-    assert "lower bound" not in bare.out
+def test_the_screen_says_what_it_would_take_at_least(counted: Cli) -> None:
+    out = counted(*RANDOM).out
+    assert "| not run |" in " ".join(out.split())
+    assert "lower bound" in out
+    assert "needs" in out
+    assert "peak" not in out
+    assert "1.5 s" in out or "1.50 s" in out
+    assert "lower bound" not in counted(*RANDOM, "--no-ceilings").out
 
 
-def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(
-    cli: Cli, model: str
-) -> None:
-    asked = ("bench", "-m", model, "-p", "0", "-n", "1", "-t", "1", "--no-ceilings", "--json")
-    result = cli(*asked, "--device", "cpu,meta")
+def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(counted: Cli) -> None:
+    result = counted("--no-ceilings", "--json", device="cpu,meta")
     assert result.code == 0
-    refused, counted = result.json()["rows"]
+    refused, meta = result.json()["rows"]
     assert refused["error_kind"] == "checkpoint"
-    assert counted["flops"] == 2 * MATRICES + 32 * 4 * 32 * 128
+    assert meta["flops"] == 2 * MATRICES + 32 * 4 * 32 * 128

@@ -1,5 +1,6 @@
 """Names, metadata and tokens that would move a cursor never reach a terminal as they are."""
 
+import contextlib
 import csv
 import io
 import json
@@ -8,6 +9,7 @@ import pty
 import re
 import sys
 
+import children
 import pytest
 import torch
 from tiny_checkpoints import llama_tensors, write_llama
@@ -57,19 +59,12 @@ def write_tokenizer(folder):
 
 
 COMMANDS = [
-    ["tokens", "a \x1b[2J \x9b \u202e \x07"],
-    ["tokens", "--chat", "a"],
-    ["tokens", "--raw", "--ids", "3,90,91,92,95,96"],
-    ["info"],
-    ["info", "--metadata"],
-    ["shapes"],
-    ["shapes", "--params"],
-    ["load"],
-    ["load", "--all"],
-    ["load", "--check"],
+    ["tokens", "a \x1b[2J \x9b \u202e \x07"], ["tokens", "--chat", "a"],
+    ["tokens", "--raw", "--ids", "3,90,91,92,95,96"], ["info"], ["info", "--metadata"], ["shapes"],
+    ["shapes", "--params"], ["load"], ["load", "--all"], ["load", "--check"],
     ["generate", "--raw", "a", "-n", "2", "--block", "\x1b[31m"],
     ["tokens", "a", "-m", "\x1b[31m\u202e/none"],
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("argv", COMMANDS, ids=lambda argv: " ".join(argv).encode("unicode_escape"))
@@ -83,24 +78,15 @@ def test_no_view_and_no_message_has_a_raw_control_character(cli, hostile, argv):
 
 
 EXPORTS = [
-    ["lens", "a", "-o", "{}.csv"],
-    ["lens", "a", "-o", "{}.json"],
-    ["attention", "a", "-o", "{}.csv"],
-    ["attention", "a", "-o", "{}.json"],
-    ["bench", "-o", "csv"],
-    ["bench", "-o", "sql"],
-    ["bench", "-o", "json"],
-    ["bench", "-o", "jsonl"],
-    ["bench", "--json"],
+    ["lens", "a", "-o", "{}.csv"], ["lens", "a", "-o", "{}.json"],
+    ["attention", "a", "-o", "{}.csv"], ["attention", "a", "-o", "{}.json"],
+    ["bench", "-o", "csv"], ["bench", "-o", "sql"], ["bench", "-o", "json"],
+    ["bench", "-o", "jsonl"], ["bench", "--json"],
     ["generate", "--raw", "a", "-n", "2", "--json"],
-    ["generate", "--raw", "a", "-n", "2", "--stream-json"],
-    ["score", "a a", "--json"],
-    ["tokens", "a \u202e ü", "--json"],
-    ["info", "--json"],
-    ["shapes", "--json"],
-    ["load", "--json"],
-    ["info", "-m", "./=\x1b[31m\u202e", "--json"],
-]
+    ["generate", "--raw", "a", "-n", "2", "--stream-json"], ["score", "a a", "--json"],
+    ["tokens", "a \u202e ü", "--json"], ["info", "--json"], ["shapes", "--json"],
+    ["load", "--json"], ["info", "-m", "./=\x1b[31m\u202e", "--json"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("argv", EXPORTS, ids=lambda argv: " ".join(argv).encode("unicode_escape"))
@@ -128,25 +114,18 @@ def test_nothing_that_leaves_drives_a_terminal_or_computes_in_a_spreadsheet(
 
 def test_what_a_model_writes_on_a_terminal_has_no_control_character(tmp_path):
     folder = write_tokenizer(write_llama(tmp_path / BAD.replace("\x00", "")))
-    read, write = pty.openpty()
     argv = [sys.executable, "-m", "llmcli", "generate", "--raw", "--ids", "94,90", "-n", "8"]
-    argv += ["--seed", "1"]
-    pid = os.fork()
-    if pid == 0:
-        for stream in (0, 1, 2):
-            os.dup2(write, stream)
-        os.environ.update(NO_COLOR="1", TERM="dumb", OMP_NUM_THREADS="1")
-        os.execv(sys.executable, [*argv, "-m", folder, "--dtype", "float32"])
-    os.close(write)
+    argv += ["--seed", "1", "-m", folder, "--dtype", "float32"]
+    read, terminal = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    child = children.start(argv, env=os.environ | {"NO_COLOR": "1", "TERM": "dumb"}, **streams)
+    os.close(terminal)
     seen = b""
-    try:
+    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
         while chunk := os.read(read, 65536):
             seen += chunk
-    except OSError:  # how Linux says that the other side is closed
-        pass
     os.close(read)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     text = seen.decode().replace("\r\n", "\n")
-    assert status == 0, text
+    assert child.wait(60) == 0, text
     assert "\\x1b" in text, "a token's escape is spelled out"
     assert not FORBIDDEN & set(text), [c for c in text if c in FORBIDDEN]

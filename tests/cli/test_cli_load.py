@@ -7,13 +7,13 @@ import os
 import sys
 
 import children
+import numpy as np
 import pytest
 from cli_tiny import write_tiny
-from safetensors.numpy import load_file
+from hub_cache_files import write_revision
+from safetensors.numpy import load_file, save_file
 
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
-from llmcli.cli.options import ModelOptions
-from llmcli.commands.load.command import _refetch
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +49,18 @@ def test_in_ascii_marks_are_words(folder):
     assert result.stdout.isascii()
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("./m", "fetch it again, or another one"),
-        (None, "fetch it again, or another one"),
-        ("org/name@main", "`llmcli models rm org/name@main` and load it again"),
-    ],
-)
-def test_what_to_do_with_a_file_of_bad_numbers_is_said_by_where_it_came_from(name, words):
-    assert words in _refetch(ModelOptions(model=name))
+def test_a_file_of_bad_numbers_from_the_hub_is_removed_first(cli, tmp_path, monkeypatch):
+    """What is said of one that lies anywhere else is in the transcript load-verdicts."""
+    folder = write_tiny(tmp_path / "m", weights=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][0] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    write_revision(tmp_path / "hub", "org/name", files)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    said = cli("load", "-m", "org/name@main", "--offline", "--check")
+    assert said.code == 7
+    assert "`llmcli models rm org/name@main` and load it again" in said.err
 
 
 def test_a_file_whose_digest_is_known_is_compared_with_it(cli, tmp_path):

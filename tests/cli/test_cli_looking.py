@@ -8,21 +8,23 @@ from llmcli.cli.looking import TemplateOptions, parse_numbers, parse_span
 from llmcli.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("0", (0,)), ("0,3-5,-1", (0, 3, 4, 5, 7)), ("-2--1", (6, 7)), ("5,5,4-5", (5, 4))],
-)
-def test_numbers(text, found):
-    assert parse_numbers(text, 8, "--layer", "layers") == found
+def test_numbers():
+    for text, found in (
+        ("0", (0,)), ("0,3-5,-1", (0, 3, 4, 5, 7)), ("-2--1", (6, 7)), ("5,5,4-5", (5, 4)),
+    ):  # fmt: skip
+        assert parse_numbers(text, 8, "--layer", "layers") == found
+
+
+FROM_0 = "from 0 to 7; -1 is the last"
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
         ("5-3", "`--layer 5-3` runs backwards", "use `--layer 3-5`"),
-        ("x", "takes numbers and ranges such as 0,3-5,-1, not `x`", "from 0 to 7; -1 is the last"),
-        ("", "takes numbers and ranges such as 0,3-5,-1, not ``", "from 0 to 7; -1 is the last"),
-        ("8", "there is no 8, for there are 8 layers", "from 0 to 7; -1 is the last"),
+        ("x", "takes numbers and ranges such as 0,3-5,-1, not `x`", FROM_0),
+        ("", "takes numbers and ranges such as 0,3-5,-1, not ``", FROM_0),
+        ("8", "there is no 8, for there are 8 layers", FROM_0),
     ],
 )
 def test_numbers_that_are_none(text, message, hint):
@@ -38,26 +40,16 @@ def test_a_head_as_results_write_it():
     assert caught.value.hint == "head 18.6 is `--layer 18 --head 6`"
 
 
-@pytest.mark.parametrize(
-    ("text", "span"),
-    [
-        (None, (0, 9)),
-        ("2:5", (2, 5)),
-        (":3", (0, 3)),
-        ("-2:", (7, 9)),
-        ("-1", (8, 9)),
+def test_spans():
+    for text, span in (
+        (None, (0, 9)), ("2:5", (2, 5)), (":3", (0, 3)), ("-2:", (7, 9)), ("-1", (8, 9)),
         (":", (0, 9)),
-    ],
-)
-def test_spans(text, span):
-    assert parse_span(text, 9, "--query") == span
-
-
-@pytest.mark.parametrize("text", ["", "a", "1:2:3", "4:4", "5:2", "9"])
-def test_spans_that_are_none(text):
-    with pytest.raises(UsageError, match="`--query") as caught:
-        parse_span(text, 9, "--query")
-    assert "go from 0 to 8" in caught.value.hint
+    ):  # fmt: skip
+        assert parse_span(text, 9, "--query") == span
+    for text in ("", "a", "1:2:3", "4:4", "5:2", "9"):
+        with pytest.raises(UsageError, match="`--query") as caught:
+            parse_span(text, 9, "--query")
+        assert "go from 0 to 8" in caught.value.hint
 
 
 def test_what_is_refused_of_the_template_is_what_was_given():

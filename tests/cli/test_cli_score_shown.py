@@ -17,22 +17,6 @@ def folder(tmp_path):
     return write_tiny(tmp_path / "m", weights=True)
 
 
-def test_alone_on_a_terminal_it_scores_the_built_in_text(cli, tmp_path, monkeypatch):
-    folder = write_tiny(tmp_path / "m", weights=True, max_position_embeddings=256)
-    base = ("score", "-m", str(folder), "--no-pager")
-    assert cli(*base).code == 2
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    assert "there is no prompt" in cli(*base).err, "the result goes into a pipe"
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    result = cli(*base)
-    assert result.code == 0
-    said = "no prompt was given: `In the beginning God created …` is used"
-    assert said in " ".join(result.err.split())
-    assert "perplexity" in result.out
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    assert "there is no prompt" in cli(*base).err
-
-
 @pytest.mark.parametrize(
     "text",
     [
