@@ -82,46 +82,38 @@ def test_rates_are_those_of_a_processor():
     assert any(plausible() for _ in range(5))
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "level", "rate"),
-    [(MIB, "L2", 9.0), (2 * MIB, "L3", 5.0), (5 * MIB, "L3", 5.0), (99 * MIB, "memory", 1.0)],
-)
-def test_a_set_is_read_where_it_fits(nbytes, level, rate):
-    found = read(nbytes, (MIB, 9.0, "L2"), (5 * MIB, 5.0, "L3"), (32 * MIB, 1.0, "memory"))
-    assert (found.level, found.bytes_per_s) == (level, rate)
+L2, L3, RAM = (MIB, 9.0, "L2"), (4 * MIB, 5.0, "L3"), (32 * MIB, 1.0, "memory")
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "level"),
-    [(2 * MIB, "L3"), (5 * MIB, "L3"), (9 * MIB, "memory, not measured")],
-)
-def test_no_cache_is_claimed_for_more_than_it_holds(nbytes, level):
-    """Where there was no room for a set that no cache holds."""
-    found = read(nbytes, (4 * MIB, 5.0, "L3"))
-    assert (found.level, found.bytes_per_s) == (level, 5.0)
-    small = read(nbytes, (MIB, 9.0, "L2"))
-    assert small.level == {"L3": "L3, not measured"}.get(level, level)
-
-
-def read(nbytes, *rates):
-    """How so many bytes are read where these sets were."""
+    ("rates", "nbytes", "level", "rate"),
+    [
+        ((L2, L3, RAM), MIB, "L2", 9.0), ((L2, L3, RAM), 2 * MIB, "L3", 5.0),
+        ((L2, L3, RAM), 4 * MIB, "L3", 5.0), ((L2, L3, RAM), 99 * MIB, "memory", 1.0),
+        # no cache is claimed for more than it holds, where a larger set was not measured
+        ((L3,), 2 * MIB, "L3", 5.0), ((L3,), 5 * MIB, "L3", 5.0),
+        ((L3,), 9 * MIB, "memory, not measured", 5.0),
+        ((L2,), 2 * MIB, "L3, not measured", 9.0), ((L2,), 9 * MIB, "memory, not measured", 9.0),
+    ],
+)  # fmt: skip
+def test_a_set_is_read_where_it_fits(rates, nbytes, level, rate):
     reads = tuple(ReadRate(nbytes=n, bytes_per_s=rate, level=level) for n, rate, level in rates)
-    return Ceilings(
+    found = Ceilings(
         device="cpu", threads=1, reads=reads, matrices=(), seconds=0.0,
         caches=(("L2", MIB), ("L3", 8 * MIB)),
     ).read(nbytes)  # fmt: skip
+    assert (found.level, found.bytes_per_s) == (level, rate)
 
 
-def test_a_dtype_is_measured_once_and_float64_never_through_float32():
+def test_a_dtype_is_measured_once_and_products_with_packed_weights_are_one():
+    """Float64 is never measured through float32."""
     narrow = Arithmetic.of("bfloat16")
     one = measure_ceilings(CPU, narrow, threads=1, working_set=MIB, seconds=0.05)
     assert [rate.dtype for rate in one.matrices] == ["bfloat16"]
     exact = rates.matrix_rate(CPU, "float64", 0.02)
     assert (exact.dtype, exact.way) == ("float64", "direct")
-
-
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
-def test_products_with_packed_weights_have_a_rate_of_their_own():
+    if native.level() is None:
+        pytest.skip("there are no kernels here")
     packed = Arithmetic(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
     found = measure_ceilings(CPU, packed, threads=1, working_set=MIB, seconds=0.05)
     assert [rate.dtype for rate in found.matrices] == ["int16", "float32", "bfloat16"]
@@ -129,44 +121,67 @@ def test_products_with_packed_weights_have_a_rate_of_their_own():
     assert found.matrices[0].flops_per_s > 0
 
 
-def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch):
-    monkeypatch.setattr(devices, "available_bytes", lambda device: 80 * MIB)
-    assert max(module._working_sets(CPU, (("L3", 32 * MIB),), 10**10)) == 10 * MIB
-    monkeypatch.setattr(devices, "available_bytes", lambda device: 100)
-    assert module._working_sets(CPU, (("L3", 32 * MIB),), 10**10) == [MIB]
-    sizes = []
-    monkeypatch.setattr(rates, "best_seconds", lambda *call: 1e-9)
-    rates._fastest_product(lambda square: sizes.append(len(square)), CPU, 60.0)
-    assert sizes == [256]
-    monkeypatch.setattr(devices, "available_bytes", lambda device: None)
-    assert max(module._working_sets(CPU, (), 10**10)) == 256 * MIB
+@pytest.mark.parametrize(
+    ("free", "cache", "sets"),
+    [(80 * MIB, 32, [10]), (100, 32, [1]), (None, 40, [20, 40, 160, 256])],
+)
+def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch, free, cache, sets):
+    """Of 256 MiB where nobody knows what is free."""
+    monkeypatch.setattr(devices, "available_bytes", lambda device: free)
+    monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L3", cache * MIB),))
+    squares, random = [], torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *of, **how: squares.append(of) or random(*of, **how))
+    monkeypatch.setattr(rates, "best_seconds", lambda calls, device, seconds: 1e-9)
+    found = measure_ceilings(CPU, Arithmetic.of("float32"), threads=1, working_set=10**10)
+    assert [rate.nbytes // MIB for rate in found.reads] == sets
+    largest = max(of[0] for of in squares if len(of) == 2)
+    assert largest == {80 * MIB: 512, 100: 256, None: 2048}[free]
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """`readers(numbers, nbytes, cached)`: the rate, and of each reader what its calls found.
+
+    The second of them is the fastest and takes two seconds.
+    """
+
+    def read(numbers, nbytes, cached):
+        seen, seconds = [], iter([4.0, 2.0, 8.0])
+
+        def once(calls, device, most):
+            seen.append([call().flatten().double().tolist() for call in calls])
+            return next(seconds)
+
+        monkeypatch.setattr(rates, "best_seconds", once)
+        return rates.read_rate(numbers, nbytes, 1.0, cached=cached), seen
+
+    return read
 
 
 @pytest.mark.parametrize(
-    ("least", "cached", "times"), [(MIB, True, 1), (8 * MIB, True, 8), (8 * MIB, False, 1)]
+    ("nbytes", "cached", "times"), [(8 * MIB, True, 1), (MIB, True, 8), (MIB, False, 1)]
 )
-def test_every_reader_reads_every_byte_as_often_as_is_counted(monkeypatch, least, cached, times):
+def test_every_reader_reads_every_byte_as_often_as_is_counted(readers, nbytes, cached, times):
     """A larger number at any place of the set changes what each of them finds; none beyond it."""
-    nbytes, seen, seconds = MIB, [], iter([4.0, 2.0, 8.0] * 9)
-    monkeypatch.setitem(rates._LEAST_READ, "cpu", least)
-
-    def once(calls, device, most):
-        (call,) = calls
-        seen.append(call())
-        return next(seconds)
-
-    monkeypatch.setattr(rates, "best_seconds", once)
     numbers = torch.ones(2 * nbytes // 4)
-    rate = rates.read_rate(numbers, nbytes, 1.0, cached=cached)
+    rate, plain = readers(numbers, nbytes, cached)
     assert rate == pytest.approx(times * nbytes / 2.0)
-    plain, seen[:] = [value.flatten().tolist() for value in seen], []
-    assert [len(found) for found in plain] == [times, times, 1]
+    assert [[len(found) for found in calls] for calls in plain] == [[times], [times], [1]]
     for place in (0, nbytes // 8 - 1, nbytes // 8, nbytes // 4 - 1, nbytes // 4):
         numbers.fill_(1.0)[place] = 2.0
-        rates.read_rate(numbers, nbytes, 1.0, cached=cached)
-        found, seen[:] = [value.flatten().tolist() for value in seen], []
-        for one, other in zip(found, plain, strict=True):
+        for (one,), (other,) in zip(readers(numbers, nbytes, cached)[1], plain, strict=True):
             assert all((a != b) == (place < nbytes // 4) for a, b in zip(one, other, strict=True))
+
+
+def test_what_lies_in_memory_is_read_in_pieces_and_all_of_it(readers):
+    """Of 16 MiB each."""
+    numbers = torch.arange(48 * MIB // 4, dtype=torch.float64).float() / MIB
+    rate, found = readers(numbers, 40 * MIB, cached=False)
+    assert rate == 40 * MIB / 2
+    assert [len(calls) for calls in found] == [3, 3, 3]
+    total = sum(sum(values) for values in found[0])
+    assert total == pytest.approx(float(numbers[: 10 * MIB].double().sum()), rel=1e-4)
+    assert [len(calls) for calls in readers(numbers, 40 * MIB, cached=True)[1]] == [1, 1, 1]
 
 
 def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch):
@@ -178,8 +193,11 @@ def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch)
 
     monkeypatch.setattr(module, "read_rate", rate)
     monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L3", 2 * MIB),))
-    monkeypatch.setattr(module, "_working_sets", lambda *args: [MIB * n for n in (1, 2, 3, 4)])
-    found = measure_ceilings(CPU, Arithmetic.of("float32"), threads=1, seconds=0.02)
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 32 * MIB)
+    found = measure_ceilings(
+        CPU, Arithmetic.of("float32"), threads=1, working_set=3 * MIB, seconds=0.02
+    )
+    assert [rate.nbytes // MIB for rate in found.reads] == [1, 2, 3, 4]
     assert [rate.bytes_per_s for rate in found.reads] == [7.0, 7.0, 3.0, 3.0]
     assert cached == [True, True, False, False]
 
@@ -244,24 +262,6 @@ def test_the_start_of_an_operation_is_the_median_of_a_product_and_a_sum(monkeypa
     assert started == [("mm", torch.bfloat16), ("add", torch.bfloat16)] * 52
 
 
-def test_what_lies_in_memory_is_read_in_pieces_and_all_of_it(monkeypatch):
-    monkeypatch.setattr(rates, "_PIECE", MIB)
-    read = []
-
-    def once(calls, device, most):
-        read.append([float(call().sum()) for call in calls])
-        return 1.0
-
-    monkeypatch.setattr(rates, "best_seconds", once)
-    numbers = torch.arange(4 * MIB // 4, dtype=torch.float64).float() / MIB
-    assert rates.read_rate(numbers, 5 * MIB // 2, 1.0, cached=False) == 5 * MIB // 2
-    assert [len(found) for found in read] == [3, 3, 3]
-    assert sum(read[0]) == pytest.approx(float(numbers[: 5 * MIB // 8].sum()), rel=1e-5)
-    read.clear()
-    rates.read_rate(numbers, 5 * MIB // 2, 1.0, cached=True)
-    assert [len(found) for found in read] == [1, 1, 1]
-
-
 class FakeEvent:
     """A CUDA event on a clock that the calls move on."""
 
@@ -290,7 +290,6 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
     )
     monkeypatch.setattr(torch, "cuda", fake)
     device = torch.device("cuda:0")
-    assert rates._cuda_seconds(call, calls=4) == 0.5
     assert module.device_caches(device, 7) == (("L2", 50 * MIB),)
     assert rates.best_seconds([call], device, 0.0) == 0.5
 

@@ -12,7 +12,8 @@ from blocks import configure, norm_of
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_checkpoints import write_llama, write_mistral, write_qwen3, write_small_gpt2
+from small_models import random_model
+from zoo import MODELS
 
 import llmcli.commands.dump.measure.run as dump_module
 import llmcli.devices
@@ -31,24 +32,14 @@ from llmcli.parts.attention import forward as nn_attention
 IDS = (5, 17, 3, 17, 42, 8, 30)
 
 
-WRITERS = {
-    "gpt2": write_small_gpt2, "llama": write_llama, "mistral": write_mistral, "qwen3": write_qwen3,
+CONFIGS = {
+    "gpt2": MODELS["gpt2"], "llama": MODELS["llama"], "mistral": MODELS["window"],
+    "qwen3": MODELS["qk norm"],
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("dump")
-
-
-@pytest.fixture
-def model(folder):
-    def make(name="llama", dtype="float32"):
-        if not (folder / name).exists():
-            WRITERS[name](folder / name)
-        return load(str(folder / name), dtype=dtype)
-
-    return make
+def made(name="llama", dtype="float32"):
+    return random_model(CONFIGS[name], getattr(torch, dtype))
 
 
 class File:
@@ -126,9 +117,9 @@ def unwritten(model, seen):
 
 @pytest.mark.parametrize("generate", [0, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("name", WRITERS)
-def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate, model):
-    model = model(name, dtype)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
+    model = made(name, dtype)
     report, arrays = dumped(model, generate=generate)
     assert report.ok
     assert not report.not_finite
@@ -145,27 +136,19 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate, model):
         turned = tensor == "head.W" or ".W_" in tensor
         assert torch.equal(arrays[tensor], slot.t() if turned else slot)
     assert list(arrays) == [one.name for one in report.tensors] == list(known(model.config))
-
-
-@pytest.mark.parametrize("generate", [0, 2])
-@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
-def test_shapes_and_sizes_are_known_before(name, generate, model):
-    model = model(name)
-    plan = plan_dump(
-        model.config, known(model.config), tokens=7, generate=generate, dtype="float32"
-    )
-    report, arrays = dumped(model, generate=generate)
+    # shapes and sizes are known before
+    plan = plan_dump(model.config, arrays, tokens=len(IDS), generate=generate, dtype=dtype)
     for one, tensor in zip(plan, report.tensors, strict=True):
         array = arrays[one.name]
         assert tuple(array.shape) == one.shape == tensor.shape
         assert one.nbytes == array.nbytes
         assert len(one.axes) == len(one.shape)
-        assert "T" not in one.axes or one.shape[one.axes.index("T")] == 7 + generate
+        assert "T" not in one.axes or one.shape[one.axes.index("T")] == len(ids)
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 17])
-def test_the_size_of_the_parts_changes_nothing(at_once, model, monkeypatch):
-    model = model("mistral")
+def test_the_size_of_the_parts_changes_nothing(at_once, monkeypatch):
+    model = made("mistral")
     report, arrays = dumped(model, generate=2)
     monkeypatch.setattr(parts_module, "AT_ONCE", at_once)
     again, others = dumped(model, generate=2)
@@ -177,8 +160,8 @@ def test_the_size_of_the_parts_changes_nothing(at_once, model, monkeypatch):
         assert one.masked == other.masked
 
 
-def test_statistics_are_those_of_all_numbers(model):
-    model = model("mistral")
+def test_statistics_are_those_of_all_numbers():
+    model = made("mistral")
     report, arrays = dumped(model)
     for one in report.tensors:
         x = arrays[one.name].double().numpy()
@@ -188,8 +171,8 @@ def test_statistics_are_those_of_all_numbers(model):
             (one.high, finite.max()), (one.norm, np.sqrt((finite**2).sum())),
         ):  # fmt: skip
             assert math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-12)
-        # with a window of 3 tokens of 7 a query sees 1, 2 or 3 keys: 18 of 49
-        assert one.masked == (4 * 31 if one.name.endswith("scores") else 0)
+        # with a window of 4 tokens of 7 a query sees 1 to 4 keys: 22 of 49
+        assert one.masked == (4 * 27 if one.name.endswith("scores") else 0)
         assert (one.nan, one.infinite, one.first_bad) == (0, 0, None)
 
 
@@ -222,35 +205,27 @@ def test_statistics_do_not_depend_on_how_numbers_come(parts, masks):
     assert np.allclose(ours, theirs, rtol=1e-9, atol=1e-9 * max(1.0, np.abs(finite).max()))
 
 
-def test_looking_changes_nothing_and_runs_once(model, monkeypatch):
-    model = model("qwen3")
-    calls = []
-    call = type(model.decoder).__call__
-    monkeypatch.setattr(
-        type(model.decoder), "__call__", lambda *a, **k: calls.append(1) or call(*a, **k)
-    )
-    _, arrays = dumped(model, ["logits", "blocks.0.attn.scores", "cache.1.v"])
-    assert len(calls) == 1
-    assert torch.equal(arrays["logits"], call(model.decoder, torch.tensor([IDS]))[0])
-    dumped(model, ["blocks.0.attn.W_q"])
-    assert len(calls) == 1, "a parameter needs no run"
-
-
-@pytest.mark.parametrize(
-    ("names", "last"), [(["embed"], 0), (["blocks.0.mlp_out"], 0), (["logits_raw"], 1)]
-)
-def test_layers_after_the_last_one_are_not_run(names, last, model, monkeypatch):
-    model = model()
-    ran = []
-    emit = Step.emit
+def test_looking_changes_nothing_and_runs_once_and_no_further_than_the_last_layer(monkeypatch):
+    model, emit, ran = made("qwen3"), Step.emit, []
+    logits = model.decoder(torch.tensor([IDS]))[0]
     monkeypatch.setattr(Step, "emit", lambda *args: ran.append(args[1]) or emit(*args))
-    dumped(model, names)
-    assert any(name.startswith("blocks.1") for name in ran) == (last == 1)
+
+    def runs(*names):
+        ran.clear()
+        _, arrays = dumped(model, names)
+        return arrays, ran.count("embed"), {name.split(".")[1] for name in ran if "blocks" in name}
+
+    arrays, passes, layers = runs("logits", "blocks.0.attn.scores", "cache.1.v")
+    assert (passes, layers) == (1, {"0", "1"})
+    assert torch.equal(arrays["logits"], logits)
+    assert runs("blocks.0.attn.W_q")[1] == 0, "a parameter needs no run"
+    assert runs("embed")[1:] == runs("blocks.0.mlp_out")[1:] == (1, {"0"})
+    assert runs("logits_raw")[1:] == (1, {"0", "1"})
 
 
-def test_what_is_no_longer_needed_is_forgotten(model):
+def test_what_is_no_longer_needed_is_forgotten():
     """Of all that a layer wrote the next one needs its residual stream."""
-    model = model()
+    model = made()
     sizes = []
 
     class Watched(dump_module._Dump):
@@ -270,8 +245,8 @@ def test_what_is_no_longer_needed_is_forgotten(model):
 
 
 @pytest.mark.parametrize("generate", [0, 2])
-def test_a_nan_is_named_where_it_first_is_and_the_rest_is_written(generate, model):
-    broken = model("gpt2")
+def test_a_nan_is_named_where_it_first_is_and_the_rest_is_written(generate):
+    broken = made("gpt2")
     parameters_of(broken.decoder)["blocks.0.mlp.b_up"][11] = math.nan
     names = [f"blocks.0.{part}" for part in ("attn.z", "ln2.out", "mlp.pre", "mlp_out")]
     report, arrays = dumped(broken, [*names, "logits"], generate=generate)
@@ -288,15 +263,15 @@ def test_a_nan_is_named_where_it_first_is_and_the_rest_is_written(generate, mode
     assert report.checks[0].words.startswith("2 tensors")
 
 
-def test_an_infinity_is_no_number_but_a_masked_score_is_one(model):
-    broken = model("gpt2")
+def test_an_infinity_is_no_number_but_a_masked_score_is_one():
+    broken = made("gpt2")
     parameters_of(broken.decoder)["blocks.0.mlp.b_up"][11] = -math.inf
     report, _ = dumped(broken, ["blocks.0.attn.scores", "blocks.0.mlp.pre"])
     assert report.not_finite == "`blocks.0.mlp.pre[0,11]` is infinite"
     assert [one.infinite for one in report.tensors] == [0, len(IDS)]
-    assert report.tensors[0].masked == 2 * 21
+    assert report.tensors[0].masked == 3 * 21
     # a NaN beside what is dumped, of which ReLU makes 0: its formula has it
-    broken = model("gpt2")
+    broken = made("gpt2")
     parameters_of(broken.decoder)["blocks.0.ln1.b"][2] = math.nan
     report, _ = dumped(broken, ["blocks.0.ln1.scale", "blocks.0.attn.q"])
     assert "blocks.0.attn.q[0,0,0]" in report.not_finite
@@ -324,8 +299,8 @@ def faulty_head(decoder):
         (faulty_head, "logits_raw"),
     ],
 )
-def test_the_check_turns_red_for_a_fault(breaks, first, generate, model):
-    broken = model("mistral")
+def test_the_check_turns_red_for_a_fault(breaks, first, generate):
+    broken = made("mistral")
     breaks(broken.decoder)
     report, arrays = dumped(broken, generate=generate)
     assert not report.ok
@@ -342,11 +317,11 @@ def test_the_check_turns_red_for_a_fault(breaks, first, generate, model):
 @pytest.mark.parametrize("generate", [0, 2])
 @pytest.mark.parametrize("name", ["scores", "pattern"])
 def test_a_matrix_is_proven_by_what_the_kernel_mixed_with_it(
-    name, generate, dtype, by, model, monkeypatch
+    name, generate, dtype, by, monkeypatch
 ):
     """A fused kernel with another scale leaves q and k as they are, and so what is dumped."""
     names = [f"blocks.1.attn.{name}"]
-    report, _ = dumped(model("mistral", dtype), names, generate=generate)
+    report, _ = dumped(made("mistral", dtype), names, generate=generate)
     assert report.ok
     proofs = {"row_sums", "masks", "values"} | ({"averages"} if dtype == "bfloat16" else set())
     assert {check.name for check in report.checks} == {"formulas", *proofs}
@@ -355,15 +330,15 @@ def test_a_matrix_is_proven_by_what_the_kernel_mixed_with_it(
     monkeypatch.setattr(
         nn_attention, "attend", lambda *qkv, scale, **mask: attend(*qkv, scale=scale * by, **mask)
     )
-    report, _ = dumped(model("mistral", dtype), names, generate=generate)
+    report, _ = dumped(made("mistral", dtype), names, generate=generate)
     assert not report.ok
     wrong = [check for check in report.checks if not check.ok]
     assert {check.name for check in wrong} <= {"values", "averages"}
     assert all(check.where.startswith("blocks.1.attn.") for check in wrong)
-    assert dumped(model("mistral", dtype), names, generate=generate, check=False)[0].checks == ()
+    assert dumped(made("mistral", dtype), names, generate=generate, check=False)[0].checks == ()
 
 
-def test_the_check_of_the_cache_turns_red(model, monkeypatch):
+def test_the_check_of_the_cache_turns_red(monkeypatch):
     write, turns = Step.write, cycle("kv")
 
     def faulty(step, x, slots):
@@ -371,47 +346,36 @@ def test_the_check_of_the_cache_turns_red(model, monkeypatch):
         if next(turns) == "v" and step.starts[0]:  # only for tokens from the cache
             slots[0, 1, 2, 3] += 1
 
-    report, _ = dumped(model(), ["cache.0.v", "cache.0.k", "cache.1.v"], generate=2)
+    report, _ = dumped(made(), ["cache.0.v", "cache.0.k", "cache.1.v"], generate=2)
     assert [check.ok for check in report.checks] == [True]
     monkeypatch.setattr(Step, "write", faulty)
-    report, _ = dumped(model(), ["cache.0.v", "cache.0.k", "cache.1.v"], generate=2)
+    report, _ = dumped(made(), ["cache.0.v", "cache.0.k", "cache.1.v"], generate=2)
     (check,) = report.checks
     assert (check.ok, check.value, check.where) == (False, 1.0, "cache.0.v[1,2,3]")
 
 
-@pytest.mark.parametrize("generate", [0, 50])
-def test_memory_is_asked_for_before_the_model_runs(generate, model, monkeypatch):
-    model = model()
-    monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: 2000)
+@pytest.mark.parametrize(
+    ("name", "generate"), [("ln_final.out", 0), ("blocks.0.mlp_out", 0), ("blocks.0.mlp_out", 2)]
+)
+def test_memory_is_asked_for_to_the_byte_before_the_model_runs(name, generate, monkeypatch):
+    """With the cache, and the logits that nobody named."""
+    model, tokens = made(), len(IDS) + generate
+    needed = 4 * model.config.width * tokens
+    if name == "ln_final.out":
+        needed += 2 * 4 * model.config.vocab * tokens  # before and after they are widened
+    if generate:
+        needed += needed + model.decoder.state_bytes(1, tokens)
+    monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: needed)
+    dumped(model, [name], generate=generate, check=False)
+    monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: needed - 1)
     monkeypatch.setattr(type(model.decoder), "__call__", None)
     with pytest.raises(OutOfMemory, match="activations that are dumped"):
-        dumped(model, ["blocks.0.mlp.post"], generate=generate)
-
-
-def test_memory_counts_the_cache_and_the_logits_that_nobody_named(model, monkeypatch):
-    model, asked = model(), []
-    monkeypatch.setattr(
-        llmcli.devices,
-        "require_memory",
-        lambda nbytes, on, what, hint: asked.append((what, nbytes)),
-    )
-
-    def needed(name, generate=0):
-        asked.clear()
         dumped(model, [name], generate=generate, check=False)
-        return dict(asked)["the activations that are dumped"]
-
-    vocab, width, tokens = model.config.vocab, model.config.width, len(IDS)
-    logits = 2 * 4 * vocab * tokens  # before and after they are widened
-    assert needed("ln_final.out") == 4 * width * tokens + logits
-    assert needed("blocks.0.mlp_out") == 4 * width * tokens
-    cache = model.decoder.state_bytes(1, tokens + 2)
-    assert needed("blocks.0.mlp_out", 2) == 2 * 4 * width * (tokens + 2) + cache
 
 
-def test_of_a_shared_product_only_the_part_that_is_kept_stays(model, monkeypatch):
+def test_of_a_shared_product_only_the_part_that_is_kept_stays(monkeypatch):
     """q, k and v are views of one tensor: to keep one of them is not to keep the others."""
-    model, kept = model(), []
+    model, kept = made(), []
     honest = dump_module._alone
     monkeypatch.setattr(
         dump_module, "_alone", lambda tensor: kept.append((tensor, honest(tensor))) or kept[-1][1]
@@ -424,13 +388,13 @@ def test_of_a_shared_product_only_the_part_that_is_kept_stays(model, monkeypatch
         assert torch.equal(was, part)
 
 
-def test_a_prompt_of_one_token_and_of_many(model):
-    report, arrays = dumped(model("qwen3"), ids=(5,))
+def test_a_prompt_of_one_token_and_of_many():
+    report, arrays = dumped(made("qwen3"), ids=(5,))
     assert report.ok
     assert arrays["blocks.0.attn.pattern"].flatten().tolist() == [1.0] * 4
     assert arrays["cache.1.k"].shape == (2, 1, 8)
     ids = [3 + i % 40 for i in range(50)]
-    report, _ = dumped(model(), ["blocks.1.attn.z", "blocks.1.attn.result"], ids=ids)
+    report, _ = dumped(made(), ["blocks.1.attn.z", "blocks.1.attn.result"], ids=ids)
     assert report.checks[0].words.endswith("(products: 32 or more of 50 rows)")
 
 

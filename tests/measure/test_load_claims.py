@@ -1,118 +1,215 @@
-"""What a file claims of its weights: true of a whole file, and red in one that lies."""
+"""What a file claims of its weights: true of a whole file, and red in one that lies.
+
+load_claims.txt has what `llmcli load` and `load --check` report of each of `CASES`.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-import pytest
 import torch
 from gguf_bytes import STRING, gguf, pair, tensor
-from load_files import check, checked, claim, loaded, write_gguf, write_sharded
-from tiny_checkpoints import llama_tensors, write_llama
+from load_files import checked, loaded, write_gguf, write_sharded, write_split
+from tiny_checkpoints import llama_tensors, write_gpt2, write_llama
+from tokenizers import Tokenizer, models
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
 from llmcli.commands.load.measure.claims import claims
+from llmcli.commands.load.measure.run import NO_DIGEST
+from llmcli.errors import LlmcliError
 from llmcli.families import translate
-from llmcli.text import load_tokenizer
 
 SIZE = sum(tensor.nbytes for tensor in llama_tensors().values())
 NUMBERS = SIZE // 4
-BOTH = pytest.mark.parametrize("look", [loaded, checked])
-
-
-def names(report):
-    return {claim.name for claim in report.claims}
-
-
-@BOTH
-def test_an_index_that_tells_the_truth(tmp_path, look):
-    report = look(write_sharded(tmp_path / "m", total_size=SIZE, total_parameters=NUMBERS))
-    assert report.ok
-    assert report.files == 2
-    assert claim(report, "total_size").says == f"{SIZE:,}"
-    assert claim(report, "total_parameters").ok
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("total_size", SIZE + 1), ("total_size", 0), ("total_size", str(SIZE)),
-        ("total_size", [SIZE]), ("total_parameters", NUMBERS - 1), ("total_parameters", 1e99),
-    ],
-)  # fmt: skip
-def test_an_index_that_lies(tmp_path, look, name, value):
-    report = look(write_sharded(tmp_path / "m", **{name: value}))
-    assert names(report) == {name}
-    assert not claim(report, name).ok
-    assert claim(report, name).must
-    assert not report.fits
-    assert not report.ok
-
-
-@pytest.mark.parametrize("metadata", [None, [], "total_size", {"total_size": None}])
-def test_an_index_that_is_silent_claims_nothing(tmp_path, metadata):
-    path = write_sharded(tmp_path / "m") / "model.safetensors.index.json"
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"metadata": metadata}))
-    report = checked(path.parent)
-    assert report.ok
-    assert not report.claims
-
-
-def test_the_index_of_other_files_is_not_believed(tmp_path):
-    path = write_llama(tmp_path / "m")
-    index = {"metadata": {"total_size": 7}, "weight_map": {"x": "gone.safetensors"}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert checked(path).ok
-
-
+UP = "model.layers.{}.mlp.up_proj.weight"
+FREQUENCIES = "model.layers.{}.self_attn.rotary_emb.inv_freq"
 WHOLE = {
     "general__size_label": "17K", "general__name": "Tiny 0.02M", "general__file_type": 7,
     "general__quantization_version": 2, "llama__vocab_size": 97, "split__tensors__count": 21,
 }  # fmt: skip
 
 
-@BOTH
-def test_a_gguf_file_that_tells_the_truth(tmp_path, look):
-    report = look(write_gguf(tmp_path / "m.gguf", **WHOLE))
-    assert all(claim.ok for claim in report.claims)
-    assert names(report) == {
-        "size_label", "name", "file_type", "quantization_version", "vocab_size", "split_tensors",
-    }  # fmt: skip
-    assert report.ok
+def index(document, **metadata):
+    """Two shards whose index has other entries, too."""
+
+    def write(folder):
+        file = write_sharded(folder / "m", **metadata) / "model.safetensors.index.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | document))
+        return file.parent
+
+    return write
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("name", "key", "value", "must"),
-    [
-        ("size_label", "general__size_label", "135M", True),
-        ("size_label", "general__size_label", "8x7B", True),
-        ("name", "general__name", "Mistral-7B-Instruct", False),
-        ("file_type", "general__file_type", 2, False),
-        ("file_type", "general__file_type", 999, False),
-        ("quantization_version", "general__quantization_version", 1, True),
-        ("split_tensors", "split__tensors__count", 22, True),
-    ],
-)
-def test_a_gguf_file_that_lies(tmp_path, look, name, key, value, must):
-    report = look(write_gguf(tmp_path / "m.gguf", **(WHOLE | {key: value})))
-    wrong = [claim for claim in report.claims if not claim.ok]
-    assert [claim.name for claim in wrong] == [name]
-    assert wrong[0].must is must
-    assert report.fits is not must, "a label that is wrong is told, and no more"
+def llama(more=None, without="", files=None, **settings):
+    """The tiny Llama with other tensors, and files beside it."""
+
+    def write(folder):
+        tensors = llama_tensors() | (more or {})
+        tensors.pop(without, None)
+        path = write_llama(folder / "m", tensors, **settings)
+        for name, text in (files or {}).items():
+            (path / name).write_text(text)
+        return path
+
+    return write
 
 
-@BOTH
-def test_metadata_without_effect_is_reported(tmp_path, look):
-    given = {"llama__attention__sliding_window": 5}
-    report = look(write_gguf(tmp_path / "m.gguf", **given))
-    told = claim(report, "ignored")
-    assert (told.what, told.says, told.ok) == ("`llama.attention.sliding_window`", "5", False)
-    assert report.ok
-    facts = measure_info(open_checkpoint(tmp_path / "m.gguf"), [])
+def with_gguf(blocks=True, **metadata):
+    return lambda folder: write_gguf(folder / "m.gguf", blocks=blocks, **metadata)
+
+
+def padded(folder):
+    path = write_gguf(folder / "m.gguf")
+    path.write_bytes(path.read_bytes() + bytes(5))
+    return path
+
+
+def with_offsets(offsets, size):
+    """A GGUF file of two tensors that are there."""
+
+    def write(folder):
+        table = [tensor(name, (8,), 0, at) for name, at in zip("ab", offsets, strict=True)]
+        names = [pair("general.architecture", STRING, "nobody"), pair("a", STRING, "b" * 40)]
+        (folder / "m.gguf").write_bytes(gguf(names, table, bytes(size)))
+        return folder / "m.gguf"
+
+    return write
+
+
+def tokens(count):
+    vocabulary = {f"t{i}": i for i in range(count)}
+    return {"tokenizer.json": Tokenizer(models.BPE(vocab=vocabulary, merges=[])).to_str()}
+
+
+def head():
+    return {"lm_head.weight": llama_tensors()["model.embed_tokens.weight"].clone()}
+
+
+def alike(equal):
+    """64 KiB twice, of which 12 are compared at first."""
+    other = torch.zeros(128, 128)
+    other[20, 3] = not equal
+    return {FREQUENCIES.format(0): torch.zeros(128, 128), FREQUENCIES.format(1): other}
+
+
+# what is in a checkpoint is `ok`, unless it says so
+CASES = {
+    "an index that tells the truth": index({}, total_size=SIZE, total_parameters=NUMBERS),
+    **{
+        f"an index that lies: {name} {value}": index({}, **{name: value})
+        for name, value in [
+            ("total_size", SIZE + 1), ("total_size", 0), ("total_size", str(SIZE)),
+            ("total_size", [SIZE]), ("total_parameters", NUMBERS - 1), ("total_parameters", 1e99),
+        ]
+    },
+    **{
+        f"an index that is silent: {metadata}": index({"metadata": metadata})
+        for metadata in (None, [], "total_size", {"total_size": None})
+    },
+    "the index of other files is not believed": llama(files={
+        "model.safetensors.index.json":
+            '{"metadata": {"total_size": 7}, "weight_map": {"x": "gone.safetensors"}}',
+    }),
+    "a GGUF file that tells the truth": with_gguf(**WHOLE),
+    **{
+        f"a GGUF file that lies: {key} {value}": with_gguf(**WHOLE | {key: value})
+        for key, value in [
+            ("general__size_label", "135M"), ("general__size_label", "8x7B"),
+            # labels: what is wrong is told, and no more
+            ("general__name", "Mistral-7B-Instruct"), ("general__file_type", 2),
+            ("general__file_type", 999), ("general__quantization_version", 1),
+            ("split__tensors__count", 22),
+        ]
+    },
+    "metadata without effect": with_gguf(llama__attention__sliding_window=5),
+    **{
+        f"no size: {key} {value}": with_gguf(**{key: value})
+        for key, values in [
+            ("general__size_label", ("large", "135", "M", "1.2.3B", "9" * 400 + "B", "")),
+            ("general__name", ("v1.5", "stories15M-x", "A2.7B", "8x7B", "30-layers")),
+        ]
+        for value in values
+    },
+    "a version of blocks where there are none": with_gguf(
+        blocks=False, general__quantization_version=1
+    ),
+    "the dtype of the configuration": llama(dtype="float32"),
+    "the dtype of an old configuration": llama(torch_dtype="torch.float32"),
+    "another dtype in the configuration": llama(dtype="bfloat16"),
+    "a head beside tied embeddings": llama(head(), tie_word_embeddings=True),
+    "another head beside tied embeddings": llama(tie_word_embeddings=True),
+    "a matrix that is there twice": llama({UP.format(1): llama_tensors()[UP.format(0)].clone()}),
+    "tensors that a model computes": llama(alike(equal=True)),
+    "tensors that are alike at their ends": llama(alike(equal=False)),
+    "as many tokens as rows": llama(files=tokens(97)),
+    "fewer tokens than rows": llama(files=tokens(90)),
+    "more tokens than rows": llama(files=tokens(98)),
+    "an end of text that no row has": llama(
+        files=tokens(97) | {"generation_config.json": '{"eos_token_id": [2, 97, "x"]}'}
+    ),
+    "bytes that nothing owns": padded,
+    "an exact GGUF file": with_offsets((0, 32), 64),
+    "a gap after the header": with_offsets((32, 64), 96),
+    "a gap after a tensor": with_offsets((0, 64), 96),
+    "a gap at the end": with_offsets((0, 32), 65),
+    "a tensor too few": llama(without="model.norm.weight"),
+    "a tensor too short": llama({"model.norm.weight": torch.ones(31)}),
+    "a model that nobody knows": llama(model_type="nobody"),
+    "a broken tokenizer": llama(files={"tokenizer.json": "{"}),
+    "a tokenizer of an unknown kind": with_gguf(tokenizer__ggml__model="nobody"),
+    "a GGUF file in three parts": lambda folder: write_split(folder / "m"),
+    # of these every row of the ledger
+    "the ledger of GPT-2": lambda folder: write_gpt2(folder / "m"),
+    "the ledger of a GGUF file": with_gguf(),
+}  # fmt: skip
+
+
+def told(look, path, ledger):
+    """Lines of the report: claims, what is wrong, shared tensors, and rows that fill nothing."""
+    try:
+        report = look(path)
+    except LlmcliError as error:
+        return [f"refused: {error.message}"]
+    said = [f"ok {report.ok}, fits {report.fits}, {report.files} files, {report.looked_at} numbers"]
+    for one in report.claims:
+        mark = "✓" if one.ok else "✗" if one.must else "!"
+        said.append(f"{mark} {one.name}: {one.what} says {one.says[:40]} · {one.holds}")
+    for check in report.checks:
+        if not check.ok:
+            said.append(f"✗ check {check.name}: {check.value:g} at {check.where}")
+    fault = report.fault.partition(": Cannot")[0]  # the rest are words of a library
+    said += [f"fault: {fault}"] if fault else []
+    said += [f"note: {note}" for note in report.notes if note != NO_DIGEST]
+    said += [f"{one.kind}: {', '.join(one.names)} of {one.bytes} bytes" for one in report.shared]
+    for row in report.rows:
+        if ledger or row.reason:
+            made = ", ".join(row.operations) or row.reason
+            dtype = f"{row.dtype} dequantized" if row.dequantized else row.dtype
+            said.append(
+                f"{row.parameter or 'nothing'} is {row.source} {row.stored} {[*row.shape]}"
+                f" × {row.tensors}, {row.bytes} bytes in {dtype}: {made or 'as it is'}"
+            )
+    return [line.replace(str(path.parent), ".") for line in said]
+
+
+def test_claims(tmp_path, as_written):
+    found = []
+    for number, (name, write) in enumerate(CASES.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path, ledger = write(folder), "ledger" in name
+        by_loading, by_looking = told(loaded, path, ledger), told(checked, path, ledger)
+        found += ["", f"# {name[:60]}", *by_loading]
+        if by_looking != by_loading:
+            found += ["--check", *by_looking]
+    as_written(Path(__file__).parent / "load_claims.txt", "\n".join(found[1:]) + "\n")
+
+
+def test_metadata_without_effect_is_in_info_too(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", llama__attention__sliding_window=5)
+    facts = measure_info(open_checkpoint(path), [])
     assert facts.ignored == {"llama.attention.sliding_window": "5"}
 
 
@@ -122,151 +219,3 @@ def test_a_vocabulary_of_another_size(tmp_path):
     checkpoint.metadata["llama.vocab_size"] = 98
     found = next(one for one in claims(checkpoint, config, None) if one.name == "vocab_size")
     assert (found.says, found.holds, found.ok, found.must) == ("98", "97", False, True)
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        *({"size_label": label} for label in ("large", "135", "M", "1.2.3B", "9" * 400 + "B", "")),
-        *({"name": name} for name in ("v1.5", "stories15M-x", "A2.7B", "8x7B", "30-layers")),
-        {"quantization_version": 1},  # where there are no blocks
-    ],
-    ids=lambda metadata: str(metadata)[:30],
-)
-def test_what_is_no_size_and_no_blocks_claims_nothing(tmp_path, metadata):
-    given = {f"general__{key}": value for key, value in metadata.items()}
-    blocks = "quantization_version" not in metadata
-    assert not checked(write_gguf(tmp_path / "m.gguf", blocks=blocks, **given)).claims
-
-
-@pytest.mark.parametrize(
-    ("settings", "ok"),
-    [({"dtype": "float32"}, True), ({"torch_dtype": "torch.float32"}, True),
-     ({"dtype": "bfloat16"}, False)],
-)  # fmt: skip
-def test_the_dtype_of_the_configuration_is_a_label(tmp_path, settings, ok):
-    report = checked(write_llama(tmp_path / "m", **settings))
-    assert claim(report, "dtype").ok is ok
-    assert report.ok
-
-
-@pytest.mark.parametrize("equal", [True, False])
-def test_a_head_beside_tied_embeddings(tmp_path, equal):
-    tensors = llama_tensors()
-    if equal:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    report = loaded(write_llama(tmp_path / "m", tensors, tie_word_embeddings=True))
-    told = claim(report, "tie_word_embeddings")
-    assert told.ok is equal
-    differs = "false: `lm_head.weight` differs from the embedding and is used as the head"
-    assert told.holds == ("`lm_head.weight` equals the embedding" if equal else differs)
-    assert report.ok, "the file is believed"
-    dropped = [line.source for line in report.lines if not line.parameter]
-    assert dropped == (["lm_head.weight"] if equal else [])
-    kinds = [(shared.kind, set(shared.names)) for shared in report.shared]
-    pair = ("equal", {"lm_head.weight", "model.embed_tokens.weight"})
-    assert kinds == ([("tied", {"head.W", "embed.W"}), pair] if equal else [])
-
-
-def test_matrices_that_are_there_twice_are_told_and_those_alike_at_the_ends_are_not(tmp_path):
-    tensors = llama_tensors()
-    up = tensors["model.layers.0.mlp.up_proj.weight"]
-    tensors["model.layers.1.mlp.up_proj.weight"] = up.clone()
-    report = loaded(write_llama(tmp_path / "m", tensors))
-    assert [shared.names for shared in report.shared] == [
-        ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight")
-    ]
-    assert report.shared[0].bytes == up.nbytes
-    large = torch.zeros(128, 128)  # 64 KiB, of which 12 are compared at first
-    other = large.clone()
-    other[20, 3] = 1.0
-    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": large}
-    more |= {"model.layers.1.self_attn.rotary_emb.inv_freq": other}
-    report = loaded(write_llama(tmp_path / "n", llama_tensors() | more))
-    assert report.shared == ()
-
-
-def write_tokenizer(folder, tokens):
-    from tokenizers import Tokenizer, models
-
-    vocabulary = {f"t{i}": i for i in range(tokens)}
-    Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(folder / "tokenizer.json"))
-
-
-@BOTH
-@pytest.mark.parametrize("tokens", [97, 90, 98])
-def test_every_token_needs_a_row(tmp_path, look, tokens):
-    path = write_llama(tmp_path / "m")
-    write_tokenizer(path, tokens)
-    assert load_tokenizer(open_checkpoint(path)) is not None
-    report = look(path)
-    assert claim(report, "tokens").ok is (tokens <= 97)
-    assert report.ok is (tokens <= 97)
-
-
-def test_an_end_of_text_that_no_row_has(tmp_path):
-    path = write_llama(tmp_path / "m")
-    write_tokenizer(path, 97)
-    assert claim(checked(path), "special_tokens").says == "1, 2"
-    (path / "generation_config.json").write_text('{"eos_token_id": [2, 97, "x"]}')
-    report = checked(path)
-    found = claim(report, "special_tokens")
-    assert (found.says, found.ok, found.must, report.ok) == ("1, 2, 97", False, False, True)
-
-
-@BOTH
-def test_bytes_that_nothing_owns(tmp_path, look):
-    path = write_gguf(tmp_path / "m.gguf")
-    whole = path.read_bytes()
-    assert look(path).ok, "there is padding after each tensor"
-    path.write_bytes(whole + bytes(5))
-    report = look(path)
-    layout = check(report, "layout")
-    assert (layout.ok, layout.value) == (False, 5)
-    assert layout.where.startswith("the end of ")
-    assert not report.fits
-
-
-@pytest.mark.parametrize(
-    ("offsets", "size", "where"),
-    [
-        ((0, 32), 64, ""), ((32, 64), 96, "the end of the header"), ((0, 64), 96, "the end of a"),
-        ((0, 32), 65, "the end of b"),
-    ],
-)  # fmt: skip
-def test_gaps_of_a_gguf_file(tmp_path, offsets, size, where):
-    table = [tensor(name, (8,), 0, at) for name, at in zip("ab", offsets, strict=True)]
-    names = [pair("general.architecture", STRING, "nobody"), pair("a", STRING, "b" * 40)]
-    (tmp_path / "m.gguf").write_bytes(gguf(names, table, bytes(size)))
-    layout = check(checked(tmp_path / "m.gguf"), "layout")
-    assert (layout.ok, layout.where) == (not where, where)
-    assert layout.value == (size - 64 if where else 0)
-
-
-@pytest.mark.parametrize(
-    ("norm", "words"),
-    [(None, "no tensor for `ln_final.w`"), (torch.ones(31), "should be [32] but is [31]")],
-    ids=["missing", "short"],
-)
-def test_what_does_not_fit_is_told_and_looked_through_all_the_same(tmp_path, norm, words):
-    tensors = llama_tensors() | {"model.norm.weight": norm}
-    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    report = checked(write_llama(tmp_path / "m", tensors))
-    assert words in report.fault
-    assert not report.ok
-    assert report.looked_at == sum(tensor.numel() for tensor in tensors.values())
-    assert check(report, "ledger").ok
-    unknown = checked(write_llama(tmp_path / "n", model_type="nobody"))
-    assert "`nobody` is not supported" in unknown.fault
-
-
-@BOTH
-def test_a_broken_tokenizer_is_a_fault_and_one_of_an_unknown_kind_is_not(tmp_path, look):
-    path = write_llama(tmp_path / "m")
-    (path / "tokenizer.json").write_text("{")
-    report = look(path)
-    assert "tokenizer.json" in report.fault
-    assert not report.fits
-    report = look(write_gguf(tmp_path / "m.gguf", tokenizer__ggml__model="nobody"))
-    assert report.ok
-    assert "`nobody`" in report.notes[0]

@@ -25,7 +25,6 @@ from llmcli.observe import formulas
 from llmcli.observe.attention.averages import Averages, Mixed
 from llmcli.observe.attention.block import Block, Tokens
 from llmcli.observe.attention.checks import Proof
-from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward as nn_attention
 
 OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  # of a LayerMap
@@ -59,74 +58,109 @@ def model():
     return model_of(config_of(BASE, window), "float32")
 
 
-def test_a_scale_that_is_wrong_everywhere(model):
-    configure(model.decoder.blocks[1].mixers[0], scale=BASE.scale * 1.0005)
-    found = checked(model)
-    assert not found["formulas"].ok
-    assert found["formulas"].where.startswith("blocks.1.attn.scores")
+def of_mixer(layer, **values):
+    return lambda model, monkeypatch: configure(model.decoder.blocks[layer].mixers[0], **values)
 
 
-@pytest.mark.parametrize("window", [6, 8, None])
-def test_a_window_of_one_key_more_or_less_or_none(model, window):
-    configure(model.decoder.blocks[1].mixers[0], window=window)
-    found = checked(model)
-    assert not found["masks"].ok
-    assert found["masks"].where.startswith("blocks.1.attn.pattern")
-    assert "masks" in red(model, generate=2)
-    assert "masks" in red(model, rows=1), "a block reaches one key further than its rows"
+def of_norm(find):
+    """The norm `find(blocks)` has another eps."""
+    return lambda model, monkeypatch: configure(find(model.decoder.blocks), eps=1e-3)
 
 
-def test_a_window_where_there_is_none(model):
-    configure(model.decoder.blocks[0].mixers[0], window=39)
-    assert "masks" in red(model)
+def of_weight(layer, name, cell, fault):
+    """One number of a weight is `fault(it)`."""
+
+    def change(model, monkeypatch):
+        linear = getattr(model.decoder.blocks[layer].mixers[0], name)
+        linear.weight = Dense(linear.weight.dense().clone())
+        linear.weight.tensor[cell] = fault(linear.weight.tensor[cell])
+
+    return change
 
 
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_a_mask_that_is_shifted_in_the_rows_but_not_in_the_kernel(model, monkeypatch, shift):
-    def shifted(positions, keys, window):
-        return visible_keys((positions + shift).clamp_min(0), keys, window)
-
-    monkeypatch.setattr(softmax_map, "visible_keys", shifted)
-    assert {"masks", "values"} <= red(model)
-    assert "masks" in red(small("gqa", "float32"), rows=1), "a block reaches one key further"
+def instead(name, made, module=nn_attention):
+    """`made(plain)` instead of a function."""
+    return lambda model, monkeypatch: monkeypatch.setattr(module, name, made(getattr(module, name)))
 
 
-def fault_in_kernel(monkeypatch, change):
+def in_kernel(change):
     """`change(attend, q, k, v, rest)` instead of the kernel."""
-    attend = nn_attention.attend
-    monkeypatch.setattr(nn_attention, "attend", lambda *qkv, **rest: change(attend, *qkv, rest))
+    return instead("attend", lambda attend: lambda *qkv, **rest: change(attend, *qkv, rest))
 
 
 def other(**change):
-    """Options by functions of all of them."""
-    return lambda attend, q, k, v, rest: attend(
+    """The kernel with options by functions of all of them."""
+    return in_kernel(lambda attend, q, k, v, rest: attend(
         q, k, v, **rest | {name: of(rest) for name, of in change.items()}
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-KERNEL_FAULTS = {
-    "no mask": other(causal=lambda rest: False, mask=lambda rest: None),
-    "scale": other(scale=lambda rest: rest["scale"] * 1.0005),
-    "other head's keys": lambda attend, q, k, v, rest: attend(q, k.flip(1), v, **rest),
-    "other head's values": lambda attend, q, k, v, rest: attend(q, k, v.flip(1), **rest),
-    "heads split the other way": lambda attend, q, k, v, rest: attend(
-        q, k, v, **rest
-    )[:, [0, 2, 1, 3]],
-    "half a thousandth more": lambda attend, q, k, v, rest: attend(q, k, v, **rest) * 1.0005,
-    "capped": lambda attend, q, k, v, rest: attend(torch.tanh(q / 50) * 50, k, v, **rest),
+def shifted(shift):
+    """The mask of the rows, but not of the kernel."""
+    return instead(
+        "visible_keys",
+        lambda plain: lambda at, keys, window: plain((at + shift).clamp_min(0), keys, window),
+        module=softmax_map,
+    )
+
+
+# what is planted, which checks are red at least, and where the last of them is
+MASKS, VALUES, FORMULAS = ("masks",), ("values", "formulas"), ("formulas",)
+FAULTS = {
+    "a scale": (of_mixer(1, scale=BASE.scale * 1.0005), FORMULAS, "blocks.1.attn.scores"),
+    "a window of a key less": (of_mixer(1, window=6), MASKS, "blocks.1.attn.pattern"),
+    "a window of a key more": (of_mixer(1, window=8), MASKS, "blocks.1.attn.pattern"),
+    "no window": (of_mixer(1, window=None), MASKS, "blocks.1.attn.pattern"),
+    "a window where there is none": (of_mixer(0, window=39), MASKS, "blocks.0.attn.pattern"),
+    "a mask of rows before": (shifted(-1), ("values", "masks"), ""),
+    "a mask of rows behind": (shifted(1), ("values", "masks"), ""),
+    "a kernel without a mask": (
+        other(causal=lambda rest: False, mask=lambda rest: None), VALUES, ""),
+    "a kernel's scale": (other(scale=lambda rest: rest["scale"] * 1.0005), VALUES, ""),
+    "other head's keys": (
+        in_kernel(lambda attend, q, k, v, rest: attend(q, k.flip(1), v, **rest)), VALUES, ""),
+    "other head's values": (
+        in_kernel(lambda attend, q, k, v, rest: attend(q, k, v.flip(1), **rest)), VALUES, ""),
+    "heads split the other way": (
+        in_kernel(lambda attend, q, k, v, rest: attend(q, k, v, **rest)[:, [0, 2, 1, 3]]),
+        VALUES, ""),
+    "half a thousandth more": (
+        in_kernel(lambda attend, q, k, v, rest: attend(q, k, v, **rest) * 1.0005), VALUES, ""),
+    "capped": (
+        in_kernel(lambda attend, q, k, v, rest: attend(torch.tanh(q / 50) * 50, k, v, **rest)),
+        VALUES, ""),
+    # what leads to the product and away from it
+    "a norm": (of_norm(lambda blocks: norm_of(blocks[0], 1)), FORMULAS, "blocks.0.ln1"),
+    "a norm of keys": (
+        of_norm(lambda blocks: blocks[1].mixers[0].k_norm), FORMULAS, "blocks.1.attn.k_norm"),
+    **{f"a weight of {part}": (
+        of_weight(0, "qkv", (row, 5), lambda x: x * 1.01), FORMULAS, f"blocks.0.attn.{part}")
+       for part, row in (("q", 3), ("k", 26), ("v", 40))},
+    "a weight of the output": (
+        of_weight(1, "out", (3, 2), lambda x: x + 1e-3), FORMULAS, "blocks.1.attn_out"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", KERNEL_FAULTS)
-def test_a_kernel_that_computes_something_else(model, monkeypatch, fault):
-    fault_in_kernel(monkeypatch, KERNEL_FAULTS[fault])
-    assert {"values", "formulas"} <= red(model)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_turns_its_checks_red(model, monkeypatch, fault):
+    plant, wrong, where = FAULTS[fault]
+    plant(model, monkeypatch)
+    for options in ({}, {"generate": 2}, {"rows": 1}):  # a block reaches one key further
+        found = checked(model, **options)
+        assert {*wrong} <= {name for name, check in found.items() if not check.ok}
+        assert found[wrong[-1]].where.startswith(where)
+    if "mask of rows" in fault:
+        assert "masks" in red(small("gqa", "float32"), rows=1), "without a window, too"
 
 
 NARROW_FAULTS = {
-    "one head a hundredth larger": lambda attend, q, k, v, rest: attend(q, k, v, **rest)
-    * torch.tensor([1, 1, 1.01, 1], dtype=torch.bfloat16)[:, None, None],
-    "a hundredth smaller": lambda attend, q, k, v, rest: attend(q, k, v, **rest) * 0.99,
+    "one head a hundredth larger": in_kernel(
+        lambda attend, q, k, v, rest: attend(q, k, v, **rest)
+        * torch.tensor([1, 1, 1.01, 1], dtype=torch.bfloat16)[:, None, None]
+    ),
+    "a hundredth smaller": in_kernel(
+        lambda attend, q, k, v, rest: attend(q, k, v, **rest) * 0.99
+    ),
     "a scale of three hundredths more": other(scale=lambda rest: rest["scale"] * 1.03),
     "a scale of three hundredths less": other(scale=lambda rest: rest["scale"] * 0.97),
 }  # fmt: skip
@@ -137,7 +171,7 @@ NARROW_FAULTS = {
 def test_16_bits_show_a_hundredth_on_average(monkeypatch, fault, rows):
     model = small("gqa", "bfloat16")
     assert red(model, rows=rows) == set()
-    fault_in_kernel(monkeypatch, NARROW_FAULTS[fault])
+    NARROW_FAULTS[fault](model, monkeypatch)
     found = checked(model, rows=rows)["averages"]
     assert not found.ok
     assert found.where.startswith("blocks.")
@@ -151,7 +185,7 @@ def test_one_leaking_cell_in_16_bits(monkeypatch):
         return attend(q, k, v, scale=rest["scale"], mask=mask)
 
     model = small("gqa", "bfloat16")
-    fault_in_kernel(monkeypatch, leak)
+    in_kernel(leak)(model, monkeypatch)
     found = checked(model)["values"]
     assert not found.ok
     assert found.where.endswith(",4]")
@@ -220,49 +254,11 @@ def test_rows_of_new_tokens_are_held_against_the_kernel_too(model, monkeypatch):
         z = attend(q, k, v, **rest)
         return z * 1.001 if z.shape[2] == 1 else z
 
-    fault_in_kernel(monkeypatch, change)
+    in_kernel(change)(model, monkeypatch)
     assert red(model) == set()
     found = checked(model, generate=2)
     assert not found["values"].ok
     assert found["values"].where.endswith((",40]", ",41]"))
-
-
-def of_norm(find):
-    """The norm `find(blocks)` has another eps."""
-
-    def change(model):
-        configure(find(model.decoder.blocks), eps=1e-3)
-
-    return change
-
-
-def of_weight(layer, name, cell, fault):
-    """One number of a weight is `fault(it)`."""
-
-    def change(model):
-        linear = getattr(model.decoder.blocks[layer].mixers[0], name)
-        linear.weight = Dense(linear.weight.dense().clone())
-        linear.weight.tensor[cell] = fault(linear.weight.tensor[cell])
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("fault", "where"),
-    [
-        (of_norm(lambda blocks: norm_of(blocks[0], 1)), "blocks.0.ln1"),
-        (of_norm(lambda blocks: blocks[1].mixers[0].k_norm), "blocks.1.attn.k_norm"),
-        *((of_weight(0, "qkv", (row, 5), lambda x: x * 1.01), f"blocks.0.attn.{part}")
-          for part, row in (("q", 3), ("k", 26), ("v", 40))),
-        (of_weight(1, "out", (3, 2), lambda x: x + 1e-3), "blocks.1.attn_out"),
-    ],
-)  # fmt: skip
-def test_what_leads_to_the_product_and_away_from_it(model, fault, where):
-    fault(model)
-    for generate in (0, 2):
-        found = checked(model, generate=generate)["formulas"]
-        assert not found.ok
-        assert found.where.startswith(where)
 
 
 @pytest.mark.parametrize(

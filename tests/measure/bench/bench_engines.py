@@ -58,7 +58,10 @@ CEILINGS = Ceilings(
 
 
 class FakeEngine:
-    """10 ns a token that is read, 100 for one that is written; `trouble(word)` may raise."""
+    """10 ns a token that is read, 100 for one that is written; `trouble(word)` may raise.
+
+    What it is told is written into `log`, with its name where it is not ours.
+    """
 
     vocab = 50
 
@@ -70,12 +73,13 @@ class FakeEngine:
         self.held = None
         self.room = 0
         self.inside = 0
-        self.trouble = trouble or (lambda word, *about: None)
+        self.trouble = trouble or (lambda word: None)
         self._slow = slow
 
     def _did(self, word, *about):
-        self.log.append((word, *about))
-        self.trouble(word, *about)
+        name = "" if self.info.engine == "llmcli" else f"{self.info.engine}: "
+        self.log.append("  " + name + " ".join(map(str, (word, *about))))
+        self.trouble(word)
 
     def start(self, tokens, threads, chunk):
         self.held, self.room = None, 0
@@ -91,17 +95,17 @@ class FakeEngine:
             self.inside -= 1
 
     def read(self, ids):
-        self._did("read", len(ids), len(self.held))
+        self._did("read", len(ids), "after", len(self.held))
         self._add(ids)
         self.clock.now += 10 * len(ids) * self._slow
 
     def step(self, id):
-        self._did("step", len(self.held))
+        self._did("step", "after", len(self.held))
         self._add([id])
         self.clock.now += 100 * self._slow
 
     def rewind(self, tokens):
-        self._did("rewind", tokens)
+        self._did("rewind", "to", tokens)
         assert 0 <= tokens <= len(self.held)
         del self.held[tokens:]
 
@@ -115,21 +119,6 @@ class FakeEngine:
         assert all(0 <= id < self.vocab for id in ids)
         self.held += ids
         assert len(self.held) <= self.room, "no room"
-
-
-def words(engine, *wanted):
-    """What of it was written down."""
-    return [entry for entry in engine.log if entry[0] in wanted]
-
-
-def raises(error, when):
-    """A trouble: `error` at what `when(word, *about)` is true of."""
-
-    def trouble(*what):
-        if when(*what):
-            raise error
-
-    return trouble
 
 
 TESTS = Case(n_prompt=8, n_gen=0, depth=0), Case(n_prompt=0, n_gen=4, depth=0)

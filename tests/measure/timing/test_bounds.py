@@ -13,6 +13,7 @@ from llmcli.reports.work import PartWork
 MEMORY, L3, L2 = 200 << 20, 8 << 20, 1 << 19
 STREAMED, COMPUTED = PartWork(weights=10**8), PartWork(flops=10**9)  # 10 ms each
 ACTIVATIONS = PartWork(activations=10 * 10**6)
+NO_START = replace(CEILINGS, start_s=0.0)
 
 
 def bounded(
@@ -63,6 +64,8 @@ def bounded(
         # without counted work there is no bound, and no ceiling of what was not measured
         (PartWork(), 1.0, {}, None, None),
         (PartWork(weights=10**8, flops=10**12), 0.0125, {"dtype": "float64"}, "memory", 0.8),
+        # without a measured start nothing is said to be one
+        (PartWork(weights=10), 0.1, {"operations": 10**6, "ceilings": NO_START}, "kernel", 1e-8),
     ],
 )
 def test_what_a_part_waits_for(work, seconds, given, bound, share):
@@ -75,9 +78,3 @@ def test_a_tenth_of_a_ceiling_is_not_bound_by_it():
     """A product that is computed badly: little of it is its start."""
     part = bounded(PartWork(flops=10**10), 1.0, operations=100)
     assert (part.bound, part.nearest, part.of_bound) == ("kernel", "compute", 0.1)
-
-
-def test_without_a_measured_start_nothing_is_said_to_be_one():
-    ceilings = replace(CEILINGS, start_s=0.0)
-    part = bounded(PartWork(weights=10), 0.1, operations=10**6, ceilings=ceilings)
-    assert part.bound == "kernel"

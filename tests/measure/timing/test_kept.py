@@ -30,30 +30,30 @@ def noisy(share, seed=0):
     return lambda number: 0.01 * dice.gauss(1.0, share)
 
 
-def test_runs_that_are_alike_end_soon():
-    until = Until(pairs=None, begin=5.0, end=15.0)
-    assert pairs_run(until, lambda n: 0.1, lambda n: 0.101)[0] == FEWEST
-    assert pairs_run(until, noisy(0.005), noisy(0.005))[0] <= 2 * FEWEST
+def slow_at_first(number):
+    return 1.0 if number == 0 else 0.1
 
 
-@pytest.mark.parametrize("noise", [0.2, 0.5])
-def test_runs_that_scatter_end_when_the_time_is_up(noise):
-    until = Until(pairs=None, begin=5.0, end=15.0)
-    number, now = pairs_run(until, noisy(noise), noisy(noise, 1))
-    assert number > 20
-    assert now <= 15.0 + 0.05, 'but for how much longer the last one took than the one before'
-
-
-def test_a_slow_first_run_is_no_reason_to_go_on_to_the_end():
-    until = Until(pairs=None, end=10.0)
-    slow = lambda number: 1.0 if number == 0 else 0.1  # noqa: E731
-    assert pairs_run(until, slow, lambda n: 0.1)[0] <= FEWEST + 3
-
-
-@pytest.mark.parametrize(("seconds", "number"), [(20.0, 1), (4.0, 1), (2.0, 2), (1.6, 3)])
-def test_a_pair_that_would_end_too_late_is_not_begun(seconds, number):
-    until = Until(pairs=None, end=10.0)
-    assert pairs_run(until, lambda n: seconds, lambda n: seconds)[0] == number
+@pytest.mark.parametrize(
+    ("bare", "watched", "least", "most"),
+    [
+        # runs that are alike end soon, and a slow first one is no reason to go on to the end
+        (lambda n: 0.1, lambda n: 0.101, FEWEST, FEWEST),
+        (noisy(0.005), noisy(0.005), 1, 2 * FEWEST),
+        (slow_at_first, lambda n: 0.1, 1, FEWEST + 3),
+        # runs that scatter end when the time is up
+        (noisy(0.2), noisy(0.2, 1), 21, 10_000),
+        (noisy(0.5), noisy(0.5, 1), 21, 10_000),
+        # a pair that would end too late is not begun
+        (lambda n: 20.0, lambda n: 20.0, 1, 1), (lambda n: 4.0, lambda n: 4.0, 1, 1),
+        (lambda n: 2.0, lambda n: 2.0, 2, 2), (lambda n: 1.6, lambda n: 1.6, 3, 3),
+    ],
+)  # fmt: skip
+def test_how_many_pairs_are_run(bare, watched, least, most):
+    number, now = pairs_run(Until(pairs=None, begin=5.0, end=15.0), bare, watched)
+    assert least <= number <= most
+    if number > 1:  # but for how much longer the last one took than the one before
+        assert now <= 15.0 + 0.05
 
 
 def test_pairs_that_were_requested_are_run_however_long_they_take():
@@ -129,11 +129,17 @@ def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():
     assert swapped.values == (2, 0.5)
     assert swapped.quartiles == (0.875, 1.625)
     assert paired([3], [2]).quartiles == (1.5, 1.5)
-    watched, bare = [1.1, 1.0, 1.3], [1.0, 1.0, 1.0]
-    looked = overhead(watched, bare)  # timing has the same rule
-    assert looked.ratios == paired(watched, bare).values
-    assert looked.quartiles == paired(watched, bare).quartiles
     with pytest.raises(ValueError, match="argument 2"):
         paired([1, 2], [1])
     with pytest.raises(ValueError, match="no pairs"):
         paired([], [])
+
+
+def test_looking_may_cost_nothing_where_half_of_the_pairs_straddle_it():
+    watched, bare = (1.0, 1.1, 1.2, 1.3, 1.4), (1.0,) * 5
+    cost, same = overhead(watched, bare), paired(watched, bare)  # timing has the same rule
+    assert (cost.ratios, cost.quartiles) == (same.values, same.quartiles)
+    assert (cost.lowest, cost.median, cost.highest) == (1.0, 1.2, 1.4)
+    assert cost.quartiles == pytest.approx((1.1, 1.3))
+    assert not cost.within_noise
+    assert overhead((0.9, 0.95, 1.0, 1.3, 1.4), bare).within_noise

@@ -1,5 +1,6 @@
 """`measure_timing` on small models of every kind: it adds up, and each of its checks can fail."""
 
+import gc
 from collections import Counter
 
 import pytest
@@ -15,11 +16,10 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import report as timing_report
 from llmcli.commands.timing.measure import run as timing_run
-from llmcli.commands.timing.measure import unfused
-from llmcli.commands.timing.measure.checks import memory_check, timing_checks
-from llmcli.commands.timing.measure.clock import EventClock, HostClock
+from llmcli.commands.timing.measure.checks import memory_check
+from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount
 from llmcli.commands.timing.measure.parts import Piece, in_order
-from llmcli.commands.timing.measure.phase import overhead, product_seconds
+from llmcli.commands.timing.measure.phase import product_seconds
 from llmcli.commands.timing.measure.report import measure_timing
 from llmcli.commands.timing.measure.workload import working_set
 from llmcli.commands.timing.report import Stage, TimingRequest
@@ -29,6 +29,8 @@ from llmcli.nn.step import Step
 from llmcli.reports.work import PartWork
 
 DELAY_S = 0.005
+MIB = 1 << 20
+PRODUCTS = {"qkv", "out", "ffn_up", "ffn_down", "head"}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -57,7 +59,7 @@ def test_the_time_adds_up():
 
 
 def test_phases_say_what_they_ran():
-    report = timed(small("llama"), new_tokens=4, pairs=3, batch=2)
+    report = timed(small("llama"), new_tokens=4, pairs=4, batch=2)
     prefill, decode = report.phases
     assert (prefill.name, prefill.tokens, prefill.past, prefill.calls) == ("prefill", 18, 0, 1)
     assert (decode.name, decode.tokens, decode.past, decode.calls) == ("decode", 8, 9, 4)
@@ -77,9 +79,9 @@ def test_phases_say_what_they_ran():
     nearest = {part.nearest for phase in report.phases for part in phase.totals}
     assert "L2" in nearest <= {"L2", "compute", None}
     # with an even number of pairs the lower of the two in the middle is the median
-    for phase in (*report.phases, *timed(small("llama"), pairs=4).phases):
+    for phase in report.phases:
         looked = phase.overhead
-        assert len(looked.watched_s) == len(looked.bare_s) in (3, 4)
+        assert len(looked.watched_s) == len(looked.bare_s) == 4
         assert looked.lowest <= looked.median <= looked.highest
         assert phase.seconds == sorted(looked.watched_s)[1]
         assert phase.bare_s == sorted(looked.bare_s)[1]
@@ -106,34 +108,62 @@ def test_only_what_is_asked_for_is_run():
     assert [p.name for p in timed(model, new_tokens=0).phases] == ["prefill"]
     with pytest.raises(ValueError, match="nothing to time"):
         timed(model, new_tokens=0, phases=("decode",))
-    decode = timed(small("gpt2"), new_tokens=2).phases[1]  # one sequence: products with a vector
+    prefill, decode = timed(small("gpt2"), new_tokens=2).phases
+    # of a prompt that is one call the head alone has one row; then all products are of a vector
+    head = next(part.seconds for part in prefill.totals if part.part == "head")
+    assert prefill.gemv_s == pytest.approx(head)
     assert (decode.work.gemv, decode.work.gemm) == (2 * (2 * 4 + 1), 0)
+    products = sum(p.seconds for p in decode.totals if p.part in PRODUCTS)
+    assert (decode.gemm_s, decode.gemv_s) == (0.0, pytest.approx(products))
 
 
-def test_a_long_prompt_is_several_calls():
-    prompt = ids(1, PROMPT_CHUNK + 88)[0].tolist()
-    report = timed(small("window"), prompt, new_tokens=0, trace=True)
-    prefill = report.phases[0]
+def test_a_prompt_of_one_token_more_than_a_chunk_is_two_calls():
+    """513 tokens: 512 are read by GEMMs and the last one by GEMVs."""
+    prompt, model = ids(1, PROMPT_CHUNK + 1)[0].tolist(), small("window")
+    report = timed(model, prompt, new_tokens=0, trace=True)
+    (prefill,) = report.phases
     assert not red(report) - {"adds_up"}
     assert prefill.calls == 2
     assert {span.call for span in prefill.spans} == {0, 1}
     calls = {part.part: part.calls for part in prefill.totals}
     assert (calls["embed"], calls["head"]) == (2, 1)  # only the end of a prompt says what is next
-    layers = 2 * len(small("window").config.layers)
+    layers = 2 * len(model.config.layers)
     assert {calls[part] for part in ("qkv", "attention", "out", "ffn_down")} == {layers}
+    spans = [span for span in prefill.spans if span.part in PRODUCTS]
+    many = sum(span.seconds for span in spans if span.call == 0)
+    one = sum(span.seconds for span in spans if span.call == 1)
+    assert one > 0
+    assert (prefill.gemm_s, prefill.gemv_s) == (pytest.approx(many), pytest.approx(one))
+    assert {span.call for span in spans if span.part == "head"} == {1}
 
 
-def test_pairs_begin_with_either_run_in_turns(monkeypatch):
-    order = []
-    for name in ("_bare", "_instrumented"):
-        plain = getattr(timing_run, name)
-        monkeypatch.setattr(
-            timing_run, name, lambda *a, name=name, plain=plain: order.append(name) or plain(*a)
-        )
-    timed(small("llama"), new_tokens=0, pairs=3)
-    bare, clocked = "_bare", "_instrumented"
-    warm = [bare, clocked, clocked]  # the last one counts operations
-    assert order == [*warm, bare, clocked, clocked, bare, bare, clocked]
+@pytest.fixture
+def calls(monkeypatch):
+    """Of each call of the decoder its clock and whether garbage is collected; the call whose number
+    is `at` is interrupted."""
+
+    class Calls(list):
+        at = None
+
+    seen, emit = Calls(), Step.emit
+
+    def watched(step, name, x):
+        if name == "embed":
+            seen.append((type(step.clock), gc.isenabled()))
+            if len(seen) == seen.at:
+                raise KeyboardInterrupt
+        return emit(step, name, x)
+
+    monkeypatch.setattr(Step, "emit", watched)
+    return seen
+
+
+def test_pairs_begin_with_either_run_in_turns_and_the_collector_is_off(calls):
+    timed(small("llama"), new_tokens=0, pairs=3, unfused=True)
+    bare, clocked = (type(None), False), (HostClock, False)
+    warm = [bare, clocked, (OperationCount, False)]
+    assert calls == [*warm, bare, clocked, clocked, bare, bare, clocked, *[bare] * 3]
+    assert gc.isenabled()
 
 
 def test_progress_is_told_pair_by_pair():
@@ -171,19 +201,21 @@ def ticks(monkeypatch):
     return delayed
 
 
-MLPS = [("llama", 1, "gate_up", "ffn_up"), ("llama", 0, "down", "ffn_down"),
-        ("llama", 1, "act", "ffn_act"), ("gpt2", 1, "up", "ffn_up"), ("gpt2", 0, "act", "ffn_act"),
-        ("gpt2", 1, "down", "ffn_down")]  # fmt: skip
+PLACES = [
+    ("llama", 1, "gate_up", "ffn_up"), ("llama", 0, "down", "ffn_down"),
+    ("llama", 1, "act", "ffn_act"), ("llama", 1, "out", "out"), ("gpt2", 1, "up", "ffn_up"),
+    ("gpt2", 0, "act", "ffn_act"), ("gpt2", 1, "down", "ffn_down"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "layer", "attribute", "part"), MLPS)
-def test_a_delay_in_one_layers_mlp_is_found_there_and_nowhere_else(
+@pytest.mark.parametrize(("name", "layer", "attribute", "part"), PLACES)
+def test_a_delay_in_one_layer_is_found_there_and_nowhere_else(
     name, layer, attribute, part, monkeypatch, ticks
 ):
     model = small(name)
-    ffn = ffn_of(model.decoder.blocks[layer])
-    if attribute == "down":
-        ffn, attribute = ffn.down, "wide"
+    ffn, mixer = ffn_of(model.decoder.blocks[layer]), model.decoder.blocks[layer].mixers[0]
+    if attribute in ("down", "out"):
+        ffn, attribute = {"down": ffn.down, "out": mixer.out}[attribute], "wide"
     slow = ticks(getattr(ffn, attribute))
     if attribute == "gate_up":
         slow = type("Slow", (), {"__call__": lambda _, x, call=slow: call(x),
@@ -200,14 +232,6 @@ def misplaced(phase, part, layer):
     if found.pop((part, layer)) < DELAY_S:
         yield "missing", phase.name
     yield from (place for place, seconds in found.items() if seconds >= DELAY_S / 2)
-
-
-def test_a_delay_in_another_place_would_be_noticed(monkeypatch, ticks):
-    model = small("llama")
-    out = model.decoder.blocks[1].mixers[0].out
-    monkeypatch.setattr(out, "wide", ticks(out.wide))
-    prefill = timed(model, new_tokens=0, pairs=3).phases[0]
-    assert {("missing", "prefill"), ("out", 1)} <= set(misplaced(prefill, "out", 0))
 
 
 # -- what turns the footer red
@@ -255,18 +279,15 @@ def test_an_activation_without_its_mark_and_a_clock_that_meddles(
     assert failed.get("same") is None or failed["same"].value > 0
 
 
-def test_logits_that_are_nan_are_refused():
+def test_logits_that_are_nan_and_a_cache_that_does_not_fit_are_refused(monkeypatch):
     model = small("llama")
     parameters_of(model.decoder)["ln_final.w"].fill_(torch.nan)
     for phase in ("prefill", "decode"):
         with pytest.raises(NotFinite):
             timed(model, phases=(phase,))
-
-
-def test_a_cache_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1000)
     with pytest.raises(OutOfMemory, match="the cache of 1 × 12 tokens"):
-        timed(small("llama"))
+        timed(model)
 
 
 # -- a device that works behind the host
@@ -307,10 +328,6 @@ def test_on_a_gpu_it_adds_up():
         assert phase.peak > model.weight_bytes
 
 
-MIB = 1 << 20
-PRODUCTS = {"qkv", "out", "ffn_up", "ffn_down", "head"}
-
-
 def piece(part, layer, call, seconds):
     return Piece(place=(part, layer), call=call, begin=0.0, seconds=seconds, host_s=0.0)
 
@@ -324,62 +341,21 @@ def test_products_are_told_by_the_call_that_they_are_in():
     assert product_seconds(run, calls) == (4.0 + 8.0 + 16.0, 1.0)
 
 
-def test_a_prompt_of_one_token_more_than_a_chunk_has_both():
-    """513 tokens: 512 are read by GEMMs and the last one by GEMVs."""
-    prompt = ids(1, PROMPT_CHUNK + 1)[0].tolist()
-    (prefill,) = timed(small("window"), prompt, new_tokens=0, trace=True).phases
-    spans = [span for span in prefill.spans if span.part in PRODUCTS]
-    many = sum(span.seconds for span in spans if span.call == 0)
-    one = sum(span.seconds for span in spans if span.call == 1)
-    assert one > 0
-    assert (prefill.gemm_s, prefill.gemv_s) == (pytest.approx(many), pytest.approx(one))
-    assert {span.call for span in spans if span.part == "head"} == {1}
-
-
-def test_of_a_prompt_that_is_one_call_the_head_alone_has_one_row():
-    prefill, decode = timed(small("llama"), new_tokens=2).phases
-    head = next(part.seconds for part in prefill.totals if part.part == "head")
-    assert prefill.gemv_s == pytest.approx(head)
-    products = sum(p.seconds for p in decode.totals if p.part in PRODUCTS)
-    assert (decode.gemm_s, decode.gemv_s) == (0.0, pytest.approx(products))
-
-
-def test_looking_may_cost_nothing_where_half_of_the_pairs_straddle_it():
-    cost = overhead((1.0, 1.1, 1.2, 1.3, 1.4), (1.0,) * 5)
-    assert (cost.lowest, cost.median, cost.highest) == (1.0, 1.2, 1.4)
-    assert cost.quartiles == pytest.approx((1.1, 1.3))
-    assert not cost.within_noise
-    assert overhead((0.9, 0.95, 1.0, 1.3, 1.4), (1.0,) * 5).within_noise
-
-
-def test_the_collector_is_off_while_something_is_timed(monkeypatch):
-    import gc
-
-    seen, run = [], timing_run.Job.run
-
-    def watched(self, *args, **rest):
-        seen.append(gc.isenabled())
-        return run(self, *args, **rest)
-
-    monkeypatch.setattr(timing_run.Job, "run", watched)
-    timed(small("llama"), unfused=True)
-    assert seen
-    assert not any(seen)
-    assert gc.isenabled()
-
-
 # -- memory
 
 
-def test_what_was_held_is_compared_with_the_estimate():
-    base, estimated = 300 * MIB, 1000 * MIB
-    for taken, ok in ((1000, True), (1115, True), (1117, False), (885, True), (883, False)):
-        (check,) = memory_check(base, base + taken * MIB, estimated)
-        assert check.ok == ok, taken
-    assert check.name == "memory"
-    # of a small model 16 MiB may be more
-    assert memory_check(0, 17 * MIB, 1 * MIB)[0].ok
-    assert not memory_check(0, 18 * MIB, 1 * MIB)[0].ok
+@pytest.mark.parametrize(
+    ("base", "taken", "estimated", "ok"),
+    [
+        (300, 1000, 1000, True), (300, 1115, 1000, True), (300, 1117, 1000, False),
+        (300, 885, 1000, True), (300, 883, 1000, False),
+        # of a small model 16 MiB may be more
+        (0, 17, 1, True), (0, 18, 1, False),
+    ],
+)  # fmt: skip
+def test_what_was_held_is_compared_with_the_estimate(base, taken, estimated, ok):
+    (check,) = memory_check(base * MIB, (base + taken) * MIB, estimated * MIB)
+    assert (check.name, check.ok) == ("memory", ok)
 
 
 def test_what_is_not_known_is_not_judged():
@@ -394,45 +370,26 @@ def test_what_is_not_known_is_not_judged():
 # -- cut short
 
 
-def stopping(monkeypatch, module, name, at):
-    """A KeyboardInterrupt in call `at` of a function."""
-    real, calls = getattr(module, name), []
-
-    def stops(*args, **rest):
-        calls.append(1)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return real(*args, **rest)
-
-    monkeypatch.setattr(module, name, stops)
-
-
-def test_pairs_that_were_whole_are_reported(monkeypatch):
-    stopping(monkeypatch, timing_run, "_pair", 3)
-    report = timed(small("llama"), pairs=9)
-    assert report.interrupted
-    (prefill,) = report.phases
-    assert (prefill.name, len(prefill.overhead.ratios)) == ("prefill", 2)
-    assert prefill.seconds == min(prefill.overhead.watched_s)
-    assert {check.name for check in report.checks} == {"adds_up", "marks", "flops", "same"}
-    assert red(report) <= {"adds_up"}
-
-
-def test_a_phase_without_a_pair_is_left_out(monkeypatch):
-    with monkeypatch.context() as patch:
-        stopping(patch, timing_run, "_bare", 5)  # a warm-up and two pairs; the next warm-up
-        report = timed(small("llama"), pairs=2)
-    assert report.interrupted
-    assert [len(phase.overhead.ratios) for phase in report.phases] == [2]
-    stopping(monkeypatch, timing_run, "_bare", 1)  # before the first pair
-    report = timed(small("llama"))
-    assert (report.interrupted, report.phases, report.checks, report.splits) == (True, (), (), ())
-    assert report.estimated > 0
-    assert timing_checks((), {}, {}, {}) == ()
-
-
-def test_pieces_that_were_cut_short_leave_the_phases(monkeypatch):
-    stopping(monkeypatch, unfused, "_seconds", 4)
+def test_what_was_whole_before_an_interrupt_is_reported(calls):
+    """Three runs to warm up, then two a pair: in the third pair, before and in the first one."""
+    for at, pairs, whole in ((9, 9, [2]), (8, 2, [2]), (1, 9, []), (5, 9, [])):
+        calls.clear()
+        calls.at = at
+        report = timed(small("llama"), pairs=pairs)
+        assert report.interrupted
+        assert [len(phase.overhead.ratios) for phase in report.phases] == whole
+        assert report.estimated > 0
+        assert report.splits == ()
+        for phase in report.phases:
+            assert (phase.name, phase.seconds) == ("prefill", min(phase.overhead.watched_s))
+        checks = {"adds_up", "marks", "flops", "same"} if whole else set()
+        assert {check.name for check in report.checks} == checks
+        assert red(report) <= {"adds_up"}
+    calls.clear()
+    calls.at = None
+    timed(small("llama"))
+    calls.at = len(calls) + 4  # after the three runs of the prompt's pieces
+    calls.clear()
     report = timed(small("llama"), unfused=True)
     assert report.interrupted
     assert (len(report.phases), report.splits) == (2, ())

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from blocks import configure
 from covers import covered, in_turn
 from decoder_parameters import replace_weight
 from small_models import ids
 from timed_models import red, small, timed
 from zoo import BLOCKS, CONFIGS
 
-from llmcli.commands.timing.measure import unfused
 from llmcli.parts.conv.config import ShortConvConfig
 
 PIECES = {
@@ -60,21 +60,17 @@ def test_so_they_do_in_narrower_numbers(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["llama", "window"])
-def test_more_queries_than_are_taken_at_a_time(name, monkeypatch):
-    monkeypatch.setattr(unfused, "_ROWS", 7)
+def test_more_queries_than_are_taken_at_a_time(name):
     report = timed(small(name, torch.float64), ids(1, 600)[0].tolist(), unfused=True)
     assert not red(report) - {"adds_up"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("piece", ["attn.W_q", "attn.W_v", "mlp.W_gate", "mlp.W_up", "mask"])
-def test_a_wrong_piece_turns_the_footer_red(piece, dtype, monkeypatch):
-    model, right = small("llama", dtype), unfused.visible_keys
-    name = f"blocks.1.{piece}"
+def test_a_wrong_piece_turns_the_footer_red(piece, dtype):
+    model, name = small("llama", dtype), f"blocks.1.{piece}"
     if piece == "mask":
-        monkeypatch.setattr(
-            unfused, "visible_keys", lambda at, keys, w: right(at - (at > 1).long(), keys, w)
-        )
+        configure(model.decoder.blocks[1].mixers[0], window=4)
     else:
         replace_weight(model.decoder, name, 1.2 * model.decoder.weight(name).dense())
     report = timed(model, unfused=True)
