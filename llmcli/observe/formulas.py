@@ -27,7 +27,7 @@ from llmcli.formats.weight import Weight
 from llmcli.graph.evaluation.rule import Rule, symbol
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
-from llmcli.model import Model
+from llmcli.model import Model, dtype_name
 from llmcli.observe.kernel import Kernel, layer_of
 from llmcli.observe.rules import rules
 from llmcli.reports.checks import ViewCheck
@@ -232,7 +232,7 @@ def worst_number(own: Kernel, name: str) -> Found:
     share = _share(ours, theirs, allowed)
     # numpy's: PyTorch's imports sympy, half a second, to check its argument
     at = tuple(int(i) for i in np.unravel_index(int(share.argmax()), share.shape))
-    return _found(name, at, ours[at], theirs[at], allowed[at])
+    return _found(own, name, at, ours[at], theirs[at], allowed[at])
 
 
 def number_found(
@@ -243,17 +243,17 @@ def number_found(
     ours, whole = theirs.new_tensor(value), theirs.new_tensor(magnitude)
     allowed = _allowed(whole, 2 * whole, own, name)  # no rule has more halves
     ours = own.as_kept(name, ours, theirs, allowed)
-    return _found(name, index, ours, theirs, allowed)
+    return _found(own, name, index, ours, theirs, allowed)
 
 
 def _found(
-    name: str, index: tuple[int, ...], ours: Tensor, theirs: Tensor, allowed: Tensor
+    own: Kernel, name: str, index: tuple[int, ...], ours: Tensor, theirs: Tensor, allowed: Tensor
 ) -> Found:
     share = float(_share(ours, theirs, allowed))
     if math.isnan(share):
         raise NotFinite(
             f"`{symbol(name, *index)}` is {float(theirs)}, and {float(ours)} by its formula",
-            hint="try `--dtype float64`; the checkpoint may hold NaN",
+            dtype=dtype_name(own.model.dtype),
         )
     return Found(name, index, float(ours), float(theirs), float(allowed), share)
 

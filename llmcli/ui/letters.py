@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 # letter → words for so many of them, and the other names of the same size
@@ -84,11 +85,8 @@ def _line(letter: str, value: int, number: str, aliases: Sequence[str]) -> str:
 
 
 def _counted(words: str, values: Sequence[int]) -> str:
-    """`heads of keys and values`, `head of keys and values` where there is one."""
-    if tuple(values) != (1,):
-        return words
-    first, _, rest = words.partition(" ")
-    return f"{first.removesuffix('s')} {rest}".rstrip()
+    """`heads of keys and values`, `new tokens`; of one `head of keys and values`, `new token`."""
+    return re.sub(r"^(\w+ )?(\w+)s\b", r"\1\2", words) if tuple(values) == (1,) else words
 
 
 def axis_line(letter: str, documents: str, values: tuple[int, ...]) -> str:

@@ -96,7 +96,7 @@ def _selected(name: str, inventory: Inventory, revision: str | None) -> Part | P
                     hint="`llmcli models list` shows what can",
                 )
             if stored.model.place == "nowhere":
-                raise _not_here(name, inventory)
+                raise _not_here(name, inventory, revision)
             return chosen(stored, inventory, "")
     found = parse(name, revision=revision)
     if isinstance(found, Path):
@@ -106,7 +106,7 @@ def _selected(name: str, inventory: Inventory, revision: str | None) -> Part | P
         )
     part = _of_id(name, found, inventory) if isinstance(found, HubId) else None
     if part is None:
-        raise _not_here(name, inventory)
+        raise _not_here(name, inventory, revision)
     return part
 
 
@@ -145,13 +145,14 @@ def _of_id(name: str, hub: HubId, inventory: Inventory) -> Part | None:
     return None
 
 
-def _not_here(name: str, inventory: Inventory) -> ModelNotFound:
+def _not_here(name: str, inventory: Inventory, revision: str | None) -> ModelNotFound:
     here = [s.model.name for s in inventory.stored() if s.model.place != "nowhere"]
     near = difflib.get_close_matches(name, here, n=1)
     hint = "`llmcli models list` shows what is"
     if near and name not in CATALOG:
         hint = f"did you mean `{shown(near[0], 200)}`?"
-    return ModelNotFound(f"`{shown(name)}` is not on this machine", hint=hint)
+    words = shown(name) + (f" --revision {shown(revision)}" if revision else "")
+    return ModelNotFound(f"`{words}` is not on this machine", hint=hint)
 
 
 # what goes together

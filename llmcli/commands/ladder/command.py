@@ -18,7 +18,7 @@ from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
 from llmcli.cli.running import kernels_of, load_model
 from llmcli.cli.template import ChatOptions
-from llmcli.commands.ladder.report import LadderReport, Variant
+from llmcli.commands.ladder.report import LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
 
@@ -54,11 +54,6 @@ class LadderOptions:
     budget: float = opt(
         20.0, "--budget", "SECONDS",
         "A rung that would take longer is estimated from a part of it.", at_least=0,
-    )  # fmt: skip
-    beyond: bool = opt(
-        False, "--beyond",
-        "Time what the machine offers beyond rung 8, too: bfloat16, int8, compiled (which takes a "
-        "minute), a CUDA graph.",
     )  # fmt: skip
     save: str | None = opt(
         None, "-o", "--output", "FILE",
@@ -154,7 +149,6 @@ def _measured(
     model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output
 ) -> tuple[LadderReport, BaseException | None]:
     """The report of a prompt, and what interrupted it, if anything did."""
-    from llmcli.commands.ladder.measure.beyond import beyond
     from llmcli.commands.ladder.measure.notation import axis_sizes
     from llmcli.commands.ladder.measure.runner import LadderInterrupted, run_ladder
     from llmcli.commands.ladder.measure.weights import Weights
@@ -169,19 +163,14 @@ def _measured(
         budget=options.budget,
         rounds=0 if options.explain else 5,
     )
-    variants: tuple[Variant, ...] = ()
     interruption: BaseException | None = None
     with Progress(out) as progress:
         try:
             reports = run_ladder(weights, workload, numbers=rungs, progress=progress)
-            if options.beyond:
-                variants = beyond(weights, workload, progress=progress)
         except LadderInterrupted as stop:
             if len(stop.rungs) < (len(rungs) if options.explain else 1):  # nothing to show
                 raise
             reports, interruption = stop.rungs, stop.__cause__
-        except KeyboardInterrupt as stop:
-            interruption = stop
     report = LadderReport(
         tokens=_texts(model, ids),
         ids=ids,
@@ -189,7 +178,6 @@ def _measured(
         letters=axis_sizes(weights.config, tokens=len(ids), sequences=options.batch),
         dtype=str(model.describe()["weight_format"]),
         rungs=reports,
-        beyond=variants,
     )
     return report, interruption
 
@@ -221,9 +209,8 @@ def _check_rotation(count: int, model: Model) -> None:
 
 def _check(options: LadderOptions, output: OutputOptions) -> None:
     """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
-    for flag, given in (("--json", output.json), ("--beyond", options.beyond)):
-        if options.explain and given:
-            raise UsageError(f"`--explain` and `{flag}` exclude each other")
+    if options.explain and output.json:
+        raise UsageError("`--explain` and `--json` exclude each other")
     if options.save is not None:
         kind_of_file(options.save, ("png", "json"))
 

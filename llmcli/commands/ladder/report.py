@@ -112,29 +112,8 @@ class RungReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A way to compute the decoder's step that the machine offers, or why it does not.
-
-    `speedup` is the median ratio of neighbouring runs of the decoder's own step and this one;
-    `divergence` KL(decoder ‖ variant) of the next token's distribution, in nats.
-    """
-
-    name: str
-    what: str
-    token_s: Spread | None = None
-    speedup: float | None = None
-    difference: float | None = None
-    divergence: float | None = None
-    same_token: bool | None = None
-    missing: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class LadderReport:
-    """The ladder. `letters`: what n, d, h … are here; `more`: the tokens read one by one.
-
-    `beyond`: what the machine offers beyond rung 8, where that was requested.
-    """
+    """The ladder. `letters`: what n, d, h … are here; `more`: the tokens read one by one."""
 
     tokens: tuple[str, ...]
     ids: tuple[int, ...]
@@ -142,7 +121,6 @@ class LadderReport:
     letters: tuple[tuple[str, int], ...]
     dtype: str
     rungs: tuple[RungReport, ...]
-    beyond: tuple[Variant, ...] = ()
 
     @property
     def ok(self) -> bool:

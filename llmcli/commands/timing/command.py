@@ -61,7 +61,7 @@ Examples:
   llmcli timing
   llmcli timing -f page.txt --phase prefill --layers
   llmcli timing "Once upon a time" -n 64 --trace run.json
-  llmcli timing -m tiny --threads 1 --unfused --json
+  llmcli timing -m tiny --threads 1 --json
 """
 
 _HINT = "other programs may have taken the processor: run it again when they are done"
@@ -89,10 +89,6 @@ class TimingOptions:
     layers: bool = opt(
         False, "--layers", "Also the parts of every layer, and all that is known of each phase."
     )
-    unfused: bool = opt(
-        False, "--unfused",
-        "Also compute in pieces what a fused kernel does at once, and time these apart.",
-    )  # fmt: skip
     trace: str | None = opt(
         None, "--trace", "FILE",
         "Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing.",
@@ -135,14 +131,14 @@ class TimingOptions:
     @property
     def details(self) -> bool:
         """Whether each phase is shown with all that is known of it: not where two have to fit."""
-        return self.layers or self.unfused or self.phase != "both"
+        return self.layers or self.phase != "both"
 
     @property
     def request(self) -> TimingRequest:
         """What is measured."""
         return TimingRequest(
             new_tokens=self.new_tokens, phases=self.phases, pairs=self.pairs,
-            unfused=self.unfused, trace=self.trace is not None,
+            trace=self.trace is not None,
         )  # fmt: skip
 
 
@@ -271,10 +267,6 @@ def _body(report: TimingReport) -> dict[str, Any]:
         "finish_reason": "interrupted" if report.interrupted else "complete",
         "phases": [_phase(phase) for phase in report.phases],
         "working_set_in": report.ceilings.read(report.working_set).level,
-        "splits": [
-            vars(split) | {"pieces": [{"name": name, "seconds": s} for name, s in split.pieces]}
-            for split in report.splits
-        ],
         "machine_load": report.machine_load and report.machine_load.document(),
         "ceilings": vars(report.ceilings)
         | {"caches": [{"level": name, "bytes": held} for name, held in report.ceilings.caches]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import quantiles
 from typing import Literal
 
@@ -31,7 +31,7 @@ class TimingRequest:
 
     `pairs` of runs, one instrumented and one not; None: until the times are tight, which takes
     at most `limit_s` seconds for all phases together (but one pair of each is always run).
-    `trace` keeps the spans, `unfused` also times the pieces of fused kernels.
+    `trace` keeps the spans.
     """
 
     new_tokens: int
@@ -39,7 +39,6 @@ class TimingRequest:
     pairs: int | None = None
     limit_s: float = 10.0
     batch: int = 1
-    unfused: bool = False
     trace: bool = False
 
     @property
@@ -183,19 +182,6 @@ class PhaseTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitTime:
-    """A fused group whose pieces were computed apart: seconds of each, over all layers.
-
-    `group_s` is what the fused kernel took in the run; the pieces need not add up to it.
-    """
-
-    phase: str
-    part: str
-    group_s: float
-    pieces: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TimingReport:
     """All of it. `estimated`: `info`'s estimate of the bytes of this run, beside what was held.
 
@@ -216,6 +202,5 @@ class TimingReport:
     weight_bytes: int
     working_set: int
     checks: tuple[ViewCheck, ...]
-    splits: tuple[SplitTime, ...] = field(default=())
     interrupted: bool = False
     machine_load: MachineLoad | None = None

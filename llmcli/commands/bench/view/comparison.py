@@ -172,8 +172,9 @@ def _rate(rate: Rate) -> str:
 
 
 def _lone(test: LoneTest) -> str:
-    settings = SEPARATOR.join(f"{field} {_clipped(value)}" for field, value in test.settings)
-    name = f"{test.test} ({settings})" if settings else test.test
+    known = [f"{field} {_clipped(value)}" for field, value in test.settings if value]
+    settings = SEPARATOR.join(known)
+    name = f"{test.test} ({settings})" if known else test.test
     side = test.side.upper()
     if not test.error:
         rate = "" if test.rate is None else f": {_rate(test.rate)} t/s"

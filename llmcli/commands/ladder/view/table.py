@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.commands.ladder.report import LadderReport, RungReport, Shown, Variant
+from llmcli.commands.ladder.report import LadderReport, RungReport, Shown
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.letters import letter_lines
 from llmcli.ui.rates import scaled
@@ -51,8 +51,6 @@ def render_ladder(
             parts += ["", *change(rung, before)]
     parts += ["", _table(report), *_footnotes(report)]
     parts += _checks(report, whole)
-    if report.beyond:
-        parts += ["", *_beyond(report.beyond)]
     if not details:
         words = "formulas and shapes: `--rung 1-8`; every step in numbers: `--rung 4 --explain`"
         parts.append(Text(words, style=FAINT))
@@ -212,33 +210,6 @@ def _checks(report: LadderReport, whole: bool) -> list[RenderableType]:
     where = ", where they were compared" if any(r.compared != "logits" for r in compared) else ""
     words = f"✓ every rung agrees with the one before{where} ({report.dtype})"
     return [Text(words, style=_GOOD)]
-
-
-def _beyond(variants: Sequence[Variant]) -> list[RenderableType]:
-    """The decoder's step for one sequence, and what else this machine can compute it with."""
-    columns = (
-        Column("beyond rung 8", right=False),
-        Column("next token"),
-        Column("×"),
-        Column("Δ logits"),
-        Column("KL, nats"),
-        Column("same token"),
-    )
-    made = [variant for variant in variants if variant.token_s is not None]
-    rows = [
-        [
-            Text(variant.name),
-            Text("-" if variant.token_s is None else duration(variant.token_s.median)),
-            Text(times(variant.speedup), style=NUMBER),
-            Text(f"{variant.difference:.1e}"),
-            Text(f"{variant.divergence:.1e}"),
-            Text("yes" if variant.same_token else "no"),
-        ]
-        for variant in made
-    ]
-    notes = [f"{v.name}: {v.what}" for v in made]
-    notes += [f"{v.name}: not here: {v.missing}" for v in variants if v.token_s is None]
-    return [Rows(columns, rows), *(Text(note, style=FAINT) for note in notes)]
 
 
 def verdict(rung: RungReport) -> Text:

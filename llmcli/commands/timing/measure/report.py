@@ -12,12 +12,10 @@ from llmcli.anatomy.counts import memory_need
 from llmcli.commands.timing.measure.checks import memory_check, timing_checks
 from llmcli.commands.timing.measure.phase import Roof, phase_time
 from llmcli.commands.timing.measure.run import Job, Runs, Until, run_pairs
-from llmcli.commands.timing.measure.unfused import measure_splits
 from llmcli.commands.timing.measure.workload import Workload, working_set
 from llmcli.commands.timing.report import (
     PhaseName,
     PhaseTime,
-    SplitTime,
     Stage,
     TimingReport,
     TimingRequest,
@@ -25,10 +23,7 @@ from llmcli.commands.timing.report import (
 from llmcli.model import Model
 from llmcli.ops import processor
 from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
-
-Splits = tuple[tuple[SplitTime, ...], tuple[ViewCheck, ...]]
 
 
 def measure_timing(
@@ -59,7 +54,6 @@ def measure_timing(
     )  # fmt: skip
     runs: dict[PhaseName, Runs] = {}
     timed: list[PhaseTime] = []
-    splits: Splits = ((), ())
     interrupted = False
     try:
         with _current(model.device):
@@ -73,8 +67,6 @@ def measure_timing(
                 runs[name] = run
                 if run.interrupted:
                     raise KeyboardInterrupt
-            if request.unfused:
-                splits = measure_splits(job, timed, progress)
     except KeyboardInterrupt:
         interrupted = True
     timed = timed[: len(runs)]
@@ -99,8 +91,7 @@ def measure_timing(
         estimated=estimated,
         weight_bytes=model.weight_bytes,
         working_set=step,
-        checks=checks + splits[1],
-        splits=splits[0],
+        checks=checks,
         interrupted=interrupted,
     )
 

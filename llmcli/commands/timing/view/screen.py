@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.timing.report import Overhead, PhaseTime, SplitTime, Stage, TimingReport
+from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
 from llmcli.commands.timing.view.layers import layer_words, render_layers
 from llmcli.commands.timing.view.parts import (
     CALLS,
@@ -279,8 +279,6 @@ def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[Ren
     yield PartsTable(phase)
     said = [] if layers else layer_words(phase)
     yield Dots([_flops(phase), _reads(phase), *said])
-    splits = (split for split in report.splits if split.phase == phase.name)
-    yield from (Sentence(_pieces(phase, split)) for split in splits)
     if layers:
         yield Text()
         yield render_layers(phase)
@@ -317,14 +315,6 @@ def _flops(phase: PhaseTime) -> str:
     if one == other:
         return f"{one}{behind}"
     return f"{one}{behind} (causal), {other} (full square)"
-
-
-def _pieces(phase: PhaseTime, split: SplitTime) -> str:
-    fused, behind = a_token(phase, split.group_s)
-    pieces = ", ".join(
-        f"{name} {duration(a_token(phase, seconds)[0])}" for name, seconds in split.pieces
-    )
-    return f"{split.part} took {duration(fused)}{behind} fused; apart its pieces take: {pieces}"
 
 
 def _machine(report: TimingReport) -> Iterator[RenderableType]:
