@@ -73,13 +73,13 @@ def traced(timing, runs, path):
     """One run for all tests that read it: its document, and the trace that was written with it."""
     if not runs:
         file = Path(path).parent / "run.json"
-        runs["document"] = timing(TEXT, "--json", "--unfused", "--trace", str(file)).json()
+        runs["document"] = timing(TEXT, "--json", "--trace", str(file)).json()
         runs["trace"] = json.loads(file.read_text("utf-8"))
     return runs["document"], runs["trace"]
 
 
 def test_what_is_printed(timing, path):
-    """Of both phases; all that is known of one; by layers and pieces, without a prompt."""
+    """Of both phases; all that is known of one; by layers, without a prompt."""
     result = timing(TEXT)
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
@@ -108,14 +108,13 @@ def test_what_is_printed(timing, path):
     assert any(line.startswith("ceilings of this machine (cpu, 1 thread) · ") for line in lines)
     assert not re.search("looking|clocks", out)
 
-    result = timing("--layers", "--unfused")
+    result = timing("--layers")
     assert result.code == 0
     assert result.err == "note: no prompt was given: `In the beginning God created …` is used\n"
     assert f"prefill: {len(LOOKED_AT)} tokens" in result.out
     lines = result.out.splitlines()
     assert sum(line.startswith("layer ") for line in lines) == 2
     assert sum("in no layer" in line for line in lines) == 2
-    assert len(re.findall(r"(?m)^\w+ took .* fused; apart its pieces take: ", result.out)) == 6
 
 
 def test_without_pairs_there_are_as_many_as_it_takes(cli, path, monkeypatch):
@@ -175,7 +174,7 @@ def test_parts_and_gaps_add_up_to_the_wall_time_and_rates_are_work_by_time(trace
         assert phase["seconds"] in cost["watched_s"]
 
 
-def test_stages_memory_and_pieces(traced, path):
+def test_stages_and_memory(traced, path):
     said, _ = traced
     names = [stage["name"] for stage in said["stages"]]
     assert names == ["import torch", "read the headers", "load the weights", "tokenize"]
@@ -191,17 +190,11 @@ def test_stages_memory_and_pieces(traced, path):
     guessed = step_bytes(config, prompt_tokens(Prompt(TEXT)) + 3, numbers=Arithmetic.of("float32"))
     assert guessed == pytest.approx(said["working_set"], rel=0.1)
     assert prompt_tokens(Prompt(None, (1, 2, 3))) == 3
-    assert {split["part"] for split in said["splits"]} == {"qkv", "attention", "ffn_up"}
-    for split in said["splits"]:
-        assert split["group_s"] > 0
-        assert len(split["pieces"]) >= 2
-        assert all(piece["seconds"] > 0 for piece in split["pieces"])
 
 
 def test_one_phase_alone_to_the_last_token_that_fits(timing):
     said = timing(TEXT, "--json", "--phase", "prefill").json()
     assert [phase["name"] for phase in said["phases"]] == ["prefill"]
-    assert said["splits"] == []
     (decode,) = timing(TEXT, "--json", "--phase", "decode", "-c", "11").json()["phases"]
     found = [decode[key] for key in ("name", "past", "calls", "tokens")]
     assert found == ["decode", len(TEXT), 3, 3]

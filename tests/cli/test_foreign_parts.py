@@ -142,7 +142,7 @@ def test_texts_scores_and_shapes(run):
 def test_times_and_rates(run, cli, paths, tmp_path):
     """`scan` of the running mean is a group that the mixer alone has."""
     trace = tmp_path / "trace.json"
-    of = (TEXT, "-n", "3", "--unfused", "--pairs", "2")
+    of = (TEXT, "-n", "3", "--pairs", "2")
     run("sunk", "timing", *of)
     linear = run("linear", "timing", *of)
     parts = {part["part"] for part in linear["phases"][1]["totals"]}

@@ -81,9 +81,7 @@ RUNS: dict[str, list[str]] = {
     "models path": ["models", "path", "org/name"],
     "models rm": ["models", "rm", "org/name", "--dry-run"],
     "models prune": ["models", "prune", "--dry-run"],
-    "timing": [
-        "timing", "hello", "-n", "2", "--pairs", "1", "--threads", "1", "--unfused",
-    ],
+    "timing": ["timing", "hello", "-n", "2", "--pairs", "1", "--threads", "1"],
     "timing of a prompt": [
         "timing", "-m", "BARE", "--ids", "1,2", "--phase", "prefill", "--pairs", "1",
     ],

@@ -72,13 +72,6 @@ def test_ladders(golden):
     eight = [rung(i, "combined", 123.4 / i, below=1e5, sequences=4) for i in range(3, 9)]
     eight = (rung(1, "loops", 1234.0, **slow), rung(2, "rows", 5.0, below=9.0, **slow), *eight)
     wrong = replace(REPORT, rungs=(RUNGS[0], replace(RUNGS[1], difference=0.5)))
-    variants = (
-        made.Variant(name="decoder", what="rung 8", token_s=spread(0.03), speedup=1.0,
-                     difference=0.0, divergence=0.0, same_token=True),
-        made.Variant(name="int8", what="8 bits", token_s=spread(0.01), speedup=3.0,
-                     difference=0.25, divergence=1e-3, same_token=False),
-        made.Variant(name="CUDA graph", what="one launch", missing="needs a CUDA device"),
-    )  # fmt: skip
     golden("ladder", {
         "the whole, at 100 columns": rendered(REPORT, 100),
         "the table alone, which fits a screen":
@@ -86,10 +79,6 @@ def test_ladders(golden):
         "a wrong rung is named": rendered(wrong, 100, details=False),
         "and red": [line for line in rendered(wrong, 100, colour="truecolor").split("\n")
                     if "[1;31m" in line],
-        "beyond the rungs": changes(
-            rendered(REPORT, details=False),
-            rendered(replace(REPORT, beyond=variants), details=False),
-        ),
     })  # fmt: skip
     assert not replace(RUNGS[1], difference=float("nan")).ok
 

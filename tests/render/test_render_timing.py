@@ -125,7 +125,7 @@ def test_screens(golden):
             replace(timing_report(batch=4), phases=(long,))
         ).split("\n")[5],
         "interrupted before any phase: the ceilings and the memory are there": shown(
-            timing_report(phases=(), checks=(), splits=(), interrupted=True)
+            timing_report(phases=(), checks=(), interrupted=True)
         ),
         "interrupted before the decoding":
             shown(timing_report(phases=(PREFILL,), interrupted=True), 120),

@@ -142,11 +142,5 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
                 tolerance=0.02,
             ),
         ),
-        "splits": (
-            made.SplitTime(
-                phase="decode", part="attention", group_s=0.0048,
-                pieces=(("scores", 0.002), ("mask and softmax", 0.003), ("mix", 0.001)),
-            ),
-        ),
     }  # fmt: skip
     return made.TimingReport(**(fields | changes))

@@ -39,7 +39,7 @@ def test_the_whole_of_it(models, dtype):
     reports = []
 
     def quiet():
-        reports.append(timed(model, PROMPT, new_tokens=4, pairs=3, unfused=True))
+        reports.append(timed(model, PROMPT, new_tokens=4, pairs=3))
         assert not red(reports[-1]) - {"adds_up"}
         small = all(phase.gaps_s <= 0.05 * phase.seconds for phase in reports[-1].phases)
         return small and not red(reports[-1])
