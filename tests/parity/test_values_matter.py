@@ -51,7 +51,7 @@ CONDITIONAL = (
     "RoutingConfig.least", "RoutingConfig.renormalized False", "RoutingConfig.scores",
     "YarnScaling.", "LinearScaling.", "LongRopeScaling.", "RopeConfig.scaling",
 )  # fmt: skip
-ALIKE = "blocks.{layer}.ssm.b_dt, blocks.{layer}.ssm.dt_bias"  # two biases that are added
+ALIKE = "ssm.b_dt, ssm.dt_bias"  # two biases that are added
 # of a GGUF file: shapes that are the same already, heads that are equal to the embedding; and where
 # nothing is rotated any order of the rows of queries and keys is as good
 EQUAL, UNROTATED = ("Reshape", "embed.W, head.W"), ("granitemoehybrid", "nemotron_h")
@@ -126,7 +126,8 @@ def other_values(checkpoint):
 def other_rules(checkpoint):
     """The same of rules.
 
-    `UnpairRows`: without it; `groups`: rows of all groups in one; `W_gate, W_up`: exchanged.
+    `UnpairRows`: without it; `groups`: rows of all groups in one; `mlp.W_gate, mlp.W_up`: exchanged
+    in every layer.
     """
     config, rules = translate(checkpoint)
 
@@ -149,9 +150,9 @@ def other_rules(checkpoint):
         )
 
     def exchanged(both, rule):
-        name, item, rest = rule.target.partition("[")
-        one, other = both
-        return {one: other, other: one}.get(name, name) + item + rest, rule.ops
+        (one, other), (block, name) = both, in_its_block(rule.target)
+        name, item, rest = name.partition("[")
+        return block + {one: other, other: one}.get(name, name) + item + rest, rule.ops
 
     used = [op for load in plan(checkpoint.tensors, rules, config).loads for op in load.ops]
     for kind in {type(op) for op in used}:
@@ -159,12 +160,18 @@ def other_rules(checkpoint):
     if any(isinstance(op, Rows) and op.groups > 1 for op in used):
         yield "groups", partial(made, in_one_group)
     alike = {}
-    for name, shape in stored_shapes(config).items():
-        layer = name.partition(".")[2].partition(".")[0]
-        alike.setdefault((layer, shape), []).append(re.sub(r"^blocks\.\d+", "blocks.{layer}", name))
+    for whole, shape in stored_shapes(config).items():
+        block, name = in_its_block(whole)
+        alike.setdefault((block, shape), []).append(name)
     for names in alike.values():
         for both in pairwise(names):
             yield ", ".join(both), partial(made, partial(exchanged, both))
+
+
+def in_its_block(name):
+    """`blocks.3.` or `blocks.{layer}.`, and what a parameter is called there."""
+    block = re.match(r"(blocks\.[^.]+\.)?", name)[0]
+    return block, name.removeprefix(block)
 
 
 def logprobs(checkpoint):
