@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import sqlite3
 import subprocess
@@ -22,13 +21,9 @@ import pytest
 from cli_tiny import write_tiny
 
 import llmcli
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output
 from llmcli.commands.bench import ending
 from llmcli.commands.bench.measure.ours import Ours
 from llmcli.commands.bench.report.fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
-from llmcli.commands.bench.streams import Streams
-from llmcli.errors import WriteFailed
 from llmcli.kernels import native
 
 NAMES = [field.name for field in FIELDS]
@@ -336,40 +331,3 @@ def test_the_environment_is_once_in_a_document_and_never_in_a_stream(
     for row in (*lines, *document.json()["rows"]):
         assert "environment" not in row
         assert {"cpu_info", "gpu_info", "backends", "build_commit"} <= set(row)
-
-
-# rows on stderr
-
-
-class Words:
-    """A writer whose rows are words."""
-
-    def header(self) -> str:
-        return "head\n"
-
-    def row(self, row: object) -> str:
-        return "row\n"
-
-    def footer(self) -> str:
-        return ""
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_stderr_that_takes_no_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row: Any = object()
-    both = Streams(Output("bench", OutputOptions()), None, Words())
-    both.begin()
-    both.row(row)
-    both.end()
-    assert tuple(capsys.readouterr()) == ("", "head\nrow\n")
-    raw = io.FileIO("/dev/full", "w")
-    monkeypatch.setattr("sys.stderr", io.TextIOWrapper(raw, write_through=True))
-    for write in (both.begin, lambda: both.row(row)):
-        with pytest.raises(WriteFailed, match="rows of `-oe`: no space left on device"):
-            write()
-    raw.close()
-    monkeypatch.setattr("sys.stderr", None)
-    with pytest.raises(WriteFailed, match="rows of `-oe`: stderr is closed"):
-        both.begin()
