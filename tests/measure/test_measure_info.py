@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import gguf_bytes as g
 import pytest
@@ -16,9 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from zoo import TYPES, ZOO
 
 from llmcli.checkpoints import open_checkpoint, open_model
-from llmcli.checkpoints.catalog import CATALOG
 from llmcli.commands.info.measure import measure_info, supported_families
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import LlmcliError
 from llmcli.families import families, find
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
@@ -105,61 +105,6 @@ def test_the_real_model_is_what_loading_it_takes(smollm2_path):
     assert report.tokenizer.bos == (1, "<|im_start|>")
 
 
-@pytest.mark.parametrize("level", ["portable", None])
-def test_each_device_has_its_own_arithmetic_and_answer(tmp_path, monkeypatch, level):
-    monkeypatch.setattr(native, "level", lambda: level)
-    checkpoint = open_checkpoint(write_llama(tmp_path / "m", bfloat16_tensors()))
-    blind = replace(CPU, total_bytes=None, free_bytes=None)
-    absent = replace(GPU, usable=False)
-    report = measure_info(checkpoint, [CPU, GPU, blind, absent], context=10)
-    cpu, gpu, unknown, unusable = report.model.fits
-    formats = [fit.need.formats["activation_format"] for fit in (cpu, gpu, unknown)]
-    assert formats == ["float32", "bfloat16", "float32"]
-    weights = [fit.need.formats["weight_format"] for fit in (cpu, gpu)]
-    assert weights == ["bfloat16" if level else "float32", "bfloat16"]  # our kernels widen them
-    assert (cpu.fits, cpu.longest) == (True, 64)
-    assert (gpu.fits, gpu.longest) == (False, 0)
-    assert (unknown.fits, unknown.longest) == (None, None)
-    assert (unusable.fits, unusable.longest) == (None, None)
-
-
-@pytest.mark.parametrize("level", ["portable", None])
-def test_blocks_are_kept_where_there_are_kernels_for_them(tmp_path, monkeypatch, level):
-    monkeypatch.setattr(native, "level", lambda: level)
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
-    cpu, gpu = measure_info(checkpoint, [CPU, GPU], context=10).model.fits
-    (dense,) = measure_info(checkpoint, [CPU], quantize="none", context=10).model.fits
-    (exact,) = measure_info(checkpoint, [CPU], dtype="float32", context=10).model.fits
-    assert set(gpu.need.formats.values()) == {"bfloat16"}
-    assert set(dense.need.formats.values()) == set(exact.need.formats.values()) == {"float32"}
-    if level is None:
-        assert cpu.need == dense.need
-        return
-    assert cpu.need.formats == {
-        "weight_format": "Q8_0", "activation_format": "float32", "cache_format": "float16",
-        "product_format": "int16",
-    }  # fmt: skip
-    assert 2 * cpu.need.cache == dense.need.cache
-    assert cpu.need.weights < dense.need.weights / 3
-    assert cpu.token.weights < dense.token.weights / 3
-
-
-@pytest.mark.parametrize(
-    ("quantize", "formats"), [("int8", {"Q8_0"}), ("int4", {"Q8_0", "Q4_1"})]
-)
-def test_what_a_dense_checkpoint_takes_quantized(tmp_path, monkeypatch, quantize, formats):
-    monkeypatch.setattr(native, "level", lambda: "portable")
-    checkpoint = open_checkpoint(write_llama(tmp_path / "m"))
-    (fit,) = measure_info(checkpoint, [CPU], quantize=quantize, context=10).model.fits
-    found = fit.need.formats["weight_format"].split(" + ")
-    assert set(found) == formats | {"float32"}  # 48 columns are no whole blocks
-    with pytest.raises(UsageError, match="contradict each other"):
-        measure_info(checkpoint, [CPU], quantize=quantize, dtype="float32")
-    monkeypatch.setattr(native, "level", lambda: None)
-    with pytest.raises(UsageError, match="there are no kernels"):
-        measure_info(checkpoint, [CPU], quantize=quantize)
-
-
 def test_it_fits_to_the_byte(tmp_path):
     checkpoint = open_checkpoint(write_llama(tmp_path / "m"))
     needed = measure_info(checkpoint, [CPU], context=10).model.fits[0].need.total
@@ -168,73 +113,33 @@ def test_it_fits_to_the_byte(tmp_path):
         assert (fit.fits, fit.longest) == (fits, longest)
 
 
-def bfloat16_tensors():
-    return {name: tensor.bfloat16() for name, tensor in llama_tensors().items()}
+def written(**changes):
+    """The small Llama with tensors by name, None for none, in a directory."""
+    tensors = llama_tensors() | {name.replace("__", "."): one for name, one in changes.items()}
+    tensors = {name: one for name, one in tensors.items() if one is not None}
+    return lambda folder: write_llama(folder / "m", tensors)
 
 
-@pytest.mark.parametrize("change", ["missing", "short", "more"])
-def test_a_file_of_another_model_turns_the_checks_red(tmp_path, change):
-    tensors = llama_tensors()
-    name, other = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.other.weight"
-    if change == "missing":
-        del tensors[name]
-    elif change == "short":
-        tensors[name] = tensors[name][:-1].clone()
-    else:  # a tensor that the model has no place for is named, and no more
-        tensors[other] = torch.zeros(3, 3)
-    report = measure_info(open_checkpoint(write_llama(tmp_path / "m", tensors)), [CPU])
-    numbers, names = report.checks
-    assert (numbers.ok, names.ok) == (change == "more", change != "missing")
-    assert names.where == ("blocks.1.mlp.W_up" if change == "missing" else "")
-    assert report.surplus == ((other,) if change == "more" else ())
+def configured(files=None, **settings):
+    """With these settings, and files beside it."""
+
+    def write(folder):
+        path = write_llama(folder / "m")
+        document = json.loads((path / "config.json").read_text()) | settings
+        (path / "config.json").write_text(json.dumps(document))
+        for name, text in (files or {}).items():
+            (path / name).write_text(text)
+        return path
+
+    return write
 
 
-def test_a_lone_file_and_an_unknown_architecture_still_have_their_facts(tmp_path):
-    alone = tmp_path / "alone.safetensors"
-    save_file(gpt2_tensors(), alone, metadata={"by": "me"})
-    report = measure_info(open_checkpoint(alone), [CPU])
-    assert report.model is None
-    assert report.checks == ()
-    assert report.file.metadata == {"by": "me"}
-    assert report.file.tensors == 16
-    assert report.file.bytes == alone.stat().st_size
-    assert "no config.json" in report.unknown[0]
-    folder = write_llama(tmp_path / "m", model_type="unheard_of")
-    report = measure_info(open_checkpoint(folder), [CPU])
-    assert report.model is None
-    assert report.file.tensors == 21
-    assert "`unheard_of`" in report.unknown[0]
+def alone(folder):
+    save_file(gpt2_tensors(), folder / "alone.safetensors", metadata={"by": "me"})
+    return folder / "alone.safetensors"
 
 
-def test_who_a_model_is(tmp_path):
-    found = measure_info(open_model("tiny"), [CPU]).about
-    assert (found.summary, found.kind) == (CATALOG["tiny"].summary, "GPT2LMHeadModel")
-    folder = write_llama(tmp_path / "m")
-    settings = json.loads((folder / "config.json").read_text())
-    for key in ("torch_dtype", "dtype"):
-        named = settings | {"_name_or_path": "org/x", key: "bfloat16"}
-        (folder / "config.json").write_text(json.dumps(named))
-        report = measure_info(open_checkpoint(folder), [CPU])
-        assert (report.about.name, report.about.summary) == ("org/x", "")
-        assert report.model.declared == ("bfloat16", 2 * report.model.counts.total)
-    (folder / "config.json").write_text(json.dumps(settings | {"dtype": "int3"}))
-    assert measure_info(open_checkpoint(folder), [CPU]).model.declared is None
-
-
-def test_a_tokenizer_that_cannot_be_used_is_said_and_the_rest_is_shown(tmp_path):
-    folder = write_llama(tmp_path / "m")
-    (folder / "tokenizer.json").write_text("{}")
-    report = measure_info(open_checkpoint(folder), [CPU])
-    assert report.model is not None
-    assert report.tokenizer is None
-    assert "tokenizer" in report.unknown[0]
-    folder = write_llama(tmp_path / "n", num_attention_heads=5)  # which contradicts itself
-    with pytest.raises(CheckpointError):
-        measure_info(open_checkpoint(folder), [CPU])
-
-
-def test_metadata_of_a_gguf_file_is_kept_as_it_is(tmp_path):
-    file = tmp_path / "x.gguf"
+def unknown_gguf(folder):
     pairs = [
         g.pair("general.architecture", g.STRING, "unheard_of"),
         g.pair("general.name", g.STRING, "Some Model"),
@@ -242,26 +147,94 @@ def test_metadata_of_a_gguf_file_is_kept_as_it_is(tmp_path):
         g.pair("odd", g.STRING, b"\xff\x1b[31m"),
         g.pair("many", g.ARRAY, (g.U32, list(range(50)))),
     ]
-    tensor = g.tensor("w", (32,), 0, 0)
-    file.write_bytes(g.gguf(pairs, [tensor], bytes(128)))
-    report = measure_info(open_checkpoint(file), [CPU])
-    assert report.file.metadata["odd"].encode("utf-8", "surrogateescape") == b"\xff\x1b[31m"
-    assert (report.about.name, report.about.languages) == ("Some Model", ("en", "de"))
-    assert report.file.formats[0].bytes == 128
-    assert report.file.formats[0].numbers == 32
-    assert "`unheard_of`" in report.unknown[0]
+    (folder / "x.gguf").write_bytes(g.gguf(pairs, [g.tensor("w", (32,), 0, 0)], bytes(128)))
+    return folder / "x.gguf"
 
 
-def test_a_model_of_70_billion_is_described(tmp_path):
+def huge(folder):
     """`tests/benchmarks/startup.py` has the seconds that this takes."""
-    (tmp_path / "config.json").write_text(json.dumps(HUGE))
-    gpus = [GPU] * 8
-    report = measure_info(open_checkpoint(tmp_path), [*gpus, CPU], dtype="bfloat16")
-    assert report.model.counts.total == 70_553_706_496
-    assert report.model.fits[-1].need.weights == 2 * 70_553_706_496
-    assert report.model.fits[-1].need.cache_per_token == 80 * 2 * 8 * 128 * 2
-    assert report.checks == ()
-    assert report.file.files == 0
+    (folder / "config.json").write_text(json.dumps(HUGE))
+    return folder
+
+
+def in_bfloat16(folder):
+    tensors = {name: tensor.bfloat16() for name, tensor in llama_tensors().items()}
+    return write_llama(folder / "m", tensors)
+
+
+def blocks(folder):
+    return write_gguf(folder / "m.gguf")
+
+
+BLIND, ABSENT = replace(CPU, total_bytes=None, free_bytes=None), replace(GPU, usable=False)
+UP, OTHER = "model__layers__1__mlp__up_proj__weight", "model__layers__1__mlp__other__weight"
+# what writes a checkpoint, on which devices, how; `level`: of the kernels
+CASES = {
+    "devices have their own arithmetic and answer": (
+        in_bfloat16, [CPU, GPU, BLIND, ABSENT], {"context": 10}),
+    "without kernels": (in_bfloat16, [CPU, GPU], {"context": 10, "level": None}),
+    "blocks are kept where there are kernels": (blocks, [CPU, GPU], {"context": 10}),
+    "blocks without kernels": (blocks, [CPU, GPU], {"context": 10, "level": None}),
+    "blocks that are not to be kept": (blocks, [CPU], {"context": 10, "quantize": "none"}),
+    "blocks in a dtype": (blocks, [CPU], {"context": 10, "dtype": "float32"}),
+    # 48 columns are no whole blocks
+    "in 8 bits": (written(), [CPU], {"context": 10, "quantize": "int8"}),
+    "in 4 bits": (written(), [CPU], {"context": 10, "quantize": "int4"}),
+    "in 4 bits and in a dtype": (written(), [CPU], {"quantize": "int4", "dtype": "float32"}),
+    "in 8 bits without kernels": (written(), [CPU], {"quantize": "int8", "level": None}),
+    "a tensor too few": (written(**{UP: None}), [], {}),
+    "a tensor too short": (written(**{UP: torch.zeros(47, 32)}), [], {}),
+    "a tensor that the model has no place for": (written(**{OTHER: torch.zeros(3, 3)}), [], {}),
+    "a file alone": (alone, [], {}),
+    "an unknown architecture": (configured(model_type="unheard_of"), [], {}),
+    "the catalog": (lambda folder: "tiny", [], {}),
+    "a name and a dtype": (configured(_name_or_path="org/x", dtype="bfloat16"), [], {}),
+    "an old dtype": (configured(torch_dtype="bfloat16"), [], {}),
+    "a dtype that is none": (configured(dtype="int3"), [], {}),
+    "a tokenizer that cannot be used": (configured({"tokenizer.json": "{}"}), [], {}),
+    "settings that contradict each other": (configured(num_attention_heads=5), [], {}),
+    "metadata of a GGUF file": (unknown_gguf, [], {}),
+    "70 billion": (huge, [GPU, CPU], {"dtype": "bfloat16"}),
+}  # fmt: skip
+
+
+def told(path, devices, how):
+    """Lines of the report."""
+    try:
+        report = measure_info(open_model(str(path)), devices, **how)
+    except LlmcliError as error:
+        yield f"refused: {error.message}"
+        return
+    about, file, model = report.about, report.file, report.model
+    yield f"about {about.name or 'nobody'}, {about.kind}, {about.languages}: {about.summary or '–'}"
+    formats = [f"{one.tensors} of {one.numbers} {one.format}" for one in file.formats]
+    yield f"{file.files} files, {file.bytes} bytes, {file.tensors} tensors: {', '.join(formats)}"
+    yield f"metadata {file.metadata}, surplus {report.surplus}"
+    if model is not None:
+        yield f"model of {model.counts.total}, declared {model.declared}, tied {model.tied}"
+        for fit in model.fits:
+            need = fit.need
+            yield f"fits {fit.fits}, longest {fit.longest}: {' '.join(need.formats.values())}"
+            yield f"  weights {need.weights}, of which a token reads {fit.token.weights}"
+            yield f"  cache {need.cache}, of a token {need.cache_per_token}"
+    if report.tokenizer:
+        yield f"tokenizer of {report.tokenizer.vocabulary}"
+    for why in report.unknown:
+        yield f"unknown: {why.partition(': Cannot')[0]}"
+    for check in report.checks:
+        yield f"{'✓' if check.ok else '✗'} {check.name} {check.where}".rstrip()
+
+
+def test_reports(tmp_path, monkeypatch, as_written):
+    found = []
+    for number, (name, (write, devices, how)) in enumerate(CASES.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.setattr(native, "level", lambda how=how: how.get("level", "portable"))
+        options = {option: value for option, value in how.items() if option != "level"}
+        lines = told(write(folder), devices, options)
+        found += [f"# {name}", *(line.replace(str(folder), ".") for line in lines), ""]
+    as_written(Path(__file__).parent / "info_reports.txt", "\n".join(found))
 
 
 def test_every_family_is_listed_with_its_words():
