@@ -25,8 +25,10 @@ SUM_ROUNDINGS = 32
 SUM_KEYS = 1024
 
 # How many roundings of float32 and float64 a mixed value may be off: of its size and of the scores.
-# Measured, the worst of all rows of every family's small models: 1.6.
+# Measured, the worst of all rows of every family's small models: 1.6. Of more than 64 keys they grow
+# with the root of their number, as equal tokens' values round alike: 8.9 with 300, 20 with 2000.
 VALUE_ROUNDINGS = 8
+VALUE_KEYS = 64
 # … and how many of 16 bits, where weights and results are rounded to these: half an eps each.
 # Measured on a CPU: 0.37. What a GPU needs is not measured.
 NARROW_ROUNDINGS, NARROW_ROUNDINGS_GPU = 1.0, 4.0
@@ -135,7 +137,8 @@ class Proof:
             both_Ht = (own_KgS @ v_S[..., None]).reshape(size_HtS[:2])
         mixed_Hte = (a_KgS @ v_KSe).reshape(*size_HtS[:2], -1)
         scores_off_Ht = q_Ht * (both_Ht + key_Ht * value_Ht)
-        wide_Ht = VALUE_ROUNDINGS * self._wide_eps * (value_Ht + scores_off_Ht)
+        roundings = VALUE_ROUNDINGS * max(1.0, size_HtS[2] / VALUE_KEYS) ** 0.5
+        wide_Ht = roundings * self._wide_eps * (value_Ht + scores_off_Ht)
         allowed_Ht = wide_Ht + self._narrow_off * value_Ht
         apart_Ht = (mixed_Hte - z_Hte).abs().amax(-1)
         share_Ht = torch.where(apart_Ht == 0, 0.0, apart_Ht / allowed_Ht)

@@ -51,6 +51,12 @@ def test_a_sound_model_is_green(kind, dtype):
     assert found["values"].value < found["values"].tolerance / 2
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_values_of_equal_tokens_which_round_alike_are_no_alarm(dtype):
+    report = measure_attention(small("gqa", dtype), [5] * 1500, AttentionRequest())
+    assert all(check.ok for check in report.checks), report.checks
+
+
 @pytest.fixture
 def model():
     """Both kinds of layer, with everything that can go wrong in them."""
