@@ -9,12 +9,12 @@ import shlex
 import socket
 import sys
 from pathlib import Path
-from threading import Timer
 
 import children
 import pytest
 
 from llmcli.cli import prompts
+from llmcli.cli.exits import tell
 from llmcli.cli.looking import NewTokensOptions
 from llmcli.cli.messages import read_conversation
 from llmcli.cli.options import ModelOptions, PromptOptions
@@ -143,10 +143,15 @@ def test_an_endless_pipe_is_refused():
 )
 def test_an_open_pipe_is_said_to_be_waited_for(cli, monkeypatch, argv, written, way_out):
     """What a job, an editor or an agent hands down: nobody writes to it, or not to its end."""
-    monkeypatch.setattr(prompts, "PATIENCE", 0.05)
     reading, writing = os.pipe()
     os.write(writing, written)
-    Timer(0.5, os.close, [writing]).start()
+
+    def tell_and_end(note):  # the pipe stays open until then, however slow the machine is
+        tell(note)
+        os.close(writing)
+
+    monkeypatch.setattr(prompts, "PATIENCE", 0.05)
+    monkeypatch.setattr(prompts, "tell", tell_and_end)
     with io.TextIOWrapper(os.fdopen(reading, "rb")) as stream:
         monkeypatch.setattr("sys.stdin", stream)
         said = cli(*argv).err.splitlines()[0]
