@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import children
@@ -36,28 +37,41 @@ def need(shell):
         pytest.skip(f"{shell} is NOT INSTALLED here: its completion is not tested")
 
 
-def bash(*words, cwd=FOLDER):
-    """What bash offers for the last of `words`, through its own completion variables."""
-    done = children.run(
-        ["bash", "--norc", "-c", 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
-         '_llmcli llmcli "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"; '
-         'printf "%s\\n" "${COMPREPLY[@]}"', str(FOLDER / FILES["bash"]), *words],
-        capture_output=True, text=True, check=True, cwd=cwd,
-    )  # fmt: skip
-    assert done.stderr == ""
-    return done.stdout.split()
+BASH = """
+for line in "$@"; do
+    COMP_WORDS=($line); [[ $line == *" " ]] && COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _llmcli llmcli "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+    printf "%s\\n" "${COMPREPLY[@]}" =====
+done
+"""
 
 
-def fish(line, home, cwd):
-    """What fish offers for the end of `line`."""
+def bash(*lines, cwd=FOLDER):
+    """What bash offers for the last word of each line, through its own completion variables."""
+    source = f'source "{FOLDER / FILES["bash"]}"; set -f; {BASH}'
+    return offered(["bash", "--norc", "-c", source, "bash", *lines], cwd=cwd)
+
+
+def fish(*lines, home, cwd):
+    """What fish offers for the end of each line."""
     need("fish")
-    done = children.run(
-        ["fish", "--no-config", "-c", f'source "{FOLDER / FILES["fish"]}"; complete -C "{line}"'],
-        capture_output=True, text=True, check=True, cwd=cwd,
+    source = f'source "{FOLDER / FILES["fish"]}"'
+    each = "for line in $argv; complete -C $line; echo =====; end"
+    found = offered(
+        ["fish", "--no-config", "-c", f"{source}; {each}", *lines], cwd=cwd,
         env={**os.environ, "HOME": str(home)},
     )  # fmt: skip
+    return [[row.split("\t")[0] for row in rows] for rows in found]
+
+
+def offered(argv, **how):
+    """The rows that a shell writes for each line, which `=====` ends."""
+    done = children.run(argv, capture_output=True, text=True, check=True, **how)
     assert done.stderr == ""
-    return [row.split("\t")[0] for row in done.stdout.splitlines()]
+    *found, last = done.stdout.split("=====\n")
+    assert last == ""
+    return [[row for row in rows.splitlines() if row] for rows in found]
 
 
 @pytest.fixture
@@ -102,18 +116,20 @@ def test_what_is_offered(place, request, tmp_path, as_written):
     """
     cwd = FOLDER if place == "files" else request.getfixturevalue(place)
     file, found = Path(__file__).with_name(f"completed-{place}.txt"), []
-    for row in file.read_text("utf-8").splitlines():
-        shells, line, offered = re.fullmatch(r"(bash|fish|bash\+fish): (.*?) →(.*)", row).groups()
-        answers = [offered.split()]
-        if "bash" in shells:
-            answers = [bash(*line.split(" "), cwd=cwd)]
-        if "fish" in shells and shutil.which("fish"):
-            answers = [*(answers if "bash" in shells else ()), fish(line, tmp_path, cwd)]
-        if place == "models":
-            answers = list(map(sorted, answers))
-        alike = answers if place == "files" else map(sorted, answers)
-        assert len(set(map(tuple, alike))) == 1, line
-        found.append(f"{shells}: {line} → {' '.join(answers[0])}".rstrip())
+    rows = [
+        re.fullmatch(r"(bash|fish|bash\+fish): (.*?) →(.*)", row).groups()
+        for row in file.read_text("utf-8").splitlines()
+    ]
+    answers = [[] for _ in rows]
+    for shell, ask in (("bash", bash), ("fish", partial(fish, home=tmp_path))):
+        own = [at for at, (shells, *_) in enumerate(rows) if shell in shells]
+        if own and shutil.which(shell):
+            for at, answer in zip(own, ask(*(rows[at][1] for at in own), cwd=cwd), strict=True):
+                answers[at].append(sorted(answer) if place == "models" else answer)
+    for (shells, line, kept), each in zip(rows, answers, strict=True):
+        alike = each if place == "files" else map(sorted, each)
+        assert len(set(map(tuple, alike))) < 2, line
+        found.append(f"{shells}: {line} → {' '.join(each[0]) if each else kept}".rstrip())
     as_written(file, "\n".join(found) + "\n")
 
 
@@ -127,10 +143,10 @@ def test_bash_registers_the_function():
 
 def test_bash_continues_behind_a_colon(home):
     """`hf:org/name` is three words to bash, which puts only the last of them in."""
-    assert bash("llmcli", "generate", "--device", "cuda", ":", "1") == []
+    assert bash("llmcli generate --device cuda : 1") == [[]]
     file = home / "hub" / "models--org--some" / "snapshots" / ("a" * 40) / "x.gguf"
     file.write_text("")
-    assert bash("llmcli", "generate", "-m", "hf", ":", "org/so") == ["org/some/x.gguf"]
+    assert bash("llmcli generate -m hf : org/so") == [["org/some/x.gguf"]]
 
 
 class Zsh:
