@@ -54,7 +54,7 @@ WRITES = {
     "cli/test_cli_full_disk.py::test_completion_is_installed_whole_or_not_at_all": (
         "cli.completion:_append", "cli.completion:install",
     ),
-    "cli/test_cli_attention.py::test_a_run_that_fails_leaves_no_directory": (
+    "cli/test_cli_exports.py::test_a_run_that_fails_leaves_no_directory": (
         "cli.files:page_to_open",
     ),
     "cli/test_cli_chat.py::test_where_no_history_can_be_kept_it_is_not": (
@@ -73,15 +73,15 @@ WRITES = {
         "checkpoints.cache.hub:_repositories",
     ),
     "checkpoints/test_fetch.py::test_pip_brings_nothing": ("checkpoints.wheel:download",),
-    "checkpoints/test_fetch_sources.py::test_a_disk_that_fills_meanwhile": (
+    "checkpoints/test_fetch.py::test_a_disk_that_fills_meanwhile": (
         "checkpoints.fetch:_copy_verified", "checkpoints.fetch:_fetch",
         "checkpoints.fetch:_locked", "checkpoints.hub.pinned:_download",
     ),
-    "checkpoints/test_fetch_sources.py::test_a_disk_that_fills_during_a_download_into": (
+    "checkpoints/test_fetch.py::test_a_disk_that_fills_during_a_download_into": (
         "checkpoints.hub.calls:prepare.put", "checkpoints.hub.fetching:_fetch",
         "checkpoints.hub.fetching:pin", "checkpoints.hub.marks:marked",
     ),
-    "checkpoints/test_fetch_sources.py::test_a_disk_that_fills_while_headers_are_read": (
+    "checkpoints/test_fetch.py::test_a_disk_that_fills_while_headers_are_read": (
         "checkpoints.hub.headers:_link_small", "checkpoints.hub.headers:_put",
         "checkpoints.hub.headers:_scratch",
     ),
