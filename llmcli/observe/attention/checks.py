@@ -25,8 +25,8 @@ SUM_ROUNDINGS = 32
 SUM_KEYS = 1024
 
 # How many roundings of float32 and float64 a mixed value may be off: of its size and of the scores.
-# Measured, the worst of all rows of every family's small models: 1.6. Of more than 64 keys they grow
-# with the root of their number, as equal tokens' values round alike: 8.9 with 300, 20 with 2000.
+# Measured, the worst of all rows of every family's small models: 1.6. Beyond 64 keys they grow with
+# the root of their number, for values of equal tokens round alike: 8.9 with 300 keys, 20 with 2000.
 VALUE_ROUNDINGS = 8
 VALUE_KEYS = 64
 # … and how many of 16 bits, where weights and results are rounded to these: half an eps each.
