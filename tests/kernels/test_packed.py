@@ -209,16 +209,15 @@ def test_several_matrices_in_one_call(all_kernels):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_bits_do_not_depend_on_threads(library, levels, threads):
-    for level, parallel in itertools.product(levels, {native._team(), None}):
-        kernels = Kernels(library, level, threads=threads, parallel=parallel)
-        for f in ("Q4_K", "Q8_0", "Q2_K"):
-            shape = (900, 768, 19)
-            raw, x, product = expected(f, shape, "usual")
+    for f in ("Q4_K", "Q8_0", "Q2_K"):
+        raw, x, product = expected(f, (900, 768, 19), "usual")
+        numbers = packed_twin.dequantized(f, raw)
+        for level, parallel in itertools.product(levels, {native._team(), None}):
+            kernels = Kernels(library, level, threads=threads, parallel=parallel)
             packed = kernels.pack(f, raw, 768)
             for _ in range(3):
                 same(kernels.product(x, [(f, packed, 900)]), product)
-            dense = kernels.unpack(f, packed, 768, np.arange(900))
-            same(dense, packed_twin.dequantized(f, raw))
+            same(kernels.unpack(f, packed, 768, np.arange(900)), numbers)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
