@@ -293,10 +293,8 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 
 def json_pieces(value: Any) -> Iterator[str]:
-    """The text of `dumps`, in pieces: a row of an array, or of simple values, at a time."""
-    if isinstance(value, list | tuple) and all(map(_simple, value)):
-        yield json.dumps(jsonable(value), allow_nan=False)
-    elif isinstance(value, Mapping) and not all(map(_simple, value.values())):
+    """The text of `dumps`, in pieces: a row of an array at a time."""
+    if isinstance(value, Mapping) and not all(map(_simple, value.values())):
         comma = "{"
         for key, item in value.items():
             yield f"{comma}{json.dumps(encodable(str(key)))}: "
