@@ -67,6 +67,11 @@ def parse(spec: str, *, revision: str | None = None) -> Path | HubId | str:
     return found
 
 
+def typed(spec: str, revision: str | None) -> str:
+    """A model as it is typed behind a command, for an error: `org/name --revision v2`."""
+    return shown(spec) + (f" --revision {shown(revision)}" if revision else "")
+
+
 def hub_name(spec: str) -> str | None:
     """What to type for something of the hub's that was written in another way, if it is that.
 

@@ -23,7 +23,7 @@ from llmcli.checkpoints.cache.inventory import Inventory, Stored
 from llmcli.checkpoints.cache.locks import WEIGHTS, exclusive
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.files import shown, why
-from llmcli.checkpoints.names import HubId, parse
+from llmcli.checkpoints.names import HubId, parse, typed
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
 from llmcli.reports.models import Place, Removal
@@ -151,8 +151,7 @@ def _not_here(name: str, inventory: Inventory, revision: str | None) -> ModelNot
     hint = "`llmcli models list` shows what is"
     if near and name not in CATALOG:
         hint = f"did you mean `{shown(near[0], 200)}`?"
-    words = shown(name) + (f" --revision {shown(revision)}" if revision else "")
-    return ModelNotFound(f"`{words}` is not on this machine", hint=hint)
+    return ModelNotFound(f"`{typed(name, revision)}` is not on this machine", hint=hint)
 
 
 # what goes together

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.locate import find
+from llmcli.checkpoints.names import typed
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import arg
@@ -40,7 +41,7 @@ def command(path: PathOptions, at: RevisionOptions, output: OutputOptions) -> No
     try:
         _, place = find(path.name, revision=at.revision, offline=True)
     except NetworkError:
-        words = shown(path.name) + (f" --revision {shown(at.revision)}" if at.revision else "")
+        words = typed(path.name, at.revision)
         raise ModelNotFound(
             f"`{words}` is not on this machine", hint=f"`llmcli models pull {words}` fetches it"
         ) from None
