@@ -217,7 +217,7 @@ class _Tree:
         (name, index), values = cell, self.values
         rule, axes = values.rules[name], self.axes[name]
         theirs = float(values.kernel_row(name, index)[index[-1]])
-        _require_finite(values.model, name, index, element.value, theirs)
+        self._require_finite(name, index, element.value, theirs)
         last = name.rpartition(".")[2]
         if last in ("scores", "pattern"):
             self.rows[self.values.graph[name].layer or 0, index[0], index[1]] = None
@@ -247,9 +247,18 @@ class _Tree:
             children=tuple(numbers[source] for source in element.follow),
         )
 
+    def _require_finite(self, name: str, index: tuple[int, ...], *found: float) -> None:
+        for value in found:
+            masked = name.endswith(".scores") and value == -math.inf
+            if not math.isfinite(value) and not masked:
+                raise NotFinite(
+                    f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
+                    dtype=dtype_name(self.values.model.dtype),
+                )
+
     def _allowed(self, name: str, magnitude: float) -> float:
         """How far a number of that tensor may be from the kernel's."""
-        _require_finite(self.values.model, name, (), magnitude)
+        self._require_finite(name, (), magnitude)
         return self.values.allowed(name, magnitude)
 
     def checks(self) -> tuple[Check, ...]:
@@ -271,7 +280,7 @@ class _Tree:
         kernel_e = values.kernel(node.name)[head, query]
         at = int((derived_e - kernel_e).abs().argmax())
         derived, kernel = float(derived_e[at]), float(kernel_e[at])
-        _require_finite(values.model, node.name, (head, query, at), derived, kernel)
+        self._require_finite(node.name, (head, query, at), derived, kernel)
         magnitude = float(v_Se[row_S > 0].abs().max()) + values.least
         tolerance = self._allowed(node.name, magnitude)
         never = "S and A" if isinstance(above, Softmax) else values.graph.letter(node.op.pattern)
@@ -290,18 +299,6 @@ class _Tree:
 def _difference(ours: float, theirs: float) -> float:
     """Their distance; −∞ of a mask is equal to itself."""
     return 0.0 if ours == theirs else abs(ours - theirs)
-
-
-def _require_finite(
-    model: Model, name: str, index: tuple[int, ...], *found: float
-) -> None:
-    for value in found:
-        masked = name.endswith(".scores") and value == -math.inf
-        if not math.isfinite(value) and not masked:
-            raise NotFinite(
-                f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
-                dtype=dtype_name(model.dtype),
-            )
 
 
 def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:

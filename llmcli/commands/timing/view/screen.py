@@ -237,7 +237,7 @@ def render_timing(
     for phase in report.phases:
         parts += phase_summary(phase, report.batch)
     for phase in report.phases:
-        parts += [Text(), *_phase(phase, report, layers)]
+        parts += [Text(), *_phase(phase, layers)]
     return Group(*parts, Text(), *_machine(report))
 
 
@@ -274,7 +274,7 @@ def _machine_in_short(report: TimingReport) -> Iterator[RenderableType]:
         yield Sentence(beyond, "yellow")
 
 
-def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[RenderableType]:
+def _phase(phase: PhaseTime, layers: bool) -> Iterator[RenderableType]:
     yield _instrumented(phase)
     yield PartsTable(phase)
     said = [] if layers else layer_words(phase)
