@@ -105,15 +105,17 @@ def test_a_set_is_read_where_it_fits(rates, nbytes, level, rate):
     assert (found.level, found.bytes_per_s) == (level, rate)
 
 
-def test_a_dtype_is_measured_once_and_products_with_packed_weights_are_one():
+def test_a_dtype_is_measured_once():
     """Float64 is never measured through float32."""
     narrow = Arithmetic.of("bfloat16")
     one = measure_ceilings(CPU, narrow, threads=1, working_set=MIB, seconds=0.05)
     assert [rate.dtype for rate in one.matrices] == ["bfloat16"]
     exact = rates.matrix_rate(CPU, "float64", 0.02)
     assert (exact.dtype, exact.way) == ("float64", "direct")
-    if native.level() is None:
-        pytest.skip("there are no kernels here")
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+def test_products_with_packed_weights_have_a_rate_of_their_own():
     packed = Arithmetic(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
     found = measure_ceilings(CPU, packed, threads=1, working_set=MIB, seconds=0.05)
     assert [rate.dtype for rate in found.matrices] == ["int16", "float32", "bfloat16"]
