@@ -107,8 +107,9 @@ def values(home):
     return home / "empty"
 
 
+@pytest.mark.parametrize("shell", ["bash", "fish"])
 @pytest.mark.parametrize("place", ["files", "models", "values"])
-def test_what_is_offered(place, request, tmp_path, as_written):
+def test_what_is_offered(place, shell, request, tmp_path, as_written):
     """For the last word of each line of a file, in one shell or alike in two.
 
     Among the committed files, in a directory with models, and values in an empty one; zsh needs a
@@ -120,16 +121,16 @@ def test_what_is_offered(place, request, tmp_path, as_written):
         re.fullmatch(r"(bash|fish|bash\+fish): (.*?) →(.*)", row).groups()
         for row in file.read_text("utf-8").splitlines()
     ]
-    answers = [[] for _ in rows]
-    for shell, ask in (("bash", bash), ("fish", partial(fish, home=tmp_path))):
-        own = [at for at, (shells, *_) in enumerate(rows) if shell in shells]
-        if own and shutil.which(shell):
-            for at, answer in zip(own, ask(*(rows[at][1] for at in own), cwd=cwd), strict=True):
-                answers[at].append(sorted(answer) if place == "models" else answer)
-    for (shells, line, kept), each in zip(rows, answers, strict=True):
-        alike = each if place == "files" else map(sorted, each)
-        assert len(set(map(tuple, alike))) < 2, line
-        found.append(f"{shells}: {line} → {' '.join(each[0]) if each else kept}".rstrip())
+    ask = {"bash": bash, "fish": partial(fish, home=tmp_path)}[shell]
+    answers = iter(ask(*(line for shells, line, _ in rows if shell in shells), cwd=cwd))
+    for shells, line, kept in rows:
+        answer = next(answers) if shell in shells else kept.split()
+        if place == "models":
+            answer.sort()
+        # where bash has said it before, fish has an order of its own for values
+        if place == "values" and shell == "fish" and "bash" in shells:
+            answer.sort(key=kept.split().index if {*answer} <= {*kept.split()} else None)
+        found.append(f"{shells}: {line} → {' '.join(answer)}".rstrip())
     as_written(file, "\n".join(found) + "\n")
 
 
