@@ -1,4 +1,4 @@
-"""What a run took and what it left out: `pytest --budget 900 --skips FILE`.
+"""What a run took and what it left out: `pytest --budget=900 --skips=FILE`.
 
 The processor seconds of the tests, their children's too, are printed at the end of every run; with
 `--budget` a run that takes more fails. The reasons of what was skipped are added to FILE, a line

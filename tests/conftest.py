@@ -3,8 +3,9 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import children
 import machines
@@ -24,6 +25,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["LLMCLI_CONFIG"] = ""  # no test, and no child of one, reads the developer's own
 os.environ |= {"LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
+# shells find the `llmcli` under test, whether its environment is active or not
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # nor is anything of the terminal and the shell that the tests were started in
 for name in (
     "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "COLORTERM", "PAGER", "LLMCLI_PAGER",
@@ -85,11 +88,25 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def as_written(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
-    """`as_written(file, found)`: it is what the file has, to the letter; `--update` writes it."""
+def sections(found: Mapping[str, str | Sequence[str]]) -> str:
+    """Each text, or its lines, below its title, by two columns to the right."""
+    lines = []
+    for title, text in found.items():
+        text = text if isinstance(text, str) else "\n".join(text)
+        lines += ["", f"# {title}", *(f"  {line}".rstrip() for line in text.split("\n"))]
+    return "\n".join(lines[1:]).replace("\x1b", "␛") + "\n"
 
-    def compare(file: Path, found: str) -> None:
+
+@pytest.fixture
+def as_written(request: pytest.FixtureRequest) -> Callable[[Path, Any], None]:
+    """`as_written(file, found)`: it is what the file has, to the letter; `--update` writes it.
+
+    `found` is the whole text, or the texts below titles (`sections`): read the difference of what
+    was written before it goes in.
+    """
+
+    def compare(file: Path, found: str | Mapping[str, str | Sequence[str]]) -> None:
+        found = found if isinstance(found, str) else sections(found)
         if request.config.getoption("--update"):
             file.write_text(found, encoding="utf-8")
         assert found == file.read_text(encoding="utf-8")

@@ -27,25 +27,25 @@ def test_specs_as_they_are_written(as_written):
     Of one with biases, norms of queries and keys and a head of its own; the axes of GPT-2; what
     enters the scores of others. More is in transcripts/shapes-names.txt.
     """
-    lines = []
+    found = {}
     size = {"batch": 2, "tokens": 5, "past": 0, "phase": "prefill", "dtype": "bfloat16"}
     for title, config in (("qwen", QWEN), ("gpt2", GPT)):
         kept = states(config, batch=2, capacity=10, dtype="float16")
-        lines.append(f"# {title}")
+        lines = found[title] = []
         for spec in (*parameters(config), *plan(config, Call(**size)).tensors, *kept):
             documented = letters(config).documented(spec.axes, spec.layer)
             lines.append(f"{spec.name}: {' '.join(spec.axes)} ({' '.join(documented)})")
             if config is QWEN or spec.kind == "state":
                 shape = " × ".join(map(str, spec.shape))
                 lines.append(f"  {shape} {spec.dtype}, {spec.bytes} B: {spec.formula}")
-    lines.append("# scores")
+    lines = found["scores"] = []
     for change in (
         {"scale": 0.3, "rope": None}, {"rope": None, "qk_norm": None}, {"heads": 3, "kv_heads": 3}
     ):  # fmt: skip
         mixer = replace(QWEN.layers[0].attention, **change)
         config = replace(QWEN, layers=(QWEN.layers[0].with_attention(mixer),))
         lines += [spec.formula for spec in plan(config, Call(**size)).derived[:2]]
-    as_written(Path(__file__).with_name("specs.txt"), "\n".join(lines) + "\n")
+    as_written(Path(__file__).with_name("specs.txt"), found)
     assert call(QWEN, dtype="float64")["blocks.0.ln1.scale"].dtype == "float64"
     assert call(QWEN)["logits"].bytes is None
 

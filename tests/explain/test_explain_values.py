@@ -188,18 +188,19 @@ def cell(report):
 
 def test_words_about_numbers_as_they_are_written(model, as_written):
     """Of some numbers and of every formula: most of gpt2's are in transcripts/shapes-names.txt."""
-    lines = []
+    found = {}
     for name, cells in CELLS.items():
         one = model(name)
         for of, index, depth in cells:
-            lines += [f"# {name}: {of}, depth {depth}", *cell(explained(one, of, index, depth)), ""]
+            title = f"{name}: {of}{[*index]}, depth {depth}"
+            found[title] = [*cell(explained(one, of, index, depth))]
         if name != "mistral-window":  # whose formulas are those of llama
             formulas = dict.fromkeys(rule.formula for rule in rules(one.config).values())
-            lines += [f"# {name}: formulas", *formulas, ""]
+            found[f"{name}: formulas"] = [*formulas]
     wide = rules(dataclasses.replace(model("llama-grouped").config, width=48))
     assert "d/h" not in "".join(rule.formula for rule in wide.values())
-    lines += ["# of a width that the heads do not share", wide["blocks.0.attn.scores"].formula]
-    as_written(Path(__file__).with_name("words.txt"), "\n".join(lines) + "\n")
+    found["of a width that the heads do not share"] = wide["blocks.0.attn.scores"].formula
+    as_written(Path(__file__).with_name("words.txt"), found)
 
 
 def test_parts_of_numbers_add_up(model):

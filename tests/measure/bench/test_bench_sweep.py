@@ -192,13 +192,12 @@ def told(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings
 
 
 def test_sweeps(monkeypatch, as_written):
-    found = []
+    found = {}
     for name, case in CASES.items():
-        log = [f"# {name}"]
+        log = found[name] = []
         monkeypatch.setattr(module, "sleep", lambda s, log=log: log.append(f"sleep {s}"))
         told(watch(monkeypatch), log, **case)
-        found.append("\n".join(log) + "\n")
-    as_written(Path(__file__).parent / "sweeps.txt", "\n".join(found))
+    as_written(Path(__file__).parent / "sweeps.txt", found)
 
 
 def costing(clock, *costs, **how):
