@@ -32,13 +32,15 @@ STEPS = [str(Path(__file__).with_name(name)) for name in ("attend.c", "experts.c
 
 
 @pytest.fixture(scope="session")
-def linked(built, objects):
+def linked(built, objects, packaged):
     """`linked(name, sources, of, compiler)`: a program of these and of the package's objects, which
-    have the name `of`: they are compiled once for all programs.
+    have the name `of`: they are compiled once for all programs; "cc" is the library of `packaged`.
     """
 
     def program(name, sources, of, compiler):
-        files = [f"-I{ROOT / 'llmcli' / 'kernels'}", *sources, *objects(of, compiler)]
+        needs(compiler[0])
+        kernels = [str(packaged)] if of == "cc" else objects(of, compiler)
+        files = [f"-I{ROOT / 'llmcli' / 'kernels'}", *sources, *kernels]
         return built(name, [compiler[0], *FLAGS, *compiler[1:], "-pthread", *files, "-lm"])
 
     return program
@@ -47,7 +49,6 @@ def linked(built, objects):
 @pytest.fixture(scope="module")
 def ours(linked):
     """This machine's, at its portable level."""
-    needs(COMPILER[0])
     return hashes(str(linked("fuzz_packed", FUZZ, "cc", COMPILER)), PORTABLE)
 
 
@@ -80,12 +81,10 @@ def test_arm_has_the_same_bits(linked, ours, level):
     assert hashes(EMULATOR, str(linked("fuzz_arm", FUZZ, "arm", ARM)), level) == ours
 
 
-def test_attention_experts_and_recurrences_have_the_same_bits_everywhere(built, objects, linked):
-    needs(COMPILER[0])
-    plain = linked("attend", STEPS, "cc", COMPILER)
-    library = built("cc.so", [*COMPILER, "-shared", *objects("cc", COMPILER)])
-    levels = [str(level) for level in range(len(native.LEVELS)) if levels_of(library) >> level & 1]
-    hashes = {children.run([str(plain), level], capture_output=True).stdout for level in levels}
+def test_attention_experts_and_recurrences_have_the_same_bits_everywhere(packaged, linked):
+    ours = linked("attend", STEPS, "cc", COMPILER)
+    levels = [str(level) for level in range(len(native.LEVELS)) if levels_of(packaged) >> level & 1]
+    hashes = {children.run([str(ours), level], capture_output=True).stdout for level in levels}
     assert len(hashes) == 1
     assert hashes != {b""}
     made = [*SANITIZED["memory"], "-xc", "-", "-o", "/dev/null"]
