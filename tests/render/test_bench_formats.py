@@ -28,7 +28,7 @@ BY = Bencher(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 
 SETTINGS = Settings(
     model="it's a model", device="cpu", dtype="float32", n_batch=2048, n_ubatch=512, n_threads=2,
     type_k="f16", type_v="f16", n_gpu_layers=-1, flash_attn="auto", no_kv_offload=False,
-    embeddings=False, use_mmap=True,
+    embeddings=False,
 )  # fmt: skip
 RAN = EngineInfo(
     engine="llmcli", version="0.1.0", model_type="llama 135M F32", model_size=538_060_032,
