@@ -86,7 +86,7 @@ def _run(request: BenchRequest, runs: RunOptions, out: Output) -> None:
     from llmcli.observe.busy import Busy
 
     by, status = bencher(), Status(out, lines=runs.progress)
-    stream = RowStream.open(out, by, request, runs)
+    stream = RowStream.of(out, by, request, runs)
     if request.verbose:
         out.note(", ".join(machine_words()))
 

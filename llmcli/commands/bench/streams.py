@@ -47,7 +47,7 @@ class RowStream:
         self._writer = writer
 
     @classmethod
-    def open(cls, out: Output, by: Bencher, request: BenchRequest, runs: RunOptions) -> RowStream:
+    def of(cls, out: Output, by: Bencher, request: BenchRequest, runs: RunOptions) -> RowStream:
         """The format that `-o` says, no rows with `--json`.
 
         Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
