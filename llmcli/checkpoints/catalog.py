@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from llmcli import xdg
 
@@ -41,8 +40,7 @@ class CatalogEntry:
     it is fetched from: of `size` bytes and that `sha256`, as the weights in `folder` are.
     `repository` is a whole one on the hub, at the commit `revision`. `purpose` is a line on what
     it is good for. `sampling` are the values that its authors recommend, by the names of
-    `generation_config.json`. `config` is what of its config.json says how much memory a run takes;
-    only those have one that are recommended to who has seen the default model's first answer.
+    `generation_config.json`.
     """
 
     name: str
@@ -50,7 +48,6 @@ class CatalogEntry:
     license: str = "Apache 2.0"
     purpose: str = ""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
     hub: HubFile | None = None
     wheel: WheelFile | None = None
@@ -97,28 +94,6 @@ _QWEN3 = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
 _QWEN3_THINKING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
 
 
-def _config(
-    model_type: str,
-    *,
-    width: int,
-    hidden: int,
-    layers: int,
-    heads: tuple[int, int],
-    head_dim: int,
-    vocab: int,
-    context: int,
-) -> dict[str, Any]:
-    """What of a config.json says how large a model is; `heads` of queries, and of keys."""
-    return {
-        "model_type": model_type, "hidden_size": width, "intermediate_size": hidden,
-        "num_hidden_layers": layers, "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1], "head_dim": head_dim, "vocab_size": vocab,
-        "max_position_embeddings": context, "tie_word_embeddings": True,
-    }  # fmt: skip
-
-
-# those with a `config` stand in the order in which they get better; `qwen3-0.6b` has none, for
-# where it thinks, 256 new tokens seldom reach an answer
 CATALOG = {
     entry.name: entry
     for entry in (
@@ -160,10 +135,6 @@ CATALOG = {
                 revision="593b5a2e04c8f3e4ee880263f93e0bd2901ad47f",
                 file="smollm2-360m-instruct-q8_0.gguf",
             ),
-            config=_config(
-                "llama", width=960, hidden=2560, layers=32, heads=(15, 5), head_dim=64,
-                vocab=49152, context=8192,
-            ),
         ),
         CatalogEntry(
             name="qwen3-0.6b",
@@ -192,10 +163,6 @@ CATALOG = {
                 revision="067b946cf014b7c697f3654f621d577a3e3afd1c",
                 file="Llama-3.2-1B-Instruct-Q4_K_M.gguf",
             ),
-            config=_config(
-                "llama", width=2048, hidden=8192, layers=16, heads=(32, 8), head_dim=64,
-                vocab=128256, context=131072,
-            ),
         ),
         CatalogEntry(
             name="smollm2-1.7b",
@@ -208,10 +175,6 @@ CATALOG = {
                 repository="HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
                 revision="2d4a76a30b4af41ecd395c35725ac11688d4cfe4",
                 file="smollm2-1.7b-instruct-q4_k_m.gguf",
-            ),
-            config=_config(
-                "llama", width=2048, hidden=8192, layers=24, heads=(32, 32), head_dim=64,
-                vocab=49152, context=8192,
             ),
         ),
         CatalogEntry(
@@ -226,10 +189,6 @@ CATALOG = {
                 repository="unsloth/Qwen3-4B-Instruct-2507-GGUF",
                 revision="a06e946bb6b655725eafa393f4a9745d460374c9",
                 file="Qwen3-4B-Instruct-2507-Q4_K_M.gguf",
-            ),
-            config=_config(
-                "qwen3", width=2560, hidden=9728, layers=36, heads=(32, 8), head_dim=128,
-                vocab=151936, context=262144,
             ),
         ),
         CatalogEntry(

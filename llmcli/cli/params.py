@@ -87,14 +87,16 @@ class Declared:
     range: Range | None
     panel: str | None
     aliases: tuple[str, ...] = ()
+    hidden: bool = False
 
     def hint(self, base: Any, group: type) -> Any:
         """The annotation that typer reads; the heading is `panel` of the class unless given."""
         if self.names:
             panel = self.panel or getattr(group, "panel", None)
             info: Any = typer.Option(
-                *self.names, metavar=self.metavar, rich_help_panel=panel, help=self.help
-            )
+                *self.names, metavar=self.metavar, rich_help_panel=panel, help=self.help,
+                hidden=self.hidden,
+            )  # fmt: skip
         else:
             info = typer.Argument(metavar=self.metavar, help=self.help)
         return Annotated[base, info, self.range, Aliases(self.aliases)]
@@ -109,19 +111,20 @@ def opt(
     within: Range | None = None,
     panel: str | None = None,
     aliases: tuple[str, ...] = (),
+    hidden: bool = False,
 ) -> Any:
     """A field of a dataclass of options, such as `opt(256, "-n", "--max", "N", "Most tokens.")`.
 
     `words`: the names, for all but flags what its value is called, and the help text.
     `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the
     heading in the help, if another than the class's own. `aliases`: names that are accepted and not
-    listed.
+    listed. `hidden`: none of the names is listed, and the configuration file cannot set it.
     """
     names = tuple(word for word in words[:-1] if word.startswith("-"))
     low = at_least if above is None else above
     allowed = within if low is None else Range(low, at_most, above is not None)
     metavar = words[-2] if len(words) > len(names) + 1 else None
-    declared = Declared(names, metavar, words[-1], allowed, panel, aliases)
+    declared = Declared(names, metavar, words[-1], allowed, panel, aliases, hidden)
     return field(default=default, metadata={"declared": declared})
 
 
@@ -343,7 +346,8 @@ def _prompt_hint(ctx: Any) -> str:
 
 def _names(ctx: Any) -> list[str]:
     params = ctx.command.get_params(ctx)
-    return [name for p in params if isinstance(p, TyperOption) for name in p.opts]
+    options = (p for p in params if isinstance(p, TyperOption) and not p.hidden)
+    return [name for option in options for name in option.opts]
 
 
 class Argument(TyperArgument):

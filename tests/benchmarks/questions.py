@@ -74,7 +74,7 @@ class Theirs:
         settings = Settings(
             model="", device="cpu", dtype="auto", n_batch=512, n_ubatch=512, n_threads=threads,
             type_k="auto", type_v="auto", n_gpu_layers=0, flash_attn="auto",
-            no_kv_offload=False, embeddings=False, use_mmap=True,
+            no_kv_offload=False, embeddings=False,
         )  # fmt: skip
         self._engine: LlamaCpp = open_llama_cpp(ours, settings)
         self._engine.start(1024, threads, 512)

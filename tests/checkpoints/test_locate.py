@@ -12,13 +12,11 @@ import pytest
 from gguf_bytes import STRING, gguf, pair
 from hub_cache_files import write_revision
 
-from llmcli.anatomy.counts import count_parameters
 from llmcli.checkpoints import CATALOG, cache_dir, fetch, locate, open_model
 from llmcli.checkpoints.catalog import offline_from_environment
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.cli.sampling import RANGES
 from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
-from llmcli.families import find
 
 GGUF = gguf([pair("general.architecture", STRING, "llama")])
 WHOLE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"x"}
@@ -195,8 +193,6 @@ def test_the_hubs_classics_by_their_bare_names(tmp_path, kept):
 
 
 def test_the_entries_of_the_catalog_are_pinned_and_say_what_they_are():
-    sizes = {"smollm2-360m": 362e6, "llama3.2-1b": 1.236e9, "smollm2-1.7b": 1.711e9,
-             "qwen3-4b": 4.022e9}  # fmt: skip
     for name, entry in CATALOG.items():
         assert entry.license
         assert entry.purpose
@@ -211,10 +207,6 @@ def test_the_entries_of_the_catalog_are_pinned_and_say_what_they_are():
             scale = {"M": 1e6, "G": 1e9}[said[2]]
             exact = 0.5 if scale < 1e9 else 0.005
             assert entry.size / scale == pytest.approx(float(said[1]), abs=exact)
-        if entry.config:  # as many parameters as its card says
-            config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
-            assert count_parameters(config).total == pytest.approx(sizes.pop(name), rel=1e-3)
-    assert not sizes
 
 
 def test_a_hub_snapshot_in_the_shared_cache(tmp_path):

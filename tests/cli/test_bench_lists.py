@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from llmcli.cli.tree import root
 from llmcli.commands.bench.options import (
+    IGNORED,
     OurOptions,
     RunOptions,
     SubjectOptions,
     SweptOptions,
-    UnusedOptions,
 )
 from llmcli.commands.bench.request import bench_request, flags, model_names, numbers, pairs, words
 from llmcli.errors import UsageError
@@ -72,8 +73,8 @@ def test_pairs() -> None:
 
 
 def test_flags_and_words() -> None:
-    assert flags("-mmp", None, True) == (True,)
-    assert flags("-mmp", ["0,1"], True) == (False, True)
+    assert flags("-nkvo", None, True) == (True,)
+    assert flags("-nkvo", ["0,1"], True) == (False, True)
     assert words("-ctk", ["f16,f32"], "auto") == ("f16", "f32")
     assert model_names(SubjectOptions()) == ()
     asked = SubjectOptions(model=["a,b"], hf_repo=["org/x,org/y"], hf_file=["x.gguf"])
@@ -81,9 +82,8 @@ def test_flags_and_words() -> None:
 
 
 def plan(
-    *, tests: Any = None, swept: Any = None, unused: Any = None, models: Any = ("m",),
-    ours: Any = None,
-) -> Any:  # fmt: skip
+    *, tests: Any = None, swept: Any = None, models: Any = ("m",), ours: Any = None
+) -> Any:
     return bench_request(
         models,
         threads=2,
@@ -91,12 +91,11 @@ def plan(
         swept=SweptOptions(**(swept or {})),
         runs=RunOptions(),
         ours=OurOptions(**(ours or {})),
-        unused=UnusedOptions(**(unused or {})),
     )
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: flags("-mmp", ["yes"], True), "`-mmp` takes 0 or 1, not `yes`"),
+    (lambda: flags("-nkvo", ["yes"], True), "`-nkvo` takes 0 or 1, not `yes`"),
     (lambda: words("-ctk", ["f15"], "auto", allowed=("f16",)), "`-ctk` has no choice `f15`"),
     (lambda: words("-m", ["a,"], ""), "`-m` has an empty value"),
     (lambda: plan(swept={"activations": ["4"]}), "`--activations` has no choice `4`"),
@@ -168,22 +167,6 @@ DEVICES = {
     "CUDA0/CUDA1": "cuda0/cuda1",
 }  # fmt: skip
 FLASH = {"1": "on", "on": "on", "0": "off", "auto": "auto", "-1": "auto", "true": "on"}
-# options without effect, and what a row says of them
-UNUSED: dict[tuple[str, str], tuple[str, object]] = {
-    ("tensor_split", "3/1"): ("tensor_split", "3.00/1.00"),
-    ("tensor_split", "3;1"): ("tensor_split", "3.00/1.00"),
-    ("load_mode", "none"): ("use_mmap", False),
-    ("load_mode", "mmap+mlock"): ("use_mmap", True),
-    ("mmap", "0"): ("use_mmap", False),
-    ("direct_io", "1"): ("use_mmap", False),
-    ("poll", "100"): ("poll", 100),
-    ("cpu_mask", "0xF"): ("cpu_mask", "0xF"),
-    ("override_tensor", "ffn=CPU"): ("tensor_buft_overrides", "ffn=CPU"),
-    ("no_host", "1"): ("no_host", True),
-    ("n_cpu_moe", "3"): ("n_cpu_moe", 3),
-    ("split_mode", "row"): ("split_mode", "row"),
-    ("main_gpu", "1"): ("main_gpu", 1),
-}  # fmt: skip
 
 
 def test_fields_of_a_configuration() -> None:
@@ -191,7 +174,15 @@ def test_fields_of_a_configuration() -> None:
         assert plan(swept={"device": [given]}).configurations[0].device == ours, given
     for given, way in FLASH.items():
         assert plan(swept={"flash_attn": [given]}).configurations[0].flash_attn == way, given
-    for (option, given), (field, value) in UNUSED.items():
-        (only,) = plan(unused={option: [given]}).configurations
-        assert getattr(only, field) == value, option
-        assert UnusedOptions(**{option: [given]}).names == ["--" + option.replace("_", "-")]
+
+
+def test_what_has_no_effect_takes_a_value_and_changes_nothing() -> None:
+    """By each of its names, which are listed nowhere."""
+    command = root().get_command(None, "bench")
+    plain = command.make_context("bench", ["-p", "8"])
+    words = re.split(r"[\s,]+", command.get_help(plain))
+    for name in IGNORED:
+        context = command.make_context("bench", [name, "x,1", "-p", "8", name, "0"])
+        assert context.params.pop("ignored") == ["x,1", "0"], name
+        assert context.params == {k: v for k, v in plain.params.items() if k != "ignored"}, name
+        assert name not in words

@@ -24,8 +24,9 @@ def key_of(option):
 
 
 def options(command):
-    """The options of a command by their keys in the file."""
-    return {key_of(p): p for p in COMMANDS[command].params if p.param_type_name == "option"}
+    """The options of a command by their keys in the file; a hidden one has none."""
+    found = (p for p in COMMANDS[command].params if p.param_type_name == "option" and not p.hidden)
+    return {key_of(option): option for option in found}
 
 
 @pytest.fixture(autouse=True)

@@ -63,9 +63,6 @@ WRITES = {
     "cli/test_cli_completion.py::test_an_answer_on_a_full_disk_keeps_nothing": (
         "cli.shells.answer:_keep",
     ),
-    "cli/test_cli_generate.py::test_no_better_model_is_named_where_the_disk_is_full": (
-        "commands.generate.command:_name_a_better_model",
-    ),
     "selftest/test_selftest.py::test_a_full_disk": (
         "commands.selftest.measure.children:measure_exhaustion",
     ),

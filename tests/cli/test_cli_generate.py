@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
-import re
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from cli_tiny import write_tiny
 from gguf_bytes import F32, I32, pair
 from gguf_model import write_model
 
-from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import CATALOG
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output, Screen
@@ -27,7 +23,6 @@ from llmcli.commands.generate.writers import TextWriter
 from llmcli.engine.output import Token
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import UsageError
-from llmcli.families import find
 from llmcli.kernels import native
 from llmcli.observe import peaks as marks
 
@@ -208,82 +203,6 @@ def terminals(monkeypatch):
         monkeypatch.setattr(Screen, "of", of)
 
     return those
-
-
-@pytest.fixture
-def better(cli, terminals, monkeypatch, tmp_path):
-    """`better(…)`: whether a run names a better model; `tiny` is the default, and no other here."""
-    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
-    # by its module: the package has a function of that name
-    monkeypatch.setattr(sys.modules["llmcli.checkpoints.locate"], "DEFAULT_MODEL", "tiny")
-    monkeypatch.setattr("llmcli.observe.memory.nvidia_gpus", lambda environ: ())
-    monkeypatch.setattr("llmcli.observe.memory.free_memory", lambda: 6 << 30)
-    monkeypatch.setattr("llmcli.observe.memory.sys.platform", "linux")
-    for name in ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv, on=("out", "err"), dtype="float32"):
-        terminals(*on)
-        result = cli("generate", "x", "--seed", "1", "-n", "1", "--dtype", dtype, *argv)
-        assert result.code == 0
-        last = (result.err.splitlines() or [""])[-1]
-        assert ("often wrong" in result.err) is ("often wrong" in last)
-        return last if "often wrong" in last else ""
-
-    return run
-
-
-def test_the_first_answer_of_the_default_model_names_the_best_that_fits(
-    better, tmp_path, monkeypatch
-):
-    for quiet in (("-q",), ("--json",), ("--offline",), ("-m", "tiny"), ("--stream-json",)):
-        assert better(*quiet) == ""
-    for some in (("err",), ("out",), ()):
-        assert better(on=some) == ""
-    for name, value in (("LLMCLI_MODEL", "tiny"), ("LLMCLI_OFFLINE", "1")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert better() == ""
-    assert not list(tmp_path.glob("cache/*"))
-    assert better() == (
-        "`tiny` is small and often wrong: try `-m llama3.2-1b` (770 MiB, Llama 3.2 Community); "
-        "`llmcli models` lists more"
-    )
-    assert better() == "", "once"
-
-
-def test_no_better_model_is_named_where_the_disk_is_full(better, monkeypatch, tmp_path):
-    """That it has been said could not be kept, and it would be said each time."""
-    (tmp_path / "cache").write_text("not a directory")
-    assert better() == ""
-    (tmp_path / "cache").unlink()
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "touch", full)
-    assert better() == ""
-
-
-@pytest.mark.parametrize(
-    ("level", "free", "named"),
-    [
-        (None, 4, "smollm2-360m"), (None, 10, "smollm2-1.7b"), (None, 24, "qwen3-4b"),
-        (None, 1, ""), ("avx2", 4, "qwen3-4b"), ("avx2", 2, "smollm2-1.7b"),
-        ("avx2", 1, "smollm2-360m"), ("avx2", 0.25, ""),
-    ],
-)  # fmt: skip
-def test_what_is_named_fits_the_memory_that_is_free(better, monkeypatch, level, free, named):
-    monkeypatch.setattr("llmcli.observe.memory.free_memory", lambda: int(free * 2**30))
-    monkeypatch.setattr(native, "level", lambda: level)
-    dtype = "float32" if level is None else "auto"
-    said = re.search(r"`-m (\S+)`", better(dtype=dtype))
-    assert (said[1] if said else "") == named
-    if named:  # as `info` judges the whole of it
-        entry = CATALOG[named]
-        config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
-        weights = Arithmetic.of("float32").weight_bytes(config) if level is None else entry.size
-        assert weights < free * 2**30
 
 
 def test_a_terminal_is_told_of_the_chat_template(run_tiny, terminals):

@@ -26,7 +26,6 @@ from llmcli.families.to_transformers import hub_config, hub_loads
 SETTINGS = Settings(
     model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=7, n_threads=1, type_k="auto",
     type_v="auto", n_gpu_layers=0, flash_attn="auto", no_kv_offload=False, embeddings=False,
-    use_mmap=True,
 )  # fmt: skip
 
 

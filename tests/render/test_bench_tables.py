@@ -98,15 +98,13 @@ def test_screens(golden: Any) -> None:
     matrices = (MatrixRate(dtype="float32", flops_per_s=1e11),)
     other = replace(CEILINGS, device="cpu", threads=1, matrices=matrices)
     varied = replace(
-        DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True, use_mmap=False,
-        embeddings=True, poll=0, split_mode="row",
+        DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True,
+        embeddings=True,
     )  # fmt: skip
     both = (PROMPT, replace(PROMPT, number=2, settings=varied))
     everything = replace(
-        varied, n_cpu_moe=1, cpu_mask="0x1", cpu_strict=True, n_batch=1, n_ubatch=1, main_gpu=1,
-        flash_attn="on", tensor_split="1.00", tensor_buft_overrides="x=CPU", no_op_offload=True,
-        no_host=True, dtype="float32", type_k="f16", type_v="f16",
-    )  # fmt: skip
+        varied, n_batch=1, n_ubatch=1, flash_attn="on", dtype="float32", type_k="f16", type_v="f16",
+    )
     cpu: dict[str, Any] = {"gpu": False, "cpu": True}
     plain = beside(200, PROMPT, TEXT)
     golden("bench", {

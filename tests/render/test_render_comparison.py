@@ -30,7 +30,7 @@ LOST = LoneTest(side="b", test="tg9", settings=(), rate=None, error="it does not
 ALONE = LoneTest(side="a", test="pp9", settings=(("n_threads", "8"),), rate=FAST.a)
 REPORT = ComparisonReport(
     a=Source(name="old.json", format="JSON", builds=("abc (1)",), rows=4),
-    b=Source(name="new.md", format="Markdown", builds=("d (2)", "e (3)"), rows=1),
+    b=Source(name="new.csv", format="CSV", builds=("d (2)", "e (3)"), rows=1),
     tests=(FAST, SLOW, NOISY, ONCE), lone=(ALONE, LOST),
     differences=(Difference(field="dtype", a="float32", b="bfloat16"),),
     unsaid=(("b", "n_batch"), ("b", "poll")), assumed_runs=5,

@@ -174,7 +174,8 @@ def _key(option: Any) -> str:
 
 
 def _by_key(command: Any) -> dict[str, Any]:
-    return {_key(p): p for p in command.params if p.param_type_name == "option"}
+    options = (p for p in command.params if p.param_type_name == "option" and not p.hidden)
+    return {_key(option): option for option in options}
 
 
 def _commands() -> Iterable[str]:

@@ -19,7 +19,6 @@ from llmcli.commands.bench.options import (
     RunOptions,
     SubjectOptions,
     SweptOptions,
-    UnusedOptions,
 )
 from llmcli.commands.bench.request import bench_request, model_names
 from llmcli.errors import UsageError
@@ -33,6 +32,8 @@ PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
 ELSEWHERE = {
     "--max-tokens": "did you mean `-n`, new tokens of a test?",
     "--pairs": "did you mean `-r`, runs of each test?",
+    **dict.fromkeys(("--oe", "--output-err"), "rows go to stdout alone: see `-o`"),
+    "--list-devices": "`llmcli env` lists the devices",
     "--context-length": "the cache is as long as a test: `-d` tokens that are in it, `-p` and `-n`",
 }
 EPILOG = """
@@ -52,7 +53,6 @@ def command(
     swept: SweptOptions,
     runs: RunOptions,
     ours: OurOptions,
-    unused: UnusedOptions,
     output: BenchOutput,
 ) -> None:
     """How fast a model reads prompts and writes text: llama-bench's tests, options and formats.
@@ -60,29 +60,20 @@ def command(
     Every test runs `-r` times on random tokens; shown are the mean of the rates and its standard
     deviation, as llama-bench computes them. Beside them: time to the first token, percentiles of
     the times between tokens, peak memory, load time, and the share of what the machine's
-    measured ceilings allow. A configuration that cannot run is a row with its error.
+    measured ceilings allow. A configuration that cannot run is a row with its error. Options of
+    llama-bench that change nothing here are accepted and ignored.
     """
     out = Output("bench", output)
     _check(runs, ours, output)
-    if runs.list_devices:
-        from llmcli.commands.bench.ending import device_lines
-
-        out.write("".join(device_lines()))
-        return
     if tests.hf_token:
         os.environ["HF_TOKEN"] = tests.hf_token
     models = model_names(tests)
-    request = partial(
-        bench_request, tests=tests, swept=swept, runs=runs, ours=ours, unused=unused
-    )  # fmt: skip
+    request = partial(bench_request, tests=tests, swept=swept, runs=runs, ours=ours)
     request(models or ("",), threads=1)  # refused before anything is imported
     need_directory()
     with Progress(out, "starting …"), SIGNALS.abrupt():
         import torch
     models = models or (_default_model(ours, runs, out),)
-    if names := [f"`{name}`" for name in unused.names]:
-        out.note(f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect here")
-
     _run(request(models, threads=torch.get_num_threads()), runs, out)
 
 
@@ -90,26 +81,26 @@ def _run(request: BenchRequest, runs: RunOptions, out: Output) -> None:
     """Measures, writing each row as it is there, and ends with what the rows have in common."""
     from llmcli.commands.bench.ending import bencher, finish, machine_words
     from llmcli.commands.bench.measure.sweep import sweep
-    from llmcli.commands.bench.streams import Status, open_streams
+    from llmcli.commands.bench.streams import RowStream, Status
     from llmcli.commands.bench.suppliers import Suppliers
     from llmcli.observe.busy import Busy
 
     by, status = bencher(), Status(out, lines=runs.progress)
-    streams = open_streams(out, by, request, runs)
+    stream = RowStream.of(out, by, request, runs)
     if request.verbose:
         out.note(", ".join(machine_words()))
 
     def on_row(row: BenchRow) -> None:
         status.erase()
         SIGNALS.check()
-        streams.row(row)
+        stream.row(row)
 
     with Suppliers(request, out, status) as suppliers:
-        streams.begin()
+        stream.begin()
         busy = Busy()
         report = sweep(request, suppliers, on_row=on_row, on_progress=status.said)
         status.erase()
-        streams.end()
+        stream.end()
         load = busy.load(report.cpu_threads)
         report = replace(report, checks=suppliers.checks, machine_load=load)
         finish(report, runs.output, by, request, list(suppliers.models.values()), out)
@@ -122,8 +113,6 @@ def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
             f"`--json` and `-o {runs.output}` are two formats for one stdout",
             hint="`-o json` is llama-bench's array, `--json` one document with everything",
         )
-    if output.json and runs.list_devices:
-        raise UsageError("`--list-devices` prints text only and goes without `--json`")
     ModelOptions(quantize=ours.quantize).check()
     if ours.against is not None and find_spec(PACKAGES[ours.against]) is None:
         package = {"llama.cpp": "llama-cpp-python"}.get(ours.against, ours.against)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import arg, opt
-from llmcli.cli.prompts import read_bytes, stdin_bytes
+from llmcli.cli.prompts import read_bytes, refuse_wide, stdin_bytes
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.observe.environment import environment
 
@@ -21,12 +21,11 @@ EPILOG = """
 Examples:
 
   llmcli bench compare before.json after.json
-  llmcli bench compare llama-bench.csv ours.md
+  llmcli bench compare llama-bench.csv ours.jsonl
   llmcli bench -m tiny -o jsonl | llmcli bench compare before.jsonl - --fail-if-slower 5%
   llmcli bench compare A.csv B.csv --json
 
-The format of a file is detected: JSON, JSONL, CSV or Markdown, of llama-bench or of
-`llmcli bench`.
+The format of a file is detected: JSON, JSONL or CSV, of llama-bench or of `llmcli bench`.
 """
 MOST = 32 << 20  # bytes of a file, some ten thousand rows
 HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for stdin"
@@ -99,6 +98,7 @@ def _read(path: str, out: Output) -> Results:
         data = stdin_bytes(sys.stdin, MOST)
     if len(data) > MOST:
         raise UsageError(f"`{name}` is too large for results of a benchmark", hint=HINT)
+    refuse_wide(data, f"`{name}`")
     results = read_results(data, name)
     doubts = [row.doubt for row in results.rows if row.doubt]
     if doubts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,11 @@ import llmcli
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.output import Output
 from llmcli.cli.running import kernels_of
-from llmcli.commands.bench.report.fields import Bencher, device_words
+from llmcli.commands.bench.report.fields import Bencher
 from llmcli.commands.bench.report.results import BenchReport, BenchRequest
 from llmcli.commands.bench.view.formats import row_object
 from llmcli.errors import LlmcliError
 from llmcli.observe.environment import environment
-from llmcli.observe.memory import machine_devices
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import checks_document
 from llmcli.reports.numbers import counted
@@ -60,18 +59,6 @@ def _git(root: Path, *words: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return said.stdout.strip()
-
-
-def device_lines() -> Iterator[str]:
-    """`CUDA0: name (MiB, MiB free)`, as llama-bench lists them; the CPU, too."""
-    yield "Available devices:\n"
-    for device in machine_devices():
-        name = "CPU" if device.device == "cpu" else device_words(device.device)
-        sizes = [
-            f"{'unknown' if nbytes is None else nbytes // 2**20} MiB{word}"
-            for nbytes, word in ((device.total_bytes, ""), (device.free_bytes, " free"))
-        ]
-        yield f"  {name}: {device.name} ({', '.join(sizes)})\n"
 
 
 def bench_document(

@@ -9,7 +9,14 @@ from llmcli.cli.options import MODEL, OUTPUT, OutputOptions
 from llmcli.cli.params import opt
 
 TESTS, SWEPT, RUNS = "Tests", "Swept (lists as for tests)", "Runs"
-OURS, UNUSED = "Beyond llama-bench", "Accepted without effect"
+OURS = "Beyond llama-bench"
+# llama-bench's options that change nothing here: each takes one value, which nobody reads
+IGNORED = (
+    "-C", "--cpu-mask", "--cpu-strict", "--poll", "-ncmoe", "--n-cpu-moe", "-sm", "--split-mode",
+    "-mg", "--main-gpu", "-ts", "--tensor-split", "-ot", "--override-tensor", "-mmp", "--mmap",
+    "-lm", "--load-mode", "-dio", "--direct-io", "-nopo", "--no-op-offload", "--no-host",
+    "-fitt", "--fit-target", "-fitc", "--fit-ctx", "-rpc", "--rpc", "--numa", "--prio",
+)  # fmt: skip
 
 Texts = list[str] | None  # lists and ranges, given once or several times
 Format = Literal["csv", "json", "jsonl", "md", "sql", "none"]
@@ -114,12 +121,9 @@ class RunOptions:
         None, "-o", "--output", "FORMAT",
         "Format on stdout: csv, json, jsonl, md, sql or none. [default: md]",
     )  # fmt: skip
-    output_err: Format = opt(
-        "none", "-oe", "--output-err", "FORMAT", "Format on stderr, too. [default: none]"
-    )
     progress: bool = opt(False, "--progress", "A line on stderr for every run.")
     verbose: bool = opt(False, "-v", "--verbose", "Machine, ceilings and loads on stderr.")
-    list_devices: bool = opt(False, "--list-devices", "List the devices, and nothing else.")
+    ignored: Texts = opt(None, *IGNORED, "VALUE", "Has no effect.", hidden=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,38 +154,6 @@ class OurOptions:
         "Weight format: auto (the file's), none, int8 or int4.",
     )  # fmt: skip
     offline: bool = opt(False, "--offline", "Use only what is on this machine.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnusedOptions:
-    """llama-bench's options that change nothing here; those in its fields are kept for them."""
-
-    panel: ClassVar[str] = UNUSED
-    cpu_mask: Texts = opt(None, "-C", "--cpu-mask", "HEX", "Cores. [default: 0x0]")
-    cpu_strict: Texts = opt(None, "--cpu-strict", "0|1", "Strict placement.")
-    poll: Texts = opt(None, "--poll", "0...100", "Polling. [default: 50]")
-    n_cpu_moe: Texts = opt(None, "-ncmoe", "--n-cpu-moe", "N", "Experts on the CPU.")
-    split_mode: Texts = opt(None, "-sm", "--split-mode", "none|layer|row", "Several GPUs.")
-    main_gpu: Texts = opt(None, "-mg", "--main-gpu", "I", "The first GPU.")
-    tensor_split: Texts = opt(None, "-ts", "--tensor-split", "A/B", "Share of each GPU.")
-    override_tensor: Texts = opt(
-        None, "-ot", "--override-tensor", "NAME=TYPE;…", "Places of tensors."
-    )
-    mmap: Texts = opt(None, "-mmp", "--mmap", "0|1", "Memory mapping.")
-    load_mode: Texts = opt(None, "-lm", "--load-mode", "MODE", "How files are read.")
-    direct_io: Texts = opt(None, "-dio", "--direct-io", "0|1", "Reading past caches.")
-    no_op_offload: Texts = opt(None, "-nopo", "--no-op-offload", "0|1", "Host operations.")
-    no_host: Texts = opt(None, "--no-host", "0|1", "No host buffers.")
-    fit_target: Texts = opt(None, "-fitt", "--fit-target", "MIB", "Margin on the GPU.")
-    fit_ctx: Texts = opt(None, "-fitc", "--fit-ctx", "N", "Smallest context with it.")
-    rpc: str | None = opt(None, "-rpc", "--rpc", "SERVERS", "Remote devices.")
-    numa: str | None = opt(None, "--numa", "MODE", "Memory nodes.")
-    prio: str | None = opt(None, "--prio", "0|1|2|3|-1", "Priority.")
-
-    @property
-    def names(self) -> list[str]:
-        """Those that were given, as they are spelled out."""
-        return ["--" + name.replace("_", "-") for name, given in vars(self).items() if given]
 
 
 @dataclass(frozen=True, kw_only=True)

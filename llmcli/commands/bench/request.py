@@ -5,17 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from llmcli.commands.bench.options import (
-    OurOptions,
-    RunOptions,
-    SubjectOptions,
-    SweptOptions,
-    UnusedOptions,
-)
+from llmcli.commands.bench.options import OurOptions, RunOptions, SubjectOptions, SweptOptions
 from llmcli.commands.bench.report.llama_names import CACHE_OF
 from llmcli.commands.bench.report.llama_names import CACHE_TYPES as CACHE_NUMBERS
 from llmcli.commands.bench.report.results import BenchRequest, Settings, Test
@@ -154,7 +148,6 @@ def bench_request(
     swept: SweptOptions,
     runs: RunOptions,
     ours: OurOptions,
-    unused: UnusedOptions,
 ) -> BenchRequest:
     """Every combination of the options' values, models outermost. Raises UsageError.
 
@@ -173,9 +166,8 @@ def bench_request(
         flash_attn="auto",
         no_kv_offload=False,
         embeddings=False,
-        use_mmap=True,
     )
-    axes = {"model": models, **_axes(swept, unused, default)}
+    axes = {"model": models, **_axes(swept, default)}
     both = ours.against == "llama.cpp" and swept.activations is None
     if both:
         axes["activations"] = ("auto", "8")
@@ -255,29 +247,16 @@ def all_tests(
     return tuple(found)
 
 
-def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict[str, Any]:
+def _axes(swept: SweptOptions, default: Settings) -> dict[str, Any]:
     """The values of every field but the model, outermost first: the order of llama-bench."""
     return {
         "n_gpu_layers": numbers("--n-gpu-layers", swept.n_gpu_layers, (-1,), at_least=-1),
-        "n_cpu_moe": numbers("--n-cpu-moe", unused.n_cpu_moe, (0,)),
-        "split_mode": words(
-            "--split-mode",
-            unused.split_mode,
-            default.split_mode,
-            allowed=("none", "layer", "row", "tensor"),
-        ),
-        "use_mmap": _mapped(unused),
-        "main_gpu": numbers("--main-gpu", unused.main_gpu, (0,)),
         "device": tuple(map(_device, words("--device", swept.device, "auto"))),
         "dtype": words("--dtype", swept.dtype, "auto", allowed=DTYPES),
         "activations": words(
             "--activations", swept.activations, "auto", allowed=("auto", "16", "8")
         ),
-        "tensor_split": tuple(map(_split, words("--tensor-split", unused.tensor_split, "0"))),
-        "tensor_buft_overrides": words("--override-tensor", unused.override_tensor, "none"),
-        "no_host": flags("--no-host", unused.no_host, False),
         "embeddings": flags("--embeddings", swept.embeddings, False),
-        "no_op_offload": flags("--no-op-offload", unused.no_op_offload, False),
         "n_batch": numbers("--batch-size", swept.batch_size, (default.n_batch,), at_least=1),
         "n_ubatch": numbers("--ubatch-size", swept.ubatch_size, (default.n_ubatch,), at_least=1),
         "type_k": words("--cache-type-k", swept.cache_type_k, "auto", allowed=CACHE_TYPES),
@@ -287,26 +266,7 @@ def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict
         "n_threads": numbers(
             "--threads", swept.threads, (default.n_threads,), at_least=1, at_most=4096
         ),
-        "cpu_mask": words("--cpu-mask", unused.cpu_mask, default.cpu_mask),
-        "cpu_strict": flags("--cpu-strict", unused.cpu_strict, False),
-        "poll": numbers("--poll", unused.poll, (default.poll,), at_most=100),
     }
-
-
-def _mapped(unused: UnusedOptions) -> tuple[bool, ...]:
-    """Of `--load-mode`, and of the two options that it has taken the place of."""
-    modes = words(
-        "--load-mode",
-        unused.load_mode,
-        "",
-        allowed=("none", "mmap", "mlock", "mmap+mlock", "dio"),
-    )
-    found = [mode.startswith("mmap") for mode in modes if mode]
-    if unused.mmap is not None:
-        found += flags("--mmap", unused.mmap, True)
-    if unused.direct_io is not None:
-        found += [not direct for direct in flags("--direct-io", unused.direct_io, False)]
-    return tuple(found) or (True,)
 
 
 def _device(text: str) -> str:
@@ -324,17 +284,3 @@ def _flash(text: str) -> str:
     raise UsageError(
         f"`--flash-attn` has no choice `{text}`", hint=f"choose from {', '.join(_FLASH)}"
     )
-
-
-def _split(text: str) -> str:
-    """`3.00/1.00` of `3/1` (or `3;1`)."""
-    return "/".join(f"{share:.2f}" for share in _shares(text))
-
-
-def _shares(text: str) -> Iterator[float]:
-    for part in re.split(r"[;/]+", text):
-        if not re.fullmatch(r"\d+\.?\d*", part, re.ASCII):
-            raise UsageError(
-                f"`--tensor-split` takes numbers, not `{text}`", hint="write `--tensor-split 3/1`"
-            )
-        yield float(part)

@@ -11,7 +11,6 @@ from llmcli.cli.progress import PATIENCE_S
 from llmcli.cli.streams import erase_line
 from llmcli.commands.bench.options import RunOptions
 from llmcli.commands.bench.report.results import BenchRequest, BenchRow
-from llmcli.errors import WriteFailed
 from llmcli.ui.stats import duration
 from llmcli.ui.theme import one_line
 
@@ -21,24 +20,6 @@ if TYPE_CHECKING:
     from llmcli.commands.bench.view.markdown import TableColumns
 
 _OFTEN_S = 0.1
-
-
-def open_streams(out: Output, by: Bencher, request: BenchRequest, runs: RunOptions) -> Streams:
-    """The rows on stdout as `-o` says, none with `--json`, and on stderr as `-oe` says.
-
-    Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
-    """
-    from llmcli.commands.bench.view.formats import WRITERS
-    from llmcli.commands.bench.view.markdown import MarkdownWriter
-
-    def writer(format: str, room: int | None = None) -> Writer | None:
-        if format == "md":
-            return MarkdownWriter(by=by, columns=_columns(request, room))
-        return WRITERS[format](by) if format in WRITERS else None
-
-    room = out.out.width if runs.output is None else None
-    first = None if out.json else writer(runs.output or "md", room)
-    return Streams(out, first, writer(runs.output_err))
 
 
 def _columns(request: BenchRequest, room: int | None) -> TableColumns:
@@ -58,52 +39,46 @@ def _columns(request: BenchRequest, room: int | None) -> TableColumns:
     )  # fmt: skip
 
 
-class Streams:
-    """Rows on stdout and stderr as soon as they are there, each in its format."""
+class RowStream:
+    """Rows on stdout as soon as they are there; `writer` is None where none are wanted."""
 
-    def __init__(self, out: Output, stdout: Writer | None, stderr: Writer | None) -> None:
+    def __init__(self, out: Output, writer: Writer | None) -> None:
         self._out = out
-        self._stdout = stdout
-        self._stderr = stderr
+        self._writer = writer
+
+    @classmethod
+    def of(cls, out: Output, by: Bencher, request: BenchRequest, runs: RunOptions) -> RowStream:
+        """The format that `-o` says, no rows with `--json`.
+
+        Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
+        """
+        from llmcli.commands.bench.view.formats import WRITERS
+        from llmcli.commands.bench.view.markdown import MarkdownWriter
+
+        format = "none" if out.json else runs.output or "md"
+        if format == "md":
+            room = out.out.width if runs.output is None else None
+            return cls(out, MarkdownWriter(by=by, columns=_columns(request, room)))
+        return cls(out, WRITERS[format](by) if format in WRITERS else None)
 
     def begin(self) -> None:
         """What comes before the rows."""
-        if self._stdout is not None:
-            self._write(self._stdout.header())
-        if self._stderr is not None:
-            _second(self._stderr.header())
+        if self._writer is not None:
+            self._write(self._writer.header())
 
     def row(self, row: BenchRow) -> None:
-        """One row. Raises BrokenPipeError or WriteFailed where a stream takes no more."""
-        if self._stdout is not None:
-            self._write(self._stdout.row(row))
-        if self._stderr is not None:
-            _second(self._stderr.row(row))
+        """One row. Raises BrokenPipeError or WriteFailed where stdout takes no more."""
+        if self._writer is not None:
+            self._write(self._writer.row(row))
 
     def end(self) -> None:
         """What closes them."""
-        if self._stdout is not None:
-            self._write(self._stdout.footer())
-        if self._stderr is not None:
-            _second(self._stderr.footer())
+        if self._writer is not None:
+            self._write(self._writer.footer())
 
     def _write(self, text: str) -> None:
         if text:
             self._out.write(text)
-
-
-def _second(text: str) -> None:
-    """Requested rows on stderr: unlike progress they must not get lost unnoticed."""
-    if sys.stderr is None:
-        raise WriteFailed("could not write the rows of `-oe`: stderr is closed")
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise WriteFailed(f"could not write the rows of `-oe`: {reason}") from error
 
 
 def _aside(text: str) -> None:

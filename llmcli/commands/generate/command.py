@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -22,7 +21,7 @@ from llmcli.cli.template import ChatOptions
 from llmcli.commands.generate.batch import read_batch
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.run import Level, Presentation
-from llmcli.errors import LlmcliError, UsageError
+from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.engine.sampling import Sampling
@@ -40,8 +39,6 @@ Examples:
 `llmcli models` lists the models that have a short name.
 """
 TEXT = "Text"
-_NAMED = "better-model-named"  # an empty file in our cache: it has been said on this machine
-_CONVERSATION = 4096  # tokens for which a better model has to fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,45 +173,6 @@ def command(
     Presentation(
         out=out, options=text, prompts=encoded, resolved=resolved, run=run, level=level, drawn=drawn
     ).write()
-    if not text.stream_json:
-        _name_a_better_model(model, loaded.model.name, out)
-
-
-def _name_a_better_model(options: ModelOptions, name: str, out: Output) -> None:
-    """After the default model's very first answer on a terminal: the best one that fits here.
-
-    Not where a model was named, nor where no other may be fetched. Where it cannot be kept that
-    it has been said, nothing is said: it would be said each time.
-    """
-    from llmcli.checkpoints.catalog import cache_dir, offline_from_environment
-    from llmcli.checkpoints.locate import DEFAULT_MODEL
-
-    named = options.model is not None or bool(os.environ.get("LLMCLI_MODEL"))
-    alone = options.offline or options.random_weights or offline_from_environment()
-    watched = out.out.terminal and out.err.terminal and not (out.quiet or out.json)
-    if named or alone or not watched or name != DEFAULT_MODEL:
-        return
-    try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        (cache_dir() / _NAMED).touch(exist_ok=False)
-    except OSError:
-        return
-    from llmcli.cli.headers import chosen_devices
-    from llmcli.commands.generate.view import better_model_line
-    from llmcli.observe.fit import best_fitting
-    from llmcli.observe.memory import machine_devices
-
-    try:
-        device = chosen_devices(options.device, machine_devices())[0]
-    except LlmcliError:  # nothing is known of the device that it ran on
-        return
-    if device.free_bytes is None:  # not every system says what is free
-        device = replace(device, free_bytes=device.total_bytes)
-    best = best_fitting(
-        device, dtype=options.dtype, quantize=options.quantize, context=_CONVERSATION
-    )
-    if best is not None:
-        out.aside(better_model_line(name, best.name, best.size, best.license))
 
 
 def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) -> None:

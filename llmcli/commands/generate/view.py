@@ -102,12 +102,6 @@ def template_line() -> Text:
     return Text("chat template applied · `--raw` continues the text as it stands", style=FAINT)
 
 
-def better_model_line(name: str, better: str, nbytes: int, license: str) -> Text:
-    """That `better`, a download of `nbytes`, answers better than the model `name`."""
-    words = f"`{name}` is small and often wrong: try `-m {better}` ({size(nbytes)}, {license})"
-    return Text(f"{words}; `llmcli models` lists more", style=FAINT)
-
-
 def _tokens(count: int, per_s: float | None) -> str:
     return counted(count, "token") + _speed(per_s)
 

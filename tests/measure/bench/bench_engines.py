@@ -31,7 +31,7 @@ def settings(**other):
         **{
             "model": "tiny", "device": "cpu", "dtype": "float32", "n_batch": 2048, "n_ubatch": 512,
             "n_threads": 1, "type_k": "auto", "type_v": "auto", "n_gpu_layers": -1,
-            "flash_attn": "auto", "no_kv_offload": False, "embeddings": False, "use_mmap": True,
+            "flash_attn": "auto", "no_kv_offload": False, "embeddings": False,
         } | other
     )  # fmt: skip
 

@@ -159,7 +159,7 @@ def test_what_cannot_be_had_is_refused(folder, asked, word):
 
 def test_what_makes_no_difference_on_a_cpu_is_not(folder):
     for asked in ({"type_k": "f32", "type_v": "f32"}, {"n_gpu_layers": 99}, {"no_kv_offload": True},
-                  {"use_mmap": False}, {"n_gpu_layers": 0, "device": "auto"}):  # fmt: skip
+                  {"n_gpu_layers": 0, "device": "auto"}):  # fmt: skip
         assert loader(folder)(settings(**asked)).info.device == "cpu"
 
 

@@ -1,4 +1,4 @@
-"""Results of llama-bench and of our own `bench`: JSON, JSONL, CSV or Markdown.
+"""Results of llama-bench and of our own `bench`: JSON, JSONL or CSV.
 
 The format is detected by what is in the file, not by its name. Several runs may stand in one
 file, one after the other.
@@ -16,19 +16,6 @@ from typing import Any
 from llmcli.commands.bench.measure.row import HINT, build_of, to_result
 from llmcli.commands.bench.report.comparison import Result, Results
 from llmcli.errors import UsageError
-
-# llama-bench's short headings of Markdown columns; every other column is called as its field
-_HEADINGS = {
-    "model": "model_type", "size": "model_size", "params": "model_n_params",
-    "backend": "backends", "ngl": "n_gpu_layers", "threads": "n_threads", "sm": "split_mode",
-    "mg": "main_gpu", "nkvo": "no_kv_offload", "fa": "flash_attn", "dev": "devices",
-    "ts": "tensor_split", "ot": "tensor_buft_overrides", "mmap": "use_mmap", "dio": "use_direct_io",
-    "lm": "load_mode", "embd": "embeddings", "nopo": "no_op_offload", "noh": "no_host",
-}  # fmt: skip
-_BARS = re.compile(r"(?<!\\)\|")
-_TEST = re.compile(r"(?:pp ?(\d{1,12}))?\+?(?:tg ?(\d{1,12}))?(?: @ d(\d{1,12}))?", re.ASCII)
-_SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(?:±|\+-|\\pm)\s*(\d+(?:\.\d+)?)", re.ASCII)
-_BUILD = re.compile(r"build:\s*(\S+)\s*\((\d+)\)", re.ASCII)
 
 
 def csv_start(text: str) -> int | None:
@@ -67,53 +54,6 @@ def csv_rows(text: str, name: str) -> Iterator[dict[str, str]]:
         raise UsageError(f"line {line} of `{name}` is not CSV: {error}", hint=HINT) from error
 
 
-def markdown_rows(text: str, name: str) -> Iterator[dict[str, Any]]:
-    """A row for each line of the tables that end with `t/s`; other tables and text are passed over.
-
-    Raises UsageError for a cell that says neither a rate nor an error.
-    """
-    heading: list[str] = []
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(io.StringIO(text), 1):
-        build = _BUILD.match(line.strip())
-        if build:  # stands below the rows that it belongs to
-            for row in rows:
-                row.setdefault("build_commit", build[1])
-                row.setdefault("build_number", build[2])
-        if not line.strip().startswith("|"):
-            heading = []
-            continue
-        bare = line.strip().removeprefix("|").removesuffix("|")
-        cells = [cell.strip().replace("\\|", "|") for cell in _BARS.split(bare)]
-        if cells[-1] == "t/s":
-            heading = cells
-        elif heading and not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
-            rows.append(_row(heading, cells, f"line {number} of `{name}`"))
-    return iter(rows)
-
-
-def _row(heading: list[str], cells: list[str], where: str) -> dict[str, Any]:
-    # llama-bench does not mark a | in what it writes
-    cells = [*cells[: len(heading) - 1], " | ".join(cells[len(heading) - 1 :])]
-    if len(cells) != len(heading) or "test" not in heading:
-        raise UsageError(f"{where} does not have the cells of its table", hint=HINT)
-    fields = [_HEADINGS.get(head, head) for head in heading]
-    row: dict[str, Any] = dict(zip(fields, cells, strict=True))
-    test, speed = _TEST.fullmatch(row.pop("test")), row.pop("t/s")
-    if test is None:
-        raise UsageError(f"{where} has no test such as pp512 in it", hint=HINT)
-    counts = [part or "0" for part in test.groups()]
-    row |= zip(("n_prompt", "n_gen", "n_depth"), counts, strict=True)
-    numbers = _SPEED.fullmatch(speed)
-    if numbers:
-        return row | {"avg_ts": numbers[1], "stddev_ts": numbers[2]}
-    if speed.startswith("error"):
-        return row | {"error": speed.removeprefix("error:").strip() or "error"}
-    if speed == "not run":  # on the meta device nothing is computed
-        return row | {"avg_ts": "0"}
-    raise UsageError(f"{where} has no rate such as `12.34 ± 0.56` in it", hint=HINT)
-
-
 def read_results(data: bytes, name: str) -> Results:
     """The rows of a file that the user calls `name`.
 
@@ -144,10 +84,9 @@ def read_results(data: bytes, name: str) -> Results:
 
 
 def _decoded(data: bytes, name: str) -> str:
-    """UTF-8, or UTF-16 with its mark, which is what `>` writes in PowerShell."""
-    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    """UTF-8, with or without a byte-order mark."""
     try:
-        return data.decode("utf-16" if wide else "utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"`{name}` is no text (byte {error.start})", hint=HINT) from error
 
@@ -159,7 +98,10 @@ def _detected(text: str, name: str, slowed: list[bool]) -> tuple[str, Iterable[M
     if re.search(r"(?:^|;)[ \t]*(CREATE|INSERT)\s", text, re.IGNORECASE | re.MULTILINE):
         raise _sql(name)
     if re.search(r"^[ \t]*\|.*\|[ \t]*t/s[ \t]*\|[ \t\r]*$", text, re.MULTILINE):
-        return "Markdown", markdown_rows(text, name)
+        raise UsageError(
+            f"`{name}` is a Markdown table; only JSON, JSONL and CSV can be compared",
+            hint="write the results with `-o json`",
+        )
     if csv_start(text) is not None:
         return "CSV", csv_rows(text, name)
     raise UsageError(f"`{name}` is no result of a benchmark", hint=HINT)

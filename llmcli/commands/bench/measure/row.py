@@ -24,7 +24,7 @@ SETTINGS = (
     "tensor_buft_overrides", "use_mmap", "use_direct_io", "load_mode", "embeddings",
     "no_op_offload", "no_host", "repack",
 )  # fmt: skip
-HINT = "give what llama-bench or `llmcli bench` has written with -o json, jsonl, csv or md"
+HINT = "give what llama-bench or `llmcli bench` has written with -o json, jsonl or csv"
 _MOST_TOKENS = 10**12  # of a test: what is beyond these is a mistake
 _DOUBTFUL = 0.01  # between a mean and that of the runs
 _SLOWEST, _FASTEST = 1e-9, 1e15  # tokens per second
@@ -135,7 +135,7 @@ def _error(value: Any) -> str:
 
 
 def _spelled(field: str, value: Any) -> str:
-    """One spelling for what JSON, CSV and Markdown write differently."""
+    """One spelling for what JSON and CSV write differently."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -39,6 +39,11 @@ class Field:
     value: Callable[[BenchRow, Bencher], Value]
 
 
+def _constant(name: str, kind: Kind, value: Value) -> Field:
+    """llama-bench's default of an option that has no effect here."""
+    return Field(name, kind, lambda row, by: value)
+
+
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """The value that `percent` of them do not exceed, between two of them in proportion.
 
@@ -132,24 +137,24 @@ FIELDS: tuple[Field, ...] = (
     Field("n_batch", "integer", lambda row, by: row.settings.n_batch),
     Field("n_ubatch", "integer", lambda row, by: row.settings.n_ubatch),
     Field("n_threads", "integer", lambda row, by: row.settings.n_threads),
-    Field("cpu_mask", "text", lambda row, by: row.settings.cpu_mask),
-    Field("cpu_strict", "boolean", lambda row, by: row.settings.cpu_strict),
-    Field("poll", "integer", lambda row, by: row.settings.poll),
+    _constant("cpu_mask", "text", "0x0"),
+    _constant("cpu_strict", "boolean", False),
+    _constant("poll", "integer", 50),
     Field("type_k", "text", lambda row, by: _type(row, row.settings.type_k)),
     Field("type_v", "text", lambda row, by: _type(row, row.settings.type_v)),
     Field("n_gpu_layers", "integer", lambda row, by: row.settings.n_gpu_layers),
-    Field("n_cpu_moe", "integer", lambda row, by: row.settings.n_cpu_moe),
-    Field("split_mode", "text", lambda row, by: row.settings.split_mode),
-    Field("main_gpu", "integer", lambda row, by: row.settings.main_gpu),
+    _constant("n_cpu_moe", "integer", 0),
+    _constant("split_mode", "text", "layer"),
+    _constant("main_gpu", "integer", 0),
     Field("no_kv_offload", "boolean", lambda row, by: row.settings.no_kv_offload),
     Field("flash_attn", "integer", lambda row, by: FLASH.get(row.settings.flash_attn, -1)),
     Field("devices", "text", lambda row, by: device_words(row.settings.device)),
-    Field("tensor_split", "text", lambda row, by: row.settings.tensor_split),
-    Field("tensor_buft_overrides", "text", lambda row, by: row.settings.tensor_buft_overrides),
-    Field("use_mmap", "boolean", lambda row, by: row.settings.use_mmap),
+    _constant("tensor_split", "text", "0.00"),
+    _constant("tensor_buft_overrides", "text", "none"),
+    _constant("use_mmap", "boolean", True),
     Field("embeddings", "boolean", lambda row, by: row.settings.embeddings),
-    Field("no_op_offload", "integer", lambda row, by: int(row.settings.no_op_offload)),
-    Field("no_host", "boolean", lambda row, by: row.settings.no_host),
+    _constant("no_op_offload", "integer", 0),
+    _constant("no_host", "boolean", False),
     Field("n_prompt", "integer", lambda row, by: row.test.n_prompt),
     Field("n_gen", "integer", lambda row, by: row.test.n_gen),
     Field("n_depth", "integer", lambda row, by: row.test.depth),

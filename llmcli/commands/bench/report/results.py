@@ -48,9 +48,8 @@ class Settings:
     """One configuration of a sweep: what llama-bench's options request, in our words.
 
     `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as requested: what is
-    not supported makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
-    What has a default below, but for `activations` (their bits), has no effect here and is kept for
-    the fields of the same name.
+    not supported makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`;
+    `activations` are their bits.
     """
 
     model: str
@@ -65,18 +64,7 @@ class Settings:
     flash_attn: str
     no_kv_offload: bool
     embeddings: bool
-    use_mmap: bool
     activations: str = "auto"
-    cpu_mask: str = "0x0"
-    cpu_strict: bool = False
-    poll: int = 50
-    n_cpu_moe: int = 0
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: str = "0.00"
-    tensor_buft_overrides: str = "none"
-    no_op_offload: bool = False
-    no_host: bool = False
 
     @property
     def chunk(self) -> int:

@@ -13,28 +13,21 @@ from llmcli.ui.theme import one_line
 
 _BY_NAME = {item.name: item for item in (*FIELDS, *OURS)}
 SHORT = {
-    "n_gpu_layers": "ngl", "split_mode": "sm", "n_threads": "threads", "no_kv_offload": "nkvo",
-    "flash_attn": "fa", "use_mmap": "mmap", "embeddings": "embd", "no_op_offload": "nopo",
-    "no_host": "noh", "devices": "dev", "tensor_split": "ts", "tensor_buft_overrides": "ot",
-    "product_format": "products",
+    "n_gpu_layers": "ngl", "n_threads": "threads", "no_kv_offload": "nkvo", "flash_attn": "fa",
+    "embeddings": "embd", "devices": "dev", "product_format": "products",
 }  # fmt: skip
 # columns of a cell; below zero it is aligned left
 _WIDTHS = {
     "model": -30, "t/s": 20, "size": 10, "params": 10, "n_gpu_layers": 3, "n_threads": 7,
-    "n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "split_mode": 5, "flash_attn": 2,
-    "devices": -12, "use_mmap": 4, "test": 15, "no_op_offload": 4, "no_host": 4,
-    "engine": -12,
+    "n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "flash_attn": 2, "devices": -12,
+    "test": 15, "engine": -12,
 }  # fmt: skip
 _BOTH = -17  # `CUDA,transformers`
 # (field, attribute of Settings): columns that are shown where they vary or were given
 _OPTIONAL = (
-    ("n_cpu_moe", "n_cpu_moe"), ("n_threads", "n_threads"), ("cpu_mask", "cpu_mask"),
-    ("cpu_strict", "cpu_strict"), ("poll", "poll"), ("n_batch", "n_batch"),
-    ("n_ubatch", "n_ubatch"), ("type_k", "type_k"), ("type_v", "type_v"),
-    ("main_gpu", "main_gpu"), ("split_mode", "split_mode"), ("no_kv_offload", "no_kv_offload"),
-    ("flash_attn", "flash_attn"), ("devices", "device"), ("tensor_split", "tensor_split"),
-    ("tensor_buft_overrides", "tensor_buft_overrides"), ("use_mmap", "use_mmap"),
-    ("embeddings", "embeddings"), ("no_op_offload", "no_op_offload"), ("no_host", "no_host"),
+    ("n_threads", "n_threads"), ("n_batch", "n_batch"), ("n_ubatch", "n_ubatch"),
+    ("type_k", "type_k"), ("type_v", "type_v"), ("no_kv_offload", "no_kv_offload"),
+    ("flash_attn", "flash_attn"), ("devices", "device"), ("embeddings", "embeddings"),
     ("dtype", "dtype"), ("product_format", "activations"),
 )  # fmt: skip
 
