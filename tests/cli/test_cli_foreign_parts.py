@@ -12,6 +12,7 @@ import linear_family
 import numpy as np
 import pytest
 from linear_family import RMS, family_of, write
+from planned import departures
 from safetensors.torch import load_file
 from unplanned import family as unplanned
 from unplanned.experts.part import PART as EXPERTS
@@ -88,7 +89,7 @@ def test_every_view_is_green(run, paths, name, dtype, tmp_path):
     )
     run(name, "attention", *of, "--weighted", "--top-pairs", "3")
     run(name, "lens", *of, "--mid", "--generate", "2")
-    run(name, "shapes", *of)
+    assert departures(load(paths[name], dtype=dtype), batch=1) == {}
     run(name, "dump", *of, "--name", "*", "-o", str(file), "--generate", "2")
     with np.load(file) as read:
         arrays = {name: np.asarray(read[name], "f8") for name in read if name != "metadata"}
@@ -269,7 +270,7 @@ FAULTS = {
     ), ("attention", "dump")),
     "a state that is not kept": (in_place_of(
         forward.FixedState, "__getitem__", lambda item: lambda self, name: item(self, name).clone()
-    ), ("attention", "dump", "shapes")),
+    ), ("attention", "dump")),
     "a map that looks ahead": (in_place_of(
         forward.RunningMean, "derive",
         lambda derive: lambda self, *x, **heads: derive(self, *x, **heads).roll(1, -1),
@@ -285,8 +286,7 @@ def test_faults_are_seen(cli, paths, monkeypatch, fault):
     llmcli.anatomy.graph.graph.cache_clear()
     for command in commands:
         argv = ["--name", "*"] if command == "dump" else []
-        argv += [] if command == "shapes" else ["--generate", "3"]
-        argv += ["--json", "--dtype", "float64"]
+        argv += ["--generate", "3", "--json", "--dtype", "float64"]
         result = cli(command, "-m", paths["unplanned"], TEXT, *argv)
         assert result.code == 1, command
         assert not all(check["ok"] for check in result.json()["checks"].values())
