@@ -64,9 +64,6 @@ def proven(
         if walked is not None and rows is None:
             most = max(most - most % CHUNK, min(most, CHUNK))
         map_rows = of.map(seen, ours) if of.signed else None
-        averages = None
-        if not (of.signed and z_HTe.dtype.itemsize > 2):  # else it is rounded as the model is
-            averages = proof.averages(len(ours), tokens.ids_N[first : first + queries])
         for begin in range(0, queries, most):
             z_Hte = z[:, begin : begin + most]
             position = first + begin
@@ -81,7 +78,7 @@ def proven(
                 proof.compare_signed(
                     block, of, ours, v_KSe=v[:, keys], z_Hte=z_Hte,
                     sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
-                    averages=None if averages is None else (averages, begin),
+                    narrow=z_HTe.dtype.itemsize == 2,
                 )  # fmt: skip
                 yield Rows(at, block, None, v)
                 continue
@@ -91,13 +88,8 @@ def proven(
             a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
             block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
             proof.see(block, scores_HtS, of, ours)
-            proof.compare(
-                block, scores_HtS, of, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte,
-                averages=None if averages is None else (averages, begin),
-            )  # fmt: skip
+            proof.compare(block, of, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte)
             yield Rows(at, block, scores_HtS, v)
-        if averages is not None:
-            proof.settle(averages, of, ours)
 
 
 def _block_rows(window: int | None, heads: int, keys: int) -> int:
