@@ -87,7 +87,6 @@ def test_every_view_is_green(run, paths, name, dtype, tmp_path):
     attention = run(
         name, "attention", *of, "--generate", "3", "--metrics", "all", "--top-pairs", "3"
     )
-    run(name, "attention", *of, "--weighted", "--top-pairs", "3")
     run(name, "lens", *of, "--mid", "--generate", "2")
     assert departures(load(paths[name], dtype=dtype), batch=1) == {}
     run(name, "dump", *of, "--name", "*", "-o", str(file), "--generate", "2")
@@ -117,7 +116,7 @@ def test_every_view_is_green(run, paths, name, dtype, tmp_path):
     assert list(attention["checks"]) == [
         "row_sums", "masks", "causal", "values", "formulas", "cache", "state"
     ]  # fmt: skip
-    alone = run(name, "attention", *of, "--layer", "0-1", "--weighted", "--top-pairs", "2")
+    alone = run(name, "attention", *of, "--layer", "0-1", "--top-pairs", "2")
     assert list(alone["checks"]) == ["causal", "values", "formulas"]
     run(name, "attention", *of, "--what", "state", "--generate", "2")
 

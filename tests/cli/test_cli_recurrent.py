@@ -37,10 +37,8 @@ def run(green, path):
 def test_what_json_says_of_layers_and_heads(run):
     found = run("attention", TEXT, "--dtype", "float64", "--patterns", "--metrics", "all",
                 "--top-pairs", "20")  # fmt: skip
-    kinds = [(layer["kind"], layer["signed"], layer["projected"]) for layer in found["layers"]]
-    assert kinds == [
-        ("gated DeltaNet", True, False), ("Mamba-2", True, False), ("full", False, True)
-    ]  # fmt: skip
+    kinds = [(layer["kind"], layer["signed"]) for layer in found["layers"]]
+    assert kinds == [("gated DeltaNet", True), ("Mamba-2", True), ("full", False)]
     note = found["layers"][0]["note"]
     assert "signed" in note
     assert "column j mixes tokens j−3 to j" in note

@@ -38,7 +38,7 @@ RUNS: dict[str, list[str]] = {
         "attention", *TEXT, "--what", "scores", "--layer", "1", "--head", "0,2", "--patterns",
     ],
     "attention pairs, generate": [
-        "attention", *TEXT, "--generate", "2", "--top-pairs", "3", "--weighted",
+        "attention", *TEXT, "--generate", "2", "--top-pairs", "3",
     ],
     "attention synthetic": ["attention", "--synthetic", "8"],
     "attention ids": ["attention", "-m", "BARE", "--ids", "1,2,3"],

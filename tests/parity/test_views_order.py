@@ -34,7 +34,7 @@ def attention(model, ids):
     def keep(layer, values_HTS):
         found[str(layer)] = values_HTS.copy()
 
-    request = AttentionRequest(metrics=METRICS, pairs=5, weighted=True, generate=2)
+    request = AttentionRequest(metrics=METRICS, pairs=5, generate=2)
     found["report"] = measure_attention(model, ids, request, on_matrix=keep)
     return found
 

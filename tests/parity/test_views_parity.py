@@ -190,7 +190,7 @@ def test_shapes(name, made, view):
 def test_checks_are_green_in_every_precision(name, dtype, made, view):
     """`view` holds every check against what that precision allows: no false alarm."""
     path, options = made(name).path, (*GIVEN, "--dtype", dtype, "--generate", str(NEW))
-    assert view(path, "attention", *options, "--weighted")["dtype"] == dtype
+    assert view(path, "attention", *options)["dtype"] == dtype
     assert view(path, "lens", *options)["dtype"] == dtype
     assert view(path, "dump", *options, "--name", "*")["dtype"] == dtype
     assert view(path, "shapes", "--dtype", dtype)["model"]["weight_format"] == dtype

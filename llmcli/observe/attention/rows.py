@@ -19,15 +19,11 @@ from llmcli.observe.recurrence import CHUNK, Walk, walk
 
 
 class Rows(NamedTuple):
-    """Some rows of the heads `at` of those requested, with the values of all keys that they mix.
-
-    A signed map is made of no scores.
-    """
+    """Some rows of the heads `at` of those requested; a signed map is made of no scores."""
 
     at: slice
     block: Block
     scores_HtS: Tensor | None
-    v_KSe: Tensor
 
     def masked(self, values_HtS: Tensor) -> Tensor:
         """The `values` of all cells, -∞ where masked."""
@@ -80,7 +76,7 @@ def proven(
                     sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
                     narrow=z_HTe.dtype.itemsize == 2,
                 )  # fmt: skip
-                yield Rows(at, block, None, v)
+                yield Rows(at, block, None)
                 continue
             scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys, first)
             seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
@@ -89,7 +85,7 @@ def proven(
             block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
             proof.see(block, scores_HtS, of, ours)
             proof.compare(block, of, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte)
-            yield Rows(at, block, scores_HtS, v)
+            yield Rows(at, block, scores_HtS)
 
 
 def _block_rows(window: int | None, heads: int, keys: int) -> int:
