@@ -12,13 +12,13 @@ import pytest
 import torch
 from decoder_parameters import parameters_of
 from live_tensors import Live
+from planned import wrongly_filled
 from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA, in_chunks, llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
 from llmcli.commands.load.measure.run import check_files, measure_load
-from llmcli.commands.shapes.measure.ran import sources_check
 from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import (
@@ -354,7 +354,7 @@ def test_experts_are_as_well_in_the_views_of_headers(tmp_path, family):
     up = stored["blocks.1.mlp.W_up"]
     assert (up.source, up.bytes) == ("model.layers.1.mlp.experts.{0-47}.up.weight", 48 * 32 * 4)
     model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
-    assert sources_check(model.ledger, stored)[0].ok
+    assert wrongly_filled(model.ledger, stored) == []
     gone = {k: t for k, t in with_items().items() if "1.mlp.experts.7." not in k}
     lacking = open_checkpoint(write(tmp_path, gone))
     names = next(c for c in measure_info(lacking, [cpu()]).checks if c.name == "stored_names")

@@ -85,7 +85,7 @@ def load_checkpoint(
         config, rules = configured(checkpoint)
         todo = None if random_weights is not None else fitting_plan(checkpoint, rules, config)
     with stages("tokenizer"):
-        tokenizer = _tokenizer(checkpoint, text)
+        tokenizer = load_tokenizer(checkpoint, text=text)
     with stages("build"):
         on = devices.resolve_device(device)
         asked = partial(arithmetic_on, on, checkpoint, config, todo)
@@ -194,7 +194,7 @@ def load_shapes(
     on = devices.resolve_device(like)
     asked = arithmetic_on(on, checkpoint, config, todo, dtype=dtype, quantize=quantize)
     numbers = asked.given(activations, cache)
-    tokenizer = _tokenizer(checkpoint, text=False)
+    tokenizer = load_tokenizer(checkpoint, text=False)
     return Model(
         name=checkpoint.name,
         config=config,
@@ -226,15 +226,6 @@ def _in_the_file(
         elif IN_16_BITS.get(info.format) == format and load_.target in named and load_.as_stored:
             found[load_.target] = in_16_bits(checkpoint, load_, devices.DTYPES[numbers.dtype])
     return found, sum(spec.bytes or 0 for name, spec in specs.items() if name not in found)
-
-
-def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:
-    try:
-        return load_tokenizer(checkpoint)
-    except CheckpointError:
-        if text:
-            raise
-        return None
 
 
 # What to try where the weights do not fit: `--dtype`, `--quantize`, and how to say it.

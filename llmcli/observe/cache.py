@@ -5,8 +5,6 @@ Axes: K key/value heads, S positions, d size of a head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -48,15 +46,6 @@ def cache_check(emitted_KSd: Tensor, cached_KSd: Tensor, name: str) -> ViewCheck
     """
     equal_KSd = (emitted_KSd == cached_KSd) | (emitted_KSd.isnan() & cached_KSd.isnan())
     wrong = (~equal_KSd).nonzero().tolist()
-    return cache_view(len(wrong), place(name, wrong[0]) if wrong else "")
-
-
-def cache_view(wrong: int, where: str) -> ViewCheck:
-    """The check of a cache in which so many numbers, or rows, are wrong, the first one `where`."""
+    where = f"{name}[{','.join(map(str, wrong[0]))}]" if wrong else ""
     words = "the cache holds the keys and values that were computed"
-    return ViewCheck(name="cache", words=words, value=float(wrong), tolerance=0.0, where=where)
-
-
-def place(name: str, index: Sequence[int]) -> str:
-    """`cache.1.k[0,7]`."""
-    return f"{name}[{','.join(map(str, index))}]"
+    return ViewCheck(name="cache", words=words, value=float(len(wrong)), tolerance=0.0, where=where)

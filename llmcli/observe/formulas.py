@@ -122,30 +122,6 @@ def formula_checks(
                      tolerance=1.0, where=where)  # fmt: skip
 
 
-def row_checks(
-    model: Model,
-    ids: Sequence[int],
-    rows: Mapping[str, Tensor],
-    names: Iterable[str],
-    positions: Sequence[int],
-) -> ViewCheck:
-    """The same of the tokens at some `positions`, of which alone there are `rows` `[…, t, …]`.
-
-    Of activations that are computed of every token by itself; in a call of several tokens where
-    there are several positions, in a call of its own where there is one.
-    """
-    known = rules(model.config)
-    own = Kernel(
-        model, known, ids, (), emitted=rows, positions=positions, prompt_tokens=len(ids),
-        alone=[len(positions) == 1] * len(positions),
-    )  # fmt: skip
-    found = [(worst_number(own, name), own) for name in names]
-    return worst(
-        ViewCheck(name=NAME, words=formula_words(len(found), None, len(ids)), value=most.share,
-                  tolerance=1.0, where=_placed(most, own)) for most, own in found
-    )  # fmt: skip
-
-
 def worst(checks: Iterable[ViewCheck]) -> ViewCheck:
     """One of several such checks, of layers one after the other: the first that fails, else the
     one with the largest value.

@@ -15,8 +15,7 @@ from torch import Tensor
 from llmcli.anatomy.block import BranchNames, block_names
 from llmcli.anatomy.graph import graph
 from llmcli.graph.node import State
-from llmcli.graph.ops import Convolve, Gate, Mix, Normalize, Project, Softmax
-from llmcli.graph.recurrence import Skip
+from llmcli.graph.ops import Convolve, Mix, Softmax
 from llmcli.model import Model
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.softmax_map import SoftmaxMap
@@ -163,30 +162,6 @@ class LayerMap:
         """
         keys = self.sources if self.score is None else (self.score.key,)
         return tuple(dict.fromkeys((*keys, self.value, *(one.source for one in self._convolved))))
-
-    @property
-    def output(self) -> str | None:
-        """The matrix that the heads' results are multiplied with, if any.
-
-        Before it they may go through what keeps their places: a norm, a gate, a skip.
-        """
-        return None if self._projection is None else self._projection.weight
-
-    @property
-    def projected(self) -> bool:
-        """Whether they enter that product as they are."""
-        return self._projection is not None and self._projection.source == self.mixed
-
-    @cached_property
-    def _projection(self) -> Project | None:
-        carried = {self.mixed}
-        for name, node in self._graph.nodes.items():
-            op = node.op
-            if isinstance(op, Project) and op.source in carried:
-                return op
-            if isinstance(op, Gate | Normalize | Skip) and not carried.isdisjoint(op.inputs):
-                carried.add(name)
-        return None
 
     def remembered(self, state: State, rows: Tensor) -> Tensor:
         """What that state holds of all `rows` of its activation, which a kernel writes."""

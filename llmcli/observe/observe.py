@@ -1,7 +1,7 @@
 """Runs a prompt once, and the tokens generated after it, while somebody looks.
 
 A watcher is shown every activation as it appears; what it does not keep is freed. The prompt is
-one call, so that one layer at a time is there; `chunks.py` reads it as `generate` does.
+one call, so that one layer at a time is there.
 
 Axes: T tokens of one call.
 """

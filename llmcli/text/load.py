@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmcli.errors import CheckpointError
 from llmcli.text.ggufvocab import from_gguf
 from llmcli.text.hfvocab import from_directory
 from llmcli.text.piecevocab import find_pieces, from_piece_file
@@ -13,14 +14,24 @@ if TYPE_CHECKING:
     from llmcli.text.tokenizer import Tokenizer
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+def load_tokenizer(checkpoint: Checkpoint, *, text: bool = True) -> Tokenizer | None:
     """The checkpoint's tokenizer, or None where it has none.
 
     GGUF: from the file's own metadata. Safetensors: `tokenizer.json` and what stands beside it,
     or where there is none, a SentencePiece model (`tokenizer.model`).
     Raises `UnsupportedModel` for a kind of tokenizer that llmcli does not know, and
-    `CheckpointError` for files that are broken or contradict themselves.
+    `CheckpointError` for files that are broken or contradict themselves; without `text` these
+    are None, too: ids need no tokenizer.
     """
+    try:
+        return _load(checkpoint)
+    except CheckpointError:
+        if text:
+            raise
+        return None
+
+
+def _load(checkpoint: Checkpoint) -> Tokenizer | None:
     if checkpoint.kind == "gguf":
         return from_gguf(checkpoint.config or {})
     pieces = find_pieces(checkpoint.folder)

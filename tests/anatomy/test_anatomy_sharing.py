@@ -8,6 +8,7 @@ from anatomy_configs import QWEN, models
 from decoder_parameters import parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import partition, roots, storages
 
 from llmcli.anatomy import parameters, plan
 from llmcli.graph.spec import Call
@@ -15,28 +16,6 @@ from llmcli.nn.decoder import Decoder
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
 calls = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(0, 3))
-
-
-def roots(specs):
-    """Name → the memory it lies in, every `shares` followed to its end."""
-    shares = {spec.name: spec.shares for spec in specs}
-
-    def root(name):
-        return root(shares[name]) if shares.get(name) else name
-
-    return {spec.name: root(spec.name) for spec in specs}
-
-
-def storages(tensors):
-    """Name → where its storage begins; all of them are alive, so that none is used twice."""
-    return {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
-
-
-def partition(places):
-    groups = {}
-    for name, place in places.items():
-        groups.setdefault(place, set()).add(name)
-    return sorted(map(sorted, groups.values()))
 
 
 def emitted(decoder, batch, tokens, past):

@@ -29,7 +29,7 @@ def test_json(experts, tmp_path):
         assert all(abs(sum(weights) - 1.5) < 1e-9 for weights in layer["weights"])
         assert min(layer["margins"]) == layer["smallest_margin"]
         assert 0 < layer["shared_share"] < 1
-    assert list(said["checks"]) == ["choice", "weights", "sum", "loads", "cache"]
+    assert list(said["checks"]) == ["choice", "weights", "sum", "loads"]
     assert said["ok"] is True
     said = experts("--json").json()
     assert "".join(token["text"] for token in said["tokens"]) == LOOKED_AT

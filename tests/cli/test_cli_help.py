@@ -64,6 +64,7 @@ def test_help_version_and_typing_errors_import_nothing_heavy(argv):
         ("shapes -m TINY", ("torch",), "0"), ("shapes --json -m TINY", ("torch",), "0"),
         ("shapes --names -m TINY", ("torch",), "0"), ("shapes --all -m TINY", ("torch",), "0"),
         ("shapes --params --layer=0 -m TINY", ("torch",), "0"),
+        ("shapes hello -m TINY", ("torch",), "0"),
         ("tokens hello -m TINY", ("torch", "numpy"), "0"), ("info --families", ("torch",), "0"),
         *((f"models {words}", ("torch", "httpx", "gguf", "transformers"), "0")
           for words in ("list", "path tiny", "prune --dry-run")),

@@ -240,7 +240,7 @@ def test_messages_as_other_programs_write_them():
     [
         ((ModelOptions(), PromptOptions(), HeadOptions()), "llmcli x"),
         ((PromptOptions(prompt="a b"), ModelOptions(model="tiny")), "llmcli x 'a b' -m tiny"),
-        ((HeadOptions(synthetic=32, weighted=True),), "llmcli x --weighted --synthetic 32"),
+        ((HeadOptions(layer="0", synthetic=32),), "llmcli x --layer 0 --synthetic 32"),
         ((NewTokensOptions(generate=4), ViewOptions(key="-2:")), "llmcli x --generate 4 --key -2:"),
         ((PromptOptions(prompt="a " * 30),), "llmcli x PROMPT"),
         ((PromptOptions(prompt="a\nb"),), "llmcli x PROMPT"),

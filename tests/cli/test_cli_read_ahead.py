@@ -95,5 +95,5 @@ def test_every_command_that_computes_is_named():
         if any("load_model(" in file.read_text() or "import torch" in file.read_text()
                for file in (folder / name).glob("*.py"))
     }  # fmt: skip
-    # `shapes` loads for `--trace` only; the selftest imports what imports torch
-    assert names - {"shapes"} | {"selftest"} == COMPUTING
+    # the selftest imports what imports torch
+    assert names | {"selftest"} == COMPUTING

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from planned import wrongly_filled
 from quantized_checkpoints import SCHEMES, write_quantized
 from tiny_checkpoints import write_llama
 
 from llmcli.anatomy.arithmetic import auto_dtype
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
-from llmcli.commands.shapes.measure.ran import sources_check
 from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
 from llmcli.families import translate
 from llmcli.loading.load import load_checkpoint
@@ -45,7 +45,7 @@ def test_the_source_of_a_parameter_says_how_it_was_scaled(tmp_path, scheme):
     config, rules = translate(checkpoint)
     stored = stored_tensors(checkpoint, rules, config)
     model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
-    assert all(check.ok for check in sources_check(model.ledger, stored))
+    assert wrongly_filled(model.ledger, stored) == []
     words = stored["blocks.0.attn.W_q"].operations
     assert len(words) == 1
     assert words[0].startswith(f"× {SCHEMES[scheme][3]}")
@@ -53,15 +53,14 @@ def test_the_source_of_a_parameter_says_how_it_was_scaled(tmp_path, scheme):
     assert stored["embed.W"].operations == ()
 
 
-def test_a_scale_that_the_ledger_does_not_have_turns_the_check_red(tmp_path):
+def test_a_scale_that_the_ledger_does_not_have_is_seen(tmp_path):
     folder, _ = write_quantized(tmp_path, "fp8-blocks")
     model = load_checkpoint(open_checkpoint(folder), device="cpu")
     other, _ = write_quantized(tmp_path / "other", "fbgemm")
     checkpoint = open_checkpoint(other)
     config, rules = translate(checkpoint)
-    check = sources_check(model.ledger, stored_tensors(checkpoint, rules, config))[0]
-    assert not check.ok
-    assert check.where.startswith("blocks.0.")
+    wrong = wrongly_filled(model.ledger, stored_tensors(checkpoint, rules, config))
+    assert wrong[0].startswith("blocks.0.")
 
 
 def test_formats_and_bytes_of_the_file_are_counted_with_its_scales(tmp_path):

@@ -52,7 +52,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def attention(model: Model, ids: list[int], new: int) -> Any:
-    request = AttentionRequest(generate=new, weighted=True, pairs=5)
+    request = AttentionRequest(generate=new, pairs=5)
     return measure_attention(model, ids, request)
 
 
@@ -175,6 +175,6 @@ def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
     assert most < sum(one.nbytes for one in planned(smollm2, ids, 0, "blocks.")) / 4
     ids = synthetic(smollm2, 60, 0)
     measure_attention(smollm2, ids[:10], AttentionRequest(generate=1))
-    request = AttentionRequest(generate=4, weighted=True, pairs=5)
+    request = AttentionRequest(generate=4, pairs=5)
     _, most = most_during(lambda: measure_attention(smollm2, ids, request))
     assert most < smollm2.weight_bytes / 4

@@ -10,7 +10,6 @@ from zoo import MODELS, VOCAB
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.nn.decoder import Decoder
-from llmcli.observe.attention.averages import Averages, Mixed
 from llmcli.observe.statistics import Statistics
 from llmcli.ops.quant.codes import mxfp4
 
@@ -88,12 +87,6 @@ def test_the_sampler(options):
             sampler.keep([1, 0])
 
 
-def test_averages_of_heads_and_powers_of_two():
+def test_powers_of_two():
     with NoFloat64():
-        averages = Averages(1e-3, 2, torch.zeros(4, dtype=torch.long, device=META))
-        z_Hte = torch.zeros(2, 4, 8, device=META)
-        z_Ht = z_Hte[..., 0]
-        rows = Mixed(z_Hte=z_Hte, mixed_Hte=z_Hte, sharper_Hte=z_Hte, squares_Ht=z_Ht, wide_Ht=z_Ht)
-        averages.add(rows, 0)
-        assert averages.shares_H().shape == (2,)
         mxfp4(torch.zeros(3, 17, dtype=torch.uint8, device=META), torch.zeros(3, 32, device=META))

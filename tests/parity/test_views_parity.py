@@ -17,13 +17,16 @@ from covers import covered, in_turn
 from parity_gguf import write_gguf
 from parity_models import build, prompt
 from parity_reference import load_reference, reference_attentions, reference_hidden
+from planned import departures, wrongly_filled
 from transformers import PreTrainedModel
 from zoo import ZOO, attending, recurring, variant
 
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.app import main
+from llmcli.commands.shapes.measure.stored import stored_tensors
 from llmcli.families import describe, translate
+from llmcli.loading.load import load_checkpoint
 
 NEW = 3
 VIEWED = [one for one in ZOO if one.views]
@@ -171,23 +174,23 @@ def test_dump_of_everything(name, made, view, tmp_path):
 
 @pytest.mark.parametrize("name", FILES)
 def test_shapes(name, made, view):
-    """The specs alone against the file's headers, and a run against the specs."""
+    """The specs against the file's headers, and against a run of the loaded model."""
     path = made(name).path
-    alone = view(path, "shapes")
-    ran = view(path, "shapes", *GIVEN)
-    assert {"symbols", "folded", "stored"} == set(alone["checks"])
-    assert {"ran_shapes", "ran_memory", "ran_cache", "ran_sources"} < set(ran["checks"])
-    assert not alone["ran"]
-    assert ran["ran"]
-    config = translate(open_checkpoint(path))[0]
-    assert {tensor["name"] for tensor in ran["tensors"]} == set(known(config))
+    said = view(path, "shapes", *GIVEN)
+    assert {"symbols", "folded", "stored"} == set(said["checks"])
+    checkpoint = open_checkpoint(path)
+    config, rules = translate(checkpoint)
+    assert {tensor["name"] for tensor in said["tensors"]} == set(known(config))
+    model = load_checkpoint(checkpoint, device="cpu", dtype="float32", text=False)
+    assert departures(model, 1, len(IDS)) == {}
+    assert wrongly_filled(model.ledger, stored_tensors(checkpoint, rules, config)) == []
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(FILES, ["float64", "bfloat16", "float16"]))
 def test_checks_are_green_in_every_precision(name, dtype, made, view):
     """`view` holds every check against what that precision allows: no false alarm."""
     path, options = made(name).path, (*GIVEN, "--dtype", dtype, "--generate", str(NEW))
-    assert view(path, "attention", *options, "--weighted")["dtype"] == dtype
+    assert view(path, "attention", *options)["dtype"] == dtype
     assert view(path, "lens", *options)["dtype"] == dtype
     assert view(path, "dump", *options, "--name", "*")["dtype"] == dtype
-    assert view(path, "shapes", *GIVEN, "--dtype", dtype)["model"]["weight_format"] == dtype
+    assert view(path, "shapes", "--dtype", dtype)["model"]["weight_format"] == dtype

@@ -90,10 +90,9 @@ def report(texts=("a", " b", " c"), **changed):
     """A report over tokens of those texts; `changed`: other values of its fields."""
     values = {
         "what": "pattern", "dtype": "float32", "tokens": tuple(enumerate(texts, start=10)),
-        "prompt_tokens": len(texts), "weighted": False, "metrics": METRICS,
+        "prompt_tokens": len(texts), "metrics": METRICS,
         "rows": {metric.name: len(texts) for metric in METRICS}, "labels": LABELS,
-        "layers": grouped_layers(), "matrices": (), "pairs": (), "pairs_by": "weight",
-        "checks": (GOOD,),
+        "layers": grouped_layers(), "matrices": (), "pairs": (), "checks": (GOOD,),
     }  # fmt: skip
     return AttentionReport(**(values | changed))
 

@@ -159,8 +159,7 @@ def test_maps_and_kinds(golden):
 
 
 def test_heads_and_tables(golden):
-    left_out = report(checks=(GOOD, BAD), skipped=(("effective_rank", "too long"),), weighted=True)
-    weighted = one_head(weighted=True, matrices=(matrix(pattern(3), layer=1),))
+    left_out = report(checks=(GOOD, BAD), skipped=(("effective_rank", "too long"),))
     two = report(matrices=tuple(matrix(pattern(3), head=n, kv_head=n // 2) for n in (1, 2)))
     scores = report(what="scores", matrices=(matrix(np.array([[-4.0, np.nan], [1.0, 2.0]])),))
     nowhere = undefined("induction")
@@ -170,7 +169,7 @@ def test_heads_and_tables(golden):
         for n in range(4)
     ), layer=11, group=2)  # fmt: skip
     golden("attention-heads", {
-        "what was left out, what is weighted, and the prompt; checks are shown by another":
+        "what was left out, and the prompt; checks are shown by another":
             lines_of(screen.render_attention(
                 left_out, "tiny [b]\x1b", [screen.overview(left_out, CALLS)]
             )),
@@ -200,18 +199,15 @@ def test_heads_and_tables(golden):
         "its other numbers, without those that it has not":
             lines_of(screen.head_summary(one_head(), numbers=True)),
         "one of no kind": lines_of(screen.head_summary(of(head(0)), numbers=False)),
-        "a heatmap is never weighted": lines_of(screen.render_attention(
-            weighted, "t", [screen.heatmaps(weighted, "sqrt")]
-        )),
         "pairs are named by their tokens": lines_of(
-            pair_table(report(pairs=(pair(2, 1), pair(1, 0, 0.5))), everything=False), width=100
+            pair_table(report(pairs=(pair(2, 1), pair(1, 0, 0.5)))), width=100
         ),
         "pairs by another rank": lines_of(
-            pair_table(report(pairs=(pair(2, 1, 0.75, 3.5),)), everything=True)
+            pair_table(report(pairs=(pair(2, 1, 0.75, 3.5),)))
         ),
-        "no pairs": lines_of(pair_table(report(), everything=True)),
+        "no pairs": lines_of(pair_table(report())),
         "no pairs of a part":
-            lines_of(pair_table(report(), everything=True, spans=((1, 9), (0, 2)))),
+            lines_of(pair_table(report(), ((1, 9), (0, 2)))),
         "a metric that no head has": lines_of(
             screen.metric_map(nowhere, INDUCTION, "linear", CALLS), width=120
         ),
@@ -220,19 +216,6 @@ def test_heads_and_tables(golden):
     })  # fmt: skip
     assert screen.is_single(one_head())
     assert not screen.is_single(report())
-
-
-def test_what_is_weighted_is_said_wherever_metrics_are():
-    def views(found, one):
-        return (
-            screen.overview(found, CALLS), screen.metric_map(found, PREVIOUS, "linear"),
-            screen.head_summary(one, numbers=True), metric_table(found, METRICS),
-        )  # fmt: skip
-
-    for view in views(report(weighted=True), one_head(weighted=True)):
-        assert "metrics of A[i,j] ‖v_j W_O‖" in "\n".join(lines_of(view))
-    for view in views(report(), one_head()):
-        assert "‖v_j W_O‖" not in "\n".join(lines_of(view))
 
 
 def test_a_scale_without_end_goes_to_the_largest():

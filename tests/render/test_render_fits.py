@@ -56,7 +56,7 @@ def of_attention():
     views = [
         screen.overview(found, attention.CALLS),
         screen.metric_map(found, attention.KEYS, "log"), screen.heatmaps(found, "log"),
-        pair_table(found, everything=False), metric_table(found, attention.METRICS),
+        pair_table(found), metric_table(found, attention.METRICS),
     ]  # fmt: skip
     yield screen.render_attention(found, "model", views)
 

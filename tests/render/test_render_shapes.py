@@ -61,7 +61,7 @@ REPORT = made.ShapesReport(
         made.CallFlops(phase="prefill", flops=3_230_000_000, flops_full=3_240_000_000),
         made.CallFlops(phase="decode", flops=270_000_000, flops_full=270_000_000),
     ),
-    parameters=134515008, weight_bytes=538060032, stored_bytes=96600000, ran=False,
+    parameters=134515008, weight_bytes=538060032, stored_bytes=96600000,
     checks=(ViewCheck(name="symbols", words="all shapes fit", value=0.0, tolerance=0.0),),
 )  # fmt: skip
 
@@ -78,7 +78,7 @@ def test_screens(golden):
         replace(KEPT, name=f"cache.{{{n}}}.k", layers=kind.layers) for n, kind in enumerate(kinds)
     ]
     windows = of(*caches, kinds=kinds, growth=replace(REPORT.growth, per_layer=(1536, 768)))
-    prompt = replace(REPORT, prompt=((5, "a b"), (6, "\x1b[31m"), (7, "")), ran=True)
+    prompt = replace(REPORT, prompt=((5, "a b"), (6, "\x1b[31m"), (7, "")))
     wide = replace(QUERY, tensors=(tensor(dtype="bfloat16"), DECODE))
     alone = replace(QUERY, name="blocks.0.attn.q", layers=(0,))
     other = replace(QUERY, name="blocks.1.attn.k", layers=(1,))
@@ -103,7 +103,7 @@ def test_screens(golden):
         "a narrow one loses nothing": shown(views.render_shapes(REPORT, "m"), width=55),
         "the narrowest has letters and numbers below the name":
             shown(views.render_shapes(of(QUERY), "m"), width=32),
-        "the tokens of the prompt, with which it was run: not from headers alone": new(prompt),
+        "the tokens of the prompt": new(prompt),
         "only the first of a long prompt": new(
             replace(prompt, prompt=tuple((1, f"x{at}") for at in range(99)))
         ),

@@ -60,7 +60,7 @@ Examples:
   llmcli attention --layer 3 --head 2
   llmcli attention -f page.txt --layer 3 --head 2 --query 40:80
   llmcli attention --synthetic 32 --map induction
-  llmcli attention --top-pairs 20 --weighted
+  llmcli attention --top-pairs 20
   llmcli attention -f page.txt --what state
   llmcli attention "Once upon a time" --generate 8 -o heads.html
   llmcli attention "Once upon a time" --open

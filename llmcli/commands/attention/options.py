@@ -50,10 +50,6 @@ class HeadOptions:
         "of the weights. `state`: norm and effective rank over time of what gated DeltaNet and "
         "Mamba-2 layers keep in place of keys and values.",
     )  # fmt: skip
-    weighted: bool = opt(
-        False, "--weighted",
-        "Metrics of A[i,j] ‖v_j W_O‖, what is really moved, and pairs ranked by it.",
-    )  # fmt: skip
     synthetic: int | None = opt(
         None, "--synthetic", "N",
         "Instead of a text N random tokens, twice (32 is plenty): induction and duplicate-token "
@@ -109,10 +105,6 @@ class ViewOptions:
         "The N largest weights (within --query and --key), without the first key and the token "
         "itself.", at_least=0, at_most=10_000,
     )  # fmt: skip
-    all_pairs: bool = opt(
-        False, "--all-pairs",
-        "With --top-pairs: the first key and the token itself count, too.",
-    )  # fmt: skip
     patterns: bool = opt(False, "--patterns", "With --json: the matrices are in it, too.")
     save: str | None = opt(
         None, "-o", "--output", "FILE",
@@ -162,8 +154,6 @@ class ViewOptions:
             )
         if self.patterns and not json:
             raise UsageError("`--patterns` is for --json", hint="or write them with `-o FILE.json`")
-        if self.all_pairs and not self.top_pairs:
-            raise UsageError("`--all-pairs` is for --top-pairs", hint="such as `--top-pairs 20`")
         exported = self.save is not None or self.open
         if self.force and not (exported or self.patterns):
             raise UsageError(
@@ -227,12 +217,10 @@ def request_of(
         metrics=computed(names),
         map=mapped,
         table=table,
-        weighted=heads.weighted,
         drawn=drawn,
         queries=span(view.query, "--query"),
         keys=span(view.key, "--key"),
         pairs=view.top_pairs,
-        everything=view.all_pairs,
         generate=new,
         scale=view.scale,
     )

@@ -87,7 +87,7 @@ class Reading:
         if self.is_text and self.given is not None and self.prompt.file is None:
             piped = self.given.text != (self.prompt.prompt or LOOKED_AT)
             same = f"… | {same}" if piped else same
-        repeated = HeadOptions(synthetic=32, weighted=self.heads.weighted)
+        repeated = HeadOptions(synthetic=32)
         call = None if self.given is None else again("attention", repeated, self.model)
         return Calls(same=same, repeated=call)
 

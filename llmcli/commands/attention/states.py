@@ -29,9 +29,8 @@ def check_options(heads: HeadOptions, view: ViewOptions) -> None:
     """Raises UsageError for what is about maps."""
     given = {
         "--map": view.map, "--metrics": view.metrics, "--top-pairs": view.top_pairs,
-        "--all-pairs": view.all_pairs, "--query": view.query, "--key": view.key,
-        "--scale": view.scale, "--patterns": view.patterns, "--weighted": heads.weighted,
-        "--open": view.open,
+        "--query": view.query, "--key": view.key, "--scale": view.scale,
+        "--patterns": view.patterns, "--open": view.open,
     }  # fmt: skip
     for option, value in given.items():
         if value:

@@ -26,7 +26,6 @@ from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh
 from llmcli.model import Model, dtype_name
 from llmcli.observe.chunks import ChunkProof, read_in_chunks
-from llmcli.observe.emitted import Emitted
 from llmcli.observe.formulas import formula_checks, formula_inputs, worst
 from llmcli.observe.kernel import Kernel, layer_of
 from llmcli.observe.observe import continued
@@ -68,10 +67,9 @@ def measure_experts(
         "use a shorter prompt, a smaller --generate, or fewer layers with --layer",
     )  # fmt: skip
     session = Session(model.decoder, 1, total)
-    emitted, proof = Emitted(model.config), ChunkProof(model, ids, session.state)
+    proof = ChunkProof(model, ids, session.state)
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
-        emitted.watch(first, name, tensor)
         proof.watch(first, name, tensor)
         if (layer := layer_of(name)) in mixtures:
             mixtures[layer].watch(first, name, tensor)
@@ -90,7 +88,7 @@ def measure_experts(
         prompt_tokens=len(ids),
         positions=tuple(positions),
         layers=found,
-        checks=(*formulas, loads_check(found), emitted.check(session.state), *proof.checks()),
+        checks=(*formulas, loads_check(found), *proof.checks()),
     )
 
 

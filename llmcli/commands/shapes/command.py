@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from llmcli.cli.encoding import Encoded, check_fits, pieces
 from llmcli.cli.headers import chosen_devices, opened_headers
-from llmcli.cli.looking import parse_numbers, token_texts
+from llmcli.cli.looking import parse_numbers
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, Without, opt
-from llmcli.cli.running import kernels_of, load_model, note_quantize
+from llmcli.cli.prompts import check_ids, need_tokenizer, note_model_name, read_prompt
+from llmcli.cli.running import note_quantize
+from llmcli.cli.template import ChatOptions
 from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
@@ -22,11 +25,13 @@ from llmcli.reports.info import NO_FORMATS
 if TYPE_CHECKING:
     from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
+    from llmcli.cli.prompts import Prompt
     from llmcli.commands.shapes.measure.tensors import ShapesRequest
     from llmcli.config import ModelConfig
     from llmcli.families import Rule
     from llmcli.graph.spec import Kind, Phase
 
+Tokens = tuple[tuple[int, str], ...]  # (id, text)
 TOKENS = 12  # of the prompt that shapes are written out for where none is given
 HINT = "where the file's shapes are wrong, fetch it again; else this is a fault of ours"
 
@@ -111,9 +116,9 @@ class ShapesOptions:
             )
 
     def request(
-        self, config: ModelConfig, numbers: Arithmetic, tokens: int | None = None
+        self, config: ModelConfig, numbers: Arithmetic, prompt: Tokens = ()
     ) -> ShapesRequest:
-        """What is computed; `tokens` of a prompt, None where there is none.
+        """What is computed, of as many tokens as `prompt` has, where it has any.
 
         Raises UsageError for layers and names that are not there, PromptTooLong where a model that
         has learned its positions has too few of them.
@@ -133,9 +138,10 @@ class ShapesOptions:
             names = frozenset(select(self.filter, config, kinds=kinds, sources=sources(config)))
         found = ShapesRequest(
             config=config, numbers=numbers, batch=self.batch,
-            tokens=tokens or self.tokens or TOKENS,
+            tokens=len(prompt) or self.tokens or TOKENS,
             phases=phases if self.phase == "both" else (self.phase,),
-            kinds=kinds, layers=layers, names=names, example=not (tokens or self.tokens),
+            kinds=kinds, layers=layers, names=names, prompt=prompt,
+            example=not (prompt or self.tokens),
         )  # fmt: skip
         positions = config.embedding.positions
         if positions is not None and found.tokens + 1 > positions:
@@ -184,21 +190,22 @@ def command(
     """Every tensor of a model: letters, numbers, memory, formula, and the file's own name.
 
     From the configuration and the headers of the files alone, without weights and without
-    PyTorch. With a PROMPT the model is loaded and run, and every shape, dtype and view is
-    compared with what it really had. Layers that are identical are one row. A model as a whole is
-    one table; `--all`, or a choice of tensors, shows everything about each of them.
+    PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as
+    a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
     out = Output("shapes", output)
     given = prompt.prompt is not None or prompt.file is not None or prompt.ids is not None
     shapes.check(prompt=given)
+    text = None
     if given:
-        _show_run(prompt, shapes, model, out)
-    else:
-        _show_headers(shapes, model, out)
+        note_model_name(prompt.prompt, out.note)
+        text = read_prompt(prompt)
+    _show_headers(text, shapes, model, out)
 
 
-def _show_headers(shapes: ShapesOptions, options: ModelOptions, out: Output) -> None:
-    """What the configuration and the headers of the files say."""
+def _show_headers(
+    prompt: Prompt | None, shapes: ShapesOptions, options: ModelOptions, out: Output
+) -> None:
     from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
     from llmcli.commands.shapes.measure.tensors import model_shapes
     from llmcli.families import plan, translate
@@ -209,7 +216,7 @@ def _show_headers(shapes: ShapesOptions, options: ModelOptions, out: Output) -> 
     devices = (cpu(),) if options.device == "cpu" else machine_devices()
     device = chosen_devices(options.device, devices)[0]
     with opened_headers(options, out) as (checkpoint, place):
-        if checkpoint.config is None and shapes.params:
+        if checkpoint.config is None and shapes.params and prompt is None:
             _show_stored(checkpoint, shapes, out)
             return
         config, rules = translate(checkpoint)
@@ -219,7 +226,11 @@ def _show_headers(shapes: ShapesOptions, options: ModelOptions, out: Output) -> 
             options.activations, options.cache_type,
         )  # fmt: skip
         note_quantize(options, checkpoint, out)
-        request = shapes.request(config, numbers)
+        tokens: Tokens = ()
+        if prompt is not None:
+            room = options.context_length or config.context
+            tokens = _tokens(prompt, checkpoint, config, room, out)
+        request = shapes.request(config, numbers, tokens)
         about = _about(request, checkpoint, place, device.device)
         if shapes.names:
             _show_names(request, about, out)
@@ -261,41 +272,32 @@ def _about(
     }
 
 
-def _show_run(
-    prompt: GivenPromptOptions, shapes: ShapesOptions, options: ModelOptions, out: Output
-) -> None:
-    """The same of a loaded model that has read the prompt and taken one step more."""
-    from llmcli.anatomy.arithmetic import Arithmetic
-    from llmcli.cli.encoding import check_fits, encode
-    from llmcli.cli.prompts import note_model_name, read_prompt
-    from llmcli.cli.template import ChatOptions
-    from llmcli.commands.shapes.measure.stored import stored_tensors
-    from llmcli.commands.shapes.measure.tensors import model_shapes
-    from llmcli.families import translate
+def _tokens(
+    prompt: Prompt, checkpoint: Checkpoint, config: ModelConfig, room: int, out: Output
+) -> Tokens:
+    """The (id, text) of every token of the prompt; the texts are empty without a tokenizer.
 
-    note_model_name(prompt.prompt, out.note)
-    given = read_prompt(prompt)
+    Raises UsageError, PromptTooLong where they do not fit `room`, and CheckpointError for a text
+    without a tokenizer.
+    """
+    from llmcli.text import load_tokenizer
 
-    def check(config: ModelConfig) -> None:
-        shapes.request(config, Arithmetic.of("float32"), 1)  # refuses what is not there
-
-    model = load_model(options, out, text=given.ids is None, check=check).model
-    config = model.config
-    encoded = encode(given, ChatOptions(raw=True), model)
-    room = options.context_length or config.context
+    tokenizer = load_tokenizer(checkpoint, text=prompt.ids is None)
+    if prompt.ids is None:
+        tokenizer = need_tokenizer(tokenizer, checkpoint.name)
+        for note in tokenizer.notes:
+            out.note(note)
+        raw = ChatOptions(raw=True)  # but for conversations
+        _, found = pieces(prompt, raw, tokenizer, checkpoint.name, parse_special=True)
+        ids = tuple(piece.id for piece in found)
+        if not ids:
+            raise UsageError("the prompt has no tokens", hint="give at least one character")
+    else:
+        check_ids(prompt.ids, config.vocab)
+        ids = prompt.ids
+    encoded = Encoded(prompt.text, ids, prompt.conversation is not None)
     list(check_fits([encoded], 1, room, largest=config.embedding.positions))
-
-    from llmcli.commands.shapes.measure.ran import run_checks, sources_check
-
-    request = shapes.request(config, model.arithmetic, len(encoded.ids))
-    stored = stored_tensors(model.checkpoint, translate(model.checkpoint)[1], config)
-    checks = (
-        *run_checks(model, encoded.ids, request.batch),
-        *sources_check(model.ledger, stored),
-    )
-    report = model_shapes(request, stored, checks, ran=True)
-    report = replace(report, prompt=token_texts(model, encoded.ids))
-    _show(report, model.describe(), shapes, out)
+    return tuple((id, "" if tokenizer is None else tokenizer.token_text(id)) for id in ids)
 
 
 def _show(
@@ -314,7 +316,7 @@ def _show(
         lambda: render(report, title),
         _body(report),
         model=about,
-        environment=environment(kernels=kernels_of(about) if report.ran else ()),
+        environment=environment(),
         checks=report.checks,
         hint=HINT,
     )
@@ -357,7 +359,6 @@ def _body(report: ShapesReport) -> dict[str, Any]:
         "batch": report.batch,
         "tokens": report.tokens,
         "phases": report.phases,
-        "ran": report.ran,
         "prompt": [{"id": id, "text": text} for id, text in report.prompt],
         "letters": report.letters,
         "tensors": [_tensor(tensor) for tensor in report.tensors],

@@ -117,9 +117,8 @@ class CallFlops:
 class ShapesReport:
     """All that was requested; `tensors` one by one, `rows` the same folded.
 
-    `ran`: the shapes were compared with a real run of the model, else the specs with themselves
-    and with the headers. `weight_bytes`: of all parameters in `weight_format`; `parameters`: how
-    many. `prompt`: the (id, text) of what ran; `example`: the number of tokens is an example.
+    `weight_bytes`: of all parameters in `weight_format`; `parameters`: how many. `prompt`: its
+    (id, text), where one was given; `example`: the number of tokens is an example.
     """
 
     weight_format: str
@@ -135,7 +134,6 @@ class ShapesReport:
     parameters: int
     weight_bytes: int
     stored_bytes: int | None
-    ran: bool
     checks: tuple[ViewCheck, ...]
     prompt: tuple[tuple[int, str], ...] = ()
     example: bool = False

@@ -160,9 +160,8 @@ def render_shapes(report: ShapesReport, title: str) -> RenderableType:
             parts += [Text(), Text(_heading(words, rows, report), style=HEADING)]
             parts.append(_table(kind, rows, report))
             parts += _below(kind, rows, report)
-    parts += [Text(), *_folds(report)]
-    if not report.ran:
-        parts.append(Dotted(["from headers alone", "with a prompt the model is run, too"], FAINT))
+    if folds := [*_folds(report)]:
+        parts += [Text(), *folds]
     return Group(*parts)
 
 

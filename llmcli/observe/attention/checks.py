@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import NotFinite
-from llmcli.observe.attention.averages import Averages, Mixed
 from llmcli.observe.attention.block import Block
 from llmcli.observe.layer_map import LayerMap
 from llmcli.observe.recurrence import ROUNDINGS
@@ -50,11 +49,6 @@ class Worst:
         head, row = divmod(int(at), values_Ht.shape[1])
         self._keep(float(most), f"{name}[{heads[head]},{first + row}]")
 
-    def see_heads(self, values_H: Tensor, name: str, heads: Sequence[int]) -> None:
-        """Numbers ≥ 0 of whole heads of `name`. Raises NotFinite for NaN and infinity."""
-        most, at = values_H.max(0)
-        self._keep(float(most), f"{name}[{heads[int(at)]}]")
-
     def _keep(self, most: float, where: str) -> None:
         if not math.isfinite(most):
             raise NotFinite(
@@ -74,23 +68,11 @@ class Proof:
         roundings = NARROW_ROUNDINGS if device.type == "cpu" else NARROW_ROUNDINGS_GPU
         self._narrow_off = roundings * self._eps if dtype.itemsize == 2 else 0.0
         self._longest, self._sinks = SUM_KEYS, False
-        self._softmax = self._signed = self._averaged = False  # what was seen
+        self._softmax = self._signed = False  # what was seen
         self._sums = Worst()
         self._masks = Worst()
         self._causal = Worst()
         self._values = Worst()
-        self._averages = Worst()
-
-    def averages(self, heads: int, tokens_T: Tensor) -> Averages | None:
-        """For the rows of these tokens, of one call and so many heads.
-
-        None where a single number shows that something is off, because it has 24 bits or more.
-        """
-        # weights and results are rounded to 16 bits, as `NARROW_ROUNDINGS` has it
-        if not self._narrow_off:
-            return None
-        self._averaged = True
-        return Averages(self._narrow_off, heads, tokens_T)
 
     def see(self, block: Block, scores_HtS: Tensor, of: LayerMap, heads: Sequence[int]) -> None:
         """That the rows add up to 1, with what a sink takes, and which keys have a weight."""
@@ -106,21 +88,18 @@ class Proof:
     def compare(
         self,
         block: Block,
-        scores_HtS: Tensor,
         of: LayerMap,
         heads: Sequence[int],
         *,
         v_KSe: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         z_Hte: Tensor,
-        averages: tuple[Averages, int] | None = None,
     ) -> None:
         """That the pattern times the values is what the kernel computed as `z`.
 
         Off may be the result in the model's own dtype, and the scores, which the kernel never
         writes, in at least float32: a score is as wrong as ‖q‖ ‖k‖ is large (`norms` of scaled
-        queries and of keys; None: as the score itself). `averages`: where these rows are collected,
-        too, and the number of the first of them there.
+        queries and of keys; None: as the score itself).
         """
         size_HtS = block.a_HtS.shape
         a_KgS = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2])
@@ -138,14 +117,11 @@ class Proof:
         mixed_Hte = (a_KgS @ v_KSe).reshape(*size_HtS[:2], -1)
         scores_off_Ht = q_Ht * (both_Ht + key_Ht * value_Ht)
         roundings = VALUE_ROUNDINGS * max(1.0, size_HtS[2] / VALUE_KEYS) ** 0.5
-        wide_Ht = roundings * self._wide_eps * (value_Ht + scores_off_Ht)
-        allowed_Ht = wide_Ht + self._narrow_off * value_Ht
+        allowed_Ht = roundings * self._wide_eps * (value_Ht + scores_off_Ht)
+        allowed_Ht = allowed_Ht + self._narrow_off * value_Ht
         apart_Ht = (mixed_Hte - z_Hte).abs().amax(-1)
         share_Ht = torch.where(apart_Ht == 0, 0.0, apart_Ht / allowed_Ht)
         self._values.see(share_Ht, of.pattern, heads, block.first)
-        if averages is not None:
-            rows = _mixed(block.a_HtS, scores_HtS, v_KSe, mixed_Hte, z_Hte, wide_Ht)
-            averages[0].add(rows, averages[1])
 
     def compare_signed(
         self,
@@ -156,14 +132,13 @@ class Proof:
         v_KSe: Tensor,
         z_Hte: Tensor,
         sizes_Ht: Tensor,
-        averages: tuple[Averages, int] | None = None,
+        narrow: bool,
     ) -> None:
         """Of the map of a recurrence: that it reads no later token, and that times the values it
         is what the kernel computed as `z`.
 
-        Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits, and
-        both by what `sizes_Ht` of `measure.recurrence` says. `averages`: of 16 bits, as `compare`
-        has it; along the second direction lies a z whose state decays otherwise.
+        Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits
+        (`narrow`), and both by what `sizes_Ht` of `observe.recurrence` says.
         """
         self._signed = True
         leaks_Ht = ((block.a_HtS != 0) & block.after_tS).sum(-1)
@@ -172,27 +147,14 @@ class Proof:
         mixed_Hte = (a_KgS @ v_KSe).reshape(*block.a_HtS.shape[:2], -1)
         wide_Ht = ROUNDINGS * self._wide_eps * sizes_Ht
         allowed_Hte = wide_Ht[..., None].expand_as(mixed_Hte)
-        if averages is not None:
+        if narrow:
             allowed_Hte = allowed_Hte + self._narrow_off / 2 * mixed_Hte.abs()
         apart_Hte = (mixed_Hte - z_Hte).abs()
         share_Hte = torch.where(apart_Hte == 0, 0.0, apart_Hte / allowed_Hte)
         self._values.see(share_Hte.amax(-1), of.pattern, heads, block.first)
-        if averages is not None:
-            ages_tS = (block.positions_t[:, None] - block.keys_S).to(a_KgS)
-            aged_KgS = (block.a_HtS * ages_tS).reshape(a_KgS.shape)
-            rows = Mixed(
-                mixed_Hte=mixed_Hte, z_Hte=z_Hte,
-                sharper_Hte=(aged_KgS @ v_KSe).reshape(mixed_Hte.shape),
-                squares_Ht=torch.zeros_like(sizes_Ht), wide_Ht=wide_Ht, signed=True,
-            )  # fmt: skip
-            averages[0].add(rows, averages[1])
-
-    def settle(self, averages: Averages, of: LayerMap, heads: Sequence[int]) -> None:
-        """All rows of one call, of these heads, were compared."""
-        self._averages.see_heads(averages.shares_H(), of.mixed, heads)
 
     def checks(self) -> tuple[ViewCheck, ...]:
-        """Of rows, masks and values, over all that was seen, and of 16 bits of their averages.
+        """Of rows, masks and values, over all that was seen.
 
         Of maps that are no distributions `causal` stands in place of the first two.
         """
@@ -210,12 +172,6 @@ class Proof:
             words="the pattern shown · values is the kernel's own z, but for roundings",
             value=self._values.value, tolerance=1.0, where=self._values.where,
         ))  # fmt: skip
-        if self._averaged:
-            found.append(ViewCheck(
-                name="averages",
-                words="no head's z is larger or sharper than that, on average over its rows",
-                value=self._averages.value, tolerance=1.0, where=self._averages.where,
-            ))  # fmt: skip
         return tuple(found)
 
     def _distributions(self) -> tuple[ViewCheck, ...]:
@@ -237,29 +193,6 @@ class Proof:
                 where=self._masks.where,
             ),
         )
-
-
-def _mixed(
-    a_HtS: Tensor,
-    scores_HtS: Tensor,
-    v_KSe: Tensor,
-    mixed_Hte: Tensor,
-    z_Hte: Tensor,
-    wide_Ht: Tensor,
-) -> Mixed:
-    """What the averages need of these rows."""
-    shape, shares = mixed_Hte.shape, (len(v_KSe), -1, a_HtS.shape[2])
-    squares_Kg1 = a_HtS.square().reshape(shares) @ v_KSe.square().sum(-1, keepdim=True)
-    # a masked score is -∞, and 0 · -∞ would be NaN
-    moved_HtS = scores_HtS.clamp_min(-1e30).mul_(a_HtS)
-    by_score_Hte = (moved_HtS.reshape(shares) @ v_KSe).reshape(shape)
-    return Mixed(
-        mixed_Hte=mixed_Hte,
-        z_Hte=z_Hte,
-        sharper_Hte=by_score_Hte - moved_HtS.sum(-1, keepdim=True) * mixed_Hte,
-        squares_Ht=squares_Kg1.reshape(shape[:2]),
-        wide_Ht=wide_Ht,
-    )
 
 
 def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:

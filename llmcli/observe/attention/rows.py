@@ -19,15 +19,11 @@ from llmcli.observe.recurrence import CHUNK, Walk, walk
 
 
 class Rows(NamedTuple):
-    """Some rows of the heads `at` of those requested, with the values of all keys that they mix.
-
-    A signed map is made of no scores.
-    """
+    """Some rows of the heads `at` of those requested; a signed map is made of no scores."""
 
     at: slice
     block: Block
     scores_HtS: Tensor | None
-    v_KSe: Tensor
 
     def masked(self, values_HtS: Tensor) -> Tensor:
         """The `values` of all cells, -∞ where masked."""
@@ -64,9 +60,6 @@ def proven(
         if walked is not None and rows is None:
             most = max(most - most % CHUNK, min(most, CHUNK))
         map_rows = of.map(seen, ours) if of.signed else None
-        averages = None
-        if not (of.signed and z_HTe.dtype.itemsize > 2):  # else it is rounded as the model is
-            averages = proof.averages(len(ours), tokens.ids_N[first : first + queries])
         for begin in range(0, queries, most):
             z_Hte = z[:, begin : begin + most]
             position = first + begin
@@ -81,9 +74,9 @@ def proven(
                 proof.compare_signed(
                     block, of, ours, v_KSe=v[:, keys], z_Hte=z_Hte,
                     sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
-                    averages=None if averages is None else (averages, begin),
+                    narrow=z_HTe.dtype.itemsize == 2,
                 )  # fmt: skip
-                yield Rows(at, block, None, v)
+                yield Rows(at, block, None)
                 continue
             scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys, first)
             seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
@@ -91,13 +84,8 @@ def proven(
             a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
             block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
             proof.see(block, scores_HtS, of, ours)
-            proof.compare(
-                block, scores_HtS, of, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte,
-                averages=None if averages is None else (averages, begin),
-            )  # fmt: skip
-            yield Rows(at, block, scores_HtS, v)
-        if averages is not None:
-            proof.settle(averages, of, ours)
+            proof.compare(block, of, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte)
+            yield Rows(at, block, scores_HtS)
 
 
 def _block_rows(window: int | None, heads: int, keys: int) -> int:

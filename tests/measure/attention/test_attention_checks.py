@@ -22,7 +22,6 @@ from llmcli.formats.dense import Dense
 from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
 from llmcli.observe import formulas
-from llmcli.observe.attention.averages import Averages, Mixed
 from llmcli.observe.attention.block import Block, Tokens
 from llmcli.observe.attention.checks import Proof
 from llmcli.parts.attention import forward as nn_attention
@@ -46,8 +45,7 @@ def red(model, **options) -> set[str]:
 def test_a_sound_model_is_green(kind, dtype):
     found = checked(small(kind, dtype), generate=3)
     assert all(check.ok for check in found.values()), found
-    narrow = ["averages"] if dtype == "bfloat16" else []
-    assert list(found) == ["row_sums", "masks", "values", *narrow, "formulas", "cache"]
+    assert list(found) == ["row_sums", "masks", "values", "formulas", "cache"]
     assert found["values"].value < found["values"].tolerance / 2
 
 
@@ -159,31 +157,6 @@ def test_a_fault_turns_its_checks_red(model, monkeypatch, fault):
         assert "masks" in red(small("gqa", "float32"), rows=1), "without a window, too"
 
 
-NARROW_FAULTS = {
-    "one head a hundredth larger": in_kernel(
-        lambda attend, q, k, v, rest: attend(q, k, v, **rest)
-        * torch.tensor([1, 1, 1.01, 1], dtype=torch.bfloat16)[:, None, None]
-    ),
-    "a hundredth smaller": in_kernel(
-        lambda attend, q, k, v, rest: attend(q, k, v, **rest) * 0.99
-    ),
-    "a scale of three hundredths more": other(scale=lambda rest: rest["scale"] * 1.03),
-    "a scale of three hundredths less": other(scale=lambda rest: rest["scale"] * 0.97),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("rows", [None, 1, 7])
-@pytest.mark.parametrize("fault", NARROW_FAULTS)
-def test_16_bits_show_a_hundredth_on_average(monkeypatch, fault, rows):
-    model = small("gqa", "bfloat16")
-    assert red(model, rows=rows) == set()
-    NARROW_FAULTS[fault](model, monkeypatch)
-    found = checked(model, rows=rows)["averages"]
-    assert not found.ok
-    assert found.where.startswith("blocks.")
-    assert fault != "one head a hundredth larger" or found.where.endswith(".attn.z[2]")
-
-
 def test_one_leaking_cell_in_16_bits(monkeypatch):
     def leak(attend, q, k, v, rest):
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
@@ -206,39 +179,6 @@ def test_rows_that_are_all_rounded_alike_are_no_fault(ids, dtype):
         assert report.ok, report.checks
 
 
-def test_what_roundings_may_add_up_to():
-    """Independent ones cancel, those of equal tokens need not, and a factor does not at all."""
-    generator = torch.Generator().manual_seed(0)
-    eps = torch.finfo(torch.bfloat16).eps
-    mixed = torch.randn(2, 60, 16, generator=generator)
-    squares = mixed.square().sum(-1) * 4
-
-    def share(z, tokens):
-        averages = Averages(eps, 2, tokens)
-        for first in range(0, 60, 25):
-            part = slice(first, first + 25)
-            rows = Mixed(
-                mixed[:, part], z[:, part], torch.zeros_like(mixed[:, part]), squares[:, part],
-                torch.zeros(2, len(z[0, part])),
-            )  # fmt: skip
-            averages.add(rows, first)
-        return averages.shares_H().tolist()
-
-    different, same = torch.arange(60), torch.zeros(60, dtype=torch.long)
-    noise = (torch.rand(mixed.shape, generator=generator) - 0.5) * eps
-    assert max(share(mixed * (1 + noise), different)) < 0.1
-    larger = mixed * torch.tensor([1, 1 + 1.2 * eps])[:, None, None]
-    assert share(larger, different)[0] == 0
-    assert share(larger, different)[1] > 1
-    assert share(larger, same)[1] < 0.5, "60 rows with the same roundings"
-    assert share(mixed, different) == [0, 0]
-
-
-def test_no_averages_where_single_numbers_tell():
-    assert Proof(torch.float32, torch.device("cpu")).averages(2, torch.arange(3)) is None
-    assert "averages" not in checked(small("gqa", "float32"))
-
-
 def test_a_gpu_is_allowed_more_of_16_bits():
     """Nobody measured how much: `NARROW_ROUNDINGS_GPU`."""
     found = {}
@@ -248,8 +188,7 @@ def test_a_gpu_is_allowed_more_of_16_bits():
         block = Block(a, 0, 0, torch.arange(1, 4), Tokens(ids_of(3), torch.device("cpu")))
         v = torch.ones(1, 3, 2)
         proof.compare(
-            block, torch.zeros_like(a), OF, [0], v_KSe=v, norms=(v[..., 0] * 0,) * 2,
-            z_Hte=v * 1.02,
+            block, OF, [0], v_KSe=v, norms=(v[..., 0] * 0,) * 2, z_Hte=v * 1.02
         )  # fmt: skip
         found[device] = {check.name: check for check in proof.checks()}["values"].ok
     assert found == {"cpu": False, "cuda": True}

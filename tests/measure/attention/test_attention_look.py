@@ -127,20 +127,14 @@ def all_pairs(model, ids):
             yield weight, layer, head, i, j
 
 
-@pytest.mark.parametrize("everything", [False, True])
-def test_the_largest_pairs(everything):
+def test_the_largest_pairs():
     model, ids = small("gqa"), ids_of(25)
-    report = measure_attention(
-        model, ids, AttentionRequest(pairs=9, everything=everything), block_rows=4
-    )
-    allowed = [
-        pair for pair in all_pairs(model, ids) if everything or (pair[4] > 0 and pair[3] != pair[4])
-    ]
+    report = measure_attention(model, ids, AttentionRequest(pairs=9), block_rows=4)
+    allowed = [pair for pair in all_pairs(model, ids) if pair[4] > 0 and pair[3] != pair[4]]
     expected = sorted(allowed, reverse=True)[:9]
     found = [(p.weight, p.layer, p.head, p.query, p.key) for p in report.pairs]
     assert [pair[0] for pair in found] == pytest.approx([pair[0] for pair in expected])
-    if not everything:
-        assert [pair[1:] for pair in found] == [pair[1:] for pair in expected]
+    assert [pair[1:] for pair in found] == [pair[1:] for pair in expected]
     assert all(p.rank_value == p.weight and p.kv_head == p.head // 2 for p in report.pairs)
 
 
@@ -148,33 +142,18 @@ def test_the_largest_pairs(everything):
 @pytest.mark.parametrize("kind", ["gqa", "window"])
 def test_pairs_of_some_queries_and_keys(block_rows, kind):
     model, ids = small(kind), ids_of(11)
-    request = AttentionRequest(pairs=1000, queries=(5, 9), keys=(2, 7), everything=True)
+    request = AttentionRequest(pairs=1000, queries=(5, 9), keys=(0, 7))
     report = measure_attention(model, ids, request, block_rows=block_rows)
     expected = sorted(
-        (pair for pair in all_pairs(model, ids) if 5 <= pair[3] < 9 and 2 <= pair[4] < 7),
+        (
+            (weight, layer, head, i, j) for weight, layer, head, i, j in all_pairs(model, ids)
+            if 5 <= i < 9 and 0 < j < 7 and i != j
+        ),
         key=lambda pair: -pair[0],
-    )
+    )  # fmt: skip
     found = {(p.layer, p.head, p.query, p.key): p.weight for p in report.pairs}
     assert found == pytest.approx({pair[1:]: pair[0] for pair in expected if pair[0] > 0}, abs=1e-6)
     assert found
-
-
-def test_pairs_ranked_by_what_is_moved():
-    model, ids = small("gqa"), ids_of(25)
-    report = measure_attention(model, ids, AttentionRequest(pairs=5, weighted=True))
-    seen = {}
-    model.decoder(torch.tensor([ids]), tap=seen.__setitem__)
-    ranks = []
-    for weight, layer, head, i, j in all_pairs(model, ids):
-        if j > 0 and i != j:
-            w_o = model.decoder.weight(f"blocks.{layer}.attn.W_o").dense()
-            w = w_o.t()[head * 6 : head * 6 + 6]
-            moved = seen[f"blocks.{layer}.attn.v"][0, head // 2, j] @ w
-            ranks.append((weight * float(moved.norm()), layer, head, i, j))
-    expected = sorted(ranks, reverse=True)[:5]
-    found = [(p.rank_value, p.layer, p.head, p.query, p.key) for p in report.pairs]
-    assert [pair[1:] for pair in found] == [pair[1:] for pair in expected]
-    assert [pair[0] for pair in found] == pytest.approx([pair[0] for pair in expected])
 
 
 def test_bos_is_no_key_wherever_it_stands():
@@ -267,7 +246,7 @@ def test_one_forward_pass_whose_numbers_are_the_usual_ones(monkeypatch, dtype, g
         return out
 
     monkeypatch.setattr(Decoder, "__call__", counted)
-    exported(model, ids, drawn(9, weighted=True, pairs=3, generate=generate))
+    exported(model, ids, drawn(9, pairs=3, generate=generate))
     assert [begin for begin, *_ in calls] == [0, *range(18, 18 + generate)]
     state = model.decoder.new_state(1, 30) if generate else None
     for _, tokens, options, out in calls:
@@ -298,7 +277,7 @@ def test_nothing_square_is_kept_for_metrics(monkeypatch):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 400
     with Largest() as seen:
-        report = measure_attention(model, ids_of(count), drawn(20, pairs=5, weighted=True))
+        report = measure_attention(model, ids_of(count), drawn(20, pairs=5))
     assert report.ok
     assert count * 24 <= seen.most < count**2 / 4
 

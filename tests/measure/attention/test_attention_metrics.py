@@ -69,24 +69,6 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     assert report.unlabelled == expected.unlabelled
 
 
-@pytest.mark.parametrize("kind", ["gqa", "window", "no-rotation"])
-def test_weighted_is_the_same_of_what_is_moved(kind):
-    model, ids = small(kind), ids_of(30)
-    report = measure_attention(model, ids, AttentionRequest(weighted=True), block_rows=7)
-    mixer = model.config.layers[0].attention
-    seen = {}
-    model.decoder(torch.tensor([ids]), tap=seen.__setitem__)
-    v = seen["blocks.0.attn.v"][0].numpy()
-    w = parameters_of(model.decoder)["blocks.0.attn.W_o"].t().numpy()
-    for head, a in enumerate(patterns(model, ids)[0]):
-        size = mixer.value_dim
-        moved = v[head // (mixer.heads // mixer.kv_heads)] @ w[head * size : (head + 1) * size]
-        share = a * np.linalg.norm(moved, axis=1)
-        share /= share.sum(1, keepdims=True)
-        expected = naive(share, ids, seen_keys(30, mixer.window))
-        assert metrics_of(report)[head] == pytest.approx(expected, abs=1e-10, nan_ok=True)
-
-
 def made_up(kind: str, count: int) -> tuple[np.ndarray, list[int]]:
     """A matrix that no family of today has, and how many keys its rows see."""
     random = np.random.default_rng(1)

@@ -22,14 +22,13 @@ from llmcli.observe.attention.block import Block
 class TopPairs:
     """The requested pairs of all layers together, the largest first.
 
-    Unless `everything` counts, a query's own token is no key, nor is the first one or one with
-    the id `bos`: such weights are large in every head and say little.
+    A query's own token is no key, nor is the first one or one with the id `bos`: such weights are
+    large in every head and say little.
     """
 
     def __init__(self, request: AttentionRequest, bos: int | None) -> None:
         self.count = request.pairs
         self._spans = request.queries, request.keys
-        self._everything = request.everything
         self._bos = bos
         self._found: list[tuple[float, tuple[int, int, int, int], Pair]] = []
 
@@ -66,8 +65,6 @@ class TopPairs:
         for span, at in zip(self._spans, (positions_t1, keys_S), strict=True):
             if span is not None:
                 outside_tS |= (at < span[0]) | (at >= span[1])
-        if self._everything:
-            return outside_tS
         ids_S = block.tokens.ids_N[block.low : block.low + len(keys_S)]
         left_out_S = keys_S == 0
         if self._bos is not None:

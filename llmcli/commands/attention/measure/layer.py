@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from llmcli.commands.attention.measure.kept import Pooled, TopPairs, Whole
@@ -58,7 +56,6 @@ class Layer:
         self.number = of.number
         self.of = of
         self.heads = list(heads)
-        self._w_o = None if of.output is None else model.decoder.weight(of.output)
         self._request = request = shared.request
         self._shared = shared
         dtype = model.stream_dtype
@@ -82,13 +79,9 @@ class Layer:
             self._shared.proof, self.of, self.heads, first, tokens, seen, self._shared.block_rows,
             self._walked,
         )  # fmt: skip
-        norms_HS, of = None, None
         for rows in shown:
-            if self._request.weighted and of != rows.at:
-                of, norms_HS = rows.at, self._norms(rows.v_KSe, self.heads[rows.at])
-            keys = slice(rows.block.low, rows.block.low + rows.block.a_HtS.shape[2])
             self._keep(rows)
-            self._summarize(rows.block, None if norms_HS is None else norms_HS[:, keys], rows.at)
+            self._summarize(rows.block, rows.at)
             self._shared.advance(rows.block.a_HtS[:, :, 0].numel())
 
     @property
@@ -107,52 +100,17 @@ class Layer:
         if self._pooled is not None:
             self._pooled.add(rows.masked(shown_HtS), rows.at, block.first, block.low)
 
-    def _summarize(self, block: Block, norms_HS: Tensor | None, at: slice) -> None:
-        """Metrics and pairs; with `norms_HS` of what is really moved, A[i,j] ‖v_j W_O‖.
+    def _summarize(self, block: Block, at: slice) -> None:
+        """Metrics and pairs.
 
         Of a signed map metrics are of |A| / Σ_j |A|, by which pairs are ranked, too; its rank is
         that of A itself.
         """
         summed = block.shares() if self.of.signed else block
-        ranks_HtS, ranked_HtS = summed.a_HtS, block.a_HtS
-        if norms_HS is not None:
-            moved = replace(block, a_HtS=block.a_HtS * norms_HS[:, None])
-            ranks_HtS = moved.a_HtS.abs()
-            summed = moved.shares()
-            summed = summed if self.of.signed else replace(summed, negative_Ht=None)
-            ranked_HtS = summed.a_HtS.copysign(block.a_HtS)
-        self._shared.pairs.add(block, ranks_HtS, self.number, self.heads[at], self.of.group)
+        self._shared.pairs.add(block, summed.a_HtS, self.number, self.heads[at], self.of.group)
         self._means.add(summed, at)
         if self._ranked is not None:
-            self._ranked.add(ranked_HtS.nan_to_num(0.0), at, block.first, block.low)
-
-    def _norms(self, v_KSe: Tensor, heads: list[int]) -> Tensor:
-        """‖v_j W_O‖ of every head's part of W_O and every key: `[H, S]`.
-
-        As `√(v G vᵀ)`, G = W_O W_Oᵀ of the head, so that no `[S, D]` is made of it.
-        """
-        norms = []
-        for i, head in enumerate(heads):
-            v_Se = v_KSe[i * len(v_KSe) // len(heads)].cpu().double()
-            moved_Se = v_Se if self._products_Hee is None else v_Se @ self._products_Hee[head]
-            squares_S = (moved_Se * v_Se).sum(-1)
-            norms.append(squares_S.clamp_min(0).sqrt())
-        return torch.stack(norms).to(v_KSe.dtype).to(v_KSe.device)
-
-    @cached_property
-    def _products_Hee(self) -> Tensor | None:
-        """W_O W_Oᵀ of every head, in float64; some of the matrix at a time."""
-        if self._w_o is None:
-            return None
-        rows, columns = self._w_o.shape
-        size = columns // self.of.heads
-        found_Hee = torch.zeros(self.of.heads, size, size, dtype=torch.float64)
-        step = max(1, _AT_ONCE // columns)
-        for first in range(0, rows, step):
-            w_DK = self._w_o.dense(rows=slice(first, first + step)).cpu().double()
-            w_HeD = w_DK.view(-1, self.of.heads, size).permute(1, 2, 0)
-            found_Hee += w_HeD @ w_HeD.mT
-        return found_Hee
+            self._ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
 
     def finish(
         self, tokens: int, undetermined: Container[str]
@@ -185,7 +143,6 @@ class Layer:
             sinks=self.of.sinks,
             signed=self.of.signed,
             note=self.of.note,
-            projected=self.of.projected,
             kv_heads=self.of.heads // self.of.group,
             heads=tuple(
                 HeadReport(

@@ -21,7 +21,6 @@ from llmcli.model import Model, dtype_name
 from llmcli.observe.attention.block import Tokens
 from llmcli.observe.attention.checks import Proof
 from llmcli.observe.cache import cache_check
-from llmcli.observe.chunks import Edges, chunk_checks
 from llmcli.observe.formulas import formula_checks, some_rows, worst
 from llmcli.observe.kernel import layer_of
 from llmcli.observe.layer_map import LayerMap
@@ -122,7 +121,6 @@ class _Look:
         self._undetermined: dict[str, dict[str, str]] = {}  # kinds of heads, by the kind of layer
         self._caches: list[ViewCheck] = []
         self._states: list[ViewCheck] = []
-        self._edges = Edges(model, len(ids), max(self._maps))
         self._done = 0
         self._total = self._most * sum(map(len, self._heads.values()))
 
@@ -145,14 +143,12 @@ class _Look:
             dtype=dtype_name(model.dtype),
             tokens=tuple((id, model.token_text(id)) for id in seen.ids),
             prompt_tokens=seen.prompt_tokens,
-            weighted=request.weighted,
             metrics=tuple(metric for metric in METRICS if metric.name in metrics),
             rows={name: self._rows[name] for name in metrics if name in self._rows},
             labels=LABELS,
             layers=tuple(self._reports),
             matrices=tuple(self._matrices),
             pairs=self._shared.pairs.pairs(),
-            pairs_by=request.pairs_by,
             checks=self._checks(len(seen.ids)),
             skipped=self._skipped,
             unlabelled=tuple(self._unlabelled()),
@@ -173,7 +169,6 @@ class _Look:
 
     def __call__(self, first: int, name: str, tensor: Tensor) -> None:
         """An activation of the call whose tokens begin at position `first`."""
-        self._edges.watch(first, name, tensor)
         number = layer_of(name)
         if name in self._lenders:
             self._lent[name] = tensor
@@ -283,7 +278,7 @@ class _Look:
         checks = (*self._shared.proof.checks(), replace(formulas, words=words))
         for one in (self._caches, self._states):
             checks += (worst(one),) if one else ()
-        return checks + chunk_checks(self.model, self._prompt, self._edges, self._progress)
+        return checks
 
     def _advance(self, rows: int) -> None:
         self._done += rows

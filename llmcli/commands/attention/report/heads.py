@@ -7,13 +7,10 @@ logarithms are natural.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.head_metrics import Label, Metric
 from llmcli.reports.matrix import Matrix, What
-
-PairsBy = Literal["weight", "weighted"]  # "weighted": weight × ‖v W_O‖
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +29,7 @@ class LayerReport:
 
     `sinks`: its heads have learned sinks, which take a part of every row. `signed`: its map is that
     of a recurrence, whose weights have signs: metrics are of |A[i,j]| / Σ_j |A[i,j]|. `note`: what
-    such a map is, in a sentence. `projected`: what it mixes enters W_O as it is; else a norm
-    or a gate stands between, which what is weighted by ‖v_j W_O‖ leaves out.
+    such a map is, in a sentence.
     """
 
     layer: int
@@ -43,12 +39,11 @@ class LayerReport:
     sinks: bool = False
     signed: bool = False
     note: str = ""
-    projected: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A query that attends to a key. `rank_value` is what pairs are ranked by (`pairs_by`).
+    """A query that attends to a key. `rank_value` is what pairs are ranked by.
 
     By the weight, or where weights have signs by its share |A[i,j]| / Σ_j |A[i,j]| of the row.
     """
@@ -67,25 +62,23 @@ class AttentionReport:
     """The requested heads, in order.
 
     `tokens` are (id, text), the first `prompt_tokens` of them given, the others generated.
-    `metrics` and `labels` define the names in `layers`. `weighted`: the metrics are of
-    A[i,j]·‖v_j W_O‖ / Σ_j instead of A. `rows`: how many rows each metric is the mean of (most, of
-    all heads). `pairs`, the largest first, are of all those layers and heads together.
-    `skipped`: metrics that were left out, with the reason. `unlabelled`: kinds that these tokens
-    leave undetermined, with the reason; some only in layers of one kind, which the reason names.
+    `metrics` and `labels` define the names in `layers`. `rows`: how many rows each metric is the
+    mean of (most, of all heads). `pairs`, the largest first, are of all those layers and heads
+    together. `skipped`: metrics that were left out, with the reason. `unlabelled`: kinds that these
+    tokens leave undetermined, with the reason; some only in layers of one kind, which the reason
+    names.
     """
 
     what: What
     dtype: str
     tokens: tuple[tuple[int, str], ...]
     prompt_tokens: int
-    weighted: bool
     metrics: tuple[Metric, ...]
     rows: dict[str, int]
     labels: tuple[Label, ...]
     layers: tuple[LayerReport, ...]
     matrices: tuple[Matrix, ...]
     pairs: tuple[Pair, ...]
-    pairs_by: PairsBy
     checks: tuple[ViewCheck, ...]
     skipped: tuple[tuple[str, str], ...] = ()
     unlabelled: tuple[tuple[str, str], ...] = ()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmcli.anatomy.graph import graph
-from llmcli.commands.attention.report.heads import PairsBy
 from llmcli.config import ModelConfig
 from llmcli.graph.recurrence import LinearMap, Recurrence
 from llmcli.reports.head_metrics import (
@@ -34,12 +33,11 @@ class AttentionRequest:
 
     `heads[layer]`: the numbers of its heads, None for all of all layers. `what` matrices hold.
     `map`: the metric that a map of all heads shows, `table`: those of a table; `metrics` are
-    computed whether they are shown or not, always of the weights; `weighted`: of
-    A[i,j] ‖v_j W_O‖ / Σ_j.
+    computed whether they are shown or not, always of the weights.
     `drawn`: the report has matrices, of these `queries` and `keys` (None: all); cells are put
     together, each the largest of a square, until no side is longer than `most_cells`.
     `pairs`: so many at most, the largest first, of these queries and keys; without the first key,
-    BOS and the token itself unless `everything`. `generate`: likeliest tokens after the prompt.
+    BOS and the token itself. `generate`: likeliest tokens after the prompt.
     `scale`: how numbers become colours, None for the usual way.
     """
 
@@ -48,13 +46,11 @@ class AttentionRequest:
     metrics: tuple[str, ...] = USUAL
     map: Metric | None = None
     table: tuple[Metric, ...] = ()
-    weighted: bool = False
     drawn: bool = False
     queries: Span | None = None
     keys: Span | None = None
     most_cells: int = MOST_CELLS
     pairs: int = 0
-    everything: bool = False
     generate: int = 0
     scale: Literal["linear", "sqrt", "log"] | None = None
 
@@ -66,11 +62,6 @@ class AttentionRequest:
                 numbers = range(count) if self.heads is None else sorted(set(self.heads[layer]))
                 found[layer] = tuple(head for head in numbers if head < count)
         return found
-
-    @property
-    def pairs_by(self) -> PairsBy:
-        """What pairs are ranked by."""
-        return "weighted" if self.weighted else "weight"
 
     @property
     def zoomed(self) -> bool:

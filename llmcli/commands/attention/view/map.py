@@ -64,7 +64,7 @@ def head_map(
     undefined = any(math.isnan(head.metrics[metric.name]) for head in heads_of(report))
     shown: list[RenderableType] = [
         HeadMap(report=report, metric=metric, scale=scale, numbers=numbers),
-        MapKey(words + ", norm-weighted" * report.weighted, scale, undefined, numbers),
+        MapKey(words, scale, undefined, numbers),
     ]
     if len(kinds := layer_kinds(report)) > 1:
         shown.append(Dotted(kinds, FAINT))

@@ -15,12 +15,12 @@ from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.attention.view.map import head_map, heads_of, kinds_found, shares, short
 from llmcli.commands.attention.view.tables import (
     definition,
+    metric_notes,
     metric_table,
     pair_table,
     token,
     undefined_metrics,
     unknown_values,
-    weighted_note,
 )
 from llmcli.reports.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
 from llmcli.reports.matrix import Matrix
@@ -86,11 +86,7 @@ def attention_views(
     if request.pairs:
         last = len(report.tokens)
         spans = (request.queries or (0, last), request.keys or (0, last))
-        shown.append(
-            pair_table(
-                report, everything=request.everything, spans=spans if request.zoomed else None
-            )
-        )
+        shown.append(pair_table(report, spans if request.zoomed else None))
     return shown or [overview(report, calls)]
 
 
@@ -143,7 +139,7 @@ def overview(report: AttentionReport, calls: Calls) -> RenderableType:
     left = BY_REPEATS if calls.repeated else ()
     found = [head_map(report, metric, numbers=False), kinds_found(report, left)]
     hints = [Hint(*hint) for hint in _next(report, calls)]
-    return Group(*found, *weighted_note(report), *hints)
+    return Group(*found, *metric_notes(report), *hints)
 
 
 def metric_map(
@@ -158,7 +154,7 @@ def metric_map(
     about = Dotted(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, [metric])]
-    return Group(shown, about, *unknown, *weighted_note(report))
+    return Group(shown, about, *unknown, *metric_notes(report))
 
 
 @dataclass(frozen=True)
@@ -213,7 +209,7 @@ def _clearest(report: AttentionReport, *, repeated: bool) -> Iterator[tuple[str,
 def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
     """The matrices of the report, all on one scale: one with its tokens, several as panels."""
     scale = matrix_scale(report, kind)
-    bar = Group(ColourBar(_words(report), scale), *_not_weighted(report))
+    bar = ColourBar(_words(report), scale)
     if len(report.matrices) == 1:
         matrix = report.matrices[0]
         tokens = [text or f"id {id}" for id, text in report.tokens]
@@ -253,7 +249,7 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
     if numbers:
         parts += _numbers(report, head)
         parts.append("all: --metrics all")
-        notes = weighted_note(report)
+        notes = metric_notes(report)
     return Group(Dotted(parts), *notes)
 
 
@@ -280,13 +276,6 @@ def _numbers(report: AttentionReport, head: HeadReport) -> Iterator[str]:
         value = head.metrics[metric.name]
         if metric.name in (*names, *SPREAD, *LINEAR) and not math.isnan(value):
             yield f"{metric.name} {short(value, metric.high == 1.0)}"
-
-
-def _not_weighted(report: AttentionReport) -> list[RenderableType]:
-    """`--weighted` changes metrics and the order of pairs, not what a matrix holds."""
-    held = "its scores" if report.what == "scores" else "A[i,j] itself"
-    words = f"a heatmap is of {held}: --weighted is about metrics and pairs"
-    return [Text(words, style=FAINT)] if report.weighted else []
 
 
 def _words(report: AttentionReport) -> str:

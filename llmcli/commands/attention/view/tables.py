@@ -12,7 +12,6 @@ from rich.text import Text
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Pair
 from llmcli.commands.attention.view.map import heads_of, shares
 from llmcli.reports.head_metrics import LINEAR, OVERWRITTEN, Metric
-from llmcli.reports.numbers import spans as numbered
 from llmcli.ui.heatmap import span
 from llmcli.ui.layout import GAP, Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, NUMBER, quoted
@@ -87,7 +86,7 @@ def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> Renderab
         notes = [Dotted(definition(report, metric, named=True), FAINT) for metric in metrics]
         shown = [MetricTable(report, metrics), *notes, *empty] if metrics else [*empty]
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, metrics)]
-    return Group(*shown, *unknown, *weighted_note(report))
+    return Group(*shown, *unknown, *metric_notes(report))
 
 
 def undefined_metrics(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
@@ -153,16 +152,10 @@ def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]
     return Rows(columns, rows, spill=True)
 
 
-def weighted_note(report: AttentionReport) -> list[RenderableType]:
+def metric_notes(report: AttentionReport) -> list[RenderableType]:
     """What metrics are of, where it is not the weights."""
-    a = "|A[i,j]|" if report.signed else "A[i,j]"
-    words = f"metrics of {a} ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]"
-    if bare := [layer.layer for layer in report.layers if not layer.projected]:
-        words += f"; the norm or gate before W_O is left out in layers {numbered(bare)}"
     left = "entropies and distances of A[i,j] divided by its row's sum: a sink takes the rest"
     signs = "metrics of weights with signs are of |A[i,j]|, divided by its row's sum"
-    if report.weighted:
-        return [Text(words, style=FAINT)]
     notes = [left] * report.sinks + [signs] * report.signed
     return [Text(note, style=FAINT) for note in notes]
 
@@ -177,15 +170,9 @@ def definition(report: AttentionReport, metric: Metric, *, named: bool = False) 
 
 def pair_table(
     report: AttentionReport,
-    *,
-    everything: bool,
     spans: tuple[tuple[int, int], tuple[int, int]] | None = None,
 ) -> RenderableType:
-    """Which tokens attend to which, the largest first.
-
-    `everything`: nothing was left out; else the first token and each token itself were. `spans`:
-    the queries and the keys of the pairs, None for all.
-    """
+    """Which tokens attend to which, the largest first; `spans`: of which queries and keys."""
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
     columns = [
         Column("head", right=False),
@@ -193,21 +180,15 @@ def pair_table(
         Column("key", right=False, cut=True),
         Column("weight", first_to_go=1 if ranked else 0),
     ]
-    by_share = report.signed and report.pairs_by == "weight"
-    columns += [Column("of its row" if by_share else "× ‖v W_O‖")] if ranked else []
+    columns += [Column("of its row")] if ranked else []
     rows = [_pair(pair, report, ranked) for pair in report.pairs]
-    left = "" if everything else ": the first token and each token itself left out"
+    left = ": the first token and each token itself left out"
     if spans is not None:
         last = len(report.tokens)
         queries, keys = (span((low, min(high, last))) for low, high in spans)
         left = f" of queries {queries} and keys {keys}{left}"
-    by = "weight × ‖v W_O‖" if ranked else "weight"
-    bare = [layer.layer for layer in report.layers if not layer.projected]
-    if ranked and bare and not by_share:
-        by += f", without the norm or gate before W_O in layers {numbered(bare)}"
-    if by_share:
-        by = "weight, where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|"
-    note = f"pairs of tokens{left}; ranked by {by}"
+    signs = ", where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|"
+    note = f"pairs of tokens{left}; ranked by weight{signs * report.signed}"
     if not rows:
         note = f"no pair of tokens{left}"
     return Group(*([Rows(columns, rows)] if rows else []), Text(note, style=FAINT))

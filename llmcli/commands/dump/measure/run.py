@@ -27,7 +27,6 @@ from llmcli.model import Model, dtype_name
 from llmcli.observe.attention.block import Tokens
 from llmcli.observe.attention.checks import Proof
 from llmcli.observe.attention.rows import proven
-from llmcli.observe.chunks import Edges, chunk_checks
 from llmcli.observe.formulas import formula_checks, formula_words, worst
 from llmcli.observe.kernel import layer_of
 from llmcli.observe.layer_map import LayerMap
@@ -92,7 +91,6 @@ class _Dump:
         self._write, self._progress, self._check = write, progress, check
         self._sources = {one.name: sources(model.config, one, check=check) for one in plan}
         self._uses = Counter(chain.from_iterable(self._sources.values()))
-        self._edges = Edges(model, len(ids), last_layer(self._uses) if self._uses else None)
         self._written = Written(model)
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
@@ -153,7 +151,6 @@ class _Dump:
             run, self._written.state = session.extend, session.state
 
         def watch(name: str, tensor: Tensor) -> None:
-            self._edges.watch(0, name, tensor)
             if name in self._uses:
                 self._written.kept[name] = tensor
             while pending and self._sources[pending[0].name] <= self._written.kept.keys():
@@ -170,7 +167,6 @@ class _Dump:
         prompt: dict[str, Tensor] = {}
 
         def watch(first: int, name: str, tensor: Tensor) -> None:
-            self._edges.watch(first, name, tensor)
             if name in self._uses:
                 kept = _alone(tensor)
                 pieces.setdefault(name, []).append(kept)
@@ -254,9 +250,6 @@ class _Dump:
         if self._proof is not None and self._sound:
             found += self._proof.checks()
         found += map(worst, self._caches.values())
-        if self._formulas and self._sound:
-            prompt = self.ids[: self.prompt_tokens]
-            found += chunk_checks(self.model, prompt, self._edges, self._progress)
         return tuple(found)
 
 

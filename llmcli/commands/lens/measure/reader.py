@@ -107,7 +107,7 @@ class Reader:
     def report(
         self, positions: range, prompt_tokens: int, also: tuple[ViewCheck, ...]
     ) -> LensReport:
-        """What was read; `also`: checks of the cache and of the chunks, where there are any."""
+        """What was read; `also`: the check of the chunks, where there is one."""
         model = self._model
         tokens = tuple((id, self._token(id, 1.0).text) for id in self._ids)
         words = {"output": "the model's top token", "next": "the next token of the text"}

@@ -26,7 +26,6 @@ from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.model import Model
 from llmcli.observe.chunks import ChunkProof, read_in_chunks
-from llmcli.observe.emitted import Emitted
 from llmcli.observe.observe import continued
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
@@ -108,12 +107,12 @@ def _run(
     sampling: Sampling | None,
     progress: Progress | None,
 ) -> tuple[tuple[int, ...], tuple[ViewCheck, ...]]:
-    """All token ids, and the checks of cache and chunks. The cache is freed at the end."""
+    """All token ids, and the check of chunks. The cache is freed at the end."""
     session = Session(model.decoder, 1, len(ids) + generate)
-    emitted, proof = Emitted(model.config), ChunkProof(model, ids, session.state)
+    proof = ChunkProof(model, ids, session.state)
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
-        for one in (stream, emitted, proof):
+        for one in (stream, proof):
             one.watch(first, name, tensor)
         if name == "logits":  # of each call's last token, where there are any
             h_TD = stream.last_TD
@@ -123,7 +122,7 @@ def _run(
 
     read_in_chunks(session, ids, watch, progress)
     run = continued(session, model, watch, generate, sampling, progress)
-    return run.ids, (emitted.check(session.state), *proof.checks())
+    return run.ids, proof.checks()
 
 
 def _need(model: Model, rows: int, positions: int, tokens: int) -> None:

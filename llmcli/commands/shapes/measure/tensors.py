@@ -38,7 +38,7 @@ class ShapesRequest:
     """Reading a prompt of `tokens` tokens, and the step after it, for `batch` sequences.
 
     Shown are `phases`, and the tensors of those kinds, layers and names (None: all of them).
-    `example`: the number of tokens was not given.
+    `prompt`: the (id, text) of the tokens, where one was given; `example`: their number was not.
     """
 
     config: ModelConfig
@@ -49,6 +49,7 @@ class ShapesRequest:
     kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
     layers: tuple[int, ...] | None = None
     names: frozenset[str] | None = None
+    prompt: tuple[tuple[int, str], ...] = ()
     example: bool = False
 
     def takes(self, spec: TensorSpec) -> bool:
@@ -100,13 +101,11 @@ def model_shapes(
     request: ShapesRequest,
     stored: Mapping[str, Stored],
     checks: Iterable[ViewCheck] = (),
-    *,
-    ran: bool = False,
 ) -> ShapesReport:
     """All tensors that are requested, one by one and folded, with the checks of the specs.
 
     `stored`: parameter → its tensor in the checkpoint, as far as there are any; `checks`: further
-    ones, of the headers or of a real run (`ran`).
+    ones, of the headers.
     """
     phases = request.phases
     every = request.tensors(phases)
@@ -134,7 +133,7 @@ def model_shapes(
         parameters=sum(spec.count for spec in weights),
         weight_bytes=sum(spec.bytes or 0 for spec in weights),
         stored_bytes=known if stored else None,
-        ran=ran,
+        prompt=request.prompt,
         example=request.example,
         checks=(symbols_check(tensors, request), folded_check(tensors, rows), *checks),
     )
