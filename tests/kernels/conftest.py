@@ -69,7 +69,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.machine) for name in ("clang", "e
 
 @pytest.fixture(scope="session")
 def packaged(built, objects):
-    """The library as the package builds it; the installed one where that is as new as its sources."""
+    """The library as the package builds it: the installed one, unless a source is newer."""
     if ours := installed():
         return ours
     needs(COMPILER[0])
