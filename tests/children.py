@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fork_server import Forked, be_plain, can_fork, end_with
+from fork_server import Forked, be_plain, end_with, server_for
 
 _started: list[subprocess.Popen[Any]] = []
 
@@ -33,7 +33,7 @@ def start(
     imported before, for those that look at their start or at their memory.
     """
     options = _unconfigured(options)
-    if prepare is None and not fresh and can_fork(argv, options):
+    if prepare is None and not fresh and server_for(argv, options["env"]):
         process: subprocess.Popen[Any] = Forked([*argv], terminal=terminal, **options)
     else:
         process = subprocess.Popen(argv, **_plain(prepare, terminal), **options)

@@ -1,9 +1,10 @@
-"""Programs of llmcli that begin with their modules imported: in 0.05 s instead of a second.
+"""Programs that begin with their modules imported: llmcli in 0.05 s instead of a second.
 
-Each process of the tests has one server, which has imported PyTorch and llmcli's command line but
-has run nothing. For a program it forks twice: its child is at once orphaned, and so becomes a child
-of the tests, which wait for it and signal it as for any other. Run as a program, this file is the
-server: it reads requests and file descriptors from the socket that is its stdin.
+Each process of the tests has two servers at most. One has imported PyTorch and llmcli's command
+line but has run nothing; the other, for small programs, only Jinja. For a program a server forks
+twice: its child is at once orphaned, and so becomes a child of the tests, which wait for it and
+signal it as for any other. Run as a program, with the modules to import, this file is the server:
+it reads requests and file descriptors from the socket that is its stdin.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import json
 import os
 import random
+import resource
 import runpy
 import signal
 import socket
@@ -21,17 +23,23 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_MODULES = (
-    "llmcli.cli.tree", "llmcli.cli.running", "llmcli.commands.generate.command",
-    "llmcli.commands.chat.command", "llmcli.commands.attention.command",
-    "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.observe.formulas", "tokenizers",
-    "safetensors.torch",
-)  # fmt: skip
+_MODULES = {
+    "llmcli": (
+        "llmcli.cli.tree", "llmcli.cli.running", "llmcli.commands.generate.command",
+        "llmcli.commands.chat.command", "llmcli.commands.attention.command",
+        "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.observe.formulas",
+        "tokenizers", "safetensors.torch",
+    ),
+    "small": ("jinja2.ext", "jinja2.sandbox"),  # for what renders chat templates
+}  # fmt: skip
+_RENDERER = ["-S", "-s", "-P"]  # how llmcli starts it
+_LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_DATA)
 # what Python, C libraries and modules read when they begin: another value needs another beginning
 _EARLY = ("PYTHON", "LC_", "LANG", "OMP_", "GOMP_", "MKL_", "LD_", "TORCH", "CUDA", "MALLOC")
 
@@ -54,12 +62,12 @@ def end_with(parent: int) -> None:
 
 
 class Forked(subprocess.Popen[Any]):
-    """`subprocess.Popen` of `python -m MODULE` or `python FILE`, forked from this process's server.
+    """`subprocess.Popen`, but that a server forks the program where it can.
 
-    It is in a session of its own; `terminal`: its stdin is the terminal that controls it.
+    Then it is in a session of its own; `terminal`: its stdin is the terminal that controls it.
     """
 
-    def __init__(self, argv: list[str], *, terminal: bool = False, **options: Any) -> None:
+    def __init__(self, argv: Any, *, terminal: bool = False, **options: Any) -> None:
         self._terminal = terminal
         super().__init__(argv, **options)
 
@@ -67,37 +75,50 @@ class Forked(subprocess.Popen[Any]):
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
         env: Any, startupinfo: Any, creationflags: Any, shell: Any, *pipes_and_more: Any,
     ) -> None:  # fmt: skip
+        kind = None if preexec_fn or pass_fds or shell else server_for(args, env)
+        if kind is None:
+            return super()._execute_child(  # type: ignore[misc, no-any-return]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
+                creationflags, shell, *pipes_and_more,
+            )  # fmt: skip
         pipes = pipes_and_more[:6]
         fds = [pipes[0], pipes[3], pipes[5]]
         request = {
             "argv": [os.fspath(word) for word in args], "cwd": os.fspath(cwd or os.getcwd()),
-            "environ": dict(env), "parent": os.getpid(), "terminal": self._terminal,
+            "environ": dict(os.environ if env is None else env), "parent": os.getpid(),
+            "limits": {which: resource.getrlimit(which) for which in _LIMITS},
+            "terminal": self._terminal,
         }  # fmt: skip
-        self.pid = _server().fork(request, [fd if fd != -1 else at for at, fd in enumerate(fds)])
+        self.pid = _server(kind).fork(request, [fd if fd != -1 else n for n, fd in enumerate(fds)])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def can_fork(argv: Any, options: dict[str, Any]) -> bool:
-    """Whether the server can start it: a program of this Python that begins as this process did."""
-    given = options["env"]
+def server_for(argv: Any, env: Mapping[str, str] | None) -> str | None:
+    """Which server starts it, if any: a program of this Python that begins as this process did."""
+    words = [] if isinstance(argv, str) else [os.fspath(word) for word in argv]
+    if sys.platform != "linux" or words[:1] != [sys.executable] or __file__ in words:
+        return None
+    given = os.environ if env is None else env
     early = {name for name in given.keys() | os.environ.keys() if name.startswith(_EARLY)}
-    return (
-        sys.platform == "linux"
-        and argv[0] == sys.executable
-        and ((argv[1] == "-m" and argv[2] == "llmcli") or str(argv[1]).endswith("scripted.py"))
-        and all(given.get(name) == os.environ.get(name) for name in early)
-    )
+    rendering = words[1:4] == _RENDERER
+    if rendering:
+        early.discard("PYTHONPATH")  # which is to find Jinja
+    if any(given.get(name) != os.environ.get(name) for name in early):
+        return None
+    if words[1:3] == ["-m", "llmcli"] or words[1].endswith("scripted.py"):
+        return "llmcli"
+    return "small" if rendering or words[1].endswith(".py") else None
 
 
 class _Server:
     """The client's side of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, __file__], stdin=theirs, stdout=subprocess.DEVNULL,
+                [sys.executable, __file__, kind], stdin=theirs, stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
         self.owner = os.getpid()
@@ -118,13 +139,19 @@ class _Server:
         return pid
 
 
-_servers: list[_Server] = []
+_servers: dict[str, _Server] = {}
 
 
-def _server() -> _Server:
-    if not _servers or _servers[0].owner != os.getpid() or _servers[0].process.poll() is not None:
-        _servers[:] = [_Server()]
-    return _servers[0]
+def _server(kind: str) -> _Server:
+    found = _servers.get(kind)
+    if found is None or found.owner != os.getpid() or found.process.poll() is not None:
+        found = _servers[kind] = _Server(kind)
+    return found
+
+
+def servers() -> set[int]:
+    """Their process ids, of this process."""
+    return {server.process.pid for server in _servers.values()}
 
 
 def serve() -> dict[str, Any]:
@@ -162,6 +189,8 @@ def become(request: dict[str, Any]) -> NoReturn:
     be_plain(request["terminal"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it when it began
     end_with(request["parent"])
+    for which, limits in request["limits"].items():
+        resource.setrlimit(int(which), tuple(limits))
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environ"])
@@ -170,6 +199,8 @@ def become(request: dict[str, Any]) -> NoReturn:
     for at, name in enumerate(("stdin", "stdout", "stderr")):
         _reopen(at, name, held)
     words = request["argv"][1:]
+    if words[: len(_RENDERER)] == _RENDERER:
+        del words[: len(_RENDERER)]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -194,9 +225,10 @@ def _reopen(fd: int, name: str, held: bool) -> None:
 
 
 if __name__ == "__main__":
-    for module in _MODULES:
+    for module in _MODULES[sys.argv[1]]:
         __import__(module)
-    from llmcli.families.family import families
+    if sys.argv[1] == "llmcli":
+        from llmcli.families.family import families
 
-    families()
+        families()
     become(serve())
