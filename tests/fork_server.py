@@ -14,6 +14,7 @@ import fcntl
 import io
 import json
 import os
+import platform
 import random
 import resource
 import runpy
@@ -231,4 +232,5 @@ if __name__ == "__main__":
         from llmcli.families.family import families
 
         families()
+        platform.processor()  # which asks another program
     become(serve())
