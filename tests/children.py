@@ -16,6 +16,19 @@ from typing import Any
 
 from fork_server import Forked, be_plain, end_with, server_for
 
+# a program begins with it and goes on in a process for each argument, `words`
+EACH = """
+import os, sys
+codes = ["exit codes:"]
+for words in sys.argv[1:]:
+    if not (process := os.fork()):
+        break
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+else:
+    print(*codes, file=sys.stdout or sys.stderr)
+    sys.exit()
+"""
+
 _started: list[subprocess.Popen[Any]] = []
 
 

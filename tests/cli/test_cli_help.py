@@ -28,18 +28,9 @@ from llmcli.commands.help.view import drawn
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "safetensors", "huggingface_hub", "tokenizers", "jinja2", "gguf",
          "rich", "pydantic", "transformers")  # fmt: skip
-# one process for each of the commands, which has imported nothing of ours before
-PROBE = """
-import os, platform, sys
-platform.processor()  # asks another program, once for all of them
-for command in sys.argv[1:]:
-    if not os.fork():
-        break
-    os.wait()
-else:
-    sys.exit()
+PROBE = f"import platform; platform.processor()  # asks another program{children.EACH}" + """
 from llmcli.cli.app import main
-code = main(command.split())
+code = main(words.split())
 print("LOADED", code, *sys.modules, file=sys.stderr)
 """
 

@@ -122,7 +122,7 @@ def test_a_terminal_is_left_on_a_new_line_with_a_word(small, number, code, word)
         time.sleep(0.5)
         process.send_signal(number)
 
-    argv = ("generate", "x", "--ignore-eos", "-n", "100000", "--context-length", "100000")
+    argv = ("generate", "ab", "--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000")
     got, seen = on_terminal(small(*argv), until="leaves room", send=send)
     assert got == code
     assert seen.endswith(f"\r\x1b[K{word}\r\n")
@@ -133,7 +133,7 @@ def test_a_terminal_is_left_on_a_new_line_with_a_word(small, number, code, word)
 
 
 def test_a_terminal_sees_the_loading_and_the_legend(small, tiny):
-    argv = ("generate", "x", "-n", "3", "--logprobs", "0")
+    argv = ("generate", "x", "--raw", "-n", "3", "--logprobs", "0")
     code, seen = on_terminal(small(*argv))
     assert code == 0
     shown, erased, rest = seen.partition("\r\x1b[K")
@@ -200,16 +200,11 @@ def test_a_whole_document_is_not_followed_by_another():
     assert json.loads(ended.stdout)["text"] == "x" * 9
 
 
-# forks one process for each `at`, interrupted at import number `at` or at that of the module `at`
-EARLY = """
-import sys, _signal, os
+# interrupted at import number `words`, or at that of the module `words`
+EARLY = children.EACH + """
+import _signal
 
-for at in sys.argv[1:]:
-    if not (process := os.fork()):
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
-else:
-    sys.exit()
+at = words
 for number, stream in ((1, "out"), (2, "err")):
     os.dup2(os.open(at + "." + stream, os.O_CREAT | os.O_WRONLY), number)
 begun, left = False, int(at) if at.isdigit() else -1
@@ -241,8 +236,8 @@ def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(tmp_path
         [sys.executable, "-c", EARLY, *places], cwd=tmp_path, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=120,
     )  # fmt: skip
-    codes = dict(zip(places, map(int, ended.stdout.split()), strict=True))
-    for at, code in codes.items():
+    codes = map(int, ended.stdout.removeprefix("exit codes:").split())
+    for at, code in zip(places, codes, strict=True):
         assert (tmp_path / f"{at}.err").read_text() == "", at
         may = {130} if at == "typer" else {-signal.SIGINT} if at in FIRST else {-signal.SIGINT, 130}
         assert code in may, at
