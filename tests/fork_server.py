@@ -85,7 +85,7 @@ class Forked(subprocess.Popen[Any]):
         pipes = pipes_and_more[:6]
         fds = [pipes[0], pipes[3], pipes[5]]
         request = {
-            "argv": [os.fspath(word) for word in args], "cwd": os.fspath(cwd or os.getcwd()),
+            "argv": [os.fsdecode(word) for word in args], "cwd": os.fspath(cwd or os.getcwd()),
             "environ": dict(os.environ if env is None else env), "parent": os.getpid(),
             "limits": {which: resource.getrlimit(which) for which in _LIMITS},
             "terminal": self._terminal,
@@ -97,7 +97,7 @@ class Forked(subprocess.Popen[Any]):
 
 def server_for(argv: Any, env: Mapping[str, str] | None) -> str | None:
     """Which server starts it, if any: a program of this Python that begins as this process did."""
-    words = [] if isinstance(argv, str) else [os.fspath(word) for word in argv]
+    words = [] if isinstance(argv, str) else [os.fsdecode(word) for word in argv]
     if sys.platform != "linux" or words[:1] != [sys.executable] or __file__ in words:
         return None
     given = os.environ if env is None else env
