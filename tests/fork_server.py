@@ -18,13 +18,14 @@ import platform
 import random
 import resource
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,7 +77,9 @@ class Forked(subprocess.Popen[Any]):
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
         env: Any, startupinfo: Any, creationflags: Any, shell: Any, *pipes_and_more: Any,
     ) -> None:  # fmt: skip
-        kind = None if preexec_fn or pass_fds or shell else server_for(args, env)
+        plain = not (preexec_fn or pass_fds or shell or isinstance(args, str | bytes))
+        words = _of_python(list(map(os.fsdecode, args)), env) if plain else []
+        kind = server_for(words, env)
         if kind is None:
             return super()._execute_child(  # type: ignore[misc, no-any-return]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
@@ -85,7 +88,7 @@ class Forked(subprocess.Popen[Any]):
         pipes = pipes_and_more[:6]
         fds = [pipes[0], pipes[3], pipes[5]]
         request = {
-            "argv": [os.fsdecode(word) for word in args], "cwd": os.fspath(cwd or os.getcwd()),
+            "argv": words, "cwd": os.fspath(cwd or os.getcwd()),
             "environ": dict(os.environ if env is None else env), "parent": os.getpid(),
             "limits": {which: resource.getrlimit(which) for which in _LIMITS},
             "terminal": self._terminal,
@@ -95,10 +98,22 @@ class Forked(subprocess.Popen[Any]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def server_for(argv: Any, env: Mapping[str, str] | None) -> str | None:
+def _of_python(words: list[str], env: Mapping[str, str] | None) -> list[str]:
+    """The same, beginning with this Python where that is what a script of the PATH names."""
+    path = None if env is None else env.get("PATH")
+    script = shutil.which(words[0], path=path) if words[0] != sys.executable else None
+    if script is not None:
+        with open(script, "rb") as file:
+            if file.readline(500).decode(errors="replace") == f"#!{sys.executable}\n":
+                return [sys.executable, script, *words[1:]]
+    return words
+
+
+def server_for(argv: Sequence[str | bytes], env: Mapping[str, str] | None) -> str | None:
     """Which server starts it, if any: a program of this Python that begins as this process did."""
-    words = [] if isinstance(argv, str) else [os.fsdecode(word) for word in argv]
-    if sys.platform != "linux" or words[:1] != [sys.executable] or __file__ in words:
+    words = list(map(os.fsdecode, argv))
+    ours = sys.platform == "linux" and words[:1] == [sys.executable] and len(words) > 1
+    if not ours or __file__ in words:
         return None
     given = os.environ if env is None else env
     early = {name for name in given.keys() | os.environ.keys() if name.startswith(_EARLY)}
@@ -109,7 +124,8 @@ def server_for(argv: Any, env: Mapping[str, str] | None) -> str | None:
         return None
     if words[1:3] == ["-m", "llmcli"] or words[1].endswith("scripted.py"):
         return "llmcli"
-    return "small" if rendering or words[1].endswith(".py") else None
+    script = rendering or os.path.isfile(words[1])
+    return "small" if script else None
 
 
 class _Server:

@@ -135,11 +135,10 @@ def test_which_programs_are_forked():
     ours = [sys.executable, "-m", "llmcli", "env"]
     assert server_for(ours, None) == server_for(ours, {**os.environ}) == "llmcli"
     assert server_for(["llmcli", "env"], None) is None
-    assert server_for("llmcli", None) is None
     assert server_for([sys.executable, "-c", "pass"], None) is None
     assert server_for(ours, os.environ | {"LC_ALL": "C"}) is None
     assert server_for(ours, {"PATH": "/bin"}) is None
-    for script in (["pip.py"], ["-S", "-s", "-P", "template_server.py"]):
+    for script in ([__file__], ["-S", "-s", "-P", "template_server.py"]):
         assert server_for([sys.executable, *script], None) == "small"
 
 
