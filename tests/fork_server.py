@@ -69,16 +69,16 @@ class Forked(subprocess.Popen[Any]):
     Then it is in a session of its own; `terminal`: its stdin is the terminal that controls it.
     """
 
-    def __init__(self, argv: Any, *, terminal: bool = False, **options: Any) -> None:
+    def __init__(self, args: Any, *more: Any, terminal: bool = False, **options: Any) -> None:
         self._terminal = terminal
-        super().__init__(argv, **options)
+        super().__init__(args, *more, **options)
 
     def _execute_child(  # type: ignore[override]
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
         env: Any, startupinfo: Any, creationflags: Any, shell: Any, *pipes_and_more: Any,
     ) -> None:  # fmt: skip
-        plain = not (preexec_fn or pass_fds or shell or isinstance(args, str | bytes))
-        words = _of_python(list(map(os.fsdecode, args)), env) if plain else []
+        plain = isinstance(args, list | tuple) and not (executable or preexec_fn or pass_fds)
+        words = _of_python(list(map(os.fsdecode, args)), env) if plain and not shell else []
         kind = server_for(words, env)
         if kind is None:
             return super()._execute_child(  # type: ignore[misc, no-any-return]
@@ -102,7 +102,7 @@ def _of_python(words: list[str], env: Mapping[str, str] | None) -> list[str]:
     """The same, beginning with this Python where that is what a script of the PATH names."""
     path = None if env is None else env.get("PATH")
     script = shutil.which(words[0], path=path) if words[0] != sys.executable else None
-    if script is not None:
+    if script is not None and os.access(script, os.R_OK):
         with open(script, "rb") as file:
             if file.readline(500).decode(errors="replace") == f"#!{sys.executable}\n":
                 return [sys.executable, script, *words[1:]]
