@@ -193,8 +193,9 @@ def test_a_document_that_is_cut_short_is_not_followed_by_another(before, size):
     assert b"llmcli.error" not in begun
 
 
-def test_a_whole_document_is_not_followed_by_another():
-    argv = [sys.executable, "-c", WRITER, "--json", "empty", "9"]
+def test_a_whole_document_is_not_followed_by_another(tmp_path):
+    (tmp_path / "writer.py").write_text(WRITER)
+    argv = [sys.executable, str(tmp_path / "writer.py"), "--json", "empty", "9"]
     ended = children.run(argv, cwd=ROOT, capture_output=True, check=False, timeout=30)
     assert ended.returncode == 130
     assert json.loads(ended.stdout)["text"] == "x" * 9
@@ -256,9 +257,10 @@ os._exit(exits.run(lambda argv: 1 / 0, []))
 """
 
 
-def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback():
+def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback(tmp_path):
+    (program := tmp_path / "told.py").write_text(TOLD)
     ended = children.run(
-        [sys.executable, "-c", TOLD], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert ended.stderr == "error: internal error: ZeroDivisionError: division by zero\n"
     assert ended.returncode == 130
