@@ -14,7 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fork_server import Forked, be_plain, can_fork, end_with
+from fork_server import Forked, be_plain, end_with, server_for
+
+# a program begins with it and goes on in a process for each argument, `words`
+EACH = """
+import os, sys
+codes = ["exit codes:"]
+for words in sys.argv[1:]:
+    if not (process := os.fork()):
+        break
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+else:
+    print(*codes, file=sys.stdout or sys.stderr)
+    sys.exit()
+"""
 
 _started: list[subprocess.Popen[Any]] = []
 
@@ -33,7 +46,7 @@ def start(
     imported before, for those that look at their start or at their memory.
     """
     options = _unconfigured(options)
-    if prepare is None and not fresh and can_fork(argv, options):
+    if prepare is None and not fresh and server_for(argv, options["env"]):
         process: subprocess.Popen[Any] = Forked([*argv], terminal=terminal, **options)
     else:
         process = subprocess.Popen(argv, **_plain(prepare, terminal), **options)

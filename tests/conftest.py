@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import children
 import machines
 import pytest
 from budget import Budget
+from fork_server import Forked
 from hypothesis import settings
 
 machines.before()  # PyTorch reads it when it is imported
@@ -127,9 +129,14 @@ def nothing_outlives_a_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def renderer() -> Iterator[None]:
-    """One process renders the chat templates of all tests, but for those that are about it."""
-    with RENDERER:
-        yield
+    """One process renders the chat templates of all tests, but for those that are about it.
+
+    Whatever replaces it, and every other Python script that the product starts, is forked.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Forked)
+        with RENDERER:
+            yield
 
 
 @pytest.fixture(scope="session")

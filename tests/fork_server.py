@@ -1,9 +1,10 @@
-"""Programs of llmcli that begin with their modules imported: in 0.05 s instead of a second.
+"""Programs that begin with their modules imported: llmcli in 0.05 s instead of a second.
 
-Each process of the tests has one server, which has imported PyTorch and llmcli's command line but
-has run nothing. For a program it forks twice: its child is at once orphaned, and so becomes a child
-of the tests, which wait for it and signal it as for any other. Run as a program, this file is the
-server: it reads requests and file descriptors from the socket that is its stdin.
+Each process of the tests has two servers at most. One has imported PyTorch and llmcli's command
+line but has run nothing; the other, for small programs, only Jinja. For a program a server forks
+twice: its child is at once orphaned, and so becomes a child of the tests, which wait for it and
+signal it as for any other. Run as a program, with the modules to import, this file is the server:
+it reads requests and file descriptors from the socket that is its stdin.
 """
 
 from __future__ import annotations
@@ -13,25 +14,34 @@ import fcntl
 import io
 import json
 import os
+import platform
 import random
+import resource
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_MODULES = (
-    "llmcli.cli.tree", "llmcli.cli.running", "llmcli.commands.generate.command",
-    "llmcli.commands.chat.command", "llmcli.commands.attention.command",
-    "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.observe.formulas", "tokenizers",
-    "safetensors.torch",
-)  # fmt: skip
+_MODULES = {
+    "llmcli": (
+        "llmcli.cli.tree", "llmcli.cli.running", "llmcli.commands.generate.command",
+        "llmcli.commands.chat.command", "llmcli.commands.attention.command",
+        "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.observe.formulas",
+        "tokenizers", "safetensors.torch",
+    ),
+    "small": ("jinja2.ext", "jinja2.sandbox"),  # for what renders chat templates
+}  # fmt: skip
+_RENDERER = ["-S", "-s", "-P"]  # how llmcli starts it
+_LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_DATA)
 # what Python, C libraries and modules read when they begin: another value needs another beginning
 _EARLY = ("PYTHON", "LC_", "LANG", "OMP_", "GOMP_", "MKL_", "LD_", "TORCH", "CUDA", "MALLOC")
 
@@ -54,50 +64,78 @@ def end_with(parent: int) -> None:
 
 
 class Forked(subprocess.Popen[Any]):
-    """`subprocess.Popen` of `python -m MODULE` or `python FILE`, forked from this process's server.
+    """`subprocess.Popen`, but that a server forks the program where it can.
 
-    It is in a session of its own; `terminal`: its stdin is the terminal that controls it.
+    Then it is in a session of its own; `terminal`: its stdin is the terminal that controls it.
     """
 
-    def __init__(self, argv: list[str], *, terminal: bool = False, **options: Any) -> None:
+    def __init__(self, args: Any, *more: Any, terminal: bool = False, **options: Any) -> None:
         self._terminal = terminal
-        super().__init__(argv, **options)
+        super().__init__(args, *more, **options)
 
     def _execute_child(  # type: ignore[override]
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
         env: Any, startupinfo: Any, creationflags: Any, shell: Any, *pipes_and_more: Any,
     ) -> None:  # fmt: skip
+        plain = isinstance(args, list | tuple) and not (executable or preexec_fn or pass_fds)
+        words = _of_python(list(map(os.fsdecode, args)), env) if plain and not shell else []
+        kind = server_for(words, env)
+        if kind is None:
+            return super()._execute_child(  # type: ignore[misc, no-any-return]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
+                creationflags, shell, *pipes_and_more,
+            )  # fmt: skip
         pipes = pipes_and_more[:6]
         fds = [pipes[0], pipes[3], pipes[5]]
         request = {
-            "argv": [os.fspath(word) for word in args], "cwd": os.fspath(cwd or os.getcwd()),
-            "environ": dict(env), "parent": os.getpid(), "terminal": self._terminal,
+            "argv": words, "cwd": os.fspath(cwd or os.getcwd()),
+            "environ": dict(os.environ if env is None else env), "parent": os.getpid(),
+            "limits": {which: resource.getrlimit(which) for which in _LIMITS},
+            "terminal": self._terminal,
         }  # fmt: skip
-        self.pid = _server().fork(request, [fd if fd != -1 else at for at, fd in enumerate(fds)])
+        self.pid = _server(kind).fork(request, [fd if fd != -1 else n for n, fd in enumerate(fds)])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def can_fork(argv: Any, options: dict[str, Any]) -> bool:
-    """Whether the server can start it: a program of this Python that begins as this process did."""
-    given = options["env"]
+def _of_python(words: list[str], env: Mapping[str, str] | None) -> list[str]:
+    """The same, beginning with this Python where that is what a script of the PATH names."""
+    path = None if env is None else env.get("PATH")
+    script = shutil.which(words[0], path=path) if words[0] != sys.executable else None
+    if script is not None and os.access(script, os.R_OK):
+        with open(script, "rb") as file:
+            if file.readline(500).decode(errors="replace") == f"#!{sys.executable}\n":
+                return [sys.executable, script, *words[1:]]
+    return words
+
+
+def server_for(argv: Sequence[str | bytes], env: Mapping[str, str] | None) -> str | None:
+    """Which server starts it, if any: a program of this Python that begins as this process did."""
+    words = list(map(os.fsdecode, argv))
+    ours = sys.platform == "linux" and words[:1] == [sys.executable] and len(words) > 1
+    if not ours or __file__ in words:
+        return None
+    given = os.environ if env is None else env
     early = {name for name in given.keys() | os.environ.keys() if name.startswith(_EARLY)}
-    return (
-        sys.platform == "linux"
-        and argv[0] == sys.executable
-        and ((argv[1] == "-m" and argv[2] == "llmcli") or str(argv[1]).endswith("scripted.py"))
-        and all(given.get(name) == os.environ.get(name) for name in early)
-    )
+    rendering = words[1:4] == _RENDERER
+    if rendering:
+        early.discard("PYTHONPATH")  # which is to find Jinja
+    if any(given.get(name) != os.environ.get(name) for name in early):
+        return None
+    if words[1:3] == ["-m", "llmcli"] or words[1].endswith("scripted.py"):
+        return "llmcli"
+    script = rendering or os.path.isfile(words[1])
+    return "small" if script else None
 
 
 class _Server:
     """The client's side of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, __file__], stdin=theirs, stdout=subprocess.DEVNULL,
+                [sys.executable, __file__, kind], stdin=theirs, stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
         self.owner = os.getpid()
@@ -118,13 +156,19 @@ class _Server:
         return pid
 
 
-_servers: list[_Server] = []
+_servers: dict[str, _Server] = {}
 
 
-def _server() -> _Server:
-    if not _servers or _servers[0].owner != os.getpid() or _servers[0].process.poll() is not None:
-        _servers[:] = [_Server()]
-    return _servers[0]
+def _server(kind: str) -> _Server:
+    found = _servers.get(kind)
+    if found is None or found.owner != os.getpid() or found.process.poll() is not None:
+        found = _servers[kind] = _Server(kind)
+    return found
+
+
+def servers() -> set[int]:
+    """Their process ids, of this process."""
+    return {server.process.pid for server in _servers.values()}
 
 
 def serve() -> dict[str, Any]:
@@ -162,6 +206,8 @@ def become(request: dict[str, Any]) -> NoReturn:
     be_plain(request["terminal"])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it when it began
     end_with(request["parent"])
+    for which, limits in request["limits"].items():
+        resource.setrlimit(int(which), tuple(limits))
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environ"])
@@ -170,6 +216,8 @@ def become(request: dict[str, Any]) -> NoReturn:
     for at, name in enumerate(("stdin", "stdout", "stderr")):
         _reopen(at, name, held)
     words = request["argv"][1:]
+    if words[: len(_RENDERER)] == _RENDERER:
+        del words[: len(_RENDERER)]
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -194,9 +242,11 @@ def _reopen(fd: int, name: str, held: bool) -> None:
 
 
 if __name__ == "__main__":
-    for module in _MODULES:
+    for module in _MODULES[sys.argv[1]]:
         __import__(module)
-    from llmcli.families.family import families
+    if sys.argv[1] == "llmcli":
+        from llmcli.families.family import families
 
-    families()
+        families()
+        platform.processor()  # which asks another program
     become(serve())

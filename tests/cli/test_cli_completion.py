@@ -144,10 +144,10 @@ def test_bash_registers_the_function():
 
 def test_bash_continues_behind_a_colon(home):
     """`hf:org/name` is three words to bash, which puts only the last of them in."""
-    assert bash("llmcli generate --device cuda : 1") == [[]]
     file = home / "hub" / "models--org--some" / "snapshots" / ("a" * 40) / "x.gguf"
     file.write_text("")
-    assert bash("llmcli generate -m hf : org/so") == [["org/some/x.gguf"]]
+    lines = ("llmcli generate --device cuda : 1", "llmcli generate -m hf : org/so")
+    assert bash(*lines) == [[], ["org/some/x.gguf"]]
 
 
 class Zsh:

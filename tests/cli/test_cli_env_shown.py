@@ -44,13 +44,22 @@ def test_paths_are_absolute_in_json_and_short_in_text(cli, monkeypatch, tmp_path
     assert "  /else/where  " in cli("env").out
 
 
-@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"])
-def test_the_hubs_places_are_those_of_its_library(cli, monkeypatch, variable):
-    monkeypatch.setenv(variable, "/else/where")
-    ask = "from huggingface_hub import constants as c; print(c.HF_HUB_CACHE, c.HF_HOME)"
-    told = children.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
-    found, _ = values(cli)
-    assert [found["hub cache"], found["hub home"]] == told.stdout.split()
+def test_the_hubs_places_are_those_of_its_library(cli, monkeypatch):
+    variables = ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE")
+    ask = f"""{children.EACH}
+os.environ[words] = "/else/where"
+from huggingface_hub import constants as c; print(c.HF_HUB_CACHE, c.HF_HOME)
+"""
+    told = children.run(
+        [sys.executable, "-c", ask, *variables], capture_output=True, text=True, check=True
+    )
+    *places, codes = told.stdout.splitlines()
+    assert codes == "exit codes: 0 0 0"
+    for variable, place in zip(variables, places, strict=True):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "/else/where")
+            found, _ = values(cli)
+        assert [found["hub cache"], found["hub home"]] == place.split()
 
 
 def test_the_threads_of_the_header_are_those_of_the_setting(cli, monkeypatch):

@@ -91,19 +91,19 @@ def test_matrices_in_a_document_have_a_size_too(view, monkeypatch):
 
 
 @pytest.fixture
-def opener(monkeypatch, tmp_path):
-    """`opener(script)`: the desktop's program for files becomes this one; what it was given."""
-    folder, log = tmp_path / "bin", tmp_path / "opened"
-    folder.mkdir()
+def opened(monkeypatch):
+    """The files that were opened, by nothing; `.code` is what the desktop's opener ends with."""
 
-    def install(script):
-        program = folder / ("open" if sys.platform == "darwin" else "xdg-open")
-        program.write_text(f'#!/bin/sh\necho "$1" >> {log}\n{script}\n')
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-        return lambda: log.read_text().splitlines() if log.exists() else []
+    class Opened(list):
+        code = 0
 
-    return install
+        def launch(self, path):
+            self.append(path)
+            return self.code
+
+    opened = Opened()
+    monkeypatch.setattr(llmcli.cli.files, "launch", opened.launch)
+    return opened
 
 
 VIEWS = [
@@ -115,28 +115,27 @@ VIEWS = [
 
 @pytest.mark.parametrize("argv", VIEWS, ids=lambda argv: argv[0])
 def test_a_page_is_made_and_opened_or_the_file_that_is_written(
-    view, opener, monkeypatch, tmp_path, argv
+    view, opened, monkeypatch, tmp_path, argv
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    opened = opener("exit 0")
     shown = view(*argv).out
     result = view(*argv, "--open")
     assert (result.code, result.out) == (0, shown)
     (page,) = tmp_path.glob(f"llmcli-{argv[0]}-*/{argv[0]}.html")
-    assert opened() == [str(page)]
+    assert opened == [str(page)]
     assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
     assert f"note: wrote `{page}`" in result.err
     assert page.parent.stat().st_mode & 0o077 == 0  # for nobody else
     for kind in ("html", "png"):
         file = tmp_path / f"a.{kind}"
         assert view(*argv, "-o", str(file), "--open", "--json").json()["ok"]
-        assert opened()[-1] == str(file)
+        assert opened[-1] == str(file)
         assert file.stat().st_size > 1000
     refused = view(*argv, "-o", str(tmp_path / "a.csv"), "--open")
     assert refused.code == 2
     assert "`--open` shows .html and .png files" in refused.err
-    assert len(opened()) == 3
-    opener("exit 3")
+    assert len(opened) == 3
+    opened.code = 3
     for kind, viewer in (("html", "browser"), ("png", "image viewer")):
         file = tmp_path / f"b.{kind}"
         result = view(*argv, "-o", str(file), "--open")
@@ -150,15 +149,18 @@ def test_a_page_is_made_and_opened_or_the_file_that_is_written(
 @pytest.mark.parametrize(
     ("script", "opens"), [("echo 'links: not found' >&2; exit 3", False), ("sleep 3", True)]
 )
-def test_an_opener_that_opens_nothing_is_noticed(
-    view, opener, monkeypatch, tmp_path, script, opens
-):
+def test_an_opener_that_opens_nothing_is_noticed(view, monkeypatch, tmp_path, script, opens):
     """And one that goes on is the browser itself."""
+    program = tmp_path / ("open" if sys.platform == "darwin" else "xdg-open")
+    program.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path / "log"}\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(llmcli.cli.files, "OPENING_S", 0.5 if script == "sleep 3" else 30.0)
-    opener(script)
-    result = view(*VIEWS[0], "-o", str(tmp_path / "a.png"), "--open")
+    monkeypatch.chdir(tmp_path)
+    result = view(*VIEWS[0], "-o", "a.png", "--open")
     assert result.code == 0
     assert ("note: no image viewer could be started" in result.err) == (not opens)
+    assert (tmp_path / "log").read_text() == f"{tmp_path / 'a.png'}\n"
 
 
 def test_where_there_is_no_opener(view, monkeypatch, tmp_path):
@@ -168,8 +170,8 @@ def test_where_there_is_no_opener(view, monkeypatch, tmp_path):
     assert "note: no image viewer could be started" in result.err
 
 
-def test_a_run_that_fails_leaves_no_directory(view, opener, monkeypatch, tmp_path):
-    ended, opened = [], opener("exit 0")
+def test_a_run_that_fails_leaves_no_directory(view, opened, monkeypatch, tmp_path):
+    ended = []
     (tmp_path / "pages").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "pages"))
     monkeypatch.setattr("atexit.register", ended.append)
@@ -180,4 +182,4 @@ def test_a_run_that_fails_leaves_no_directory(view, opener, monkeypatch, tmp_pat
     (end,) = ended
     end()
     assert not list((tmp_path / "pages").iterdir())
-    assert opened() == []
+    assert opened == []

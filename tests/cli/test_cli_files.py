@@ -254,7 +254,8 @@ with whole_file(sys.argv[1]) as file:
 
 
 def test_the_partial_file_of_a_killed_process_is_removed_by_the_next_write(tmp_path):
-    argv = [sys.executable, "-c", WRITER, str(tmp_path / "a.npz")]
+    (program := tmp_path.parent / "writer.py").write_text(WRITER)
+    argv = [sys.executable, str(program), str(tmp_path / "a.npz")]
     with children.start(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"begun\n"
         (partial,) = os.listdir(tmp_path)

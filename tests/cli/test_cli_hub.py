@@ -12,6 +12,7 @@ import time
 import children
 import pytest
 from cli_tiny import write_tiny
+from full_disk import largest_file
 from hub_stand_in import SHA, HubStandIn
 
 GENERATE = (
@@ -19,9 +20,6 @@ GENERATE = (
     *("--ignore-eos", "--dtype", "float32"),
 )
 PULL = ("models", "pull", "org/m")  # where what is fetched matters, and not what runs then
-LIMIT = "import resource, sys; n = int(sys.argv.pop(1)); "
-LIMIT += "resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
-LIMIT += "import runpy; runpy.run_module('llmcli', run_name='__main__')"
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +40,9 @@ def start(hub, tmp_path):
     home = os.environ | hub.environment(tmp_path)
     del home["HF_HUB_CACHE"]  # HF_HOME alone says where the cache is
 
-    def run(*argv, command=GENERATE, program=("-m", "llmcli"), **environ):
+    def run(*argv, command=GENERATE, **environ):
         return children.start(
-            [sys.executable, *program, *command, *argv], text=True, env=home | environ,
+            [sys.executable, "-m", "llmcli", *command, *argv], text=True, env=home | environ,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -127,7 +125,9 @@ def test_two_processes_fetch_it_once(hub, start):
 
 
 def test_a_disk_that_fills_up_on_the_way(hub, start, tmp_path):
-    code, out, err = ended(start(program=("-c", LIMIT, "1000000")))
+    with largest_file(1_000_000):
+        process = start()
+    code, out, err = ended(process)
     assert (code, out) == (1, "")
     assert "the hub cache" in err
     assert "free " in err

@@ -122,7 +122,7 @@ def test_a_terminal_is_left_on_a_new_line_with_a_word(small, number, code, word)
         time.sleep(0.5)
         process.send_signal(number)
 
-    argv = ("generate", "x", "--ignore-eos", "-n", "100000", "--context-length", "100000")
+    argv = ("generate", "ab", "--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000")
     got, seen = on_terminal(small(*argv), until="leaves room", send=send)
     assert got == code
     assert seen.endswith(f"\r\x1b[K{word}\r\n")
@@ -133,7 +133,7 @@ def test_a_terminal_is_left_on_a_new_line_with_a_word(small, number, code, word)
 
 
 def test_a_terminal_sees_the_loading_and_the_legend(small, tiny):
-    argv = ("generate", "x", "-n", "3", "--logprobs", "0")
+    argv = ("generate", "x", "--raw", "-n", "3", "--logprobs", "0")
     code, seen = on_terminal(small(*argv))
     assert code == 0
     shown, erased, rest = seen.partition("\r\x1b[K")
@@ -193,18 +193,22 @@ def test_a_document_that_is_cut_short_is_not_followed_by_another(before, size):
     assert b"llmcli.error" not in begun
 
 
-def test_a_whole_document_is_not_followed_by_another():
-    argv = [sys.executable, "-c", WRITER, "--json", "empty", "9"]
+def test_a_whole_document_is_not_followed_by_another(tmp_path):
+    (tmp_path / "writer.py").write_text(WRITER)
+    argv = [sys.executable, str(tmp_path / "writer.py"), "--json", "empty", "9"]
     ended = children.run(argv, cwd=ROOT, capture_output=True, check=False, timeout=30)
     assert ended.returncode == 130
     assert json.loads(ended.stdout)["text"] == "x" * 9
 
 
-# interrupted at import number `at`, or at that of the module `at`
-EARLY = """
-import sys, _signal
-begun, at = False, sys.argv[1]
-left = int(at) if at.isdigit() else -1
+# interrupted at import number `words`, or at that of the module `words`
+EARLY = children.EACH + """
+import _signal
+
+at = words
+for number, stream in ((1, "out"), (2, "err")):
+    os.dup2(os.open(at + "." + stream, os.O_CREAT | os.O_WRONLY), number)
+begun, left = False, int(at) if at.isdigit() else -1
 
 def imported(event, found):
     global begun, left
@@ -222,21 +226,23 @@ script()
 FIRST = ("llmcli.cli.app", "llmcli.cli.streams", "llmcli.errors", "typer")
 
 
-@pytest.mark.parametrize("at", [*range(1, 9), *range(9, 80, 10), *FIRST])
-def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(at):
+def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(tmp_path):
     """At each of the first modules that are read; later ones are sampled, and some are named.
 
     But for the package itself and the limits that it sets before PyTorch can be imported: whoever
     imports it as a library gets them too, and until then no line of the program has run.
     """
+    places = [*map(str, [*range(1, 9), *range(9, 80, 10)]), *FIRST]
     ended = children.run(
-        [sys.executable, "-c", EARLY, str(at)], cwd=ROOT, capture_output=True, text=True,
-        timeout=60,
+        [sys.executable, "-c", EARLY, *places], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=120,
     )  # fmt: skip
-    assert ended.stderr == ""
-    codes = {"typer": (130,)}.get(at, (-signal.SIGINT,)) if at in FIRST else (-signal.SIGINT, 130)
-    assert ended.returncode in codes
-    assert ended.stdout == "" or at not in FIRST
+    codes = map(int, ended.stdout.removeprefix("exit codes:").split())
+    for at, code in zip(places, codes, strict=True):
+        assert (tmp_path / f"{at}.err").read_text() == "", at
+        may = {130} if at == "typer" else {-signal.SIGINT} if at in FIRST else {-signal.SIGINT, 130}
+        assert code in may, at
+        assert at not in FIRST or (tmp_path / f"{at}.out").read_text() == "", at
 
 
 TOLD = """
@@ -251,9 +257,10 @@ os._exit(exits.run(lambda argv: 1 / 0, []))
 """
 
 
-def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback():
+def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback(tmp_path):
+    (program := tmp_path / "told.py").write_text(TOLD)
     ended = children.run(
-        [sys.executable, "-c", TOLD], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert ended.stderr == "error: internal error: ZeroDivisionError: division by zero\n"
     assert ended.returncode == 130

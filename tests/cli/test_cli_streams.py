@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from covers import few
 from llmcli.cli.streams import spelled, tolerate
 
 ROOT = Path(__file__).parents[2]
-ENDLESS = ("--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
+ENDLESS = ("--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
 
 
 def start(tiny, *argv, **streams):
@@ -48,7 +49,7 @@ def test_a_closed_pipe_is_silent_and_succeeds(tiny):
     ("argv", "code", "said"),
     [
         (["--help"], 0, ""), (["env"], 0, ""), (["tokens", "x", "-q"], 0, ""),
-        (["generate", "-n", "3", "x", "-q"], 0, ""),
+        (["generate", "--raw", "-n", "3", "x", "-q"], 0, ""),
         # an error keeps its code where nobody reads it
         (["generate", "-n", "x", "--json"], 2, "takes a whole number"),
     ],
@@ -65,8 +66,8 @@ def test_a_pipe_closed_before_the_first_word(tiny, argv, code, said):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "argv",
-    few([["generate", "-n", "3", "--json", "x", "-q"], ["--help"],
-         ["generate", "-n", "3", "x", "-q"], ["tokens", "x", "-q"]], 2),
+    few([["generate", "--raw", "-n", "3", "--json", "x", "-q"], ["--help"],
+         ["generate", "--raw", "-n", "3", "x", "-q"], ["tokens", "x", "-q"]], 2),
 )  # fmt: skip
 def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
     with open("/dev/full", "wb") as full:
@@ -100,7 +101,7 @@ def test_signals_keep_what_was_printed(tiny, whole, number, code):
 
 def test_an_interrupted_json_run_prints_what_it_has(tiny):
     """The note about the room that is left comes just before the first token is computed."""
-    process = start(tiny, "generate", "x", *(flag for flag in ENDLESS if flag != "-q"), "--json")
+    process = start(tiny, "generate", "abcd", *(flag for flag in ENDLESS if flag != "-q"), "--json")
     assert b"trained for 128 tokens" in process.stderr.readline()
     assert b"leaves room for 99997" in process.stderr.readline()
     time.sleep(0.5)
@@ -129,66 +130,70 @@ def test_an_interruption_while_it_starts_is_silent(tiny):
 
 def test_what_the_parent_ignores_stays_ignored_and_who_imports_us_keeps_ctrl_c():
     found = "print(repr(signal.getsignal(signal.SIGINT)))"
-    importing = f"import signal; import llmcli.__main__, llmcli.cli.app; {found}"
-    assert "default_int_handler" in shell(f"\"$PY\" -c '{importing}'", "tiny").stdout
-    running = f"import os, signal; os._exit = lambda code: {found}; "
-    running += "from llmcli.__main__ import script; script()"
-    for before, after in [("", "Signals._handle"), ("trap '' INT;", "SIG_IGN")]:
+    running = f"import os, signal; import llmcli.__main__, llmcli.cli.app; {found}; "
+    running += f"os._exit = lambda code: {found}; llmcli.__main__.script()"
+    for before, after in [
+        ("", ["default_int_handler", "Signals._handle"]), ("trap '' INT;", ["SIG_IGN", "SIG_IGN"]),
+    ]:  # fmt: skip
         done = shell(f"{before} \"$PY\" -c '{running}' --version", "tiny")
-        assert after in done.stdout, done.stderr
+        lines = [line for line in done.stdout.splitlines() if not line.startswith("llmcli ")]
+        assert len(lines) == 2, done.stderr
+        assert all(word in line for word, line in zip(after, lines, strict=True)), lines
 
 
 def shell(command, tiny):
+    """`$EACH` is a program that runs each of its arguments; it says their exit codes."""
+    program = children.EACH + (
+        "sys.argv = ['llmcli', *words.split()]\nfrom llmcli.__main__ import script; script()"
+    )
     return children.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "LLMCLI_MODEL": tiny, "PY": sys.executable},
+        env={**os.environ, "LLMCLI_MODEL": tiny, "PY": sys.executable, "EACH": program},
     )  # fmt: skip
 
 
 def test_closed_streams(tiny):
-    closed = shell('"$PY" -m llmcli tokens x <&-', tiny)
-    assert closed.returncode == 0
+    closed = shell('"$PY" -c "$EACH" "tokens x" "tokens -" <&-', tiny)
     assert '"x"' in closed.stdout
-    nowhere = shell('"$PY" -m llmcli tokens x >&-', tiny)
-    assert nowhere.returncode == 1
-    assert "stdout is closed" in nowhere.stderr
-    for words in ("--help", "generate -h", "--version", "--show-completion zsh", "help"):
-        unwritten = shell(f'"$PY" -m llmcli {words} >&-', tiny)
-        assert (unwritten.returncode, unwritten.stderr) == (1, nowhere.stderr)
-    silent = shell('"$PY" -m llmcli tokens 2>&-', tiny)
-    assert silent.returncode == 2
-    assert shell('"$PY" -m llmcli tokens - <&-', tiny).returncode == 2
+    assert closed.stdout.splitlines()[-1] == "exit codes: 0 2"
+    commands = (
+        "tokens x", "--help", "generate -h", "--version", "--show-completion zsh", "help",
+    )  # fmt: skip
+    nowhere = shell(f'"$PY" -c "$EACH" {shlex.join(commands)} >&-', tiny)
+    *said, codes = nowhere.stderr.splitlines()
+    assert codes == "exit codes: 1 1 1 1 1 1"
+    assert "stdout is closed" in said[0]
+    assert said == said[: len(said) // 6] * 6
+    assert shell('"$PY" -m llmcli tokens 2>&-', tiny).returncode == 2
 
 
-@pytest.mark.parametrize("argv", ["generate -n 2 x", "timing x", "bench -p 4 -n 0 -r 1"])
-def test_a_directory_that_is_gone(argv, tiny, tmp_path):
+def test_a_directory_that_is_gone(tiny, tmp_path):
     gone = f"mkdir '{tmp_path}/x' && cd '{tmp_path}/x' && rmdir '{tmp_path}/x' && "
-    run = "'import sys; from llmcli.__main__ import script; script()'"
-    done = shell(f'{gone} PYTHONPATH="{ROOT}" "$PY" -c {run} {argv} -m tiny </dev/null', tiny)
-    assert (done.returncode, done.stdout) == (1, "")
+    commands = [f"{words} -m tiny" for words in ("generate -n 2 x", "timing x", "bench -p 4 -n 0")]
+    environ = f'PYTHONPATH="{ROOT}"'
+    done = shell(f'{gone} {environ} "$PY" -c "$EACH" {shlex.join(commands)} </dev/null', tiny)
+    assert done.stdout == "exit codes: 1 1 1\n"
     assert [line for line in done.stderr.splitlines() if not line.startswith("note: ")] == [
         "error: the current directory no longer exists",
         "hint: change to another one with `cd`, then run this command again",
-    ]
+    ] * 3
 
 
 def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
     (tmp_path / "f").write_text("ab\n")
-    for command in (
-        f'"$PY" -m llmcli tokens --json < {tmp_path}/f',
-        'echo ab | "$PY" -m llmcli tokens --json',
-        f'"$PY" -m llmcli tokens --json -f {tmp_path}/f </dev/null',
-        'echo ab | "$PY" -m llmcli tokens --json -',
-    ):
-        found = json.loads(shell(command, tiny).stdout)["tokens"]
-        assert [token["text"] for token in found] == ["a", "b"], command
-    assert shell('"$PY" -m llmcli tokens </dev/null', tiny).returncode == 2
+    for argv, stdin, piped in (
+        ([], (tmp_path / "f").open(), None), ([], subprocess.PIPE, b"ab\n"),
+        (["-f", str(tmp_path / "f")], subprocess.DEVNULL, None), (["-"], subprocess.PIPE, b"ab\n"),
+    ):  # fmt: skip
+        out, _ = start(tiny, "tokens", "--json", *argv, stdin=stdin).communicate(piped)
+        assert [token["text"] for token in json.loads(out)["tokens"]] == ["a", "b"], argv
+    finished(start(tiny, "tokens"), 2)
 
 
 @pytest.mark.parametrize("level", few(["full", "short"], 1))
 def test_statistics_begin_a_line_of_their_own_where_streams_are_merged(tiny, level):
-    command = [sys.executable, "-m", "llmcli", "generate", "x", "-m", tiny, "--random-weights",
-               "--seed", "1", "-n", "5", "--ignore-eos", "--stats", level]  # fmt: skip
+    command = [sys.executable, "-m", "llmcli", "generate", "x", "--raw", "-m", tiny, "--seed", "1",
+               "--random-weights", "-n", "5", "--ignore-eos", "--stats", level]  # fmt: skip
     streams = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
     apart = children.run(command, stderr=subprocess.PIPE, **streams, check=True)
     merged = children.run(command, stderr=subprocess.STDOUT, **streams, check=True)

@@ -14,7 +14,7 @@ from covers import few
 from safetensors import safe_open
 
 ODD = "m\udcff"  # the name that Python has for the bytes `m\xff`
-LOCALE = {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "LLMCLI_CACHE": "cache"}
+LOCALE = {"LC_ALL": "C.UTF-8", "LLMCLI_CACHE": "cache"}
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def run(place):
-    def run(*argv, code=0, model=True):
+    def run(*argv, code=0, model=True, fresh=False):
         argv = [sys.executable, "-m", "llmcli", *argv, *(["-m", f"./{ODD}"] if model else [])]
         environ = {name: value for name, value in os.environ.items() if name[:2] != "LC"} | LOCALE
         done = children.run(
             list(map(os.fsencode, argv)), cwd=place, env=environ, stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=120, check=False,
+            capture_output=True, timeout=120, check=False, fresh=fresh,
         )  # fmt: skip
         out, err = done.stdout.decode(), done.stderr.decode()  # raises where it is not UTF-8
         assert done.returncode == code, err
@@ -85,7 +85,7 @@ def test_the_files_that_are_written_of_it(run, place):
 
 
 def test_a_path_that_cannot_be_written_is_no_path(run):
-    _, err = run("models", "path", f"./{ODD}", code=1, model=False)
+    _, err = run("models", "path", f"./{ODD}", code=1, model=False, fresh=True)
     assert err.startswith("error: the path of `./m\\udcff` is not UTF-8")
 
 

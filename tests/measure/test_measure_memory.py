@@ -142,43 +142,44 @@ def test_processors_are_within_the_quota_of_a_nested_group(
     assert processors(tmp_path) == right
 
 
-# what a process in a container with a quota of 1.5 of 4 processors reads
-QUOTA = """
-import builtins, os, sys
+# what processes in a container with a quota of 1.5 of 4 processors read, each with its own
+# variables and options
+QUOTA = f"""{children.EACH}
+import atexit, builtins, json
+file, environ, options = json.loads(words)
+os.environ.update(environ)
+atexit.register(lambda: print(os.environ.get("OMP_NUM_THREADS"), "====="))
 read = builtins.open
-os.sched_getaffinity = lambda _: {0, 1, 2, 3}
+os.sched_getaffinity = lambda _: {{0, 1, 2, 3}}
 builtins.open = lambda path, *more, **named: read(
-    sys.argv[1] if str(path) == "/sys/fs/cgroup/cpu.max" else path, *more, **named
+    file if str(path) == "/sys/fs/cgroup/cpu.max" else path, *more, **named
 )
 from llmcli.cli.app import main
-sys.exit(main(["env", "--json", *sys.argv[2:]]))
+sys.exit(main(["env", "--json", *options]))
 """
+THREADS = [  # variables and options; the threads of OpenMP and ours, and who says so
+    ({}, [], ("1", "1"), "default"),
+    ({"OMP_NUM_THREADS": "3"}, [], ("3", "3"), "environment"),
+    ({"MKL_NUM_THREADS": "3"}, [], ("None", "3"), "environment"),
+    ({}, ["--threads", "3"], ("1", "3"), "flag"),
+]
 
 
-@pytest.mark.parametrize(
-    ("environ", "options", "threads", "source"),
-    [
-        ({}, (), ("1", "1"), "default"),
-        ({"OMP_NUM_THREADS": "3"}, (), ("3", "3"), "environment"),
-        ({"MKL_NUM_THREADS": "3"}, (), (None, "3"), "environment"),
-        ({}, ("--threads", "3"), ("1", "3"), "flag"),
-    ],
-)
-def test_all_threads_follow_the_quota(tmp_path, environ, options, threads, source):
+def test_all_threads_follow_the_quota(tmp_path):
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     plain = {name: value for name, value in os.environ.items() if name not in OPENMP_THREADS}
-    told = "import os, atexit; atexit.register(lambda: print(os.environ.get('OMP_NUM_THREADS')))\n"
+    given = [json.dumps([str(tmp_path / "cpu.max"), *case[:2]]) for case in THREADS]
     run = children.run(
-        [sys.executable, "-c", told + QUOTA, str(tmp_path / "cpu.max"), *options],
-        env=plain | environ, capture_output=True, text=True,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    report, variable = run.stdout.strip().rsplit("\n", 1)
-    report = json.loads(report)
-    assert report["environment"]["cores"] == 1
-    setting = next(one for one in report["settings"] if one["name"] == "threads")
-    assert (variable, setting["value"]) == (str(threads[0]), threads[1])
-    assert setting["source"] == source
+        [sys.executable, "-c", QUOTA, *given], env=plain, capture_output=True, text=True
+    )
+    *found, codes = run.stdout.split(" =====\n")
+    assert codes == "exit codes: 0 0 0 0\n", run.stderr
+    for said, (_, _, threads, source) in zip(found, THREADS, strict=True):
+        document, variable = said.rsplit("\n", 1)
+        report = json.loads(document)
+        assert report["environment"]["cores"] == 1
+        setting = next(one for one in report["settings"] if one["name"] == "threads")
+        assert ((variable, setting["value"]), setting["source"]) == (threads, source)
 
 
 LINES = """0, GPU-aa11, NVIDIA A100-SXM4-80GB, 81920, 80000, 8.0

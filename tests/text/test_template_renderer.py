@@ -15,6 +15,7 @@ import pytest
 from children import processes
 from children import run as run_child
 from children import start as start_child
+from fork_server import Forked, servers
 
 import llmcli
 from llmcli.errors import CheckpointError, LlmcliError
@@ -27,18 +28,16 @@ from llmcli.text.template_renderer import (
     TemplateRenderer,
 )
 
-ROOT = Path(__file__).parents[2]
 FOREVER = "{{ ('a' * 8000000).rfind('ab' ~ 'a' * 4000000) }}"
 LIMITS = TemplateLimits(seconds=0.2, memory=1 << 29, characters=1000)
 
 
 def children(parent=None):
     """Process ids of the renderers of this process, or of `parent`; zombies too."""
-    return {
-        one.pid
-        for one in processes()
-        if one.parent == (parent or os.getpid()) and (SERVER.name in one.words or one.ended)
-    }
+    found = [one for one in processes() if one.parent == (parent or os.getpid())]
+    names = (SERVER.name, "fork_server.py")
+    ours = {one.pid for one in found if one.ended or any(name in one.words for name in names)}
+    return ours - servers()
 
 
 def runs(process):
@@ -59,21 +58,27 @@ def nothing_is_left(none_of_the_other_tests):
     assert children() == set()
 
 
-def test_one_process_renders_many_and_ends_with_its_user():
+@pytest.fixture
+def begun(monkeypatch):
+    """The processes begin as those of a user do, and are no forks."""
+    monkeypatch.setattr(subprocess, "Popen", Forked.__base__)
+
+
+def test_one_process_renders_many_until_it_fails_and_ends_with_its_user(begun):
+    def render(number):
+        message = {"role": "user", "content": str(number) * 9999}
+        return ChatTemplate(f"{number}{{{{ messages[0].content }}}}").render([message])
+
     with RENDERER:
         first = children()
         assert len(first) == 1
         for number in range(3):
             assert ChatTemplate(f"{number}{{{{ messages }}}}").render([]) == f"{number}[]"
             assert children() == first
-    assert children() == set()
-    assert ChatTemplate("x").render([]) == "x"  # outside it has one for itself
-    assert children() == set()
-
-
-def test_a_template_that_fails_has_the_process_replaced():
-    with RENDERER:
-        first = children()
+        with ThreadPoolExecutor(8) as pool:  # they take turns
+            texts = list(pool.map(render, range(40)))
+        assert texts == [f"{number}{str(number) * 9999}" for number in range(40)]
+        assert children() == first
         with pytest.raises(CheckpointError, match="failed: no"):
             ChatTemplate("{{ raise_exception('no') }}").render([])
         assert ChatTemplate("x").render([]) == "x"
@@ -84,6 +89,9 @@ def test_a_template_that_fails_has_the_process_replaced():
         while runs(*second):
             time.sleep(0.01)
         assert ChatTemplate("y").render([]) == "y"
+    assert children() == set()
+    assert ChatTemplate("x").render([]) == "x"  # outside it has one for itself
+    assert children() == set()
 
 
 def test_an_interrupted_rendering_does_not_go_on():
@@ -97,17 +105,6 @@ def test_an_interrupted_rendering_does_not_go_on():
             assert renderer.render("next", {}, replace(LIMITS, seconds=2)) == "next"
     finally:
         signal.signal(signal.SIGALRM, handler)
-
-
-def test_threads_take_turns():
-    def render(number):
-        message = {"role": "user", "content": str(number) * 9999}
-        return ChatTemplate(f"{number}{{{{ messages[0].content }}}}").render([message])
-
-    with RENDERER, ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(render, range(40)))
-        assert len(children()) == 1
-    assert texts == [f"{number}{str(number) * 9999}" for number in range(40)]
 
 
 @pytest.mark.parametrize("text", [
@@ -125,7 +122,7 @@ def test_a_template_has_two_seconds_of_the_processor():
         ChatTemplate(FOREVER).render([])
 
 
-def test_a_process_that_gets_no_processor_time_is_not_waited_for_either(monkeypatch):
+def test_a_process_that_gets_no_processor_time_is_not_waited_for_either(begun, monkeypatch):
     monkeypatch.setattr("llmcli.text.template_renderer.MAX_WAIT", 2)
     renderer = TemplateRenderer()
     with renderer:
@@ -136,7 +133,6 @@ def test_a_process_that_gets_no_processor_time_is_not_waited_for_either(monkeypa
         assert time.monotonic() - begun > 0.3
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="macOS may not enforce it")
 def test_nothing_of_jinja_is_used_but_what_it_documents():
     """https://jinja.palletsprojects.com/en/stable: api, sandbox, extensions."""
     public = {
@@ -160,6 +156,7 @@ def test_nothing_of_jinja_is_used_but_what_it_documents():
             assert not re.fullmatch(r"_[A-Za-z]+__\w+", str(name)), name
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS may not enforce it")
 def test_memory_is_bounded():
     renderer, limits = TemplateRenderer(), replace(LIMITS, seconds=20)  # fresh pages take time
     with pytest.raises(RenderError, match="it needs more than 512 MiB of memory"):
@@ -198,28 +195,36 @@ def test_an_answer_is_not_trusted(name, read, tmp_path, monkeypatch):
         TemplateRenderer(server).render("x" * (9 if read else 300_000), {}, LIMITS)
 
 
-def test_a_process_that_cannot_be_started(monkeypatch):
+def test_a_process_that_cannot_be_started(begun, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(LlmcliError, match="cannot be started: no such file or directory"):
         ChatTemplate("x").render([])
 
 
-def test_open_files_are_not_laid_to_the_template():
+OPEN_FILES = """
+import os, resource
+from llmcli.checkpoints.files import read_json
+from llmcli.errors import LlmcliError
+from llmcli.text.chat import ChatTemplate
+import llmcli.text.template_renderer
+from pathlib import Path
+top = os.dup(0)
+resource.setrlimit(resource.RLIMIT_NOFILE, (top + 1, top + 1))
+for ask in (lambda: ChatTemplate('x').render([]), lambda: read_json(Path('/dev/null'))):
+    try: ask()
+    except LlmcliError as error: print(error.message, error.hint)
+"""
+
+
+def program(folder, source, *arguments):
+    """The command of a program that a test has."""
+    (folder / "program.py").write_text(source)
+    return [sys.executable, str(folder / "program.py"), *arguments]
+
+
+def test_open_files_are_not_laid_to_the_template(tmp_path):
     """A process that may open no more than it has."""
-    program = (
-        "import os, resource\n"
-        "from llmcli.checkpoints.files import read_json\n"
-        "from llmcli.errors import LlmcliError\n"
-        "from llmcli.text.chat import ChatTemplate\n"
-        "import llmcli.text.template_renderer\n"
-        "from pathlib import Path\n"
-        "top = os.dup(0)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (top + 1, top + 1))\n"
-        "for ask in (lambda: ChatTemplate('x').render([]), lambda: read_json(Path('/dev/null'))):\n"
-        "    try: ask()\n"
-        "    except LlmcliError as error: print(error.message, error.hint)\n"
-    )
-    run = run_child([sys.executable, "-c", program], capture_output=True, text=True)
+    run = run_child(program(tmp_path, OPEN_FILES), capture_output=True, text=True)
     assert run.stdout.count("too many open files") == 2, run.stderr
     assert run.stdout.count("ulimit -n") == 2
 
@@ -239,10 +244,8 @@ with template_renderer.RENDERER:
 
 
 @pytest.mark.parametrize("template", [[], [FOREVER]], ids=["idle", "computing"])
-def test_the_process_ends_when_its_parent_is_killed(template):
-    parent = start_child(
-        [sys.executable, "-c", PARENT, *template], cwd=ROOT, stdout=subprocess.PIPE
-    )
+def test_the_process_ends_when_its_parent_is_killed(tmp_path, template):
+    parent = start_child(program(tmp_path, PARENT, *template), stdout=subprocess.PIPE)
     try:
         assert parent.stdout.readline() == b"ready\n"
         (child,) = children(parent.pid)
