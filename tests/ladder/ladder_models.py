@@ -1,12 +1,14 @@
 """Small models with random weights for the ladder's tests."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from tiny_checkpoints import write_gpt2, write_llama
 from zoo import MODELS, ZOO
 
-from llmcli.commands.ladder.measure.weights import Weights, require_dense
+from llmcli.commands.ladder.measure.supported import require_supported
+from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.errors import UnsupportedModel
 from llmcli.loading.load import load
 
@@ -16,14 +18,17 @@ _KEPT = {}
 def refusal(config):
     """Why the ladder does not take a model, None where it does."""
     try:
-        require_dense(config)
+        require_supported(config)
     except UnsupportedModel as error:
         return str(error)
     return None
 
 
-# models of every kind that our configuration can express, as far as they are dense
+# models of every kind that our configuration can express, as far as the ladder takes it
 DENSE = {name: config for name, config in MODELS.items() if refusal(config) is None}
+# … and that of gated attention without its layer that has the keys of another
+_GATED = MODELS["gated attention"]
+DENSE["gated attention"] = replace(_GATED, layers=_GATED.layers[:4])
 # … and one of each `model_type` of transformers that is
 TYPES = {
     one.model_type: one.config()

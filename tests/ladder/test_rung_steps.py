@@ -9,7 +9,7 @@ import torch
 from covers import covered
 from ladder_models import DENSE
 from small_models import ids, read, weights
-from zoo import CONFIGS, GATED, PLE, gpt2, layer, llama
+from zoo import CONFIGS, GATED, gpt2, layer, llama
 
 from llmcli.commands.ladder.measure.count import multiply_adds
 from llmcli.commands.ladder.measure.notation import first_attention, first_mlp
@@ -149,10 +149,10 @@ def test_the_letters_of_a_shape_are_its_numbers(kind, name):
     q, k = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     sizes = {
         "1": 1, "b": 2, "d": width, "h": mixer.heads, "h_kv": mixer.kv_heads, "d/h": mixer.head_dim,
-        "h/h_kv": mixer.heads // mixer.kv_heads, "d_v": v, "v": 43, "P": PLE.size,
+        "h/h_kv": mixer.heads // mixer.kv_heads, "d_v": v, "v": 43,
         "F": first_mlp(config).hidden,
         "h·d/h": q, "h_kv·d/h": k, "h·d_v": mixer.heads * v, "h_kv·d_v": mixer.kv_heads * v,
-        "d_qkv": q + (k if mixer.kv.equal else k + mixer.kv_heads * v),
+        "d_qkv": q + k + mixer.kv_heads * v,
         "3d": 3 * width, "4d": 4 * width,
         "W": mixer.window, "seen": mixer.window,
     }  # fmt: skip

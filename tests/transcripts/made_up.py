@@ -185,6 +185,17 @@ def _llama(*, weights=True, without=(), beside=None, changed=None, **config):
     return write
 
 
+def _gemma4(**config):
+    """A Gemma 4 without weights: a layer with a window, then two without."""
+    return _llama(weights=False, **{
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "head_dim": 8,
+        "global_head_dim": 16, "sliding_window": 21, "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False,
+        "hidden_activation": "gelu_pytorch_tanh",
+    } | config)  # fmt: skip
+
+
 def _lone(folder):
     """A file alone, with names that would move a cursor or mean something to a shell."""
     folder.mkdir()
@@ -235,6 +246,9 @@ MODELS = {
     ),
     "dbrx": _llama(model_type="dbrx"),
     "bloom": _llama(model_type="bloom"),
+    "layer_embeddings": _gemma4(hidden_size_per_layer_input=12, vocab_size_per_layer_input=261),
+    "keys_as_values": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
+    "shared_keys": _gemma4(num_kv_shared_layers=1),
     "lone": _lone,
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),

@@ -73,11 +73,14 @@ def command(
     or the command exits 1. A table shows the time of each for the prompt and for every token after
     it; with `--rung` also the formulas, what is a view and what a copy, and the products.
     """
+    from llmcli.commands.ladder.measure.supported import require_supported
+
     out = Output("ladder", output)
     rungs = _rungs(ladder)
     _check(ladder, output)
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
-    loaded = load_model(model.proving(), out, text=given.ids is None).model
+    text = given.ids is None
+    loaded = load_model(model.proving(), out, text=text, check=require_supported).model
     if ladder.save is not None:
         check_target(ladder.save)
     ids = encode(given, ChatOptions(raw=True), loaded).ids

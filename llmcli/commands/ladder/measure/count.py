@@ -15,7 +15,6 @@ from llmcli.commands.ladder.report import Work
 from llmcli.config import ModelConfig
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.ple.config import PleConfig
 
 _ATEN = torch.ops.aten
 
@@ -53,8 +52,6 @@ def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) ->
                     count += _attention_adds(part, width, tokens)
                 case MlpConfig():
                     count += tokens * width * part.hidden * (3 if part.gated else 2)
-                case PleConfig():
-                    count += tokens * width * part.size * 3  # W_proj, W_gate, W_out
     return count if until is not None else count + tokens * width * config.vocab
 
 

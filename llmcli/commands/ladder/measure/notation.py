@@ -78,7 +78,7 @@ class Notation:
             K=K,
             V=V,
             C=wide("h", mixer.heads, dv, mixer.value_dim),
-            QKV="3d" if Q == K == V == "d" and mixer.projections == "qkv" else "d_qkv",
+            QKV="3d" if Q == K == V == "d" else "d_qkv",
             F="4d" if ffn is not None and 4 * width == ffn.hidden else "F",
             T="X" if reader.pre_norm is None else numbered(1),
             mixer=mixer,

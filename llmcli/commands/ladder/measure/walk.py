@@ -36,7 +36,6 @@ from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     BlockWeights,
     BranchWeights,
-    LayerEmbeddingWeights,
     Matrix,
     MlpWeights,
     NormWeights,
@@ -50,7 +49,6 @@ from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 Rows = TypeVar("Rows")  # the rows of a prompt, one of each token
 
 Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/2]`
-EMBEDDED = 2**-0.5  # of the sum that a layer's own embedding of a token is
 
 
 class Rung(ABC):
@@ -142,7 +140,6 @@ class Walk(Rung, Generic[Rows]):
         self.row = ""
         self.first = self.count = 0
         self._turns: dict[RopeConfig, Turns] = {}
-        self._read: tuple[Tensor, Rows] | None = None  # ids, and their embeddings alone
 
     # What a rung defines: its rows, and the operations on them.
 
@@ -210,7 +207,6 @@ class Walk(Rung, Generic[Rows]):
         X, factor = self.rows_of(self.weights.W_E, ids), self.config.embedding.scale
         if factor != 1:
             X = self.each("", lambda x: x * factor, X)
-        self._read = ids, X
         if self.weights.W_P is not None:
             X = self.each("", add, X, self.rows_of(self.weights.W_P, self.positions))
         self.enter("the input", self.row)
@@ -251,8 +247,6 @@ class Walk(Rung, Generic[Rows]):
                 Y = self.attention(branch.makes, branch.reads, T, part)
             case MlpWeights() as part:
                 Y = self.feed_forward(branch.makes, branch.reads, T, part)
-            case LayerEmbeddingWeights() as part:
-                Y = self.layer_embedding(branch.makes, branch.reads, T, part)
         if branch.post is not None:
             Y = self.norm(branch.posted, branch.makes, Y, branch.post)
         factor = branch.multiplier
@@ -299,27 +293,6 @@ class Walk(Rung, Generic[Rows]):
                 formula, lambda g, u: gated(g, u, config, functions), G, U, axes=F, note=note
             )
         return self.product(name, "L", L, layer.down, F, "d")
-
-    def layer_embedding(self, name: str, of: str, T: Rows, layer: LayerEmbeddingWeights) -> Rows:
-        """`(Activation(T W_gate) ∘ I) W_out`: I is the token's embedding for this layer.
-
-        `I = (norm(E W_proj) + scale · W_I[id]) / √2`, E being the tokens' embeddings.
-        """
-        assert self._read is not None
-        (ids, E), functions, P, scale = self._read, self.functions, "P", layer.scale
-        e = "X" if self.weights.W_P is None else "E"
-        made = self.product("P_E", e, E, layer.project, "d", P)
-        made = self.norm("P_norm", "P_E", made, layer.norm, P)
-        own = self.rows_of(layer.table, ids)
-        own_name, made_name = self.called("I"), self.called("P_norm")
-        formula = f"{own_name} = ({made_name} + {scale:.4g} · W_I[ids]) / √2"
-        own = self.each(formula, lambda p, w: (p + scale * w) * EMBEDDED, made, own, axes=P)
-        G = self.product("G_p", of, T, layer.gate, "d", P)
-        kind = layer.config.activation
-        names = (self.called(letter) for letter in ("L_p", "G_p", "I"))
-        formula = "{} = Activation({}) ∘ {}, Activation = ".format(*names) + kind
-        L = self.each(formula, lambda g, i: activate(kind, g, functions) * i, G, own, axes=P)
-        return self.product(name, "L_p", L, layer.out, P, "d")
 
     def logits(self, H: Rows) -> Rows:
         """`H′ W_head`, soft-capped or scaled where the model does that."""
@@ -377,16 +350,11 @@ class HeadByHead(Walk[Rows]):
         self, of: str, T: Rows, layer: AttentionWeights
     ) -> tuple[list[Rows], list[Rows]]:
         """`K = T W_k` and `V = T W_v` of every key/value head, as they enter the products."""
-        assert layer.k is not None
         mixer, (_, wide), dv = layer.config, self.notation.wide_norms, self.notation.dv
-        raw = self.projected("K", of, T, layer.k, mixer.kv_heads)
-        K = self.normed("K", raw, layer.k_norm, mixer.qk_norm_wide, wide)
+        K = self.projected("K", of, T, layer.k, mixer.kv_heads)
+        K = self.normed("K", K, layer.k_norm, mixer.qk_norm_wide, wide)
         K = [self.placed("K", X, mixer) for X in K]
-        if layer.v is not None:
-            V = self.projected("V", of, T, layer.v, mixer.kv_heads, dv)
-        else:  # values are what keys are before their norm
-            formula = f"{self.called('V')} = {self.called('K')}"
-            V = [self.each(formula, lambda k: k, X, axes=dv) for X in raw]
+        V = self.projected("V", of, T, layer.v, mixer.kv_heads, dv)
         return K, self.normed("V", V, layer.v_norm, False, dv)
 
     def projected(

@@ -1,12 +1,12 @@
 """A dense model's parameters as the formulas write them, for every rung the same tensors.
 
 Letters: v vocabulary, d width, h heads, k key/value heads, d/h size of a head (where a model has
-its own head size, that), d_v of its value, F hidden size, L layers, P size of a layer's embedding.
+its own head size, that), d_v of its value, F hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,15 +14,13 @@ from torch import Tensor
 
 from llmcli.anatomy.block import BranchNames, SublayerNames, block_names
 from llmcli.commands.ladder.measure.notation import numbered
+from llmcli.commands.ladder.measure.supported import require_supported
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, LongRopeScaling
-from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
-from llmcli.parts.ple.config import PleConfig
-from llmcli.parts.registry import part_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Matrix:
         return replace(self, W=self.W[:, first:stop], b=b)
 
 
-def side_by_side(name: str, matrices: list[Matrix]) -> Matrix:
+def side_by_side(name: str, matrices: Sequence[Matrix]) -> Matrix:
     """The columns of all of them in one matrix of its own, a copy."""
     biases = [matrix.b for matrix in matrices if matrix.b is not None]
     b = torch.cat(biases) if biases else None
@@ -69,15 +67,14 @@ class NormWeights:
 class AttentionWeights:
     """`q` `[d, h·d/h]`, `k` `[d, k·d/h]`, `v` `[d, k·d_v]`, `gate` `[d, h·d_v]`, `o` `[h·d_v, d]`.
 
-    `k` is None where keys and values are those of the block `keys_of`, which else is its own
-    `block`; `v` also where values are what keys are before their norm. `sinks` `[h]`.
+    `block`: the block that it is in. `sinks` `[h]`.
     """
 
     config: AttentionConfig
     block: int
     q: Matrix
-    k: Matrix | None
-    v: Matrix | None
+    k: Matrix
+    v: Matrix
     gate: Matrix | None
     o: Matrix
     q_norm: NormWeights | None
@@ -86,14 +83,9 @@ class AttentionWeights:
     sinks: Tensor | None
 
     @property
-    def keys_of(self) -> int:
-        """The block whose keys and values it reads."""
-        return self.block if self.config.kv.layer is None else self.config.kv.layer
-
-    @property
-    def entering(self) -> list[Matrix]:
-        """The matrices that queries, keys and values are made with, as far as it has its own."""
-        return [matrix for matrix in (self.q, self.k, self.v) if matrix is not None]
+    def entering(self) -> tuple[Matrix, Matrix, Matrix]:
+        """The matrices that queries, keys and values are made with."""
+        return self.q, self.k, self.v
 
     @property
     def matrices(self) -> Iterator[Matrix]:
@@ -120,29 +112,7 @@ class MlpWeights:
             yield self.gate
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerEmbeddingWeights:
-    """`gate` `[d, P]` and `out` `[P, d]` of a block, and what its token embeddings are made of.
-
-    `project` `[d, P]`, its `norm` and the `table` `[vocabulary, P]` are this layer's columns of
-    those of all L layers; `scale` multiplies rows of the table.
-    """
-
-    config: PleConfig
-    gate: Matrix
-    out: Matrix
-    project: Matrix
-    norm: NormWeights
-    table: Tensor
-    scale: float
-
-    @property
-    def matrices(self) -> Iterator[Matrix]:
-        """All of its matrices."""
-        yield from (self.gate, self.out, self.project)
-
-
-PartWeights = AttentionWeights | MlpWeights | LayerEmbeddingWeights
+PartWeights = AttentionWeights | MlpWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +211,7 @@ class Weights:
         Raises UnsupportedModel where a block has a part that the rungs have no formula for.
         """
         config = decoder.config
-        require_dense(config)
+        require_supported(config)
         named = _Named(decoder)
         head = named.tensor("embed.W").t() if config.head.tied else named.tensor("head.W").t()
         found = cls(
@@ -262,21 +232,6 @@ class Weights:
         """Those of all blocks, in execution order."""
         parts = (part for block in self.blocks for part in block.parts)
         return [part for part in parts if isinstance(part, AttentionWeights)]
-
-
-def require_dense(config: ModelConfig) -> None:
-    """Raises UnsupportedModel for a part that the rungs have no formulas for."""
-    hint = "the ladder takes dense models, for example `-m smollm2`"
-    for number, layer in enumerate(config.layers):
-        for part in layer.parts:
-            if not isinstance(part, AttentionConfig | MlpConfig | PleConfig):
-                noun = part_of(part).noun
-                noun = f"latent {noun}" if isinstance(part, LatentConfig) else noun
-                raise UnsupportedModel(
-                    f"the ladder has no rungs for {noun}, which block {number} has", hint=hint
-                )
-    if all(layer.attention is None for layer in config.layers):
-        raise UnsupportedModel("the ladder has no rungs for a model without attention", hint=hint)
 
 
 def steady_tokens(config: ModelConfig) -> int | None:
@@ -381,39 +336,21 @@ class _Named:
                 gate = self.matrix(name, "gate") if config.gated else None
                 up, down = self.matrix(name, "up"), self.matrix(name, "down")
                 return MlpWeights(config=config, up=up, gate=gate, down=down)
-            case PleConfig():
-                return self.layer_embedding(config, name, number)
         raise TypeError(f"no weights for {type(config).__name__}")
 
     def attention(self, config: AttentionConfig, name: str, number: int) -> AttentionWeights:
         """Its matrices, and the norms of queries, keys and values where it has them."""
-        own, projections = config.kv.layer is None, config.projections
         qk, v = config.qk_norm, config.kv.norm
         return AttentionWeights(
             config=config,
             block=number,
             q=self.matrix(name, "q"),
-            k=self.matrix(name, "k") if "k" in projections else None,
-            v=self.matrix(name, "v") if "v" in projections else None,
+            k=self.matrix(name, "k"),
+            v=self.matrix(name, "v"),
             gate=self.matrix(name, "gate") if config.gated else None,
             o=self.matrix(name, "o"),
             q_norm=None if qk is None else self.norm(f"{name}.q_norm", qk),
-            k_norm=None if qk is None or not own else self.norm(f"{name}.k_norm", qk),
-            v_norm=None if v is None or not own else self.norm(f"{name}.v_norm", v),
+            k_norm=None if qk is None else self.norm(f"{name}.k_norm", qk),
+            v_norm=None if v is None else self.norm(f"{name}.v_norm", v),
             sinks=self.tensor(f"{name}.sink") if config.sinks else None,
-        )
-
-    def layer_embedding(self, config: PleConfig, name: str, number: int) -> LayerEmbeddingWeights:
-        """This layer's columns of the table and of the projection for all layers."""
-        shared = self._decoder.config.embedding.per_layer
-        assert shared is not None
-        first, stop = number * config.size, (number + 1) * config.size
-        return LayerEmbeddingWeights(
-            config=config,
-            gate=self.matrix(name, "gate"),
-            out=self.matrix(name, "out"),
-            project=self.matrix("ple", "proj").columns(first, stop),
-            norm=self.norm("ple.proj_norm", shared.norm),
-            table=self.tensor("ple.embed.W")[:, first:stop],
-            scale=shared.scale,
         )

@@ -108,23 +108,22 @@ class KeyValueCache(CombinedQKV):
         return self.read(id.unsqueeze(-1))[..., -1, :]
 
     def new_caches(self, ids: Tensor) -> dict[int, Cache]:
-        """Empty ones, of every block that has keys and values of its own."""
+        """An empty one for every block."""
         found = {}
         for layer in self.weights.attentions:
-            if layer.k is not None:
-                mixer, W = layer.config, layer.k.W
-                shape = *ids.shape[:-1], mixer.kv_heads, 0
-                keys = W.new_zeros(*shape, mixer.head_dim)
-                found[layer.block] = Cache(keys, W.new_zeros(*shape, mixer.value_dim))
+            mixer, W = layer.config, layer.k.W
+            shape = *ids.shape[:-1], mixer.kv_heads, 0
+            keys = W.new_zeros(*shape, mixer.head_dim)
+            found[layer.block] = Cache(keys, W.new_zeros(*shape, mixer.value_dim))
         return found
 
-    def keep(self, block: int, K: Tensor, V: Tensor) -> None:
-        """The new rows, behind those of the tokens before."""
-        self.caches[block].write(K, V, self.first)
+    def with_kept(self, K: Tensor, V: Tensor, layer: AttentionWeights) -> tuple[Tensor, Tensor]:
+        """The slots of K and V that the new rows read, as views: of one row, its window only.
 
-    def read_kept(self, layer: AttentionWeights) -> tuple[Tensor, Tensor]:
-        """The slots of K and V that the new rows read, as views: of one row, its window only."""
-        mixer, cache = layer.config, self.caches[layer.keys_of]
+        The new rows are written behind those of the tokens before.
+        """
+        mixer, cache = layer.config, self.caches[layer.block]
+        cache.write(K, V, self.first)
         stop, window = self.first + self.count, mixer.window
         first = 0 if window is None or not self.row else max(0, stop - window)
         K, V = cache.keys[..., first:stop, :], cache.values[..., first:stop, :]

@@ -9,8 +9,6 @@ from torch import Tensor
 from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, side_by_side
 
-_PLACES = {1: ("all",), 2: ("first", "last"), 3: ("first", "next", "last")}
-
 
 class CombinedQKV(HeadsAsDimension):
     """The forward pass with one product for the queries, keys and values of all heads."""
@@ -40,22 +38,21 @@ class CombinedQKV(HeadsAsDimension):
         )
 
     def own_matrices(self, layer: AttentionWeights) -> list[Matrix]:
-        """W_qkv alone; only W_q where a block reads the keys and values of another."""
-        letters = "".join(matrix.name[-1] for matrix in layer.entering)
-        return [side_by_side(f"W_{letters}", layer.entering)]
+        """W_qkv alone."""
+        return [side_by_side("W_qkv", layer.entering)]
 
     def queries_keys_values(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
         """Q, K and V, views of one product."""
         (W,) = self.entering[layer.block]
         names = [matrix.name for matrix in layer.entering]
-        QKV = W.name[2:].upper()
-        axes = self.notation.QKV if len(names) > 1 else self.notation.Q
+        axes = self.notation.QKV
         if not self.row:
             self.show(f"{W.name} = {' ⊕ '.join(names)}, as the model is built", W.W, f"d × {axes}")
-        whole = self.product(QKV, of, T, W, "d", axes)
+        whole = self.product("QKV", of, T, W, "d", axes)
         parts = whole.split_with_sizes([matrix.W.shape[1] for matrix in layer.entering], -1)
         columns = (self.notation.Q, self.notation.K, self.notation.V)
-        for letter, place, part, out in zip(QKV, _PLACES[len(names)], parts, columns, strict=False):
+        places = ("first", "next", "last")
+        for letter, place, part, out in zip("QKV", places, parts, columns, strict=True):
             formula = f"{self.called(letter)}, the {place} columns"
             self.show(formula, part, self.rows(out), source=whole)
         return list(parts)

@@ -19,7 +19,6 @@ from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     BlockWeights,
     BranchWeights,
-    LayerEmbeddingWeights,
     Matrix,
     MlpWeights,
     NormWeights,
@@ -190,9 +189,6 @@ class _Block:
                 before = "C" if part.gate is None else "C_o"
             case MlpWeights():
                 found, out, before = self._mlp(part, names.part, branch.reads), part.down, "L"
-            case LayerEmbeddingWeights():
-                found, out = self._ple(part, names.part, branch.reads), part.out
-                before = "L_p"
         if branch.norm is not None:
             formula = _normed(branch.reads, stream, row, branch.norm)
             found[f"{names.norm}.out"] = self._wide(formula)
@@ -243,14 +239,6 @@ class _Block:
             f"{name}.gate": (f"G{row}, columns of one product", F),
             f"{name}.up": (f"U{row}, columns of the same", F),
             f"{name}.post": (formula, F),
-        }
-
-    def _ple(self, part: LayerEmbeddingWeights, name: str, reads: str) -> dict[str, Step]:
-        row, P = self.row, f"{self.rows} × P"
-        words = f"L_p{row} = Activation(G_p{row}) ∘ I{row}, Activation = {part.config.activation}"
-        return {
-            f"{name}.gate": (self._product("G_p", reads, part.gate), P),
-            f"{name}.post": (words, P),
         }
 
     def _product(self, name: str, reads: str, W: Matrix) -> str:

@@ -36,7 +36,6 @@ class HeadsAsDimension(Matrices):
     def __init__(self, weights: Weights, show: Show = silent) -> None:
         super().__init__(weights, show)
         self.entering = {layer.block: self.own_matrices(layer) for layer in weights.attentions}
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of a block
 
     @property
     def change(self) -> tuple[str, str]:
@@ -73,51 +72,41 @@ class HeadsAsDimension(Matrices):
         counts = (mixer.heads, mixer.kv_heads, mixer.kv_heads)
         return [
             side_by_side(matrix.name, _each_head(matrix, heads))
-            for matrix, heads in zip(layer.entering, counts, strict=False)
+            for matrix, heads in zip(layer.entering, counts, strict=True)
         ]
 
     def contexts(self, of: str, T: Tensor, layer: AttentionWeights) -> Tensor:
         """`softmax(Q Kᵀ / √(d/h) + M) V` of all heads at once, merged."""
         mixer, notation_ = layer.config, self.notation
         h_kv, (q_wide, k_wide), dv = notation_.h_kv, notation_.wide_norms, notation_.dv
-        Q, *keys_values = self.queries_keys_values(of, T, layer)
+        Q, K, V = self.queries_keys_values(of, T, layer)
         heads = f"{self.b}h × {self.n} × d/h"
         Q = self._split_normed("Q", Q, mixer.heads, "h", layer.q_norm, mixer.qk_norm_wide, q_wide)
         Q = self.placed("Q", Q, mixer, heads)
-        if keys_values:
-            K, V = keys_values[0], keys_values[-1]  # where values are keys, the same
-            together, k_norm = mixer.qk_norm_wide, layer.k_norm
-            K = self._split_normed("K", K, mixer.kv_heads, h_kv, k_norm, together, k_wide)
-            V = self._split_normed("V", V, mixer.kv_heads, h_kv, layer.v_norm, False, dv)
-            K = self.placed("K", K, mixer, f"{self.b}{h_kv} × {self.n} × d/h")
-            self.keep(layer.block, K, V)
-        K, V = self.read_kept(layer)
+        together, k_norm = mixer.qk_norm_wide, layer.k_norm
+        K = self._split_normed("K", K, mixer.kv_heads, h_kv, k_norm, together, k_wide)
+        V = self._split_normed("V", V, mixer.kv_heads, h_kv, layer.v_norm, False, dv)
+        K = self.placed("K", K, mixer, f"{self.b}{h_kv} × {self.n} × d/h")
+        K, V = self.with_kept(K, V, layer)
         if mixer.kv_heads < mixer.heads:
             K, V = self._repeated(K, V, mixer)
         sinks = None if layer.sinks is None else layer.sinks[:, None, None]
         return self._merge(self.attend(Q, K, V, self.mask(mixer), mixer, sinks))
 
     def queries_keys_values(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
-        """Q, K and V of all heads side by side, as far as the block has its own."""
+        """Q, K and V of all heads side by side."""
         matrices = self.entering[layer.block]
         formula = "W_q = W_q¹ ⊕ … ⊕ W_qʰ, as the model is built"
         self.show(formula, matrices[0].W, f"d × {self.notation.Q}", source=layer.q.W)
         axes = (self.notation.Q, self.notation.K, self.notation.V)
-        found = [
+        return [
             self.product(matrix.name[-1].upper(), of, T, matrix, "d", out)
-            for matrix, out in zip(matrices, axes, strict=False)
+            for matrix, out in zip(matrices, axes, strict=True)
         ]
-        if len(found) == 2:
-            self.show("V = K: values are what keys are at first", found[1], self.rows(axes[1]))
-        return found
 
-    def keep(self, block: int, K: Tensor, V: Tensor) -> None:
-        """Keys and values, `[h_kv, n, …]`: of this block, and of those that read the same."""
-        self.kept[block] = K, V
-
-    def read_kept(self, layer: AttentionWeights) -> tuple[Tensor, Tensor]:
-        """The keys and values that a block reads."""
-        return self.kept[layer.keys_of]
+    def with_kept(self, K: Tensor, V: Tensor, layer: AttentionWeights) -> tuple[Tensor, Tensor]:
+        """The keys and values that a block reads, `[h_kv, n, …]`: here those of its rows."""
+        return K, V
 
     def _split_normed(
         self, name: str, X: Tensor, heads: int, h: str, norm: NormWeights | None, together: bool,

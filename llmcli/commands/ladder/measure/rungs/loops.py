@@ -49,7 +49,6 @@ class Loops(Walk[Vectors]):
     def __init__(self, weights: Weights, show: Show = silent) -> None:
         super().__init__(weights, show)
         self._converted: dict[int, Vectors] = {}
-        self._entered: dict[int, tuple[Vectors, AttentionWeights]] = {}  # what keys are made of
 
     @property
     def change(self) -> tuple[str, str]:
@@ -150,8 +149,6 @@ class Loops(Walk[Vectors]):
 
     def contexts(self, of: str, T: Vectors, layer: AttentionWeights) -> Vectors:
         """Every head's contexts, concatenated token by token."""
-        if layer.keys_of == layer.block:
-            self._entered[layer.block] = T, layer
         contexts: Vectors = [[] for _ in T]
         for head in range(layer.config.heads):
             for i, context in enumerate(self._head(T, layer, head)):
@@ -162,7 +159,6 @@ class Loops(Walk[Vectors]):
     def _head(self, T: Vectors, layer: AttentionWeights, head: int) -> Vectors:
         """The context vector of every token in one head: the documents' nested loop."""
         mixer = layer.config
-        T_k, lender = self._entered[layer.keys_of]
         shared = head // (mixer.heads // mixer.kv_heads)  # heads may share keys and values
         q_name, k_name, v_name = (placed(letter, mixer) for letter in "qkv")
         contexts = []
@@ -171,7 +167,7 @@ class Loops(Walk[Vectors]):
             q = self._query(t_q, i, layer, head, show)
             scores = []
             for j in seen(i, mixer):
-                k = self._key(T_k[j], j, lender, shared, show)
+                k = self._key(T[j], j, layer, shared, show)
                 scores.append(dot(q, k))
             n = "n" if len(scores) == len(T) else "seen"
             show(f"score = {q_name} · {k_name}, for every t_k", scores, n)
@@ -179,7 +175,7 @@ class Loops(Walk[Vectors]):
             weights = softmax(scores, mixer, sink, n, show)
             context = [0.0] * mixer.value_dim
             for j, weight in zip(seen(i, mixer), weights, strict=True):
-                v = self._value(T_k[j], j, lender, shared, show)
+                v = self._value(T[j], j, layer, shared, show)
                 context = add_weighted(context, weight, v)
             show(f"c = Σ a · {v_name}, over every t_v", context, self.notation.dv)
             contexts.append(context)
@@ -200,16 +196,14 @@ class Loops(Walk[Vectors]):
 
     def _key(self, t: Vector, j: int, layer: AttentionWeights, head: int, show: Show) -> Vector:
         """The key of token j as it enters the scores."""
-        assert layer.k is not None
         wide = self.notation.wide_norms[1]
         k = self._head_of("k", t, j, layer.k, head, layer.k_norm, layer.config, wide, show)
         return self._rotated("k", k, j, layer, show)
 
     def _value(self, t: Vector, j: int, layer: AttentionWeights, head: int, show: Show) -> Vector:
-        """The value of token j. Where it has no matrix of its own, it is made as its key is."""
-        W, axes = layer.v or layer.k, self.notation.dv
-        assert W is not None
-        return self._head_of("v", t, j, W, head, layer.v_norm, layer.config, axes, show)
+        """The value of token j."""
+        axes = self.notation.dv
+        return self._head_of("v", t, j, layer.v, head, layer.v_norm, layer.config, axes, show)
 
     def _head_of(
         self, name: str, t: Vector, i: int, W: Matrix, head: int, norm: NormWeights | None,

@@ -36,7 +36,6 @@ class Matrices(HeadByHead[Tensor]):
     def __init__(self, weights: Weights, show: Show = silent) -> None:
         super().__init__(weights, show)
         self.n = self.keys = "n"
-        self._kept: dict[int, tuple[list[Tensor], list[Tensor]]] = {}  # keys, values of a block
 
     @property
     def change(self) -> tuple[str, str]:
@@ -124,9 +123,7 @@ class Matrices(HeadByHead[Tensor]):
         """Every head's context matrix, side by side."""
         mixer = layer.config
         queries = self.queries(of, T, layer)
-        if layer.keys_of == layer.block:
-            self._kept[layer.block] = self.keys_values(of, T, layer)
-        keys, values = self._kept[layer.keys_of]
+        keys, values = self.keys_values(of, T, layer)
         group, M = mixer.heads // mixer.kv_heads, self.mask(mixer)  # heads that share keys
         contexts = []
         for head, Q in enumerate(queries):

@@ -18,7 +18,7 @@ from llmcli.commands.ladder.measure.rungs.loops import lowered
 from llmcli.commands.ladder.measure.tensors import normalized, softmax
 from llmcli.commands.ladder.measure.trace import Note, Show, silent
 from llmcli.commands.ladder.measure.walk import HeadByHead
-from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights
+from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights
 from llmcli.parts.attention.config import AttentionConfig
 
 KeysValues = list[tuple[Tensor, Tensor]]  # of each key/value head, `[n, d/h]` and `[n, d_v]`
@@ -31,10 +31,6 @@ class VectorRows(HeadByHead[list[Tensor]]):
     name: ClassVar[str] = "rows"
     title: ClassVar[str] = "one query at a time: its scores and its context are one product each"
     layer_note: ClassVar[str] = "Layer = Activation(x W + b)"
-
-    def __init__(self, weights: Weights, show: Show = silent) -> None:
-        super().__init__(weights, show)
-        self._kept: dict[int, KeysValues] = {}  # keys and values, by their block
 
     @property
     def change(self) -> tuple[str, str]:
@@ -129,13 +125,12 @@ class VectorRows(HeadByHead[list[Tensor]]):
     def contexts(self, of: str, T: list[Tensor], layer: AttentionWeights) -> list[Tensor]:
         """Every head's contexts, concatenated token by token."""
         mixer = layer.config
-        if layer.keys_of == layer.block:
-            self._kept[layer.block] = self._stacked_rows(*self.keys_values(of, T, layer), mixer)
-        kept = self._kept[layer.keys_of]
+        keys_values = self._stacked_rows(*self.keys_values(of, T, layer), mixer)
         group = mixer.heads // mixer.kv_heads  # heads that share keys and values
         contexts = []
         for head, queries in enumerate(self.queries(of, T, layer)):
-            (K, V), sink = kept[head // group], None if layer.sinks is None else layer.sinks[head]
+            K, V = keys_values[head // group]
+            sink = None if layer.sinks is None else layer.sinks[head]
             shows = [silent] * (len(T) - 1) + [self.show]
             contexts.append([
                 attend(q, K, V, i, mixer, sink, show)
