@@ -34,13 +34,11 @@ class Observed:
     """What was run: all token ids, the prompt's and the new ones, and what was kept.
 
     `state` holds keys and values of all of them, None where the prompt was a call without a cache.
-    `logits_V` are those of the last token, None where the run ended at an earlier layer.
     """
 
     ids: tuple[int, ...]
     prompt_tokens: int
     state: State | None
-    logits_V: Tensor | None
 
 
 def observe(
@@ -65,9 +63,8 @@ def observe(
     one = torch.tensor([list(ids)], device=model.device)
     if generate < 1:
         _tell(progress, "reading the prompt", 0, len(ids))
-        out = model.decoder(one, tap=partial(watch, 0), logits=logits, until=until)
-        last_V = out[0, -1] if until is None else None
-        return Observed(ids=tuple(ids), prompt_tokens=len(ids), state=None, logits_V=last_V)
+        model.decoder(one, tap=partial(watch, 0), logits=logits, until=until)
+        return Observed(ids=tuple(ids), prompt_tokens=len(ids), state=None)
     if until is not None or sampling is None:
         raise ValueError("what is generated needs every layer, and a sampling")
     capacity = len(ids) + generate
@@ -111,11 +108,7 @@ def continued(
             if every[-1] in model.eos_ids:
                 session.advance(tap=tap)
                 break
-    assert session.logits_BV is not None
-    return Observed(
-        ids=tuple(every), prompt_tokens=len(prompt), state=session.state,
-        logits_V=session.logits_BV[0],
-    )  # fmt: skip
+    return Observed(ids=tuple(every), prompt_tokens=len(prompt), state=session.state)
 
 
 def _tell(progress: Progress | None, words: str, done: int, total: int | None) -> None:

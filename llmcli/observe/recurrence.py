@@ -33,7 +33,7 @@ ROUNDINGS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Where a walk ended: the state, and how large what was rounded in it is (`state_sizes_HT`)."""
+    """Where a walk ended: the state, and how large what was rounded in it is."""
 
     state_Hde: Tensor
     sizes_H: Tensor
@@ -44,15 +44,13 @@ class Walk:
     """What a recurrence over T tokens goes through, float64.
 
     `norms_HT`: ‖S‖, the root of the sum of squares, after each token. `sizes_HT`: how large the
-    numbers are whose roundings end up in a token's z, see `walk`, and `state_sizes_HT` those of the
-    state. `z_HTe`: what the queries read, where it was asked for. `read_HT` and `written_HT`: β ‖r‖
-    and β ‖v‖ (`read_HT` is 0 where nothing is read). `states`: the states `[H, d, e]` after the
-    tokens at some positions.
+    numbers are whose roundings end up in a token's z, see `walk`. `z_HTe`: what the queries read,
+    where it was asked for. `read_HT` and `written_HT`: β ‖r‖ and β ‖v‖ (`read_HT` is 0 where
+    nothing is read). `states`: the states `[H, d, e]` after the tokens at some positions.
     """
 
     norms_HT: Tensor
     sizes_HT: Tensor
-    state_sizes_HT: Tensor
     read_HT: Tensor
     written_HT: Tensor
     log_decay_HT: Tensor
@@ -200,9 +198,8 @@ def walk(
             if of.start <= position < of.stop:
                 states[position] = _state(state_Hde, sums_HC, k_HCd, written_HCe, position - first)
         state_Hde = _state(state_Hde, sums_HC, k_HCd, written_HCe, -1)
-    errors_HT = errors_HT.sqrt()
     return Walk(
-        norms_HT=norms_HT, sizes_HT=q_HT * errors_HT, state_sizes_HT=errors_HT,
+        norms_HT=norms_HT, sizes_HT=q_HT * errors_HT.sqrt(),
         read_HT=beta_HT * read_HT, written_HT=beta_HT * values_HT, log_decay_HT=g_HT,
         plain=x.plain, states=states, z_HTe=torch.cat(z, 1) if results else None,
         end=End(state_Hde=state_Hde, sizes_H=error_H.sqrt()),

@@ -59,14 +59,6 @@ AXES = {
 }
 
 
-def letter_line(letter: str, value: int, aliases: bool) -> str:
-    """`h = 8 heads (A, n_heads)`: a letter, how many, of what, and its `aliases` where wanted.
-
-    Raises KeyError for a letter that is not in `LETTERS`.
-    """
-    return _line(letter, value, str(value), LETTERS[letter][1] if aliases else ())
-
-
 def letter_lines(values: Sequence[tuple[str, int]], *, aliases: bool) -> Iterator[str]:
     """A line for each letter of one model: F as a multiple of d, a name with one meaning only."""
     sizes = dict(values)

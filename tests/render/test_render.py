@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
 from drawn import shown
 
 from llmcli.commands.attention.view.map import short
@@ -21,7 +20,7 @@ from llmcli.reports.models import ago
 from llmcli.reports.text import PhasePeak, Timings
 from llmcli.ui import rates, stats, theme
 from llmcli.ui.heatmap import brief
-from llmcli.ui.letters import LETTERS, letter_line, letter_lines
+from llmcli.ui.letters import LETTERS, letter_lines
 from llmcli.ui.rates import scaled
 from llmcli.ui.token_text import percent
 
@@ -169,19 +168,15 @@ def test_numbers_and_texts(golden):
             lambda of: percentile(*of), ((), 50), ((7,), 99), ((1, 2, 3, 4), 50), ((4, 1, 3, 2), 90)
         ),
         "letters with their other names": [
-            letter_line(letter, value, others)
-            for letter, value in (
-                ("n", 4), ("n", 1), ("d", 256), ("h", 1), ("h_kv", 1), ("d/h", 32), ("b", 1),
-                ("v", 2048),
-            )
+            line
             for others in (True, False)
+            for sizes in ([("n", 4), ("h_kv", 1), ("b", 1), ("v", 2048)], [("n", 1), ("h", 1)])
+            for line in letter_lines(sizes, aliases=others)
         ],
         "letters of one model": letter_lines([("d", 256), ("d/h", 32), ("F", 1024)], aliases=True),
         "of an odd one":
             letter_lines([("d", 576), ("d/h", 8), ("d_v", 6), ("F", 1536)], aliases=True),
     })  # fmt: skip
-    with pytest.raises(KeyError):
-        letter_line("q", 3, True)
 
 
 def test_no_letter_means_two_things():

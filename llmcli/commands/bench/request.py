@@ -116,10 +116,9 @@ def words(
     default: str,
     *,
     allowed: Sequence[str] = (),
-    separator: str = ",",
 ) -> tuple[str, ...]:
     """Names separated by commas; only those `allowed`, where any are. Raises UsageError."""
-    texts = [part.strip() for text in given or () for part in text.split(separator)]
+    texts = [part.strip() for text in given or () for part in text.split(",")]
     for text in texts:
         if not text:
             raise UsageError(f"`{option}` has an empty value")
