@@ -182,31 +182,44 @@ def sampler(model, sampling=SAMPLINGS["greedy"], limit=99):
     )  # fmt: skip
 
 
-def test_reading_a_long_prompt_is_not_what_a_proposal_takes(monkeypatch):
+class Noting:
+    """A decoder that notes how many tokens each of its calls reads."""
+
+    def __init__(self, decoder):
+        self.decoder, self.read = decoder, []
+
+    def __getattr__(self, name):
+        return getattr(self.decoder, name)
+
+    def __call__(self, ids, *arguments, **settings):
+        self.read.append(ids.shape[1])
+        return self.decoder(ids, *arguments, **settings)
+
+
+@pytest.mark.usefixtures("eager")
+def test_reading_a_long_prompt_is_not_what_a_proposal_takes():
     """Else a draft that has to read it never proposes again."""
     model = random_model(dataclasses.replace(MODELS["llama"], context=512))
-    draft, timed = ModelDraft(model, model), []
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 4))
-    monkeypatch.setattr(Pace, "drafted", lambda self, seconds: timed.append(read.copy()))
-    read = []
-    prefill = Session.prefill
+    small = dataclasses.replace(model, decoder=Noting(model.decoder))
+    before, proposals = [], []
 
-    def watched(session, prompts, **settings):
-        if session is draft._session:
-            read.append(len(prompts[0]))
-        return prefill(session, prompts, **settings)
+    class Watched(ModelDraft):
+        def propose(self, count):
+            before.extend(small.decoder.read)
+            small.decoder.read.clear()
+            found = super().propose(count)
+            proposals.append(small.decoder.read.copy())
+            small.decoder.read.clear()
+            return found
 
-    monkeypatch.setattr(Session, "prefill", watched)
-    catch_up = draft.catch_up
-    monkeypatch.setattr(draft, "catch_up", lambda: (catch_up(), read.clear()))
     session = Session(model.decoder, 1, 400)
     session.prefill([PROMPT * 30])
-    steps = Speculation(draft).decode(session, sampler(model))
-    for _ in range(30):
+    steps = Speculation(Watched(small, model)).decode(session, sampler(model))
+    for _ in range(99):
         next(steps)
-    assert len(timed) > 5
-    assert all(max(tokens) <= 2 for tokens in timed)
-    assert draft._session.lengths[0] > 300
+    assert before == [300]
+    assert len(proposals) > 5
+    assert max(map(max, proposals)) <= 2
 
 
 @pytest.mark.usefixtures("eager")
