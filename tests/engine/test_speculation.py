@@ -380,36 +380,28 @@ def made(prior=0.6, **seconds):
     return pace
 
 
-def test_nothing_is_drafted_before_a_step_was_measured_nor_where_it_promises_little():
+def test_how_many_tokens_are_read_at_once():
+    """None are drafted before a step was measured, nor where it promises little."""
     assert Pace(0.6).rows(0, 16) == 1
     assert made(prior=0.45, _1=1.0).rows(0, 4) == 1, "to be recorded first"
     assert made(prior=0.45, _1=1.0, _4=1.45).rows(0, 4) == 4
-
-
-def test_proposals_that_are_right_are_read_in_large_pieces():
     pace = made(_1=1.0, _4=1.6, _8=2.4, _16=4.6)
     for _ in range(60):
         pace.saw(0, True)
-    assert pace.rows(0, 16) == 16
-    assert pace.rows(0, 15) == 8
-    assert pace.rows(0, 1) == 1
+    assert [pace.rows(0, most) for most in (16, 15, 1)] == [16, 8, 1], "right ones in large pieces"
+    pace = made(_1=1.0, _4=1.5)
+    for _ in range(20):
+        pace.saw(2, False)
+    assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4), "each ground by itself"
 
 
 def test_proposals_that_are_wrong_end_soon_and_are_tried_now_and_then():
-    pace = made(_1=1.0, _4=1.5)
-    tried = 0
+    pace, tried = made(_1=1.0, _4=1.5), 0
     for _ in range(400):
         if pace.rows(0, 4) > 1:
             tried += 1
             pace.saw(0, False)
     assert 2 <= tried <= 12
-
-
-def test_what_is_known_of_one_ground_is_not_of_another():
-    pace = made(_1=1.0, _4=1.5)
-    for _ in range(20):
-        pace.saw(2, False)
-    assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4)
 
 
 def test_a_draft_that_takes_as_long_as_the_model_is_not_asked():

@@ -8,9 +8,7 @@ import piece_models
 import pytest
 from text_fixtures import clear_error
 
-from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
-from llmcli.text import load_tokenizer
 from llmcli.text.charsmap import check_charsmap
 from llmcli.text.ggufvocab import from_gguf
 from llmcli.text.piecefile import parse_pieces
@@ -336,13 +334,8 @@ def test_wire_fields_are_what_was_written():
     assert list(fields(data)) == [(3, 300), (70, b"abc"), (2, b"abcd"), (2, b"abcdefgh")]
 
 
-def test_which_file_is_opened(tmp_path):
-    """`tokenizer.json` comes first; a GGUF file has its own."""
+def test_tokenizer_json_comes_first(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(model(GOOD))
     assert find_pieces(tmp_path) == tmp_path / "tokenizer.model"
     (tmp_path / "tokenizer.json").write_text("{}")
     assert find_pieces(tmp_path) is None
-    path = tmp_path / "model.gguf"
-    path.write_bytes(piece_models.gguf(piece_models.metadata("llama")))
-    tokenizer = load_tokenizer(open_model(str(path)))
-    assert tokenizer.decode(tokenizer.encode("the quick brown fox")) == "the quick brown fox"
