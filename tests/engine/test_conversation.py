@@ -430,14 +430,9 @@ def test_channels_are_kept_apart(reasoning, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("call", [
-    "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>",
-    "<|start|>assistant to=functions.x<|channel|>commentary <|constrain|>json<|message|>{}",
-    "<|channel|>analysis to=python code<|message|>1+1<|call|>",
-])  # fmt: skip
-def test_a_call_is_shown_as_it_was_written(call, reasoning, monkeypatch):
+def test_a_call_is_shown_as_it_was_written(reasoning, monkeypatch):
+    call = "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>"
     text = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}"
-    text = text.replace("assistant<|start|>assistant", "assistant")
     message, shown = writes(reasoning(HARMONY), monkeypatch, text)
     assert shown == message.raw == text
     assert (message.content, message.reasoning) == (call, "Hm.")
