@@ -184,28 +184,25 @@ def test_what_was_saved_goes_on_as_it_would_have(model):
     assert other.messages == talk.messages, "the same seed gives the same conversation"
 
 
-NOT_THEIRS = {
-    "another text": lambda one: {"content": "something else"},
-    "a special token inside": lambda one: {"ids": (one.ids[0], END, *one.ids[1:])},
-    "no end token behind an end": lambda one: {"end": "eos"},
-    "cut by a stop string": lambda one: {"end": "stop"}, "no end": lambda one: {"end": None},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("wrong", NOT_THEIRS)
-def test_ids_that_are_not_the_text_of_an_answer_are_dropped(model, wrong):
+def test_ids_that_are_not_the_text_of_an_answer_are_dropped(model):
     talk = talking(model)
     answered(talk)
     own = talk.messages[-1]
     assert own.ids
-    changed = dataclasses.replace(own, **NOT_THEIRS[wrong](own))
-    other = Conversation(model, room=400)
-    assert other.load([*talk.messages[:-1], changed], 1, {}) == 1
-    assert other.messages[-1] == dataclasses.replace(changed, ids=())
-    other.say("go on")
-    answered(other)
-    expected = model.tokenizer.encode_chat(contents(other.messages[:-1]))
-    assert read(other)[0][: other.tokens.prompt] == expected
+    for wrong in (
+        {"content": "something else"},
+        {"ids": (own.ids[0], END, *own.ids[1:])},  # a special token inside
+        {"end": "eos"},  # with no end token behind it
+        {"end": "stop"}, {"end": None},
+    ):  # fmt: skip
+        changed = dataclasses.replace(own, **wrong)
+        other = Conversation(model, room=400)
+        assert other.load([*talk.messages[:-1], changed], 1, {}) == 1, wrong
+        assert other.messages[-1] == dataclasses.replace(changed, ids=())
+        other.say("go on")
+        answered(other)
+        expected = model.tokenizer.encode_chat(contents(other.messages[:-1]))
+        assert read(other)[0][: other.tokens.prompt] == expected
 
 
 def test_what_cannot_be_loaded_changes_nothing(model, monkeypatch):
@@ -328,15 +325,13 @@ def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
 
 def test_the_system_message_is_replaced_and_taken_away(model):
     talk = talking(model)
-    talk.set_system("be long")
-    assert talk.system == "be long"
-    assert talk.messages[0] == Message(role="system", content="be long")
-    talk.set_system(None)
-    assert talk.system is None
-    assert [one.role for one in talk.messages] == ["user"]
+    for text, roles in (("be long", ["system", "user"]), (None, ["user"])):
+        talk.set_system(text)
+        assert talk.system == text
+        assert [one.role for one in talk.messages] == roles
     talk.set_system("x")
     talk.clear()
-    assert [one.role for one in talk.messages] == ["system"]
+    assert talk.messages == [Message(role="system", content="x")]
 
 
 def test_an_answer_without_a_mark_behind_it_is_encoded_with_what_follows(model):
@@ -435,14 +430,9 @@ def test_channels_are_kept_apart(reasoning, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("call", [
-    "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>",
-    "<|start|>assistant to=functions.x<|channel|>commentary <|constrain|>json<|message|>{}",
-    "<|channel|>analysis to=python code<|message|>1+1<|call|>",
-])  # fmt: skip
-def test_a_call_is_shown_as_it_was_written(call, reasoning, monkeypatch):
+def test_a_call_is_shown_as_it_was_written(reasoning, monkeypatch):
+    call = "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>"
     text = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}"
-    text = text.replace("assistant<|start|>assistant", "assistant")
     message, shown = writes(reasoning(HARMONY), monkeypatch, text)
     assert shown == message.raw == text
     assert (message.content, message.reasoning) == (call, "Hm.")

@@ -111,18 +111,15 @@ def test_a_number_depends_on_its_key_alone() -> None:
     assert uniforms(7, 0, 256, 100) == whole[256:356]
     assert [uniforms(7, 0, step, 1)[0] for step in (0, 1, 599)] == [whole[i] for i in (0, 1, 599)]
     assert len({*whole, *uniforms(8, 0, 0, 600), *uniforms(7, 1, 0, 600)}) == 1800
+    assert sample_seed(5, 0) == 5
+    for sample in (1, 2, 77):  # a sample can be drawn alone
+        assert uniforms(sample_seed(5, sample), 0, 0, 20) == uniforms(5, sample, 0, 20)
 
 
 def test_frozen_numbers() -> None:
     """A seed must give the same text in every version."""
     assert uniforms(0, 0, 0, 3) == [0.07000858729146686, 0.01827966528692393, 0.3281910999056221]
     assert sample_seed(0, 1) == 800278779541541
-
-
-def test_a_sample_can_be_drawn_alone() -> None:
-    assert sample_seed(5, 0) == 5
-    for sample in (1, 2, 77):
-        assert uniforms(sample_seed(5, sample), 0, 0, 20) == uniforms(5, sample, 0, 20)
 
 
 def test_neighbouring_seeds_share_no_samples() -> None:

@@ -182,31 +182,44 @@ def sampler(model, sampling=SAMPLINGS["greedy"], limit=99):
     )  # fmt: skip
 
 
-def test_reading_a_long_prompt_is_not_what_a_proposal_takes(monkeypatch):
+class Noting:
+    """A decoder that notes how many tokens each of its calls reads."""
+
+    def __init__(self, decoder):
+        self.decoder, self.read = decoder, []
+
+    def __getattr__(self, name):
+        return getattr(self.decoder, name)
+
+    def __call__(self, ids, *arguments, **settings):
+        self.read.append(ids.shape[1])
+        return self.decoder(ids, *arguments, **settings)
+
+
+@pytest.mark.usefixtures("eager")
+def test_reading_a_long_prompt_is_not_what_a_proposal_takes():
     """Else a draft that has to read it never proposes again."""
     model = random_model(dataclasses.replace(MODELS["llama"], context=512))
-    draft, timed = ModelDraft(model, model), []
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 4))
-    monkeypatch.setattr(Pace, "drafted", lambda self, seconds: timed.append(read.copy()))
-    read = []
-    prefill = Session.prefill
+    small = dataclasses.replace(model, decoder=Noting(model.decoder))
+    before, proposals = [], []
 
-    def watched(session, prompts, **settings):
-        if session is draft._session:
-            read.append(len(prompts[0]))
-        return prefill(session, prompts, **settings)
+    class Watched(ModelDraft):
+        def propose(self, count):
+            before.extend(small.decoder.read)
+            small.decoder.read.clear()
+            found = super().propose(count)
+            proposals.append(small.decoder.read.copy())
+            small.decoder.read.clear()
+            return found
 
-    monkeypatch.setattr(Session, "prefill", watched)
-    catch_up = draft.catch_up
-    monkeypatch.setattr(draft, "catch_up", lambda: (catch_up(), read.clear()))
     session = Session(model.decoder, 1, 400)
     session.prefill([PROMPT * 30])
-    steps = Speculation(draft).decode(session, sampler(model))
-    for _ in range(30):
+    steps = Speculation(Watched(small, model)).decode(session, sampler(model))
+    for _ in range(99):
         next(steps)
-    assert len(timed) > 5
-    assert all(max(tokens) <= 2 for tokens in timed)
-    assert draft._session.lengths[0] > 300
+    assert before == [300]
+    assert len(proposals) > 5
+    assert max(map(max, proposals)) <= 2
 
 
 @pytest.mark.usefixtures("eager")
@@ -367,36 +380,28 @@ def made(prior=0.6, **seconds):
     return pace
 
 
-def test_nothing_is_drafted_before_a_step_was_measured_nor_where_it_promises_little():
+def test_how_many_tokens_are_read_at_once():
+    """None are drafted before a step was measured, nor where it promises little."""
     assert Pace(0.6).rows(0, 16) == 1
     assert made(prior=0.45, _1=1.0).rows(0, 4) == 1, "to be recorded first"
     assert made(prior=0.45, _1=1.0, _4=1.45).rows(0, 4) == 4
-
-
-def test_proposals_that_are_right_are_read_in_large_pieces():
     pace = made(_1=1.0, _4=1.6, _8=2.4, _16=4.6)
     for _ in range(60):
         pace.saw(0, True)
-    assert pace.rows(0, 16) == 16
-    assert pace.rows(0, 15) == 8
-    assert pace.rows(0, 1) == 1
+    assert [pace.rows(0, most) for most in (16, 15, 1)] == [16, 8, 1], "right ones in large pieces"
+    pace = made(_1=1.0, _4=1.5)
+    for _ in range(20):
+        pace.saw(2, False)
+    assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4), "each ground by itself"
 
 
 def test_proposals_that_are_wrong_end_soon_and_are_tried_now_and_then():
-    pace = made(_1=1.0, _4=1.5)
-    tried = 0
+    pace, tried = made(_1=1.0, _4=1.5), 0
     for _ in range(400):
         if pace.rows(0, 4) > 1:
             tried += 1
             pace.saw(0, False)
     assert 2 <= tried <= 12
-
-
-def test_what_is_known_of_one_ground_is_not_of_another():
-    pace = made(_1=1.0, _4=1.5)
-    for _ in range(20):
-        pace.saw(2, False)
-    assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4)
 
 
 def test_a_draft_that_takes_as_long_as_the_model_is_not_asked():

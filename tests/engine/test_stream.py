@@ -52,7 +52,8 @@ def by_hand(prompt: list[int], sampling: Sampling, limit: int, end: int | None =
 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT, Sampling(seed=3), Sampling(top_k=2)])
 def test_a_batch_is_every_prompt_alone_and_the_plain_loop(sampling: Sampling) -> None:
-    together = run(fake_model(), PROMPTS, sampling)
+    model = fake_model()
+    together = run(model, PROMPTS, sampling)
     assert list(together) == list(range(len(PROMPTS)))
     for number, prompt in enumerate(PROMPTS):
         alone = run(fake_model(), [prompt], sampling)[0]
@@ -63,10 +64,14 @@ def test_a_batch_is_every_prompt_alone_and_the_plain_loop(sampling: Sampling) ->
         assert [token.index for token in batched] == list(range(len(batched)))
     lengths = {len(tokens) for tokens in together.values()}
     assert len(lengths) > 1  # they really end at different steps
+    for step, call in enumerate(model.decoder.calls[1:], start=1):  # and leave the batch
+        assert call == (sum(len(tokens) > step for tokens in together.values()), 1)
 
 
-def test_samples_are_runs_with_their_own_seeds() -> None:
-    together = run(fake_model(), PROMPTS[:2], HOT, samples=3)
+def test_samples_are_runs_with_their_own_seeds_that_share_a_prefill() -> None:
+    model = fake_model()
+    together = run(model, PROMPTS[:2], HOT, samples=3)
+    assert model.decoder.calls[:2] == [(2, 3), (6, 1)]
     assert list(together) == list(range(6))
     for number, tokens in together.items():
         prompt, i = divmod(number, 3)
@@ -77,23 +82,9 @@ def test_samples_are_runs_with_their_own_seeds() -> None:
     assert len(set(texts)) == 6
 
 
-def test_samples_share_one_prefill() -> None:
-    model = fake_model()
-    run(model, [[5] * 100, [6] * 10], HOT, samples=4, limit=3)
-    assert model.decoder.calls[0] == (2, 100)
-    assert model.decoder.calls[1][0] == 8
-
-
 def test_random_numbers_go_on_over_the_table_s_end() -> None:
     ids_of = ids(run(fake_model(), [[4]], HOT, limit=STEPS, ignore_eos=True)[0])
     assert ids_of == by_hand([4], HOT, STEPS, None)
-
-
-def test_finished_sequences_leave_the_batch() -> None:
-    model = fake_model()
-    together = run(model, PROMPTS)
-    for step, call in enumerate(model.decoder.calls[1:], start=1):
-        assert call == (sum(len(tokens) > step for tokens in together.values()), 1)
 
 
 def test_prefill_in_chunks() -> None:

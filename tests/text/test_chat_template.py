@@ -110,22 +110,17 @@ def test_smollm2():
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "own"),
-    [
-        (SMOLLM2, "You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
-        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", ""),
-        (
-            "<u>{% if messages[0].role == 'system' %}{{ messages[0].content }} {% endif %}"
-            "{{ messages[-1].content }}", "",
-        ),
-        ("{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}x", ""),
-        (
-            "{% if messages[0].role == 'system' %}<s>{{ messages[0].content }}{% else %}<s>"
-            "{{ name | default('Own') }}{% endif %}<u>{{ messages[-1].content }}", "Ann",
-        ),
-    ],
-)  # fmt: skip
+SYSTEM = "{% if messages[0].role == 'system' %}"
+
+
+@pytest.mark.parametrize(("source", "own"), [
+    (SMOLLM2, "You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
+    ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", ""),
+    ("<u>" + SYSTEM + "{{ messages[0].content }} {% endif %}{{ messages[-1].content }}", ""),
+    (SYSTEM + "{{ raise_exception('none') }}{% endif %}x", ""),
+    (SYSTEM + "<s>{{ messages[0].content }}{% else %}<s>{{ name | default('Own') }}{% endif %}<u>"
+     "{{ messages[-1].content }}", "Ann"),
+])  # fmt: skip
 def test_the_system_message_that_a_template_writes_by_itself(source, own):
     assert ChatTemplate(source).own_system({"name": "Ann"}) == own
 

@@ -46,6 +46,9 @@ CUTS = {
         metadata(["ï¿½"]), "a\udcff\ufffd", ["a", "\ufffd", "\ufffd"],
     ),
     "and halves of a pair as the whole": (metadata(["ðŁĺĢ"]), "\ud83d\ude00", ["\U0001f600"]),
+    "special tokens are ordered by their bytes": (
+        metadata(types={"xyz>": CONTROL, "ééx": CONTROL}), "ééxyz>", ["ééx", "y", "z", ">"],
+    ),
 }  # fmt: skip
 
 
@@ -77,21 +80,13 @@ def test_the_longest_special_token_wins_wherever_it_stands():
     assert split_specials("cdef", tokens, False) == [("cdef", 0)]
 
 
-def test_special_tokens_are_ordered_by_bytes():
-    tokenizer = from_gguf(metadata(types={"xyz>": CONTROL, "ééx": CONTROL}))
-    assert [special.text for special in tokenizer._specials] == ["ééx", "xyz>"]
-
-
 def test_bos_follows_the_file_then_the_pre_tokenizer():
     special = {"<s>": CONTROL}
     at = 256
-    for pre, asked, expected in [
-        ("gpt-2", None, False),
-        ("gpt-2", True, True),
-        ("llama-bpe", None, True),
-        ("llama-bpe", False, False),
-        ("tekken", None, True),
-    ]:
+    for pre, asked, expected in (
+        ("gpt-2", None, False), ("gpt-2", True, True), ("llama-bpe", None, True),
+        ("llama-bpe", False, False), ("tekken", None, True),
+    ):  # fmt: skip
         values = metadata(types=special, pre=pre, bos_token_id=at, add_bos_token=asked)
         tokenizer = from_gguf(values)
         assert tokenizer.add_bos is expected
@@ -102,26 +97,21 @@ def test_bos_follows_the_file_then_the_pre_tokenizer():
         assert (front.id, front.start, front.end, front.special) == (at, 0, 0, True)
 
 
-def test_bos_without_a_token_is_a_usage_error():
+def test_what_a_vocabulary_has_not_is_a_usage_error():
     with pytest.raises(UsageError, match="no BOS"):
         from_gguf(metadata()).encode("a", add_bos=True)
+    with pytest.raises(UsageError, match="no chat template"):
+        from_gguf(metadata()).encode_chat([])
 
 
-def test_eos_is_never_added():
-    values = metadata(types={"</s>": CONTROL}, eos_token_id=256, add_eos_token=True)
-    assert 256 not in from_gguf(values).encode("a")
-
-
-def test_end_of_generation_by_id_and_by_text():
+def test_tokens_end_a_text_by_id_and_by_text_and_are_never_added():
     names = ["<|eot_id|>", "<|im_end|>", "<|fim_pad|>", "<|file_sep|>", "<mine>", "<other>"]
-    tokenizer = from_gguf(metadata(types=dict.fromkeys(names, CONTROL), eos_token_id=260))
+    types = dict.fromkeys(names, CONTROL)
+    tokenizer = from_gguf(metadata(types=types, eos_token_id=260, add_eos_token=True))
     assert tokenizer.eos_ids == {256, 257, 258, 259, 260}
-
-
-def test_special_tokens_that_are_hidden_and_end_a_text():
+    assert tokenizer.encode("a") == [ord("a")]
     tokenizer = from_gguf(metadata(types={"<|im_end|>": 1, "<fim_prefix>": 1}))
-    assert tokenizer.eos_ids == {256}
-    assert tokenizer.special_ids == {256, 257}
+    assert (tokenizer.eos_ids, tokenizer.special_ids) == ({256}, {256, 257})
 
 
 def test_harmony_keeps_its_end_inside_the_text():
@@ -132,11 +122,12 @@ def test_harmony_keeps_its_end_inside_the_text():
     assert tokenizer.decode([256, 259]) == "<|end|><|channel|>"
 
 
-def test_unused_tokens_stand_for_nothing():
-    tokenizer = from_gguf(metadata(types={"[PAD1]": 5, "[UNK]": 2}))
-    assert tokenizer.token_bytes(256) == b""
-    assert tokenizer.token_bytes(257) == b"[UNK]"
-    assert tokenizer.token_bytes(10**9) == tokenizer.token_bytes(-1) == b""
+def test_the_bytes_of_a_token():
+    """Unused ones stand for nothing; what is not UTF-8 keeps its bytes."""
+    tokenizer = from_gguf(metadata(types={"[PAD1]": 5, "[UNK]": 2, "\udcff\udcfe": USER}))
+    found = [tokenizer.token_bytes(id) for id in (256, 257, 258, 10**9, -1)]
+    assert found == [b"", b"[UNK]", b"\xff\xfe", b"", b""]
+    assert tokenizer.token_text(258) == "\\xff\\xfe"
     assert tokenizer.decode([10**9, -1, 65]) == tokenizer.decode([65])
 
 
@@ -152,12 +143,6 @@ def test_bytes_without_a_token_are_dropped_and_keep_their_neighbours_apart():
     values["tokenizer.ggml.tokens"][0xC2] = "instead of 0xc2"
     tokenizer = from_gguf(values)
     assert tokenizer.encode(text) == [ord("a"), ord("b")], "not merged across the gap"
-
-
-def test_tokens_that_are_not_utf8_keep_their_bytes():
-    tokenizer = from_gguf(metadata(types={"\udcff\udcfe": USER}))
-    assert tokenizer.token_bytes(256) == b"\xff\xfe"
-    assert tokenizer.token_text(256) == "\\xff\\xfe"
 
 
 @given(st.text())
@@ -253,30 +238,26 @@ _KEYS = ["tokens", "merges", "token_type", "bos_token_id", "eos_token_id", "pre"
 
 @given(st.dictionaries(st.sampled_from([*_KEYS, "add_bos_token", "fim_pad_token_id"]), _JUNK))
 def test_any_metadata_gives_a_tokenizer_or_an_error(values):
+    given = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
     try:
-        tokenizer = from_gguf(metadata(types={"<s>": CONTROL}) | _prefixed(values))
+        tokenizer = from_gguf(metadata(types={"<s>": CONTROL}) | given)
     except CheckpointError:
         return
     if tokenizer is not None:
         assert tokenizer.decode(tokenizer.encode("a b"), skip_special=False) is not None
 
 
-def _prefixed(values):
-    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
-
-
 def test_chat_template_comes_with_its_special_tokens():
-    values = metadata(types={"<s>": CONTROL, "</s>": CONTROL}, bos_token_id=256, eos_token_id=257)
-    source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    values |= {"tokenizer.chat_template": source, "tokenizer.ggml.add_bos_token": True}
-    tokenizer = from_gguf(values)
-    assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [256, ord("a"), 257]
-    values["tokenizer.chat_template"] = source.replace("{{ bos_token }}", "")
-    tokenizer = from_gguf(values)
-    assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [256, ord("a"), 257]
-    values["tokenizer.chat_template"] = f"b{source}"
-    later = [256, ord("b"), 256, ord("a"), 257]  # llama.cpp drops only a BOS that begins the text
-    assert from_gguf(values).encode_chat([{"role": "user", "content": "a"}]) == later
+    values = metadata(types={"<s>": CONTROL, "</s>": CONTROL}, bos_token_id=256, eos_token_id=257,
+                      add_bos_token=True)  # fmt: skip
+    turns = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    for front, begins in (
+        ("{{ bos_token }}", []), ("", []),
+        ("b{{ bos_token }}", [256, ord("b")]),  # llama.cpp drops only a BOS that begins the text
+    ):  # fmt: skip
+        values["tokenizer.chat_template"] = front + turns
+        ids = from_gguf(values).encode_chat([{"role": "user", "content": "a"}])
+        assert ids == [*begins, 256, ord("a"), 257]
     del values["tokenizer.chat_template"]
     assert from_gguf(values).chat_template is None
     values |= {"tokenizer.chat_template.rag": "R", "tokenizer.chat_template.tool_use": "T"}
@@ -284,11 +265,6 @@ def test_chat_template_comes_with_its_special_tokens():
     values["tokenizer.chat_template"] = ["x"]
     with pytest.raises(CheckpointError, match="not a string"):
         from_gguf(values)
-
-
-def test_chat_without_a_template():
-    with pytest.raises(UsageError, match="no chat template"):
-        from_gguf(metadata()).encode_chat([])
 
 
 def test_what_it_takes_goes_with_its_entries_and_with_who_looks_them_up():

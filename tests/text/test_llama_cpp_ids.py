@@ -161,7 +161,7 @@ def test_pieces_tile_the_text(case):
 def test_gemma_4_takes_line_ends_whole_and_begins_with_bos():
     models = frozen("spaced_ids.json.gz")["models"]
     gemma, other = (from_gguf(models[name]["metadata"]) for name in SPACED)
-    at = gemma._vocabulary.strings.index("\n")
+    at = models["gemma4"]["metadata"]["tokenizer.ggml.tokens"].index("\n")
     assert gemma.encode("a\n\n\n\nb", add_bos=False)[1:-1] == [at + 2]
     assert other.encode("a\n\n\n\nb", add_bos=False)[1:-1] == [at + 1, at + 1]
     assert (gemma.encode("a")[0], other.add_bos) == (gemma.bos_id, False)

@@ -15,13 +15,16 @@ from llmcli.errors import CheckpointError
 from llmcli.text import load_tokenizer
 
 
-def test_gguf_file(tmp_path):
-    values = metadata(["hello"], types={"<s>": 3}, bos_token_id=260)
+@pytest.mark.parametrize(("values", "bos"), [
+    (metadata(["hello"], types={"<s>": 3}, bos_token_id=260), 260),
+    (piece_models.metadata("llama"), 1),
+])  # fmt: skip
+def test_gguf_file(tmp_path, values, bos):
     path = tmp_path / "m.gguf"
     path.write_bytes(piece_models.gguf(values))
     tokenizer = load_tokenizer(open_checkpoint(path))
     assert tokenizer.decode(tokenizer.encode("hello hello")) == "hello hello"
-    assert tokenizer.bos_id == 260
+    assert tokenizer.bos_id == bos
 
 
 @pytest.mark.parametrize("as_file", [True, False])

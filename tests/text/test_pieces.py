@@ -8,9 +8,7 @@ import piece_models
 import pytest
 from text_fixtures import clear_error
 
-from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
-from llmcli.text import load_tokenizer
 from llmcli.text.charsmap import check_charsmap
 from llmcli.text.ggufvocab import from_gguf
 from llmcli.text.piecefile import parse_pieces
@@ -82,6 +80,11 @@ CUTS = {
     "strings that no library holds are never found": (
         metadata(["▁", "a", "\0", "\0a", "\udcff"]), "a\0a", "▁ 0 0, a 0 1, \0 1 2, a 2 3",
     ),
+    "without an unknown token, what it cannot spell is dropped": (
+        metadata([], tokens=["▁", "a"], token_type=[1, 1], scores=[-1.0, -2.0], model="t5",
+                 add_space_prefix=True),
+        "aéa", "▁ 0 0, a 0 1, a 3 4",
+    ),
 }  # fmt: skip
 
 
@@ -95,14 +98,6 @@ def test_the_pieces_of_a_text(name):
     assert [piece.id for piece in pieces] == tokenizer.encode(text, add_bos=False)
 
 
-def test_a_vocabulary_without_an_unknown_token_drops_what_it_cannot_spell():
-    values = metadata([], tokens=["▁", "a"], token_type=[1, 1], scores=[-1.0, -2.0], model="t5",
-                      add_space_prefix=True)  # fmt: skip
-    tokenizer = from_gguf(values)
-    assert tokenizer.encode("aéa") == [0, 1, 1]
-    assert [(p.start, p.end) for p in tokenizer.pieces("aéa")] == [(0, 0), (0, 1), (3, 4)]
-
-
 def test_the_space_in_front_is_not_in_the_text():
     tokenizer = from_gguf(SPACED)
     ids = tokenizer.encode("a a")
@@ -114,42 +109,31 @@ def test_the_space_in_front_is_not_in_the_text():
     assert plain.decode(plain.encode(" a")) == " a"
 
 
-def test_a_mark_in_the_text_makes_no_byte_count_twice():
+def test_every_byte_of_a_text_and_of_given_ids_has_its_place_once():
     tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
-    text = "🙂▁a 日本▁ é"
+    text = "🙂▁a 日本▁ é"  # with the mark written out
     spans = [(p.start, p.end) for p in tokenizer.pieces(text)]
     assert covered_bytes(spans) == len(text.encode())
     assert spans[2:6] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-
-
-def test_given_ids_have_their_places_in_the_text_that_they_spell():
-    tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
     ids = tokenizer.encode(" é a")
-    spelled = tokenizer.decode(ids, skip_special=False).encode()
-    pieces = tokenizer.spelled(ids)
+    spelled, pieces = tokenizer.decode(ids, skip_special=False).encode(), tokenizer.spelled(ids)
     assert [piece.id for piece in pieces] == ids
-    assert [spelled[p.start : p.end] for p in pieces[1:]] == [
-        tokenizer.token_bytes(id) for id in ids[1:]
-    ]
+    found = [spelled[p.start : p.end] for p in pieces[1:]]
+    assert found == [tokenizer.token_bytes(id) for id in ids[1:]]
     assert pieces[-1].end == len(spelled)
 
 
-def test_hidden_tokens_never_come_out_of_plain_text():
+def test_plain_text_makes_no_hidden_token_and_user_defined_ones():
     tokenizer = from_gguf(metadata(["▁", "<", "s", ">", "s>", "</", "/", "▁<"]))
     for text in ("<s>", "</s>", "<unk>", "<0x0A>"):
         ids = tokenizer.encode(text, add_bos=False, parse_special=False)
         assert not tokenizer.special_ids.intersection(ids)
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode("<s>", add_bos=False) == [1]
-
-
-def test_user_defined_tokens_stand_for_themselves():
-    tokenizer, text = from_gguf(LONGER), "a   a"
+    tokenizer = from_gguf(LONGER)
     user = tokenizer.vocab_size - 2
     assert tokenizer.token_bytes(user) == b"  "
-    for special in (True, False):
-        ids = tokenizer.encode(text, add_bos=False, parse_special=special)
-        assert ids[2:4] == [user, user + 1]
+    assert tokenizer.encode("a   a", add_bos=False, parse_special=False)[2:4] == [user, user + 1]
 
 
 def test_the_bytes_of_odd_tokens():
@@ -231,13 +215,19 @@ GOOD = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), 
     (model([*GOOD, ("a", 0.0, 1)]), "twice"), (model([*GOOD, ("", 0.0, 1)]), "empty"),
     (model([*GOOD, ("b", float("nan"), 1)]), "finite"), (model([*GOOD, ("b", 0.0, 7)]), "kind"),
     (model([*GOOD, ("b", 0.0, 0)]), "kind"), (model([*GOOD, ("<0x41>", 0.0, 6)]), "256"),
-    (model(GOOD, number(3, 3)), "words"), (model(GOOD, rules=number(5, 0)), "without"),
+    (model(GOOD, rules=number(5, 0)), "without"),
     (model(GOOD, number(24, 1)), "without"), (model(GOOD, rules=message(2, b"\x01\x02")), "table"),
 ])  # fmt: skip
 def test_a_broken_model_file_is_one_clear_error(data, what, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(data)
     with clear_error(what):
         from_piece_file(tmp_path / "tokenizer.model")
+
+
+@pytest.mark.parametrize("kind", [3, 4])
+def test_models_of_words_or_characters_are_not_supported(kind):
+    with pytest.raises(UnsupportedModel, match="words or characters"):
+        parse_pieces(model(GOOD, number(3, kind)))
 
 
 def test_a_model_file_beside_its_settings(opened, tmp_path):
@@ -302,38 +292,24 @@ def test_a_special_token_may_end_a_text_that_a_longer_one_would_not_fit(opened):
     assert (last.text, last.end - last.start, last.end) == ("<s>", 3, len(text.encode()))
 
 
-def test_legacy_puts_the_space_in_front_of_every_stretch(opened):
-    expected = {None: ["▁a", "</s>", "a"], False: ["▁a", "</s>", "a"], True: ["▁a", "</s>", "▁a"]}
-    for legacy, ids in expected.items():
-        tokenizer = opened({} if legacy is None else {"legacy": legacy}, [("▁a", 0.0, 1)])
-        assert shown(tokenizer, tokenizer.encode("a</s>a", add_bos=False)) == ids
-    tokenizer = opened({"add_prefix_space": False}, [("▁a", 0.0, 1)])
-    assert shown(tokenizer, tokenizer.encode("a", add_bos=False)) == ["a"]
-
-
-@pytest.mark.parametrize("settings", [
-    {"added_tokens_decoder": {"x": {"content": "a"}}},
-    {"added_tokens_decoder": {"-1": {"content": "a"}}}, {"added_tokens_decoder": {"9": {}}},
-    {"added_tokens_decoder": {"9": "a"}},
-    {"added_tokens_decoder": {str(1 << 30): {"content": "far"}}},
-    {"added_tokens_decoder": {"99999999999999999999": {"content": "far"}}},
-    {"added_tokens_decoder": {"9" * 5000: {"content": "more digits than Python reads"}}},
+@pytest.mark.parametrize(("settings", "pieces"), [
+    ({}, "▁a </s> a"), ({"legacy": False}, "▁a </s> a"),
+    ({"legacy": True}, "▁a </s> ▁a"),  # a space in front of every stretch
+    ({"add_prefix_space": False}, "a </s> a"),
 ])  # fmt: skip
-def test_added_tokens_that_cannot_be(settings, opened):
+def test_where_a_space_is_put_in_front(settings, pieces, opened):
+    tokenizer = opened(settings, [("▁a", 0.0, 1)])
+    assert shown(tokenizer, tokenizer.encode("a</s>a", add_bos=False)) == pieces.split()
+
+
+@pytest.mark.parametrize("listed", [
+    {"x": {"content": "a"}}, {"-1": {"content": "a"}}, {"9": {}}, {"9": "a"},
+    {str(1 << 30): {"content": "far"}}, {"99999999999999999999": {"content": "far"}},
+    {"9" * 5000: {"content": "more digits than Python reads"}},
+])  # fmt: skip
+def test_added_tokens_that_cannot_be(listed, opened):
     with pytest.raises(CheckpointError):
-        opened(settings)
-
-
-def test_tokenizer_json_comes_first(tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(model(GOOD))
-    assert find_pieces(tmp_path) == tmp_path / "tokenizer.model"
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert find_pieces(tmp_path) is None
-
-
-def test_kinds_of_models_that_are_not_read_say_so():
-    with pytest.raises(UnsupportedModel):
-        parse_pieces(model(GOOD, number(3, 4)))
+        opened({"added_tokens_decoder": listed})
 
 
 def test_the_table_of_replacements_is_what_the_library_reads():
@@ -358,8 +334,8 @@ def test_wire_fields_are_what_was_written():
     assert list(fields(data)) == [(3, 300), (70, b"abc"), (2, b"abcd"), (2, b"abcdefgh")]
 
 
-def test_a_gguf_file_opens_with_it(tmp_path):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(piece_models.gguf(piece_models.metadata("llama")))
-    tokenizer = load_tokenizer(open_model(str(path)))
-    assert tokenizer.decode(tokenizer.encode("the quick brown fox")) == "the quick brown fox"
+def test_tokenizer_json_comes_first(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(model(GOOD))
+    assert find_pieces(tmp_path) == tmp_path / "tokenizer.model"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert find_pieces(tmp_path) is None

@@ -29,9 +29,17 @@ def both(directory, **settings):
     return from_directory(directory, **settings), AutoTokenizer.from_pretrained(str(directory))
 
 
+def altered(directory, kind, **parts):
+    """A directory with other parts of its tokenizer."""
+    write(directory, kind)
+    library = Library.from_file(str(directory / "tokenizer.json"))
+    for name, part in parts.items():
+        setattr(library, name, part)
+    library.save(str(directory / "tokenizer.json"))
+    return directory
+
+
 TEXTS = [*strings(500, seed=4), *LOOKALIKES, "<s> a </s>b", "  lead", " \n", "<|eot_id|> <s>"]
-
-
 TURNS = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
 ENDED = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eot_token }}{% endfor %}"
 NEW = {"content": "<|new|>", "special": True}
@@ -91,19 +99,17 @@ def test_what_settings_change_is_transformers(tmp_path, kind, settings, files):
     same_as_transformers(ours, theirs, [*TEXTS[:50], *more], decode=decode)
     assert ours.add_bos is (kind in ("llama3", "llama2", "metaspace"))
     assert ours.eos_ids == {theirs.eos_token_id} - {None}
+    assert (ours.chat_template is None) == (theirs.chat_template is None)
     if theirs.chat_template:
         chat = [{"role": "user", "content": "a quick one"}]
         assert ours.encode_chat(chat) == theirs.apply_chat_template(chat).input_ids
 
 
 def test_eos_of_the_post_processor_is_left_out(tmp_path):
-    directory = write(tmp_path, "llama2")
-    library = Library.from_file(str(directory / "tokenizer.json"))
-    library.post_processor = processors.TemplateProcessing(
+    processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
-    library.save(str(directory / "tokenizer.json"))
-    ids = from_directory(directory).encode("a b")
+    ids = from_directory(altered(tmp_path, "llama2", post_processor=processor)).encode("a b")
     assert ids[0] == 1
     assert 2 not in ids
 
@@ -124,11 +130,12 @@ def test_eos_from_all_configurations(tmp_path):
 @pytest.mark.parametrize("junk", ["1", None, [None, "1", 1.0], -1, True, [False], {"a": 1}, 10**9])
 def test_what_is_no_id_ends_nothing(tmp_path, junk):
     directory = write(tmp_path, "llama3")
-    ours = from_directory(directory, config={"eos_token_id": junk}, generation=None)
-    assert ours.eos_ids == {2}
-    ours = from_directory(directory, config=None, generation={"eos_token_id": [5, junk]})
-    assert ours.eos_ids == {2, 5}
-    assert all(type(index) is int for index in ours.eos_ids)
+    for config, generation, expected in (
+        ({"eos_token_id": junk}, None, {2}), (None, {"eos_token_id": [5, junk]}, {2, 5}),
+    ):  # fmt: skip
+        ends = from_directory(directory, config=config, generation=generation).eos_ids
+        assert ends == expected
+        assert all(type(index) is int for index in ends)
 
 
 def test_thousands_of_listed_tokens_load_at_once(tmp_path):
@@ -175,12 +182,8 @@ def test_without_a_decoder_tokens_are_joined_with_spaces(tmp_path):
     "decoder", [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 1, 0)]
 )
 def test_an_unknown_decoder_is_unsupported(tmp_path, decoder):
-    directory = write(tmp_path, "gpt2")
-    library = Library.from_file(str(directory / "tokenizer.json"))
-    library.decoder = decoder
-    library.save(str(directory / "tokenizer.json"))
     with pytest.raises(UnsupportedModel, match=type(decoder).__name__):
-        from_directory(directory)
+        from_directory(altered(tmp_path, "gpt2", decoder=decoder))
 
 
 def test_no_tokenizer_and_other_tokenizers(tmp_path):
@@ -236,19 +239,6 @@ def test_broken_files_are_one_clear_error(tmp_path, name, content):
         from_directory(directory)
 
 
-def test_chat_template_files(tmp_path):
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    directory = write(tmp_path, "llama3", chat_template=named)
-    assert from_directory(directory).chat_template.source == "D"
-    (directory / "chat_template.jinja").write_text("{{ bos_token }}J", encoding="utf-8")
-    ours = from_directory(directory)
-    assert ours.chat_template.render([]) == "<|begin_of_text|>J"
-    assert ours.encode_chat([]) == ours.encode("J"), "one BOS"
-    directory = write(tmp_path / "plain", "llama3", chat_template="S{{ eos_token }}")
-    assert from_directory(directory).chat_template.render([]) == "S<|eot_id|>"
-    assert from_directory(write(tmp_path / "none", "gpt2")).chat_template is None
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_continuation_keeps_the_space_that_a_beginning_drops(tmp_path, kind):
     ours = from_directory(write(tmp_path, kind))
@@ -284,24 +274,26 @@ def test_a_normalizer_that_the_class_has_not_stays(tmp_path):
 
 
 def test_chat_templates_without_a_default_and_of_processors(tmp_path):
-    def source(directory):
-        return from_directory(directory).chat_template.source
+    def source():
+        return from_directory(tmp_path).chat_template.source
 
     listed = [{"name": "rag", "template": "R"}, {"name": "tool_use", "template": "T"}]
-    directory = write(tmp_path / "list", "llama3", chat_template=listed)
-    assert source(directory) == "R"
-    (directory / "additional_chat_templates").mkdir()
-    (directory / "additional_chat_templates/chat.jinja").write_text("C")
-    assert source(directory) == "R", "that of the settings, where no file is the default"
-    (write(directory, "llama3") / "chat_template.json").write_text('{"chat_template": "J"}')
-    assert source(directory) == "C"
-    (directory / "additional_chat_templates/chat.jinja").unlink()
-    assert source(directory) == "J"
-    (directory / "chat_template.json").write_text('{"chat_template": {"default": "D"}}')
-    assert source(directory) == "D"
-    (directory / "chat_template.json").write_text('{"chat_template": 3}')
+    write(tmp_path, "llama3", chat_template=listed)
+    assert source() == "R"
+    named, own = tmp_path / "additional_chat_templates/chat.jinja", tmp_path / "chat_template.json"
+    named.parent.mkdir()
+    named.write_text("C")
+    assert source() == "R", "that of the settings, where no file is the default"
+    write(tmp_path, "llama3")
+    own.write_text('{"chat_template": "J"}')
+    assert source() == "C"
+    named.unlink()
+    assert source() == "J"
+    own.write_text('{"chat_template": {"default": "D"}}')
+    assert source() == "D"
+    own.write_text('{"chat_template": 3}')
     with pytest.raises(CheckpointError, match="neither a text nor named texts"):
-        source(directory)
+        source()
 
 
 def test_a_token_without_an_embedding_stays_text_behind_those_that_the_file_adds():
