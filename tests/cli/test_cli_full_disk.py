@@ -69,7 +69,7 @@ WRITES = {
     "checkpoints/test_inventory.py::test_a_disk_that_is_full_while_one_repository_is_scanned": (
         "checkpoints.cache.hub:_repositories",
     ),
-    "checkpoints/test_fetch.py::test_pip_brings_nothing": ("checkpoints.wheel:download",),
+    "checkpoints/test_fetch.py::test_a_pip_that_brings_nothing": ("checkpoints.wheel:download",),
     "checkpoints/test_fetch.py::test_a_disk_that_fills_meanwhile": (
         "checkpoints.fetch:_copy_verified", "checkpoints.fetch:_fetch",
         "checkpoints.fetch:_locked", "checkpoints.hub.pinned:_download",
