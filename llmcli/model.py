@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -12,11 +12,9 @@ import torch
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
-from llmcli.config import ModelConfig
-from llmcli.errors import CheckpointError
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN
-from llmcli.text import Tokenizer
+from llmcli.text.interface import TextInterface
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +91,11 @@ class Stages:
 
 
 @dataclass(kw_only=True)
-class Model:
-    """A model ready to run. `tokenizer` is None for a checkpoint without one."""
+class Model(TextInterface):
+    """A model ready to run."""
 
-    name: str
-    config: ModelConfig
     decoder: Decoder
-    tokenizer: Tokenizer | None
     checkpoint: Checkpoint
-    eos_ids: frozenset[int]
     ledger: Ledger = field(default_factory=Ledger)
     random_seed: int | None = None
 
@@ -140,19 +134,6 @@ class Model:
         """Of these the bytes that stay in the mapped file, since they do not fit into memory."""
         weights = map(self.decoder.weight, self.decoder.weight_names)
         return sum(weight.nbytes for weight in weights if weight.in_file)
-
-    def token_text(self, id: int) -> str:
-        """The token as people see it, empty without a tokenizer."""
-        return "" if self.tokenizer is None else self.tokenizer.token_text(id)
-
-    def check_tokenized(self, ids: Sequence[int]) -> None:
-        """Raises CheckpointError where the tokenizer's ids go beyond the embeddings."""
-        if ids and max(ids) >= self.config.vocab:
-            raise CheckpointError(
-                f"the tokenizer of `{self.name}` gives the id {max(ids)}, but the model has "
-                f"{self.config.vocab} embeddings",
-                hint="its weights and its tokenizer belong to different models",
-            )
 
     def describe(self) -> dict[str, Any]:
         """The `model` object of every JSON document."""

@@ -12,9 +12,9 @@ from llmcli.cli.template import ChatOptions
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 
 if TYPE_CHECKING:
-    from llmcli.model import Model
     from llmcli.reports.text import TokenPiece
     from llmcli.text import Tokenizer
+    from llmcli.text.interface import TextInterface
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Encoded:
     messages: tuple[Mapping[str, Any], ...] | None = None
 
 
-def encode(prompt: Prompt, options: ChatOptions, model: Model) -> Encoded:
+def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encoded:
     """The ids of one prompt; raises UsageError, or CheckpointError without a tokenizer."""
     if prompt.ids is not None:
         check_ids(prompt.ids, model.config.vocab, prompt.where)
@@ -53,7 +53,7 @@ def encode(prompt: Prompt, options: ChatOptions, model: Model) -> Encoded:
 
 
 def _encoded_chat(
-    prompt: Prompt, given: Mapping[str, Any], tokenizer: Tokenizer, model: Model
+    prompt: Prompt, given: Mapping[str, Any], tokenizer: Tokenizer, model: TextInterface
 ) -> list[int]:
     """Through the chat template; what the model had written in a transcript keeps its ids."""
     written = None if prompt.conversation is None else prompt.conversation.transcript

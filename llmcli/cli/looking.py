@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llmcli.cli.output import Output
     from llmcli.engine.sampling import Sampling
     from llmcli.model import Model
+    from llmcli.text.interface import TextInterface
 
 # what `/look` of `chat` can show, and the options that it takes there; the command's `look.py`
 IN_CHAT: dict[str, tuple[str, ...]] = {
@@ -95,7 +96,7 @@ def room_for(options: ModelOptions, model: Model) -> int:
     return room if positions is None else min(room, positions)
 
 
-def token_texts(model: Model, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+def token_texts(model: TextInterface, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
     """(id, text for people) of every token; the text is empty without a tokenizer."""
     return tuple((id, model.token_text(id)) for id in ids)
 

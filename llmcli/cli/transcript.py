@@ -20,7 +20,7 @@ from llmcli.errors import UsageError, WriteFailed
 
 if TYPE_CHECKING:
     from llmcli.engine.messages import Message
-    from llmcli.model import Model
+    from llmcli.text.interface import TextInterface
 
 _MOST = 64 << 20  # bytes of a file
 _ROLES = ("system", "user", "assistant")
@@ -40,7 +40,7 @@ class Transcript:
     answers: int
     messages: tuple[Message, ...]
 
-    def is_of(self, model: Model) -> bool:
+    def is_of(self, model: TextInterface) -> bool:
         """Whether it is that model whose ids the answers have."""
         return (self.model, self.vocabulary) == (model.name, model.config.vocab)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import torch
 
@@ -29,7 +28,8 @@ from llmcli.nn.decoder import Decoder
 from llmcli.nn.parameters import Memory
 from llmcli.parts.attention.config import FrequencyFactors, LongRopeScaling, RopeConfig
 from llmcli.reports.progress import Progress
-from llmcli.text import Tokenizer, load_tokenizer
+from llmcli.text import load_tokenizer
+from llmcli.text.interface import ending_ids
 
 
 def load(
@@ -117,7 +117,7 @@ def load_checkpoint(
         decoder=decoder,
         tokenizer=tokenizer,
         checkpoint=checkpoint,
-        eos_ids=_eos_ids(config, tokenizer, checkpoint),
+        eos_ids=ending_ids(config, tokenizer, checkpoint),
         ledger=ledger,
         random_seed=random_weights,
     )
@@ -201,7 +201,7 @@ def load_shapes(
         decoder=_decoder(config, numbers, "meta"),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
-        eos_ids=_eos_ids(config, tokenizer, checkpoint),
+        eos_ids=ending_ids(config, tokenizer, checkpoint),
     )
 
 
@@ -281,16 +281,3 @@ def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> Mode
         return layer.with_attention(replace(attention, rope=rope))
 
     return replace(config, layers=tuple(map(layer_of, config.layers)))
-
-
-def _eos_ids(
-    config: ModelConfig, tokenizer: Tokenizer | None, checkpoint: Checkpoint
-) -> frozenset[int]:
-    """Every id that ends a text, by the configuration, the generation settings, the tokenizer."""
-    ids = set(config.eos)
-    settings: Mapping[str, Any] = checkpoint.generation_config or {}
-    named = settings.get("eos_token_id")
-    ids.update(i for i in (named if isinstance(named, list) else [named]) if type(i) is int)
-    if tokenizer is not None:
-        ids |= tokenizer.eos_ids
-    return frozenset(ids)

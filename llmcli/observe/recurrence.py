@@ -45,7 +45,7 @@ class Walk:
 
     `norms_HT`: ‖S‖, the root of the sum of squares, after each token. `sizes_HT`: how large the
     numbers are whose roundings end up in a token's z, see `walk`. `z_HTe`: what the queries read,
-    where it was asked for. `read_HT` and `written_HT`: β ‖r‖ and β ‖v‖ (`read_HT` is 0 where
+    if requested. `read_HT` and `written_HT`: β ‖r‖ and β ‖v‖ (`read_HT` is 0 where
     nothing is read). `states`: the states `[H, d, e]` after the tokens at some positions.
     """
 

@@ -249,6 +249,7 @@ MODELS = {
     "layer_embeddings": _gemma4(hidden_size_per_layer_input=12, vocab_size_per_layer_input=261),
     "keys_as_values": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
     "shared_keys": _gemma4(num_kv_shared_layers=1),
+    "few_embeddings": _llama(weights=False, vocab_size=50),
     "lone": _lone,
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),

@@ -10,7 +10,7 @@ from llmcli.cli.params import opt
 
 TESTS, SWEPT, RUNS = "Tests", "Swept (lists as for tests)", "Runs"
 OURS = "Beyond llama-bench"
-# llama-bench's options that change nothing here: each takes one value, which nobody reads
+# llama-bench's options that have no effect here; each takes one value, which is ignored
 IGNORED = (
     "-C", "--cpu-mask", "--cpu-strict", "--poll", "-ncmoe", "--n-cpu-moe", "-sm", "--split-mode",
     "-mg", "--main-gpu", "-ts", "--tensor-split", "-ot", "--override-tensor", "-mmp", "--mmap",

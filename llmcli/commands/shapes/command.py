@@ -8,13 +8,13 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from llmcli.cli.encoding import Encoded, check_fits, pieces
+from llmcli.cli.encoding import check_fits, encode
 from llmcli.cli.headers import chosen_devices, opened_headers
-from llmcli.cli.looking import parse_numbers
+from llmcli.cli.looking import parse_numbers, token_texts
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, Without, opt
-from llmcli.cli.prompts import check_ids, need_tokenizer, note_model_name, read_prompt
+from llmcli.cli.prompts import note_model_name, read_prompt
 from llmcli.cli.running import note_quantize
 from llmcli.cli.template import ChatOptions
 from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
@@ -281,23 +281,18 @@ def _tokens(
     without a tokenizer.
     """
     from llmcli.text import load_tokenizer
+    from llmcli.text.interface import TextInterface, ending_ids
 
     tokenizer = load_tokenizer(checkpoint, text=prompt.ids is None)
-    if prompt.ids is None:
-        tokenizer = need_tokenizer(tokenizer, checkpoint.name)
-        for note in tokenizer.notes:
-            out.note(note)
-        raw = ChatOptions(raw=True)  # but for conversations
-        _, found = pieces(prompt, raw, tokenizer, checkpoint.name, parse_special=True)
-        ids = tuple(piece.id for piece in found)
-        if not ids:
-            raise UsageError("the prompt has no tokens", hint="give at least one character")
-    else:
-        check_ids(prompt.ids, config.vocab)
-        ids = prompt.ids
-    encoded = Encoded(prompt.text, ids, prompt.conversation is not None)
+    for note in () if tokenizer is None or prompt.ids is not None else tokenizer.notes:
+        out.note(note)
+    model = TextInterface(
+        name=checkpoint.name, config=config, tokenizer=tokenizer,
+        eos_ids=ending_ids(config, tokenizer, checkpoint),
+    )  # fmt: skip
+    encoded = encode(prompt, ChatOptions(raw=True), model)
     list(check_fits([encoded], 1, room, largest=config.embedding.positions))
-    return tuple((id, "" if tokenizer is None else tokenizer.token_text(id)) for id in ids)
+    return token_texts(model, encoded.ids)
 
 
 def _show(
