@@ -36,7 +36,7 @@ def test_one_pass_shows_every_activation_in_order(model):
     assert [(first, name) for first, name, _ in seen] == [(0, spec.name) for spec in specs]
     assert (found.ids, found.prompt_tokens, found.state) == (tuple(IDS), len(IDS), None)
     plain = model.decoder(torch.tensor([IDS]), logits="last")
-    assert torch.equal(found.logits_V, plain[0, -1])
+    assert torch.equal(seen[-1][2], plain)
 
 
 @pytest.mark.parametrize("generate", [0, 2])
@@ -45,15 +45,12 @@ def test_logits_of_every_token_where_they_are_asked_for(model, generate):
     found, seen = watched(model, generate=generate, sampling=sampling, logits="all")
     rows = [tensor.shape[1] for _, name, tensor in seen if name == "logits"]
     assert rows == [len(IDS)] + [1] * generate
-    last = next(tensor for _, name, tensor in reversed(seen) if name == "logits")
-    assert torch.equal(found.logits_V, last[0, -1])
     assert found.ids == watched(model, generate=generate, sampling=sampling)[0].ids
 
 
 def test_nothing_is_computed_after_the_layer_that_is_asked_for(model):
-    found, seen = watched(model, until=0)
+    _, seen = watched(model, until=0)
     assert seen[-1][1] == "blocks.0.resid_post"
-    assert found.logits_V is None
     for options in ({"until": 0, "sampling": GREEDY}, {}):  # what makes no sense together
         with pytest.raises(ValueError, match="needs every layer, and a sampling"):
             watched(model, generate=1, **options)
@@ -78,7 +75,7 @@ def test_every_new_token_is_the_likeliest_and_a_query_itself(model):
     assert rows == [9, 1, 1, 1, 1]
     assert found.state.lengths == [13]
     whole = model.decoder(torch.tensor([ids]))[0, -1]
-    assert torch.allclose(found.logits_V, whole, atol=1e-12)
+    assert torch.allclose(seen[-1][2][0, -1], whole, atol=1e-12)
 
 
 def test_an_end_of_text_token_is_the_last(model):
