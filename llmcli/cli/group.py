@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Thread
@@ -116,15 +117,7 @@ class Root(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Imports the module of that command; None for a name that does not exist."""
         entry = self.entries.get(cmd_name) or self.nested.get(cmd_name)
-        if entry is None:
-            return None
-        with SIGNALS.abrupt():
-            module = import_module(entry.module)
-            settings = getattr(module, "CONTEXT", {})
-            found = build(cmd_name, module.command, getattr(module, "EPILOG", ""), settings)
-            found.elsewhere = getattr(module, "ELSEWHERE", {})  # for `params.unknown_option`
-            found.tolerant = getattr(module, "TOLERANT", False)  # for `configuration.values`
-            return found
+        return None if entry is None else _imported(entry.module, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As typer's, with our message: raises UsageError with the closest names."""
@@ -152,6 +145,17 @@ class Root(TyperGroup):
             first, *rest = textwrap.wrap(entry.summary, width() - column - 1)
             lines += [f"{left:<{column}} {first}", *(" " * (column + 1) + line for line in rest)]
         return "\n".join([*lines, *_paragraphs(self.epilog or "")]).rstrip()
+
+
+@cache
+def _imported(module: str, name: str) -> Any:
+    """The command `name` of a module; built once, also where its options are read beforehand."""
+    with SIGNALS.abrupt():
+        of = import_module(module)
+        found = build(name, of.command, getattr(of, "EPILOG", ""), getattr(of, "CONTEXT", {}))
+        found.elsewhere = getattr(of, "ELSEWHERE", {})  # for `params.unknown_option`
+        found.tolerant = getattr(of, "TOLERANT", False)  # for `configuration.values`
+        return found
 
 
 def asks_for_help(words: Iterable[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -159,6 +160,7 @@ def _root(
     """The root does nothing by itself."""
 
 
+@cache
 def root() -> Any:
     """The `llmcli` command, its subcommands not imported yet."""
     app = typer.Typer(
