@@ -78,7 +78,8 @@ def _groups(root: str | os.PathLike[str], controller: str) -> list[str]:
             paths.add(path)
             path = os.path.dirname(path)
     folders = ("sys/fs/cgroup", f"sys/fs/cgroup/{controller}")
-    return [os.path.join(folder, path) for folder in folders for path in sorted(paths)]
+    every = [os.path.join(folder, path) for folder in folders for path in sorted(paths)]
+    return [group for group in every if os.path.isdir(os.path.join(root, group))]
 
 
 def _words(*path: str | os.PathLike[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
@@ -24,10 +25,18 @@ def parameters(
     those of the same dtype that share a product. `as_stored`: blocks lie as a file has them. A
     stack of matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
     """
-    model = graph(config)
+    return _parameters(config, dtype, tuple(formats.items()), as_stored)
+
+
+@lru_cache(maxsize=16)
+def _parameters(
+    config: ModelConfig, dtype: str | None, formats: tuple[tuple[str, str], ...], as_stored: bool
+) -> tuple[TensorSpec, ...]:
+    """Once for what a load asks for several times."""
+    model, stored = graph(config), dict(formats)
     together: dict[str, set[str | None]] = {}
     for row in model.parameters.values():
-        together.setdefault(row.shares or row.name, set()).add(formats.get(row.name))
+        together.setdefault(row.shares or row.name, set()).add(stored.get(row.name))
     apart = {
         root for root, kinds in together.items()
         if len(kinds) > 1 or not kinds.isdisjoint(PACKED)
@@ -39,7 +48,7 @@ def parameters(
         specs.append(TensorSpec(
             name=row.name, kind="parameter", axes=row.axes, shape=shape,
             stored_shape=(*shape[:-2], *shape[:-3:-1]) if row.turned else shape,
-            dtype=formats.get(row.name) or (wide_dtype(dtype) if row.wide else dtype),
+            dtype=stored.get(row.name) or (wide_dtype(dtype) if row.wide else dtype),
             formula=model.formula(model[row.makes]), layer=row.layer,
             shares=None if row.shares in apart else row.shares, as_stored=as_stored,
         ))  # fmt: skip

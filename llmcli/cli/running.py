@@ -169,15 +169,14 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
 
 def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
-    alone = options.device == "cpu" or (
-        options.device == "auto" and [one.device for one in machine_devices()] == ["cpu"]
-    )
-    if not alone or options.weights_seed is not None:
+    if options.device not in ("auto", "cpu") or options.weights_seed is not None:
         return None
-    own = cpu()
+    first, *others = (cpu(),) if options.device == "cpu" else machine_devices()
+    if others:
+        return None
     return start(
-        checkpoint, dtype=dtype, quantize=options.quantize, bfloat16=own.bfloat16,
-        free=own.free_bytes,
+        checkpoint, dtype=dtype, quantize=options.quantize, bfloat16=first.bfloat16,
+        free=first.free_bytes,
     )  # fmt: skip
 
 
