@@ -61,7 +61,9 @@ class Dense(Weight):
     def split(self, rows: Sequence[int], axis: int = 0) -> list[Dense]:
         """Parts of so many rows each, views: several parameters that are one product."""
         parts = self.tensor.split_with_sizes(list(rows), axis)
-        return [Dense(part, self._inputs, pairs=self._pairs) for part in parts]
+        return [
+            Dense(part, self._inputs, pairs=self._pairs, in_file=self.in_file) for part in parts
+        ]
 
     @property
     def format(self) -> str:

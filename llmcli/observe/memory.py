@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from shutil import which
 
 from llmcli.limits import free_memory
@@ -98,10 +97,3 @@ def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
 def _mebibytes(text: str) -> int | None:
     """Bytes of `81920`; None for `[N/A]`."""
     return int(text) * _MIB if text.isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

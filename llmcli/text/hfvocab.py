@@ -151,6 +151,10 @@ def _strings(backend: tokenizers.Tokenizer) -> list[str | None]:
     strings: list[str | None] = [None] * size
     for string, index in vocab.items():
         strings[index] = string
+    # one that is looked for in normalized text stands there as the normalizer writes it: `▁<img>`
+    for index, token in backend.get_added_tokens_decoder().items():
+        if token.normalized:
+            strings[index] = backend.id_to_token(index)
     return strings
 
 

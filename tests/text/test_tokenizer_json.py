@@ -94,9 +94,7 @@ def test_what_settings_change_is_transformers(tmp_path, kind, settings, files):
     ours, theirs = both(directory, config={"vocab_size": 908})
     more = ["a<|new|>b", "a <|new|> <tool>the b", "<|new|><|new|> <too", "not there, other the",
             "a<|eot_id|>b</s> <s> c"]  # fmt: skip
-    # a token of added_tokens.json takes the space before it, which is then missing in our text
-    decode = "added_tokens.json" not in files
-    same_as_transformers(ours, theirs, [*TEXTS[:50], *more], decode=decode)
+    same_as_transformers(ours, theirs, [*TEXTS[:50], *more])
     assert ours.add_bos is (kind in ("llama3", "llama2", "metaspace"))
     assert ours.eos_ids == {theirs.eos_token_id} - {None}
     assert (ours.chat_template is None) == (theirs.chat_template is None)

@@ -59,9 +59,7 @@ def decoded(theirs: Any, ids: list[int], **options: Any) -> str:
     return theirs.decode(ids, clean_up_tokenization_spaces=False, **options)
 
 
-def same_as_transformers(
-    ours: Tokenizer, theirs: Any, texts: Sequence[str], *, decode: bool = True
-) -> None:
+def same_as_transformers(ours: Tokenizer, theirs: Any, texts: Sequence[str]) -> None:
     """Ids, as a prompt and as plain text, and these as text; special tokens and their ids."""
     ending = theirs("a").input_ids[len(ours.encode("a")) :]  # EOS, which a prompt does not have
     for text in texts:
@@ -69,8 +67,7 @@ def same_as_transformers(
         assert ours.encode(text) + ending == ids, text
         plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
         assert ours.encode(text, add_bos=False, parse_special=False) == plain, text
-        if decode:
-            assert ours.decode(ids, skip_special=False) == decoded(theirs, ids), text
+        assert ours.decode(ids, skip_special=False) == decoded(theirs, ids), text
     assert (ours.bos_id, ours.vocab_size) == (theirs.bos_token_id, len(theirs))
     assert {theirs.eos_token_id} - {None} <= ours.eos_ids
     assert ours.special_ids == set(theirs.all_special_ids) | {

@@ -76,17 +76,22 @@ def compare(ours: Score, theirs: Score) -> Comparison:
     if same and ours.tokens_scored:
         pairs = zip(ours.tokens, theirs.tokens, strict=True)
         largest = max(
-            abs(b.logprob - a.logprob)
+            abs(_difference(a.logprob, b.logprob))
             for a, b in pairs
             if a.logprob is not None and b.logprob is not None
         )
-        mean = theirs.mean_logprob - ours.mean_logprob
+        mean = _difference(ours.mean_logprob, theirs.mean_logprob)
     return Comparison(
-        bits_per_byte=theirs.bits_per_byte - ours.bits_per_byte,
+        bits_per_byte=_difference(ours.bits_per_byte, theirs.bits_per_byte),
         mean_logprob=mean,
         largest_difference=largest,
         same_tokens=same,
     )
+
+
+def _difference(ours: float, theirs: float) -> float:
+    """Theirs minus ours; 0 where both are the same infinity."""
+    return 0.0 if ours == theirs else theirs - ours
 
 
 def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[float, int]]:

@@ -67,7 +67,11 @@ def measure_exhaustion(device: torch.device) -> GroupResult:
 
 
 def _run(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], env={**os.environ, **environ}, capture_output=True, text=True,
-        check=False, timeout=_WAIT_S,
-    )  # fmt: skip
+    """Its exit code and output; 124, as of `timeout`, where it does not end."""
+    try:
+        return subprocess.run(
+            [sys.executable, *words], env={**os.environ, **environ}, capture_output=True,
+            text=True, check=False, timeout=_WAIT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 124, "", "")
