@@ -21,6 +21,7 @@ import test_render_shapes as shapes
 import test_render_states as states
 import test_render_timing as timings
 from attention_reports import BAD, GOOD, matrix, pair, pattern, report
+from covers import in_turn
 from drawn import lines_of
 from files_reports import experts_report
 from rich.cells import cell_len
@@ -167,12 +168,16 @@ def views(name):
     return list(VIEWS[name][0]())
 
 
-@pytest.mark.parametrize("width", [40, 44, 60, 80, 120, 200])
+HOWS = [{}, {"encoding": "ascii"}, {"colour": "standard"}, {"colour": "truecolor"}]
+
+
 @pytest.mark.parametrize(
-    "how", [{}, {"encoding": "ascii"}, {"colour": "standard"}, {"colour": "truecolor"}], ids=str
+    ("name", "width", "how"),
+    in_turn(
+        [pytest.param(name, width) for name in VIEWS for width in (40, 44, 60, 80, 120, 200)], HOWS
+    ),
 )
-@pytest.mark.parametrize("name", VIEWS)
-def test_it_fits(name, how, width):
+def test_it_fits(name, width, how):
     _, fewest, words = VIEWS[name]
     for view in views(name):
         lines = lines_of(view, width=width, **how)
