@@ -6,24 +6,23 @@ import dataclasses
 
 import torch
 from blocks import two_norms
-from decoder_parameters import parameters_of
-from small_models import as_model, random_model
+from small_models import random_model
 from unfused import attention_of
-from zoo import GATED, gpt2, in_blocks, layer, llama
+from zoo import ATTENTION, GATED, RMS, gpt2, in_blocks, layer, llama
 
 from llmcli.commands.explain.measure.derive import explain
 from llmcli.commands.explain.measure.index import names
 from llmcli.config import ModelConfig
 from llmcli.model import Model
-from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import AttentionConfig, Llama3Scaling, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.attention.config import Llama3Scaling, RopeConfig
+from llmcli.parts.embedding.config import HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 TEXTS = tuple(f"t{id}" for id in IDS)
 RELU = MlpConfig(hidden=30, activation="relu", gated=True, bias=True)
+LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
 LLAMA3 = Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=16)
 
 
@@ -33,6 +32,22 @@ def rotated(mlp=GATED, scaling=None, **attention):
     return llama(*(layer(mlp, rope=rope, **attention),) * 2)
 
 
+# what no family of today has: partial rotation, wide values, layers that differ, no rotation but
+# normalized queries, a head with a bias
+MIXER = dataclasses.replace(
+    ATTENTION, value_dim=6, scale=0.3, rope=RopeConfig(theta=256.0, dims=4), window=4, out_bias=True
+)
+UNROTATED = dataclasses.replace(MIXER, rope=None, qk_norm=RMS, window=None, kv_heads=1)
+ODD = dataclasses.replace(
+    llama(
+        two_norms(MIXER, MlpConfig(hidden=20, activation="gelu_tanh", gated=True), RMS, LAYER),
+        two_norms(
+            UNROTATED, MlpConfig(hidden=12, activation="silu", gated=False, bias=True), LAYER, RMS
+        ),
+        final_norm=LAYER, head=HeadConfig(tied=False, bias=True),
+    ),
+    width=10,
+)  # fmt: skip
 MODELS = {
     "gpt2": gpt2(heads=2, kv_heads=2),
     "gpt2-gelu-unscaled": gpt2("gelu", heads=2, kv_heads=2, scale=1.0),
@@ -47,53 +62,20 @@ NAMES = (*MODELS, "odd")
 
 def config_of(name: str) -> ModelConfig:
     """As wide as its heads are together; gpt2 has one block."""
+    if name == "odd":
+        return ODD
     layers = MODELS[name].layers[: 1 if "gpt2" in name else 2]
     mixer = layers[0].attention
     return dataclasses.replace(MODELS[name], width=mixer.heads * mixer.head_dim, layers=layers)
 
 
-def odd_model(dtype: torch.dtype) -> Model:
-    """What no family of today has: partial rotation, wide values, layers that differ, no rotation
-    but normalized queries, a head with a bias.
-    """
-    rms, layer_norm = (
-        NormConfig(kind="rms", eps=1e-6), NormConfig(kind="layer", eps=1e-5, bias=True)
-    )  # fmt: skip
-    mixer = AttentionConfig(
-        heads=4, kv_heads=2, head_dim=8, value_dim=6, scale=0.3,
-        rope=RopeConfig(theta=500.0, dims=4), window=4, out_bias=True,
-    )  # fmt: skip
-    gated = MlpConfig(hidden=20, activation="gelu_tanh", gated=True)
-    plain = MlpConfig(hidden=12, activation="silu", gated=False, bias=True)
-    first = two_norms(mixer, gated, rms, layer_norm)
-    unrotated = dataclasses.replace(mixer, rope=None, qk_norm=rms, window=None, kv_heads=1)
-    second = two_norms(unrotated, plain, layer_norm, rms)
-    config = ModelConfig(
-        family="test", model_type="test", vocab=61, width=10, context=64, layers=(first, second),
-        embedding=EmbeddingConfig(), final_norm=layer_norm, head=HeadConfig(tied=False, bias=True),
-    )  # fmt: skip
-    return _drawn(config, dtype, 0.4)
-
-
 def deep_model(layers: int) -> Model:
     """So many small layers."""
-    config = odd_model(torch.float64).config
-    config = dataclasses.replace(config, layers=config.layers[:1] * layers)
-    return _drawn(config, torch.float64, 0.1)
-
-
-def _drawn(config: ModelConfig, dtype: torch.dtype, deviation: float) -> Model:
-    decoder = Decoder(config, device="cpu", dtype=dtype)
-    generator = torch.Generator().manual_seed(0)
-    for slot in parameters_of(decoder).values():
-        slot.copy_(torch.randn(slot.shape, generator=generator) * deviation)
-    return as_model(decoder)
+    return random_model(dataclasses.replace(ODD, layers=ODD.layers[:1] * layers))
 
 
 def make(name: str, dtype: str) -> Model:
     """The model of that name. `packed`: its matrices in 8 bits; not of `odd`."""
-    if name == "odd":
-        return odd_model(getattr(torch, dtype))
     if dtype == "packed":
         config, formats = in_blocks(config_of(name), "Q8_0", size=32)
         return random_model(config, formats=formats)
