@@ -7,13 +7,11 @@ import math
 
 import numpy as np
 import torch
-from decoder_parameters import parameters_of
-from small_models import as_model
+from small_models import random_model
 from unfused import attention_of
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.model import Model
-from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -47,13 +45,8 @@ def config_of(*mixers: AttentionConfig, positions=None, width=16, vocab=VOCAB) -
     )  # fmt: skip
 
 
-def model_of(config: ModelConfig, dtype: str = "float64", seed: int = 0) -> Model:
-    """Random weights, attention far from uniform."""
-    decoder = Decoder(config, device="cpu", dtype=getattr(torch, dtype))
-    generator = torch.Generator().manual_seed(seed)
-    for slot in parameters_of(decoder).values():
-        slot.copy_(torch.randn(slot.shape, generator=generator) * 0.5)
-    return as_model(decoder)
+def model_of(config: ModelConfig, dtype: str = "float64") -> Model:
+    return random_model(config, getattr(torch, dtype))
 
 
 def small(kind: str = "gqa", dtype: str = "float64", layers: int = 2) -> Model:
