@@ -7,15 +7,10 @@ from explain_models import TEXTS
 from llmcli.commands.explain.measure.index import names
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("explain")
-
-
 @pytest.fixture
-def model(folder):
+def model():
     """`model(name, dtype)`: a fresh one, so that a test may break it."""
-    return lambda name, dtype="float64": explain_models.make(name, folder, dtype)
+    return lambda name, dtype="float64": explain_models.make(name, dtype)
 
 
 @pytest.fixture

@@ -5,23 +5,24 @@ import math
 import pytest
 import torch
 from blocks import configure, ffn_of, norm_of
+from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES
-from tiny_checkpoints import llama_tensors, write_llama
+from small_models import random_model
+from zoo import stretched
 
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
-from llmcli.loading.load import load
 from llmcli.observe import formulas
 from llmcli.observe.formulas import formula_checks, formula_inputs, worst
 from llmcli.observe.rules import rules
+from llmcli.parts.attention.config import DynamicScaling, LongRopeScaling
 from llmcli.reports.checks import ViewCheck
 
 LONG = {
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "longrope": {
-        "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 1.5, 2.0, 4.0],
-        "original_max_position_embeddings": 6,
-    },
+    "dynamic": stretched(DynamicScaling(factor=2.0, original=5)),
+    "longrope": stretched(LongRopeScaling(
+        short=(1.0,) * 4, long=(1.0, 1.5, 2.0, 4.0), original=6, attention_factor=1.0
+    )),
 }  # fmt: skip
 
 
@@ -246,17 +247,14 @@ def test_a_mask_that_leaks_is_found(model):
 @pytest.mark.parametrize("prompt", [1, 4])
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize("kind", ["mistral-window", "gpt2", "odd", *LONG])
-def test_tokens_from_the_cache(kind, rows, prompt, model, tmp_path):
-    if kind in LONG:
-        path = write_llama(tmp_path / kind, rope_scaling=LONG[kind], max_position_embeddings=5)
-        broken = load(str(path), dtype="float32")
-    else:
-        broken = model(kind, "float32")
+def test_tokens_from_the_cache(kind, rows, prompt, model):
+    long = kind in LONG
+    broken = random_model(LONG[kind], torch.float32) if long else model(kind, "float32")
     seen = step_by_step(broken, IDS, prompt)
     names = rules(broken.config)
     assert seen["logits"].shape[1] == len(IDS) - prompt + 1
     assert formula_checks(broken, IDS, seen, names, rows=rows, prompt_tokens=prompt).ok
-    if kind in LONG and prompt > 1:  # as one call, all would be turned as the last one is
+    if long and prompt > 1:  # as one call, all would be turned as the last one is
         assert not formula_checks(broken, IDS, seen, names, rows=rows).ok
     last = f"blocks.{len(broken.config.layers) - 1}.attn_out"
     seen[last][0, -1, 0] += 1
@@ -266,11 +264,10 @@ def test_tokens_from_the_cache(kind, rows, prompt, model, tmp_path):
 
 @pytest.mark.parametrize("prompt", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_alone_is_allowed_the_roundings_of_its_mean(tmp_path, dtype, prompt):
+def test_a_row_alone_is_allowed_the_roundings_of_its_mean(model, dtype, prompt):
     """One huge number: a norm that is given a single row loses digits of the small ones."""
-    tensors = llama_tensors()
-    tensors["model.embed_tokens.weight"][5, 3] = 5000.0
-    model = load(str(write_llama(tmp_path / "m", tensors)), dtype=dtype)
+    model = model("llama-grouped", dtype)
+    parameters_of(model.decoder)["embed.W"][5, 3] = 5000.0
     ids = (9, 5, 5)
     seen = step_by_step(model, ids, prompt)
     assert formula_checks(model, ids, seen, rules(model.config), prompt_tokens=prompt).ok

@@ -55,7 +55,7 @@ PLACES = [
     ("blocks.0.attn.pattern[1,5,2]", (1, 5, 2)),
     ("blocks.0.attn.pattern[-1,-1,-7]", (1, 6, 0)),
     ("blocks.0.attn.pattern[0,'t8','t3']", (0, 5, 2)),
-    ("logits[-1,52]", (6, 52)),
+    ("logits[-1,42]", (6, 42)),
     ("logits['t42','c']", (4, 2)),
     ("blocks.0.ln1.scale[3]", (3, 0)),
     ("blocks.0.ln1.scale[3,0]", (3, 0)),

@@ -6,8 +6,8 @@ import explain_models
 import pytest
 import torch
 from blocks import configure, ffn_of
+from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, TEXTS, explained
-from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.commands.explain.measure.derive import explain
 from llmcli.commands.explain.measure.index import names
@@ -138,19 +138,18 @@ def test_what_is_allowed_is_roundings_of_the_terms(model):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("ids", [(5,), (5, 9)])
-def test_a_row_with_one_huge_number_is_normed_to_rounding(tmp_path, ids, dtype):
+def test_a_row_with_one_huge_number_is_normed_to_rounding(model, ids, dtype):
     """The kernel norms a single row in another way, and small numbers lose digits there."""
-    tensors = llama_tensors()
-    tensors["model.embed_tokens.weight"][5, 3] = 5000.0
-    model = load(str(write_llama(tmp_path / "m", tensors)), dtype=dtype)
+    model = model("llama-grouped", dtype)
+    parameters_of(model.decoder)["embed.W"][5, 3] = 5000.0
     axes = names(model.config, len(ids))["logits"]
     texts = [str(id) for id in ids]
     assert explain(model, ids, texts, axes, (0, 7), depth=None).ok
 
 
 @pytest.mark.parametrize("ids", [(5,), (5, 9)])
-def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(tmp_path, ids):
-    model = load(str(write_llama(tmp_path / "m")), dtype="float32")
+def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(model, ids):
+    model = model("llama-grouped", "float32")
     configure(model.decoder.ln_final, eps=0.1)
     axes = names(model.config, len(ids))["logits"]
     found = explain(model, ids, [str(id) for id in ids], axes, (0, 7), depth=None)

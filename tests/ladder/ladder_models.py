@@ -1,18 +1,11 @@
-"""Small models with random weights for the ladder's tests."""
+"""The configurations that the ladder takes."""
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
-from tiny_checkpoints import write_gpt2, write_llama
 from zoo import MODELS, ZOO
 
 from llmcli.commands.ladder.measure.supported import require_supported
-from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.errors import UnsupportedModel
-from llmcli.loading.load import load
-
-_KEPT = {}
 
 
 def refusal(config):
@@ -35,15 +28,3 @@ TYPES = {
     for one in reversed(ZOO)  # the first variant of each
     if refusal(one.config()) is None
 }
-
-
-def random_weights(kind, dtype="float32"):
-    """The weights of a two-layer `gpt2` or `llama` (grouped heads), or of `tiny`, made once."""
-    if (kind, dtype) not in _KEPT:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / kind
-            if kind != "tiny":
-                {"gpt2": write_gpt2, "llama": write_llama}[kind](path)
-            model = load("tiny" if kind == "tiny" else str(path), dtype=dtype)
-        _KEPT[kind, dtype] = Weights.of(model.decoder)
-    return _KEPT[kind, dtype]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from covers import covered
+from covers import covered, in_turn
 from ladder_models import DENSE
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, gpt2, layer, llama
@@ -137,9 +137,8 @@ def test_steps_as_they_are_shown(as_written):
     as_written(Path(__file__).with_name("steps.txt"), parts)
 
 
-@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", covered(DENSE))
-def test_the_letters_of_a_shape_are_its_numbers(kind, name):
+@pytest.mark.parametrize(("name", "kind"), in_turn(covered(DENSE), RUNGS))
+def test_the_letters_of_a_shape_are_its_numbers(name, kind):
     """Axis by axis: what is shown as `n × d/h` is n tokens times the size of a head."""
     trace, tokens = Trace(), ids(2, N + 2)
     config = DENSE[name]
@@ -177,7 +176,7 @@ def test_the_fused_rung_shows_the_decoders_own_activations():
     assert shown["C_n = attend(Q_rot_n, K_rot, V), one kernel"].shape == (2, 4, 1, 8)
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", covered(DENSE))
 def test_the_fused_rung_says_what_is_the_same_as_below_alike(name):
     """The formulas that it shares with rung 7 are the same strings, so that they can be folded."""
     found = []
@@ -243,7 +242,7 @@ def test_matrices_show_each_heads_own_and_a_masked_square():
 
 
 # two feed-forwards of one block have one size there, whatever their configurations say
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", covered(DENSE))
 @pytest.mark.parametrize("until", [None, 0])
 def test_multiply_adds_are_those_that_the_loops_do(name, until, monkeypatch):
     of = weights(DENSE[name])

@@ -7,9 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decoder_parameters import parameters_of
-from ladder_models import random_weights
 from small_models import weights as small_weights
-from zoo import GATED, layer, llama
+from zoo import CONFIGS, GATED, layer, llama
 
 from llmcli import anatomy
 from llmcli.commands.ladder.measure import estimate as estimating
@@ -28,12 +27,16 @@ IDS = [5, 9, 2, 7]
 DTYPES = [("float32", 1e-4), ("float64", 1e-9)]
 
 
+def random_weights(kind, dtype="float32"):
+    return small_weights(CONFIGS[kind], getattr(torch, dtype))
+
+
 def workload(weights, **options):
-    defaults = {"more": 2, "sequences": 3, "rounds": 1}
+    defaults = {"more": 2, "sequences": 3, "rounds": 0}
     return plan_workload(weights, IDS, **(defaults | options))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "tiny"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize(("dtype", "allowed"), DTYPES)
 def test_all_rungs_agree(kind, dtype, allowed):
     weights = random_weights(kind, dtype)
@@ -64,7 +67,7 @@ def test_speed_ups_are_those_of_neighbouring_runs():
 
 def test_rows_and_heads_are_counted():
     weights = random_weights("gpt2")
-    rungs = run_ladder(weights, workload(weights, rounds=0))
+    rungs = run_ladder(weights, workload(weights))
     calls = [(rung.token_work.gemv, rung.token_work.gemm) for rung in rungs]
     layers = len(weights.blocks)
     # q, k, v, scores, contexts, out, up, down of every layer, and the head
@@ -110,7 +113,7 @@ def test_a_rung_over_budget_is_estimated_from_block_0_and_still_compared(monkeyp
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_an_estimate_counts_what_the_whole_would(kind):
     weights = random_weights(kind)
-    whole = run_ladder(weights, workload(weights, more=3, rounds=0))
+    whole = run_ladder(weights, workload(weights, more=3))
     estimated = run_ladder(weights, workload(weights, more=3, budget=0))
     for found, counted in zip(estimated, whole, strict=True):
         assert found.prompt_work == counted.prompt_work
@@ -137,27 +140,22 @@ def test_large_logits_are_held_to_a_share_of_the_largest():
     norm = weights.final_norm
     louder = replace(norm, w=norm.w * 40, b=norm.b * 40)
     loud = replace(weights, final_norm=louder)
-    rungs = run_ladder(loud, workload(weights, rounds=0), numbers=range(2, 8))
+    rungs = run_ladder(loud, workload(weights), numbers=range(2, 8))
     assert all(rung.ok for rung in rungs)
     assert rungs[1].allowed > 2e-4
 
 
 def test_a_model_that_is_not_finite_says_so():
     weights = random_weights("gpt2")
-    decoder = weights.decoder
-    kept = decoder.ln_final.w.clone()
-    decoder.ln_final.w[3] = torch.nan
-    try:
-        with pytest.raises(NotFinite):
-            workload(weights)
-    finally:
-        decoder.ln_final.w.copy_(kept)
+    weights.decoder.ln_final.w[3] = torch.nan
+    with pytest.raises(NotFinite):
+        workload(weights)
 
 
 def test_nan_is_no_agreement():
     """Only the rungs that are requested are run."""
     weights = random_weights("gpt2")
-    run = workload(weights, rounds=0)
+    run = workload(weights)
     rungs = run_ladder(weights, run, numbers=[6, 3, 8])
     assert [rung.number for rung in rungs] == [3, 6, 8]
     assert rungs[1].ok
@@ -171,7 +169,7 @@ def test_a_head_is_called_d_h_only_where_it_is(heads, letter):
     weights = small_weights(llama(layer(GATED, heads=heads)))
     other = {"d/h": "d_k", "d_k": "d/h"}[letter]
     assert letter in dict(axis_sizes(weights.config, tokens=4, sequences=1))
-    for rung in run_ladder(weights, workload(weights, rounds=0)):
+    for rung in run_ladder(weights, workload(weights)):
         assert rung.ok
         written = [*rung.change, rung.idea]
         written += [text for step in rung.steps for text in (step.formula, step.axes, step.note)]

@@ -13,6 +13,7 @@ from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import random_model
+from unfused import attention_of
 from zoo import MODELS
 
 import llmcli.commands.dump.measure.run as dump_module
@@ -23,7 +24,6 @@ from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.errors import OutOfMemory
 from llmcli.formats.dense import Dense
-from llmcli.loading.load import load
 from llmcli.model import dtype_name
 from llmcli.nn.step import Step
 from llmcli.observe.statistics import Statistics
@@ -89,32 +89,6 @@ def seen_by_a_tap(model, ids, prompt):
     return found
 
 
-def unwritten(model, seen):
-    """Scores, pattern and result by their definition, from what a tap saw."""
-    found = {}
-    for i, layer in enumerate(model.config.layers):
-        at, mixer = f"blocks.{i}.attn", layer.attention
-        q, k = (
-            next(
-                seen[f"{at}.{x}{end}"] for end in ("_rot", "_norm", "") if f"{at}.{x}{end}" in seen
-            )
-            for x in "qk"
-        )
-        k = k.float().repeat_interleave(mixer.heads // mixer.kv_heads, 0)
-        rows = torch.arange(q.shape[1])
-        hidden = rows > rows[:, None]
-        if mixer.window is not None:
-            hidden |= rows <= rows[:, None] - mixer.window
-        scores = (q.float() @ k.mT * mixer.scale).masked_fill(hidden, -math.inf)
-        w_o = model.decoder.weight(f"{at}.W_o").dense(torch.float32)
-        w_HeD = w_o.t().unflatten(0, (mixer.heads, -1))
-        found |= {
-            f"{at}.scores": scores, f"{at}.pattern": scores.softmax(-1),
-            f"{at}.result": seen[f"{at}.z"].float() @ w_HeD,
-        }  # fmt: skip
-    return found
-
-
 @pytest.mark.parametrize("generate", [0, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", CONFIGS)
@@ -130,7 +104,7 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     for tensor, array in arrays.items():
         if tensor in seen:
             assert torch.equal(array, seen[tensor]), tensor
-    for tensor, expected in unwritten(model, seen).items():
+    for tensor, expected in attention_of(model, seen, torch.float32).items():
         torch.testing.assert_close(arrays[tensor].float(), expected, rtol=1e-5, atol=1e-5)
     for tensor, slot in parameters_of(model.decoder).items():
         turned = tensor == "head.W" or ".W_" in tensor
@@ -399,9 +373,8 @@ def test_a_prompt_of_one_token_and_of_many():
 
 
 @pytest.mark.real
-def test_the_real_model():
-    model = load("smollm2", dtype="float32")
+def test_the_real_model(models):
     names = ["blocks.29.attn.pattern", "blocks.29.attn.result", "blocks.17.mlp.post", "logits"]
-    report, arrays = dumped(model, names, ids=(504, 3575, 282, 4649, 314), generate=2)
+    report, arrays = dumped(models("float32"), names, ids=(504, 3575, 282, 4649, 314), generate=2)
     assert report.ok
     torch.testing.assert_close(arrays["blocks.29.attn.pattern"].sum(-1), torch.ones(9, 7))

@@ -113,13 +113,13 @@ def test_others_are_what_is_not_our_own(machine):
     assert found.document() == vars(found) | {"slowed": True}
 
 
-def test_an_idle_machine_and_one_with_a_processor_to_spare_are_not_slowed(machine):
-    assert not machine(others=1.0, own=19.0).slowed
-    assert machine(others=9.0, own=10.0, threads=2).slowed
-
-
-def test_a_processor_to_spare_is_for_the_others(machine):
-    assert not machine(others=9.0, own=10.0, threads=1).slowed
+@pytest.mark.parametrize(
+    ("others", "own", "threads", "slowed"),
+    [(1.0, 19.0, 2, False), (9.0, 10.0, 2, True), (9.0, 10.0, 1, False)],
+    ids=["idle", "busy", "a processor to spare is for the others"],
+)
+def test_only_who_needs_the_processors_of_others_is_slowed(machine, others, own, threads, slowed):
+    assert machine(threads, others=others, own=own).slowed is slowed
 
 
 def test_the_host_of_a_virtual_machine_counts(machine):

@@ -5,7 +5,6 @@ of the tokens after it.
 """
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from covers import in_turn
 from small_models import random_model
 from test_experts import FAULTS as OF_EXPERTS
 from test_experts import instead
-from test_view_faults import red, reds
+from test_view_faults import first_red, red_without_a_fault
 from zoo import MODELS
 
 from llmcli.nn import block
@@ -268,10 +267,8 @@ FAULTS |= {
 }  # fmt: skip
 
 
-@cache
-def red_in_a_sound_model(config, dtype):
-    """What is red before anything is planted: asked once of each model, for all of its faults."""
-    return red(random_model(MODELS[config], dtype))
+def whole(config, dtype):
+    return random_model(MODELS[config], dtype)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +276,9 @@ def red_in_a_sound_model(config, dtype):
 )
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     config, plant = FAULTS[name]
-    assert red_in_a_sound_model(config, dtype) == set()
-    of = random_model(MODELS[config], dtype)
-    plant(monkeypatch, of.decoder)
-    assert any(reds(of))
+    of = whole(config, dtype)
+    with monkeypatch.context() as patch:
+        plant(patch, of.decoder)
+        first = first_red(of)
+    assert first is not None
+    assert not red_without_a_fault(first, whole, config, dtype)

@@ -22,7 +22,6 @@ from llmcli.commands.lens.measure.unembedding import Agreement
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
-from llmcli.loading.load import load
 from llmcli.nn.block import Block
 from llmcli.nn.step import Step
 from llmcli.parts.embedding.config import HeadConfig
@@ -443,9 +442,9 @@ def held():
     return sum(storages.values())
 
 
-@pytest.fixture(scope="module")
-def smollm2(smollm2_path):
-    return load(str(smollm2_path), dtype="float32")
+@pytest.fixture
+def smollm2(models):
+    return models("float32")
 
 
 @pytest.mark.real

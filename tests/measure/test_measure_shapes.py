@@ -1,8 +1,7 @@
 """The shapes that are shown are those that ran: held against hooks of PyTorch's own dispatcher."""
 
-from collections import Counter
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from collections import Counter, namedtuple
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,8 +31,6 @@ from llmcli.config import sequential
 from llmcli.families import translate
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
-from llmcli.loading.weights import randomize
-from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.state import KVCache
 from llmcli.nn.step import Step
@@ -54,24 +51,8 @@ def llama(layers=2, *, kv_heads=2, **mixer):
     return config_of(*(sequential(attention, mlp, norm=RMS),) * layers)
 
 
-def model_of(config, dtype="float32"):
-    decoder = Decoder(config, device="cpu", dtype=DTYPES[dtype])
-    randomize(decoder, 0)
-    return Model(
-        name="any", config=config, decoder=decoder, tokenizer=None,
-        checkpoint=SimpleNamespace(path="."), eos_ids=frozenset(),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Made:
-    """A tensor that an operation of PyTorch gave."""
-
-    shape: tuple
-    strides: tuple
-    dtype: str
-    storage: int
-    offset: int
+# a tensor that an operation of PyTorch gave
+Made = namedtuple("Made", "shape strides dtype storage offset")
 
 
 def made(tensor):
@@ -105,12 +86,12 @@ class Hook(TorchDispatchMode):
 calls = st.tuples(st.integers(1, 2), st.integers(1, 5), st.sampled_from(sorted(DTYPES)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(models(), calls)
 def test_every_row_is_what_an_independent_hook_saw(config, call):
     """In both phases each tensor that is shown came, as it is described, from an operation."""
     batch, tokens, dtype = call
-    model = model_of(config, dtype)
+    model = random_model(config, DTYPES[dtype])
     report = model_shapes(asked(config, batch, tokens, dtype), {})
     state = model.decoder.new_state(batch, tokens + 1)
     for phase, new in (("prefill", tokens), ("decode", 1)):
@@ -132,12 +113,12 @@ def test_every_row_is_what_an_independent_hook_saw(config, call):
             assert tensor.bytes == emitted[name].numel() * emitted[name].element_size()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(models(), calls)
 def test_the_same_tensors_come_in_that_order_when_nobody_looks(config, call):
     """Without a tap too each row, but for the norms' divisors, is among the results, in order."""
     batch, tokens, dtype = call
-    model = model_of(config, dtype)
+    model = random_model(config, DTYPES[dtype])
     with Hook() as hook:
         model.decoder(torch.zeros(batch, tokens, dtype=torch.long))
     given = {"batch": batch, "tokens": tokens, "past": 0, "phase": "prefill", "dtype": dtype}
@@ -210,7 +191,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_model_is_seen(fault, monkeypatch):
     aspect, planted = FAULTS[fault]
-    model = model_of(llama())
+    model = random_model(llama(), torch.float32)
     monkeypatch.setattr(Step, "honest_write", Step.write, raising=False)
     monkeypatch.setattr(Attention, "honest_rows", Attention.score_rows, raising=False)
     if callable(planted):
@@ -243,7 +224,7 @@ def test_a_fault_in_the_specs_is_seen(fault, monkeypatch):
         return replace(plan, tensors=tuple(specs))
 
     monkeypatch.setattr(ShapesRequest, "plan", lying)
-    assert aspect in departures(model_of(llama()))
+    assert aspect in departures(random_model(llama(), torch.float32))
 
 
 def test_wrong_letters_and_wrong_rows_are_seen():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from decoder_parameters import parameters_of
@@ -13,6 +15,7 @@ from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.spec import Call
 from llmcli.observe.observe import observe
+from llmcli.observe.quiet import quiet
 
 GREEDY = Sampling(temperature=0.0)
 IDS = [(5 * i + 1) % VOCAB for i in range(9)]
@@ -93,3 +96,17 @@ def test_a_cache_that_does_not_fit_is_refused(model, monkeypatch):
     monkeypatch.setattr(devices, "available_bytes", lambda device: needed - 1)
     with pytest.raises(OutOfMemory, match="the cache of 13 tokens"):
         watched(model, generate=4, sampling=GREEDY)
+
+
+def test_the_collector_is_off_within_and_as_it_was_afterwards():
+    assert gc.isenabled()
+    with quiet(), quiet():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), quiet():
+            1 / 0  # noqa: B018
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

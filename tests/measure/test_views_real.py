@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from decoder_parameters import parameters_of
 from torch import Tensor
 
 from llmcli.anatomy.names import known
-from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.prompt import synthetic
 from llmcli.commands.attention.report.request import AttentionRequest
@@ -24,8 +22,7 @@ from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.dump.report import DumpPlan
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.engine.sampling import Sampling
-from llmcli.loading.load import Model, load_checkpoint
-from llmcli.model import dtype_name
+from llmcli.model import Model, dtype_name
 from llmcli.nn.decoder import Decoder
 
 pytestmark = pytest.mark.real
@@ -36,19 +33,9 @@ GREEDY = Sampling(temperature=0.0)
 STATUS = Path("/proc/self/status")
 
 
-@pytest.fixture(scope="module")
-def models(smollm2_path: Path) -> Callable[[str], Model]:
-    """By dtype, each loaded once."""
-    opened = open_checkpoint(smollm2_path)
-    return lru_cache(None)(lambda dtype: load_checkpoint(opened, device="cpu", dtype=dtype))
-
-
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
+def _one_thread() -> None:
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def attention(model: Model, ids: list[int], new: int) -> Any:

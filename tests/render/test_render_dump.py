@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from drawn import shown
 
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
@@ -80,11 +79,3 @@ def test_screens(golden):
     })  # fmt: skip
     assert names(many, every=True) == [one.name for one in many.tensors]
     assert "other layers" not in dump(many, every=True)
-
-
-@pytest.mark.parametrize("width", range(40, 201, 20))
-def test_what_is_wrong_with_a_tensor_stays_at_any_width(width):
-    bad = report(tensor(nan=3, infinite=1, first_bad=(0, 1, 2)), not_finite="`x` is nan")
-    (row,) = [line for line in dump(bad, width).split("\n") if line.startswith("blocks.29.attn")]
-    assert " 3, 1 " in f"{row} "
-    assert width == 40 or "[9 12 12]" in row

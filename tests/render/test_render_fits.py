@@ -21,6 +21,7 @@ import test_render_shapes as shapes
 import test_render_states as states
 import test_render_timing as timings
 from attention_reports import BAD, GOOD, matrix, pair, pattern, report
+from covers import in_turn
 from drawn import lines_of
 from files_reports import experts_report
 from rich.cells import cell_len
@@ -84,12 +85,12 @@ def of_one_position():
     )), TITLE)  # fmt: skip
 
 
-def of_dumps():
-    odd = dumps.tensor(masked=66, mean=-8.681e-05, low=-123456.789)
-    bad = dumps.tensor(nan=3, infinite=1, first_bad=(0, 1, 2))
-    for one, words in ((odd, ""), (bad, "`x` is nan")):
-        found = dumps.report(one, dumps.tensor("logits"), not_finite=words)
-        yield render_dump(found, TITLE)
+def of_dump(words="", **changes):
+    found = dumps.report(dumps.tensor(**changes), dumps.tensor("logits"), not_finite=words)
+    return lambda: [render_dump(found, TITLE)]
+
+
+BAD_DUMP = of_dump("`x` is nan", nan=3, infinite=1, first_bad=(0, 1, 2))
 
 
 def of_experts():
@@ -130,7 +131,11 @@ VIEWS = {
         lambda: [render_comparison(comparison.REPORT)], 60,
         ["1.500", "0.500", "150.00 ± 2.00", "1.450 … 1.550", "within noise"],
     ),
-    "dump": (of_dumps, 40, ["blocks.29.attn.pattern "]),
+    "dump": (
+        of_dump(masked=66, mean=-8.681e-05, low=-123456.789), 40, ["blocks.29.attn.pattern "]
+    ),
+    "dump that is not finite": (BAD_DUMP, 40, ["blocks.29.attn.pattern ", " 3, 1"]),
+    "and its shape": (BAD_DUMP, 60, ["[9 12 12]"]),
     "experts": (of_experts, 40, []),
     "explain": (of_explanations, 40, ["… 24 more"]),
     "ladder": (
@@ -167,12 +172,16 @@ def views(name):
     return list(VIEWS[name][0]())
 
 
-@pytest.mark.parametrize("width", [40, 44, 60, 80, 120, 200])
+HOWS = [{}, {"encoding": "ascii"}, {"colour": "standard"}, {"colour": "truecolor"}]
+
+
 @pytest.mark.parametrize(
-    "how", [{}, {"encoding": "ascii"}, {"colour": "standard"}, {"colour": "truecolor"}], ids=str
+    ("name", "width", "how"),
+    in_turn(
+        [pytest.param(name, width) for name in VIEWS for width in (40, 44, 60, 80, 120, 200)], HOWS
+    ),
 )
-@pytest.mark.parametrize("name", VIEWS)
-def test_it_fits(name, how, width):
+def test_it_fits(name, width, how):
     _, fewest, words = VIEWS[name]
     for view in views(name):
         lines = lines_of(view, width=width, **how)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from attention_reports import matrix, pattern
+from covers import in_turn
 from drawn import lines_of, plain, printed, shown
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -224,10 +225,14 @@ def test_screens(golden):
     assert max(map(len, lines_of(render_checks(checks), width=24))) <= 24
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-@pytest.mark.parametrize("tokens", [1, 2, 7, 31, 150, 700])
-@pytest.mark.parametrize("colour", [None, "standard", "256", "truecolor"])
-def test_nothing_is_wider_than_the_screen(width, tokens, colour):
+@pytest.mark.parametrize(
+    ("tokens", "width", "colour"),
+    in_turn(
+        [1, 2, 7, 31, 32, 150, 151, 700],
+        [40, 60, 80, 120, 200], [None, "standard", "256", "truecolor"],
+    ),
+)
+def test_nothing_is_wider_than_the_screen(tokens, width, colour):
     texts = [HARD[at % len(HARD)] for at in range(tokens)]
     some = Panels(
         matrices=[matrix(pattern(min(tokens, 31)), head=at) for at in range(4)],

@@ -7,12 +7,11 @@ import math
 
 import numpy as np
 import torch
-from decoder_parameters import parameters_of
-from small_models import as_model
+from small_models import random_model
+from unfused import attention_of
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.model import Model
-from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -46,13 +45,8 @@ def config_of(*mixers: AttentionConfig, positions=None, width=16, vocab=VOCAB) -
     )  # fmt: skip
 
 
-def model_of(config: ModelConfig, dtype: str = "float64", seed: int = 0) -> Model:
-    """Random weights, attention far from uniform."""
-    decoder = Decoder(config, device="cpu", dtype=getattr(torch, dtype))
-    generator = torch.Generator().manual_seed(seed)
-    for slot in parameters_of(decoder).values():
-        slot.copy_(torch.randn(slot.shape, generator=generator) * 0.5)
-    return as_model(decoder)
+def model_of(config: ModelConfig, dtype: str = "float64") -> Model:
+    return random_model(config, getattr(torch, dtype))
 
 
 def small(kind: str = "gqa", dtype: str = "float64", layers: int = 2) -> Model:
@@ -67,27 +61,10 @@ def ids_of(count: int, vocab: int = VOCAB) -> list[int]:
 def patterns(model: Model, ids) -> list[np.ndarray]:
     """`[H, T, T]` of every layer in float64, straight from the definition of softmax attention."""
     seen = {}
-    model.decoder(torch.tensor([list(ids)]), tap=seen.__setitem__)
-    found = []
-    for i, layer in enumerate(model.config.layers):
-        mixer, at = layer.attention, f"blocks.{i}.attn"
-        q, k = (
-            next(seen[f"{at}.{p}{f}"] for f in ("_rot", "_norm", "") if f"{at}.{p}{f}" in seen)[0]
-            for p in "qk"
-        )
-        q, k = q.double().numpy(), k.double().numpy()
-        a = np.zeros((mixer.heads, len(ids), len(ids)))
-        sinks = parameters_of(model.decoder)[f"{at}.sink"].tolist() if mixer.sinks else None
-        for head in range(mixer.heads):
-            for i in range(len(ids)):
-                first = 0 if mixer.window is None else max(0, i - mixer.window + 1)
-                keys = k[head // (mixer.heads // mixer.kv_heads), first : i + 1]
-                s = keys @ q[head, i] * mixer.scale
-                e = np.exp(s - s.max())
-                rest = 0.0 if sinks is None else math.exp(sinks[head] - s.max())
-                a[head, i, first : i + 1] = e / (e.sum() + rest)
-        found.append(a)
-    return found
+    model.decoder(torch.tensor([list(ids)]), tap=lambda name, x: seen.setdefault(name, x[0]))
+    found = attention_of(model, seen)
+    layers = range(len(model.config.layers))
+    return [found[f"blocks.{i}.attn.pattern"].numpy() for i in layers]
 
 
 def naive(a: np.ndarray, ids, seen) -> dict[str, float]:

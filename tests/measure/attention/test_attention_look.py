@@ -275,7 +275,7 @@ def test_nothing_square_is_kept_for_metrics(monkeypatch):
     monkeypatch.setattr("llmcli.observe.formulas.CHEAP", 1)
     for module in ("observe.attention.rows", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
-    model, count = small("gqa", "float32", layers=1), 400
+    model, count = small("gqa", "float32", layers=1), 240
     with Largest() as seen:
         report = measure_attention(model, ids_of(count), drawn(20, pairs=5))
     assert report.ok

@@ -112,15 +112,11 @@ def test_it_says_what_ran(folder):
 
 
 def test_threads_are_those_of_the_settings(folder):
-    before = torch.get_num_threads()
-    try:
-        engine = loader(folder)(settings())
-        engine.start(4, 2, 4)
-        assert torch.get_num_threads() == 2
-        engine.start(4, 1, 4)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+    engine = loader(folder)(settings())
+    engine.start(4, 2, 4)
+    assert torch.get_num_threads() == 2
+    engine.start(4, 1, 4)
+    assert torch.get_num_threads() == 1
 
 
 def test_a_model_is_loaded_once_for_settings_that_share_it(folder):

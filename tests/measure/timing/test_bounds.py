@@ -39,6 +39,7 @@ def bounded(
         # streamed weights, keys and values wait for memory, products of many rows for arithmetic
         (PartWork(weights=10**8, flops=10**8), 0.0125, {}, "memory", 0.8),
         (PartWork(cache=10**8), 0.0125, {}, "memory", 0.8),
+        (PartWork(weights=4 * 10**8, cache=10**8), 0.0625, {}, "memory", 0.8),
         (PartWork(weights=10**6, flops=10**10), 0.125, {}, "compute", 0.8),
         # weights that stay in a cache are judged by it: 400 % of the memory is 80 % of the L3
         (STREAMED, 0.0025, {"working_set": L3}, "L3", 0.8),

@@ -107,7 +107,7 @@ def test_the_median_run_is_the_one_that_is_kept(runs, order):
 
 @pytest.mark.parametrize("order", ["mixed", "rising", "falling"])
 def test_of_thousands_few_are_kept_and_one_of_them_is_near_the_median(order):
-    runs = 10_000
+    runs = 3_000
     walls = [float(wall) for wall in range(runs)]
     if order == "mixed":
         Random(0).shuffle(walls)

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from blocks import ffn_of
+from covers import covered
 from decoder_parameters import parameters_of
 from small_models import ids
 from timed_models import CEILINGS, PROMPT, FakeDevice, red, small, timed, tries
@@ -33,7 +34,7 @@ MIB = 1 << 20
 PRODUCTS = {"qkv", "out", "ffn_up", "ffn_down", "head"}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", covered(CONFIGS))
 def test_all_is_accounted_for_in_every_kind_of_model(name):
     report = timed(small(name), batch=2)
     assert red(report) <= {"adds_up"}  # a run of 1 ms can be interrupted; see the next test

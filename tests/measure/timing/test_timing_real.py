@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from pathlib import Path
-
 import pytest
 import torch
 from timed_models import red, timed, tries
-
-from llmcli.checkpoints import open_checkpoint
-from llmcli.loading.load import Model, load_checkpoint
 
 pytestmark = pytest.mark.real
 
 PROMPT = tuple(range(100, 140))
 
 
-@pytest.fixture(scope="module")
-def models(smollm2_path: Path) -> Callable[[str], Model]:
-    """By dtype, each loaded once."""
-    opened = open_checkpoint(smollm2_path)
-    return lru_cache(None)(lambda dtype: load_checkpoint(opened, device="cpu", dtype=dtype))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_whole_of_it(models, dtype):
+    torch.set_num_threads(1)
     model = models(dtype)
     reports = []
 
