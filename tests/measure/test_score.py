@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,3 +113,7 @@ def test_comparison(model):
     unlike = compare(one, scored(model, ids_of(8)))
     assert not unlike.same_tokens
     assert unlike.mean_logprob is unlike.largest_difference is None
+    token = replace(one.tokens[1], logprob=-math.inf)
+    impossible = replace(one, tokens=(one.tokens[0], token), mean_logprob=-math.inf)
+    same = compare(impossible, impossible)
+    assert (same.mean_logprob, same.largest_difference) == (0, 0), "not NaN"

@@ -146,8 +146,10 @@ def test_levels_and_exhaustion(monkeypatch):
     assert not children.measure_exhaustion(CPU).check.ok
 
 
-def test_memory_that_runs_out_ends_with_5():
+def test_memory_that_runs_out_ends_with_5(monkeypatch):
     assert children.measure_exhaustion(CPU).check.ok
+    monkeypatch.setattr(children, "_WAIT_S", 0.01)
+    assert children.measure_exhaustion(CPU).check.where == "exit 124", "it does not end"
 
 
 SMALL = dict(

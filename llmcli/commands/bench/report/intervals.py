@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from statistics import fmean, stdev
 
@@ -112,6 +113,7 @@ def runs_of(rate: Rate) -> int:
 _TINY = 1e-300  # keeps the continued fraction from dividing by 0
 
 
+@cache
 def two_sided(confidence: float, freedom: float) -> float:
     """The t for which |T| ≤ t with that probability (0 … 1), at `freedom` > 0 degrees of freedom.
 
