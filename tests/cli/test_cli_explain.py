@@ -11,6 +11,7 @@ import shlex
 import pytest
 import torch
 from cli_tiny import write_tiny
+from covers import few, in_turn
 from zoo import TYPES
 
 import llmcli.commands.explain.measure.derive
@@ -134,7 +135,7 @@ def test_ctrl_c(explain, monkeypatch):
     assert (result.code, result.out) == (130, "")
 
 
-@pytest.mark.parametrize("columns", ["40", "60", "80", "200"])
+@pytest.mark.parametrize("columns", few(["40", "200", "60", "80"], 1))
 def test_every_line_fits_the_terminal(columns, explain, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", columns)
@@ -167,8 +168,10 @@ def derived(cli, number, text, letter, *model):
     return document["difference"] / max(1, abs(document["value"]))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("number", "letter"), NUMBERS)
+@pytest.mark.parametrize(
+    ("number", "letter", "dtype"),
+    in_turn([pytest.param(*one) for one in NUMBERS], ["float32", "float64"]),
+)
 def test_the_trained_model_that_ships(number, letter, dtype, cli):
     text = "And God said, Let there be light: and there"
     number = number.replace("Paris", "was")
