@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
+import struct
 import sys
 
 import pytest
@@ -11,6 +15,7 @@ from cli_tiny import write_tiny
 import llmcli.cli.files
 import llmcli.commands.attention.exports
 from llmcli.nn.decoder import Decoder
+from llmcli.ui.theme import csv_cell
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 CUT = {
@@ -85,6 +90,58 @@ def test_matrices_in_a_document_have_a_size_too(view, monkeypatch):
     error = result.json()["error"]
     assert re.fullmatch(r"the document would take about .*, more than 1000 B", error["message"])
     assert "--force" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "held"),
+    [("lens -m MODEL", "3 rows at 5 positions"),
+     ("experts -m MIXTURE --random-weights", "the choices at 5 positions")],
+    ids=["lens", "experts"],
+)  # fmt: skip
+def test_files_have_what_is_shown(view, tmp_path, argv, held):
+    command, *of = argv.split()
+
+    def written(kind, *more):
+        file = tmp_path / f"out.{kind}"
+        result = view(command, "hello", *of, *more, "-o", str(file))
+        size = f"{file.stat().st_size / 1024:.3g} KiB"
+        assert result.code == 0
+        assert more or result.err == f"note: wrote `{file}` ({size}): {held}\n"
+        return file.read_bytes()
+
+    def table(*more):
+        return list(csv.DictReader(io.StringIO(written("csv", *more).decode())))
+
+    shown = view(command, "hello", *of, "--json").json()
+    document, png, page = json.loads(written("json")), written("png"), written("html").decode()
+    assert png.startswith(b"\x89PNG")
+    assert min(struct.unpack(">II", png[16:24])) > 100
+    assert page.startswith("<!doctype html>")
+    lines = table()
+    if command == "experts":
+        assert document == shown
+        chosen = [int(line["expert"]) for line in lines if line["layer"] == "1"]
+        assert [chosen[at : at + 3] for at in range(0, 15, 3)] == shown["layers"][0]["chosen"]
+        return
+    assert {**document, "environment": 0, "rows": 0} == {**shown, "environment": 0, "rows": 0}
+    assert len(document["rows"][0]["cells"]) == 5
+    assert "blocks.1.resid_post" in page
+    assert len(lines) == 3 * 5 * 5
+    assert {line["generated"] for line in lines} == {"0"}
+    assert lines[0]["row"] == "blocks.0.resid_pre"
+    assert lines[-1]["token"] == csv_cell(shown["rows"][-1]["cells"][-1]["top"][-1]["text"])
+    marked = {int(line["position"]): line["generated"] for line in table("--generate", "2")}
+    assert marked == {at: str(int(at >= 5)) for at in range(len(marked))}
+    assert len(marked) > 5
+
+
+def test_a_long_text_is_read_in_chunks(view, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("the cat sat on 12 mats. " * 60)
+    said = view("experts", "-m", "MIXTURE", "--random-weights", "-f", str(text), "--json").json()
+    assert len(said["tokens"]) > 1024
+    assert said["checks"]["chunks"]["ok"]
+    assert said["ok"] is True
 
 
 # what is opened

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import struct
 
 import pytest
 from cli_tiny import write_tiny
@@ -14,7 +11,6 @@ import llmcli.commands.lens.measure.run
 from llmcli.commands.lens.command import parse_target
 from llmcli.errors import UsageError
 from llmcli.loading.load import load
-from llmcli.ui.theme import csv_cell
 
 
 @pytest.fixture(scope="module")
@@ -78,32 +74,3 @@ def test_a_word_without_its_space_is_pointed_out():
     with pytest.raises(UsageError) as caught:
         parse_target("Paris", Spaced(), 9)
     assert caught.value.hint.startswith('did you mean `--target " Paris"`?')
-
-
-def test_files(lens, tmp_path):
-    shown = lens("hello", "--json").json()
-    for kind in ("json", "csv", "png", "html"):
-        result = lens("hello", "-o", str(tmp_path / f"out.{kind}"))
-        assert result.code == 0
-        assert result.err.startswith(f"note: wrote `{tmp_path / f'out.{kind}'}` (")
-        assert result.err.endswith("): 3 rows at 5 positions\n")
-        assert "settled" in result.out
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert {**document, "environment": 0, "rows": 0} == {**shown, "environment": 0, "rows": 0}
-    assert len(document["rows"][0]["cells"]) == 5
-    lines = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
-    assert len(lines) == 3 * 5 * 5
-    assert {line["generated"] for line in lines} == {"0"}
-    assert lines[0]["row"] == "blocks.0.resid_pre"
-    assert lines[-1]["token"] == csv_cell(shown["rows"][-1]["cells"][-1]["top"][-1]["text"])
-    png = (tmp_path / "out.png").read_bytes()
-    assert png.startswith(b"\x89PNG")
-    assert min(struct.unpack(">II", png[16:24])) > 100
-    page = (tmp_path / "out.html").read_text()
-    assert page.startswith("<!")
-    assert "blocks.1.resid_post" in page
-    lens("hello", "--generate", "2", "-o", str(tmp_path / "out.csv"))
-    lines = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
-    marked = {int(line["position"]): line["generated"] for line in lines}
-    assert marked == {at: str(int(at >= 5)) for at in range(len(marked))}
-    assert len(marked) > 5
