@@ -44,18 +44,13 @@ BEFORE = str(Path(__file__).parents[1] / "data" / "llama_bench" / "results.json"
 HAS_KERNELS = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(write_tiny(tmp_path_factory.mktemp("bench") / "m", weights=True))
-
-
 @pytest.fixture
-def bench(cli, folder):
+def bench(cli, weighted):
     """Short tests on the small model, without ceilings."""
 
     def run(*argv):
         sizes = [] if "-p" in argv or "--n_prompt" in argv else ["-p", "8", "-n", "3"]
-        model = [] if "-m" in argv else ["-m", folder]
+        model = [] if "-m" in argv else ["-m", weighted]
         dtype = [] if "--dtype" in argv else ["--dtype", "float32"]
         return cli("bench", *model, *sizes, *dtype, "-r", "2", "-t", "1", "--no-ceilings", *argv)
 
@@ -95,14 +90,14 @@ def test_markdown(bench):
     assert cells(head)[4:-2] == ["threads", "n_batch", "n_ubatch", "fa", "dtype"]
 
 
-def test_json_has_their_keys_then_ours(bench, folder):
+def test_json_has_their_keys_then_ours(bench, weighted):
     assert NAMES == PUBLISHED
     found = rows(bench("-r", "4", "-pg", "4,2", "-o", "json"))
     ours = [field.name for field in (*OURS, *OUR_SAMPLES)]
     for row in found:
         assert list(row) == [*NAMES, *(field.name for field in SAMPLES), *ours]
         assert not [name for name in NAMES if row[name] is None]
-        assert row["model_filename"] == folder
+        assert row["model_filename"] == weighted
         assert type(row["build_number"]) is int
         datetime.strptime(row["test_time"], "%Y-%m-%dT%H:%M:%SZ")
         assert type(row["cpu_strict"]) is type(row["use_mmap"]) is bool
@@ -159,10 +154,10 @@ def test_lines_values_and_tables(bench):
      ("jsonl", '"n_prompt": 8', '"n_gen": 3'), ("sql", "INSERT INTO", "INSERT INTO")],
 )  # fmt: skip
 def test_rows_are_written_as_they_are_measured(
-    folder, tmp_path, monkeypatch, format, first, second
+    weighted, tmp_path, monkeypatch, format, first, second
 ):
     """A pipe has each before the next one begins."""
-    argv = ["bench", "-m", folder, "-p", "8", "-n", "3", "-r", "1", "--dtype", "float32"]
+    argv = ["bench", "-m", weighted, "-p", "8", "-n", "3", "-r", "1", "--dtype", "float32"]
     argv += ["-t", "1", "--no-ceilings", "--progress", "-o", format]
     file = tmp_path / "both"
     with file.open("a") as out, file.open("a", buffering=1) as err:
@@ -203,10 +198,10 @@ def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["find", "open_checkpoint"])
-def test_an_array_without_a_row_is_one(cli, folder, monkeypatch, place):
+def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
     module = "llmcli.checkpoints" + (".locate" if place == "find" else "")
     monkeypatch.setattr(import_module(module), place, interrupted)
-    model = [] if place == "find" else ["-m", folder]
+    model = [] if place == "find" else ["-m", weighted]
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
     assert (result.code, result.out) == (130, "[]\n")
 
@@ -269,8 +264,8 @@ def test_the_document(bench):
     assert all({"cpu_info", "gpu_info", "build_commit"} <= set(row) for row in found["rows"])
 
 
-def test_ceilings_give_the_share_of_the_roofline_and_verbose_says_them(cli, bench, folder):
-    result = cli("bench", "-m", folder, "-p", "16", "-n", "0", "-r", "2", "--json", "-v")
+def test_ceilings_give_the_share_of_the_roofline_and_verbose_says_them(cli, bench, weighted):
+    result = cli("bench", "-m", weighted, "-p", "16", "-n", "0", "-r", "2", "--json", "-v")
     (row,), (measured,) = result.json()["rows"], result.json()["ceilings"]
     assert measured["reads"]
     assert 0 < row["roofline_share"] < 1
@@ -281,7 +276,7 @@ def test_ceilings_give_the_share_of_the_roofline_and_verbose_says_them(cli, benc
     assert re.search(r"\nnote: ceilings \(cpu, \w+\): memory .+B/s, .+FLOP/s", result.err)
     first, second = bench("-v").err.splitlines()
     assert re.fullmatch(r"note: .+, torch [^,]+, 1 thread, .+", first)
-    assert re.fullmatch(rf"note: loaded {folder} in [\d.e-]+ s: float32 on cpu", second)
+    assert re.fullmatch(rf"note: loaded {weighted} in [\d.e-]+ s: float32 on cpu", second)
     assert bench("-v", "--quiet").err == ""
 
 
@@ -384,8 +379,8 @@ def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(counted)
 
 
 @pytest.fixture
-def against(cli, folder):
-    def run(peer, *argv, model=("-m", folder), dtype="float32"):
+def against(cli, weighted):
+    def run(peer, *argv, model=("-m", weighted), dtype="float32"):
         short = ("-p", "12", "-n", "3", "-r", "3", "-t", "1", "--no-ceilings", "--dtype", dtype)
         peer = ("--against", peer) if peer else ()
         return cli("bench", *model, *peer, *short, *argv)
@@ -457,7 +452,7 @@ def test_on_the_screen_the_engines_are_named_with_their_bits(against):
     assert f"{same}: " in last
 
 
-def test_a_model_that_is_not_the_same_is_said(against, folder, monkeypatch):
+def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
     """A planted fault: transformers' weights are changed after it has loaded them."""
     from llmcli.commands.bench.measure.peers import transformers as peer
 
@@ -472,7 +467,7 @@ def test_a_model_that_is_not_the_same_is_said(against, folder, monkeypatch):
     monkeypatch.setattr(peer, "read_model", bad)
     result = against("transformers")
     assert result.code == 0
-    note = f"note: transformers does not compute what llmcli does with `{folder}`: KL "
+    note = f"note: transformers does not compute what llmcli does with `{weighted}`: KL "
     assert note in result.err
     assert "✗ check failed: " in result.out
     assert not against("transformers", "--json").json()["checks"]["same_model"]["ok"]

@@ -9,8 +9,6 @@ import re
 import shlex
 
 import pytest
-import torch
-from cli_tiny import write_tiny
 from covers import few, in_turn
 from zoo import TYPES
 
@@ -20,14 +18,9 @@ from llmcli.loading.load import load
 from llmcli.nn.decoder import Decoder
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return str(write_tiny(tmp_path_factory.mktemp("explain") / "m", weights=True))
-
-
 @pytest.fixture
-def explain(cli, path):
-    return lambda number, *argv: cli("explain", number, "-m", path, *argv)
+def explain(cli, weighted):
+    return lambda number, *argv: cli("explain", number, "-m", weighted, *argv)
 
 
 def test_json_has_every_term(explain):
@@ -113,17 +106,6 @@ def test_the_examples_of_the_help_work(cli, monkeypatch):
             assert words.pop(0) == "llmcli"
             result = cli(*words, *(() if "-m" in words else ("-m", "tiny")))
         assert result.code == 0, (line, result.err)
-
-
-def test_alone_it_is_the_top_logit_of_the_last_token(cli, path):
-    result = cli("explain", "-m", path)
-    assert result.code == 0
-    model = load(path, dtype="float32")
-    ids = model.tokenizer.encode("In the beginning")
-    number = f"logits[15,{int(model.decoder(torch.tensor([ids]))[0, -1].argmax())}]"
-    assert f"`{number}` is the top logit of the last token" in result.err
-    assert "no prompt was given: `In the beginning` is used" in result.err
-    assert result.out.splitlines()[1].startswith(f"{number}:")
 
 
 def test_ctrl_c(explain, monkeypatch):

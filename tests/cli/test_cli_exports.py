@@ -10,7 +10,6 @@ import struct
 import sys
 
 import pytest
-from cli_tiny import write_tiny
 
 import llmcli.cli.files
 import llmcli.commands.attention.exports
@@ -39,17 +38,11 @@ WRITTEN = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exports") / "m"
-    return str(write_tiny(folder, weights=True, max_position_embeddings=256))
-
-
 @pytest.fixture
-def view(cli, model, mixture, monkeypatch):
+def view(cli, weighted, mixture, monkeypatch):
     """A command whose words for models stand for these."""
     monkeypatch.setattr("sys.stdin", None)
-    models = {"MODEL": model, "MIXTURE": mixture}
+    models = {"MODEL": weighted, "MIXTURE": mixture}
     return lambda *argv: cli(*(models.get(word, word) for word in argv))
 
 

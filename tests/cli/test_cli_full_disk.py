@@ -115,11 +115,6 @@ def named():
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(write_tiny(tmp_path_factory.mktemp("full") / "m", weights=True))
-
-
-@pytest.fixture(scope="module")
 def recurrent(tmp_path_factory):
     folder = write_tiny(tmp_path_factory.mktemp("recurrent") / "m")
     (folder / "config.json").write_text(json.dumps({
@@ -129,11 +124,11 @@ def recurrent(tmp_path_factory):
     return str(folder)
 
 
-def of(argv, model, mixture, recurrent):
+def of(argv, weighted, mixture, recurrent):
     """The options of the model that the command is about."""
     if "state" in argv:
         return "-m", recurrent, "--random-weights"
-    return ("-m", mixture, "--random-weights") if argv[0] == "experts" else ("-m", model)
+    return ("-m", mixture, "--random-weights") if argv[0] == "experts" else ("-m", weighted)
 
 
 @pytest.fixture(autouse=True)
@@ -155,9 +150,9 @@ def alone(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("argv", [*named()], ids=lambda argv: f"{argv[0]}-{argv[-1]}")
-def test_a_file_that_a_command_writes(cli, model, mixture, recurrent, argv):
+def test_a_file_that_a_command_writes(cli, weighted, mixture, recurrent, argv):
     out = Path(argv[-1])
-    run = partial(cli, *argv, *of(argv, model, mixture, recurrent), "--dtype", "float32", "-q")
+    run = partial(cli, *argv, *of(argv, weighted, mixture, recurrent), "--dtype", "float32", "-q")
     old = b'{"schema": "llmcli.chat/1"}'  # chat replaces nothing else
     out.write_bytes(old)
     with largest_file(0):  # before the first byte
@@ -307,9 +302,9 @@ def full_stdout(monkeypatch):
     [*([*name.split(), *LINES[name]] for name in LINES), *MORE],
     ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""),
 )
-def test_what_a_command_says(capsys, model, mixture, recurrent, monkeypatch, argv):
+def test_what_a_command_says(capsys, weighted, mixture, recurrent, monkeypatch, argv):
     if argv[0] in LINES and "--help" not in argv and not " ".join(argv).startswith(NO_MODEL):
-        argv = [*argv, *of(argv, model, mixture, recurrent)]
+        argv = [*argv, *of(argv, weighted, mixture, recurrent)]
     if argv[0] == "models":  # something to be removed
         file = CATALOG["smollm2"].file
         (file.parent / ".fetch-left").mkdir(parents=True)

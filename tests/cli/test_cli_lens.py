@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli_tiny import write_tiny
 
 import llmcli.commands.lens.measure.run
 from llmcli.commands.lens.command import parse_target
@@ -13,17 +12,10 @@ from llmcli.errors import UsageError
 from llmcli.loading.load import load
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return str(
-        write_tiny(tmp_path_factory.mktemp("lens") / "m", weights=True, max_position_embeddings=256)
-    )
-
-
 @pytest.fixture
-def lens(cli, path, monkeypatch):
+def lens(cli, weighted, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    return lambda *argv: cli("lens", "-m", path, *argv)
+    return lambda *argv: cli("lens", "-m", weighted, *argv)
 
 
 def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch, tmp_path):
@@ -48,8 +40,8 @@ def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch, tmp_pa
     assert len(json.loads(file.read_text())["positions"]) == 37
 
 
-def test_targets_that_are_no_token(path):
-    tokenizer = load(path, dtype="float32").tokenizer
+def test_targets_that_are_no_token(weighted):
+    tokenizer = load(weighted, dtype="float32").tokenizer
     assert parse_target("'x'", tokenizer, 261) == parse_target("x", tokenizer, 261)
     assert parse_target("output", tokenizer, 261) == "output"
     with pytest.raises(UsageError, match="is 4 tokens, not one: `n`, `e`, `x`, `t`"):

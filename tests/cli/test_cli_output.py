@@ -119,7 +119,9 @@ def named(node: ast.AST) -> str:
     """What a value is given to."""
     if isinstance(node, ast.keyword):
         return node.arg or ""
-    return ast.unparse(node.targets[0]).lower() if isinstance(node, ast.Assign) else ""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Attribute):
+        return ast.unparse(node.targets[0]).lower()
+    return ""
 
 
 def texts(value: ast.AST) -> Iterator[str]:
@@ -138,9 +140,10 @@ def hints() -> Iterator[tuple[str, str]]:
     """Every hint in the source, and where it stands."""
     root = Path(llmcli.__file__).parent
     for path in sorted(root.rglob("*.py")):
-        if "render" in path.parts:  # what Rich wraps
+        source = path.read_text(encoding="utf-8")
+        if "render" in path.parts or "hint" not in source.lower():  # Rich wraps what is in render
             continue
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(source)
         constants = {
             node.targets[0].id: node.value for node in tree.body
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)

@@ -185,9 +185,10 @@ def test_values_of_variables_are_json_or_text():
 def test_a_conversation_is_timed_and_climbed(run_tiny, tmp_path):
     file = tmp_path / "talk.json"
     file.write_text(json.dumps({"messages": [user("hi")]}))
-    found = run_tiny("timing", "-f", str(file), "-n", "1", "--pairs", "2", "--json").json()
-    assert found["prompt_tokens"] == len("hi") + 3
-    assert len(run_tiny("ladder", "-f", str(file), "--json").json()["ids"]) == len("hi") + 3
+    timed = ("timing", "-f", str(file), "--phase", "prefill", "--pairs", "1", "--json")
+    assert run_tiny(*timed).json()["prompt_tokens"] == len("hi") + 3
+    climbed = run_tiny("ladder", "-f", str(file), "--rung", "6", "--json").json()
+    assert len(climbed["ids"]) == len("hi") + 3
 
 
 def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
