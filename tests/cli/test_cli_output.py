@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_tiny import write_tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -251,9 +250,3 @@ def test_without_colour_a_bar_is_drawn_and_erased(progress, capsys, width):
     assert not re.search(r"\x1b\[[\d;]*m", seen)
     assert (", 2 MiB of 3 MiB, " in seen) is (width >= 80)
     assert ("iB/s" in seen) is (width >= 80)
-
-
-def test_single_precision_scores_the_same(cli, tmp_path):
-    base = ("score", "-m", str(write_tiny(tmp_path / "m", weights=True)), "hello wörld", "--json")
-    single, double = (cli(*base, "--dtype", dtype).json() for dtype in ("float32", "float64"))
-    assert double["mean_logprob"] == pytest.approx(single["mean_logprob"], abs=1e-5)

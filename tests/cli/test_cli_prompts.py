@@ -73,13 +73,6 @@ def test_utf16_is_named_with_the_command_that_converts_it(stdin, tmp_path, data,
         stdin(b"")
 
 
-def test_an_argument_that_is_not_utf8_is_refused(monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UsageError, match="not UTF-8") as caught:
-        prompt(os.fsdecode(b"abc\xff"))
-    assert caught.value.hint
-
-
 def test_a_redirected_file_is_read_and_devices_and_sockets_are_not(tmp_path):
     (tmp_path / "f").write_text("x")
     with (tmp_path / "f").open() as file:
