@@ -8,7 +8,7 @@ import json
 import re
 import sqlite3
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import datetime
 from importlib import import_module, util
 from pathlib import Path
@@ -153,18 +153,16 @@ def test_lines_values_and_tables(bench):
     [("md", "pp8", "tg3"), ("csv", '"8"', '"3"'), ("json", '"n_prompt": 8', '"n_gen": 3'),
      ("jsonl", '"n_prompt": 8', '"n_gen": 3'), ("sql", "INSERT INTO", "INSERT INTO")],
 )  # fmt: skip
-def test_rows_are_written_as_they_are_measured(
-    weighted, tmp_path, monkeypatch, format, first, second
-):
+def test_rows_are_written_as_they_are_measured(weighted, tmp_path, format, first, second):
     """A pipe has each before the next one begins."""
     argv = ["bench", "-m", weighted, "-p", "8", "-n", "3", "-r", "1", "--dtype", "float32"]
     argv += ["-t", "1", "--no-ceilings", "--progress", "-o", format]
     file = tmp_path / "both"
-    with file.open("a") as out, file.open("a", buffering=1) as err:
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "stderr", err)
+    with (
+        file.open("a") as out, redirect_stdout(out),
+        file.open("a", buffering=1) as err, redirect_stderr(err),
+    ):  # fmt: skip
         assert main(argv) == 0
-        monkeypatch.undo()
     before, after = file.read_text().split("benchmark 2/2: starting")
     assert first in before.split("benchmark 1/1: prompt run 1/1")[-1]
     assert second in after

@@ -12,7 +12,6 @@ import sys
 import pytest
 
 import llmcli.cli.files
-import llmcli.commands.attention.exports
 from llmcli.nn.decoder import Decoder
 from llmcli.ui.theme import csv_cell
 
@@ -48,9 +47,8 @@ def view(cli, weighted, mixture, monkeypatch):
 
 def small_files_only(patch):
     """And a model that is run fails."""
-    for module in (llmcli.cli.files, llmcli.commands.attention.exports):
-        patch.setattr(module, "FILE_CAP", 1000)
-    patch.setattr(llmcli.cli.files, "PAGE_CAP", 1000)
+    for name in ("cli.files.FILE_CAP", "cli.files.PAGE_CAP", "commands.attention.exports.FILE_CAP"):
+        patch.setattr(f"llmcli.{name}", 1000)
     patch.setattr(Decoder, "__call__", pytest.fail)
 
 
@@ -62,16 +60,15 @@ def test_a_size_is_said_before_the_run_and_above_the_cap_it_has_to_be_forced(
     view, monkeypatch, tmp_path, argv, kind, near
 ):
     file = tmp_path / f"a.{kind}"
-    with monkeypatch.context() as patch:
-        small_files_only(patch)
-        refused = view(*argv, "-o", str(file))
+    run = Decoder.__call__
+    small_files_only(monkeypatch)
+    refused = view(*argv, "-o", str(file))
     assert (refused.code, refused.out) == (2, "")
     said = rf"`{re.escape(str(file))}` would take about ([\d.]+) (\w+), more than 1000 B\n"
     number, unit = re.search(said, refused.err).groups()
     assert f"hint: {CUT[argv[0]]}, or add --force\n" in refused.err
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(llmcli.cli.files, "FILE_CAP", 1000)
-    monkeypatch.setattr(llmcli.cli.files, "PAGE_CAP", 1000)
+    monkeypatch.setattr(Decoder, "__call__", run)
     assert view(*argv, "-o", str(file), "--force").code == 0
     assert file.stat().st_size == pytest.approx(float(number) * UNITS[unit], rel=near)
 

@@ -85,8 +85,10 @@ def whole(tiny):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
-)
+    ("number", "code"),
+    few([pytest.param(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143),
+         pytest.param(signal.SIGHUP, 143)], 2),
+)  # fmt: skip
 def test_signals_keep_what_was_printed(tiny, whole, number, code):
     process = start(tiny, "generate", "x", *ENDLESS)
     first = process.stdout.read(5)
