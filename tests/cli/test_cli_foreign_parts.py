@@ -187,20 +187,6 @@ def test_what_is_said_of_sinks(run, cli, paths, monkeypatch):
     assert cli("ladder", "-m", paths["sunk"], "abc", "--rung", "3-8").code == 0
 
 
-def test_metrics_and_states_of_some_models_alone(cli):
-    for argv, words in (
-        (("--metrics", "entropy,learned-sink"), "no head of this model has a learned sink"),
-        (("--map", "half_life"), "no head of this model has a state in place of a softmax"),
-        (("--what", "state"), "no layer of this model has a state"),
-    ):
-        said = cli("attention", "-m", "tiny", TEXT, *argv)
-        assert said.code == 2
-        assert words in said.err
-    document = cli("attention", "-m", "tiny", TEXT, "--metrics", "all", "--json").json()
-    assert "learned_sink" not in [metric["name"] for metric in document["metrics"]]
-    assert not any(layer["sinks"] for layer in document["layers"])
-
-
 @pytest.mark.parametrize(
     ("number", "says"),
     [
