@@ -86,6 +86,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of the small model with weights, and with 256 positions."""
+    folder = tmp_path_factory.mktemp("models") / "weighted"
+    return str(write_tiny(folder, weights=True, max_position_embeddings=256))
+
+
+@pytest.fixture(scope="session")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The path of a small mixture of experts, to be run with `--random-weights`."""
     return str(write_mixture(tmp_path_factory.mktemp("models") / "tiny-mixture"))

@@ -10,21 +10,15 @@ import shlex
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
-from PIL import Image
+from covers import in_turn
 from safetensors.numpy import load_file
 
 TEXT = "abcabcab"
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("attention") / "m"
-    return str(write_tiny(folder, weights=True, max_position_embeddings=256))
-
-
 @pytest.fixture
-def attention(cli, path):
-    return lambda *argv: cli("attention", "-m", path, "--no-stdin", *argv)
+def attention(cli, weighted):
+    return lambda *argv: cli("attention", "-m", weighted, "--no-stdin", *argv)
 
 
 @pytest.fixture
@@ -41,31 +35,6 @@ def matrices(attention):
     return read
 
 
-@pytest.mark.parametrize(
-    ("argv", "queries", "keys"),
-    [((), range(8), range(8)), (("--query", "4:7", "--key", "-6:-4"), range(4, 7), range(2, 4))],
-)
-def test_one_head_is_a_heatmap_of_its_weights(attention, matrices, argv, queries, keys):
-    lines = attention(TEXT, "--layer", "1", "--head", "2", "--scale", "linear", *argv).out
-    lines = lines.splitlines()
-    at = next(at for at, line in enumerate(lines) if line.startswith("layer 1 (full), head 2"))
-    pattern = matrices(TEXT)[1][2]
-    for row, query in zip(lines[at + 1 :], queries, strict=False):
-        assert row.startswith(f'{query} "{TEXT[query]}"')
-        cells = row[14:].ljust(5 * len(keys))
-        for column, key in enumerate(keys):
-            cell, weight = cells[5 * column : 5 * column + 5], pattern[query, key]
-            if key > query:
-                assert cell.strip() == "·"
-                continue
-            assert cell[0] == " ░▒▓█"[int(weight * 4 + 0.5)]
-            assert float(cell[1:]) == pytest.approx(weight, abs=0.00501)
-    below = at + 1 + len(queries)
-    assert lines[below].split() == ["key", *map(str, keys)]
-    assert lines[below + 1].split() == [TEXT[key] for key in keys]
-    assert any(line.startswith("pattern: each row sums to 1") for line in lines)
-
-
 def test_a_map_and_a_table_have_the_same_numbers(attention):
     document = attention(TEXT, "--json").json()
     values = [head["metrics"]["sink"] for layer in document["layers"] for head in layer["heads"]]
@@ -79,7 +48,7 @@ def test_a_map_and_a_table_have_the_same_numbers(attention):
     assert all(1 <= float(rank) <= 8 for _, rank in found)
 
 
-def test_what_it_proposes_can_be_run(cli, path, attention, monkeypatch, tmp_path):
+def test_what_it_proposes_can_be_run(cli, weighted, attention, monkeypatch, tmp_path):
     """A long text is not repeated, a file is named again, a pipe stands before."""
 
     def hint(result):
@@ -105,7 +74,7 @@ def test_what_it_proposes_can_be_run(cli, path, attention, monkeypatch, tmp_path
     assert f"-f {file} " in hint(attention("-f", str(file)))
     with file.open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        assert hint(cli("attention", "-m", path, "-")).startswith("… | llmcli attention - -m")
+        assert hint(cli("attention", "-m", weighted, "-")).startswith("… | llmcli attention - -m")
 
 
 def test_an_end_before_the_span_is_told(cli, attention, tmp_path):
@@ -143,8 +112,9 @@ def test_the_help_names_every_metric(cli):
     assert f"Metrics: {', '.join(metric.name for metric in METRICS)}. " in text
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("what", ["pattern", "scores"])
+@pytest.mark.parametrize(
+    ("what", "dtype"), in_turn(["pattern", "scores"], ["float32", "float64"])
+)
 def test_every_file_has_the_matrices(attention, matrices, tmp_path, what, dtype):
     """Arrays in the model's own precision, tables and documents in nine digits."""
     of = (TEXT, "--what", what, "--dtype", dtype)
@@ -183,19 +153,6 @@ def test_every_file_has_the_matrices(attention, matrices, tmp_path, what, dtype)
         weights = np.exp(wide - wide.max(-1, keepdims=True))
         pattern = matrices(TEXT, "--dtype", dtype)[1]
         np.testing.assert_allclose(weights / weights.sum(-1, keepdims=True), pattern, atol=1e-5)
-
-
-def test_pages_and_pictures(attention, tmp_path):
-    page, one, all_heads = (tmp_path / name for name in ("a.html", "a.png", "b.png"))
-    attention(TEXT, "-o", str(page))
-    text = page.read_text(encoding="utf-8")
-    assert text.lower().startswith("<!doctype html>")
-    assert not re.search("https?://", text)
-    attention(TEXT, "-o", str(one), "--layer", "0", "--head", "1")
-    attention(TEXT, "-o", str(all_heads))
-    sizes = [Image.open(file).size for file in (one, all_heads)]
-    assert all(width > 500 and height > 300 for width, height in sizes)
-    assert Image.open(one).tobytes() != Image.open(all_heads).tobytes()
 
 
 def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(cli, tmp_path):

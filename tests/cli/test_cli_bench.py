@@ -1,4 +1,4 @@
-"""`llmcli bench`: llama-bench's options, what is written where, and how it ends."""
+"""`llmcli bench`: llama-bench's options, what is written where, peers, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import io
 import json
 import re
 import sqlite3
-import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import datetime
-from importlib import import_module
+from importlib import import_module, util
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import children
+import peer_reader
 import pytest
+import torch
 from cli_tiny import write_tiny
+from tiny_checkpoints import LLAMA
 
 import llmcli
+from llmcli.cli.app import main
 from llmcli.commands.bench import ending
 from llmcli.commands.bench.measure.ours import Ours
 from llmcli.commands.bench.report.fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
 from llmcli.kernels import native
+from llmcli.observe import ceilings
+from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
 NAMES = [field.name for field in FIELDS]
 # the published list, by hand: what other programs look for
@@ -36,67 +40,64 @@ PUBLISHED = [
     "tensor_buft_overrides", "use_mmap", "embeddings", "no_op_offload", "no_host", "n_prompt",
     "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny(tmp_path_factory.mktemp("bench") / "m", weights=True))
+BEFORE = str(Path(__file__).parents[1] / "data" / "llama_bench" / "results.json")
+HAS_KERNELS = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 
 
 @pytest.fixture
-def bench(cli: Callable[..., Any], folder: str) -> Callable[..., Any]:
+def bench(cli, weighted):
     """Short tests on the small model, without ceilings."""
 
-    def run(*argv: str) -> Any:
+    def run(*argv):
         sizes = [] if "-p" in argv or "--n_prompt" in argv else ["-p", "8", "-n", "3"]
-        model = [] if "-m" in argv else ["-m", folder]
+        model = [] if "-m" in argv else ["-m", weighted]
         dtype = [] if "--dtype" in argv else ["--dtype", "float32"]
         return cli("bench", *model, *sizes, *dtype, "-r", "2", "-t", "1", "--no-ceilings", *argv)
 
     return run
 
 
-def rows(result: Any) -> list[dict[str, Any]]:
+def rows(result):
     assert result.code == 0, result.err
-    found: list[dict[str, Any]] = json.loads(result.out)
-    return found
+    return json.loads(result.out)
 
 
-def test_markdown(bench: Callable[..., Any]) -> None:
+def cells(line):
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def test_markdown(bench):
+    """Columns appear where they vary; what is ours looks like no row of the table."""
     result = bench("-pg", "4,2", "-d", "0,5")
     assert (result.code, result.err) == (0, "")
     table, rest = result.out.split("\n\n", 1)
     lines = table.splitlines()
     assert len({len(line) for line in lines}) == 1
-    assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == [
+    assert cells(lines[0]) == [
         "model", "size", "params", "backend", "threads", "dtype", "test", "t/s",
     ]  # fmt: skip
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-    assert [row[-2] for row in cells] == [
+    found = [cells(line) for line in lines[2:]]
+    assert [row[-2] for row in found] == [
         "pp8", "tg3", "pp4+tg2", "pp8 @ d5", "tg3 @ d5", "pp4+tg2 @ d5",
     ]  # fmt: skip
-    assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", row[-1]) for row in cells)
-    assert {(row[3], row[4]) for row in cells} == {("CPU", "1")}
+    assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", row[-1]) for row in found)
+    assert {(row[3], row[4]) for row in found} == {("CPU", "1")}
     assert re.match(r"build: [0-9a-f]{8} \(\d+\)\n\n", rest) or llmcli.__version__ in rest
-    assert "|" not in rest  # what is ours looks like no row of the table
+    assert "|" not in rest
     for heading in ("first token", "token p50", "peak RSS", "base ", "load "):
         assert heading in rest
+    head = bench("-b", "4,8", "-ub", "4", "-fa", "on", "-n", "0", "-p", "8").out.splitlines()[0]
+    assert cells(head)[4:-2] == ["threads", "n_batch", "n_ubatch", "fa", "dtype"]
 
 
-def test_columns_appear_where_they_vary(bench: Callable[..., Any]) -> None:
-    head = bench("-b", "4,8", "-ub", "4", "-fa", "on", "-n", "0", "-p", "8").out
-    names = [cell.strip() for cell in head.splitlines()[0].split("|")[1:-1]]
-    assert names[4:-2] == ["threads", "n_batch", "n_ubatch", "fa", "dtype"]
-
-
-def test_json_has_their_keys_then_ours(bench: Callable[..., Any], folder: str) -> None:
+def test_json_has_their_keys_then_ours(bench, weighted):
     assert NAMES == PUBLISHED
     found = rows(bench("-r", "4", "-pg", "4,2", "-o", "json"))
     ours = [field.name for field in (*OURS, *OUR_SAMPLES)]
     for row in found:
         assert list(row) == [*NAMES, *(field.name for field in SAMPLES), *ours]
         assert not [name for name in NAMES if row[name] is None]
-        assert row["model_filename"] == folder
+        assert row["model_filename"] == weighted
         assert type(row["build_number"]) is int
         datetime.strptime(row["test_time"], "%Y-%m-%dT%H:%M:%SZ")
         assert type(row["cpu_strict"]) is type(row["use_mmap"]) is bool
@@ -124,9 +125,13 @@ def test_json_has_their_keys_then_ours(bench: Callable[..., Any], folder: str) -
     assert writing["decode_resident_bytes"] > 0
 
 
-def test_lines_values_and_tables(bench: Callable[..., Any]) -> None:
-    lines = bench("-o", "jsonl").out.splitlines()
-    assert [json.loads(line)["n_prompt"] for line in lines] == [8, 0]
+def test_lines_values_and_tables(bench):
+    """Rows of a stream keep llama-bench's own fields of the machine, not the environment."""
+    lines = [json.loads(line) for line in bench("-o", "jsonl").out.splitlines()]
+    assert [row["n_prompt"] for row in lines] == [8, 0]
+    for row in lines:
+        assert "environment" not in row
+        assert {"cpu_info", "gpu_info", "backends", "build_commit"} <= set(row)
     text = bench("-o", "csv").out
     assert text.splitlines()[0].split(",")[: len(NAMES)] == PUBLISHED
     assert text.splitlines()[1].startswith('"')
@@ -144,79 +149,73 @@ def test_lines_values_and_tables(bench: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "first"),
-    [("md", "pp8"), ("csv", '"8"'), ("json", '"n_prompt": 8'), ("jsonl", '"n_prompt": 8'),
-     ("sql", "INSERT INTO")],
+    ("format", "first", "second"),
+    [("md", "pp8", "tg3"), ("csv", '"8"', '"3"'), ("json", '"n_prompt": 8', '"n_gen": 3'),
+     ("jsonl", '"n_prompt": 8', '"n_gen": 3'), ("sql", "INSERT INTO", "INSERT INTO")],
 )  # fmt: skip
-def test_rows_are_written_as_they_are_measured(folder: str, format: str, first: str) -> None:
+def test_rows_are_written_as_they_are_measured(weighted, tmp_path, format, first, second):
     """A pipe has each before the next one begins."""
-    argv = [sys.executable, "-m", "llmcli", "bench", "-m", folder, "-p", "8", "-n", "3", "-r", "1"]
-    argv += ["--dtype", "float32", "-t", "1", "--no-ceilings", "--progress", "-o", format]
-    both = subprocess.PIPE
-    said = children.run(argv, stdout=both, stderr=subprocess.STDOUT, text=True, timeout=60).stdout
-    before, second = said.split("benchmark 2/2: starting")
+    argv = ["bench", "-m", weighted, "-p", "8", "-n", "3", "-r", "1", "--dtype", "float32"]
+    argv += ["-t", "1", "--no-ceilings", "--progress", "-o", format]
+    file = tmp_path / "both"
+    with (
+        file.open("a") as out, redirect_stdout(out),
+        file.open("a", buffering=1) as err, redirect_stderr(err),
+    ):  # fmt: skip
+        assert main(argv) == 0
+    before, after = file.read_text().split("benchmark 2/2: starting")
     assert first in before.split("benchmark 1/1: prompt run 1/1")[-1]
-    assert "tg3" in second or '"n_gen": 3' in second or '"3"' in second or "INSERT" in second
+    assert second in after
 
 
-def test_a_row_that_could_not_run_has_every_field(bench: Callable[..., Any]) -> None:
+def test_a_row_that_could_not_run_has_every_field(bench):
     found = rows(bench("-ctk", "q8_0,auto", "-o", "json"))
     assert not [name for row in found for name in NAMES if row[name] is None]
     assert (found[0]["avg_ts"], found[0]["avg_ns"], found[0]["samples_ns"]) == (0, 0, [])
     assert bench("-ctk", "q8_0,auto", "-o", "csv").out.count("has no kernel") == 2
 
 
-@pytest.mark.parametrize("format", ["json", "csv", "md", "--json"])
-def test_an_interruption_keeps_what_was_measured(
-    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
-    def interrupted(self: Ours, id: int) -> None:
-        raise KeyboardInterrupt
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
 
+
+def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
     monkeypatch.setattr(Ours, "step", interrupted)  # the first test has none
-    result = bench(*([format] if format == "--json" else ["-o", format]))
-    assert result.code == 130
-    assert result.err == "interrupted after 1 test\n"
-    if format == "json":
-        assert [row["n_prompt"] for row in json.loads(result.out)] == [8]
-    elif format == "--json":
-        found = result.json()
-        assert (found["interrupted"], len(found["rows"])) == (True, 1)
-        assert found["finish_reason"] == "interrupted"
-    elif format == "csv":
-        assert len(result.out.splitlines()) == 2
-    else:
-        assert "pp8" in result.out.split("\nbuild: ")[0]
+    said = {
+        kind: bench(*([kind] if kind == "--json" else ["-o", kind]))
+        for kind in ("json", "csv", "md", "--json")
+    }
+    for result in said.values():
+        assert (result.code, result.err) == (130, "interrupted after 1 test\n")
+    assert [row["n_prompt"] for row in said["json"].json()] == [8]
+    found = said["--json"].json()
+    assert (found["interrupted"], len(found["rows"])) == (True, 1)
+    assert found["finish_reason"] == "interrupted"
+    assert len(said["csv"].out.splitlines()) == 2
+    assert "pp8" in said["md"].out.split("\nbuild: ")[0]
 
 
 @pytest.mark.parametrize("place", ["find", "open_checkpoint"])
-def test_an_array_without_a_row_is_one(
-    cli: Callable[..., Any], folder: str, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
+def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
     module = "llmcli.checkpoints" + (".locate" if place == "find" else "")
     monkeypatch.setattr(import_module(module), place, interrupted)
-    model = [] if place == "find" else ["-m", folder]
+    model = [] if place == "find" else ["-m", weighted]
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
     assert (result.code, result.out) == (130, "[]\n")
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
-def test_a_quantization_without_effect_is_said_once_a_model(
-    bench: Callable[..., Any], tmp_path: Path
-) -> None:
+@HAS_KERNELS
+def test_a_quantization_without_effect_is_said_once_a_model(bench, tmp_path):
     narrow = write_tiny(tmp_path / "narrow", weights=True, hidden_size=16)
     more = ("-p", "4,8", "-n", "0", "-t", "1,2", "-o", "none", "--dtype", "auto")
     result = bench("-m", str(narrow), "--quantize", "int8", *more)
     assert (result.code, result.err.count("`--quantize int8` has no effect: ")) == (0, 1)
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
-def test_packed_weights_say_what_is_multiplied_and_kept(bench: Callable[..., Any]) -> None:
-    packed = bench("--quantize", "int8", "--dtype", "auto", "-o", "json")
-    for row in rows(packed):
+@HAS_KERNELS
+def test_packed_weights_say_what_is_multiplied_and_kept(bench):
+    packed = rows(bench("--quantize", "int8", "--dtype", "auto", "-o", "json"))
+    for row in packed:
         assert row["weight_format"].startswith("Q8_0")
         assert (row["product_format"], row["dtype"]) == ("int16", "float32")
         assert (row["type_k"], row["type_v"]) == ("f16", "f16")
@@ -224,83 +223,75 @@ def test_packed_weights_say_what_is_multiplied_and_kept(bench: Callable[..., Any
         assert " Q8_0" in row["model_type"]
     (dense, *_) = rows(bench("-o", "json"))
     assert (dense["weight_format"], dense["product_format"]) == ("float32", "float32")
-    assert rows(packed)[0]["model_size"] < dense["model_size"] / 2
+    assert packed[0]["model_size"] < dense["model_size"] / 2
 
 
-def test_what_is_looked_for(
-    cli: Callable[..., Any], bench: Callable[..., Any], folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_what_is_looked_for(bench, monkeypatch):
     """A revision is one of the hub; nothing is fetched for a row that cannot run."""
-    asked: list[Any] = []
+    asked = []
     locate = import_module("llmcli.checkpoints.locate")  # a function has its name, too
     find = locate.find
 
-    def found(spec: str | None, *, revision: Any = None, offline: bool = False, **_: Any) -> Any:
+    def found(spec, *, revision=None, offline=False, **_):
         asked.append((revision, offline))
         return find(spec)
 
     monkeypatch.setattr(locate, "find", found)
-    argv = ("--revision", "v2", "-p", "4", "-n", "0", "-o", "none")
-    assert bench(*argv).code == 0
+    assert bench("--revision", "v2", "-p", "4", "-n", "0", "-o", "none").code == 0
     result = bench("-ctk", "q8_0", "-o", "json")
     assert (result.code, asked) == (2, [("v2", False), (None, True)])
     assert all(row["model_n_params"] > 0 for row in json.loads(result.out))
 
 
-def test_random_weights_are_said(bench: Callable[..., Any]) -> None:
+def test_random_weights_are_said(bench):
     assert "random weights (seed 7) · base " in bench("--random-weights", "--seed", "7").out
     assert "random weights" not in bench().out
 
 
-def test_the_document(bench: Callable[..., Any], folder: str) -> None:
-    found = bench("--json", "--dtype", "float32,float64").json()
+def test_the_document(bench):
+    result = bench("--json", "--dtype", "float32,float64")
+    found = result.json()
     assert [model["weight_format"] for model in found["models"]] == ["float32", "float64"]
     assert found["model"] == found["models"][0]
     assert [row["number"] for row in found["rows"]] == [1, 2, 3, 4]
     assert len(found["rows"][1]["samples_token_ns"]) == 3 * 2
-    assert found["environment"]["processor"]
     assert (found["ceilings"], found["finish_reason"]) == ([], "complete")
+    assert result.out.count('"environment"') == 1
+    assert found["environment"]["processor"]
+    assert found["environment"]["torch"]
+    assert all({"cpu_info", "gpu_info", "build_commit"} <= set(row) for row in found["rows"])
 
 
-def test_ceilings_give_the_share_of_the_roofline(cli: Callable[..., Any], folder: str) -> None:
-    found = cli("bench", "-m", folder, "-p", "16", "-n", "0", "-r", "2", "--json").json()
-    (row,) = found["rows"]
-    (ceilings,) = found["ceilings"]
-    assert ceilings["reads"]
+def test_ceilings_give_the_share_of_the_roofline_and_verbose_says_them(cli, bench, weighted):
+    result = cli("bench", "-m", weighted, "-p", "16", "-n", "0", "-r", "2", "--json", "-v")
+    (row,), (measured,) = result.json()["rows"], result.json()["ceilings"]
+    assert measured["reads"]
     assert 0 < row["roofline_share"] < 1
     # six decimals, of which a run beside a busy program leaves few; both times are whole ns
     share = row["roofline_ns"] / row["avg_ns"]
     off = 6e-7 + share * (0.5 / row["roofline_ns"] + 0.5 / row["avg_ns"])
     assert row["roofline_share"] == pytest.approx(share, rel=0, abs=off)
+    assert re.search(r"\nnote: ceilings \(cpu, \w+\): memory .+B/s, .+FLOP/s", result.err)
+    first, second = bench("-v").err.splitlines()
+    assert re.fullmatch(r"note: .+, torch [^,]+, 1 thread, .+", first)
+    assert re.fullmatch(rf"note: loaded {weighted} in [\d.e-]+ s: float32 on cpu", second)
+    assert bench("-v", "--quiet").err == ""
 
 
-def test_a_loaded_machine_is_said(
-    bench: Callable[..., Any], others_take: Callable[[float], None]
-) -> None:
+def test_a_loaded_machine_is_said(bench, others_take):
     assert bench("-o", "json").err == ""
     others_take(1.9)
     words = "note: other programs took 1.90 of 2 processors: on an idle machine this is faster\n"
-    for argv in (("-o", "json"), ("-o", "md"), ("--json",)):
-        assert bench(*argv).err == words
-    load = bench("--json").json()["machine_load"]
+    assert bench("-o", "json").err == bench("-o", "md").err == words
+    document = bench("--json")
+    load = document.json()["machine_load"]
+    assert document.err == words
     assert (load["threads"], load["others"], load["slowed"]) == (1, 1.9, True)
     others_take(0.9)  # and the one thread has the other processor
     assert bench("-o", "json").err == ""
 
 
-def test_verbose(bench: Callable[..., Any], cli: Callable[..., Any], folder: str) -> None:
-    first, second = bench("-v").err.splitlines()
-    assert re.fullmatch(r"note: .+, torch [^,]+, 1 thread, .+", first)
-    assert re.fullmatch(rf"note: loaded {folder} in [\d.e-]+ s: float32 on cpu", second)
-    ceilings = cli("bench", "-m", folder, "-p", "4", "-n", "0", "-v", "-o", "none").err
-    assert re.search(r"\nnote: ceilings \(cpu, \w+\): memory .+B/s, .+FLOP/s", ceilings)
-    assert bench("-v", "--quiet").err == ""
-
-
-def test_the_program_is_named_by_its_version_where_it_is_no_checkout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_program_is_named_by_its_version_where_it_is_no_checkout(monkeypatch):
     by = ending.bencher()
     assert re.fullmatch(r"[0-9a-f]{8}", by.build_commit) or by.build_number == 0
     monkeypatch.setattr(ending, "_git", lambda root, *words: "")
@@ -308,16 +299,285 @@ def test_the_program_is_named_by_its_version_where_it_is_no_checkout(
     assert (by.build_commit, by.build_number) == (llmcli.__version__, 0)
 
 
-def test_the_environment_is_once_in_a_document_and_never_in_a_stream(
-    bench: Callable[..., Any],
-) -> None:
-    """Rows keep llama-bench's own fields of the machine, which its readers look for."""
-    argv = ("-p", "2,3", "-n", "0")
-    document = bench(*argv, "--json")
-    assert document.out.count('"environment"') == 1
-    assert document.json()["environment"]["torch"]
-    lines = [json.loads(line) for line in bench(*argv, "-o", "jsonl").out.splitlines()]
-    assert len(lines) == 2
-    for row in (*lines, *document.json()["rows"]):
-        assert "environment" not in row
-        assert {"cpu_info", "gpu_info", "backends", "build_commit"} <= set(row)
+# `--device meta`: any size is counted, and nothing of it is computed or made up
+
+EIGHT_B = LLAMA | {
+    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 8192, "rope_theta": 500000.0,
+}  # fmt: skip
+NUMBERS = 8_030_261_248
+MATRICES = NUMBERS - 128256 * 4096 - 65 * 4096  # without the table that is looked up, and norms
+RANDOM = ("--random-weights", "--dtype", "bfloat16")
+
+
+@pytest.fixture
+def counted(cli, tmp_path, monkeypatch):
+    """A configuration without weights, benchmarked on a machine of round numbers."""
+    (tmp_path / "config.json").write_text(json.dumps(EIGHT_B))
+
+    def measured(device, dtype, **options):
+        assert device.type != "meta"
+        return Ceilings(
+            device=str(device), threads=1, caches=(), seconds=0.0,
+            reads=(ReadRate(nbytes=10**9, bytes_per_s=1e10, level="memory"),),
+            matrices=(MatrixRate(dtype="bfloat16", flops_per_s=1e15),),
+        )  # fmt: skip
+
+    monkeypatch.setattr(ceilings, "measure_ceilings", measured)
+
+    def run(*argv, device="meta"):
+        shape = ("-p", "0", "-n", "1", "-t", "1", "--device", device)
+        result = cli("bench", "-m", str(tmp_path), *shape, *argv)
+        assert (result.code, result.err) == (0, "") or device != "meta"
+        return result
+
+    return run
+
+
+def test_a_model_of_8_billion_is_counted(counted):
+    flat, deep = counted(*RANDOM, "-d", "0,100", "--json").json()["rows"]
+    for row in (flat, deep):
+        assert (row["meta"], row["samples_ns"], row["avg_ts"]) == (True, [], 0)
+        assert (row["model_n_params"], row["model_size"]) == (NUMBERS, 2 * NUMBERS)
+    products = 32 * 2 * 2 * 32 * 128  # of one query with one key in 32 layers, and its value
+    assert flat["flops"] == 2 * MATRICES + products
+    assert deep["flops"] - flat["flops"] == 100 * products
+    keys = 32 * 2 * 8 * 128 * 2  # bytes of a token in the cache
+    assert [row["peak_memory_bytes"] for row in (flat, deep)] == [None, None]
+    more = deep["estimated_memory_bytes"] - flat["estimated_memory_bytes"]
+    assert 0 <= more - 100 * keys < 50e6
+    assert 2 * NUMBERS < flat["estimated_memory_bytes"] < 2 * NUMBERS + 600e6
+    # a token is a row of the table, all matrices and norms, the cache, and a few activations
+    nbytes = 2 * (MATRICES + 4096 + 65 * 4096)
+    for row, tokens in ((flat, 1), (deep, 101)):
+        assert 0 < row["bytes"] - nbytes - tokens * keys < 2e7
+        assert row["roofline_ns"] == pytest.approx(row["bytes"] / 10, rel=1e-6)  # 10 GB a second
+
+
+def test_the_screen_says_what_it_would_take_at_least(counted):
+    out = counted(*RANDOM).out
+    assert "| not run |" in " ".join(out.split())
+    assert "lower bound" in out
+    assert "needs" in out
+    assert "peak" not in out
+    assert "1.5 s" in out or "1.50 s" in out
+    assert "lower bound" not in counted(*RANDOM, "--no-ceilings").out
+
+
+def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(counted):
+    result = counted("--no-ceilings", "--json", device="cpu,meta")
+    assert result.code == 0
+    refused, meta = result.json()["rows"]
+    assert refused["error_kind"] == "checkpoint"
+    assert meta["flops"] == 2 * MATRICES + 32 * 4 * 32 * 128
+
+
+# `--against`: both engines' rows, the ratio, the order, the check
+
+
+@pytest.fixture
+def against(cli, weighted):
+    def run(peer, *argv, model=("-m", weighted), dtype="float32"):
+        short = ("-p", "12", "-n", "3", "-r", "3", "-t", "1", "--no-ceilings", "--dtype", dtype)
+        peer = ("--against", peer) if peer else ()
+        return cli("bench", *model, *peer, *short, *argv)
+
+    return run
+
+
+def test_both_engines_rows_and_the_ratio_of_runs_in_turns(against):
+    import transformers
+
+    result = against("transformers", "--json")
+    assert (result.code, result.err) == (0, "")
+    found = result.json()
+    assert [(row["engine"], row["n_prompt"], row["n_gen"]) for row in found["rows"]] == [
+        ("llmcli", 12, 0), ("transformers", 12, 0), ("llmcli", 0, 3), ("transformers", 0, 3),
+    ]  # fmt: skip
+    ours, theirs = found["rows"][:2]
+    assert theirs["engine_version"] == transformers.__version__
+    for key in ("model_size", "model_n_params", "bits_per_weight", "type_k", "dtype", "flops"):
+        assert ours[key] == theirs[key], key
+    assert (ours["backends"], theirs["backends"]) == ("CPU", "CPU,transformers")
+    assert (theirs["build_commit"], theirs["build_number"]) == (transformers.__version__, 0)
+    assert ours["build_commit"] != theirs["build_commit"]
+    for key in ("peak_memory_bytes", "base_bytes", "prefill_resident_bytes"):
+        assert (ours[key], theirs[key]) == (None, None), key  # one process, two engines
+    pair = found["against"][0]
+    assert ours["against_ratio"] == pytest.approx(pair["median"], abs=1e-6)
+    assert ours["against_ratios"] == pytest.approx(pair["ratios"], abs=1e-6)
+    assert ours["against_order"] == pair["order"]
+    assert (theirs["against_ratio"], theirs["against_ratios"]) == (None, [])
+    assert pair["of_means"] == pytest.approx(ours["avg_ts"] / theirs["avg_ts"], rel=1e-6)
+    low, high = pair["interval"]
+    assert low < pair["median"] < high
+    assert pair["undecided"] == (low <= 1 <= high)
+    assert pair["lowest"] <= pair["quartiles"][0] <= pair["median"] <= pair["quartiles"][1]
+    assert pair["median"] <= pair["highest"]
+    assert (pair["test"], pair["peer"], pair["number"]) == ("pp12", "transformers", 1)
+    assert pair["order"] == [
+        "llmcli", "transformers", "transformers", "llmcli", "llmcli", "transformers",
+    ]  # fmt: skip
+    by_hand = [b / a for a, b in zip(ours["samples_ns"], theirs["samples_ns"], strict=True)]
+    assert pair["ratios"] == pytest.approx(by_hand)
+    check = found["checks"]["same_model"]
+    assert check["ok"]
+    assert 0 <= check["value"] <= check["tolerance"] == 1e-6
+
+
+def test_on_the_screen_the_engines_are_named_with_their_bits(against):
+    """And beside a format of rows the ratio is a note."""
+    import transformers
+
+    result = against("transformers")
+    assert (result.code, result.err) == (0, "")
+    table = result.out.split("\n\n")[0].splitlines()
+    assert len({len(line) for line in table}) == 1  # no name is wider than its column
+    assert "| llmcli       |" in result.out
+    assert "| transformers |" in result.out
+    assert "llmcli ÷ transformers in tokens/s: the median of pairwise ratios" in result.out
+    words = " ".join(result.out.split())
+    same = "transformers predicts the same after 8 × 32 random tokens, KL in nats"
+    assert f"transformers {transformers.__version__}: float32, 32 bits a weight" in words
+    assert same in words
+    result = against("transformers", "-o", "jsonl")
+    assert len(result.out.splitlines()) == 4
+    reading, writing, last = result.err.splitlines()
+    words = r"[\d.]+×, the median of 3 pairs \(95 % interval [\d.]+× … [\d.]+×\): \w+"
+    assert re.fullmatch(rf"note: llmcli ÷ transformers, pp12: {words}", reading)
+    assert re.fullmatch(rf"note: llmcli ÷ transformers, tg3: {words}", writing)
+    assert f"{same}: " in last
+
+
+def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
+    """A planted fault: transformers' weights are changed after it has loaded them."""
+    from llmcli.commands.bench.measure.peers import transformers as peer
+
+    good = peer.read_model
+
+    @torch.no_grad()
+    def bad(ours):
+        model = good(ours)
+        model.model.layers[1].mlp.down_proj.weight.mul_(-1)
+        return model
+
+    monkeypatch.setattr(peer, "read_model", bad)
+    result = against("transformers")
+    assert result.code == 0
+    note = f"note: transformers does not compute what llmcli does with `{weighted}`: KL "
+    assert note in result.err
+    assert "✗ check failed: " in result.out
+    assert not against("transformers", "--json").json()["checks"]["same_model"]["ok"]
+
+
+def test_each_dtype_has_its_own_check(against, tmp_path):
+    """Random weights are the same on both sides; without a comparison there is no check."""
+    model = ("-m", str(write_tiny(tmp_path / "model")), "--random-weights", "--seed", "7")
+    how = {"model": model, "dtype": "float32,bfloat16"}
+    found = against("transformers", "--json", **how).json()
+    assert {name: check["tolerance"] for name, check in found["checks"].items()} == {
+        "same_model": 1e-6,
+        "same_model_2": 0.03,
+    }
+    assert all(check["ok"] for check in found["checks"].values())
+    assert len(found["rows"]) == 8
+    found = against(None, "--json", **how).json()
+    assert (found["checks"], found["against"]) == ({}, [])
+
+
+def test_a_peer_that_cannot_run_the_model_leaves_our_rows(against):
+    pytest.importorskip("llama_cpp")
+    result = against("llama.cpp", "--json")
+    assert result.code == 0
+    rows = result.json()["rows"]
+    assert [row["error_code"] for row in rows] == [None, 2, None, 2]
+    assert "llama.cpp reads GGUF files" in rows[1]["error"]
+    assert result.json()["against"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [("transformers", "transformers", "transformers"),
+     ("llama.cpp", "llama_cpp", "llama-cpp-python")],
+)  # fmt: skip
+def test_a_peer_that_is_not_installed_is_a_usage_error(against, monkeypatch, name, module, package):
+    find = util.find_spec
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(
+        "llmcli.commands.bench.command.find_spec",
+        lambda asked: None if asked == module else find(asked),
+    )
+    result = against(name)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: `--against {name}` needs a package that is not ")
+    assert f"`pip install {package}`" in result.err
+
+
+@pytest.mark.real
+def test_llama_cpp_beside_us_on_smollm2(against, smollm2_path):
+    pytest.importorskip("llama_cpp")
+    result = against("llama.cpp", "--json", model=("-m", str(smollm2_path)))
+    assert (result.code, result.err) == (0, "")
+    found = result.json()
+    assert [row["engine"] for row in found["rows"]] == ["llmcli", "llama.cpp"] * 2
+    assert [row["error"] for row in found["rows"]] == [None] * 4
+    assert found["rows"][1]["dtype"] == "Q4_1"
+    assert found["rows"][1]["bits_per_weight"] == pytest.approx(5.74, abs=0.01)
+    assert found["checks"]["same_model"]["ok"]
+    assert all(pair["median"] > 0 for pair in found["against"])
+
+
+# `bench compare`: files in, a table or a document out
+
+
+def test_files_that_cannot_be_compared(cli, tmp_path):
+    """An endless one is not read to its end, UTF-16 is named."""
+    wide = tmp_path / "wide"
+    wide.write_text(Path(BEFORE).read_text("utf-8"), "utf-16")
+    for path, words in (("/dev/zero", "too large"), (wide, f"`{wide}` is UTF-16 text, not UTF-8")):
+        result = cli("bench", "compare", BEFORE, path)
+        assert result.code == 2
+        assert words in " ".join(result.err.split())
+
+
+def test_no_torch():
+    """Two tables are compared in an instant."""
+    code = (
+        "import sys; from llmcli.cli.app import main; "
+        f"assert main(['bench', 'compare', {BEFORE!r}, {BEFORE!r}, '--json']) == 0; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    run = children.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+def test_help(cli):
+    result = cli("bench", "compare", "-h")
+    assert result.code == 0
+    assert "usage: llmcli bench compare [OPTIONS] A B" in result.out
+    assert "--fail-if-slower PERCENT" in result.out
+    assert "within noise or not" in " ".join(result.out.split())
+
+
+def test_our_own_results_in_every_format(cli, tmp_path):
+    """By `compare`, and by the programs that read llama-bench's."""
+    files = {kind: tmp_path / kind for kind in ("json", "jsonl", "csv", "sql", "md", "document")}
+    for kind, path in files.items():
+        out = ["--json"] if kind == "document" else ["-o", kind]
+        argv = ["-m", "tiny", "-p", "4", "-n", "2", "-t", "1", "-r", "3", "--no-ceilings", *out]
+        with path.open("w", encoding="utf-8") as file, redirect_stdout(file):
+            assert main(["bench", *argv]) == 0
+    for kind in ("jsonl", "csv", "document"):
+        said = cli("bench", "compare", files["json"], files[kind], "--json").json()
+        assert [test["test"] for test in said["tests"]] == ["pp4", "tg2"]
+        assert said["lone"] == said["differences"] == []
+        for test in said["tests"]:
+            assert test["a"]["runs"] == test["b"]["runs"] == 3
+            assert test["b"]["mean"] > 0
+    for kind in ("json", "jsonl", "csv", "sql"):
+        base = getattr(peer_reader, f"from_{kind}")(files[kind].read_text("utf-8"))
+        assert [row[:3] for row in peer_reader.paired(base)] == [(4, 0, 0), (0, 2, 0)]
+        assert peer_reader.mistyped(base) == []
+    found = peer_reader.from_markdown(files["md"].read_text("utf-8"))
+    assert [row["test"] for row in found] == ["pp4", "tg2"]

@@ -113,42 +113,34 @@ def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat, tmp_path):
     assert document["messages"][1]["finish_reason"] == "interrupted"
 
 
+ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+
+
 @pytest.mark.parametrize(
-    ("number", "argv"),
-    in_turn(
-        [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT],
-        [(), ("--prompt", "hello")],
-    ),
-)
-def test_the_terminal_is_as_before_whatever_ends_it(chat, argv, number):
-    talk = chat(WORDS, argv=argv)
-    if not argv:
+    ("number", "when"),
+    [*in_turn(ENDS, ["an answer", "the only answer"]),
+     *few([pytest.param(number, "a prompt") for number in ENDS[1:]], 1)],
+)  # fmt: skip
+def test_the_terminal_is_as_before_whatever_ends_it(chat, number, when):
+    talk = chat(WORDS, argv=("--prompt", "hello") if when == "the only answer" else ())
+    if when != "the only answer":
         talk.wait(PROMPT)
+    if when == "an answer":
         talk.type("hello\r")
-    talk.wait("word3")
+    if when != "a prompt":
+        talk.wait("word3")
     assert not talk.restored()
     talk.process.send_signal(number)
-    if not argv and number == signal.SIGINT:
+    if when == "an answer" and number == signal.SIGINT:
         talk.wait(PROMPT)
         talk.type("/exit\r")
     code = talk.process.wait(timeout=60)
-    assert code in (0, 130) if number == signal.SIGINT else code in (143, -signal.SIGQUIT)
+    assert code in ((0, 130) if number == signal.SIGINT else (143, -signal.SIGQUIT))
     assert talk.restored()
     talk.end()
-
-
-@pytest.mark.parametrize("number", few([signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], 1))
-def test_the_terminal_is_as_before_whatever_ends_a_prompt(chat, number):
-    talk = chat(WORDS)
-    talk.wait(PROMPT)
-    assert not talk.restored()
-    talk.process.send_signal(number)
-    assert talk.process.wait(timeout=60) in (143, -signal.SIGQUIT)
-    assert talk.restored()
-    talk.end()
-    assert "\x1b[?2004h" in talk.raw
-    # nothing that is pasted is marked any longer
-    assert talk.raw.rfind("\x1b[?2004l") > talk.raw.rfind("\x1b[?2004h")
+    if when == "a prompt":  # nothing that is pasted is marked any longer
+        assert "\x1b[?2004h" in talk.raw
+        assert talk.raw.rfind("\x1b[?2004l") > talk.raw.rfind("\x1b[?2004h")
 
 
 def test_an_end_that_unwinds_nothing_restores_the_terminal(monkeypatch):

@@ -20,12 +20,6 @@ from llmcli.loading.load import load
 ALL = "embed,blocks.*,ln_final*,logits*,cache.*"
 
 
-@pytest.fixture(scope="module")
-def weighted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dump") / "m"
-    return write_tiny(folder, weights=True, max_position_embeddings=256)
-
-
 @pytest.fixture
 def dump(cli, weighted):
     return lambda *argv: cli("dump", "-m", weighted, *argv)
@@ -100,14 +94,12 @@ def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
     names = "blocks.0.attn.W_k,model.layers.1.mlp.up_proj.weight"
     result = dump("--name", names, "-o", path, "--dtype", "float32")
     assert result.code == 0
-    arrays, stored = load_file(path), load_file(weighted / "model.safetensors")
+    arrays, stored = load_file(path), load_file(f"{weighted}/model.safetensors")
     assert set(arrays) == {"blocks.0.attn.W_k", "blocks.1.mlp.W_up"}
     there = stored["model.layers.0.self_attn.k_proj.weight"]
     ours = arrays["blocks.0.attn.W_k"]
     assert ours.shape == there.T.shape
     assert np.allclose(ours.astype(np.float32), there.T, rtol=1e-2)
-
-
 
 
 @pytest.mark.parametrize("generate", ["0", "2"])

@@ -9,8 +9,7 @@ import re
 import shlex
 
 import pytest
-import torch
-from cli_tiny import write_tiny
+from covers import few, in_turn
 from zoo import TYPES
 
 import llmcli.commands.explain.measure.derive
@@ -19,14 +18,9 @@ from llmcli.loading.load import load
 from llmcli.nn.decoder import Decoder
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return str(write_tiny(tmp_path_factory.mktemp("explain") / "m", weights=True))
-
-
 @pytest.fixture
-def explain(cli, path):
-    return lambda number, *argv: cli("explain", number, "-m", path, *argv)
+def explain(cli, weighted):
+    return lambda number, *argv: cli("explain", number, "-m", weighted, *argv)
 
 
 def test_json_has_every_term(explain):
@@ -114,17 +108,6 @@ def test_the_examples_of_the_help_work(cli, monkeypatch):
         assert result.code == 0, (line, result.err)
 
 
-def test_alone_it_is_the_top_logit_of_the_last_token(cli, path):
-    result = cli("explain", "-m", path)
-    assert result.code == 0
-    model = load(path, dtype="float32")
-    ids = model.tokenizer.encode("In the beginning")
-    number = f"logits[15,{int(model.decoder(torch.tensor([ids]))[0, -1].argmax())}]"
-    assert f"`{number}` is the top logit of the last token" in result.err
-    assert "no prompt was given: `In the beginning` is used" in result.err
-    assert result.out.splitlines()[1].startswith(f"{number}:")
-
-
 def test_ctrl_c(explain, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
@@ -134,7 +117,7 @@ def test_ctrl_c(explain, monkeypatch):
     assert (result.code, result.out) == (130, "")
 
 
-@pytest.mark.parametrize("columns", ["40", "60", "80", "200"])
+@pytest.mark.parametrize("columns", few(["40", "200", "60", "80"], 1))
 def test_every_line_fits_the_terminal(columns, explain, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", columns)
@@ -167,8 +150,10 @@ def derived(cli, number, text, letter, *model):
     return document["difference"] / max(1, abs(document["value"]))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("number", "letter"), NUMBERS)
+@pytest.mark.parametrize(
+    ("number", "letter", "dtype"),
+    in_turn([pytest.param(*one) for one in NUMBERS], ["float32", "float64"]),
+)
 def test_the_trained_model_that_ships(number, letter, dtype, cli):
     text = "And God said, Let there be light: and there"
     number = number.replace("Paris", "was")

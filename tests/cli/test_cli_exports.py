@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
+import struct
 import sys
 
 import pytest
-from cli_tiny import write_tiny
 
 import llmcli.cli.files
-import llmcli.commands.attention.exports
 from llmcli.nn.decoder import Decoder
+from llmcli.ui.theme import csv_cell
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 CUT = {
@@ -34,25 +37,18 @@ WRITTEN = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exports") / "m"
-    return str(write_tiny(folder, weights=True, max_position_embeddings=256))
-
-
 @pytest.fixture
-def view(cli, model, mixture, monkeypatch):
+def view(cli, weighted, mixture, monkeypatch):
     """A command whose words for models stand for these."""
     monkeypatch.setattr("sys.stdin", None)
-    models = {"MODEL": model, "MIXTURE": mixture}
+    models = {"MODEL": weighted, "MIXTURE": mixture}
     return lambda *argv: cli(*(models.get(word, word) for word in argv))
 
 
 def small_files_only(patch):
     """And a model that is run fails."""
-    for module in (llmcli.cli.files, llmcli.commands.attention.exports):
-        patch.setattr(module, "FILE_CAP", 1000)
-    patch.setattr(llmcli.cli.files, "PAGE_CAP", 1000)
+    for name in ("cli.files.FILE_CAP", "cli.files.PAGE_CAP", "commands.attention.exports.FILE_CAP"):
+        patch.setattr(f"llmcli.{name}", 1000)
     patch.setattr(Decoder, "__call__", pytest.fail)
 
 
@@ -64,16 +60,15 @@ def test_a_size_is_said_before_the_run_and_above_the_cap_it_has_to_be_forced(
     view, monkeypatch, tmp_path, argv, kind, near
 ):
     file = tmp_path / f"a.{kind}"
-    with monkeypatch.context() as patch:
-        small_files_only(patch)
-        refused = view(*argv, "-o", str(file))
+    run = Decoder.__call__
+    small_files_only(monkeypatch)
+    refused = view(*argv, "-o", str(file))
     assert (refused.code, refused.out) == (2, "")
     said = rf"`{re.escape(str(file))}` would take about ([\d.]+) (\w+), more than 1000 B\n"
     number, unit = re.search(said, refused.err).groups()
     assert f"hint: {CUT[argv[0]]}, or add --force\n" in refused.err
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(llmcli.cli.files, "FILE_CAP", 1000)
-    monkeypatch.setattr(llmcli.cli.files, "PAGE_CAP", 1000)
+    monkeypatch.setattr(Decoder, "__call__", run)
     assert view(*argv, "-o", str(file), "--force").code == 0
     assert file.stat().st_size == pytest.approx(float(number) * UNITS[unit], rel=near)
 
@@ -85,6 +80,58 @@ def test_matrices_in_a_document_have_a_size_too(view, monkeypatch):
     error = result.json()["error"]
     assert re.fullmatch(r"the document would take about .*, more than 1000 B", error["message"])
     assert "--force" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "held"),
+    [("lens -m MODEL", "3 rows at 5 positions"),
+     ("experts -m MIXTURE --random-weights", "the choices at 5 positions")],
+    ids=["lens", "experts"],
+)  # fmt: skip
+def test_files_have_what_is_shown(view, tmp_path, argv, held):
+    command, *of = argv.split()
+
+    def written(kind, *more):
+        file = tmp_path / f"out.{kind}"
+        result = view(command, "hello", *of, *more, "-o", str(file))
+        size = f"{file.stat().st_size / 1024:.3g} KiB"
+        assert result.code == 0
+        assert more or result.err == f"note: wrote `{file}` ({size}): {held}\n"
+        return file.read_bytes()
+
+    def table(*more):
+        return list(csv.DictReader(io.StringIO(written("csv", *more).decode())))
+
+    shown = view(command, "hello", *of, "--json").json()
+    document, png, page = json.loads(written("json")), written("png"), written("html").decode()
+    assert png.startswith(b"\x89PNG")
+    assert min(struct.unpack(">II", png[16:24])) > 100
+    assert page.startswith("<!doctype html>")
+    lines = table()
+    if command == "experts":
+        assert document == shown
+        chosen = [int(line["expert"]) for line in lines if line["layer"] == "1"]
+        assert [chosen[at : at + 3] for at in range(0, 15, 3)] == shown["layers"][0]["chosen"]
+        return
+    assert {**document, "environment": 0, "rows": 0} == {**shown, "environment": 0, "rows": 0}
+    assert len(document["rows"][0]["cells"]) == 5
+    assert "blocks.1.resid_post" in page
+    assert len(lines) == 3 * 5 * 5
+    assert {line["generated"] for line in lines} == {"0"}
+    assert lines[0]["row"] == "blocks.0.resid_pre"
+    assert lines[-1]["token"] == csv_cell(shown["rows"][-1]["cells"][-1]["top"][-1]["text"])
+    marked = {int(line["position"]): line["generated"] for line in table("--generate", "2")}
+    assert marked == {at: str(int(at >= 5)) for at in range(len(marked))}
+    assert len(marked) > 5
+
+
+def test_a_long_text_is_read_in_chunks(view, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("the cat sat on 12 mats. " * 60)
+    said = view("experts", "-m", "MIXTURE", "--random-weights", "-f", str(text), "--json").json()
+    assert len(said["tokens"]) > 1024
+    assert said["checks"]["chunks"]["ok"]
+    assert said["ok"] is True
 
 
 # what is opened

@@ -171,13 +171,6 @@ def test_a_power_loss_leaves_no_half_file_under_the_name(tmp_path, monkeypatch, 
     ]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
-    for size in (10, 1 << 20):  # found when the buffer is written, and while it fills
-        with pytest.raises(WriteFailed, match="could not write `/dev/full`: no space left"):
-            write_file("/dev/full", b"x" * size)
-
-
 def test_a_write_protected_file_stays(tmp_path):
     """Only its directory's permissions decide about a rename, and root may write anything."""
     path = tmp_path / "kept.png"

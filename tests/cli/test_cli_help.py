@@ -51,29 +51,36 @@ def dbrx(tmp_path):
     return str(write_tiny(tmp_path / "m", model_type="dbrx"))
 
 
-# a command, its exit code, and what it does not import
+# a command, its exit code, and what it does not import: of each kind the first, and the others
 LIGHT = [
-    *((words, 0, HEAVY) for words in ("--help", "-h", "--version", "", "generate --help")),
+    *((words, 0, HEAVY) for words in ("--help", "--version", "generate --help")),
     ("nonsense", 2, HEAVY), ("env", 0, ("torch", "pydantic")),
     ("--show-completion bash", 0, ("torch", "pydantic")),
     ("generate --top-k x", 2, ("torch", "pydantic")),
     # what is known without weights
     *((words, 0, ("torch",)) for words in (
-        "info -m TINY", "info --json -m TINY", "shapes -m TINY", "shapes --json -m TINY",
-        "shapes --names -m TINY", "shapes --all -m TINY", "shapes --params --layer=0 -m TINY",
-        "shapes hello -m TINY", "info --families",
+        "info -m TINY", "shapes --json -m TINY", "shapes hello -m TINY",
     )),
     ("tokens hello -m TINY", 0, ("torch", "numpy")),
-    *((f"models {words}", 0, ("torch", "httpx", "gguf", "transformers"))
-      for words in ("list", "path tiny", "prune --dry-run")),
+    ("models list", 0, ("torch", "httpx", "gguf", "transformers")),
     # the second model is refused before the first is loaded
     ("score hello -m tiny --versus DBRX", 4, ("torch",)),
 ]  # fmt: skip
+MORE = [
+    *((words, 0, HEAVY) for words in ("-h", "")),
+    *((words, 0, ("torch",)) for words in (
+        "info --json -m TINY", "shapes -m TINY", "shapes --names -m TINY", "shapes --all -m TINY",
+        "shapes --params --layer=0 -m TINY", "info --families",
+    )),
+    *((f"models {words}", 0, ("torch", "httpx", "gguf", "transformers"))
+      for words in ("path tiny", "prune --dry-run")),
+]  # fmt: skip
 
 
-def test_light_commands_import_nothing_heavy(tiny, dbrx):
-    found = probe(*(words.replace("TINY", tiny).replace("DBRX", dbrx) for words, *_ in LIGHT))
-    for (words, code, heavy), (ended, modules) in zip(LIGHT, found, strict=True):
+@pytest.mark.parametrize("commands", few([LIGHT, MORE], 1), ids=["kinds", "more"])
+def test_light_commands_import_nothing_heavy(tiny, dbrx, commands):
+    found = probe(*(words.replace("TINY", tiny).replace("DBRX", dbrx) for words, *_ in commands))
+    for (words, code, heavy), (ended, modules) in zip(commands, found, strict=True):
         assert (ended, {*heavy} & {*modules}) == (code, set()), words
 
 
@@ -117,23 +124,28 @@ def test_root_help_lists_every_command(cli):
     assert cli().out == text
 
 
-@pytest.mark.parametrize("name", list(ENTRIES))
-def test_command_help_is_grouped_and_fits_the_terminal(cli, monkeypatch, name):
+@pytest.mark.parametrize("name", [*ENTRIES, *NESTED])
+def test_the_help_of_a_command(cli, monkeypatch, name):
+    """Grouped, no wider than the terminal; `help NAME` says the same, or explains a topic.
+
+    The root's help does not import the commands: its summary could drift from what they say.
+    """
     monkeypatch.setenv("COLUMNS", "72")
-    result = cli(name, "--help")
+    result = cli(*name.split(), "--help")
     assert result.code == 0
     assert result.out.startswith(f"usage: llmcli {name} [OPTIONS]")
+    assert "\nOutput:\n" in result.out
+    assert "  -h, --help" in result.out
+    if topic_of(name.split()):  # models, shapes and attention are explained, and name the options
+        assert f"`llmcli {name} --help`" in cli("help", name).out
+    else:
+        assert cli("help", *name.split()).out == result.out
+    if name not in ENTRIES:
+        return
+    assert max(map(len, result.out.splitlines())) <= 72
     if name not in ("models", "selftest"):  # which are about all of them, or none
         assert "\nModel:\n" in result.out
         assert "\n  -m, --model MODEL" in result.out
-    assert "\nOutput:\n" in result.out
-    assert "  -h, --help" in result.out
-    assert max(map(len, result.out.splitlines())) <= 72
-
-
-@pytest.mark.parametrize("name", list(ENTRIES))
-def test_the_summary_says_what_the_command_says(name):
-    """The root's help does not import the commands, so it could drift from them."""
     first = importlib.import_module(ENTRIES[name].module).command.__doc__.splitlines()[0]
     shared = set(first.lower().split()) & set(ENTRIES[name].summary.lower().split())
     assert len(shared) >= 2
@@ -189,18 +201,10 @@ def test_alone_it_lists_commands_and_topics(cli):
     result = cli("help")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(cli("--help").out.rstrip())
+    assert cli("help", "help").out == cli("help", "--help").out
     for name, topic in TOPICS.items():
         assert f"  {name} " in result.out
         assert topic.summary.split()[0] in result.out
-
-
-@pytest.mark.parametrize("name", [*ENTRIES, *NESTED])
-def test_of_a_command_it_is_what_the_command_says(cli, name):
-    if topic_of(name.split()):  # models, shapes and attention are explained, and name the options
-        assert f"`llmcli {name} --help`" in cli("help", name).out
-        return
-    assert cli("help", *name.split()).out == cli(*name.split(), "--help").out
-    assert cli("help", "help").out == cli("help", "--help").out
 
 
 @pytest.mark.parametrize("name", list(TOPICS))
@@ -232,15 +236,11 @@ def test_a_topic_on_a_terminal(name, width):
     assert max(map(cell_len, prose)) <= width
 
 
-@pytest.mark.parametrize("said", [*spellings(), "Reading Attention", "shapes_and_names", "GGUF"])
-def test_spellings(cli, said):
-    topic = topic_of(said.split())
-    assert topic is not None
-    assert cli("help", *said.split()).out == cli("help", topic.name).out
-
-
-def test_no_spelling_means_two_topics_and_none_hides_a_command():
+def test_no_spelling_means_two_topics_and_none_hides_a_command(cli):
     named = spellings()
+    told = {name: cli("help", name).out for name in TOPICS}
+    for said in (*named, "Reading Attention", "shapes_and_names", "GGUF"):
+        assert cli("help", *said.split()).out == told[topic_of(said.split()).name], said
     assert len(named) == len(set(named))
     assert {*ENTRIES} & {*named} == {"models", "shapes", "attention"}
 

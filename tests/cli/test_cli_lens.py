@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import struct
 
 import pytest
-from cli_tiny import write_tiny
 
 import llmcli.commands.lens.measure.run
 from llmcli.commands.lens.command import parse_target
 from llmcli.errors import UsageError
 from llmcli.loading.load import load
-from llmcli.ui.theme import csv_cell
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return str(
-        write_tiny(tmp_path_factory.mktemp("lens") / "m", weights=True, max_position_embeddings=256)
-    )
 
 
 @pytest.fixture
-def lens(cli, path, monkeypatch):
+def lens(cli, weighted, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    return lambda *argv: cli("lens", "-m", path, *argv)
+    return lambda *argv: cli("lens", "-m", weighted, *argv)
 
 
 def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch, tmp_path):
@@ -52,8 +40,8 @@ def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch, tmp_pa
     assert len(json.loads(file.read_text())["positions"]) == 37
 
 
-def test_targets_that_are_no_token(path):
-    tokenizer = load(path, dtype="float32").tokenizer
+def test_targets_that_are_no_token(weighted):
+    tokenizer = load(weighted, dtype="float32").tokenizer
     assert parse_target("'x'", tokenizer, 261) == parse_target("x", tokenizer, 261)
     assert parse_target("output", tokenizer, 261) == "output"
     with pytest.raises(UsageError, match="is 4 tokens, not one: `n`, `e`, `x`, `t`"):
@@ -78,32 +66,3 @@ def test_a_word_without_its_space_is_pointed_out():
     with pytest.raises(UsageError) as caught:
         parse_target("Paris", Spaced(), 9)
     assert caught.value.hint.startswith('did you mean `--target " Paris"`?')
-
-
-def test_files(lens, tmp_path):
-    shown = lens("hello", "--json").json()
-    for kind in ("json", "csv", "png", "html"):
-        result = lens("hello", "-o", str(tmp_path / f"out.{kind}"))
-        assert result.code == 0
-        assert result.err.startswith(f"note: wrote `{tmp_path / f'out.{kind}'}` (")
-        assert result.err.endswith("): 3 rows at 5 positions\n")
-        assert "settled" in result.out
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert {**document, "environment": 0, "rows": 0} == {**shown, "environment": 0, "rows": 0}
-    assert len(document["rows"][0]["cells"]) == 5
-    lines = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
-    assert len(lines) == 3 * 5 * 5
-    assert {line["generated"] for line in lines} == {"0"}
-    assert lines[0]["row"] == "blocks.0.resid_pre"
-    assert lines[-1]["token"] == csv_cell(shown["rows"][-1]["cells"][-1]["top"][-1]["text"])
-    png = (tmp_path / "out.png").read_bytes()
-    assert png.startswith(b"\x89PNG")
-    assert min(struct.unpack(">II", png[16:24])) > 100
-    page = (tmp_path / "out.html").read_text()
-    assert page.startswith("<!")
-    assert "blocks.1.resid_post" in page
-    lens("hello", "--generate", "2", "-o", str(tmp_path / "out.csv"))
-    lines = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
-    marked = {int(line["position"]): line["generated"] for line in lines}
-    assert marked == {at: str(int(at >= 5)) for at in range(len(marked))}
-    assert len(marked) > 5

@@ -230,15 +230,3 @@ def test_what_is_being_pulled_is_not_removed(cli, stand_in, pulling):
     assert (stand_in.cache / "models--org--quants").is_dir()
     assert cli("models", "rm", "org/quants", "-y").code == 0
     assert not (stand_in.cache / "models--org--quants").exists()
-
-
-def test_a_pull_that_was_killed_is_pruned(cli, stand_in, pulling):
-    process = pulling("hf:org/quants/b.gguf")
-    process.kill()
-    process.wait(20)
-    halves = list(stand_in.cache.glob("*/blobs/*.incomplete"))
-    assert halves
-    assert "a stale partial download" in cli("models", "prune", "-y").out
-    assert not any(map(os.path.lexists, halves))
-    stand_in.release.set()
-    assert cli("models", "pull", "hf:org/quants/b.gguf").code == 0

@@ -48,17 +48,11 @@ def called(argv):
 
 
 def test_dataclasses_are_filled_from_the_command_line():
+    assert called([]) == {"words": Words(), "numbers": Numbers()}
+    assert called(["--loud", "--", "--kind"])["words"] == Words(word="--kind", loud=True)
     seen = called(["hey", "-c", "3", "--ratio=.25", "--kind", "blue", "--also", "x", "--also", "y"])
     assert seen["words"] == Words(word="hey", kind="blue", also=["x", "y"])
     assert seen["numbers"] == Numbers(count=3, ratio=0.25)
-
-
-def test_defaults():
-    assert called([]) == {"words": Words(), "numbers": Numbers()}
-
-
-def test_flags_and_values_that_look_like_options():
-    assert called(["--loud", "--", "--kind"])["words"] == Words(word="--kind", loud=True)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +75,10 @@ def test_an_option_has_names_that_no_help_lists(name):
 
     command = build("try", function)
     with command.make_context("try", [name, "-1"]) as context:
-        assert "-w, --most-words N  Words." in command.get_help(context)
-        assert "--words" not in command.get_help(context).replace("--most-words", "")
-        assert "_" not in command.get_help(context)
+        text = command.get_help(context)
+        assert "-w, --most-words N  Words." in text
+        assert "--words" not in text.replace("--most-words", "")
+        assert "_" not in text
         command.invoke(context)
     assert seen["named"] == Named(most_words=-1)
 

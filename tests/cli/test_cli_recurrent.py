@@ -324,7 +324,7 @@ def test_chunks_go_on_where_the_last_one_ended(cli, path, monkeypatch, tmp_path)
 
     text = tmp_path / "long.txt"
     text.write_text("the cat sat on 12 mats. " * 80)
-    argv = ("lens", "-m", path, "-f", str(text), "--json", "--dtype", "float32")
+    argv = ("lens", "-m", path, "-f", str(text), "--json", "--dtype", "float32", "--position", "-1")
     sound = cli(*argv)
     assert sound.code == 0
     assert sound.json()["checks"]["chunks"]["ok"]

@@ -32,8 +32,7 @@ def with_template(tiny, folder, source):
     return str(folder)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-@pytest.mark.parametrize("source", ENDLESS, ids=range(len(ENDLESS)))
+@pytest.mark.parametrize(("source", "command"), in_turn(ENDLESS, COMMANDS))
 def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch, command, source):
     monkeypatch.setattr("llmcli.text.template_renderer.MAX_SECONDS", 0.2)
     result = cli(*command, "-m", with_template(tiny, tmp_path / "m", source), "hi", "--json")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_tiny import write_mixture, write_tiny
@@ -24,7 +22,7 @@ from llmcli.commands.selftest.measure import arithmetic, run
 DATA = Path(__file__).parents[1] / "data"
 # Words for models stand for what `models` makes; every other word is the user's own.
 TEXT = ["hello there"]
-RUNS: dict[str, list[str]] = {
+RUNS = {
     "shapes": ["shapes"],
     "shapes params": ["shapes", "--params"],
     "shapes decode": ["shapes", "--phase", "decode", "--batch", "2", "--tokens", "5"],
@@ -100,7 +98,7 @@ RUNS: dict[str, list[str]] = {
     "explain ids": ["explain", "-m", "BARE", "logits[-1,7]", "--ids", "1,2", "--depth", "2"],
 }  # fmt: skip
 CODES = {"bench compare, slower": 1, "models pull, in part": 3}
-WRONG: dict[str, tuple[int, list[str]]] = {
+WRONG = {
     "no command": (2, ["generat"]),
     "no option": (2, ["lens", "--positon", "1"]),
     "no prompt": (2, ["score"]),
@@ -121,7 +119,7 @@ NAMED = {"metadata", "metrics", "rows", "origins", "skipped", "unlabelled", "che
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def models(tmp_path_factory):
     """CHAT has weights and a template, BARE no tokenizer, LONE is a file by itself.
 
     MIXTURE has experts, and no weights. BEFORE and AFTER are results of a benchmark which differ
@@ -150,14 +148,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def caches(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for everybody: a hub's cache with a model and what a newer commit replaced."""
+def made_up(models, monkeypatch):
+    """A hub's cache with a model and what a newer commit replaced; and a brief selftest.
+
+    That is of few models, and without processes of its own.
+    """
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", models["HUB"])
-
-
-@pytest.fixture(autouse=True)
-def brief_selftest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few models, and without processes of its own."""
     few = {name: arithmetic.MODELS[name] for name in ("llama", "gpt2")}
     monkeypatch.setattr(arithmetic, "MODELS", few)
     monkeypatch.setattr(run, "measure_levels", lambda: None)
@@ -165,12 +161,12 @@ def brief_selftest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def document(cli: Callable[..., Any], models: dict[str, str]) -> Callable[..., Any]:
+def document(cli, models):
     """Runs a command with --json, on `tiny` where it names no model; what stdout says."""
 
-    def run(argv: list[str], code: int = 0) -> Any:
+    def run(argv, code=0):
         words = [models.get(word, word) for word in argv]
-        needs = _schema(words) in ENTRIES and words[0] != "selftest"
+        needs = schema_of(words) in ENTRIES and words[0] != "selftest"
         if "-m" not in words and needs and "--families" not in words:
             words += ["-m", "tiny"]
         result = cli(*words, "--json")
@@ -180,29 +176,78 @@ def document(cli: Callable[..., Any], models: dict[str, str]) -> Callable[..., A
     return run
 
 
-def _schema(argv: list[str]) -> str:
+def schema_of(argv):
     """`bench-compare` for that command of two words; `models` alone is `models list`."""
     both = " ".join(["models", "list"] if argv == ["models"] else argv[:2])
     return both.replace(" ", "-") if both in NESTED else argv[0]
 
 
-def _check(document: Any, command: str) -> None:
-    assert errors(document, command) == []
+# of whose documents each key is left out, and given another type
+SHORT = (
+    "shapes", "shapes names", "shapes of a file", "attention pairs, generate",
+    "attention of one token", "experts", "lens", "dump parameter", "load", "load check of a file",
+    "info", "info of a file", "info families",
+    "generate", "score versus", "tokens", "env", "ladder", "explain", "timing",
+    "models", "models pull", "models pull, in part", "models path", "models rm", "models prune",
+    "bench compare, slower",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_what_a_command_prints(name: str, document: Callable[..., Any]) -> None:
-    said = document(RUNS[name], CODES.get(name, 0))
-    _check(said, _schema(RUNS[name]))
+def test_what_a_command_prints(name, document):
+    said, command = document(RUNS[name], CODES.get(name, 0)), schema_of(RUNS[name])
+    assert errors(said, command) == []
+    if name in SHORT:
+        assert not_refused(shortened(said), command) == []
     if name == "bench compare, slower":
         assert all(said[key] for key in ("differences", "unsaid", "tests", "lone"))
+    if name == "score":  # new keys may come
+        more = said | {"new": 1, "model": said["model"] | {"new": None}}
+        more["tokens"] = [token | {"new": []} for token in said["tokens"]]
+        assert errors(more, command) == []
 
 
 @pytest.mark.parametrize(("code", "argv"), WRONG.values(), ids=WRONG.keys())
-def test_an_error(code: int, argv: list[str], document: Callable[..., Any]) -> None:
+def test_an_error(code, argv, document):
     said = document(argv, code)
-    _check(said, "error")
+    assert errors(said, "error") == []
     assert said["error"]["code"] == code
+    assert not_refused(said, "error") == []
+
+
+def members(value, name="", typed=True):
+    """Every object with each of its keys: whether it has to be there, and has a type."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield value, key, name not in NAMED and key not in OPTIONAL, typed
+            yield from members(item, key, typed and key != "metadata")
+    elif isinstance(value, list):
+        for item in value:
+            yield from members(item, "", typed)
+
+
+def shortened(value, most=2):
+    """Two entries of a list say as much as all, and within them one; pairs stay pairs."""
+    if isinstance(value, dict):
+        return {key: shortened(item, most) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    return [shortened(item, 1) for item in (value if len(value) == 2 else value[:most])]
+
+
+def not_refused(said, command):
+    """Keys of a valid document that its schema does not miss, or takes with another type."""
+    assert errors(said, command) == []
+    missed = []
+    for owner, key, required, typed in list(members(said)):
+        value = owner.pop(key)
+        if required and valid(said, command):
+            missed.append(("without", key))
+        owner[key] = {"wrong": 1} if isinstance(value, list | type(None)) else [[value]]
+        if typed and valid(said, command):
+            missed.append(("mistyped", key))
+        owner[key] = value
+    return missed
 
 
 @pytest.mark.parametrize(
@@ -215,17 +260,17 @@ def test_an_error(code: int, argv: list[str], document: Callable[..., Any]) -> N
         (["dump", *TEXT, "--name", "embed", "-o"], "embed.npz"),
     ],
 )
-def test_files(argv: list[str], file: str, document: Callable[..., Any], tmp_path: Any) -> None:
+def test_files(argv, file, document, tmp_path):
     path = tmp_path / file
     said = document([*argv, str(path)])
-    _check(said, argv[0])
+    assert errors(said, argv[0]) == []
     if path.suffix == ".json":
-        _check(json.loads(path.read_text("utf-8")), argv[0])
+        assert errors(json.loads(path.read_text("utf-8")), argv[0]) == []
     else:
         assert said["file"] == {"path": str(path), "bytes": path.stat().st_size}
 
 
-def test_a_batch_has_a_document_on_each_line(cli: Callable[..., Any], tmp_path: Any) -> None:
+def test_a_batch_has_a_document_on_each_line(cli, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     talk = '{"messages": [{"role": "user", "content": "x"}]}'
     prompts.write_text(f'"hello"\n{{"ids": [1, 2]}}\n{talk}\n')
@@ -234,74 +279,13 @@ def test_a_batch_has_a_document_on_each_line(cli: Callable[..., Any], tmp_path: 
     lines = [json.loads(line) for line in result.out.splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2]
     assert "messages" in lines[2]["prompt"]
-    for line in lines:
-        _check(line, "generate")
-
-
-# what a schema refuses
-
-
-def _members(
-    value: Any, name: str = "", typed: bool = True
-) -> Iterator[tuple[dict[str, Any], str, bool, bool]]:
-    """Every object with each of its keys: whether it has to be there, and has a type."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield value, key, name not in NAMED and key not in OPTIONAL, typed
-            yield from _members(item, key, typed and key != "metadata")
-    elif isinstance(value, list):
-        for item in value:
-            yield from _members(item, "", typed)
-
-
-def _shortened(value: Any, most: int = 2) -> Any:
-    """Two entries of a list say as much as all, and within them one; pairs stay pairs."""
-    if isinstance(value, dict):
-        return {key: _shortened(item, most) for key, item in value.items()}
-    if not isinstance(value, list):
-        return value
-    return [_shortened(item, 1) for item in (value if len(value) == 2 else value[:most])]
-
-
-SHORT = (
-    "shapes", "shapes names", "shapes of a file", "attention pairs, generate",
-    "attention of one token", "experts", "lens", "dump parameter", "load", "load check of a file",
-    "info", "info of a file", "info families",
-    "generate", "score versus", "tokens", "env", "ladder", "explain", "timing",
-    "models", "models pull", "models pull, in part", "models path", "models rm", "models prune",
-    "bench compare, slower",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [*SHORT, "error"])
-def test_a_missing_or_mistyped_key_is_refused(name: str, document: Callable[..., Any]) -> None:
-    argv, code = RUNS.get(name, ["generat"]), CODES.get(name, 2 if name == "error" else 0)
-    command = "error" if name == "error" else _schema(argv)
-    said = _shortened(document(argv, code))
-    _check(said, command)
-    missed = []
-    for owner, key, required, typed in list(_members(said)):
-        value = owner.pop(key)
-        if required and valid(said, command):
-            missed.append(("without", key))
-        owner[key] = {"wrong": 1} if isinstance(value, list | type(None)) else [[value]]
-        if typed and valid(said, command):
-            missed.append(("mistyped", key))
-        owner[key] = value
-    assert missed == [], "each key that a command prints has its line in the schema"
-
-
-def test_new_keys_may_come(document: Callable[..., Any]) -> None:
-    said = document(RUNS["score"])
-    more = said | {"new": 1, "model": said["model"] | {"new": None}}
-    more["tokens"] = [token | {"new": []} for token in said["tokens"]]
-    _check(more, "score")
+    assert [errors(line, "generate") for line in lines] == [[]] * 3
 
 
 # the files themselves
 
 
-def test_every_command_that_prints_json_has_its_schema() -> None:
+def test_every_command_that_prints_json_has_itsschema_of():
     names = set()
     with root().make_context("llmcli", ["env"]) as context:
         for name in (*ENTRIES, *NESTED):
@@ -311,27 +295,27 @@ def test_every_command_that_prints_json_has_its_schema() -> None:
     assert names == {*ENTRIES, *NESTED}
     names = {name.replace(" ", "-") for name in names - {"models"}}
     assert set(SCHEMAS) == {f"{name}.1.json" for name in (*names, "error", "common")}
-    assert {_schema(argv) for argv in RUNS.values()} == names
+    assert {schema_of(argv) for argv in RUNS.values()} == names
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_schema_is_one_and_needs_no_network(name: str) -> None:
+def test_a_schema_is_one_and_needs_no_network(name):
     schema = SCHEMAS[name]
     Draft202012Validator.check_schema(schema)
     assert name == "common.1.json" or schema["properties"]["schema"]["const"] == (
         f"llmcli.{name.removesuffix('.1.json')}/1"
     )
     resolver = REGISTRY.resolver(base_uri=name)
-    for reference in _references(schema):
+    for reference in references(schema):
         assert reference.startswith(("#/$defs/", "common.1.json#/$defs/"))
         resolver.lookup(reference)
 
 
-def _references(value: Any) -> Iterator[str]:
+def references(value):
     if isinstance(value, dict):
         if isinstance(value.get("$ref"), str):
             yield value["$ref"]
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            yield from _references(item)
+            yield from references(item)
