@@ -17,6 +17,7 @@ from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import MlpConfig
 
 _ATEN = torch.ops.aten
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def count(call: Callable[[], object]) -> Work:
@@ -79,6 +80,11 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.gemv = self.gemm = self.flops = self.bytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's: nothing is compiled here, and to keep the compiler out would import it."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -90,10 +96,12 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         shape = _SHAPES.get(func.overloadpacket)
         if shape is None:
-            # `matmul`, `linear` and `einsum` arrive whole in inference mode
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+                return func(*args, **kwargs)
+            # `matmul`, `linear` and `einsum` arrive whole in inference mode; `func.decompose` would
+            # do it in Python, and import sympy for that
             with self:
-                taken_apart = func.decompose(*args, **kwargs)
-            return func(*args, **kwargs) if taken_apart is NotImplemented else taken_apart
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
         out = func(*args, **kwargs)
         operands = [a for a in args if isinstance(a, Tensor)]
         rows, flops = shape(*operands)
