@@ -105,14 +105,15 @@ def changed(of, kind, name, value, other):
 
 
 def other_values(checkpoint, right):
-    """What is changed, and what makes a decoder with that change and the weights of `right`.
+    """What is changed, and what makes a decoder with that change and the weights of `right()`.
 
     `AttentionConfig.window None`: with a window instead; `MlpConfig.activation not relu`: this
     one instead of its own; `AttentionConfig.scale`: another.
     """
-    config, weights = right.config, parameters_of(right)
+    config, _ = configured(checkpoint)
 
     def made(*change):
+        weights = parameters_of(right())
         other = Decoder(changed(config, *change), device="cpu", dtype=torch.float64)
         for name, tensor in parameters_of(other).items():
             assert tensor.shape == weights[name].shape
@@ -199,12 +200,13 @@ def unseen(paths, changes, but=()):
     """The changes that are seen in none of these folders or files; without those in `but`."""
     seen, tried, computed = set[str](), set[str](), set[str]()
     for checkpoint in map(open_checkpoint, paths):
-        right = read(checkpoint, *configured(checkpoint))
-        expected = cache(partial(logprobs, right))
+        right = cache(partial(read, checkpoint, *configured(checkpoint)))
+        expected = cache(lambda tokens, right=right: logprobs(right(), tokens))
         for name, wrong in changes(checkpoint, right):
             if name in seen or name.startswith(but):
                 continue
             tried.add(name)
+            right()  # nor is it the unchanged one that is refused
             try:
                 other = wrong()
                 found = any(far(logprobs(other, n), expected(n)) for n in (SHORT, LONG))
