@@ -6,6 +6,7 @@ from inspect import signature
 import pytest
 import torch
 from anatomy_configs import RMS, config_of, models
+from covers import in_turn
 from decoder_parameters import decoder_in, packed_in, parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,29 +152,29 @@ def allocated(config, batch, tokens, past, numbers):
     return most
 
 
-every_arithmetic = pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float64", "packed"]
-)
+ATTENTION, MLP = small(hidden=512).layers[0].parts
+PEAKS = {
+    "plain": small(), "normalized keys of their own": small(kv=8, qk_norm=True),
+    "wide": small(hidden=3000), "narrow": small(hidden=64),
+    "ungated": small(gated=False, hidden=64, rotary=False), "a window": small(window=100),
+} | {
+    name: replace(small(), layers=(block,) * 2) for name, block in {
+        "convolutions": sequential(ShortConvConfig(length=3), replace(MLP, hidden=64), norm=RMS),
+        "norms after": LayerConfig(
+            sublayers=tuple((Branch(part=part, post_norm=RMS),) for part in (ATTENTION, MLP))
+        ),
+        "parallel": LayerConfig(
+            sublayers=((Branch(part=ATTENTION, pre_norm=RMS), Branch(part=MLP, shares_norm=True)),)
+        ),
+    }.items()
+}  # fmt: skip
 
 
-@every_arithmetic
 @pytest.mark.parametrize(
-    "variant",
-    [
-        {},
-        {"kv": 8, "qk_norm": True},
-        {"hidden": 3000},
-        {"hidden": 64},
-        {"gated": False, "hidden": 64, "rotary": False},
-        {"window": 100},
-    ],
-    ids=str,
+    ("name", "dtype"), in_turn([*PEAKS], ["float32", "bfloat16", "float64", "packed"])
 )
-def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(variant, dtype):
-    check_peak(small(**variant), dtype)
-
-
-def check_peak(config, dtype):
+def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype):
+    config = PEAKS[name]
     numbers = packed_in(config) if dtype == "packed" else Arithmetic.of(dtype)
     narrow = dtype == "bfloat16"
     most = 4 if narrow else 2  # with instructions for 16 bits, products copy nothing
@@ -184,23 +185,6 @@ def check_peak(config, dtype):
         if narrow and processor.has_bfloat16():
             guess = prefill_peak(config, numbers, batch, PROMPT_CHUNK + past, native=True)
             assert real <= guess <= 2 * real, f"{guess / real:.2f} at {past}, native"
-
-
-@every_arithmetic
-@pytest.mark.parametrize("kind", ["convolutions", "norms after", "parallel"])
-def test_the_peak_of_other_blocks(kind, dtype):
-    config = small(hidden=64 if kind == "convolutions" else 512)
-    attention, mlp = config.layers[0].parts
-    block = {
-        "convolutions": sequential(ShortConvConfig(length=3), mlp, norm=RMS),
-        "norms after": LayerConfig(
-            sublayers=tuple((Branch(part=part, post_norm=RMS),) for part in (attention, mlp))
-        ),
-        "parallel": LayerConfig(
-            sublayers=((Branch(part=attention, pre_norm=RMS), Branch(part=mlp, shares_norm=True)),)
-        ),
-    }[kind]
-    check_peak(replace(config, layers=(block,) * len(config.layers)), dtype)
 
 
 def test_a_prompt_is_read_in_the_pieces_that_are_counted():

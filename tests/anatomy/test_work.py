@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from anatomy_configs import models
+from covers import in_turn
 from decoder_parameters import decoder_in, packed_in, parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from work_families import COUNTED, FAMILIES, MIXTURES, by_hand, family, without_window
+from work_families import COUNTED, EVERY, FAMILIES, MIXTURES, by_hand, family, without_window
 from zoo import BLOCKS
 
 from llmcli.anatomy.arithmetic import Arithmetic
@@ -70,22 +71,14 @@ def test_flops_are_those_of_the_formula_in_both_conventions(name, batch, tokens,
     assert (work.flops, work.flops_full) == by_hand(name).flops(batch, tokens, past, heads)
 
 
-@every_call
-@every_family
-def test_the_full_square_is_what_pytorch_counts(name, batch, tokens, past):
-    config = family(name)
-    work = total_work(config, a_call(batch, tokens, past), numbers=FLOAT32)
-    assert work.flops_full == counted(without_window(config), batch, tokens, past)
-    # under a window the rows and keys that nobody sees are left out by the decoder, too
-    assert work.flops <= counted(config, batch, tokens, past) <= work.flops_full
-
-
-@every_call
-@pytest.mark.parametrize("name", COUNTED)
-def test_the_full_square_of_mixtures_is_that_of_the_experts_that_run(name, batch, tokens, past):
-    config = MIXTURES[name].config()
-    work = total_work(config, a_call(batch, tokens, past), numbers=FLOAT32)
-    assert work.flops_full == counted(without_window(config), batch, tokens, past)
+@pytest.mark.parametrize(("name", "shape"), in_turn([*FAMILIES, *COUNTED], CALLS))
+def test_the_full_square_is_what_pytorch_counts(name, shape):
+    """Of mixtures that of the experts that run."""
+    config = EVERY[name].config()
+    work = total_work(config, a_call(*shape), numbers=FLOAT32)
+    assert work.flops_full == counted(without_window(config), *shape)
+    if name in FAMILIES:  # the decoder leaves out the rows and keys that nobody sees, too
+        assert work.flops <= counted(config, *shape) <= work.flops_full
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -141,13 +134,13 @@ def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name)
     decoder = Decoder(without_window(config), device="meta", dtype=torch.float32)
     session = Session(decoder, 2, 40)
     with FlopCounterMode(display=False) as counter:
-        session.prefill([[0] * 17] * 2, chunk=5)
-    read = added(prompt_work(config, batch=2, tokens=17, chunk=5, numbers=FLOAT32))
+        session.prefill([[0] * 17] * 2, chunk=7)
+    read = added(prompt_work(config, batch=2, tokens=17, chunk=7, numbers=FLOAT32))
     assert read.flops_full == counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
-        for _ in range(6):
+        for _ in range(2):
             session.extend(torch.zeros(2, 1, dtype=torch.long, device="meta"))
-    written = added(decode_work(config, batch=2, tokens=6, past=17, numbers=FLOAT32))
+    written = added(decode_work(config, batch=2, tokens=2, past=17, numbers=FLOAT32))
     assert written.flops_full == counter.get_total_flops()
 
 
@@ -179,13 +172,12 @@ def test_flops_do_not_change_with_the_kernel(name):
         assert counted(config, *shape, device="cpu") == added(parts).flops_full
 
 
-@every_call
-@every_family
-def test_products_with_weights_are_the_kernels_that_run(name, batch, tokens, past):
-    config = family(name)
-    decoder, state, ids = ready(config, batch, tokens, past)
+@pytest.mark.parametrize(("name", "shape"), in_turn([*FAMILIES], CALLS))
+def test_products_with_weights_are_the_kernels_that_run(name, shape):
+    config, (_, tokens, _) = family(name), shape
+    decoder, state, ids = ready(config, *shape)
     ran = count(lambda: decoder(ids, state, logits="last"))
-    work = total_work(config, a_call(batch, tokens, past), numbers=FLOAT32)
+    work = total_work(config, a_call(*shape), numbers=FLOAT32)
     # beside them each layer has one attention: a group's heads are rows of a single query
     mixer, layers = config.layers[0].attention, len(config.layers)
     single = (mixer.heads // mixer.kv_heads if tokens == 1 else tokens) == 1

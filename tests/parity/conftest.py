@@ -5,8 +5,8 @@ from functools import lru_cache
 import pytest
 import torch
 import transformers
-from parity_models import write
-from parity_reference import load_reference
+from parity_models import prompt, write
+from parity_reference import load_reference, reference_logprobs
 from zoo import variant
 
 from llmcli.checkpoints import open_checkpoint
@@ -36,6 +36,14 @@ def references(checkpoints):
     """Name of a case and dtype → transformers' model."""
     return lru_cache(None)(
         lambda name, dtype: load_reference(checkpoints(name), getattr(torch, dtype))
+    )
+
+
+@pytest.fixture(scope="session")
+def expected(references):
+    """Name of a case and dtype → transformers' log-probabilities of the whole `prompt()`."""
+    return lru_cache(None)(
+        lambda name, dtype: reference_logprobs(references(name, dtype), prompt())
     )
 
 

@@ -22,7 +22,7 @@ GATE, UP, DOWN, ROUTER = (
 )
 
 
-def lying(tensors, keys):
+def lying(tensors, keys, more_tensors=lambda name, tensor: ()):
     """A writer that changes those tensors, and says those values; None leaves them out."""
 
     class Writer(gguf.GGUFWriter):  # type: ignore[misc]
@@ -30,6 +30,8 @@ def lying(tensors, keys):
             found = tensors[name](tensor) if name in tensors else tensor
             if found is not None:
                 super().add_tensor(name, np.ascontiguousarray(found), **more)
+            for other in more_tensors(name, tensor):
+                super().add_tensor(*other, **more)
 
         def add_key_value(self, key, val, *more, **named):
             val = keys.get(key.partition(".")[2], val)
@@ -72,14 +74,11 @@ def test_one_line_says_what_is_wrong(tensors, keys, says, tmp_path, monkeypatch)
 
 
 def test_gates_in_two_tensors_are_one_too_many(tmp_path, monkeypatch):
-    class Writer(gguf.GGUFWriter):  # type: ignore[misc]
-        def add_tensor(self, name, tensor, **more):
-            super().add_tensor(name, tensor, **more)
-            if name == GATE:
-                both = name.replace("gate", "gate_up")
-                super().add_tensor(both, np.concatenate([tensor] * 2, 1), **more)
+    def both(name, tensor):
+        if name == GATE:
+            yield name.replace("gate", "gate_up"), np.concatenate([tensor] * 2, 1)
 
-    monkeypatch.setattr(gguf, "GGUFWriter", Writer)
+    monkeypatch.setattr(gguf, "GGUFWriter", lying({}, {}, both))
     write_gguf(build(mixed("qwen3_moe"), seed=3), tmp_path / "model.gguf", "F32")
     with pytest.raises(CheckpointError, match=r"both `blocks.1.moe.W_(gate|up)`"):
         opened(tmp_path / "model.gguf")

@@ -198,10 +198,7 @@ def test_the_scale_of_one_block_of_one_expert_is_seen(rows, stored, published):
 @pytest.mark.parametrize(("changed", "says"), [
     ({"weight_scale_inv": None}, "is stored as F8_E4M3 but there is no"),
     ({"weight_scale_inv": torch.ones(1, 2)}, r"of shape \[1, 2\], which should be \[2, 2\]"),
-    ({"weight_scale_inv": torch.ones(4)}, r"of shape \[4\], which should be \[2, 2\]"),
-    ({"weight_scale_inv": torch.ones(2, 2, dtype=torch.uint8)}, "stored as U8"),
     ({"weight_scale_inv": torch.full((2, 2), torch.nan)}, "not finite"),
-    ({"weight": torch.ones(130, 136)}, "has a scale but is stored as F32"),
     ({"weight": torch.ones(136, 130).to(FP8)}, r"should be \[130, 136\] but is"),
     ({"weight": None}, "weight_scale_inv"),
 ])  # fmt: skip

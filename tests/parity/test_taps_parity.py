@@ -7,7 +7,7 @@ cache, are compared in `test_attention_parity` and `test_views_parity`.
 
 import pytest
 import torch
-from covers import covered
+from covers import covered, in_turn
 from parity_models import prompt
 from parity_recorder import record
 from zoo import TYPES, ZOO, variant
@@ -52,8 +52,7 @@ def test_every_activation_is_transformers_own(name, models, references):
     assert {key: value for key, value in wrong.items() if value > 1e-11} == {}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", covered(ALL))
+@pytest.mark.parametrize(("name", "dtype"), in_turn(covered(ALL), ["float32", "bfloat16"]))
 def test_looking_changes_no_bit(name, dtype, models):
     """Whole, in pieces, token by token, and in unequal rows: equal bit for bit under a tap."""
     decoder = models(name, dtype).decoder
