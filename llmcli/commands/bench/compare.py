@@ -22,7 +22,8 @@ Examples:
 
   llmcli bench compare before.json after.json
   llmcli bench compare llama-bench.csv ours.jsonl
-  llmcli bench -m tiny -o jsonl | llmcli bench compare before.jsonl - --fail-if-slower 5%
+  llmcli bench -m tiny -o jsonl |
+    llmcli bench compare before.jsonl - --fail-if-slower 5%
   llmcli bench compare A.csv B.csv --json
 
 The format of a file is detected: JSON, JSONL or CSV, of llama-bench or of `llmcli bench`.
