@@ -27,15 +27,15 @@ LLAMA3 = Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=16)
 
 
 def rotated(mlp=GATED, scaling=None, **attention):
-    """Two layers, rotated by frequencies that float32 has exactly."""
-    rope = RopeConfig(theta=2.0**16, dims=8, scaling=scaling)
+    """Two layers."""
+    rope = RopeConfig(theta=10000.0, dims=8, scaling=scaling)
     return llama(*(layer(mlp, rope=rope, **attention),) * 2)
 
 
 # what no family of today has: partial rotation, wide values, layers that differ, no rotation but
 # normalized queries, a head with a bias
 MIXER = dataclasses.replace(
-    ATTENTION, value_dim=6, scale=0.3, rope=RopeConfig(theta=256.0, dims=4), window=4, out_bias=True
+    ATTENTION, value_dim=6, scale=0.3, rope=RopeConfig(theta=500.0, dims=4), window=4, out_bias=True
 )
 UNROTATED = dataclasses.replace(MIXER, rope=None, qk_norm=RMS, window=None, kv_heads=1)
 ODD = dataclasses.replace(

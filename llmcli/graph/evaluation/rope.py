@@ -86,7 +86,8 @@ class Rotate(Rule[ops.Rotate]):
             parts=(x_own, cos, x_other, sin),
             value=value,
         )
-        off = float(self._off(torch.tensor(position * omega), values)) * factor
+        angle = torch.tensor(position * omega, dtype=torch.float64)
+        off = float(self._off(angle, values)) * factor
         return Element(
             value=value,
             magnitude=size(terms) + (abs(x_own) + abs(x_other)) * off,
