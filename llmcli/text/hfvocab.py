@@ -110,7 +110,7 @@ def _build(
     special = {index for index in found if index is not None}
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
     added = backend.get_added_tokens_decoder()
-    strings = _strings(backend)
+    strings = _strings(backend, added)
     named_eos = ids.get("eos_token")
     eos = eos | ({named_eos} if named_eos is not None else set())
     return Tokenizer(
@@ -143,7 +143,9 @@ def _read(path: Path) -> tuple[tokenizers.Tokenizer, bool]:
     return backend, b'"ByteLevel"' in data
 
 
-def _strings(backend: tokenizers.Tokenizer) -> list[str | None]:
+def _strings(
+    backend: tokenizers.Tokenizer, added: Mapping[int, tokenizers.AddedToken]
+) -> list[str | None]:
     vocab = backend.get_vocab(with_added_tokens=True)
     size = 1 + max(vocab.values(), default=-1)
     if size > 2 * len(vocab) + (1 << 20):  # some have holes; this one would fill the memory
@@ -152,7 +154,7 @@ def _strings(backend: tokenizers.Tokenizer) -> list[str | None]:
     for string, index in vocab.items():
         strings[index] = string
     # one that is looked for in normalized text stands there as the normalizer writes it: `▁<img>`
-    for index, token in backend.get_added_tokens_decoder().items():
+    for index, token in added.items():
         if token.normalized:
             strings[index] = backend.id_to_token(index)
     return strings
