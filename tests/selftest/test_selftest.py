@@ -216,7 +216,7 @@ def test_a_receipt_is_written_and_verified(measured, tmp_path, capsys):
     assert "as in the receipt" in capsys.readouterr().out
     measured(replace(REPORT, rates=(replace(RATE, tokens_per_s=5.0),)))
     assert main(["selftest", "--verify", str(path)]) == 0  # slower is said, and is no fault
-    assert "1B decode: 5 tok/s, 10 then" in capsys.readouterr().out
+    assert "1B decode: 5.0 tok/s, 10.0 then" in capsys.readouterr().out
     wrong = replace(REPORT.groups[0], check=replace(CHECK, value=1.0))
     measured(replace(REPORT, groups=(wrong,)))
     assert main(["selftest", "--verify", str(path)]) == 1

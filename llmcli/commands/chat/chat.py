@@ -385,12 +385,13 @@ def stats_line(turn: Turn | None, conversation: Conversation, used: int) -> str:
     context = f"context {used:,} of {conversation.room:,}"
     if turn is None:
         return context
+    from llmcli.ui.rates import speed
     from llmcli.ui.stats import draft_words, duration
 
-    speed = f", {(turn.generated - 1) / turn.decode_s:.3g} tok/s" if turn.generated > 1 else ""
+    written = f", {speed((turn.generated - 1) / turn.decode_s)}" if turn.generated > 1 else ""
     parts = [
         f"read {turn.read:,} new of {turn.prompt:,}, {duration(turn.prompt_s)}",
-        f"wrote {turn.generated:,}{speed}",
+        f"wrote {turn.generated:,}{written}",
         context,
     ]
     if (speculation := conversation.speculation) is not None:

@@ -12,6 +12,7 @@ from llmcli.commands.generate.report import Statistics
 from llmcli.reports.numbers import counted
 from llmcli.reports.text import NearTie, Timings
 from llmcli.ui.layout import SEPARATOR, filled
+from llmcli.ui.rates import speed
 from llmcli.ui.stats import draft_words, duration, model_line, size
 from llmcli.ui.theme import FAINT, quoted
 
@@ -107,6 +108,4 @@ def _tokens(count: int, per_s: float | None) -> str:
 
 
 def _speed(per_s: float | None) -> str:
-    if per_s is None:
-        return ""
-    return f", {per_s:.0f} tok/s" if per_s >= 100 else f", {per_s:.1f} tok/s"
+    return "" if per_s is None else f", {speed(per_s)}"

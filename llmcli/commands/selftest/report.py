@@ -111,6 +111,6 @@ def compare(receipt: Receipt, report: SelftestReport, *, same_machine: bool = Tr
         before = receipt.rates.get((rate.shape, rate.phase))
         if before and rate.tokens_per_s < SLOWER * before:
             found.append(
-                f"{rate.shape} {rate.phase}: {rate.tokens_per_s:.3g} tok/s, {before:.3g} then"
+                f"{rate.shape} {rate.phase}: {rate.tokens_per_s:,.1f} tok/s, {before:,.1f} then"
             )
     return found
