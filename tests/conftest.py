@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skips", metavar="FILE", help="add the reasons of skipped tests to a file")
 
 
-SLOW = ("kernels", "parity", "measure", "cli")  # folders with files of minutes
+SLOW = ("transcripts", "kernels", "parity", "measure", "cli")  # folders with files of minutes
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,6 +88,14 @@ def pytest_collection_finish() -> None:
     """What was imported by now stays: garbage is not looked for among it, 0.35 s each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Nor among what a file leaves (transformers' models are a second by the end)."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        pytest_collection_finish()
 
 
 def sections(found: Mapping[str, str | Sequence[str]]) -> str:

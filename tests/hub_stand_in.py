@@ -106,7 +106,7 @@ class HubStandIn:
         for host in ("hub", "storage"):
             server = _Server(("127.0.0.1", 0), _Handler)
             server.hub, server.host = self, host
-            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.002,), daemon=True).start()
             self._servers.append(server)
         return self
 
@@ -187,6 +187,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the headers to be acknowledged
     server: _Server
 
     def log_message(self, *_: object) -> None:

@@ -46,7 +46,7 @@ class Terminal:
     Those come a token every `pace` seconds. `shell`: what `sh` is given, `$0` the command.
     """
 
-    def __init__(self, talker, *argv, home, spoken=(), pace=0.008, shell="", **environ):
+    def __init__(self, talker, *argv, home, spoken=(), pace=0.004, shell="", **environ):
         self.controller, inner = pty.openpty()
         self.resize(100)
         self.modes = termios.tcgetattr(inner)

@@ -215,15 +215,16 @@ def test_an_error(code, argv, document):
     assert not_refused(said, "error") == []
 
 
-def members(value, name="", typed=True):
-    """Every object with each of its keys: whether it has to be there, and has a type."""
+def members(value, path=("",), typed=True):
+    """Every object with each of its keys: where, whether it has to be there, and has a type."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield value, key, name not in NAMED and key not in OPTIONAL, typed
-            yield from members(item, key, typed and key != "metadata")
+            required = path[-1] not in NAMED and key not in OPTIONAL
+            yield value, key, (*path, *value), required, typed
+            yield from members(item, (*path, key), typed and key != "metadata")
     elif isinstance(value, list):
         for item in value:
-            yield from members(item, "", typed)
+            yield from members(item, (*path, ""), typed)
 
 
 def shortened(value, most=2):
@@ -236,11 +237,18 @@ def shortened(value, most=2):
 
 
 def not_refused(said, command):
-    """Keys of a valid document that its schema does not miss, or takes with another type."""
+    """Keys of a valid document that its schema does not miss, or takes with another type.
+
+    Of objects at one place that have the same keys and types the first one is asked.
+    """
     assert errors(said, command) == []
-    missed = []
-    for owner, key, required, typed in list(members(said)):
-        value = owner.pop(key)
+    missed, asked = [], set()
+    for owner, key, place, required, typed in list(members(said)):
+        value = owner[key]
+        if (one := (place, key, type(value))) in asked:
+            continue
+        asked.add(one)
+        del owner[key]
         if required and valid(said, command):
             missed.append(("without", key))
         owner[key] = {"wrong": 1} if isinstance(value, list | type(None)) else [[value]]
