@@ -15,7 +15,10 @@ from budget import Budget
 from fork_server import Forked
 from hypothesis import settings
 
-machines.before()  # PyTorch reads it when it is imported
+# what PyTorch reads when it is imported
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a thread each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+machines.before()
 
 from llmcli.checkpoints import locate  # noqa: E402
 from llmcli.text.template_renderer import RENDERER  # noqa: E402
@@ -35,9 +38,6 @@ for name in (
     "LLMCLI_MODEL",
 ):  # fmt: skip
     os.environ.pop(name, None)
-
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a thread each
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Shared machines are slow at times: a time limit for each example would only make tests flaky.
 # The seeds are fixed, so that a run says something about the commit and not about luck.
