@@ -71,15 +71,17 @@ def few(values: Sequence[Any], count: int) -> list[Any]:
 
 
 def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
-    """All combinations as parameters; each of the first list with one of every other, in turn.
+    """Each of the first list as parameters with one of every other, in turn.
 
-    The rest is exhaustive, and all combinations of what `covered` made exhaustive in `first`.
+    All other combinations are exhaustive; there are none of what is exhaustive in `first`, which
+    has no value that a model of the covers has not.
     """
-    found, turn = [], 0
+    found, turns = [], {True: 0, False: 0}
     for one in map(_parameter, first):
+        turn = turns[bool(one.marks)]
         own = tuple(other[turn % len(other)] for other in others)
-        turn += not one.marks
-        for rest in product(*others):
+        turns[bool(one.marks)] += 1
+        for rest in [own] if one.marks else product(*others):
             parts = [one, *map(_parameter, rest)]
             values = [value for part in parts for value in part.values]
             marks = [mark for part in parts for mark in part.marks]

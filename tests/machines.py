@@ -1,7 +1,7 @@
 """Machines that are not here, for tests that see one: `LLMCLI_TESTS_ON=avx2 pytest tests/explain`.
 
 `.ci/run` passes such tests on each of them: two processors that lack what this one may have, with
-names of another length, and a CUDA build of PyTorch on a machine without a driver.
+names of 60 and of 8 characters, and a CUDA build of PyTorch on a machine without a driver.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MACHINES = {
     "avx2": Machine(
         environ={"LLMCLI_KERNELS": "avx2", "ATEN_CPU_CAPABILITY": "avx2",
                  "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-        processor="Intel(R) Xeon(R) CPU E5-2686 v4 @ 2.30GHz", features="avx avx2 fma f16c",
+        processor="Intel(R) Xeon(R) Platinum 8275CL CPU @ 3.00GHz, Cascade Lake", features="avx avx2 fma f16c",
     ),
     "plain": Machine(
         environ={"LLMCLI_KERNELS": "portable", "ATEN_CPU_CAPABILITY": "default",
                  "ONEDNN_MAX_CPU_ISA": "SSE41", "OMP_NUM_THREADS": "1"},
-        processor="KVM", features="sse4_1",
+        processor="QEMU 9.2", features="sse4_1",
     ),
     "cuda": Machine(cuda=True),
 }  # fmt: skip

@@ -19,16 +19,22 @@ if sys.platform != "win32":
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
-    """`built(name, command)`: the file that a compiler makes, once for all workers of pytest."""
+    """`built(name, command)`: the file that a compiler makes, once for all workers of pytest.
+
+    With `wait=False` it is left to the worker that makes it already.
+    """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
 
-    def build(name, command):
+    def build(name, command, wait=True):
         path = folder / name
         with (folder / f"{name}.lock").open("w") as lock:
             if sys.platform != "win32":
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return path
             if not path.exists():
                 part = folder / f"{name}.part"
                 children.run([*command, "-o", str(part)], check=True)
@@ -47,9 +53,10 @@ def objects(built):
 
     def compiled(name, compiler):
         command = [compiler[0], *FLAGS, *compiler[1:], "-fPIC", "-pthread", "-c"]
-        return [
-            str(built(f"{name}-{Path(source).stem}.o", [*command, source])) for source in SOURCES
-        ]
+        files = {f"{name}-{Path(source).stem}.o": [*command, source] for source in SOURCES}
+        for file, make in files.items():  # two workers share them
+            built(file, make, wait=False)
+        return [str(built(file, make)) for file, make in files.items()]
 
     return compiled
 
