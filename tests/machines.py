@@ -28,7 +28,8 @@ MACHINES = {
     "avx2": Machine(
         environ={"LLMCLI_KERNELS": "avx2", "ATEN_CPU_CAPABILITY": "avx2",
                  "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-        processor="Intel(R) Xeon(R) Platinum 8275CL CPU @ 3.00GHz, Cascade Lake", features="avx avx2 fma f16c",
+        processor="Intel(R) Xeon(R) Platinum 8275CL CPU @ 3.00GHz, Cascade Lake",
+        features="avx avx2 fma f16c",
     ),
     "plain": Machine(
         environ={"LLMCLI_KERNELS": "portable", "ATEN_CPU_CAPABILITY": "default",
