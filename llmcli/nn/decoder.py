@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from time import perf_counter_ns
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
@@ -318,12 +319,13 @@ class Decoder:
             return logits.view(*ids_BT.shape, -1)
 
         lanes = state if tokens == 1 else state.lanes(tokens)
+        names, times = list[str](), list[int]()
 
         def run(ids_B1: Tensor, starts_B: Tensor, mark: Clock) -> Tensor:
             def seen(name: str) -> None:
                 mark(name)
-                if clock is not None:
-                    clock(name)
+                names.append(name)
+                times.append(perf_counter_ns())
 
             step = Step(
                 starts, 1, [1] * len(ids), self._ropes, device=self.device,
@@ -342,6 +344,8 @@ class Decoder:
             if before is not None:
                 state.restore(before)
             return None
+        if clock is not None:  # not of a step that is computed again
+            clock.replayed(names, times)
         state.replays[tokens] = replay
         state.advance(new)
         return replay.logits.clone().view(*ids_BT.shape, -1)

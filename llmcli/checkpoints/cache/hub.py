@@ -91,12 +91,13 @@ def on_disk(files: Iterable[CachedFileInfo]) -> int:
 def _repositories(root: Path, paths: Sequence[Path]) -> Iterator[CachedRepository]:
     """A repository each, by one scan; where that fails because of one of them, by a scan each.
 
-    `scan_cache_dir` raises at a file that it may not read, so that nothing would be listed, and
-    waits for ever for a reference that is a pipe.
+    `scan_cache_dir` raises at a file that it may not read, so that nothing would be listed, takes
+    a directory that it may not read for an empty one, and waits for ever for a reference that is a
+    pipe.
     """
     from huggingface_hub import scan_cache_dir
 
-    problems = {path: problem for path in paths if (problem := _odd_reference(path))}
+    problems = {path: problem for path in paths if (problem := _problem(path))}
     if paths and not problems:
         try:
             info = scan_cache_dir(root)
@@ -119,14 +120,17 @@ def _repositories(root: Path, paths: Sequence[Path]) -> Iterator[CachedRepositor
         yield found
 
 
-def _odd_reference(repository: Path) -> str:
-    """What is wrong with the files that hold the commits of branches and tags."""
+def _problem(repository: Path) -> str:
+    """A reference that is no file with a commit, or a directory that may not be read."""
     for where, _, names in os.walk(repository / "refs"):
         for name in names:
             path = os.path.join(where, name)
             if not os.path.isfile(path) or os.path.getsize(path) > _LARGEST_REF:
                 return f"the reference `{shown(name)}` is no file with a commit"
-    return ""
+    unread: list[OSError] = []
+    for _ in os.walk(repository / "snapshots", onerror=unread.append):
+        pass
+    return next((why(error) for error in unread if isinstance(error, PermissionError)), "")
 
 
 def _repository(path: Path, info: HFCacheInfo, view: Path) -> CachedRepository:
