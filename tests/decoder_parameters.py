@@ -5,6 +5,7 @@ import torch
 from llmcli.anatomy.arithmetic import Arithmetic, in_no_blocks, matrices
 from llmcli.devices import DTYPES
 from llmcli.formats.dense import Dense, writable
+from llmcli.kernels import native
 from llmcli.loading.weights import randomize
 from llmcli.nn.decoder import Decoder
 
@@ -12,7 +13,8 @@ from llmcli.nn.decoder import Decoder
 def packed_in(config, format="Q4_1"):
     """The arithmetic of a model whose matrices are all in those blocks."""
     formats = dict.fromkeys(matrices(config).keys() - in_no_blocks(config), format)
-    return Arithmetic(dtype="float32", cache="float16", formats=formats)
+    portable = native.level() == "portable"
+    return Arithmetic(dtype="float32", cache="float16", formats=formats, portable=portable)
 
 
 def decoder_in(config, numbers, device="cpu"):

@@ -37,7 +37,8 @@ class Arithmetic:
     `as_stored`: blocks lie in the memory of a card as in the file. Then products of few rows have
     activations as they are, and for those of many rows the blocks are dequantized to `dtype`.
     `pairs`: for products with matrices that stay in bfloat16 activations are rounded to it, but not
-    for those of the head and of routers.
+    for those of the head and of routers. `portable`: on a processor without vector instructions
+    that we know, PyTorch's attention reads prompts, from copies of the cache in `dtype`.
     """
 
     dtype: str
@@ -46,6 +47,7 @@ class Arithmetic:
     as_stored: bool = False
     pairs: bool = False
     activations: int = 16
+    portable: bool = False
 
     @classmethod
     def of(cls, dtype: str) -> Arithmetic:
@@ -184,11 +186,15 @@ def arithmetic(
         formats = {}
     if formats and not card:
         return Arithmetic(
-            dtype="float32", cache="float16", formats=formats, pairs=kernels == "bf16"
-        )
+            dtype="float32", cache="float16", formats=formats, pairs=kernels == "bf16",
+            portable=kernels == "portable",
+        )  # fmt: skip
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
-    return replace(Arithmetic.of(dtype), formats=formats, as_stored=bool(formats))
+    return replace(
+        Arithmetic.of(dtype), formats=formats, as_stored=bool(formats),
+        portable=kernels == "portable",
+    )  # fmt: skip
 
 
 def quantizable(config: ModelConfig, formats: Mapping[str, str]) -> list[str]:

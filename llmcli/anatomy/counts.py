@@ -255,7 +255,7 @@ def prefill_peak(
         width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
         kept=DTYPE_BYTES[numbers.cache], cuda=cuda, native=native,
         digits=numbers.activations // 8 if numbers.formats and not numbers.as_stored else 0,
-        pairs=numbers.pairs,
+        pairs=numbers.pairs, portable=numbers.portable,
     )  # fmt: skip
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:

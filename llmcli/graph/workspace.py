@@ -20,7 +20,7 @@ class Reading:
 
     `size`: bytes of a number, `kept`: of one in the cache. `digits` of 8 bits: to so many products
     round their inputs (0: none), with `pairs` some to bfloat16. `cuda`: on a GPU. `native`: the
-    processor multiplies numbers of 16 bits itself.
+    processor multiplies numbers of 16 bits itself. `portable`: see `Arithmetic`.
     """
 
     width: int
@@ -33,6 +33,7 @@ class Reading:
     pairs: bool
     cuda: bool
     native: bool
+    portable: bool
 
     @property
     def rows(self) -> int:

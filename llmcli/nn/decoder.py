@@ -156,6 +156,7 @@ class Decoder:
         return Arithmetic(
             dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
             as_stored=self.as_stored, pairs=self.pairs, activations=self.activations,
+            portable=native.kernels_of(self.device.type) == "portable",
         )
 
     def weight(self, name: str) -> Weight:

@@ -136,7 +136,8 @@ def test_packed_weights_have_the_same_bits(name, monkeypatch):
         tokens = list(stream(model, [PROMPT], SAMPLINGS["sampled"], **settings))
         found.append([(token.id, token.logprob) for token in tokens])
     rows = {count for state in states for count in state.replays}
-    if name in COMPUTED:  # several rows are read as a prompt is
+    if name in COMPUTED or not rows:  # several rows are read as a prompt is
+        assert name in COMPUTED or native.level() == "portable"
         assert rows == set()
         assert [[id for id, _ in one] for one in found[1:]] == [[id for id, _ in found[0]]] * 3
     else:
@@ -233,7 +234,7 @@ def test_a_draft_near_its_end_proposes_what_was_recorded(monkeypatch):
     ids, speculation = written(model, draft=ModelDraft(small, model), **settings)
     assert ids == written(model, **settings)[0]
     assert speculation.accepted > 5
-    if native.level() is not None:
+    if native.level() not in (None, "portable"):
         assert {1} < {rows for state in states for rows in state.replays} <= {1, *ROWS}
 
 

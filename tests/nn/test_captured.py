@@ -49,7 +49,8 @@ def test_it_has_the_bits_of_the_ordinary_step_where_the_kernels_are_the_same(nam
     config, formats = IN_BLOCKS[name]
     decoder = of_small_buckets(random_decoder(config, formats=formats))
     found = compare_captured(decoder, PROMPTS, 7)
-    assert found.difference <= (3e-5 if name in ROUNDED else 0)
+    vectors = native.level() != "portable"  # without them, too, PyTorch has a share
+    assert found.difference <= (0 if vectors and name not in ROUNDED else 3e-5 if vectors else 1e-3)
     assert found.buckets == (8, 10)
 
 

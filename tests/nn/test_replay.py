@@ -16,6 +16,7 @@ from llmcli.ops import elements
 pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 
 PROMPTS = [[3, 9, 1, 4], [7, 2]]
+VECTORS = native.level() != "portable"
 
 
 @pytest.fixture(params=IN_BLOCKS, scope="module")
@@ -59,7 +60,9 @@ def test_which_models_are_replayed(name):
     config, formats = IN_BLOCKS[name]
     for prompts in (PROMPTS[:1], PROMPTS):
         found = random_model(config, formats=formats)
-        assert whether_replayed(found, prompts) == (name not in COMPUTED)
+        replayed = whether_replayed(found, prompts)
+        # at the portable level PyTorch attends where heads are of no multiple of 16
+        assert replayed == (name not in COMPUTED) or not (replayed or VECTORS)
 
 
 def test_the_bits_are_the_same(model):

@@ -41,7 +41,7 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     if a.rope is not None:  # cos and sin; the tables double in length when they are too short
         positions = 1 << max(of.keys - 1, 255).bit_length()
         shared["rope", a.rope] = 2 * positions * a.rope.dims * wide
-    if _is_masked(a, of) and of.kept >= size:
+    if _is_masked(a, of) and (of.kept >= size or of.portable):
         shared["mask", a.window] = of.tokens * of.keys
     return Workspace(peak=held + most + of.widened(product), shared=shared)
 
@@ -60,7 +60,10 @@ def _attending(a: AttentionConfig, of: Reading) -> int:
         block = min(tokens, _QUERIES) * keys * 4 + keys * (a.head_dim + a.value_dim)
         return found + of.batch * a.heads * block * wide + tokens * keys
     if of.kept < size:  # the new keys as they are kept: our kernel reads them so, and has no mask
-        return found + of.rows * a.kv_heads * a.head_dim * of.kept
+        found += of.rows * a.kv_heads * a.head_dim * of.kept
+        if not of.portable:
+            return found
+        found += of.batch * keys * pair * size
     if _is_masked(a, of):
         found += tokens * keys * size  # the mask once more, as 0 and -∞
         if of.cuda and a.heads != a.kv_heads:
