@@ -435,7 +435,7 @@ def test_certificates_that_are_not_there(hub, anew, monkeypatch, tmp_path):
         refused(NetworkError, "certificates", hint="SSL_CERT_FILE")
 
 
-def test_a_cache_that_is_a_link_to_itself(hub, monkeypatch):
+def test_a_cache_that_is_a_link_to_itself(hub, anew, monkeypatch):
     hub.cache.parent.mkdir()
     hub.cache.symlink_to(hub.cache.name)
     for folder, words in ((str(hub.cache), "to itself"), ("~no-such-user/x", "home of nobody")):
