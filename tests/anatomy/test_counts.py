@@ -24,6 +24,7 @@ from llmcli.anatomy.counts import (
 from llmcli.config import Branch, LayerConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.graph.blocks import RUN
+from llmcli.kernels import native
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import processor
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -153,6 +154,7 @@ def allocated(config, batch, tokens, past, numbers):
 
 
 ATTENTION, MLP = small(hidden=512).layers[0].parts
+KERNELS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 PEAKS = {
     "plain": small(), "normalized keys of their own": small(kv=8, qk_norm=True),
     "wide": small(hidden=3000), "narrow": small(hidden=64),
@@ -171,7 +173,8 @@ PEAKS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), in_turn([*PEAKS], ["float32", "bfloat16", "float64", "packed"])
+    ("name", "dtype"),
+    in_turn([*PEAKS], ["float32", "bfloat16", "float64", pytest.param("packed", marks=KERNELS)]),
 )
 def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype):
     config = PEAKS[name]

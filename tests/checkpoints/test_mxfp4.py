@@ -68,6 +68,7 @@ def test_every_code_with_every_scale(tmp_path, dtype):
     assert torch.equal(wide.to(dtype), theirs)
 
 
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_gates_and_neurons_that_take_turns(tmp_path, shards, monkeypatch):
     """As an expert's rows lie in the file: dense, some rows at a time, and in its own blocks."""

@@ -9,6 +9,7 @@ from llmcli.families import families
 from llmcli.kernels import native
 
 
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 def test_what_would_fit_of_a_model_that_does_not(cli, tmp_path):
     """On a device that is not here; each as the options themselves say it."""
     large = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,

@@ -190,11 +190,11 @@ def test_float64_is_computed_in_float64(format: str, monkeypatch: pytest.MonkeyP
     # finite scales: clear the exponent's top bit
     for offset in (54,) if format == "IQ1_M" else SCALES[format]:
         raw[:, offset + 1 :: quant.FORMATS[format][1]] &= 0xBF
+    got = quant.dequantize(torch.from_numpy(raw), format, dtype=torch.float64)
     reference(raw, format)  # the package keeps a grid as float32, whoever asks first
     scales = gguf_quants.MXFP4.e8m0_to_fp32_half(np.arange(256, dtype=np.uint8))  # by their bits
     monkeypatch.setattr(gguf_quants.MXFP4, "e8m0_to_fp32_half", scales.astype(np.float64).take)
     monkeypatch.setattr(gguf_quants, "np", Wide())
-    got = quant.dequantize(torch.from_numpy(raw), format, dtype=torch.float64)
     assert_bit_equal(got, reference(raw, format))
 
 

@@ -79,6 +79,7 @@ def test_super_blocks_of_every_format_and_architecture(model_type, format, tmp_p
     assert compare(tmp_path, super_blocked(model_type), format) < 1e-5
 
 
+@needs_kernels
 @pytest.mark.parametrize(("model_type", "format"), in_turn(list(PACKED), ["Q4_0", "Q8_0", "Q4_K"]))
 @torch.no_grad()
 def test_packed_weights_of_every_architecture(model_type, format, tmp_path):
@@ -167,6 +168,7 @@ def test_the_interleaving_is_undone_and_a_file_without_it_is_seen(tmp_path):
     assert compare(tmp_path, packed("llama"), "F32", ways=["rows not interleaved"]) > 1e-2
 
 
+@needs_kernels
 @pytest.mark.parametrize("format", ["F16", "BF16"])
 @torch.no_grad()
 def test_experts_stay_in_16_bits(format, tmp_path, monkeypatch):
