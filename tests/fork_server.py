@@ -33,7 +33,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MODULES = {
     "llmcli": (
-        "llmcli.cli.tree", "llmcli.cli.running", "llmcli.commands.generate.command",
+        "llmcli.cli.tree", "llmcli.shell.running", "llmcli.commands.generate.command",
         "llmcli.commands.chat.command", "llmcli.commands.attention.command",
         "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.observe.formulas",
         "tokenizers", "safetensors.torch",

@@ -2,9 +2,9 @@
 
     errors xdg config limits reports ← checkpoints families anatomy text ← kernels ← ops devices
     ← formats ← nn ← model ← loading engine ← observe
-    ← measure ← cli ← commands;
+    ← measure ← shell ← commands ← cli;
     ui sees only reports, and a command's view besides only its own report. In a command's folder
-    `measure`, `report` and `view` (a file or a folder) are what they say, all else is its shell.
+    `measure`, `report` and `view` (a file or a folder) are what they say, all else runs them.
     Commands do not import each other: `cli.tree` names them, and what one shows of another's.
 """
 
@@ -35,8 +35,10 @@ LAYERS = (
     {"observe"},
     {"report"},
     {"measure"},
+    {"shell"},
+    {"command"},
     {"cli"},
-    {"shell", "__main__"},
+    {"__main__"},
 )
 LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other, in this direction only.
@@ -47,7 +49,8 @@ BESIDE = {
 VIEWS = ("ui", "view")
 TORCH_FREE = {
     *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("limits", "text", "kernels", "ahead", "ui", "report", "view", "cli", "shell", "__main__"),
+    *("limits", "text", "kernels", "ahead", "ui", "report", "view", "cli", "shell", "command"),
+    "__main__",
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
@@ -55,6 +58,7 @@ COMPUTES = ("ops", "devices", "formats", "nn", "model", "loading", "engine")
 AT_TOP = {
     "cli": {"typer"},
     "shell": {"typer"},
+    "command": {"typer"},
     "ui": {"rich", "numpy"},
     "view": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
@@ -94,7 +98,7 @@ def part_of(module):
         return {"config": "config", "forward": "nn"}[file]
     if folder.startswith("llmcli.commands."):
         kind = module.split(".")[3:4]
-        return kind[0] if kind and kind[0] in ("measure", "report", "view") else "shell"
+        return kind[0] if kind and kind[0] in ("measure", "report", "view") else "command"
     return module.split(".")[1] if "." in module else ""
 
 
@@ -165,7 +169,7 @@ def layer_faults(module, targets):
         if me in VIEWS:
             allowed = other in ("reports", "ui") or (me == "view" and other == "report")
         elif other in VIEWS:
-            allowed = me in ("cli", "shell")
+            allowed = me in ("cli", "shell", "command")
         else:
             allowed = LAYER[other] < LAYER[me] or (me, other) in BESIDE
         if not allowed:
@@ -302,6 +306,9 @@ ui.x: from llmcli.errors import LlmcliError: no
 ui.x: from llmcli.reports import Report: yes
 observe.x: from llmcli.ui import theme: no
 cli.x: from llmcli.ui import theme: yes
+shell.x: from llmcli.cli.tree import root: no
+commands.x.command: from llmcli.cli.tree import root: no
+cli.x: from llmcli.shell.output import Output: yes
 commands.x.view: from llmcli.observe import observe: no
 commands.x.measure: from llmcli.commands.x.report import Report: yes
 commands.x.look: from llmcli.commands.y.report import Report: no

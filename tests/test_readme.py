@@ -10,8 +10,6 @@ import children
 import pytest
 
 from llmcli.checkpoints import CATALOG
-from llmcli.cli.exits import run
-from llmcli.cli.sampling import RANGES
 from llmcli.cli.topics import TOPICS
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.cli.vocabulary import READ, TABLES, vocabulary
@@ -22,6 +20,8 @@ from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native
 from llmcli.ops.quant import DECODERS, PLAIN
 from llmcli.reports.head_metrics import LABELS, METRICS, MOST_RANKED
+from llmcli.shell.exits import run
+from llmcli.shell.sampling import RANGES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ def test_exit_codes_are_those_of_the_errors():
         kinds += kind.__subclasses__()
     assert {kind.code for kind in kinds if isinstance(kind.code, int)} <= told
     assert told == {0, 1, 2, 3, 4, 5, 6, 7, 130, 143}
-    assert run.__module__ == "llmcli.cli.exits"
+    assert run.__module__ == "llmcli.shell.exits"
 
 
 def test_kinds_of_heads_are_told_as_they_are():

@@ -1,1 +1,1 @@
-"""The command line: one thin file per command; numbers come from measure/, looks from render/."""
+"""The command line: which commands there are, their help, and completion in shells."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from llmcli.cli.exits import SIGNALS, run
+from llmcli.shell.exits import SIGNALS, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,10 +24,17 @@ def _dispatch(argv: list[str]) -> None:
 
         answer(argv[1:])
         return
-    with SIGNALS.abrupt():
-        from llmcli.cli.tree import root
+    try:
+        with SIGNALS.abrupt():
+            from llmcli.cli.tree import root
 
-        command: Any = root()
-        context: Any = command.make_context("llmcli", argv or ["--help"])
-    with context:
-        command.invoke(context)
+            command: Any = root()
+            context: Any = command.make_context("llmcli", argv or ["--help"])
+        with context:
+            command.invoke(context)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        from llmcli.cli.usage import usage_error
+
+        raise usage_error(error) from error

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from llmcli import xdg
-from llmcli.cli.files import whole_file
 from llmcli.cli.shells.bash import bash
 from llmcli.cli.shells.fish import fish
 from llmcli.cli.shells.spec import CommandSpec, Spec, Value
 from llmcli.cli.shells.zsh import zsh
 from llmcli.errors import UsageError, WriteFailed
+from llmcli.shell.files import whole_file
 
 FILES = {"bash": "llmcli.bash", "zsh": "_llmcli", "fish": "llmcli.fish"}
 MODEL_OPTIONS = ("model", "versus", "draft")  # a file, a directory or a catalog name

@@ -23,12 +23,12 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
-from llmcli.cli.configuration.values import name_file
-from llmcli.cli.exits import SIGNALS
-from llmcli.cli.params import WORDS, adopt, flatten
-from llmcli.cli.streams import write
-from llmcli.cli.wrap import columns, pipe_columns
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.shell.configuration.values import name_file
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.params import WORDS, adopt, flatten
+from llmcli.shell.streams import write
+from llmcli.shell.wrap import columns, pipe_columns
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
@@ -92,13 +92,15 @@ class Root(TyperGroup):
 
     `nested` are commands of two words, `bench compare`; the first of them is a command, too.
     Of those in `bare` no other word follows the first. `aliases`: other names of nested ones.
-    `computing`: the commands for which PyTorch's libraries are read ahead.
+    `computing`: the commands for which PyTorch's libraries are read ahead. `configured`: those
+    that a configuration file may have a table for.
     """
 
     entries: Mapping[str, Entry] = {}
     nested: Mapping[str, Entry] = {}
     bare: frozenset[str] = frozenset()
     computing: frozenset[str] = frozenset()
+    configured: tuple[str, ...] = ()
     aliases: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -238,8 +240,8 @@ def show_help(ctx: Any, option: Any, value: Any) -> None:
         return
     text = ctx.get_help()
     if sys.stdout is not None and sys.stdout.isatty():
-        from llmcli.cli.options import OutputOptions
-        from llmcli.cli.output import Output
+        from llmcli.shell.options import OutputOptions
+        from llmcli.shell.output import Output
 
         Output("help", OutputOptions()).print(f"{text}\n", paged=True)
     else:  # a pipe needs none of these imports

@@ -17,7 +17,7 @@ class Topic:
 
     def text(self) -> str:
         """The Markdown file of the topic, in which a line `<!-- table: NAME -->` is a table."""
-        place = files("llmcli.commands.help") / "topics" / f"{self.name}.md"
+        place = files("llmcli.cli.help") / "topics" / f"{self.name}.md"
         return place.read_text(encoding="utf-8")
 
 

@@ -11,9 +11,9 @@ from typer.main import get_command
 
 from llmcli import __version__
 from llmcli.cli.group import HELP_NAMES, Entry, Root, asks_for_help, show_help
-from llmcli.cli.params import WORDS, adopt
-from llmcli.cli.streams import write
 from llmcli.errors import UsageError
+from llmcli.shell.params import WORDS, adopt
+from llmcli.shell.streams import write
 
 # by heading; `llmcli.commands.NAME.command` is its module, of two words the second names the file
 COMMANDS = {
@@ -89,9 +89,10 @@ class LlmcliRoot(Root):
     """The root of the tree, with our commands."""
 
     entries: Mapping[str, Entry] = {  # `help` alone has no JSON
-        **ENTRIES, "help": _entry("help", HELP_SUMMARY, "Manage"),
+        **ENTRIES, "help": Entry("llmcli.cli.help.command", HELP_SUMMARY, "Manage"),
     }  # fmt: skip
     nested = NESTED
+    configured = (*ENTRIES, *NESTED)
     computing = COMPUTING
     bare = frozenset({"models"})
     aliases = ALIASES

@@ -65,7 +65,7 @@ def names_a_model(word: str) -> bool:
 
 def _split_index(context: Any) -> str:
     """`logits[-1,`, the part of a NAME[INDEX] that the shell has split, empty where it has not."""
-    from llmcli.cli.params import WORDS
+    from llmcli.shell.params import WORDS
 
     if not any("[INDEX]" in str(parameter.metavar) for parameter in context.command.params):
         return ""
@@ -74,7 +74,7 @@ def _split_index(context: Any) -> str:
 
 def _no_option(option: str, context: Any) -> UsageError:
     """`-s` of the word `-seed` is that word."""
-    from llmcli.cli.params import WORDS, unknown_option
+    from llmcli.shell.params import WORDS, unknown_option
 
     words = context.meta.get(WORDS, ())
     if len(option) == 2:

@@ -15,8 +15,8 @@ from hub_cache_files import write_revision
 from llmcli.checkpoints import CATALOG, cache_dir, fetch, locate, open_model
 from llmcli.checkpoints.catalog import offline_from_environment
 from llmcli.checkpoints.names import HubId, parse
-from llmcli.cli.sampling import RANGES
 from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
+from llmcli.shell.sampling import RANGES
 
 GGUF = gguf([pair("general.architecture", STRING, "llama")])
 WHOLE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"x"}

@@ -15,12 +15,12 @@ from chat_terminal import PROMPT, Keyboard, Terminal
 from cli_tiny import write_tiny
 from json_schemas import errors
 
-from llmcli.cli.output import Output
 from llmcli.commands.chat import command, slash, typed
 from llmcli.commands.chat.chat import Chat
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, NotFinite
+from llmcli.shell.output import Output
 from llmcli.text.chat import ChatTemplate
 
 GREEDY = ("--greedy", "-n", "8")

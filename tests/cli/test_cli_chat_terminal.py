@@ -17,11 +17,11 @@ from json_schemas import errors
 from scripted import speak
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.cli.exits import Signals
-from llmcli.cli.keys import KEYS
 from llmcli.commands.chat.slash import COMMANDS, completions
 from llmcli.commands.chat.typed import EditedLines
 from llmcli.errors import NotFinite
+from llmcli.shell.exits import Signals
+from llmcli.shell.keys import KEYS
 from llmcli.text import load_tokenizer
 
 WORDS = " ".join(f"word{number}" for number in range(60))

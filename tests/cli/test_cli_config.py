@@ -12,9 +12,9 @@ import children
 import pytest
 from json_schemas import errors
 
-from llmcli.cli.configuration.values import COMMAND_LINE_ONLY, VARIABLES, YIELDS, settable
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.errors import UsageError
+from llmcli.shell.configuration.values import COMMAND_LINE_ONLY, VARIABLES, YIELDS, settable
 
 COMMANDS = {name: root().get_command(None, name) for name in (*ENTRIES, *NESTED)}
 

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 
-from llmcli.cli.prompts import LOOKED_AT
 from llmcli.loading.load import load
+from llmcli.shell.prompts import LOOKED_AT
 
 ALL = "embed,blocks.*,ln_final*,logits*,cache.*"
 

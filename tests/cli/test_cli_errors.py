@@ -10,7 +10,6 @@ import signal
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.cli import exits
 from llmcli.commands.bench.measure.slot import failure, hint_for
 from llmcli.errors import (
     CheckpointError,
@@ -19,6 +18,7 @@ from llmcli.errors import (
     UsageError,
     WeightMismatch,
 )
+from llmcli.shell import exits
 
 
 def raising(exception):

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-import llmcli.cli.files
+import llmcli.shell.files
 from llmcli.nn.decoder import Decoder
 from llmcli.ui.theme import csv_cell
 
@@ -149,7 +149,7 @@ def opened(monkeypatch):
             return self.code
 
     opened = Opened()
-    monkeypatch.setattr(llmcli.cli.files, "launch", opened.launch)
+    monkeypatch.setattr(llmcli.shell.files, "launch", opened.launch)
     return opened
 
 
@@ -202,7 +202,7 @@ def test_an_opener_that_opens_nothing_is_noticed(view, monkeypatch, tmp_path, sc
     program.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path / "log"}\n{script}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(llmcli.cli.files, "OPENING_S", 0.5 if script == "sleep 3" else 30.0)
+    monkeypatch.setattr(llmcli.shell.files, "OPENING_S", 0.5 if script == "sleep 3" else 30.0)
     monkeypatch.chdir(tmp_path)
     result = view(*VIEWS[0], "-o", "a.png", "--open")
     assert result.code == 0

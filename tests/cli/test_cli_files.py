@@ -16,10 +16,10 @@ from cli_tiny import write_tiny
 from gguf_model import write_model as write_gguf
 from safetensors.numpy import load
 
-from llmcli.cli import files
-from llmcli.cli.files import check_size, kind_of_file, whole_file, written
-from llmcli.cli.output import dumps, json_pieces, write_document, write_file
 from llmcli.errors import UsageError, WriteFailed
+from llmcli.shell import files
+from llmcli.shell.files import check_size, kind_of_file, whole_file, written
+from llmcli.shell.output import dumps, json_pieces, write_document, write_file
 from llmcli.ui.arrays import ArrayPlan, array_writer
 
 ALLOWED = ("safetensors", "npz", "png")
@@ -237,7 +237,7 @@ def test_other_files_beside_a_model_are_replaced(cli, tmp_path):
 
 WRITER = """
 import os, sys, time
-from llmcli.cli.files import whole_file
+from llmcli.shell.files import whole_file
 with whole_file(sys.argv[1]) as file:
     file.write(b"half")
     file.flush()

@@ -24,14 +24,14 @@ from full_disk import largest_file
 import llmcli
 import llmcli.observe.ceilings
 from llmcli.checkpoints.catalog import CATALOG
-from llmcli.cli import files
 from llmcli.cli.app import main
-from llmcli.cli.files import whole_file
 from llmcli.cli.tree import ENTRIES, NESTED
 from llmcli.commands.selftest.measure import run
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.errors import WriteFailed
 from llmcli.reports.checks import ViewCheck
+from llmcli.shell import files
+from llmcli.shell.files import whole_file
 
 TESTS = Path(__file__).parents[1]
 ROOT = Path(llmcli.__file__).parent

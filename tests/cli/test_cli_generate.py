@@ -14,9 +14,6 @@ from gguf_bytes import F32, I32, pair
 from gguf_model import write_model
 
 from llmcli.checkpoints import CATALOG
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output, Screen
-from llmcli.cli.sampling import DEFAULTS, SamplingOptions, resolve
 from llmcli.commands.generate.batch import read_batch
 from llmcli.commands.generate.measure import groups
 from llmcli.commands.generate.writers import TextWriter
@@ -25,6 +22,9 @@ from llmcli.engine.sampling import Sampling
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.observe import peaks as marks
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output, Screen
+from llmcli.shell.sampling import DEFAULTS, SamplingOptions, resolve
 
 LONG = ("--ignore-eos", "-n", "12")
 EXACT = ("--dtype", "float32")  # what `auto` is depends on the processor

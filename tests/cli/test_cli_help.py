@@ -20,10 +20,10 @@ from rich.text import Text
 
 from llmcli import __version__
 from llmcli.cli.group import build
+from llmcli.cli.help.view import drawn
 from llmcli.cli.topics import TOPICS, spellings, topic_of
 from llmcli.cli.tree import ENTRIES, NESTED
 from llmcli.cli.vocabulary import filled
-from llmcli.commands.help.view import drawn
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "safetensors", "huggingface_hub", "tokenizers", "jinja2", "gguf",
@@ -178,7 +178,7 @@ def test_a_command_s_help_ends_with_its_epilog(monkeypatch):
 def test_a_long_help_goes_through_the_pager_on_a_terminal(cli, monkeypatch):
     plain = cli("generate", "--help").out
     paged = []
-    monkeypatch.setattr("llmcli.cli.output.page", lambda text: not paged.append(text))
+    monkeypatch.setattr("llmcli.shell.output.page", lambda text: not paged.append(text))
     assert cli("generate", "--help").out == plain
     assert not paged, "a pipe has no pager"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
@@ -266,4 +266,4 @@ def test_the_package_has_the_topics():
     assert {file.stem for file in folder.glob("*")} == set(TOPICS)
     with (ROOT / "pyproject.toml").open("rb") as file:
         data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["llmcli"]
-    assert "commands/help/topics/*.md" in data
+    assert "cli/help/topics/*.md" in data

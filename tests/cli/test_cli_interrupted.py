@@ -155,9 +155,9 @@ def test_a_prompt_from_the_terminal_says_how_it_ends(small):
 
 WRITER = """
 import os, signal, sys
-from llmcli.cli import exits
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output
+from llmcli.shell import exits
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output
 
 def action(argv):
     out = Output("x", OutputOptions(json=True))
@@ -223,7 +223,7 @@ sys.argv = ["llmcli", "tokens", "x"] if left < 0 else ["llmcli", "--version"]
 from llmcli.__main__ import script
 script()
 """
-FIRST = ("llmcli.cli.app", "llmcli.cli.streams", "llmcli.errors", "typer")
+FIRST = ("llmcli.cli.app", "llmcli.shell.streams", "llmcli.errors", "typer")
 
 
 def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(tmp_path):
@@ -247,7 +247,7 @@ def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(tmp_path
 
 TOLD = """
 import os, signal, sys
-from llmcli.cli import exits
+from llmcli.shell import exits
 told = exits.tell
 def tell(line):
     told(line)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmcli.cli.looking import TemplateOptions, parse_numbers, parse_span
 from llmcli.errors import UsageError
+from llmcli.shell.looking import TemplateOptions, parse_numbers, parse_span
 
 
 def test_numbers():

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import llmcli
-from llmcli.cli.exits import tell
 from llmcli.cli.group import width
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output, Screen, dumps, json_pieces, jsonable
-from llmcli.cli.progress import Progress
-from llmcli.cli.wrap import wrapped
+from llmcli.shell.exits import tell
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output, Screen, dumps, json_pieces, jsonable
+from llmcli.shell.progress import Progress
+from llmcli.shell.wrap import wrapped
 
 
 class Terminal(io.StringIO):
@@ -199,7 +199,7 @@ def test_json_is_ascii():
 @pytest.fixture
 def progress(monkeypatch):
     """`progress(screen, …)`: what it would draw on that terminal, without waiting."""
-    monkeypatch.setattr("llmcli.cli.progress.PATIENCE_S", 0)
+    monkeypatch.setattr("llmcli.shell.progress.PATIENCE_S", 0)
 
     def begun(*words, colour=True, width=80, **how):
         out = Output("models", OutputOptions())

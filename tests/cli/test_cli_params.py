@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from llmcli.cli.group import build
-from llmcli.cli.params import Conversion, Range, flatten, opt
 from llmcli.errors import UsageError
+from llmcli.shell.params import Conversion, Range, flatten, opt
 
 
 @dataclass(frozen=True, kw_only=True)

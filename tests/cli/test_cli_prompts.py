@@ -13,17 +13,17 @@ from pathlib import Path
 import children
 import pytest
 
-from llmcli.cli import prompts
-from llmcli.cli.exits import tell
-from llmcli.cli.looking import NewTokensOptions
-from llmcli.cli.messages import read_conversation
-from llmcli.cli.options import ModelOptions, PromptOptions
-from llmcli.cli.prompts import parse_ids, read_prompt, stdin_is_given
-from llmcli.cli.template import TemplateOptions, template_variables
 from llmcli.commands.attention.options import HeadOptions, ViewOptions
 from llmcli.commands.attention.prompt import again
 from llmcli.commands.generate.batch import read_batch
 from llmcli.errors import UsageError
+from llmcli.shell import prompts
+from llmcli.shell.exits import tell
+from llmcli.shell.looking import NewTokensOptions
+from llmcli.shell.messages import read_conversation
+from llmcli.shell.options import ModelOptions, PromptOptions
+from llmcli.shell.prompts import parse_ids, read_prompt, stdin_is_given
+from llmcli.shell.template import TemplateOptions, template_variables
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_long_text_needs_little_memory(cli, folder, monkeypatch, argv):
     held, count = [], 50_000
     monkeypatch.setattr("llmcli.commands.score.measure._window", predicted)
     monkeypatch.setattr("llmcli.commands.score.command.measure_score", counted)
-    monkeypatch.setattr("llmcli.cli.streams.write", lambda text, flush=True: None)
+    monkeypatch.setattr("llmcli.shell.streams.write", lambda text, flush=True: None)
     (folder / "long.txt").write_text("ab cd" * (count // 5))
     base = ("score", "-m", str(folder), *argv)
     assert cli(*base, "warm").code == 0

@@ -16,7 +16,7 @@ import children
 import pytest
 from covers import few
 
-from llmcli.cli.streams import spelled, tolerate
+from llmcli.shell.streams import spelled, tolerate
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = ("--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")

@@ -16,21 +16,21 @@ import pytest
 from cli_tiny import write_tiny
 from safetensors.numpy import load_file, save_file
 
-import llmcli.cli.files
 import llmcli.commands.timing.measure.phase
 import llmcli.commands.timing.measure.report
 import llmcli.loading.load
 import llmcli.observe.ceilings
+import llmcli.shell.files
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import step_bytes
 from llmcli.checkpoints import open_checkpoint
-from llmcli.cli.prompts import LOOKED_AT, Prompt
 from llmcli.commands.timing.before import base_bytes, prompt_tokens
 from llmcli.commands.timing.command import TimingOptions
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.run import Job
 from llmcli.errors import UsageError
 from llmcli.families import translate
+from llmcli.shell.prompts import LOOKED_AT, Prompt
 
 TEXT = "abcabcab"
 LAYERS = 2
@@ -294,7 +294,7 @@ def test_a_trace_takes_the_place_of_the_last_one(timing, tmp_path, monkeypatch, 
     file.write_text("old")
     assert timing(TEXT, "--trace", str(file), "-n", "249").code == 2
     with monkeypatch.context() as patch:
-        patch.setattr(llmcli.cli.files, "FILE_CAP", 1000)
+        patch.setattr(llmcli.shell.files, "FILE_CAP", 1000)
         result = timing(TEXT, "--trace", str(file))
         assert result.code == 2
         hint = "write fewer tokens with --max-tokens, or add --force"

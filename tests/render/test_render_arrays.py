@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import load as load_safetensors
 from safetensors.torch import load as load_torch
 
-from llmcli.cli.files import whole_file
+from llmcli.shell.files import whole_file
 from llmcli.ui.arrays import ArrayPlan, array_file_size, array_writer
 
 METADATA = {"schema": "llmcli.attention/1", "tokens": '["é", "\\n", "😀"]'}

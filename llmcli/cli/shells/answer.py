@@ -126,7 +126,7 @@ def _model_of(line: Sequence[str]) -> str | None:
 
 def _configured(command: str) -> str | None:
     """`model` of the configuration file, of the command's own table or of all."""
-    from llmcli.cli.configuration.file import place
+    from llmcli.shell.configuration.file import place
 
     path, _ = place()
     if path is None or not path.is_file():
@@ -218,7 +218,7 @@ def _read(path: Path | None) -> Tensors:
 
 def _keep(place: Path, found: Tensors) -> None:
     """Writes a file of names, whole or not at all, and removes the oldest of too many."""
-    from llmcli.cli.files import whole_file
+    from llmcli.shell.files import whole_file
 
     place.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(str(place)) as file:

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmcli.cli.files import check_export
-from llmcli.cli.looking import NewTokensOptions
-from llmcli.cli.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of, load_model
-from llmcli.cli.template import TemplateOptions
 from llmcli.commands.attention import states
 from llmcli.commands.attention.exports import OnMatrix, exporting
 from llmcli.commands.attention.options import (
@@ -25,6 +18,13 @@ from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
+from llmcli.shell.files import check_export
+from llmcli.shell.looking import NewTokensOptions
+from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.config import ModelConfig

@@ -13,15 +13,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from llmcli.anatomy.graph import graph
-from llmcli.cli.files import FILE_CAP, check_size, kind_of_file, page_to_open, whole_file
-from llmcli.cli.looking import token_texts
-from llmcli.cli.output import ExportFile, write_document, write_file
 from llmcli.commands.attention.options import ViewOptions
 from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
 from llmcli.errors import UsageError
 from llmcli.reports.matrix import What
 from llmcli.reports.numbers import spans
+from llmcli.shell.files import FILE_CAP, check_size, kind_of_file, page_to_open, whole_file
+from llmcli.shell.looking import token_texts
+from llmcli.shell.output import ExportFile, write_document, write_file
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from llmcli.cli.looking import InChat, Shown
 from llmcli.commands.attention.command import measured
 from llmcli.commands.attention.options import HeadOptions, ViewOptions, request_of
+from llmcli.shell.looking import InChat, Shown
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:

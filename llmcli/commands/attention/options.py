@@ -12,8 +12,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.anatomy.graph import graph
-from llmcli.cli.looking import check_span, parse_numbers, parse_span
-from llmcli.cli.params import opt
 from llmcli.commands.attention.report.request import (
     AttentionRequest,
     computed,
@@ -24,6 +22,8 @@ from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
 from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, Metric
 from llmcli.reports.numbers import spans
+from llmcli.shell.looking import check_span, parse_numbers, parse_span
+from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
     from llmcli.config import ModelConfig

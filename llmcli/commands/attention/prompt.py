@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from llmcli.cli.looking import NewTokensOptions, encode_look, room_for
-from llmcli.cli.options import ModelOptions, PromptOptions
-from llmcli.cli.prompts import LOOKED_AT, Prompt, looked_at
-from llmcli.cli.template import TemplateOptions
 from llmcli.commands.attention.options import HeadOptions
 from llmcli.errors import PromptTooLong, UsageError
+from llmcli.shell.looking import NewTokensOptions, encode_look, room_for
+from llmcli.shell.options import ModelOptions, PromptOptions
+from llmcli.shell.prompts import LOOKED_AT, Prompt, looked_at
+from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
-    from llmcli.cli.output import Output
     from llmcli.commands.attention.view.screen import Calls
     from llmcli.model import Model
+    from llmcli.shell.output import Output
 
 LONG = 40  # characters of a text that is repeated; a longer one stands as its name
 

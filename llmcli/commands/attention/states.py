@@ -6,17 +6,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.anatomy.graph import graph
-from llmcli.cli.files import check_export
-from llmcli.cli.looking import parse_numbers
-from llmcli.cli.output import ExportFile, Output
-from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of, load_model
 from llmcli.commands.attention.options import HeadOptions, ViewOptions
 from llmcli.commands.attention.prompt import Reading
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
 from llmcli.observe.environment import environment
 from llmcli.reports.numbers import spans
+from llmcli.shell.files import check_export
+from llmcli.shell.looking import parse_numbers
+from llmcli.shell.output import ExportFile, Output
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import kernels_of, load_model
 
 if TYPE_CHECKING:
     from llmcli.commands.attention.report.states import StatesReport

@@ -8,11 +8,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from llmcli.cli.exits import SIGNALS
-from llmcli.cli.options import ModelOptions
-from llmcli.cli.output import Output
-from llmcli.cli.progress import Progress
-from llmcli.cli.running import need_directory
 from llmcli.commands.bench.options import (
     BenchOutput,
     OurOptions,
@@ -22,6 +17,11 @@ from llmcli.commands.bench.options import (
 )
 from llmcli.commands.bench.request import bench_request, model_names
 from llmcli.errors import UsageError
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.options import ModelOptions
+from llmcli.shell.output import Output
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import need_directory
 
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.results import BenchRequest, BenchRow

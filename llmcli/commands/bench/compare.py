@@ -7,12 +7,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import arg, opt
-from llmcli.cli.prompts import read_bytes, refuse_wide, stdin_bytes
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.observe.environment import environment
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import arg, opt
+from llmcli.shell.prompts import read_bytes, refuse_wide, stdin_bytes
 
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.comparison import ComparisonReport, LoneTest, Results

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import llmcli
-from llmcli.cli.exits import SIGNALS
-from llmcli.cli.output import Output
-from llmcli.cli.running import kernels_of
 from llmcli.commands.bench.report.fields import Bencher
 from llmcli.commands.bench.report.results import BenchReport, BenchRequest
 from llmcli.commands.bench.view.formats import row_object
@@ -20,6 +17,9 @@ from llmcli.observe.environment import environment
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import checks_document
 from llmcli.reports.numbers import counted
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.output import Output
+from llmcli.shell.running import kernels_of
 
 _SECONDS = 5
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from llmcli.cli.options import MODEL, OUTPUT, OutputOptions
-from llmcli.cli.params import opt
+from llmcli.shell.options import MODEL, OUTPUT, OutputOptions
+from llmcli.shell.params import opt
 
 TESTS, SWEPT, RUNS = "Tests", "Swept (lists as for tests)", "Runs"
 OURS = "Beyond llama-bench"

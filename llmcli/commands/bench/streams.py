@@ -6,11 +6,11 @@ import sys
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from llmcli.cli.output import Output
-from llmcli.cli.progress import PATIENCE_S
-from llmcli.cli.streams import erase_line
 from llmcli.commands.bench.options import RunOptions
 from llmcli.commands.bench.report.results import BenchRequest, BenchRow
+from llmcli.shell.output import Output
+from llmcli.shell.progress import PATIENCE_S
+from llmcli.shell.streams import erase_line
 from llmcli.ui.stats import duration
 from llmcli.ui.theme import one_line
 

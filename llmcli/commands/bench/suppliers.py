@@ -7,14 +7,14 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.exits import SIGNALS
-from llmcli.cli.headers import opened_headers
-from llmcli.cli.options import ModelOptions
-from llmcli.cli.output import Output
 from llmcli.commands.bench.report.results import BenchRequest, EngineInfo, Settings
 from llmcli.commands.bench.streams import Status
 from llmcli.errors import LlmcliError
 from llmcli.loading.arithmetic import quantize_without_effect
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.headers import opened_headers
+from llmcli.shell.options import ModelOptions
+from llmcli.shell.output import Output
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint

@@ -9,19 +9,19 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.exits import SIGNALS, Terminated
-from llmcli.cli.options import TOKEN_LIMIT
-from llmcli.cli.output import Output, write_document
-from llmcli.cli.params import Range
-from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of
-from llmcli.cli.sampling import RANGES, engine_sampling, valid
-from llmcli.cli.transcript import Transcript, body, read_transcript, real_path, state_of
-from llmcli.cli.variables import check_name
 from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
 from llmcli.observe.environment import environment
 from llmcli.reports.numbers import counted
+from llmcli.shell.exits import SIGNALS, Terminated
+from llmcli.shell.options import TOKEN_LIMIT
+from llmcli.shell.output import Output, write_document
+from llmcli.shell.params import Range
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import kernels_of
+from llmcli.shell.sampling import RANGES, engine_sampling, valid
+from llmcli.shell.transcript import Transcript, body, read_transcript, real_path, state_of
+from llmcli.shell.variables import check_name
 from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.theme import FAINT, one_line
 

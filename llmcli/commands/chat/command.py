@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from llmcli.cli.configuration.values import names_from_file
-from llmcli.cli.drafting import DraftOptions
-from llmcli.cli.exits import SIGNALS, Stopped, tell
-from llmcli.cli.keys import KEYS
-from llmcli.cli.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import opt
-from llmcli.cli.prompts import joined_text, text_argument
-from llmcli.cli.running import load_model
-from llmcli.cli.sampling import SamplingOptions, resolve
-from llmcli.cli.template import System, Variables, template_variables
-from llmcli.cli.transcript import check_replaceable, real_path, state_of
-from llmcli.cli.variables import check_name
 from llmcli.commands.chat.chat import Chat, Settings
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.commands.chat.slash import COMMANDS, Draft, Exit, completions, dispatch, recall
 from llmcli.commands.chat.typed import Lines, lines_of, with_files
 from llmcli.errors import CheckpointError, LlmcliError, UsageError, as_out_of_memory
 from llmcli.reports.numbers import counted
+from llmcli.shell.configuration.values import names_from_file
+from llmcli.shell.drafting import DraftOptions
+from llmcli.shell.exits import SIGNALS, Stopped, tell
+from llmcli.shell.keys import KEYS
+from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import opt
+from llmcli.shell.prompts import joined_text, text_argument
+from llmcli.shell.running import load_model
+from llmcli.shell.sampling import SamplingOptions, resolve
+from llmcli.shell.template import System, Variables, template_variables
+from llmcli.shell.transcript import check_replaceable, real_path, state_of
+from llmcli.shell.variables import check_name
 
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation

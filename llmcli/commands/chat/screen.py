@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from llmcli.cli.output import Output, make_console
 from llmcli.reports.numbers import counted
+from llmcli.shell.output import Output, make_console
 from llmcli.text.segments import gap
 from llmcli.ui.theme import FAINT, printable
 

@@ -10,16 +10,16 @@ from importlib import import_module
 from textwrap import wrap
 from typing import TYPE_CHECKING, get_args
 
-from llmcli.cli.exits import SIGNALS
-from llmcli.cli.looking import IN_CHAT, InChat, Shown
-from llmcli.cli.output import EXPLAIN, require
-from llmcli.cli.transcript import check_replaceable
-from llmcli.cli.variables import value_of
-from llmcli.cli.wrap import wrapped
 from llmcli.commands.chat.chat import NAMES, Chat
 from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
 from llmcli.errors import UsageError
 from llmcli.reports.numbers import counted
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.looking import IN_CHAT, InChat, Shown
+from llmcli.shell.output import EXPLAIN, require
+from llmcli.shell.transcript import check_replaceable
+from llmcli.shell.variables import value_of
+from llmcli.shell.wrap import wrapped
 from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:

@@ -10,16 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.names import Names, known
-from llmcli.cli.encoding import Encoded
-from llmcli.cli.files import check_size, kind_of_file, whole_file, written
-from llmcli.cli.looking import NewTokensOptions, encode_look, token_texts
-from llmcli.cli.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import opt
-from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import LOOKED_AT, looked_at
-from llmcli.cli.running import kernels_of, load_model
-from llmcli.cli.template import TemplateOptions
 from llmcli.commands.dump.report import DumpReport
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckFailed, NotFinite, UsageError
@@ -27,6 +17,16 @@ from llmcli.families.sources import sources
 from llmcli.observe.environment import environment
 from llmcli.reports.checks import checks_document
 from llmcli.reports.numbers import counted
+from llmcli.shell.encoding import Encoded
+from llmcli.shell.files import check_size, kind_of_file, whole_file, written
+from llmcli.shell.looking import NewTokensOptions, encode_look, token_texts
+from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import opt
+from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import LOOKED_AT, looked_at
+from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.model import Model

@@ -6,14 +6,11 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES, WITHIN_QUOTA
-from llmcli.cli.configuration.file import place, read
-from llmcli.cli.configuration.values import VARIABLES, examined, names_from_file
-from llmcli.cli.options import ModelOptions, PagedOutputOptions
-from llmcli.cli.output import Output
 from llmcli.commands.env.report import (
     ConfigurationProblem,
     ConfigurationReport,
@@ -25,6 +22,10 @@ from llmcli.errors import UsageError
 from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
 from llmcli.observe.environment import environment
+from llmcli.shell.configuration.file import place, read
+from llmcli.shell.configuration.values import VARIABLES, examined, names_from_file, root_of
+from llmcli.shell.options import ModelOptions, PagedOutputOptions
+from llmcli.shell.output import Output
 
 TOLERANT = True  # of a configuration file that is wrong: it is reported
 
@@ -40,7 +41,7 @@ def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context)
 
     out = Output("env", output)
     model.check()
-    configuration = _configuration()
+    configuration = _configuration(root_of(ctx))
     found = settings(model, os.environ, names_from_file(ctx), configuration)
     threads = next(str(setting.value) for setting in found if setting.name == "threads")
     machine = environment()
@@ -61,12 +62,12 @@ def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context)
     )
 
 
-def _configuration() -> ConfigurationReport:
-    """The configuration file, all of it checked."""
+def _configuration(root: Any) -> ConfigurationReport:
+    """The configuration file, all of it checked for the commands of `root`."""
     path = place()[0]
     try:
-        file = read()
-        keys, wrong = examined(file)
+        file = read(root.configured)
+        keys, wrong = examined(file, root)
     except UsageError as error:
         keys, wrong = [], [error]
     return ConfigurationReport(

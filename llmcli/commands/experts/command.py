@@ -8,8 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.graph import graph
-from llmcli.cli.files import check_export, check_size, kind_of_file, page_to_open
-from llmcli.cli.looking import (
+from llmcli.commands.experts.report import ExpertsReport
+from llmcli.errors import UsageError
+from llmcli.graph.routing import Choose
+from llmcli.observe.environment import environment
+from llmcli.reports.numbers import counted, spans
+from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_open
+from llmcli.shell.looking import (
     NewTokensOptions,
     check_span,
     encode_look,
@@ -17,18 +22,13 @@ from llmcli.cli.looking import (
     parse_numbers,
     parse_span,
 )
-from llmcli.cli.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.cli.output import ExportFile, Output
-from llmcli.cli.params import opt
-from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import looked_at
-from llmcli.cli.running import kernels_of, load_model
-from llmcli.cli.template import TemplateOptions
-from llmcli.commands.experts.report import ExpertsReport
-from llmcli.errors import UsageError
-from llmcli.graph.routing import Choose
-from llmcli.observe.environment import environment
-from llmcli.reports.numbers import counted, spans
+from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.shell.output import ExportFile, Output
+from llmcli.shell.params import opt
+from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import looked_at
+from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.config import ModelConfig

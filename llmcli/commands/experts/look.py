@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmcli.cli.looking import InChat, Shown
 from llmcli.commands.experts.command import ExpertsOptions, experts_report
+from llmcli.shell.looking import InChat, Shown
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.indexed import Wanted, parse
-from llmcli.cli.encoding import check_fits, encode
-from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import LARGEST, arg, opt
-from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import BUILTIN, Prompt, prompt_or_builtin
-from llmcli.cli.running import kernels_of, load_model
-from llmcli.cli.template import ChatOptions
 from llmcli.commands.explain.report import Explanation
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.observe.environment import environment
+from llmcli.shell.encoding import check_fits, encode
+from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import LARGEST, arg, opt
+from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_builtin
+from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.model import Model

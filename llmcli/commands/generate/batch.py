@@ -6,10 +6,10 @@ import json
 import sys
 from typing import Any
 
-from llmcli.cli.messages import read_conversation
-from llmcli.cli.prompts import Prompt, read_stdin, read_text
-from llmcli.cli.variables import check_value
 from llmcli.errors import UsageError
+from llmcli.shell.messages import read_conversation
+from llmcli.shell.prompts import Prompt, read_stdin, read_text
+from llmcli.shell.variables import check_value
 
 _HINT = 'a line is "text", {"prompt": "text"}, {"ids": [1, 2, 3]} or {"messages": […]}'
 

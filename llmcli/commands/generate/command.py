@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from llmcli.cli.configuration.values import names_from_file
-from llmcli.cli.drafting import DraftOptions
-from llmcli.cli.encoding import Encoded, check_fits, encode
-from llmcli.cli.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import opt
-from llmcli.cli.prompts import read_prompt, text_argument
-from llmcli.cli.running import load_model
-from llmcli.cli.sampling import SamplingOptions, resolve
-from llmcli.cli.template import ChatOptions
 from llmcli.commands.generate.batch import read_batch
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.run import Level, Presentation
 from llmcli.errors import UsageError
+from llmcli.shell.configuration.values import names_from_file
+from llmcli.shell.drafting import DraftOptions
+from llmcli.shell.encoding import Encoded, check_fits, encode
+from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import opt
+from llmcli.shell.prompts import read_prompt, text_argument
+from llmcli.shell.running import load_model
+from llmcli.shell.sampling import SamplingOptions, resolve
+from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.engine.sampling import Sampling

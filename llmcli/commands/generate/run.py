@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmcli.cli.encoding import Encoded
-from llmcli.cli.exits import SIGNALS, Stopped
-from llmcli.cli.output import Output
-from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of
-from llmcli.cli.sampling import Resolved
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.writers import Collector, TextWriter, TokenWriter, Writer
 from llmcli.errors import LlmcliError
 from llmcli.observe.environment import environment
 from llmcli.reports.text import Generated
+from llmcli.shell.encoding import Encoded
+from llmcli.shell.exits import SIGNALS, Stopped
+from llmcli.shell.output import Output
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import kernels_of
+from llmcli.shell.sampling import Resolved
 from llmcli.text.markers import Markers
 from llmcli.text.segments import AnswerParts
 

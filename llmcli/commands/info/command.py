@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.cli.headers import chosen_devices, opened_headers
-from llmcli.cli.options import ModelOptions, ViewOutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import LARGEST, opt
-from llmcli.cli.running import note_quantize, note_tensors
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.info import NO_FORMATS, Device
+from llmcli.shell.headers import chosen_devices, opened_headers
+from llmcli.shell.options import ModelOptions, ViewOutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import LARGEST, opt
+from llmcli.shell.running import note_quantize, note_tensors
 
 if TYPE_CHECKING:
     from llmcli.commands.info.report import InfoReport, ModelFacts

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.cli.encoding import encode
-from llmcli.cli.exits import Stopped
-from llmcli.cli.files import check_target, kind_of_file
-from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions, PagedOutputOptions
-from llmcli.cli.output import Output, dumps, write_file
-from llmcli.cli.params import opt
-from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
-from llmcli.cli.running import kernels_of, load_model
-from llmcli.cli.template import ChatOptions
 from llmcli.commands.ladder.report import LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
+from llmcli.shell.encoding import encode
+from llmcli.shell.exits import Stopped
+from llmcli.shell.files import check_target, kind_of_file
+from llmcli.shell.options import GivenPromptOptions, ModelOptions, OutputOptions, PagedOutputOptions
+from llmcli.shell.output import Output, dumps, write_file
+from llmcli.shell.params import opt
+from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import BUILTIN, prompt_or_builtin
+from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.model import Model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from shutil import get_terminal_size
 from typing import Any
 
-from llmcli.cli.looking import InChat, Shown
 from llmcli.commands.lens.command import LensOptions, lens_report
+from llmcli.shell.looking import InChat, Shown
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:

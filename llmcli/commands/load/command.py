@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.anatomy.missing import near_ends
 from llmcli.checkpoints.names import parse
-from llmcli.cli.exits import SIGNALS
-from llmcli.cli.options import ModelOptions, ViewOutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import opt
-from llmcli.cli.progress import Progress
-from llmcli.cli.running import kernels_of, need_directory, note_quantize, note_tensors
 from llmcli.commands.load.report import OUTLIERS, LedgerLine, LoadReport
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.observe.environment import environment
 from llmcli.reports.checks import checks_document
 from llmcli.reports.info import NO_FORMATS
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.options import ModelOptions, ViewOutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import opt
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import kernels_of, need_directory, note_quantize, note_tensors
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint

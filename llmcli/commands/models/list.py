@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from llmcli.cli.options import PagedOutputOptions
-from llmcli.cli.output import Output
 from llmcli.observe.environment import environment
 from llmcli.reports.models import ModelsReport
+from llmcli.shell.options import PagedOutputOptions
+from llmcli.shell.output import Output
 
 EPILOG = """
 Examples:

@@ -9,12 +9,12 @@ from pathlib import Path
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import typed
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import arg
 from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError
 from llmcli.observe.environment import environment
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import arg
 from llmcli.ui.theme import encodable
 
 EPILOG = """

@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import opt
 from llmcli.commands.models.rm import REMOVAL, RemovingOptions, run_removal
 from llmcli.errors import UsageError
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
     from llmcli.checkpoints.cache.removal import Piece

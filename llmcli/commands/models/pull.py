@@ -14,14 +14,14 @@ from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import HubId, hub_name, parse
-from llmcli.cli.exits import SIGNALS, tell
-from llmcli.cli.options import MODEL, OutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import arg, opt
-from llmcli.cli.progress import Progress
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.models import PulledModel
+from llmcli.shell.exits import SIGNALS, tell
+from llmcli.shell.options import MODEL, OutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import arg, opt
+from llmcli.shell.progress import Progress
 
 EPILOG = """
 Examples:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import arg, opt
 from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.models import RemovalReport
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import arg, opt
 
 if TYPE_CHECKING:
     from llmcli.checkpoints.cache.removal import Piece

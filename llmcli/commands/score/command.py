@@ -6,18 +6,18 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.cli.encoding import pieces
-from llmcli.cli.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import opt
-from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import Prompt, check_ids, looked_at, need_tokenizer, read_prompt
-from llmcli.cli.running import kernels_of, load_model, require_supported
-from llmcli.cli.template import ChatOptions
 from llmcli.commands.score.measure import compare, measure_score
 from llmcli.commands.score.report import Score, ScoredToken
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
+from llmcli.shell.encoding import pieces
+from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import opt
+from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import Prompt, check_ids, looked_at, need_tokenizer, read_prompt
+from llmcli.shell.running import kernels_of, load_model, require_supported
+from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.model import Model

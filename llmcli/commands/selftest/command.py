@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llmcli.cli.files import kind_of_file
-from llmcli.cli.options import ViewOutputOptions
-from llmcli.cli.output import ExportFile, Output
-from llmcli.cli.params import opt
-from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import read_bytes
 from llmcli.commands.selftest.report import Receipt, SelftestReport
 from llmcli.errors import UsageError
 from llmcli.observe.environment import environment
+from llmcli.shell.files import kind_of_file
+from llmcli.shell.options import ViewOutputOptions
+from llmcli.shell.output import ExportFile, Output
+from llmcli.shell.params import opt
+from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import read_bytes
 
 EPILOG = """
 Small models of every kind are computed in float64, float32 and bfloat16 and compared with the

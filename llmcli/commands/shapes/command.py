@@ -8,28 +8,28 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from llmcli.cli.encoding import check_fits, encode
-from llmcli.cli.headers import chosen_devices, opened_headers
-from llmcli.cli.looking import parse_numbers, token_texts
-from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import LARGEST, Without, opt
-from llmcli.cli.prompts import note_model_name, read_prompt
-from llmcli.cli.running import note_quantize
-from llmcli.cli.template import ChatOptions
 from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.info import NO_FORMATS
+from llmcli.shell.encoding import check_fits, encode
+from llmcli.shell.headers import chosen_devices, opened_headers
+from llmcli.shell.looking import parse_numbers, token_texts
+from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import LARGEST, Without, opt
+from llmcli.shell.prompts import note_model_name, read_prompt
+from llmcli.shell.running import note_quantize
+from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
-    from llmcli.cli.prompts import Prompt
     from llmcli.commands.shapes.measure.tensors import ShapesRequest
     from llmcli.config import ModelConfig
     from llmcli.families import Rule
     from llmcli.graph.spec import Kind, Phase
+    from llmcli.shell.prompts import Prompt
 
 Tokens = tuple[tuple[int, str], ...]  # (id, text)
 TOKENS = 12  # of the prompt that shapes are written out for where none is given

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.work import step_bytes
-from llmcli.cli.options import ModelOptions
-from llmcli.cli.output import Output
-from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import Prompt
+from llmcli.shell.options import ModelOptions
+from llmcli.shell.output import Output
+from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import Prompt
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint

@@ -8,17 +8,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.cli.encoding import encode
-from llmcli.cli.exits import SIGNALS
-from llmcli.cli.files import check_size, kind_of_file, whole_file, written
-from llmcli.cli.looking import room_for
-from llmcli.cli.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
-from llmcli.cli.output import Output, jsonable
-from llmcli.cli.params import opt
-from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import LOOKED_AT, Prompt, prompt_or_builtin
-from llmcli.cli.running import Loaded, kernels_of, load_model
-from llmcli.cli.template import ChatOptions
 from llmcli.commands.timing.before import Before, measuring
 from llmcli.commands.timing.report import (
     PHASES,
@@ -34,6 +23,17 @@ from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.observe.environment import environment
 from llmcli.reports.numbers import counted
 from llmcli.reports.work import PartWork
+from llmcli.shell.encoding import encode
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.files import check_size, kind_of_file, whole_file, written
+from llmcli.shell.looking import room_for
+from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
+from llmcli.shell.output import Output, jsonable
+from llmcli.shell.params import opt
+from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_builtin
+from llmcli.shell.running import Loaded, kernels_of, load_model
+from llmcli.shell.template import ChatOptions
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from llmcli.anatomy.work import step_bytes
-from llmcli.cli.looking import InChat, Shown
-from llmcli.cli.progress import Progress
 from llmcli.commands.timing.report import TimingRequest
+from llmcli.shell.looking import InChat, Shown
+from llmcli.shell.progress import Progress
 
 WRITTEN, PAIRS = 8, 3  # tokens that are generated, and pairs of runs
 

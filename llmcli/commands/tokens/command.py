@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from llmcli.cli.encoding import pieces
-from llmcli.cli.headers import opened_headers
-from llmcli.cli.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import opt
-from llmcli.cli.prompts import Prompt, check_ids, read_prompt
-from llmcli.cli.template import ChatOptions, TemplateOptions
 from llmcli.commands.tokens.report import TokensReport
 from llmcli.errors import CheckpointError
 from llmcli.observe.environment import environment
 from llmcli.reports.info import NO_FORMATS
+from llmcli.shell.encoding import pieces
+from llmcli.shell.headers import opened_headers
+from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import opt
+from llmcli.shell.prompts import Prompt, check_ids, read_prompt
+from llmcli.shell.template import ChatOptions, TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from llmcli.cli.keys import change_modes, modes_of
+from llmcli.shell.keys import change_modes, modes_of
 
 
 def pager_command(environ: Mapping[str, str]) -> list[str]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from llmcli.cli.options import OutputOptions
-from llmcli.cli.output import Output, make_console
-from llmcli.cli.params import arg, opt
 from llmcli.cli.topics import TOPICS, Topic, spellings, topic_of
 from llmcli.errors import UsageError
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output, make_console
+from llmcli.shell.params import arg, opt
 
 EPILOG = """
 Examples:
@@ -52,7 +52,7 @@ def command(requested: HelpOptions) -> None:
 def _explained(topic: Topic, out: Output) -> str:
     """A topic, with its tables, as wide as the terminal."""
     from llmcli.cli.group import width
-    from llmcli.commands.help.view import drawn
+    from llmcli.cli.help.view import drawn
 
     text = topic.text()
     if "<!-- table: " in text:

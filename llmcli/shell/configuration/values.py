@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from itertools import chain
 from typing import Any
 
 from llmcli import OPENMP_THREADS, WITHIN_QUOTA
-from llmcli.cli.configuration.file import ConfigurationFile, Key, place, read, refused
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.shell.configuration.file import ConfigurationFile, Key, place, read, refused
 
 # Environment variables that say the same as an option, and win over the file.
 VARIABLES: Mapping[str, tuple[str, ...]] = {
@@ -54,13 +54,13 @@ def defaults(ctx: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     `given`: the command line, by parameter. Raises UsageError that names file and key; not for
     a command that is `tolerant`.
     """
-    options = _by_key(ctx.command)
+    options, root = _by_key(ctx.command), root_of(ctx)
     general: dict[str, Any] = {}
     own: dict[str, Any] = {}
     try:
-        file = read()
+        file = read(root.configured)
         for key in file.keys(ctx.info_name):
-            if (value := _checked(file, key, ctx.info_name, options)) is not None:
+            if (value := _checked(file, key, ctx.info_name, options, root)) is not None:
                 (own if key.command else general)[options[key.name].name] = value
     except UsageError:
         if getattr(ctx.command, "tolerant", False):
@@ -70,22 +70,27 @@ def defaults(ctx: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return _without_weaker(general, given, own) | own
 
 
-def examined(file: ConfigurationFile) -> tuple[list[Key], list[UsageError]]:
+def examined(file: ConfigurationFile, root: Any) -> tuple[list[Key], list[UsageError]]:
     """The keys that are right for each command that they are meant for, and all that is wrong.
 
-    Imports every command.
+    Imports every command of `root`.
     """
     right: dict[str, Key] = {}
     wrong: dict[str, UsageError] = {}
-    for command in _commands():
-        options = _options_of(command)
+    for command in root.configured:
+        options = _options_of(root, command)
         for key in file.keys(command):
             try:
-                _checked(file, key, command, options)
+                _checked(file, key, command, options, root)
                 right[str(key)] = key
             except UsageError as error:
                 wrong.setdefault(str(key), error)
     return [key for label, key in right.items() if label not in wrong], list(wrong.values())
+
+
+def root_of(ctx: Any) -> Any:
+    """The command of all commands: `configured`, those that the file may have a table for."""
+    return ctx.find_root().command
 
 
 def from_file(ctx: Any, name: str) -> bool:
@@ -112,7 +117,7 @@ def name_file(error: LlmcliError, ctx: Any) -> None:
 
 
 def _checked(
-    file: ConfigurationFile, key: Key, command: str, options: Mapping[str, Any]
+    file: ConfigurationFile, key: Key, command: str, options: Mapping[str, Any], root: Any
 ) -> Any | None:
     """The value of a key for a command; None for a key that is meant for others. UsageError."""
     option = options.get(key.name)
@@ -124,7 +129,9 @@ def _checked(
             raise refused(file.path, error.message + whose, hint=error.hint) from None
     known: list[str] = []
     instead = ""
-    elsewhere = () if key.command else (_options_of(c) for c in _commands() if c != command)
+    elsewhere = (
+        () if key.command else (_options_of(root, c) for c in root.configured if c != command)
+    )
     for each in chain([options], elsewhere):
         known += [name for name, option in each.items() if settable(option)]
         if key.name in known:
@@ -178,18 +185,10 @@ def _by_key(command: Any) -> dict[str, Any]:
     return {_key(option): option for option in options}
 
 
-def _commands() -> Iterable[str]:
-    from llmcli.cli.tree import ENTRIES, NESTED
-
-    return (*ENTRIES, *NESTED)
-
-
 @cache
-def _options_of(command: str) -> Mapping[str, Any]:
+def _options_of(root: Any, command: str) -> Mapping[str, Any]:
     """The options by key of any command, which is imported for that."""
-    from llmcli.cli.tree import root
-
-    return _by_key(root().get_command(None, command))
+    return _by_key(root.get_command(None, command))
 
 
 def _without_weaker(values: Mapping[str, Any], *stronger: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.variables import check_value, checked_variables
 from llmcli.errors import UsageError
+from llmcli.shell.variables import check_value, checked_variables
 
 if TYPE_CHECKING:
-    from llmcli.cli.transcript import Transcript
+    from llmcli.shell.transcript import Transcript
 
 SCHEMA = "llmcli.chat/1"  # of what `llmcli chat` saves
 HINT = 'a conversation is {"messages": [{"role": "user", "content": "text"}]}, with "variables"'
@@ -78,7 +78,7 @@ def read_conversation(value: Mapping[str, Any], where: str) -> GivenConversation
 
 
 def _transcript(value: Mapping[str, Any], where: str) -> GivenConversation:
-    from llmcli.cli.transcript import transcript_of
+    from llmcli.shell.transcript import transcript_of
 
     found = transcript_of(value, where)
     if not found.messages:

@@ -10,9 +10,9 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from llmcli.cli.params import Range, arg, opt
 from llmcli.errors import UsageError
 from llmcli.kernels import native
+from llmcli.shell.params import Range, arg, opt
 
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
 TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is full

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from llmcli.cli.messages import GivenConversation
-from llmcli.cli.options import PROMPT
-from llmcli.cli.params import opt
-from llmcli.cli.prompts import Prompt, text_argument
-from llmcli.cli.variables import check_name, check_variable, value_of
 from llmcli.errors import UsageError
+from llmcli.shell.messages import GivenConversation
+from llmcli.shell.options import PROMPT
+from llmcli.shell.params import opt
+from llmcli.shell.prompts import Prompt, text_argument
+from llmcli.shell.variables import check_name, check_variable, value_of
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer

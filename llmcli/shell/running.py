@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.anatomy.arithmetic import WIDE
 from llmcli.checkpoints.files import listed, shown
-from llmcli.cli.exits import SIGNALS
-from llmcli.cli.options import ModelOptions
-from llmcli.cli.output import Output
-from llmcli.cli.progress import Progress
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
 from llmcli.loading.ahead import Ahead, start
@@ -22,6 +18,10 @@ from llmcli.observe.memory import cpu, machine_devices
 from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.reports.numbers import counted
 from llmcli.reports.text import PhasePeak
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.options import ModelOptions
+from llmcli.shell.output import Output
+from llmcli.shell.progress import Progress
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint

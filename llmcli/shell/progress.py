@@ -11,8 +11,8 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmcli.cli.output import Output, make_console
-from llmcli.cli.streams import erase_line
+from llmcli.shell.output import Output, make_console
+from llmcli.shell.streams import erase_line
 from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from llmcli.cli.files import OTHER_PLACE, check_place
-from llmcli.cli.messages import SCHEMA, is_conversation, read_conversation
-from llmcli.cli.options import TOKEN_LIMIT
-from llmcli.cli.prompts import read_bytes
-from llmcli.cli.sampling import RANGES, valid
-from llmcli.cli.variables import check_value, checked_variables
 from llmcli.errors import UsageError, WriteFailed
+from llmcli.shell.files import OTHER_PLACE, check_place
+from llmcli.shell.messages import SCHEMA, is_conversation, read_conversation
+from llmcli.shell.options import TOKEN_LIMIT
+from llmcli.shell.prompts import read_bytes
+from llmcli.shell.sampling import RANGES, valid
+from llmcli.shell.variables import check_value, checked_variables
 
 if TYPE_CHECKING:
     from llmcli.engine.messages import Message

@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 from typer.core import TyperArgument, TyperOption
 
-from llmcli.cli.configuration.values import defaults, from_file, settable
 from llmcli.errors import UsageError
+from llmcli.shell.configuration.values import defaults, from_file, settable
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from llmcli.cli.options import MODEL, ModelOptions
-from llmcli.cli.output import Output
-from llmcli.cli.params import opt
-from llmcli.cli.running import load_model
+from llmcli.shell.options import MODEL, ModelOptions
+from llmcli.shell.output import Output
+from llmcli.shell.params import opt
+from llmcli.shell.running import load_model
 
 if TYPE_CHECKING:
     from llmcli.engine.speculation import Speculation

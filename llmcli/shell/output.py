@@ -16,15 +16,15 @@ from pathlib import PurePath
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from llmcli.cli import streams
-from llmcli.cli.exits import tell
-from llmcli.cli.files import open_file, whole_file, written
-from llmcli.cli.options import OutputOptions, PagedOutputOptions, ViewOutputOptions
-from llmcli.cli.pager import fits, page
-from llmcli.cli.streams import STDOUT, begin_line, give_up
-from llmcli.cli.wrap import columns, pipe_columns
 from llmcli.errors import CheckFailed
 from llmcli.reports.checks import ViewCheck, checks_document
+from llmcli.shell import streams
+from llmcli.shell.exits import tell
+from llmcli.shell.files import open_file, whole_file, written
+from llmcli.shell.options import OutputOptions, PagedOutputOptions, ViewOutputOptions
+from llmcli.shell.pager import fits, page
+from llmcli.shell.streams import STDOUT, begin_line, give_up
+from llmcli.shell.wrap import columns, pipe_columns
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from textwrap import shorten
 from threading import Timer
 from typing import TYPE_CHECKING, TextIO
 
-from llmcli.cli.exits import tell
-from llmcli.cli.messages import GivenConversation, is_conversation, read_conversation
-from llmcli.cli.options import GivenPromptOptions, PromptOptions
 from llmcli.errors import CheckpointError, UsageError
+from llmcli.shell.exits import tell
+from llmcli.shell.messages import GivenConversation, is_conversation, read_conversation
+from llmcli.shell.options import GivenPromptOptions, PromptOptions
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer

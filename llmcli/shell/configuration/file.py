@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -64,8 +64,11 @@ def place() -> tuple[Path | None, str]:
     return path, "XDG_CONFIG_HOME" if os.environ.get("XDG_CONFIG_HOME") else ""
 
 
-def read() -> ConfigurationFile:
-    """The file, its keys not checked yet. Raises UsageError for what is no such file."""
+def read(commands: Sequence[str]) -> ConfigurationFile:
+    """The file, with tables for those commands; its keys are not checked yet.
+
+    Raises UsageError for what is no such file.
+    """
     path, variable = place()
     data = None if path is None else _bytes(path, named=variable == VARIABLE)
     if path is None or data is None:
@@ -81,7 +84,7 @@ def read() -> ConfigurationFile:
     except ValueError as error:  # of tomllib, or a number of more digits than Python converts
         text = str(error)
         raise refused(path, f"it is not TOML: {text[:1].lower()}{text[1:]}") from None
-    return ConfigurationFile(path, _keys(path, document))
+    return ConfigurationFile(path, _keys(path, document, commands))
 
 
 def refused(path: Path | None, message: str, *, hint: str | None = None) -> UsageError:
@@ -110,10 +113,10 @@ def _bytes(path: Path, *, named: bool) -> bytes | None:
     return data
 
 
-def _keys(path: Path, document: Mapping[str, Any]) -> tuple[Key, ...]:
+def _keys(
+    path: Path, document: Mapping[str, Any], commands: Sequence[str]
+) -> tuple[Key, ...]:
     """The keys of all tables. Raises UsageError for tables of no command, and for twins."""
-    from llmcli.cli.tree import ENTRIES, NESTED
-
     keys: dict[tuple[str, str], Key] = {}
     pending = [("", document)]
     while pending:
@@ -121,10 +124,10 @@ def _keys(path: Path, document: Mapping[str, Any]) -> tuple[Key, ...]:
         for typed, value in table.items():
             key = Key(command, typed, value)
             inner = f"{command} {typed}".strip()
-            if isinstance(value, dict) and (inner in ENTRIES or inner in NESTED):
+            if isinstance(value, dict) and inner in commands:
                 pending.append((inner, value))
             elif isinstance(value, dict) and not command:
-                near = get_close_matches(typed, ENTRIES, 1)
+                near = get_close_matches(typed, [one for one in commands if " " not in one], 1)
                 hint = f"did you mean `[{near[0]}]`?" if near else "see `llmcli --help`"
                 raise refused(path, f"there is no command `{typed}`", hint=hint)
             elif (twin := keys.setdefault((command, key.name), key)) is not key:

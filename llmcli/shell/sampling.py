@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmcli.cli.params import Range, opt
 from llmcli.errors import UsageError
+from llmcli.shell.params import Range, opt
 
 if TYPE_CHECKING:
     from llmcli.engine.sampling import Sampling

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from llmcli.cli.encoding import Encoded, check_fits, encode
-from llmcli.cli.options import PROMPT, ModelOptions
-from llmcli.cli.params import opt
-from llmcli.cli.prompts import Prompt
-from llmcli.cli.template import TemplateOptions
 from llmcli.errors import UsageError
 from llmcli.reports.checks import ViewCheck
+from llmcli.shell.encoding import Encoded, check_fits, encode
+from llmcli.shell.options import PROMPT, ModelOptions
+from llmcli.shell.params import opt
+from llmcli.shell.prompts import Prompt
+from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llmcli.cli.output import Output
     from llmcli.engine.sampling import Sampling
     from llmcli.model import Model
+    from llmcli.shell.output import Output
     from llmcli.text.interface import TextInterface
 
 # what `/look` of `chat` can show, and the options that it takes there; the command's `look.py`

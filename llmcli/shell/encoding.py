@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer
-from llmcli.cli.template import ChatOptions
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
+from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer
+from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.reports.text import TokenPiece

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from llmcli.cli.options import ModelOptions
-from llmcli.cli.output import Output
-from llmcli.cli.progress import Progress
-from llmcli.cli.running import open_checkpoint_of
 from llmcli.errors import UsageError
+from llmcli.shell.options import ModelOptions
+from llmcli.shell.output import Output
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import open_checkpoint_of
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint

@@ -16,9 +16,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from llmcli.cli.keys import KEYS
-from llmcli.cli.streams import STDOUT, begin_line, detach, erase_line, tolerate
-from llmcli.cli.wrap import columns, wrapped
 from llmcli.errors import (
     LlmcliError,
     UsageError,
@@ -27,6 +24,9 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
+from llmcli.shell.keys import KEYS
+from llmcli.shell.streams import STDOUT, begin_line, detach, erase_line, tolerate
+from llmcli.shell.wrap import columns, wrapped
 
 # what a write to stdout fails with that does not go through `streams.write`
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
@@ -222,10 +222,6 @@ def as_error(exception: BaseException) -> LlmcliError:
         return exception
     if isinstance(exception, KeyboardInterrupt):
         return Stopped(exception)
-    if hasattr(exception, "format_message"):
-        from llmcli.cli.usage import usage_error
-
-        return usage_error(exception)
     hint = "use a smaller model or --context-length; `llmcli info` says what fits here"
     if (found := as_out_of_memory(exception, hint=hint)) is not None:
         return found

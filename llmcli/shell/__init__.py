@@ -1,0 +1,1 @@
+"""What commands share: options, prompts, files, output, progress, and how a run ends."""
