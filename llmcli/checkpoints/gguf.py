@@ -199,7 +199,7 @@ def parse_gguf(
     for _ in range(keys):
         key = header.name("a metadata key")
         if key in metadata:
-            raise header.fail(f"the key `{shown(key)}` is there twice")
+            raise header.fail(f"the key `{shown(key)}` occurs twice")
         metadata[key] = header.value(key)
     return metadata, _tensors(header, count, _alignment(header, metadata))
 
@@ -245,7 +245,7 @@ def _tensors(header: _Header, count: int, alignment: int) -> dict[str, TensorInf
     for _ in range(count):
         name = header.name("a tensor's name")
         if name in entries:
-            raise header.fail(f"the tensor `{shown(name)}` is there twice")
+            raise header.fail(f"the tensor `{shown(name)}` occurs twice")
         entries[name] = _entry(header, name, alignment)
     start = -(-header.at // alignment) * alignment
     tensors = {
@@ -288,5 +288,5 @@ def _entry(header: _Header, name: str, alignment: int) -> tuple[tuple[int, ...],
     if dims[0] % block:
         raise header.fail(f"{what} has rows of {dims[0]} numbers, no multiple of {kind}'s {block}")
     if offset % alignment:
-        raise header.fail(f"{what} lies at {offset}, no multiple of the alignment {alignment}")
+        raise header.fail(f"{what} lies at {offset}, not a multiple of the alignment {alignment}")
     return dims[::-1], kind, offset, elements // block * block_bytes

@@ -91,7 +91,7 @@ def parse_header(
     document = _json(header)
     for name, entry in document.shadowed:  # must have the form of an entry, and is not looked at
         if name == "__metadata__":
-            raise _Refused("`__metadata__` is there twice")
+            raise _Refused("`__metadata__` occurs twice")
         _form(f"the tensor `{shown(name)}`", entry)
     metadata = _metadata(document.pop("__metadata__", None))
     begin = 8 + len(header)

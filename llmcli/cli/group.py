@@ -126,12 +126,12 @@ class Root(TyperGroup):
         name = args[0]
         if name not in self.entries:
             hint = _suggestion(name, self.entries, self.nested)
-            raise UsageError(f"there is no command `{name}`", hint=hint)
+            raise UsageError(f"unknown command `{name}`", hint=hint)
         both = " ".join(args[:2])
         if (both := self.aliases.get(both, both)) in self.nested:
             return both, self.get_command(ctx, both), args[2:]
         if len(args) > 1 and (near := _nested(both, self.nested, self.bare)):
-            raise UsageError(f"there is no command `{both}`", hint=near)
+            raise UsageError(f"unknown command `{both}`", hint=near)
         if name in self.computing and not asks_for_help(args):
             read_ahead()
         return name, self.get_command(ctx, name), args[1:]

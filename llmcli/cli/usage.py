@@ -28,7 +28,7 @@ def usage_error(exception: Any) -> UsageError:
             from llmcli.anatomy.indexed import split_by_the_shell
 
             return split_by_the_shell(split)
-        message = f"`{extra[1]}` is one argument too many"
+        message = f"unexpected argument `{extra[1]}`"
         hint = f"{_instead(extra[1].split(), context)}see `{path} --help`"
     message = re.sub(r"'([^']*)'", r"`\1`", message)
     return UsageError(message[:1].lower() + message[1:], hint=hint)

@@ -74,7 +74,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     experts = [layer.parts[-1] for layer in model.layers]
     mixtures = [one for one in experts if isinstance(one, ExpertsConfig)]
     if len(mixtures) < len(experts):
-        raise UnsupportedModel("a gpt-oss of which some layers have no experts is not supported")
+        raise UnsupportedModel("a gpt-oss model with layers without experts is not supported")
     return _gpt_oss(model, mixtures, windows, limit=_LIMIT, from_file=True)
 
 

@@ -53,7 +53,7 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
         name = f"{Path(path).stem or 'out'}.{(near or allowed)[0]}"
         example = Path(path).with_name(name) if Path(path).name else name
         raise UsageError(
-            f"`{option} {path}` does not end in {listed}",
+            f"unsupported file type in `{option} {path}`: use {listed}",
             hint=f"did you mean `{option} {example}`?" if near else f"such as `{option} {example}`",
         )
     check_place(path)

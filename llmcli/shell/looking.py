@@ -121,7 +121,7 @@ def parse_numbers(text: str, size: int, option: str, what: str) -> tuple[int, ..
         ends = [_counted(int(end), size, option, what) for end in match.groups() if end]
         if ends[0] > ends[-1]:
             raise UsageError(
-                f"`{option} {item}` runs backwards",
+                f"`{option} {item}` is an empty range",
                 hint=f"use `{option} {ends[1]}-{ends[0]}`",
             )
         found |= dict.fromkeys(range(ends[0], ends[-1] + 1))
@@ -142,7 +142,7 @@ def parse_span(text: str | None, size: int, option: str) -> tuple[int, int]:
     first, last = slice(*(int(end) if end else None for end in match.group(1, 3))).indices(size)[:2]
     if first >= last:
         raise UsageError(
-            f"`{option} {text}` has no token in it", hint=f"positions go from 0 to {size - 1}"
+            f"`{option} {text}` selects no tokens", hint=f"positions go from 0 to {size - 1}"
         )
     return first, last
 

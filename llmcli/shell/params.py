@@ -298,7 +298,7 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
         hint = _prompt_hint(ctx)
     else:
         hint = f"see `{ctx.command_path} --help`"
-    return UsageError(f"there is no option `{word}`", hint=hint)
+    return UsageError(f"unknown option `{word}`", hint=hint)
 
 
 # What llama.cpp, transformers and vLLM call an option of ours; a command that has ours names it.

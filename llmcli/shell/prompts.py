@@ -126,7 +126,7 @@ def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
     from llmcli.checkpoints.catalog import CATALOG
 
     if text in CATALOG:
-        note(f"`{text}` is the text that is read; the model of that name is `-m {text}`")
+        note(f"using `{text}` as the prompt; for the model, use `-m {text}`")
 
 
 def looked_at(options: PromptOptions, note: Callable[[str], None]) -> Prompt:

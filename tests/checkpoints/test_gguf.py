@@ -150,7 +150,7 @@ HOSTILE = {
     "unknown type": (gguf([text("k") + struct.pack("<IQ", 13, 0)]), "unknown type 13"),
     "unknown element": (gguf([text("k") + struct.pack("<IIQ", ARRAY, 99, 0)]), "type 99"),
     "bool of 2": (gguf([pair("k", BOOL, 2)]), "neither 0 nor 1"),
-    "key twice": (gguf([pair("k", U32, 1), pair("k", U32, 1)]), "`k` is there twice"),
+    "key twice": (gguf([pair("k", U32, 1), pair("k", U32, 1)]), "`k` occurs twice"),
     "tensor twice": (gguf(tensors=[F32_1, tensor("x", [4], 0, 32)], data=bytes(64)), "twice"),
     "no dims": (gguf(tensors=[tensor("x", [], 0, 0)], data=bytes(64)), "0 dimensions"),
     "5 dims": (gguf(tensors=[tensor("x", [1] * 5, 0, 0)], data=bytes(64)), "5 dimensions"),

@@ -337,7 +337,7 @@ def test_a_conversation_on_a_terminal(talker, tmp_path, converse):
     assert re.findall(r"context +(\d+) +of 600", shown + loaded) == [meter] * 3
     talk.wait(PROMPT)
     talk.type("/nothing\r")
-    talk.wait("there is no command `/nothing`")
+    talk.wait("unknown command `/nothing`")
     talk.wait(PROMPT)
     (tmp_path / "notes.txt").write_text("plum")
     talk.type(f"see @{tmp_path}/not\t")

@@ -46,7 +46,8 @@ def test_the_ending_says_the_kind(name, kind, tmp_path):
 def test_another_ending_is_refused_with_what_is_allowed(name, hint):
     with pytest.raises(UsageError) as caught:
         kind_of_file(name, ALLOWED)
-    assert caught.value.message == f"`-o {name}` does not end in .safetensors, .npz or .png"
+    use = "use .safetensors, .npz or .png"
+    assert caught.value.message == f"unsupported file type in `-o {name}`: {use}"
     assert caught.value.hint == hint
 
 

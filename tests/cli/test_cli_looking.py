@@ -21,7 +21,7 @@ FROM_0 = "from 0 to 7; -1 is the last"
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("5-3", "`--layer 5-3` runs backwards", "use `--layer 3-5`"),
+        ("5-3", "`--layer 5-3` is an empty range", "use `--layer 3-5`"),
         ("x", "takes numbers and ranges such as 0,3-5,-1, not `x`", FROM_0),
         ("", "takes numbers and ranges such as 0,3-5,-1, not ``", FROM_0),
         ("8", "there is no 8, for there are 8 layers", FROM_0),

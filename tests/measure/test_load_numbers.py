@@ -166,7 +166,7 @@ def test_a_large_vector_takes_no_more_memory_than_a_piece(tmp_path):
 def test_a_format_without_a_decoder_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(numbers_module, "DECODERS", {})
     report = checked(write_gguf(tmp_path / "m.gguf"))
-    assert report.notes == ("numbers in Q8_0 were not looked at", NO_DIGEST)
+    assert report.notes == ("numbers in Q8_0 were not checked", NO_DIGEST)
     assert report.ok
     assert {line.stored for line in report.lines if line.numbers is None} == {"Q8_0"}
     assert report.looked_at == 5 * 32

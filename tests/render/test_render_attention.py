@@ -120,7 +120,7 @@ def test_maps_and_kinds(golden):
         "one that few are of has its letter": lines_of(head_map(sinks(2, 0))),
         "a bare model has no kinds and no bars":
             lines_of(screen.overview(of(head(0), head(1)), CALLS)),
-        "heads without a number are of no kind that is known":
+        "heads without a number are unclassified":
             lines_of(screen.overview(undefined(ENTROPY.name), CALLS)),
         "few rows of repeated tokens are mentioned": [
             line for found in few.values()
@@ -198,7 +198,7 @@ def test_heads_and_tables(golden):
         "the kinds of one head": lines_of(screen.head_summary(one_head(), numbers=False)),
         "its other numbers, without those that it has not":
             lines_of(screen.head_summary(one_head(), numbers=True)),
-        "one of no kind": lines_of(screen.head_summary(of(head(0)), numbers=False)),
+        "one unclassified": lines_of(screen.head_summary(of(head(0)), numbers=False)),
         "pairs are named by their tokens": lines_of(
             pair_table(report(pairs=(pair(2, 1), pair(1, 0, 0.5)))), width=100
         ),

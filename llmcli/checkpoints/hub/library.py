@@ -39,7 +39,7 @@ def check_settings() -> None:
             seconds = int(value)
         if not 0 <= seconds <= _MOST_SECONDS:
             raise UsageError(
-                f"`{name}` is `{shown(value)}`, which is no number of seconds",
+                f"`{name}` is `{shown(value)}`, which is not a number of seconds",
                 hint=f"unset {name}, or set it to a whole number such as 10",
             )
     _check_cache()

@@ -97,4 +97,4 @@ def _unknown(name: str, commands: Sequence[str]) -> UsageError:
         hint = f"did you mean `llmcli help {topic.name if topic else close[0]}`?"
     else:
         hint = f"the topics are {', '.join(TOPICS)}; `llmcli help` lists the commands, too"
-    return UsageError(f"there is no topic or command `{name}`", hint=hint)
+    return UsageError(f"unknown topic or command `{name}`", hint=hint)

@@ -140,7 +140,7 @@ def measured(
     for option, span in (("--query", request.queries), ("--key", request.keys)):
         if span is not None and span[0] >= written:
             raise UsageError(
-                f"`{option}` from {span[0]} on has no token in it: the model ended its text after "
+                f"`{option}` from {span[0]} on selects no tokens: the model ended its text after "
                 f"{written - len(ids)} of {request.generate} tokens",
                 hint=f"positions go from 0 to {written - 1}",
             )

@@ -72,7 +72,7 @@ def dispatch(chat: Chat, line: str) -> Draft | None:
         near = get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean `/{near[0]}`?" if near else "`/help` lists the commands;"
         hint += " `//…` says `/…` to the model"
-        raise UsageError(f"there is no command `/{one_line(name)}`", hint=hint)
+        raise UsageError(f"unknown command `/{one_line(name)}`", hint=hint)
     return command.run(chat, argument.strip())
 
 
@@ -244,7 +244,7 @@ def look(chat: Chat, argument: str) -> None:
     if not ids:
         raise UsageError("there is nothing to look at: the conversation is empty")
     if len(ids) > _LOOKED_AT:
-        chat.out.note(f"the last {_LOOKED_AT:,} of {len(ids):,} tokens are looked at, on their own")
+        chat.out.note(f"the last {_LOOKED_AT:,} of {len(ids):,} tokens are inspected, on their own")
     view_of = InChat(
         model=chat.conversation.model, ids=ids[-_LOOKED_AT:], answer=chat.conversation.last_answer,
         room=chat.conversation.room, out=chat.out,

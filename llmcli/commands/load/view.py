@@ -210,7 +210,7 @@ def verdicts(report: LoadReport) -> Iterator[RenderableType]:
     if report.fault:
         yield Marked(BAD, one_line(report.fault), WRONG)
     elif not any(line.parameter for line in report.lines):
-        words = "there is no config.json: of which model these tensors are, is not known"
+        words = "there is no config.json: the model that these tensors belong to is unknown"
         yield Text(words, style=FAINT)
     else:
         yield Marked(GOOD, "every parameter has its tensor, and every tensor its place", FAINT)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Tokens = tuple[tuple[int, str], ...]  # (id, text)
 TOKENS = 12  # of the prompt that shapes are written out for where none is given
-HINT = "where the file's shapes are wrong, fetch it again; else this is a fault of ours"
+HINT = "where the file's shapes are wrong, fetch it again; otherwise this is a bug in llmcli"
 
 EPILOG = """
 Letters, and what the papers call the same:

@@ -129,7 +129,7 @@ def _keys(
             elif isinstance(value, dict) and not command:
                 near = get_close_matches(typed, [one for one in commands if " " not in one], 1)
                 hint = f"did you mean `[{near[0]}]`?" if near else "see `llmcli --help`"
-                raise refused(path, f"there is no command `{typed}`", hint=hint)
+                raise refused(path, f"unknown command `{typed}`", hint=hint)
             elif (twin := keys.setdefault((command, key.name), key)) is not key:
                 raise refused(path, f"`{twin}` and `{key}` are one option")
     return tuple(keys.values())

@@ -276,7 +276,7 @@ class MapKey:
             masked = "undefined" if self.undefined and self.numbers else ""
             yield ColourBar(self.words, self.scale, masked)
             return
-        signs = ["- of no kind"] if not self.numbers else [self.words]
+        signs = ["- unclassified"] if not self.numbers else [self.words]
         signs += [f"{ink.dot if self.numbers else '?'} undefined"] if self.undefined else []
         yield Text("   ".join(signs), style=FAINT)
 

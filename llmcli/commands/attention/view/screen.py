@@ -256,7 +256,7 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
 def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
     found = [label for label in report.labels if label.name in head.labels]
     if not found:
-        yield "of no kind"
+        yield "unclassified"
     for label in found:
         yield f"{label.name} ({short(head.metrics[label.metric], True)} ≥ {label.threshold:g})"
     unclear: dict[str, list[str]] = {}

@@ -208,7 +208,7 @@ class LayersTable:
     def _about(self, pool: int, ink: Ink) -> Iterator[str]:
         layers = self.report.layers
         each = "an expert" if pool == 1 else f"{pool} experts"
-        yield f"load: a sign is {each}, {UNUSED if not ink.ascii else '-'} nobody"
+        yield f"load: one mark per {each}, {UNUSED if not ink.ascii else '-'} unused"
         yield "balance: entropy of the load / ln E, 1 where all are chosen alike"
         scores = {layer.scores + " + correction" * layer.corrected for layer in layers}
         of = " or ".join(sorted(scores))

@@ -84,7 +84,7 @@ def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewChec
             wanted[line.parameter.partition("[")[0]] -= line.numbers.count
     wrong = {name: abs(count) for name, count in wanted.items() if count}
     total = sum(spec.count for spec in parameters(config))
-    words = f"each of the {total:,} parameters was filled and looked at"
+    words = f"each of the {total:,} parameters was filled and checked"
     return none_wrong("parameters", words, wrong)
 
 

@@ -266,7 +266,7 @@ def _report(
     """What both ways have in common, as of files that were only looked through."""
     formats = sorted({info.format for info in checkpoint.tensors.values()})
     names = ", ".join(name for name in formats if not readable(name))
-    unread = f"numbers in {names} were not looked at" if names else ""
+    unread = f"numbers in {names} were not checked" if names else ""
     took = [
         Stage(name=name, seconds=seconds, bytes=stages.nbytes.get(name))
         for name, seconds in stages.seconds.items()
