@@ -24,7 +24,7 @@ _ONE = "explain takes one number, no globs or ranges"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NumberRef:
     """What was typed: a name, and its index as numbers and quoted tokens (None: no index)."""
 
     name: str
@@ -36,7 +36,7 @@ class Wanted:
         return re.fullmatch(r"[Wb](_\w+)?|w|weight|bias", self.name.rpartition(".")[2]) is not None
 
 
-def parse(text: str) -> Wanted:
+def parse(text: str) -> NumberRef:
     """Reads `NAME[INDEX]`; raises UsageError for what is none."""
     inner = re.match(r"([\w.]*)\[(\d+)\](?=\.)", text.strip(), re.ASCII)
     if inner is not None:  # `blocks[0].attn.q[…]`, as a program would write it
@@ -53,7 +53,7 @@ def parse(text: str) -> Wanted:
     if not name:
         raise UsageError(f"`{text}` has no name", hint=EXAMPLE)
     if not bracket:
-        return Wanted(name, None)
+        return NumberRef(name, None)
     rest = rest.rstrip()
     if not rest.endswith("]"):
         raise (
@@ -61,7 +61,7 @@ def parse(text: str) -> Wanted:
             if "]" not in rest
             else UsageError(f"`{text}` does not end with its `]`", hint=EXAMPLE)
         )
-    return Wanted(name, _items(rest[:-1], text))
+    return NumberRef(name, _items(rest[:-1], text))
 
 
 def split_by_the_shell(word: str) -> UsageError:

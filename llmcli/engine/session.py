@@ -105,8 +105,8 @@ class Session:
             padded = [[*row, *[0] * (width - len(row))] for row in ids]
             ids = torch.tensor(padded, device=self.decoder.device)
         if logits == "none" and until is None:
-            looked_at = tap is not None or bool(edits)
-            until = (len(self.decoder.blocks) if looked_at else self.decoder.readers) - 1
+            observed = tap is not None or bool(edits)
+            until = (len(self.decoder.blocks) if observed else self.decoder.readers) - 1
         new = lengths or [ids.shape[1]] * len(ids)
         after = totals or [start + more for start, more in zip(self.lengths, new, strict=True)]
         if self.decoder.outdated(self.state, after):

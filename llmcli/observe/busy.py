@@ -21,7 +21,7 @@ class _Reading(NamedTuple):
     wall: float
 
 
-class Busy:
+class CpuContention:
     """Counts from when it is made; `load` is what there was since. `root` is for tests."""
 
     def __init__(self, root: Path = Path("/")) -> None:

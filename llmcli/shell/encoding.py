@@ -43,7 +43,7 @@ def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encode
     if given is None:
         ids = tuple(tokenizer.encode(prompt.text or ""))
     else:
-        with _told_of(prompt):
+        with name_conversation(prompt):
             ids = tuple(_encoded_chat(prompt, given, tokenizer, model))
     if not ids:
         raise UsageError("the prompt has no tokens", hint="give at least one character")
@@ -81,13 +81,13 @@ def pieces(
         raise UsageError("the chat template is made of special tokens: leave `--no-special` out")
     from llmcli.text.tokenizer import clean
 
-    with _told_of(prompt):
+    with name_conversation(prompt):
         text = clean(tokenizer.chat_template.render(**given))
     return text, tokenizer.pieces(text, add_bos=tokenizer.before_chat(text))
 
 
 @contextmanager
-def _told_of(prompt: Prompt) -> Iterator[None]:
+def name_conversation(prompt: Prompt) -> Iterator[None]:
     """Errors of the template say which conversation it refused."""
     try:
         yield

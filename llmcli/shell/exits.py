@@ -25,7 +25,7 @@ from llmcli.errors import (
     first_line,
 )
 from llmcli.shell.keys import KEYS
-from llmcli.shell.streams import STDOUT, begin_line, detach, erase_line, tolerate
+from llmcli.shell.streams import STDOUT, begin_line, detach, erase_line, escape_unencodable
 from llmcli.shell.wrap import columns, wrapped
 
 # what a write to stdout fails with that does not go through `streams.write`
@@ -163,8 +163,8 @@ def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     try:
         SIGNALS.install(argv)
         STDOUT.document = STDOUT.line_open = False
-        tolerate(sys.stdout)
-        tolerate(sys.stderr)
+        escape_unencodable(sys.stdout)
+        escape_unencodable(sys.stderr)
         action(list(argv))
         if sys.stdout is not None:
             sys.stdout.flush()

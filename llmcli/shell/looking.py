@@ -66,7 +66,7 @@ def greedy() -> Sampling:
     return Sampling(temperature=0.0)
 
 
-def encode_look(
+def encode_prompt(
     given: Prompt, template: TemplateOptions, options: ModelOptions, model: Model, *, new: int = 0
 ) -> Encoded:
     """The ids of the prompt that is looked at, with room for `new` tokens after it.

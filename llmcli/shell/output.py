@@ -23,7 +23,7 @@ from llmcli.shell.exits import tell
 from llmcli.shell.files import open_file, whole_file, written
 from llmcli.shell.options import OutputOptions, PagedOutputOptions, ViewOutputOptions
 from llmcli.shell.pager import fits, page
-from llmcli.shell.streams import STDOUT, begin_line, give_up
+from llmcli.shell.streams import STDOUT, begin_line, to_devnull
 from llmcli.shell.wrap import columns, pipe_columns
 from llmcli.ui.theme import encodable
 
@@ -113,7 +113,7 @@ class Output:
         tall = paged and self.out.animate and not fits(text, get_terminal_size().lines)
         if tall and page(text):
             return
-        with _last_words():
+        with drop_on_interrupt():
             self.write(text)
 
     def present(
@@ -195,7 +195,7 @@ class Output:
         # in pieces: the text of a whole document may need more memory than what it tells
         pieces = json_pieces(whole) if indent is None else [dumps(whole, indent=indent)]
         STDOUT.document = True
-        with _last_words():
+        with drop_on_interrupt():
             for piece in pieces:
                 self.write(piece, flush=False)
             self.write("\n")
@@ -232,12 +232,12 @@ def require(checks: Iterable[ViewCheck], hint: str) -> None:
 
 
 @contextmanager
-def _last_words() -> Iterator[None]:
+def drop_on_interrupt() -> Iterator[None]:
     """For what ends a run: cut short, it is not waited for that somebody reads the rest of it."""
     try:
         yield
     except KeyboardInterrupt:
-        give_up(sys.stdout)
+        to_devnull(sys.stdout)
         raise
 
 

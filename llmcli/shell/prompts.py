@@ -129,7 +129,7 @@ def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
         note(f"using `{text}` as the prompt; for the model, use `-m {text}`")
 
 
-def looked_at(options: PromptOptions, note: Callable[[str], None]) -> Prompt:
+def prompt_or_default(options: PromptOptions, note: Callable[[str], None]) -> Prompt:
     """The prompt of a command that looks inside, a pipe too; the built-in one where none is."""
     return prompt_or_builtin(options, LOOKED_AT, note)
 

@@ -92,7 +92,7 @@ def load_model(
     else:
         check(translate(checkpoint)[0])
     loading = f"loading {checkpoint.name} …"
-    need_directory()
+    require_cwd()
     begin = perf_counter()
     dtype = WIDE if wide and options.dtype == "auto" else options.dtype
     # `before` measures a machine that holds nothing of the model
@@ -188,7 +188,7 @@ def require_supported(options: ModelOptions, out: Output, spec: str) -> None:
         describe(_opened(options, out, spec, progress)[0])
 
 
-def need_directory() -> None:
+def require_cwd() -> None:
     """Raises LlmcliError where the current directory is gone: torch ends the process there."""
     try:
         os.getcwd()

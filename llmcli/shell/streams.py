@@ -134,7 +134,7 @@ def begin_line() -> None:
         pass
 
 
-def tolerate(stream: TextIO | None) -> None:
+def escape_unencodable(stream: TextIO | None) -> None:
     """A character that the stream's encoding lacks is spelled (`?` if need be): no error.
 
     In the locale C Python escapes surrogates, which leaves every other character an error, and in
@@ -158,10 +158,10 @@ def detach(stream: TextIO | None) -> None:
         if stream is not None:
             stream.flush()
     except (OSError, ValueError):
-        give_up(stream)
+        to_devnull(stream)
 
 
-def give_up(stream: TextIO | None) -> None:
+def to_devnull(stream: TextIO | None) -> None:
     """Points a stream at nothing: what it still holds and all that follows is dropped."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)

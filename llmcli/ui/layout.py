@@ -45,14 +45,14 @@ class Dotted:
 class Column:
     """`cut`: cells may be shortened with …; where that is too little, columns are left out.
 
-    Those with the largest `first_to_go` go first; 0 stays. `labelled`: with its name where it is
+    Those with the largest `drop` go first; 0 stays. `labelled`: with its name where it is
     on a line below.
     """
 
     name: str
     right: bool = True
     cut: bool = False
-    first_to_go: int = 0
+    drop: int = 0
     labelled: bool = False
 
 
@@ -114,10 +114,10 @@ class Rows:
             natural = [max(n, _width(cell)) for n, cell in zip(natural, row, strict=True)]
         least = [min(n, LEAST) if c.cut else n for c, n in zip(self.columns, natural, strict=True)]
         kept = list(range(len(self.columns)))
-        turns = sorted({column.first_to_go for column in self.columns} - {0}, reverse=True)
+        turns = sorted({column.drop for column in self.columns} - {0}, reverse=True)
         for turn in turns:
             if _total(least, kept) > width:
-                kept = [index for index in kept if self.columns[index].first_to_go != turn]
+                kept = [index for index in kept if self.columns[index].drop != turn]
         over = max(0, _total(natural, kept) - width)
         return kept, [max(least[index], natural[index] - over) for index in kept]
 

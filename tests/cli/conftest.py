@@ -14,7 +14,7 @@ from json_schemas import errors
 
 from llmcli.cli.app import main
 from llmcli.families.family import Family, families
-from llmcli.observe.busy import Busy
+from llmcli.observe.busy import CpuContention
 from llmcli.reports.machine_load import MachineLoad
 
 
@@ -49,13 +49,13 @@ def others_take(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """`others_take(0.9)`: what other programs take, in processors, while something is measured."""
 
     def plant(others: float) -> None:
-        def load(self: Busy, threads: int) -> MachineLoad:
+        def load(self: CpuContention, threads: int) -> MachineLoad:
             return MachineLoad(
                 seconds=1.0, processors=2, threads=threads, others=others, stolen=0.0,
                 load_average=None,
             )  # fmt: skip
 
-        monkeypatch.setattr(Busy, "load", load)
+        monkeypatch.setattr(CpuContention, "load", load)
 
     return plant
 

@@ -16,7 +16,7 @@ import children
 import pytest
 from covers import few
 
-from llmcli.shell.streams import spelled, tolerate
+from llmcli.shell.streams import escape_unencodable, spelled
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = ("--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
@@ -241,7 +241,7 @@ def test_what_an_encoding_lacks_is_spelled(encoding, text, written, errors):
     if encoding == "utf-8" and errors == "backslashreplace":
         return  # which then has a way of its own, and needs none for signs
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors)
-    tolerate(stream)
+    escape_unencodable(stream)
     stream.write(text)
     stream.flush()
     assert stream.buffer.getvalue() == written

@@ -27,7 +27,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.timing.before import base_bytes, prompt_tokens
 from llmcli.commands.timing.command import TimingOptions
 from llmcli.commands.timing.measure import run as timing_run
-from llmcli.commands.timing.measure.run import Job
+from llmcli.commands.timing.measure.run import TimedWorkload
 from llmcli.errors import UsageError
 from llmcli.families import translate
 from llmcli.shell.prompts import LOOKED_AT, Prompt
@@ -359,14 +359,14 @@ def test_nan_in_the_weights_exits_7(cli, weighted, tmp_path):
 
 def test_interrupted_while_measuring(timing, monkeypatch):
     """Ctrl-C in the first run that writes tokens: what was finished is there, and no more."""
-    plain = Job.run
+    plain = TimedWorkload.run
 
     def run(self, phase, *args, **options):
         if phase == "decode":
             raise KeyboardInterrupt
         return plain(self, phase, *args, **options)
 
-    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(TimedWorkload, "run", run)
     result = timing(TEXT)
     assert result.code == 130
     starts = [line.partition(" ")[0] for line in result.out.splitlines()]

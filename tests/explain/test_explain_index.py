@@ -4,7 +4,7 @@ import pytest
 from explain_models import TEXTS
 from zoo import BLOCKS
 
-from llmcli.anatomy.indexed import Wanted, parse
+from llmcli.anatomy.indexed import NumberRef, parse
 from llmcli.commands.explain.measure.index import find, names, place, shape_in_letters
 from llmcli.errors import UsageError
 
@@ -25,7 +25,7 @@ from llmcli.errors import UsageError
     ],
 )
 def test_what_can_be_read(text, name, items):
-    assert parse(text) == Wanted(name, items)
+    assert parse(text) == NumberRef(name, items)
 
 
 # what cannot be read is in transcripts/explain-index.txt

@@ -16,7 +16,7 @@ from llmcli.commands.generate.measure import Stopwatch
 from llmcli.kernels import native
 from llmcli.observe import busy
 from llmcli.observe import environment as module
-from llmcli.observe.busy import Busy
+from llmcli.observe.busy import CpuContention
 from llmcli.observe.environment import environment, memory_bytes
 from llmcli.reports.machine_load import MachineLoad
 
@@ -94,7 +94,7 @@ def machine(monkeypatch, tmp_path):
     read(0)
 
     def load(threads=2, **taken):
-        begun = Busy(tmp_path)
+        begun = CpuContention(tmp_path)
         read(10, **taken)
         return begun.load(threads)
 
@@ -130,7 +130,7 @@ def test_the_host_of_a_virtual_machine_counts(machine):
 
 def test_without_proc_the_load_average_decides(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
-    found = Busy(tmp_path).load(threads=1)
+    found = CpuContention(tmp_path).load(threads=1)
     assert (found.others, found.stolen, found.load_average) == (None, None, 1.5)
     plain = {"seconds": 1.0, "others": None, "stolen": None}
     assert MachineLoad(**plain, processors=2, threads=1, load_average=1.5).slowed
@@ -142,6 +142,6 @@ def test_without_proc_the_load_average_decides(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="the system does not count it")
 def test_a_neighbour_is_seen():
     children.start([sys.executable, "-c", "print(flush=True)\nwhile True: pass"])
-    begun = Busy()
+    begun = CpuContention()
     time.sleep(1.5)
     assert begun.load(threads=1).others > 0.3

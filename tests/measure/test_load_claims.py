@@ -162,7 +162,7 @@ def told(look, path, ledger):
         report = look(path)
     except LlmcliError as error:
         return [f"refused: {error.message}"]
-    said = [f"ok {report.ok}, fits {report.fits}, {report.files} files, {report.looked_at} numbers"]
+    said = [f"ok {report.ok}, fits {report.fits}, {report.files} files, {report.numbers} numbers"]
     for one in report.claims:
         mark = "✓" if one.ok else "✗" if one.must else "!"
         said.append(f"{mark} {one.name}: {one.what} says {one.says[:40]} · {one.holds}")

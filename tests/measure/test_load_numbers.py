@@ -169,4 +169,4 @@ def test_a_format_without_a_decoder_is_told(tmp_path, monkeypatch):
     assert report.notes == ("numbers in Q8_0 were not checked", NO_DIGEST)
     assert report.ok
     assert {line.stored for line in report.lines if line.numbers is None} == {"Q8_0"}
-    assert report.looked_at == 5 * 32
+    assert report.numbers == 5 * 32

@@ -87,8 +87,8 @@ def test_state_forks_rewinds_and_grows(model):
 
 def test_a_tap_changes_nothing(model):
     tokens, seen = ids(2, 7), []
-    looked_at = model(tokens, tap=lambda name, tensor: seen.append(name))
-    assert torch.equal(looked_at, model(tokens))
+    observed = model(tokens, tap=lambda name, tensor: seen.append(name))
+    assert torch.equal(observed, model(tokens))
     assert seen == list(filter(graph(model.config).written, graph(model.config).nodes))
 
 

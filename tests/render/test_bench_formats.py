@@ -18,13 +18,13 @@ import peer_reader as peer
 import pytest
 
 from llmcli.commands.bench.measure.read import read_results
-from llmcli.commands.bench.report.fields import Bencher
+from llmcli.commands.bench.report.fields import BuildInfo
 from llmcli.commands.bench.report.results import BenchRow, EngineInfo, Settings
 from llmcli.commands.bench.report.results import Test as Counts
 from llmcli.commands.bench.view import formats
 from llmcli.commands.bench.view.markdown import MarkdownWriter, TableColumns
 
-BY = Bencher(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
+BY = BuildInfo(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
 SETTINGS = Settings(
     model="it's a model", device="cpu", dtype="float32", n_batch=2048, n_ubatch=512, n_threads=2,
     type_k="f16", type_v="f16", n_gpu_layers=-1, flash_attn="auto", no_kv_offload=False,

@@ -8,7 +8,7 @@ from typing import Any
 import test_bench_formats as formats
 from drawn import changes, shown
 
-from llmcli.commands.bench.report.fields import Bencher
+from llmcli.commands.bench.report.fields import BuildInfo
 from llmcli.commands.bench.report.results import (
     Against,
     BenchReport,
@@ -22,7 +22,7 @@ from llmcli.commands.bench.view.table import render_beside
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
 
-BY = Bencher(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
+BY = BuildInfo(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
 DEFAULT = replace(
     formats.SETTINGS, model="m", device="auto", dtype="auto", n_threads=8, type_k="auto",
     type_v="auto",

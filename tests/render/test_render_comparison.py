@@ -11,9 +11,9 @@ from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
     Difference,
-    LoneTest,
     Rate,
     Source,
+    UnmatchedTest,
 )
 from llmcli.commands.bench.view.comparison import change, render_comparison, words
 
@@ -26,8 +26,10 @@ NOISY = replace(FAST, test="tg128 @ d1024", b=FAST.a, ratio=0.99, low=0.9, high=
 ONCE = replace(FAST, test="pp8", b=Rate(mean=120.0, std=0, runs=1), ratio=1.2, low=None, high=None)
 LUCKLESS = replace(NOISY, test="pp16", ratio=0.785, low=0.7)
 ONLY = replace(ONCE, ratio=0.5)
-LOST = LoneTest(side="b", test="tg9", settings=(), rate=None, error="it does not fit", other=FAST.a)
-ALONE = LoneTest(side="a", test="pp9", settings=(("n_threads", "8"),), rate=FAST.a)
+LOST = UnmatchedTest(
+    side="b", test="tg9", settings=(), rate=None, error="it does not fit", other=FAST.a
+)
+ALONE = UnmatchedTest(side="a", test="pp9", settings=(("n_threads", "8"),), rate=FAST.a)
 REPORT = ComparisonReport(
     a=Source(name="old.json", format="JSON", builds=("abc (1)",), rows=4),
     b=Source(name="new.csv", format="CSV", builds=("d (2)", "e (3)"), rows=1),

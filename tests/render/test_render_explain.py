@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from drawn import changes, shown
 
-from llmcli.commands.explain.report import Check, Coordinate, Explanation, Letter, Local, Step
+from llmcli.commands.explain.report import Check, Coordinate, Explanation, Letter, LocalCheck, Step
 from llmcli.commands.explain.view import render_explanation
 from llmcli.reports.explanation import Fact, Sum, Term
 
@@ -55,7 +55,7 @@ def report(*steps, **changes):
 CHECK = Check(words="C = A V", derived=1.0, kernel=1.0, difference=0.0, tolerance=1e-6, ok=True)
 
 
-LOCAL = Local(
+LOCAL = LocalCheck(
     formulas=12, tensors=34, name="blocks.3.mlp_out", index=(0, 80), derived=69.25, kernel=69.5,
     difference=0.25, tolerance=0.5, ok=True,
 )  # fmt: skip

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 from drawn import changes, lines_of, printed, shown
 
-from llmcli.commands.load.report import Claim, LedgerLine, LoadReport, Numbers, Shared, Stage
+from llmcli.commands.load.report import (
+    LedgerLine,
+    LoadReport,
+    MetadataCheck,
+    Numbers,
+    Shared,
+    Stage,
+)
 from llmcli.commands.load.view import render_check, render_load
 from llmcli.reports.checks import ViewCheck
 
@@ -31,7 +38,7 @@ LINES = (
         reason="frequencies, which are computed",
     ),
 )  # fmt: skip
-CLAIM = Claim(
+CLAIM = MetadataCheck(
     name="total_size", what="`total_size`", says="1,000", holds="1,000", ok=True, must=True
 )
 CHECK = ViewCheck(name="ledger", words="nothing is left over", value=0.0, tolerance=0.0)
@@ -44,7 +51,7 @@ REPORT = LoadReport(
     ),
     base_bytes=100 << 20, peak_bytes=300 << 20, device_bytes=None,
     shared=(Shared(kind="tied", names=("head.W", "embed.W"), bytes=1 << 20),),
-    claims=(CLAIM,), checks=(CHECK,), notes=(), looked_at=4000, fault="", not_finite="",
+    claims=(CLAIM,), checks=(CHECK,), notes=(), numbers=4000, fault="", not_finite="",
 )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_screens(golden):
         aliases=("blocks.{i}.attn.hook_pattern", "pattern{i}", "evil\x1b[31m"),
     )  # fmt: skip
     letter = REPORT.letters[:1]
-    columns = (Column("a", right=False), Column("bb", first_to_go=1), Column("c", first_to_go=2))
+    columns = (Column("a", right=False), Column("bb", drop=1), Column("c", drop=2))
     cells = [[Text("xxxxxx"), Text("yyyyyy"), Text("zzzzzz")]]
     whole = shown(views.render_shapes(REPORT, "m"), width=200)
 

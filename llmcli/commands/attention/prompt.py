@@ -13,9 +13,9 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from llmcli.commands.attention.options import HeadOptions
 from llmcli.errors import PromptTooLong, UsageError
-from llmcli.shell.looking import NewTokensOptions, encode_look, room_for
+from llmcli.shell.looking import NewTokensOptions, encode_prompt, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions
-from llmcli.shell.prompts import LOOKED_AT, Prompt, looked_at
+from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Reading:
         """Reads the prompt. Raises UsageError for a prompt beside `--synthetic`."""
         given = None
         if heads.synthetic is None:
-            given = looked_at(prompt, out.note)
+            given = prompt_or_default(prompt, out.note)
         elif not template.options().raw or any((prompt.prompt, prompt.file, prompt.ids)):
             raise UsageError(
                 "`--synthetic` makes its own prompt and goes without any other",
@@ -72,7 +72,7 @@ class Reading:
                     f"`--synthetic {count}` makes {made} tokens, and the context is {room}",
                     hint=f"use `--synthetic {count - (over + 1) // 2}` at most",
                 )
-        return encode_look(
+        return encode_prompt(
             given, self.template, self.model, model, new=self.new.generate
         ).ids
 

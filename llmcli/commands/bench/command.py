@@ -21,7 +21,7 @@ from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import need_directory
+from llmcli.shell.running import require_cwd
 
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.results import BenchRequest, BenchRow
@@ -70,7 +70,7 @@ def command(
     models = model_names(tests)
     request = partial(bench_request, tests=tests, swept=swept, runs=runs, ours=ours)
     request(models or ("",), threads=1)  # refused before anything is imported
-    need_directory()
+    require_cwd()
     with Progress(out, "starting …"), SIGNALS.abrupt():
         import torch
     models = models or (_default_model(ours, runs, out),)
@@ -83,7 +83,7 @@ def _run(request: BenchRequest, runs: RunOptions, out: Output) -> None:
     from llmcli.commands.bench.measure.sweep import sweep
     from llmcli.commands.bench.streams import RowStream, Status
     from llmcli.commands.bench.suppliers import Suppliers
-    from llmcli.observe.busy import Busy
+    from llmcli.observe.busy import CpuContention
 
     by, status = bencher(), Status(out, lines=runs.progress)
     stream = RowStream.of(out, by, request, runs)
@@ -97,7 +97,7 @@ def _run(request: BenchRequest, runs: RunOptions, out: Output) -> None:
 
     with Suppliers(request, out, status) as suppliers:
         stream.begin()
-        busy = Busy()
+        busy = CpuContention()
         report = sweep(request, suppliers, on_row=on_row, on_progress=status.said)
         status.erase()
         stream.end()

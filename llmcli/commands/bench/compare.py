@@ -15,7 +15,7 @@ from llmcli.shell.params import arg, opt
 from llmcli.shell.prompts import read_bytes, refuse_wide, stdin_bytes
 
 if TYPE_CHECKING:
-    from llmcli.commands.bench.report.comparison import ComparisonReport, LoneTest, Results
+    from llmcli.commands.bench.report.comparison import ComparisonReport, Results, UnmatchedTest
 
 EPILOG = """
 Examples:
@@ -153,5 +153,5 @@ def _body(report: ComparisonReport) -> dict[str, Any]:
     }
 
 
-def _lone(test: LoneTest) -> dict[str, Any]:
+def _lone(test: UnmatchedTest) -> dict[str, Any]:
     return vars(test) | {"settings": dict(test.settings), "error": test.error or None}

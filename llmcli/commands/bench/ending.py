@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import llmcli
-from llmcli.commands.bench.report.fields import Bencher
+from llmcli.commands.bench.report.fields import BuildInfo
 from llmcli.commands.bench.report.results import BenchReport, BenchRequest
 from llmcli.commands.bench.view.formats import row_object
 from llmcli.errors import LlmcliError
@@ -24,7 +24,7 @@ from llmcli.shell.running import kernels_of
 _SECONDS = 5
 
 
-def bencher() -> Bencher:
+def bencher() -> BuildInfo:
     """The program and the machine; a number of 0 stands for an installed version.
 
     llama-bench's number counts the commits, and so does ours where there are any to count.
@@ -37,7 +37,7 @@ def bencher() -> Bencher:
         count = _git(root, "rev-list", "--count", "HEAD")
         if said and count.isdecimal():
             commit, number = said, int(count)
-    return Bencher(
+    return BuildInfo(
         build_commit=commit,
         build_number=number,
         cpu_info=machine.processor,
@@ -62,7 +62,7 @@ def _git(root: Path, *words: str) -> str:
 
 
 def bench_document(
-    report: BenchReport, by: Bencher, models: Sequence[Mapping[str, Any]]
+    report: BenchReport, by: BuildInfo, models: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Rows with the keys of `-o json` and the time of every token, ratios, ceilings."""
     return {
@@ -102,7 +102,7 @@ class NothingRan(LlmcliError):
 def finish(
     report: BenchReport,
     format: str | None,
-    by: Bencher,
+    by: BuildInfo,
     request: BenchRequest,
     models: Sequence[Mapping[str, Any]],
     out: Output,

@@ -15,7 +15,7 @@ from llmcli.ui.stats import duration
 from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
-    from llmcli.commands.bench.report.fields import Bencher
+    from llmcli.commands.bench.report.fields import BuildInfo
     from llmcli.commands.bench.view.formats import Writer
     from llmcli.commands.bench.view.markdown import TableColumns
 
@@ -47,7 +47,7 @@ class RowStream:
         self._writer = writer
 
     @classmethod
-    def of(cls, out: Output, by: Bencher, request: BenchRequest, runs: RunOptions) -> RowStream:
+    def of(cls, out: Output, by: BuildInfo, request: BenchRequest, runs: RunOptions) -> RowStream:
         """The format that `-o` says, no rows with `--json`.
 
         Where no format was given the table is as narrow as the terminal, else it is llama-bench's.

@@ -19,12 +19,12 @@ from llmcli.reports.checks import checks_document
 from llmcli.reports.numbers import counted
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
-from llmcli.shell.looking import NewTokensOptions, encode_look, token_texts
+from llmcli.shell.looking import NewTokensOptions, encode_prompt, token_texts
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import LOOKED_AT, looked_at
+from llmcli.shell.prompts import LOOKED_AT, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
@@ -110,7 +110,7 @@ def command(
     out = Output("dump", output)
     kind = None if dump.to is None else kind_of_file(dump.to, FILES)
     notes: list[str] = []
-    given = looked_at(prompt, notes.append)
+    given = prompt_or_default(prompt, notes.append)
     names: tuple[str, ...] = ()
     runs = True  # whether the model is run: parameters are there without
 
@@ -126,7 +126,7 @@ def command(
     if runs:
         for note in notes:
             out.note(note)
-        encoded = encode_look(given, template, model, loaded, new=new.generate)
+        encoded = encode_prompt(given, template, model, loaded, new=new.generate)
     report, size = _dumped(loaded, names, encoded, kind, new.generate, dump, out)
     if dump.to is not None:
         out.note(written(dump.to, counted(len(report.tensors), "tensor")))

@@ -21,15 +21,15 @@ MOST = 15  # rows that leave room for the rest on 24 lines: of more, some layers
 _COLUMNS = (
     Column("name", right=False),
     Column("NaN, ±∞"),
-    Column("shape", right=False, first_to_go=2),
-    Column("axes", right=False, first_to_go=8),
-    Column("dtype", right=False, first_to_go=7),
-    Column("norm", first_to_go=1, labelled=True),
-    Column("mean", first_to_go=4, labelled=True),
-    Column("std", first_to_go=3, labelled=True),
-    Column("min", first_to_go=6, labelled=True),
-    Column("max", first_to_go=5, labelled=True),
-    Column("formula", right=False, first_to_go=9),
+    Column("shape", right=False, drop=2),
+    Column("axes", right=False, drop=8),
+    Column("dtype", right=False, drop=7),
+    Column("norm", drop=1, labelled=True),
+    Column("mean", drop=4, labelled=True),
+    Column("std", drop=3, labelled=True),
+    Column("min", drop=6, labelled=True),
+    Column("max", drop=5, labelled=True),
+    Column("formula", right=False, drop=9),
 )
 _BAD = 1  # is there only where something is not finite
 

@@ -17,7 +17,7 @@ from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_o
 from llmcli.shell.looking import (
     NewTokensOptions,
     check_span,
-    encode_look,
+    encode_prompt,
     greedy,
     parse_numbers,
     parse_span,
@@ -26,7 +26,7 @@ from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import ExportFile, Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import looked_at
+from llmcli.shell.prompts import prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
@@ -129,9 +129,9 @@ def command(
     out = Output("experts", output)
     check_export(experts.save, FILES, show=experts.open)
     path = page_to_open("experts") if experts.open and experts.save is None else experts.save
-    given = looked_at(prompt, out.note)
+    given = prompt_or_default(prompt, out.note)
     loaded = load_model(model, out, text=given.ids is None, check=experts.check).model
-    ids = encode_look(given, template, model, loaded, new=new.generate).ids
+    ids = encode_prompt(given, template, model, loaded, new=new.generate).ids
     report = experts_report(loaded, ids, new.generate, experts, path, out)
     about = loaded.describe()
     title = model_line(about)

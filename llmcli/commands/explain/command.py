@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.anatomy.indexed import Wanted, parse
+from llmcli.anatomy.indexed import NumberRef, parse
 from llmcli.commands.explain.report import Explanation
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.observe.environment import environment
@@ -97,7 +97,7 @@ class ExplainRequest:
     `depth`: so many formulas back, None for all; `room`: the most tokens where the user says so.
     """
 
-    number: Wanted | None
+    number: NumberRef | None
     prompt: Prompt | None
     depth: int | None
     room: int | None

@@ -67,7 +67,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class LocalCheck:
     """Each formula alone, on the kernel's own inputs, against the kernel's own output.
 
     `formulas` of the steps that are shown, and of every number of so many `tensors`. The number
@@ -130,7 +130,7 @@ class Explanation:
     ok: bool
     tensors: int
     checks: tuple[Check, ...]
-    local: Local | None
+    local: LocalCheck | None
     steps: tuple[Step, ...]
 
     def view_checks(self) -> tuple[ViewCheck, ...]:

@@ -128,10 +128,10 @@ class _Writer:
         tokens = any(term.label for term in terms)
         columns = [Column(total.over)]
         if tokens:
-            columns.append(Column("token", right=False, cut=True, first_to_go=1))
+            columns.append(Column("token", right=False, cut=True, drop=1))
         last = len(total.columns) - 1  # where it is too narrow for all, the product stays
         columns += [
-            Column(name, first_to_go=0 if at == last else 2 + at)
+            Column(name, drop=0 if at == last else 2 + at)
             for at, name in enumerate(total.columns)
         ]
         rows = []

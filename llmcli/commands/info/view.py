@@ -92,7 +92,7 @@ class _Families:
         ]  # fmt: skip
         for shown in (5, 4, 3):
             columns = [
-                Column(name, right=False, cut=shown == 3 and name == "model_type", first_to_go=turn)
+                Column(name, right=False, cut=shown == 3 and name == "model_type", drop=turn)
                 for turn, name in enumerate(names[:shown])
             ]
             table = Rows(columns, [row[:shown] for row in rows])
@@ -369,7 +369,7 @@ class MemoryTable:
         columns = [
             Column("", right=False),
             *(Column(fit.device.device) for fit in fits),
-            Column("", right=False, cut=True, first_to_go=1),
+            Column("", right=False, cut=True, drop=1),
         ]
         rows = [("format", [fit.need.formats["weight_format"] for fit in fits], "of the weights")]
         parts = [

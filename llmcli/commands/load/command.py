@@ -25,7 +25,7 @@ from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import kernels_of, need_directory, note_quantize, note_tensors
+from llmcli.shell.running import kernels_of, note_quantize, note_tensors, require_cwd
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
@@ -174,7 +174,7 @@ def _require_known(checkpoint: Checkpoint) -> None:
 
 def _import_torch(checkpoint: Checkpoint, model: ModelOptions, out: Output) -> float:
     """Imports what loading takes; the seconds that it took."""
-    need_directory()
+    require_cwd()
     begin = perf_counter()
     with Progress(out, f"loading {checkpoint.name} …"), SIGNALS.abrupt():
         import torch
@@ -310,7 +310,7 @@ def load_document(report: LoadReport, lines: Sequence[LedgerLine]) -> dict[str, 
         "ledger": [_line(line) for line in lines],
         "shared": report.shared,
         "claims": report.claims,
-        "numbers": report.looked_at,
+        "numbers": report.numbers,
         "notes": report.notes,
         "fault": report.fault or None,
         "not_finite": report.not_finite or None,

@@ -106,7 +106,7 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class MetadataCheck:
     """What a file or its configuration says of the weights (`what`: where), and what they are.
 
     `must`: whether a model with another answer is refused. The others are no more than a label.
@@ -144,10 +144,10 @@ class LoadReport:
     peak_bytes: int | None
     device_bytes: int | None
     shared: tuple[Shared, ...]
-    claims: tuple[Claim, ...]
+    claims: tuple[MetadataCheck, ...]
     checks: tuple[ViewCheck, ...]
     notes: tuple[str, ...]
-    looked_at: int
+    numbers: int
     fault: str
     not_finite: str
     hint: str | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.load.report import Claim, LedgerLine, LoadReport, Numbers, Shared
+from llmcli.commands.load.report import LedgerLine, LoadReport, MetadataCheck, Numbers, Shared
 from llmcli.reports.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked, render_checks
 from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
@@ -19,15 +19,15 @@ from llmcli.ui.theme import FAINT, HEADING, one_line
 # the first two stay whatever the width; those with the largest number go below their row first
 _LEDGER = (
     Column("parameter", right=False),
-    Column("tensor", right=False, first_to_go=1),
-    Column("stored", right=False, first_to_go=2),
-    Column("in the file", first_to_go=8),
-    Column("what was done", right=False, first_to_go=3),
-    Column("mean", first_to_go=7, labelled=True),
-    Column("std", first_to_go=6, labelled=True),
-    Column("min", first_to_go=5, labelled=True),
-    Column("max", first_to_go=5, labelled=True),
-    Column("zeros", first_to_go=7, labelled=True),
+    Column("tensor", right=False, drop=1),
+    Column("stored", right=False, drop=2),
+    Column("in the file", drop=8),
+    Column("what was done", right=False, drop=3),
+    Column("mean", drop=7, labelled=True),
+    Column("std", drop=6, labelled=True),
+    Column("min", drop=5, labelled=True),
+    Column("max", drop=5, labelled=True),
+    Column("zeros", drop=7, labelled=True),
 )
 _BAD = Column("NaN, ±∞", right=False)  # stays, too, where something is not finite
 _MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
@@ -35,9 +35,9 @@ _LONGEST = 5  # stages that the short answer has
 _STAGES = (
     Column("stage", right=False),
     Column("time"),
-    Column("share", first_to_go=2),
-    Column("bytes", first_to_go=1),
-    Column("speed", first_to_go=1),
+    Column("share", drop=2),
+    Column("bytes", drop=1),
+    Column("speed", drop=1),
 )
 LABEL = "!"  # a label that is not true, which nothing depends on
 _DOUBTFUL = "yellow"
@@ -109,7 +109,7 @@ def _facts(report: LoadReport) -> Iterator[str]:
     tensors = len({line.source for line in report.lines})
     yield f"{counted(tensors, 'tensor')} in {files}"
     if report.weight_bytes is not None:
-        yield f"{counted(report.looked_at, 'parameter')}, {size(report.weight_bytes)} of memory"
+        yield f"{counted(report.numbers, 'parameter')}, {size(report.weight_bytes)} of memory"
     if report.device_bytes is not None:
         yield f"at most {size(report.device_bytes)} of {report.device}"
     if report.peak_bytes is not None:
@@ -220,7 +220,7 @@ def verdicts(report: LoadReport) -> Iterator[RenderableType]:
     if report.not_finite:
         yield Marked(BAD, one_line(report.not_finite), WRONG)
     else:
-        words = f"no NaN and no infinity in {counted(report.looked_at, 'number')}"
+        words = f"no NaN and no infinity in {counted(report.numbers, 'number')}"
         yield Marked(GOOD, words, FAINT)
     if report.ok:
         yield _verdict(report)
@@ -262,7 +262,7 @@ def _shared(shared: Shared) -> str:
     return f"{names}{more} hold the same numbers, {size(shared.bytes)} each"
 
 
-def _claim(claim: Claim) -> RenderableType:
+def _claim(claim: MetadataCheck) -> RenderableType:
     what = one_line(claim.what)
     says, holds = one_line(claim.says), one_line(claim.holds)
     if claim.ok:

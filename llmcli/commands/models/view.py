@@ -25,7 +25,7 @@ from llmcli.ui.theme import FAINT, one_line
 _COLUMNS = (
     Column("name", right=False),
     *(
-        Column(name, right=name in ("size", "files"), first_to_go=1)
+        Column(name, right=name in ("size", "files"), drop=1)
         for name in ("size", "state", "last used", "place", "files", "revision")
     ),
 )

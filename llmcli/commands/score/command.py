@@ -15,7 +15,7 @@ from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import Prompt, check_ids, looked_at, need_tokenizer, read_prompt
+from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer, prompt_or_default, read_prompt
 from llmcli.shell.running import kernels_of, load_model, require_supported
 from llmcli.shell.template import ChatOptions
 
@@ -86,7 +86,7 @@ def command(
 
     out = Output("score", output)
     on_terminal = out.out.terminal and sys.stdin is not None and sys.stdin.isatty()
-    text = looked_at(prompt, out.note) if on_terminal else read_prompt(prompt)
+    text = prompt_or_default(prompt, out.note) if on_terminal else read_prompt(prompt)
     request = ScoreRequest(text, not special.no_special, model.context_length, score.stride)
     if score.versus is not None:
         if text.conversation is not None:

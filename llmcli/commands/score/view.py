@@ -86,15 +86,15 @@ def _table(score: Score) -> RenderableType:
     """A row per token. Where the width is too little, the probability goes first: the
     log-probability says the same. Without a tokenizer there is no column of tokens.
     """
-    columns = [Column("logprob"), Column("prob", first_to_go=1), Column("rank")]
+    columns = [Column("logprob"), Column("prob", drop=1), Column("rank")]
     return _rows(score, columns, [_row(*one) for one in enumerate(score.tokens)])
 
 
 def _table_of_both(ours: Score, theirs: Score) -> RenderableType:
     """A row per token with what A and B make of it; the ranks go first, then the difference."""
     columns = [
-        Column("logprob A"), Column("logprob B"), Column("B − A", first_to_go=1),
-        Column("rank A", first_to_go=2), Column("rank B", first_to_go=2),
+        Column("logprob A"), Column("logprob B"), Column("B − A", drop=1),
+        Column("rank A", drop=2), Column("rank B", drop=2),
     ]  # fmt: skip
     rows = []
     for number, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):

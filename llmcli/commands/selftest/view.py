@@ -65,7 +65,7 @@ def _groups(groups: tuple[GroupResult, ...]) -> RenderableType:
     ]
     columns = [
         Column("", right=False), Column("property", right=False), Column("cases"),
-        Column("worst"), Column("allowed", first_to_go=2), Column("time", first_to_go=1),
+        Column("worst"), Column("allowed", drop=2), Column("time", drop=1),
     ]  # fmt: skip
     return Rows(columns, rows)
 
@@ -84,9 +84,9 @@ def _rates(rates: tuple[RateResult, ...]) -> RenderableType:
     ]
     columns = [
         Column("shape", right=False), Column("phase", right=False),
-        Column("weights", right=False, first_to_go=2),
+        Column("weights", right=False, drop=2),
         Column("tok/s"), Column("share", right=False),
-        Column("÷ transformers", labelled=True, first_to_go=1),
+        Column("÷ transformers", labelled=True, drop=1),
     ]  # fmt: skip
     return Rows(columns, rows)
 

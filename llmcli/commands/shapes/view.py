@@ -239,7 +239,7 @@ def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
 
     def field(name: str, goes: int, cell: Callable[[ShapeRow], Text]) -> Field:
         labelled, right = name in (*report.phases, "FLOPs"), name in ("bytes", "FLOPs")
-        return Field(Column(name, right=right, first_to_go=goes, labelled=labelled), cell)
+        return Field(Column(name, right=right, drop=goes, labelled=labelled), cell)
 
     if kind == "parameter":
         shapes = [field("shape", 2, lambda row: _shape(row, 0))]

@@ -26,7 +26,7 @@ _TOKEN_BYTES = 3  # of a text in each token, at least, in most texts and vocabul
 
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
+class Baseline:
     """`base`: bytes held without a model (0 on a GPU), None where that is not known.
 
     The system may not say, and a process that has computed before keeps some of what that took.
@@ -37,9 +37,9 @@ class Before:
 
 
 def measuring(
-    given: Prompt, new_tokens: int, options: ModelOptions, out: Output, found: list[Before]
+    given: Prompt, new_tokens: int, options: ModelOptions, out: Output, found: list[Baseline]
 ) -> Callable[[Checkpoint], None]:
-    """What is done with the checkpoint's headers once torch is there: puts a `Before` in `found`.
+    """What is done with the checkpoint's headers once torch is there: puts a `Baseline` in `found`.
 
     Raises UnsupportedModel, and UsageError for a device or a dtype that is not there.
     """
@@ -80,7 +80,7 @@ def measuring(
             # `runtime` without a tokenizer: the libraries' code
             code = memory_need(config, numbers, batch=1, context=1).runtime
             base = base_bytes(held, resident_bytes(), code)
-        found.append(Before(ceilings=ceilings, base=base))
+        found.append(Baseline(ceilings=ceilings, base=base))
 
     return measure
 

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.commands.timing.before import Before, measuring
+from llmcli.commands.timing.before import Baseline, measuring
 from llmcli.commands.timing.report import (
     PHASES,
     PartTime,
@@ -159,7 +159,7 @@ def command(
     out = Output("timing", output)
     timing.check()
     given = prompt_or_builtin(prompt, LOOKED_AT, out.note)
-    found: list[Before] = []
+    found: list[Baseline] = []
     before = measuring(given, timing.new_tokens, model, out, found)
     loaded = load_model(model, out, text=given.ids is None, before=before)
     begin = perf_counter()
@@ -239,16 +239,16 @@ def _title(model: Model) -> str:
 def _measured(
     model: Model,
     ids: Sequence[int],
-    before: Before,
+    before: Baseline,
     stages: Sequence[Stage],
     request: TimingRequest,
     out: Output,
 ) -> TimingReport:
     """The runs, held against the ceilings."""
     from llmcli.commands.timing.measure.report import measure_timing
-    from llmcli.observe.busy import Busy
+    from llmcli.observe.busy import CpuContention
 
-    busy = Busy()
+    busy = CpuContention()
     with Progress(out) as progress:
         report = measure_timing(
             model, ids, request, ceilings=before.ceilings, stages=stages, base=before.base,

@@ -59,7 +59,7 @@ class Worst:
             self.value, self.where = most, where
 
 
-class Proof:
+class AttentionChecks:
     """The checks that every row of every head goes through."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:

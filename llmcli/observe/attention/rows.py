@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llmcli.observe.attention.block import CELLS, Block, Tokens
-from llmcli.observe.attention.checks import Proof
+from llmcli.observe.attention.checks import AttentionChecks
 from llmcli.observe.layer_map import LayerMap, wide
 from llmcli.observe.recurrence import CHUNK, Walk, walk
 
@@ -31,8 +31,8 @@ class Rows(NamedTuple):
         return values_HtS.masked_fill(hidden, -math.inf)
 
 
-def proven(
-    proof: Proof,
+def checked_rows(
+    proof: AttentionChecks,
     of: LayerMap,
     heads: Sequence[int],
     first: int,

@@ -24,7 +24,7 @@ from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
 from llmcli.observe import formulas
 from llmcli.observe.attention.block import Block, Tokens
-from llmcli.observe.attention.checks import Proof
+from llmcli.observe.attention.checks import AttentionChecks
 from llmcli.parts.attention import forward as nn_attention
 
 OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  # of a LayerMap
@@ -186,7 +186,7 @@ def test_a_gpu_is_allowed_more_of_16_bits():
     """Nobody measured how much: `NARROW_ROUNDINGS_GPU`."""
     found = {}
     for device in ("cpu", "cuda"):
-        proof = Proof(torch.bfloat16, torch.device(device))
+        proof = AttentionChecks(torch.bfloat16, torch.device(device))
         a = torch.eye(3)[None]
         block = Block(a, 0, 0, torch.arange(1, 4), Tokens(ids_of(3), torch.device("cpu")))
         v = torch.ones(1, 3, 2)
@@ -255,7 +255,7 @@ def test_a_cache_that_is_written_wrongly(model, monkeypatch):
 
 
 def rows_of_a_block(a, scores=None):
-    proof = Proof(torch.float32, torch.device("cpu"))
+    proof = AttentionChecks(torch.float32, torch.device("cpu"))
     rows, keys = a.shape[1:]
     seen = torch.arange(1, rows + 1)
     block = Block(a, 0, 0, seen, Tokens(ids_of(keys), torch.device("cpu")))

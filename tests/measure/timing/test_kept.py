@@ -9,7 +9,7 @@ import pytest
 
 from llmcli.commands.timing.measure.clock import Marks
 from llmcli.commands.timing.measure.phase import overhead
-from llmcli.commands.timing.measure.run import MOST, InstrumentedRun, Kept, Until
+from llmcli.commands.timing.measure.run import MOST, InstrumentedRun, Kept, StoppingRule
 from llmcli.commands.timing.report import FEWEST, TIGHT, are_tight, spread_of
 from llmcli.observe.ratios import paired
 
@@ -50,7 +50,7 @@ def slow_at_first(number):
     ],
 )  # fmt: skip
 def test_how_many_pairs_are_run(bare, watched, least, most):
-    number, now = pairs_run(Until(pairs=None, begin=5.0, end=15.0), bare, watched)
+    number, now = pairs_run(StoppingRule(pairs=None, begin=5.0, end=15.0), bare, watched)
     assert least <= number <= most
     if number > 1:  # but for how much longer the last one took than the one before
         assert now <= 15.0 + 0.05
@@ -58,13 +58,13 @@ def test_how_many_pairs_are_run(bare, watched, least, most):
 
 def test_pairs_that_were_requested_are_run_however_long_they_take():
     for number in (1, 3, 40):
-        until = Until(pairs=number, end=10.0)
+        until = StoppingRule(pairs=number, end=10.0)
         assert pairs_run(until, lambda n: 0.1, lambda n: 100.0)[0] == number
 
 
 def test_how_far_it_is():
-    assert [Until(pairs=4).done(pairs, 9.0) for pairs in (0, 4)] == [(1, 5), (5, 5)]
-    until = Until(pairs=None, begin=5.0, end=15.0)
+    assert [StoppingRule(pairs=4).done(pairs, 9.0) for pairs in (0, 4)] == [(1, 5), (5, 5)]
+    until = StoppingRule(pairs=None, begin=5.0, end=15.0)
     shares = [until.done(3, now) for now in (5.0, 10.0, 99.0)]
     assert shares == [(0, 1000), (500, 1000), (1000, 1000)]
 

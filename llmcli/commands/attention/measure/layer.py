@@ -18,8 +18,8 @@ from llmcli.commands.attention.report.heads import HeadReport, LayerReport
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.model import Model
 from llmcli.observe.attention.block import Block, Tokens
-from llmcli.observe.attention.checks import Proof
-from llmcli.observe.attention.rows import Rows, proven
+from llmcli.observe.attention.checks import AttentionChecks
+from llmcli.observe.attention.rows import Rows, checked_rows
 from llmcli.observe.layer_map import LayerMap
 from llmcli.observe.recurrence import Walk, walk
 from llmcli.reports.head_metrics import HALF_LIFE, LABELS, OVERWRITTEN, RANK, USUAL
@@ -42,7 +42,7 @@ class Shared:
     metrics: tuple[str, ...]
     on_matrix: OnMatrix | None
     block_rows: int | None
-    proof: Proof
+    proof: AttentionChecks
     pairs: TopPairs
     advance: Callable[[int], None]
 
@@ -72,10 +72,10 @@ class Layer:
             self._exported = Whole(len(self.heads), most, masked, dtype)
 
     def add(self, first: int, tokens: Tokens, seen: Mapping[str, Tensor]) -> None:
-        """The rows of the queries from position `first` on; see `proven`."""
+        """The rows of the queries from position `first` on; see `checked_rows`."""
         if self.of.signed:
             self._walked = walk(self.of.recurrence(seen))
-        shown = proven(
+        shown = checked_rows(
             self._shared.proof, self.of, self.heads, first, tokens, seen, self._shared.block_rows,
             self._walked,
         )  # fmt: skip

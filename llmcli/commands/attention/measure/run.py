@@ -19,7 +19,7 @@ from llmcli.commands.attention.report.request import AttentionRequest, unknown_m
 from llmcli.engine.sampling import Sampling
 from llmcli.model import Model, dtype_name
 from llmcli.observe.attention.block import Tokens
-from llmcli.observe.attention.checks import Proof
+from llmcli.observe.attention.checks import AttentionChecks
 from llmcli.observe.cache import cache_check
 from llmcli.observe.formulas import formula_checks, some_rows, worst
 from llmcli.observe.kernel import layer_of
@@ -100,7 +100,7 @@ class _Look:
             metrics=metrics,
             on_matrix=on_matrix,
             block_rows=block_rows,
-            proof=Proof(model.dtype, model.device),
+            proof=AttentionChecks(model.dtype, model.device),
             pairs=TopPairs(request, model.config.bos),
             advance=self._advance,
         )

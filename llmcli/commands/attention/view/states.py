@@ -53,11 +53,11 @@ class _Curves:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [
             Column("head"),
-            Column("norm", right=False, first_to_go=1),
+            Column("norm", right=False, drop=1),
             Column("last"),
-            Column("rank", right=False, first_to_go=1),
+            Column("rank", right=False, drop=1),
             Column("last"),
-            Column(f"of {min(self.layer.rows, self.layer.columns)}", first_to_go=2),
+            Column(f"of {min(self.layer.rows, self.layer.columns)}", drop=2),
         ]
         numbers = [
             (f"{head.norms[-1]:.4g}", f"{head.effective_ranks[-1]:.1f}")

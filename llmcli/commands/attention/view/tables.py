@@ -135,9 +135,9 @@ def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]
     columns = [
         Column("metric", right=False),
         Column("value"),
-        Column("definition", right=False, first_to_go=1),
-        Column("rows", first_to_go=2, labelled=True),
-        Column("source", right=False, first_to_go=2),
+        Column("definition", right=False, drop=1),
+        Column("rows", drop=2, labelled=True),
+        Column("source", right=False, drop=2),
     ]
     rows = [
         [
@@ -178,7 +178,7 @@ def pair_table(
         Column("head", right=False),
         Column("query", right=False, cut=True),
         Column("key", right=False, cut=True),
-        Column("weight", first_to_go=1 if ranked else 0),
+        Column("weight", drop=1 if ranked else 0),
     ]
     columns += [Column("of its row")] if ranked else []
     rows = [_pair(pair, report, ranked) for pair in report.pairs]

@@ -10,12 +10,12 @@ from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
     Difference,
-    LoneTest,
     Rate,
     Result,
     Results,
     Side,
     Source,
+    UnmatchedTest,
 )
 from llmcli.commands.bench.report.intervals import USUAL_RUNS, interval, pool
 
@@ -138,9 +138,9 @@ def _compared(key: Key, naming: _Naming, a: Rate, b: Rate) -> ComparedTest:
     )
 
 
-def _lone(one: _Tests, two: _Tests, naming: _Naming) -> Iterator[LoneTest]:
+def _lone(one: _Tests, two: _Tests, naming: _Naming) -> Iterator[UnmatchedTest]:
     """Tests that only one side has, then rows that did not run with what the other side says."""
-    failed: list[LoneTest] = []
+    failed: list[UnmatchedTest] = []
     missed: set[tuple[Side, Key]] = set()
     for here, there in ((one, two), (two, one)):
         # what ran here as well is no counterpart of a row that failed here
@@ -150,7 +150,7 @@ def _lone(one: _Tests, two: _Tests, naming: _Naming) -> Iterator[LoneTest]:
             if other is not None:
                 missed.add((there.side, other))
             failed.append(
-                LoneTest(
+                UnmatchedTest(
                     side=here.side,
                     test=key[0],
                     settings=naming.settings(key if other is None else other),
@@ -163,7 +163,7 @@ def _lone(one: _Tests, two: _Tests, naming: _Naming) -> Iterator[LoneTest]:
         for key, rate in here.rates.items():
             if key not in there.rates and (here.side, key) not in missed:
                 settings = naming.settings(key)
-                yield LoneTest(side=here.side, test=key[0], settings=settings, rate=rate)
+                yield UnmatchedTest(side=here.side, test=key[0], settings=settings, rate=rate)
     yield from failed
 
 

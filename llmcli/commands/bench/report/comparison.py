@@ -108,7 +108,7 @@ class ComparedTest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoneTest:
+class UnmatchedTest:
     """A test of one side, or one that has no rate there: then `error` says why.
 
     `other`: the rate on the other side, None where it has no such test.
@@ -133,7 +133,7 @@ class ComparisonReport:
     a: Source
     b: Source
     tests: tuple[ComparedTest, ...]
-    lone: tuple[LoneTest, ...]
+    lone: tuple[UnmatchedTest, ...]
     differences: tuple[Difference, ...]
     unsaid: tuple[tuple[Side, str], ...]
     assumed_runs: int
@@ -147,7 +147,7 @@ class ComparisonReport:
         return tuple(test for test in self.tests if test.ratio < 1.0 - self.slower_than)
 
     @property
-    def broken(self) -> tuple[LoneTest, ...]:
+    def broken(self) -> tuple[UnmatchedTest, ...]:
         """Tests that ran in A, and are in B without a rate."""
         return tuple(
             test for test in self.lone if test.side == "b" and test.error and test.other is not None

@@ -21,7 +21,7 @@ Value = str | int | bool | float | tuple[int, ...] | tuple[float, ...] | tuple[s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bencher:
+class BuildInfo:
     """What measured: the program's commit and number, and the machine that it ran on."""
 
     build_commit: str
@@ -36,7 +36,7 @@ class Field:
 
     name: str
     kind: Kind
-    value: Callable[[BenchRow, Bencher], Value]
+    value: Callable[[BenchRow, BuildInfo], Value]
 
 
 def _constant(name: str, kind: Kind, value: Value) -> Field:
@@ -78,7 +78,7 @@ def backend(row: BenchRow) -> str:
     return found if row.engine == "llmcli" else f"{found},{row.engine}"
 
 
-def _commit(row: BenchRow, by: Bencher) -> str:
+def _commit(row: BenchRow, by: BuildInfo) -> str:
     """Of the engine: a peer's version, or its name where it is not known."""
     if row.engine == "llmcli":
         return by.build_commit
@@ -112,10 +112,10 @@ def _held(phase: str) -> tuple[Field, Field]:
     def found(row: BenchRow) -> PhasePeak | None:
         return next((peak for peak in row.peaks if peak.phase == phase), None)
 
-    def resident(row: BenchRow, by: Bencher) -> int | None:
+    def resident(row: BenchRow, by: BuildInfo) -> int | None:
         return None if (peak := found(row)) is None else peak.resident_bytes
 
-    def device(row: BenchRow, by: Bencher) -> int | None:
+    def device(row: BenchRow, by: BuildInfo) -> int | None:
         return None if (peak := found(row)) is None else peak.device_bytes
 
     return (

@@ -10,9 +10,9 @@ from rich.text import Text
 from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
-    LoneTest,
     Rate,
     Source,
+    UnmatchedTest,
     Verdict,
 )
 from llmcli.reports.numbers import counted
@@ -136,13 +136,13 @@ def _table(tests: Iterable[ComparedTest]) -> Rows:
     columns = [
         Column("test", right=False),
         *(
-            Column(field, right=False, cut=True, first_to_go=2, labelled=True)
+            Column(field, right=False, cut=True, drop=2, labelled=True)
             for field, _ in tests[0].settings
         ),
-        Column("A t/s", first_to_go=1, labelled=True),
-        Column("B t/s", first_to_go=1, labelled=True),
+        Column("A t/s", drop=1, labelled=True),
+        Column("B t/s", drop=1, labelled=True),
         Column("B/A"),
-        Column("95 % interval", first_to_go=3, labelled=True),
+        Column("95 % interval", drop=3, labelled=True),
         Column("", right=False),
     ]
     return Rows(columns, [_row(test) for test in tests], spill=True)
@@ -171,7 +171,7 @@ def _rate(rate: Rate) -> str:
     return f"{rate.mean:.2f} ± {rate.std:.2f}"
 
 
-def _lone(test: LoneTest) -> str:
+def _lone(test: UnmatchedTest) -> str:
     known = [f"{field} {_clipped(value)}" for field, value in test.settings if value]
     settings = SEPARATOR.join(known)
     name = f"{test.test} ({settings})" if known else test.test
@@ -183,7 +183,7 @@ def _lone(test: LoneTest) -> str:
     return f"no rate in {side}: {name}: {_clipped(test.error)}{other}"
 
 
-def _other(test: LoneTest) -> str:
+def _other(test: UnmatchedTest) -> str:
     return "A" if test.side == "b" else "B"
 
 

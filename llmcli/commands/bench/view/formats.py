@@ -12,7 +12,7 @@ from llmcli.commands.bench.report.fields import (
     OUR_SAMPLES,
     OURS,
     SAMPLES,
-    Bencher,
+    BuildInfo,
     Field,
     Value,
 )
@@ -49,7 +49,7 @@ def plain(field: Field, value: Value) -> str:
 class CsvWriter:
     """llama-bench's columns, then ours."""
 
-    def __init__(self, by: Bencher) -> None:
+    def __init__(self, by: BuildInfo) -> None:
         self._by = by
 
     def header(self) -> str:
@@ -70,7 +70,7 @@ class CsvWriter:
 KEYS = (*FIELDS, *SAMPLES, *OURS, *OUR_SAMPLES)
 
 
-def row_object(row: BenchRow, by: Bencher) -> dict[str, Any]:
+def row_object(row: BenchRow, by: BuildInfo) -> dict[str, Any]:
     """All keys of a row; reals have 6 decimals, which is what llama-bench writes."""
     return {field.name: _jsonable(field.value(row, by)) for field in KEYS}
 
@@ -91,7 +91,7 @@ class JsonWriter:
     Without a row it is `[]`.
     """
 
-    def __init__(self, by: Bencher) -> None:
+    def __init__(self, by: BuildInfo) -> None:
         self._by = by
         self._first = True
 
@@ -116,7 +116,7 @@ class JsonWriter:
 class JsonLinesWriter:
     """An object a line."""
 
-    def __init__(self, by: Bencher) -> None:
+    def __init__(self, by: BuildInfo) -> None:
         self._by = by
 
     def header(self) -> str:
@@ -142,7 +142,7 @@ _NUMBER = "llama_bench_rowid"
 class SqlWriter:
     """Both tables are created where they are not there yet; each row is one INSERT into each."""
 
-    def __init__(self, by: Bencher) -> None:
+    def __init__(self, by: BuildInfo) -> None:
         self._by = by
 
     def header(self) -> str:
@@ -175,13 +175,13 @@ def _names(fields: Sequence[Field]) -> str:
     return ", ".join(field.name for field in fields)
 
 
-def _quoted(field: Field, row: BenchRow, by: Bencher) -> str:
+def _quoted(field: Field, row: BenchRow, by: BuildInfo) -> str:
     """Every value in quotes, as llama-bench writes it; NULL where one of ours is not there."""
     value = field.value(row, by)
     return "NULL" if value is None else "'" + plain(field, value).replace("'", "''") + "'"
 
 
-WRITERS: dict[str, Callable[[Bencher], Writer]] = {
+WRITERS: dict[str, Callable[[BuildInfo], Writer]] = {
     "csv": CsvWriter,
     "json": JsonWriter,
     "jsonl": JsonLinesWriter,

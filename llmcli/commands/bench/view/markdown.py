@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmcli.commands.bench.report.fields import FIELDS, OURS, Bencher, backend
+from llmcli.commands.bench.report.fields import FIELDS, OURS, BuildInfo, backend
 from llmcli.commands.bench.report.llama_names import count_words, size_words
 from llmcli.commands.bench.report.results import BenchRow, Settings
 from llmcli.commands.bench.view.formats import plain
@@ -86,7 +86,7 @@ class TableColumns:
 class MarkdownWriter:
     """The table, and `build: …` below it."""
 
-    by: Bencher
+    by: BuildInfo
     columns: TableColumns
     _widths: dict[str, int] = field(init=False)
 

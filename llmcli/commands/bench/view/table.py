@@ -33,14 +33,14 @@ _Label = tuple[Column, list[str]]  # what tells rows apart: the column, and its 
 _MEASURED: tuple[tuple[Column, _Cell], ...] = (
     (Column("first token"), lambda row: _ns(_mean(row.first_ns))),
     (Column("token p50"), lambda row: _ns(percentile(row.token_ns, 50))),
-    (Column("p90", first_to_go=2), lambda row: _ns(percentile(row.token_ns, 90))),
-    (Column("p99", first_to_go=2), lambda row: _ns(percentile(row.token_ns, 99))),
-    (Column("FLOPs", first_to_go=4), lambda row: unit(row.work.flops, "") if row.work else ""),
-    (Column("full square", first_to_go=5), lambda row: _full(row)),
-    (Column("peak RSS", first_to_go=1), lambda row: _peak(row, gpu=False)),
-    (Column("peak GPU", first_to_go=1), lambda row: _peak(row, gpu=True)),
-    (Column("needs", first_to_go=1), lambda row: _bytes(row.estimated_memory_bytes)),
-    (Column("roofline", first_to_go=1), lambda row: _share(row.roofline_share)),
+    (Column("p90", drop=2), lambda row: _ns(percentile(row.token_ns, 90))),
+    (Column("p99", drop=2), lambda row: _ns(percentile(row.token_ns, 99))),
+    (Column("FLOPs", drop=4), lambda row: unit(row.work.flops, "") if row.work else ""),
+    (Column("full square", drop=5), lambda row: _full(row)),
+    (Column("peak RSS", drop=1), lambda row: _peak(row, gpu=False)),
+    (Column("peak GPU", drop=1), lambda row: _peak(row, gpu=True)),
+    (Column("needs", drop=1), lambda row: _bytes(row.estimated_memory_bytes)),
+    (Column("roofline", drop=1), lambda row: _share(row.roofline_share)),
     (Column("lower bound"), lambda row: _ns(row.roofline_ns if row.meta else None)),
 )
 
@@ -116,8 +116,8 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
     labels = _labels([ours[pair.number] for pair in pairs if pair.number in ours])
     columns = [column for column, _ in labels]
     columns += [Column("test", right=False), Column("median")]
-    columns += [Column("95 % interval", first_to_go=1), Column("pairs", first_to_go=3)]
-    columns += [Column("of the means", first_to_go=2), Column("", right=False)]
+    columns += [Column("95 % interval", drop=1), Column("pairs", drop=3)]
+    columns += [Column("of the means", drop=2), Column("", right=False)]
     rows = []
     for place, pair in enumerate(pairs):
         cells = [*(found[place] for _, found in labels), *_ratio(pair)]

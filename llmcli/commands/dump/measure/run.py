@@ -25,8 +25,8 @@ from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.model import Model, dtype_name
 from llmcli.observe.attention.block import Tokens
-from llmcli.observe.attention.checks import Proof
-from llmcli.observe.attention.rows import proven
+from llmcli.observe.attention.checks import AttentionChecks
+from llmcli.observe.attention.rows import checked_rows
 from llmcli.observe.formulas import formula_checks, formula_words, worst
 from llmcli.observe.kernel import layer_of
 from llmcli.observe.layer_map import LayerMap
@@ -95,7 +95,7 @@ class _Dump:
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
         self._caches: dict[str, list[ViewCheck]] = {}  # of what is written, and of states
-        self._proof: Proof | None = None  # of attention matrices, where there are any
+        self._proof: AttentionChecks | None = None  # of attention matrices, where there are any
         self._proven: set[int] = set()  # layers
         self._sound = True  # no number so far was NaN or infinite
         self.error = ""  # where something that is not dumped is not finite
@@ -234,10 +234,10 @@ class _Dump:
         of, device = LayerMap(self.model, layer), self.model.device
         seen = {one: self._written.kept[one][0] for one in of.reads}
         if self._proof is None:
-            self._proof = Proof(self.model.dtype, device)
+            self._proof = AttentionChecks(self.model.dtype, device)
         heads, tokens = list(range(of.heads)), Tokens(self.ids, device)
         try:
-            deque(proven(self._proof, of, heads, 0, tokens, seen), maxlen=0)
+            deque(checked_rows(self._proof, of, heads, 0, tokens, seen), maxlen=0)
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
 

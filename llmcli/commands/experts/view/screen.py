@@ -171,12 +171,12 @@ class LayersTable:
         pool = max(-(-layer.experts // room) for layer in layers)
         columns = [
             Column("layer"), Column("load", right=False),
-            Column("most", right=False, first_to_go=1),
-            Column("balance", first_to_go=2, labelled=True),
-            Column("unused", first_to_go=3, labelled=True),
-            Column("margin", first_to_go=4, labelled=True),
-            Column("min", right=False, first_to_go=5, labelled=True),
-            Column("shared", first_to_go=6, labelled=True),
+            Column("most", right=False, drop=1),
+            Column("balance", drop=2, labelled=True),
+            Column("unused", drop=3, labelled=True),
+            Column("margin", drop=4, labelled=True),
+            Column("min", right=False, drop=5, labelled=True),
+            Column("shared", drop=6, labelled=True),
         ]  # fmt: skip
         left = {"unused"} if short and not any(layer.unused for layer in layers) else set()
         if all(layer.shared_share is None for layer in layers):
@@ -254,8 +254,8 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
             number(float(layer.margins[0])), "–" if shared is None else share(shared),
         ])  # fmt: skip
     columns = [
-        Column("layer"), Column("expert: weight", right=False, cut=True, first_to_go=1),
-        Column("margin", first_to_go=3, labelled=True),
-        Column("shared", first_to_go=2, labelled=True),
+        Column("layer"), Column("expert: weight", right=False, cut=True, drop=1),
+        Column("margin", drop=3, labelled=True),
+        Column("shared", drop=2, labelled=True),
     ]  # fmt: skip
     yield Rows(columns, rows, spill=True)

@@ -11,10 +11,10 @@ import torch
 
 from llmcli import devices
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.indexed import Wanted
+from llmcli.anatomy.indexed import NumberRef
 from llmcli.commands.explain.measure.index import Axes, names, shape_in_letters, where
 from llmcli.commands.explain.measure.values import Values, local, needed_bytes
-from llmcli.commands.explain.report import Check, Explanation, Letter, Local, Step
+from llmcli.commands.explain.report import Check, Explanation, Letter, LocalCheck, Step
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.graph.evaluation.attention import Softmax
@@ -67,12 +67,12 @@ def explain(
     )  # fmt: skip
 
 
-def top_logit(model: Model, ids: Sequence[int]) -> Wanted:
+def top_logit(model: Model, ids: Sequence[int]) -> NumberRef:
     """The largest logit of the last token."""
     with torch.inference_mode():
         session = Session(model.decoder, 1, len(ids))
         logits_BV = session.extend([list(ids)], logits="last")
-    return Wanted("logits", (len(ids) - 1, int(logits_BV[0].argmax())))
+    return NumberRef("logits", (len(ids) - 1, int(logits_BV[0].argmax())))
 
 
 def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
@@ -132,7 +132,7 @@ def _derived_cells(steps: Sequence[Step]) -> dict[str, list[tuple[int, ...]]]:
 def _explanation(
     steps: tuple[Step, ...],
     checks: tuple[Check, ...],
-    alone: Local | None,
+    alone: LocalCheck | None,
     tokens: tuple[tuple[int, str], ...],
     letters: tuple[Letter, ...],
     depth: int | None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llmcli import anatomy
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.indexed import Wanted
+from llmcli.anatomy.indexed import NumberRef
 from llmcli.anatomy.names import Names
 from llmcli.commands.explain.report import Coordinate
 from llmcli.config import ModelConfig
@@ -88,7 +88,7 @@ def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
     return tuple("·".join(map(called, axis.split("·"))) for axis in spec.axes)
 
 
-def find(wanted: Wanted, known: dict[str, Axes], config: ModelConfig) -> Axes:
+def find(wanted: NumberRef, known: dict[str, Axes], config: ModelConfig) -> Axes:
     """The tensor that was meant; raises UsageError saying why it is not there, or what is."""
     name = wanted.name
     names = Names(config, sources(config))
@@ -118,7 +118,7 @@ def _by_letter(name: str, known: dict[str, Axes], config: ModelConfig) -> Axes |
     return known.get(letters.get(letter, ""))
 
 
-def _of_letter(wanted: Wanted, axes: Axes) -> UsageError:
+def _of_letter(wanted: NumberRef, axes: Axes) -> UsageError:
     """What the letter is, and for a hint the same place by its name."""
     first = f"{axes.name}[{','.join(_place(wanted, axes))}]"
     words = ",".join(word.replace(" ", "_") for word in axis_words(axes))
@@ -130,7 +130,7 @@ def _of_letter(wanted: Wanted, axes: Axes) -> UsageError:
     )
 
 
-def _place(wanted: Wanted, axes: Axes) -> list[str]:
+def _place(wanted: NumberRef, axes: Axes) -> list[str]:
     """The index that was typed where it could be one of this tensor, else its last number."""
     items = wanted.items or ()
     numbers = [item for item in items if isinstance(item, int)]
@@ -161,7 +161,7 @@ def shape_in_letters(axes: Axes) -> str:
 
 
 def place(
-    wanted: Wanted, axes: Axes, texts: Sequence[str], tokenizer: Tokenizer | None
+    wanted: NumberRef, axes: Axes, texts: Sequence[str], tokenizer: Tokenizer | None
 ) -> tuple[int, ...]:
     """The index as numbers from 0; raises UsageError naming the axis that it does not fit."""
     items = wanted.items

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llmcli.anatomy.graph import graph
-from llmcli.commands.explain.report import Local
+from llmcli.commands.explain.report import LocalCheck
 from llmcli.config import ModelConfig
 from llmcli.graph.evaluation.rule import Rule, concatenated, settled
 from llmcli.model import Model
@@ -163,7 +163,7 @@ class Values(Kernel):
             self.progress(what, len(self.derived), len(self._distance))
 
 
-def local(values: Values, shown: Mapping[str, Indices]) -> Local | None:
+def local(values: Values, shown: Mapping[str, Indices]) -> LocalCheck | None:
     """The formulas of the numbers `shown` by name, and of every tensor derived as a whole.
 
     The number that uses most of what it is allowed; where that is too much, of the first tensor
@@ -180,7 +180,7 @@ def local(values: Values, shown: Mapping[str, Indices]) -> Local | None:
         return None
     wrong = [one for one in found if one.share > 1]
     most = wrong[0] if wrong else max(found, key=lambda one: one.share)
-    return Local(
+    return LocalCheck(
         formulas=sum(map(len, shown.values())),
         tensors=len(values.whole),
         name=most.name,

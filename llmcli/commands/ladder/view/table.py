@@ -22,17 +22,17 @@ BAR = 10  # columns of the longest bar
 _COLUMNS = (
     Column("", right=True),
     Column("rung", right=False, cut=True),
-    Column("prompt", first_to_go=1),
-    Column("×", first_to_go=1),
+    Column("prompt", drop=1),
+    Column("×", drop=1),
     Column("token"),
     Column("×"),
-    Column("GEMV", first_to_go=4),
-    Column("GEMM", first_to_go=4),
-    Column("FLOPs", first_to_go=5),
-    Column("bytes", first_to_go=5),
+    Column("GEMV", drop=4),
+    Column("GEMM", drop=4),
+    Column("FLOPs", drop=5),
+    Column("bytes", drop=5),
     Column("Δ"),
-    Column("tok/s", first_to_go=3),
-    Column("log scale", right=False, first_to_go=2),
+    Column("tok/s", drop=3),
+    Column("log scale", right=False, drop=2),
 )
 
 

@@ -77,13 +77,13 @@ def _columns(count: int) -> list[Column]:
     """So many; those beyond the first ones are of other tokens, and the last ones go first."""
     first = [
         Column("layer", right=False), Column("token", right=False, cut=True),
-        Column("prob", first_to_go=1, labelled=True),
-        Column("target", first_to_go=2, labelled=True), Column("rank"),
-        Column("entropy", first_to_go=3, labelled=True), Column(_NO_NAME, right=False),
+        Column("prob", drop=1, labelled=True),
+        Column("target", drop=2, labelled=True), Column("rank"),
+        Column("entropy", drop=3, labelled=True), Column(_NO_NAME, right=False),
         Column("KL"), Column(_NO_NAME, right=False),
     ]  # fmt: skip
     others = range(count - len(first))
-    return first + [Column("" if n else "then", right=False, first_to_go=4 + n) for n in others]
+    return first + [Column("" if n else "then", right=False, drop=4 + n) for n in others]
 
 
 def _row(row: LensRow, ink: Ink, most: float, apart: float) -> list[Text]:

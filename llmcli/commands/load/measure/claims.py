@@ -12,7 +12,7 @@ from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint
 from llmcli.checkpoints.files import read_object
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.commands.load.report import Claim
+from llmcli.commands.load.report import MetadataCheck
 from llmcli.config import ModelConfig
 from llmcli.families import ignored_metadata
 from llmcli.families.family import stored_head
@@ -25,7 +25,7 @@ _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF
 
 def claims(
     checkpoint: Checkpoint, config: ModelConfig | None, tokenizer: Tokenizer | None
-) -> tuple[Claim, ...]:
+) -> tuple[MetadataCheck, ...]:
     """Each with what is true; what a file is silent about is in none of them."""
     found = [*_sizes(checkpoint, config), *_formats(checkpoint), *_parts(checkpoint)]
     if config is not None:
@@ -34,8 +34,11 @@ def claims(
     return tuple(found)
 
 
-def _claim(name: str, what: str, says: object, holds: object, ok: bool, *, must: bool) -> Claim:
-    return Claim(name=name, what=what, says=_told(says), holds=_told(holds), ok=ok, must=must)
+def _claim(
+    name: str, what: str, says: object, holds: object, ok: bool, *, must: bool
+) -> MetadataCheck:
+    says, holds = _told(says), _told(holds)
+    return MetadataCheck(name=name, what=what, says=says, holds=holds, ok=ok, must=must)
 
 
 def _told(value: object) -> str:
@@ -43,7 +46,7 @@ def _told(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)[:80]
 
 
-def _sizes(checkpoint: Checkpoint, config: ModelConfig | None) -> Iterator[Claim]:
+def _sizes(checkpoint: Checkpoint, config: ModelConfig | None) -> Iterator[MetadataCheck]:
     """The totals that an index has in its `metadata`."""
     path = checkpoint.path / INDEX
     if not os.path.isdir(checkpoint.path) or os.path.exists(checkpoint.path / SINGLE):
@@ -71,7 +74,7 @@ def _learned(config: ModelConfig | None) -> int | None:
     return None if config is None else sum(spec.count for spec in parameters(config))
 
 
-def _formats(checkpoint: Checkpoint) -> Iterator[Claim]:
+def _formats(checkpoint: Checkpoint) -> Iterator[MetadataCheck]:
     """The layout of blocks of a GGUF file; the dtype of a configuration, which is a hint only."""
     matrices = [info for info in checkpoint.tensors.values() if len(info.shape) > 1]
     held = Counter(info.format for info in matrices)
@@ -99,7 +102,7 @@ def _formats(checkpoint: Checkpoint) -> Iterator[Claim]:
         )
 
 
-def _parts(checkpoint: Checkpoint) -> Iterator[Claim]:
+def _parts(checkpoint: Checkpoint) -> Iterator[MetadataCheck]:
     """What a GGUF file in parts says of them; opening it has held the parts against each other."""
     tensors = checkpoint.metadata.get("split.tensors.count")
     if type(tensors) is int and tensors > 0:
@@ -110,7 +113,7 @@ def _parts(checkpoint: Checkpoint) -> Iterator[Claim]:
 
 def _vocabulary(
     checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer | None
-) -> Iterator[Claim]:
+) -> Iterator[MetadataCheck]:
     """Tokens need rows of the embedding; rows without a token are padding and usual."""
     said = checkpoint.metadata.get(f"{config.model_type}.vocab_size")
     if checkpoint.kind == "gguf" and said is not None:
@@ -141,7 +144,7 @@ def _end_ids(checkpoint: Checkpoint) -> Iterator[int]:
             )
 
 
-def _head(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:
+def _head(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[MetadataCheck]:
     """A head in the file of a model that is said to have none of its own: the file is believed."""
     said = (checkpoint.config or {}).get("tie_word_embeddings")
     if checkpoint.kind == "gguf" or said is not True or (head := stored_head(checkpoint)) is None:
@@ -155,7 +158,7 @@ def _head(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:
     )  # fmt: skip
 
 
-def _ignored(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:
+def _ignored(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[MetadataCheck]:
     """Metadata that has no effect, although it would for another architecture."""
     why = f"without effect: llama.cpp does not read it for `{config.model_type}` either"
     for key, value in ignored_metadata(checkpoint).items():

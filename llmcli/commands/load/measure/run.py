@@ -93,7 +93,7 @@ def measure_load(
         dtype=dtype_name(model.dtype),
         device=str(model.device),
         weight_bytes=model.weight_bytes,
-        looked_at=sum(one.count for one in numbers.values()),
+        numbers=sum(one.count for one in numbers.values()),
         shared=tuple(shared_tensors(checkpoint, model.config, tied)),
         checks=(*report.checks, filled_check(lines, model.config)),
     )
@@ -122,10 +122,9 @@ def check_files(
     lines = tuple(replace(line, numbers=numbers.get(line.source)) for line in lines)
     found = [not_finite(name, one) for name, one in numbers.items()]
     report = _report(checkpoint, about, lines, found, stages, base, peak)
-    looked_at = sum(one.count for one in numbers.values())
     unknown = () if digests or differs else (NO_DIGEST,)
     return replace(
-        report, looked_at=looked_at, confirmed=confirmed,
+        report, numbers=sum(one.count for one in numbers.values()), confirmed=confirmed,
         checks=(*report.checks, *digests, difference(OUTLIERS, _ALIKE, outliers)),
         notes=(*report.notes, *differs, *unknown),
     )  # fmt: skip
@@ -289,7 +288,7 @@ def _report(
         claims=claims(checkpoint, about.config, about.tokenizer),
         checks=(ledger_check(lines, checkpoint), layout_check(checkpoint)),
         notes=tuple(filter(None, [about.note, *notes, unread])),
-        looked_at=0,
+        numbers=0,
         fault=about.fault,
         hint=about.hint,
         not_finite=next(filter(None, faults), ""),

@@ -11,7 +11,7 @@ import torch
 from llmcli.anatomy.counts import memory_need
 from llmcli.commands.timing.measure.checks import memory_check, timing_checks
 from llmcli.commands.timing.measure.phase import Roof, phase_time
-from llmcli.commands.timing.measure.run import Job, Runs, Until, run_pairs
+from llmcli.commands.timing.measure.run import Runs, StoppingRule, TimedWorkload, run_pairs
 from llmcli.commands.timing.measure.workload import Workload, working_set
 from llmcli.commands.timing.report import (
     PhaseName,
@@ -57,11 +57,11 @@ def measure_timing(
     interrupted = False
     try:
         with _current(model.device):
-            job = Job(model, ids, new_tokens=new_tokens, batch=batch)
+            job = TimedWorkload(model, ids, new_tokens=new_tokens, batch=batch)
             begin = perf_counter()
             for number, name in enumerate(chosen, 1):
                 end = begin + request.limit_s * number / len(chosen)  # what one leaves is another's
-                until = Until(pairs=request.pairs, begin=perf_counter(), end=end)
+                until = StoppingRule(pairs=request.pairs, begin=perf_counter(), end=end)
                 run = run_pairs(job, name, until, progress=progress)
                 timed.append(phase_time(workload, name, run, roof, trace=request.trace))
                 runs[name] = run

@@ -100,7 +100,7 @@ class Runs:
     interrupted: bool
 
 
-class Job:
+class TimedWorkload:
     """`batch` times the same prompt, and `new_tokens` greedy ones after it, end-of-text or not.
 
     Raises OutOfMemory where the cache does not fit.
@@ -159,7 +159,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Until:
+class StoppingRule:
     """When a phase has run often enough: after `pairs`, or once its times are tight or its time is
     up, which began at `begin` and is over at `end` (of `perf_counter`).
     """
@@ -187,7 +187,7 @@ class Until:
 
 
 def run_pairs(
-    job: Job, phase: PhaseName, until: Until, *, clock: RunClock | None = None,
+    job: TimedWorkload, phase: PhaseName, until: StoppingRule, *, clock: RunClock | None = None,
     progress: Progress | None = None,
 ) -> Runs:  # fmt: skip
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
@@ -235,7 +235,7 @@ def run_pairs(
     )
 
 
-def _experts(job: Job, phase: PhaseName) -> dict[int, int]:
+def _experts(job: TimedWorkload, phase: PhaseName) -> dict[int, int]:
     """How many experts each mixture ran, over all calls of the phase: in a run of its own."""
     nodes = graph(job.model.config).nodes.values()
     chosen = {node.name: node.layer for node in nodes if isinstance(node.op, Choose)}
@@ -252,7 +252,7 @@ def _experts(job: Job, phase: PhaseName) -> dict[int, int]:
 
 
 def _pair(
-    job: Job, phase: PhaseName, clock: RunClock, first: RunOutput, *, bare_first: bool
+    job: TimedWorkload, phase: PhaseName, clock: RunClock, first: RunOutput, *, bare_first: bool
 ) -> tuple[float, InstrumentedRun, int]:
     """Seconds of the bare run, the instrumented one, and in how many numbers this one differs."""
     if bare_first:
@@ -264,7 +264,7 @@ def _pair(
     return bare, run, _unlike(first, out)
 
 
-def _bare(job: Job, phase: PhaseName) -> tuple[RunOutput, float]:
+def _bare(job: TimedWorkload, phase: PhaseName) -> tuple[RunOutput, float]:
     job.ready(phase)
     devices.wait_for(job.model.device)
     with quiet():
@@ -274,7 +274,9 @@ def _bare(job: Job, phase: PhaseName) -> tuple[RunOutput, float]:
         return out, perf_counter() - begin
 
 
-def _instrumented(job: Job, phase: PhaseName, clock: RunClock) -> tuple[RunOutput, InstrumentedRun]:
+def _instrumented(
+    job: TimedWorkload, phase: PhaseName, clock: RunClock
+) -> tuple[RunOutput, InstrumentedRun]:
     job.ready(phase)
     devices.wait_for(job.model.device)
     with quiet():

@@ -57,7 +57,7 @@ def render_layers(phase: PhaseTime) -> RenderableType:
     for text in last:
         text.stylize(HEADING)
     columns = [Column("layer"), Column("all" + pad)]
-    columns += [Column(part + pad, first_to_go=1 + order.index(part)) for part in parts]
+    columns += [Column(part + pad, drop=1 + order.index(part)) for part in parts]
     return LayersTable(Rows(columns, [*rows, last]), tokens, bool(unlike))
 
 

@@ -48,18 +48,18 @@ class PartsTable:
         columns = [Column("part", right=False)]
         columns.append(Column("ms a token" if self._decode else "ms"))
         if self._host:
-            columns.append(Column("host ms", first_to_go=4))
+            columns.append(Column("host ms", drop=4))
         return [
             *columns,
-            Column("share", first_to_go=1),
-            Column("", right=False, first_to_go=10),
-            Column("FLOPs", first_to_go=9),
-            Column("bytes", first_to_go=7),
-            Column("GB/s", first_to_go=bytes_go),
-            Column("GFLOP/s", first_to_go=flops_go),
-            Column("bound by", right=False, first_to_go=3),
-            Column("of ceiling", first_to_go=2),
-            Column("nearest", right=False, first_to_go=11),
+            Column("share", drop=1),
+            Column("", right=False, drop=10),
+            Column("FLOPs", drop=9),
+            Column("bytes", drop=7),
+            Column("GB/s", drop=bytes_go),
+            Column("GFLOP/s", drop=flops_go),
+            Column("bound by", right=False, drop=3),
+            Column("of ceiling", drop=2),
+            Column("nearest", right=False, drop=11),
         ]
 
     def _row(self, part: PartTime, bar: str) -> list[Text]:
@@ -123,10 +123,10 @@ class BothPhases:
         columns = [Column("ms by part", right=False)]
         for phase in self.phases:
             columns.append(Column("per token" if phase.name == "decode" else phase.name))
-            columns.append(Column("share", first_to_go=1))
-            columns.append(Column("GB/s", first_to_go=3))
-            columns.append(Column("GFLOP/s", first_to_go=4))
-            columns.append(Column("bound by", right=False, first_to_go=2))
+            columns.append(Column("share", drop=1))
+            columns.append(Column("GB/s", drop=3))
+            columns.append(Column("GFLOP/s", drop=4))
+            columns.append(Column("bound by", right=False, drop=2))
         shown, others = self._split()
         rows = [[Text(name), *self._cells([name])] for name in shown]
         if others:

@@ -88,7 +88,7 @@ def stage_words(stages: Sequence[Stage], about: Mapping[str, Any]) -> Iterator[s
         yield words
 
 
-def place_words(report: TimingReport) -> str:
+def residency(report: TimingReport) -> str:
     """Where the numbers lie that a step reads over and over."""
     ceilings = report.ceilings
     read = ceilings.read(report.working_set)
@@ -323,7 +323,7 @@ def _machine(report: TimingReport) -> Iterator[RenderableType]:
     if where == "cpu":
         where = f"{where}, {threads}"
     yield Dots([f"ceilings of this machine ({where})", *ceiling_words(report.ceilings)])
-    yield Sentence(place_words(report))
+    yield Sentence(residency(report))
     if beyond := beyond_words(report):
         yield Sentence(beyond, "yellow")
     yield Dots(list(memory_words(report)))
