@@ -122,7 +122,7 @@ class Root(TyperGroup):
         return None if entry is None else _imported(entry.module, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As typer's, with our message: raises UsageError with the closest names."""
+        """Like typer's; raises UsageError with the closest names."""
         name = args[0]
         if name not in self.entries:
             hint = _suggestion(name, self.entries, self.nested)

@@ -50,7 +50,7 @@ def _instead(words: list[str], context: Any) -> str:
 
 
 def names_a_model(word: str) -> bool:
-    """Whether it is a name of the catalog, or looks like a path of weights or an id of the hub."""
+    """Whether the word is a catalog name, or looks like a path to weights or a hub id."""
     from llmcli.checkpoints.catalog import CATALOG
     from llmcli.checkpoints.names import parse
 

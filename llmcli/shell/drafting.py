@@ -19,7 +19,7 @@ NGRAM = "ngram"
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
-    """Whether tokens are drafted, and by whom."""
+    """Speculative decoding: whether tokens are drafted, and by which model."""
 
     panel: ClassVar[str] = MODEL
     draft: str | None = opt(

@@ -62,12 +62,12 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
 
 def check_place(path: str) -> None:
     """Raises WriteFailed where the file could not be: no directory, write-protected."""
-    with _told(path):
+    with _write_errors(path):
         _check_place(path, _target(path))
 
 
 def _check_place(path: str, target: Path) -> None:
-    """The same with OSError for what the system says."""
+    """Like `check_place`, but lets OSError through."""
     if target.is_dir():
         name = target.with_name("out" + target.suffix).name
         raise WriteFailed(
@@ -95,7 +95,7 @@ def check_target(path: str) -> None:
     """
     from llmcli.checkpoints.files import was_read
 
-    with _told(path):
+    with _write_errors(path):
         try:
             status = _target(path).stat()
         except FileNotFoundError:
@@ -203,7 +203,7 @@ def launch(path: str) -> int:
 
 
 def written(path: str, holds: str) -> str:
-    """What is said of a file once it is there: its size, and what it `holds`."""
+    """The line that reports a written file: its size and content (`holds`)."""
     from llmcli.ui.stats import size
 
     target = _target(path)
@@ -223,7 +223,7 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
 
     target = _target(path)
     if _stream(target):
-        with _told(path):
+        with _write_errors(path):
             folder = TemporaryDirectory()
         with folder as name, _opened(path, Path(name, "whole"), "xb+") as file:
             yield file
@@ -233,12 +233,12 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
         return
     check_target(path)
     _remove_stale(target.parent)
-    with _told(path):
+    with _write_errors(path):
         beside, lock = _partial(target.parent)
     try:
         with _opened(path, beside, "rb+") as file:
             yield file
-        with _told(path):
+        with _write_errors(path):
             mode = target.stat().st_mode & 0o7777 if target.exists() else None
             put(beside, target, mode)
     finally:
@@ -281,18 +281,18 @@ def _target(path: str) -> Path:
 
 
 def _stream(target: Path) -> bool:
-    """Whether it is a pipe or a device, which is written as it is."""
+    """Whether the path is a pipe or device, which is written in place."""
     return os.path.exists(target) and not os.path.isfile(target)
 
 
 @contextmanager
 def _opened(path: str, target: Path, mode: str) -> Iterator[BinaryIO]:
-    with _told(path):
+    with _write_errors(path):
         raw = _File(target, mode, path)
     file = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
     try:
         yield file
-        with _told(path):
+        with _write_errors(path):
             file.close()
     finally:
         with contextlib.suppress(OSError, WriteFailed):  # what is left in the buffer is not wanted
@@ -310,12 +310,12 @@ class _File(io.FileIO):
 
     def write(self, data: Any) -> int:
         """Writes as much as the system takes at once. Raises WriteFailed."""
-        with _told(self._path):
+        with _write_errors(self._path):
             return super().write(data)
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _write_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -72,7 +72,7 @@ class Keys:
                 os.write(self._prompt.fileno(), b"\x1b[?2004l")
 
     def restore(self) -> None:
-        """As before `silent`: at its end, and at an end of the process that unwinds nothing."""
+        """Restores the modes from before `silent`; also called where the process ends at once."""
         self._unmark()
         if self._before is not None:
             change_modes(sys.stdin, self._before)
@@ -98,7 +98,7 @@ class Keys:
 
 
 def modes_of(stream: TextIO) -> list[Any] | None:
-    """Those of the terminal that `stream` is; None in its background."""
+    """The modes of the terminal behind `stream`; None for a background process."""
     try:
         terminal = stream.fileno()
         modes = termios.tcgetattr(terminal)

@@ -37,7 +37,7 @@ class GivenConversation:
         return cls(messages=({"role": "user", "content": text},))
 
     def then(self, text: str) -> GivenConversation:
-        """The same, in which the user goes on."""
+        """The conversation with one more user message."""
         return GivenConversation(
             messages=(*self.messages, *self.of(text).messages), variables=self.variables,
             transcript=self.transcript,
@@ -50,7 +50,7 @@ class GivenConversation:
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a value of JSON is meant as a conversation."""
+    """Whether a JSON value looks like a conversation."""
     return isinstance(value, dict) and (
         isinstance(value.get("messages"), list) or value.get("schema") == SCHEMA
     )

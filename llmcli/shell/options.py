@@ -122,7 +122,7 @@ class GivenPromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(GivenPromptOptions):
-    """The same for commands that read a pipe without being asked."""
+    """Prompt options of commands that read a piped stdin by default."""
 
     panel: ClassVar[str] = PROMPT
     prompt: str | None = arg(
@@ -134,7 +134,7 @@ class PromptOptions(GivenPromptOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What is written where; `main` also looks at these for errors."""
+    """Output format and destination; `main` reads them for error reporting, too."""
 
     panel: ClassVar[str] = OUTPUT
     json: bool = opt(False, "--json", "One JSON document on stdout.")
@@ -144,21 +144,21 @@ class OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedOutputOptions(OutputOptions):
-    """The same of a command whose result may be taller than the terminal."""
+    """Output options of commands whose result may be taller than the terminal."""
 
     no_pager: bool = opt(False, "--no-pager", "Show a long result without a pager.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewOutputOptions(PagedOutputOptions):
-    """The same of a command whose result is a view with checks."""
+    """Output options of commands whose result is a view with checks."""
 
     checks: bool = opt(False, "--checks", "Show every check with its value and its tolerance.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialOptions:
-    """How special tokens that are written in the text are read."""
+    """How special tokens in the text are parsed."""
 
     panel: ClassVar[str] = PROMPT
     no_special: bool = opt(

@@ -29,7 +29,7 @@ def pager_command(environ: Mapping[str, str]) -> list[str]:
 
 
 def fits(text: str, height: int) -> bool:
-    """Whether all lines of `text`, and the prompt of the shell below them, are on the screen."""
+    """Whether `text` and the shell prompt below it fit on one screen."""
     return text.count("\n") < height
 
 

@@ -28,7 +28,7 @@ from llmcli.shell.configuration.values import defaults, from_file, settable
 
 @dataclass(frozen=True)
 class Without:
-    """Of the options that it annotates, those that a command has not: they keep their defaults."""
+    """Options of the annotated dataclass that a command leaves out: they keep their defaults."""
 
     names: tuple[str, ...]
 
@@ -129,7 +129,7 @@ def opt(
 
 
 def arg(default: Any, metavar: str, help: str) -> Any:
-    """The same of an argument."""
+    """Declares a positional argument, as `opt` an option."""
     return field(default=default, metadata={"declared": Declared((), metavar, help, None, None)})
 
 
@@ -139,7 +139,7 @@ def _plain(number: float) -> str:
 
 @dataclass(frozen=True)
 class Conversion:
-    """How the text of one parameter becomes a value: `kind` is str, int, float or bool."""
+    """Converts the text of one parameter: `kind` is str, int, float or bool."""
 
     kind: type
     choices: tuple[str, ...] = ()

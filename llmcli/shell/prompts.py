@@ -226,7 +226,7 @@ def read_text(path: str) -> str:
 
 
 def read_bytes(path: str, hint: str, most: int) -> bytes:
-    """What is in a file, at most its first `most` bytes; raises UsageError with `hint`."""
+    """The first `most` bytes of a file; raises UsageError with `hint`."""
     if not path:
         raise UsageError("the name of the file is empty", hint="give its path, or leave it out")
     try:

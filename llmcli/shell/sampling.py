@@ -67,7 +67,7 @@ _GGUF_NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How the next token is chosen; None where the user did not say."""
+    """How the next token is chosen; None where the option was not given."""
 
     panel: ClassVar[str] = PANEL
     temperature: float | None = opt(
@@ -132,7 +132,7 @@ class Resolved:
 
     @property
     def greedy(self) -> bool:
-        """Whether no random number is used."""
+        """Whether sampling is deterministic."""
         return self.values["temperature"] == 0
 
     def sampling(self, seed: int) -> Sampling:
@@ -277,6 +277,6 @@ def _not_followed(
 
 
 def valid(name: str, value: Any) -> bool:
-    """Whether it is a number that this sampling option takes, a whole one where it must be."""
+    """Whether the value is a number, or an integer where the sampling option requires one."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and value in RANGES[name] and (name != "top_k" or value == int(value))

@@ -46,7 +46,7 @@ def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """Whether text is put into the model's chat template. A conversation always is."""
+    """Whether the chat template is applied to a text; to a conversation it always is."""
 
     panel: ClassVar[str] = PROMPT
     chat: bool = opt(
@@ -162,6 +162,6 @@ class TemplateOptions:
     variable: Variables = None
 
     def options(self) -> ChatOptions:
-        """The same as `generate` has them, with `--raw` for the default."""
+        """As in `generate`, with `--raw` as the default."""
         raw = not self.chat and self.system is None and not self.variable
         return ChatOptions(chat=self.chat, raw=raw, system=self.system, variable=self.variable)

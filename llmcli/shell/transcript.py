@@ -41,7 +41,7 @@ class Transcript:
     messages: tuple[Message, ...]
 
     def is_of(self, model: TextInterface) -> bool:
-        """Whether it is that model whose ids the answers have."""
+        """Whether the answers' token ids were written by this model."""
         return (self.model, self.vocabulary) == (model.name, model.config.vocab)
 
 

@@ -25,7 +25,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class HelpOptions:
-    """What is explained."""
+    """The topic or command to explain."""
 
     subject: list[str] | None = arg(
         None, "[TOPIC|COMMAND]", "A topic, or a command. [default: all are listed]"

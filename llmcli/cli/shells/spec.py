@@ -29,7 +29,7 @@ class Value:
 
     @property
     def dynamic(self) -> bool:
-        """Whether `llmcli` itself is asked, too."""
+        """Whether `llmcli` is run for candidates, too."""
         return self.kind in DYNAMIC
 
 

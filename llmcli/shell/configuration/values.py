@@ -44,7 +44,7 @@ COMMAND_LINE_ONLY: Mapping[str, str] = {
 
 
 def settable(option: Any) -> bool:
-    """Whether the option may be in the file."""
+    """Whether the option may be set in the file."""
     return not option.is_eager and not _instead(option)
 
 
@@ -94,7 +94,7 @@ def root_of(ctx: Any) -> Any:
 
 
 def from_file(ctx: Any, name: str) -> bool:
-    """Whether the value of that parameter is the configuration file's."""
+    """Whether the parameter was set by the configuration file."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "DEFAULT_MAP"
 
