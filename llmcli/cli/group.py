@@ -46,6 +46,8 @@ class Entry:
 class Command(TyperCommand):
     """A command whose help lists the options under their headings."""
 
+    configured: tuple[str, ...] = ()  # a command by itself is in no tree: see `Root`
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """typer's; the words are kept for messages, and every error knows its command."""
         ctx.meta[WORDS] = tuple(args)

@@ -389,5 +389,5 @@ def test_file_endings_are_those_of_the_command(cli, home):
         if command != "chat":
             result = cli(command, "x", option, "out.nothing", "-m", "tiny", *more)
             assert result.code == 2
-            told = result.err.split("end in ")[1].splitlines()[0]
+            told = result.err.split(": use ")[1].splitlines()[0]
             assert set(re.findall(r"\.(\w+)\b", told)) == {*endings}

@@ -52,7 +52,8 @@ def configured(monkeypatch, tmp_path):
 def parsed(command, *argv):
     """What a command would be called with, and where each value is from."""
     words = ["x"] * len([p for p in COMMANDS[command].params if p.required])
-    context = COMMANDS[command].make_context(command, [*argv, *words])
+    top = root().make_context("llmcli", [command], resilient_parsing=True)
+    context = COMMANDS[command].make_context(command, [*argv, *words], parent=top)
     sources = {name: context.get_parameter_source(name).name for name in context.params}
     return context.params, sources
 

@@ -47,8 +47,9 @@ def view(cli, weighted, mixture, monkeypatch):
 
 def small_files_only(patch):
     """And a model that is run fails."""
-    for name in ("cli.files.FILE_CAP", "cli.files.PAGE_CAP", "commands.attention.exports.FILE_CAP"):
-        patch.setattr(f"llmcli.{name}", 1000)
+    for module in ("shell.files", "commands.attention.exports"):
+        patch.setattr(f"llmcli.{module}.FILE_CAP", 1000)
+    patch.setattr("llmcli.shell.files.PAGE_CAP", 1000)
     patch.setattr(Decoder, "__call__", pytest.fail)
 
 

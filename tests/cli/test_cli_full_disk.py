@@ -41,7 +41,7 @@ FULL = "error: could not write the output: no space left on device"
 # every function that makes or fills a file, by the test that has it meet a full disk …
 WRITES = {
     "cli/test_cli_full_disk.py::test_a_file_that_a_command_writes": (
-        "cli.output:Output._save", "cli.output:write_document", "cli.output:write_file",
+        "shell.output:Output._save", "shell.output:write_document", "shell.output:write_file",
         "commands.attention.exports:_Arrays.__init__", "commands.attention.exports:_Csv.write",
         "commands.attention.exports:_Document.write", "commands.attention.exports:_Page.write",
         "commands.attention.exports:_Picture.write", "commands.chat.chat:Chat.save",
@@ -50,13 +50,13 @@ WRITES = {
         "ui.arrays:NpzWriter.write_parts",
     ),
     "cli/test_cli_full_disk.py::test_no_step_of_a_whole_file": (
-        "checkpoints.files:put", "cli.files:_partial", "cli.files:whole_file",
+        "checkpoints.files:put", "shell.files:_partial", "shell.files:whole_file",
     ),
     "cli/test_cli_full_disk.py::test_completion_is_installed_whole_or_not_at_all": (
         "cli.completion:_append", "cli.completion:install",
     ),
     "cli/test_cli_exports.py::test_a_run_that_fails_leaves_no_directory": (
-        "cli.files:page_to_open",
+        "shell.files:page_to_open",
     ),
     "cli/test_cli_chat.py::test_where_no_history_can_be_kept_it_is_not": (
         "commands.chat.typed:history_path",
@@ -88,8 +88,8 @@ WRITES = {
 ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
     "cli.completion:main": "writes this repository's own completions, for its developers",
-    "cli.keys:Keys._unmark": "to a terminal",
-    "cli.streams:give_up": "to /dev/null",
+    "shell.keys:Keys._unmark": "to a terminal",
+    "shell.streams:to_devnull": "to /dev/null",
     "commands.bench.measure.peers.peer:silent": "to /dev/null",
     "observe.peaks:_set_back": "to the kernel, below /proc",
     "text.template_renderer:TemplateRenderer._answer": "to a pipe",

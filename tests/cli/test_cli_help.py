@@ -262,7 +262,7 @@ def test_it_imports_no_torch_and_makes_no_request():
 
 def test_the_package_has_the_topics():
     """A file for each, and a pattern for them among the data of the package."""
-    folder = ROOT / "llmcli" / "commands" / "help" / "topics"
+    folder = ROOT / "llmcli" / "cli" / "help" / "topics"
     assert {file.stem for file in folder.glob("*")} == set(TOPICS)
     with (ROOT / "pyproject.toml").open("rb") as file:
         data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["llmcli"]

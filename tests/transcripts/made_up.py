@@ -58,7 +58,7 @@ def made_up_machine(monkeypatch, home):
         "llmcli.commands.timing.measure.report.measure_timing", lambda *_, **__: timing_report()
     )
     monkeypatch.setattr(
-        "llmcli.observe.busy.Busy.load",
+        "llmcli.observe.busy.CpuContention.load",
         lambda self, threads: MachineLoad(
             seconds=1.0, processors=2, threads=threads, others=0.0, stolen=0.0, load_average=None
         ),
