@@ -38,7 +38,7 @@ class Arithmetic:
     activations as they are, and for those of many rows the blocks are dequantized to `dtype`.
     `pairs`: for products with matrices that stay in bfloat16 activations are rounded to it, but not
     for those of the head and of routers. `portable`: on a processor without vector instructions
-    that we know, PyTorch's attention reads prompts, from copies of the cache in `dtype`.
+    that we know, PyTorch's attention reads prompts, from copies of a narrower cache in `dtype`.
     """
 
     dtype: str
@@ -191,10 +191,7 @@ def arithmetic(
         )  # fmt: skip
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
-    return replace(
-        Arithmetic.of(dtype), formats=formats, as_stored=bool(formats),
-        portable=kernels == "portable",
-    )  # fmt: skip
+    return replace(Arithmetic.of(dtype), formats=formats, as_stored=bool(formats))
 
 
 def quantizable(config: ModelConfig, formats: Mapping[str, str]) -> list[str]:

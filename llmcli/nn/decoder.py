@@ -153,10 +153,11 @@ class Decoder:
     @property
     def arithmetic(self) -> Arithmetic:
         """What it computes in, without torch."""
+        narrower = self.cache_dtype.itemsize < self.dtype.itemsize
         return Arithmetic(
             dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
             as_stored=self.as_stored, pairs=self.pairs, activations=self.activations,
-            portable=native.kernels_of(self.device.type) == "portable",
+            portable=narrower and native.kernels_of(self.device.type) == "portable",
         )
 
     def weight(self, name: str) -> Weight:
