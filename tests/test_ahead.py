@@ -7,18 +7,18 @@ import children
 import pytest
 import torch
 from gguf_model import metadata, shapes, write_file
+from needs import needs_kernels
 
 import llmcli.loading.ahead as ahead_module
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError
 from llmcli.formats.packed import Packed
-from llmcli.kernels import native
 from llmcli.loading.ahead import start
 from llmcli.loading.load import load_checkpoint
 from llmcli.ops.quant import quantize
 
-pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+pytestmark = needs_kernels
 
 
 def started(checkpoint, *, dtype="auto", quantize="auto", free=1 << 40):

@@ -6,6 +6,7 @@ activation has to be what its node makes of those before it, rounded so, and not
 
 import pytest
 import torch
+from needs import needs_kernels
 from small_models import ids, random_blocks, random_model
 from test_graph import FAULTS, TOKENS, planted, run
 from zoo import IN_BLOCKS
@@ -18,14 +19,13 @@ from llmcli.graph.blocks import PACKED
 from llmcli.graph.evaluation.rule import concatenated, settled
 from llmcli.graph.evaluation.rules import rules
 from llmcli.graph.ops import Project
-from llmcli.kernels import native
 from llmcli.nn.step import Edit
 from llmcli.observe.cache import filled
 from llmcli.observe.formulas import worst_number
 from llmcli.observe.kernel import Kernel
 from llmcli.ops.quant import dequantize
 
-pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+pytestmark = needs_kernels
 
 HALF_ULP = 2.0**-24
 # What a number of a sum is rounded before it is added: the activation's step (twice: once in the

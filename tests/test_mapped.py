@@ -5,6 +5,7 @@ import sys
 import children
 import pytest
 import torch
+from needs import needs_kernels
 from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli import devices
@@ -12,10 +13,9 @@ from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.errors import OutOfMemory
 from llmcli.formats.dense import writable
 from llmcli.formats.packed import Mapped
-from llmcli.kernels import native
 from llmcli.loading.load import load, load_checkpoint
 
-pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+pytestmark = needs_kernels
 
 
 def both(monkeypatch, model=None, *, little=40 << 20):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from needs import needs_kernels
 from planned import departures
 from tiny_checkpoints import LLAMA, gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
@@ -19,7 +20,6 @@ from llmcli.model import Stages
 from llmcli.ops.quant import dequantize, quantize
 from llmcli.reports.info import Device
 
-needs_kernels = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 both = pytest.mark.parametrize("quantized", ["int8", "int4"])
 
 

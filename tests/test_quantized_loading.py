@@ -7,6 +7,7 @@ import torch
 from decoder_parameters import parameters_of
 from gguf_model import metadata, shapes, write_file
 from live_tensors import Live
+from needs import needs_kernels
 from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_quantized
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
@@ -16,7 +17,6 @@ from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
 from llmcli.formats.dense import Dense
-from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import load_weights
 from llmcli.ops.quant import dequantize
@@ -302,7 +302,7 @@ def test_a_scale_of_nvfp4_that_does_not_fit_is_refused(tmp_path):
         load_tiny(tmp_path / "m.gguf")
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+@needs_kernels
 def test_experts_that_are_quantized_anew_have_each_its_own_scale(tmp_path):
     scales = [0.25, 2.0, 1.0, 0.5]
     numbers = write_nvfp4(tmp_path / "m.gguf", 4, scales) * torch.tensor(scales).view(4, 1, 1)

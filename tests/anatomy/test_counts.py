@@ -10,6 +10,7 @@ from covers import in_turn
 from decoder_parameters import decoder_in, packed_in, parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
+from needs import needs_kernels
 from torch.profiler import ProfilerActivity, profile
 
 from llmcli.anatomy.arithmetic import Arithmetic, matrices
@@ -24,7 +25,6 @@ from llmcli.anatomy.counts import (
 from llmcli.config import Branch, LayerConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.graph.blocks import RUN
-from llmcli.kernels import native
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import processor
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -154,7 +154,6 @@ def allocated(config, batch, tokens, past, numbers):
 
 
 ATTENTION, MLP = small(hidden=512).layers[0].parts
-KERNELS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 PEAKS = {
     "plain": small(), "normalized keys of their own": small(kv=8, qk_norm=True),
     "wide": small(hidden=3000), "narrow": small(hidden=64),
@@ -174,7 +173,10 @@ PEAKS = {
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    in_turn([*PEAKS], ["float32", "bfloat16", "float64", pytest.param("packed", marks=KERNELS)]),
+    in_turn(
+        [*PEAKS],
+        ["float32", "bfloat16", "float64", pytest.param("packed", marks=needs_kernels)],
+    ),
 )
 def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype):
     config = PEAKS[name]

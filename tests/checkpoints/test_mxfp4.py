@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from needs import needs_kernels
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import in_blocks, layer, llama
@@ -16,7 +17,6 @@ from llmcli.families.rules import Load, PerExpert, Rename, Rows
 from llmcli.formats.dense import Dense
 from llmcli.formats.packed import Packed
 from llmcli.graph.blocks import packed_bytes
-from llmcli.kernels import native
 from llmcli.loading.ahead import start
 from llmcli.loading.filling import fill, mapped, read_values
 from llmcli.loading.load import load_checkpoint
@@ -68,7 +68,7 @@ def test_every_code_with_every_scale(tmp_path, dtype):
     assert torch.equal(wide.to(dtype), theirs)
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_gates_and_neurons_that_take_turns(tmp_path, shards, monkeypatch):
     """As an expert's rows lie in the file: dense, some rows at a time, and in its own blocks."""
@@ -189,7 +189,7 @@ def path(tmp_path, monkeypatch):
     return tmp_path, exact
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+@needs_kernels
 def test_a_model_has_the_same_numbers_however_it_is_loaded(path, monkeypatch):
     """Dense, in blocks, read ahead, and where it does not fit into memory."""
     folder, exact = path

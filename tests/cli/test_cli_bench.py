@@ -19,6 +19,7 @@ import peer_reader
 import pytest
 import torch
 from cli_tiny import write_tiny
+from needs import needs_kernels
 from tiny_checkpoints import LLAMA
 
 import llmcli
@@ -26,7 +27,6 @@ from llmcli.cli.app import main
 from llmcli.commands.bench import ending
 from llmcli.commands.bench.measure.ours import Ours
 from llmcli.commands.bench.report.fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
-from llmcli.kernels import native
 from llmcli.observe import ceilings
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
@@ -41,7 +41,6 @@ PUBLISHED = [
     "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts",
 ]  # fmt: skip
 BEFORE = str(Path(__file__).parents[1] / "data" / "llama_bench" / "results.json")
-HAS_KERNELS = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 
 
 @pytest.fixture
@@ -204,7 +203,7 @@ def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
     assert (result.code, result.out) == (130, "[]\n")
 
 
-@HAS_KERNELS
+@needs_kernels
 def test_a_quantization_without_effect_is_said_once_a_model(bench, tmp_path):
     narrow = write_tiny(tmp_path / "narrow", weights=True, hidden_size=16)
     more = ("-p", "4,8", "-n", "0", "-t", "1,2", "-o", "none", "--dtype", "auto")
@@ -212,7 +211,7 @@ def test_a_quantization_without_effect_is_said_once_a_model(bench, tmp_path):
     assert (result.code, result.err.count("`--quantize int8` has no effect: ")) == (0, 1)
 
 
-@HAS_KERNELS
+@needs_kernels
 def test_packed_weights_say_what_is_multiplied_and_kept(bench):
     packed = rows(bench("--quantize", "int8", "--dtype", "auto", "-o", "json"))
     for row in packed:
@@ -292,10 +291,10 @@ def test_a_loaded_machine_is_said(bench, others_take):
 
 
 def test_the_program_is_named_by_its_version_where_it_is_no_checkout(monkeypatch):
-    by = ending.bencher()
+    by = ending.build_info()
     assert re.fullmatch(r"[0-9a-f]{8}", by.build_commit) or by.build_number == 0
     monkeypatch.setattr(ending, "_git", lambda root, *words: "")
-    by = ending.bencher()
+    by = ending.build_info()
     assert (by.build_commit, by.build_number) == (llmcli.__version__, 0)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from cli_tiny import write_tiny
+from needs import needs_kernels
 
 from llmcli.families import families
-from llmcli.kernels import native
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 def test_what_would_fit_of_a_model_that_does_not(cli, tmp_path):
     """On a device that is not here; each as the options themselves say it."""
     large = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
@@ -84,7 +84,7 @@ def test_families_are_listed(cli):
             assert name in shown
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+@needs_kernels
 @pytest.mark.parametrize("words", [["info"], ["shapes"], ["load"], ["generate", "--ids", "1,2"]])
 def test_a_quantization_without_effect_is_noted(cli, tmp_path, words):
     """By every command that says what is in memory: rows of 16 numbers are half a block."""

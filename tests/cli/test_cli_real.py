@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from needs import needs_kernels
 
 from llmcli.kernels import native
 
@@ -36,7 +37,7 @@ def test_an_answer_through_the_chat_template(cli, smollm2_path):
     assert document["timings"]["generated_tokens"] == 8
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+@needs_kernels
 def test_every_command_names_the_same_formats_and_bytes(cli, smollm2_path):
     path = ("-m", str(smollm2_path), "--device", "cpu", "--json")
     documents = {

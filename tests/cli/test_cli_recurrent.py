@@ -185,7 +185,7 @@ def test_what_makes_no_sense(cli, path):
         ("--what scores --layer 0 --head 0", "layer 0 has no scores: no softmax"),
         ("--what state --layer 2", "layer 2 has no state: softmax attention keeps"),
         ("--what state --map entropy", "`--map` is about maps of tokens"),
-        ("--what state -o x.png", "use .json or .csv"),
+        ("--what state -o x.png", "unsupported file type in `-o x.png`: use .json or .csv"),
     ):
         said = cli("attention", "-m", path, TEXT, *words.split())
         assert said.code == 2

@@ -7,6 +7,7 @@ import pytest
 import torch
 from continued import stream
 from covers import in_turn
+from needs import needs_kernels
 from small_models import random_decoder, random_model
 from zoo import COMPUTED, IN_BLOCKS, MODELS
 
@@ -122,7 +123,7 @@ def ropes(model):
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_packed_weights_have_the_same_bits(name, monkeypatch):
     config, formats = IN_BLOCKS[name]
@@ -223,7 +224,7 @@ def test_reading_a_long_prompt_is_not_what_a_proposal_takes():
     assert max(map(max, proposals)) <= 2
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 @pytest.mark.usefixtures("eager")
 def test_a_draft_near_its_end_proposes_what_was_recorded(monkeypatch):
     config, formats = IN_BLOCKS["llama"]
@@ -253,7 +254,7 @@ def test_tokens_are_counted_where_they_are_chosen():
     assert lying.accepted == 0 < lying.proposed
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 def test_no_more_is_read_ahead_than_there_is_memory_for(monkeypatch):
     config, formats = IN_BLOCKS["llama"]
     decoder = random_model(config, formats=formats).decoder

@@ -13,6 +13,7 @@ import torch
 from continued import stream
 from decoder_parameters import parameters_of
 from fake_model import fake_model
+from needs import needs_kernels
 from test_real_decoder import VOCAB, real_model
 
 from llmcli.anatomy.arithmetic import Arithmetic, matrices, stream_noise
@@ -20,12 +21,10 @@ from llmcli.checkpoints import locate, open_checkpoint
 from llmcli.engine import stream as engine
 from llmcli.engine.sampling import Sampling, penalized
 from llmcli.engine.ties import NearTies
-from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
 from llmcli.model import Model
 from llmcli.ops.norm import at_least_float32
 
-HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 GREEDY = Sampling(temperature=0)
 PENALIZED = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
 PROMPT = [5, 6, 7, 8]
@@ -205,7 +204,8 @@ def dequantized(model: Model) -> Model:
 
 @pytest.mark.parametrize(("narrow", "wide"), [
     ("float32", "float64"), ("float16", "float32"), ("bfloat16", "float32"),
-    pytest.param("int8", None, marks=HAS), pytest.param("int4", None, marks=HAS),
+    pytest.param("int8", None, marks=needs_kernels),
+    pytest.param("int4", None, marks=needs_kernels),
 ])  # fmt: skip
 def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
     """On tiny, against the same weights with more digits."""

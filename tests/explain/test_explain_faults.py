@@ -9,16 +9,14 @@ from blocks import configure
 from covers import in_turn
 from decoder_parameters import Times, parameters_of
 from explain_models import IDS, TEXTS, explained
+from needs import needs_kernels
 from small_models import as_model
 
 import llmcli.ops.rope
 from llmcli.commands.explain.measure.derive import explain
 from llmcli.commands.explain.measure.index import names
 from llmcli.errors import NotFinite
-from llmcli.kernels import native
 from llmcli.parts.attention import forward
-
-HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 
 # what only tokens after the prompt show, which an explanation reads in one call
 LATER = {
@@ -57,7 +55,10 @@ def sound(config, dtype):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    in_turn(list(FAULTS), [torch.float64, torch.float32, pytest.param("packed", marks=HAS)]),
+    in_turn(
+        list(FAULTS),
+        [torch.float64, torch.float32, pytest.param("packed", marks=needs_kernels)],
+    ),
 )
 def test_faults_are_found(name, dtype, monkeypatch):
     config, plant = FAULTS[name]

@@ -8,12 +8,12 @@ import torch
 from blocks import configure, ffn_of
 from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, TEXTS, explained
+from needs import needs_kernels
 
 from llmcli.commands.explain.measure.derive import explain
 from llmcli.commands.explain.measure.index import names
 from llmcli.commands.explain.measure.values import Values
 from llmcli.formats.dense import Dense
-from llmcli.kernels import native
 from llmcli.loading.load import load
 from llmcli.observe import formulas
 from llmcli.observe.rules import rules
@@ -23,8 +23,7 @@ def values_of(model):
     return Values(model, rules(model.config), IDS, TEXTS, target="logits", depth=None)
 
 
-HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
-PACKED = [pytest.param(name, "packed", marks=HAS) for name in NAMES if name != "odd"]
+PACKED = [pytest.param(name, "packed", marks=needs_kernels) for name in NAMES if name != "odd"]
 
 
 @pytest.mark.parametrize(

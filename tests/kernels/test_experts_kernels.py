@@ -10,12 +10,12 @@ import packed_twin
 import pytest
 import torch
 from kernel_sources import same
+from needs import needs_kernels
 from test_packed import file_rows, inputs
 
 from llmcli.formats.dense import Dense
 from llmcli.formats.packed import Packed, SideBySide
 from llmcli.formats.routes import Routes
-from llmcli.kernels import native
 from llmcli.ops import compiled, routing
 from llmcli.ops.product import product_float32
 from llmcli.parts.experts.config import RoutingConfig
@@ -147,7 +147,7 @@ def routes(experts, batch, count, tokens, seed=5):
 MIXTURES = [(1, 1, 1, 1), (8, 1, 3, 1), (4, 1, 4, 1), (5, 3, 2, 1), (6, 2, 3, 4), (40, 1, 8, 3)]
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
 @pytest.mark.parametrize("shape", [(16, 256), (48, 512)], ids=str)

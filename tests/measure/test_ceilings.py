@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from needs import needs_kernels
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
@@ -114,7 +115,7 @@ def test_a_dtype_is_measured_once():
     assert (exact.dtype, exact.way) == ("float64", "direct")
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+@needs_kernels
 def test_products_with_packed_weights_have_a_rate_of_their_own():
     packed = Arithmetic(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
     found = measure_ceilings(CPU, packed, threads=1, working_set=MIB, seconds=0.05)

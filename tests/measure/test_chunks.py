@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from covers import covered, in_turn
+from needs import needs_kernels
 from small_models import ids, random_decoder
 from test_view_faults import whole
 from zoo import MODELS
@@ -18,7 +19,6 @@ from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.commands.lens.measure.stream import Stream
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
-from llmcli.kernels import native
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Step, Visible
 from llmcli.ops import compiled
@@ -35,8 +35,7 @@ def short(monkeypatch):
     monkeypatch.setattr(chunks, "PROMPT_CHUNK", 4)
 
 
-HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
-ARITHMETIC = [torch.float32, pytest.param("packed", marks=HAS)]
+ARITHMETIC = [torch.float32, pytest.param("packed", marks=needs_kernels)]
 
 
 def apart(decoder, tokens, chunk=4):

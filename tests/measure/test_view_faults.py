@@ -11,6 +11,7 @@ from blocks import ffn_of, norm_of
 from covers import in_turn
 from decoder_faults import FAULTS, model
 from decoder_parameters import Times
+from needs import needs_kernels
 from small_models import as_model, ids
 
 from llmcli.anatomy.names import select
@@ -20,12 +21,10 @@ from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.formats.packed import Packed
-from llmcli.kernels import native
 from llmcli.parts.attention import forward as nn_attention
 
-HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 ARITHMETIC = [
-    torch.float32, torch.float16, torch.bfloat16, pytest.param("packed", marks=HAS)
+    torch.float32, torch.float16, torch.bfloat16, pytest.param("packed", marks=needs_kernels)
 ]  # fmt: skip
 PROMPT = tuple(ids(1, 9)[0].tolist())
 # what only a view of the whole model can see: `attention` shows the way from a layer's norm to
@@ -171,7 +170,7 @@ LOW_DIGITS = {
 }
 
 
-@HAS
+@needs_kernels
 @pytest.mark.parametrize("fault", LOW_DIGITS)
 @pytest.mark.parametrize("config", ["gpt2", "llama", "qk norm"])
 def test_a_fault_in_the_low_digits_turns_a_footer_red(fault, config, monkeypatch):

@@ -5,6 +5,7 @@
 import pytest
 import torch
 from covers import covered
+from needs import needs_kernels
 from small_models import random_decoder
 from zoo import IN_BLOCKS, MODELS
 
@@ -42,15 +43,17 @@ def test_it_computes_what_the_ordinary_step_does(name):
     assert not decoder.fixed_shapes
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_it_has_the_bits_of_the_ordinary_step_where_the_kernels_are_the_same(name):
     """Our kernels read live keys alone: neither a mask nor a bucket changes anything."""
     config, formats = IN_BLOCKS[name]
     decoder = of_small_buckets(random_decoder(config, formats=formats))
     found = compare_captured(decoder, PROMPTS, 7)
-    vectors = native.level() != "portable"  # without them, too, PyTorch has a share
-    assert found.difference <= (0 if vectors and name not in ROUNDED else 3e-5 if vectors else 1e-3)
+    allowed = 3e-5 if name in ROUNDED else 0.0
+    if native.level() == "portable":  # there PyTorch attends to prompts, whatever the heads are
+        allowed = 1e-3
+    assert found.difference <= allowed
     assert found.buckets == (8, 10)
 
 

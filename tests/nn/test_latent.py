@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from needs import needs_kernels
 from small_models import random_decoder, random_model
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import IN_BLOCKS, VOCAB, latent, llama
@@ -14,7 +15,6 @@ from llmcli.anatomy.plan import plan
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.spec import Call
-from llmcli.kernels import native
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
 from llmcli.ops import compiled
@@ -139,7 +139,7 @@ def test_edited_latents_enter_the_cache():
     assert not torch.allclose(session.extend([[3], [4]]), plain.extend([[3], [4]]))
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 def test_a_step_by_our_kernels_is_that_of_pytorch(monkeypatch):
     """Of a cache in bfloat16; where both round a latent otherwise it is by its last bit."""
     config, formats = IN_BLOCKS["latent attention, its own matrices in 16 bits"]

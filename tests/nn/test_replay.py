@@ -5,6 +5,7 @@ from time import perf_counter_ns
 
 import pytest
 import torch
+from needs import needs_kernels
 from small_models import random_model
 from zoo import COMPUTED, IN_BLOCKS
 
@@ -13,7 +14,7 @@ from llmcli.kernels import native
 from llmcli.nn.step import Edit
 from llmcli.ops import elements
 
-pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+pytestmark = needs_kernels
 
 PROMPTS = [[3, 9, 1, 4], [7, 2]]
 VECTORS = native.level() != "portable"

@@ -10,6 +10,7 @@ from itertools import cycle
 import pytest
 import torch
 from covers import in_turn
+from needs import needs_kernels
 from parity_gguf import interleave, separate, write_gguf
 from parity_models import build, opened, prompt, without_room
 from parity_reference import load_reference, reference_logprobs
@@ -17,13 +18,11 @@ from safetensors.torch import save_file
 from zoo import PACKED, TYPES, ZOO, Variant, packed, variant
 
 from llmcli.formats.packed import Mapped
-from llmcli.kernels import native
 from llmcli.ops.quant import DECODERS
 
 # d·q is exact in float32; d·q + m is not, so that float64 sees the decoder's rounding there
 EXACT = {"F64", "F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0"}
 PLAIN_FORMATS = ["F64", "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
-needs_kernels = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 
 
 @torch.no_grad()

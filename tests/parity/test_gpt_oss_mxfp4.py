@@ -10,6 +10,7 @@ import json
 import gguf
 import pytest
 import torch
+from needs import needs_kernels
 from parity_gguf import Converter
 from parity_models import build, opened, prompt, without_room
 from parity_reference import fresh_rope, precision
@@ -65,7 +66,7 @@ def test_the_same_numbers(published):
     assert off.abs().max() < 1e-9
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+@needs_kernels
 @torch.inference_mode()
 def test_experts_stay_in_their_blocks(published):
     folder, theirs = published

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from covers import covered
+from needs import needs_kernels
 from parity_gguf import write_gguf
 from parity_models import build, opened, without_room, write
 from zoo import ZOO, packed
-
-from llmcli.kernels import native
 
 TYPICAL = {one.model_type: one.name for one in ZOO if one.typical}
 
@@ -39,7 +38,7 @@ def test_sixteen_bits_stay_in_the_file(name, tmp_path, monkeypatch):
             assert (step[0] - step[1]).abs().max() <= tolerance * step[0].abs().max()
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 @pytest.mark.parametrize("format", ["Q4_0", "Q8_0"])
 @torch.no_grad()
 def test_experts_in_blocks_stay_in_the_file(format, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import decoder_faults
 import pytest
 import torch
 import torch.nn.functional as F
+from needs import needs_kernels
 
 from llmcli.cli.app import main
 from llmcli.commands.selftest.measure import arithmetic, children, machine, run
@@ -21,7 +22,6 @@ from llmcli.commands.selftest.report import (
     compare,
 )
 from llmcli.errors import WriteFailed
-from llmcli.kernels import native
 from llmcli.nn.step import Step
 from llmcli.reports.checks import ViewCheck
 
@@ -102,7 +102,7 @@ def test_planted_faults_turn_their_check_red(few, monkeypatch, plant, seen):
     assert seen in failed()
 
 
-@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@needs_kernels
 def test_a_replayed_step_that_differs_is_seen(monkeypatch):
     (group,) = (one for one in groups_of(CPU) if one.name == "replay")
     name = next(iter(group.models))

@@ -79,13 +79,13 @@ def command(
 
 def _run(request: BenchRequest, runs: RunOptions, out: Output) -> None:
     """Measures, writing each row as it is there, and ends with what the rows have in common."""
-    from llmcli.commands.bench.ending import bencher, finish, machine_words
+    from llmcli.commands.bench.ending import build_info, finish, machine_words
     from llmcli.commands.bench.measure.sweep import sweep
     from llmcli.commands.bench.streams import RowStream, Status
     from llmcli.commands.bench.suppliers import Suppliers
     from llmcli.observe.busy import CpuContention
 
-    by, status = bencher(), Status(out, lines=runs.progress)
+    by, status = build_info(), Status(out, lines=runs.progress)
     stream = RowStream.of(out, by, request, runs)
     if request.verbose:
         out.note(", ".join(machine_words()))

@@ -24,7 +24,7 @@ from llmcli.shell.running import kernels_of
 _SECONDS = 5
 
 
-def bencher() -> BuildInfo:
+def build_info() -> BuildInfo:
     """The program and the machine; a number of 0 stands for an installed version.
 
     llama-bench's number counts the commits, and so does ours where there are any to count.
