@@ -35,7 +35,7 @@ _MODULES = {
     "llmcli": (
         "llmcli.cli.tree", "llmcli.shell.running", "llmcli.commands.generate.command",
         "llmcli.commands.chat.command", "llmcli.commands.attention.command",
-        "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.observe.formulas",
+        "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.inspect.formulas",
         "tokenizers", "safetensors.torch",
     ),
     "small": ("jinja2.ext", "jinja2.sandbox"),  # for what renders chat templates

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from llmcli.anatomy.graph import graph
 from llmcli.commands.shapes.measure.tensors import ShapesRequest
 from llmcli.engine.session import Session
+from llmcli.inspect.cache import remembered
+from llmcli.inspect.kernel import mixer_of
 from llmcli.model import dtype_name
-from llmcli.observe.cache import remembered
-from llmcli.observe.kernel import mixer_of
-from llmcli.reports.numbers import together
+from llmcli.records.numbers import together
 
 
 def roots(specs):

@@ -19,10 +19,10 @@ from llmcli.graph.blocks import PACKED
 from llmcli.graph.evaluation.rule import concatenated, settled
 from llmcli.graph.evaluation.rules import rules
 from llmcli.graph.ops import Project
+from llmcli.inspect.cache import filled
+from llmcli.inspect.formulas import worst_number
+from llmcli.inspect.kernel import Kernel
 from llmcli.nn.step import Edit
-from llmcli.observe.cache import filled
-from llmcli.observe.formulas import worst_number
-from llmcli.observe.kernel import Kernel
 from llmcli.ops.quant import dequantize
 
 pytestmark = needs_kernels

@@ -1,9 +1,8 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
-    errors xdg config limits reports ← checkpoints families anatomy text ← kernels ← ops devices
-    ← formats ← nn ← model ← loading engine ← observe
-    ← measure ← shell ← commands ← cli;
-    ui sees only reports, and a command's view besides only its own report. In a command's folder
+    errors xdg config limits records ← checkpoints families anatomy text ← kernels ← ops devices
+    ← formats ← nn ← model ← loading engine ← measure ← shell ← inspect ← commands ← cli;
+    ui sees only records, and a command's view besides only its own report. In a command's folder
     `measure`, `report` and `view` (a file or a folder) are what they say, all else runs them.
     Commands do not import each other: `cli.tree` names them, and what one shows of another's.
 """
@@ -23,7 +22,7 @@ ROOT = Path(llmcli.__file__).parent
 # What lies under `assets` is data: the script there trains a model and is run by itself.
 FILES = sorted(file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "assets"))
 LAYERS = (
-    {"errors", "xdg", "config", "limits", "reports"},
+    {"errors", "xdg", "config", "limits", "records"},
     {"graph"},
     {"parts", "evaluation"},
     {"checkpoints", "families", "anatomy", "text"},
@@ -32,10 +31,11 @@ LAYERS = (
     {"nn"},
     {"model"},
     {"ahead", "loading", "engine"},
-    {"observe"},
-    {"report"},
     {"measure"},
     {"shell"},
+    {"inspect"},
+    {"report"},
+    {"command's measure"},
     {"command"},
     {"cli"},
     {"__main__"},
@@ -48,7 +48,7 @@ BESIDE = {
 }  # fmt: skip
 VIEWS = ("ui", "view")
 TORCH_FREE = {
-    *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
+    *("errors", "xdg", "config", "records", "graph", "parts", "checkpoints", "families", "anatomy"),
     *("limits", "text", "kernels", "ahead", "ui", "report", "view", "cli", "shell", "command"),
     "__main__",
 }
@@ -64,8 +64,7 @@ AT_TOP = {
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
     **{part: {"torch"} for part in (*COMPUTES, "evaluation")},
     "triton": {"torch", "triton"},  # the kernels of a card, loaded where they are used
-    "observe": {"torch", "numpy"},
-    "measure": {"torch", "numpy"},
+    **{part: {"torch", "numpy"} for part in ("inspect", "measure", "command's measure")},
 }
 # … and what may be imported inside a function, wherever that is.
 INSIDE = {
@@ -97,8 +96,9 @@ def part_of(module):
     if folder.startswith("llmcli.parts.") and file in ("config", "forward"):
         return {"config": "config", "forward": "nn"}[file]
     if folder.startswith("llmcli.commands."):
-        kind = module.split(".")[3:4]
-        return kind[0] if kind and kind[0] in ("measure", "report", "view") else "command"
+        kind = module.split(".")[3:4] or [""]
+        parts = {"measure": "command's measure", "report": "report", "view": "view"}
+        return parts.get(*kind, "command")
     return module.split(".")[1] if "." in module else ""
 
 
@@ -167,7 +167,7 @@ def layer_faults(module, targets):
         if other in ("", me):
             continue
         if me in VIEWS:
-            allowed = other in ("reports", "ui") or (me == "view" and other == "report")
+            allowed = other in ("records", "ui") or (me == "view" and other == "report")
         elif other in VIEWS:
             allowed = me in ("cli", "shell", "command")
         else:
@@ -303,13 +303,14 @@ ops.x: from llmcli.kernels import native: yes
 ops.x: from llmcli.formats.weight import Weight: no
 kernels.x: from llmcli.ops import linear: no
 ui.x: from llmcli.errors import LlmcliError: no
-ui.x: from llmcli.reports import Report: yes
-observe.x: from llmcli.ui import theme: no
+ui.x: from llmcli.records import Report: yes
+measure.x: from llmcli.shell.output import Output: no
+inspect.x: from llmcli.ui import theme: no
 cli.x: from llmcli.ui import theme: yes
 shell.x: from llmcli.cli.tree import root: no
 commands.x.command: from llmcli.cli.tree import root: no
 cli.x: from llmcli.shell.output import Output: yes
-commands.x.view: from llmcli.observe import observe: no
+commands.x.view: from llmcli.inspect import observe: no
 commands.x.measure: from llmcli.commands.x.report import Report: yes
 commands.x.look: from llmcli.commands.y.report import Report: no
 commands.x.view.y: from llmcli.commands.y.view.x import view: no

@@ -20,7 +20,7 @@ from llmcli.graph.spec import DTYPE_BYTES, TensorSpec
 from llmcli.graph.workspace import Reading
 from llmcli.parts.ple.part import layer_embedding_workspace
 from llmcli.parts.registry import part_of
-from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts, StateNeed
+from llmcli.records.info import LayerType, MemoryNeed, ParameterCounts, StateNeed
 
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`Session.prefill`)
 

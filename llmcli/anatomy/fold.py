@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from llmcli.config import ModelConfig
 from llmcli.graph.spec import TensorSpec
-from llmcli.reports.numbers import spans
+from llmcli.records.numbers import spans
 
 # a layer's number where a name or a formula has one: `blocks.3.`, `cache.3.`, `H of block 3`
 _NUMBER = re.compile(r"((?<=blocks\.)\d+|(?<=cache\.)\d+|(?<=of block )\d+)")

@@ -24,7 +24,7 @@ from llmcli.graph.node import Node, State
 from llmcli.graph.ops import Gate, LookUp, Mix, Project, Rotate, visible_keys
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 
 Works = tuple[tuple[str, int | None, PartWork], ...]  # part, layer, what it takes
 Ran = Mapping[int, int]  # layer → how many experts ran there, over all calls

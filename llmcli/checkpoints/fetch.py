@@ -30,7 +30,7 @@ from llmcli.errors import (
     NetworkError,
     WriteFailed,
 )
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 _CHUNK = 1 << 20
 SCRATCH = ".fetch-"  # begins the names of temporary directories

@@ -168,7 +168,7 @@ def _options(command: Any, context: Any, endings: Sequence[str]) -> tuple[Spec, 
 def _value(command: str, option: Any, endings: Sequence[str]) -> Value:
     """What the value of an option can be."""
     from llmcli.checkpoints.catalog import CATALOG
-    from llmcli.reports.head_metrics import METRICS
+    from llmcli.records.head_metrics import METRICS
 
     metavar, name = str(option.metavar or ""), str(option.name)
     choices: Sequence[str] = getattr(getattr(option, "conversion", None), "choices", ())

@@ -11,7 +11,7 @@ from typing import Literal
 
 from llmcli.graph.ops import Letter, Op, Sizes, size
 from llmcli.graph.spec import Call
-from llmcli.reports.numbers import best_groups
+from llmcli.records.numbers import best_groups
 
 
 @dataclass(frozen=True, kw_only=True)

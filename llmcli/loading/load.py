@@ -27,7 +27,7 @@ from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.parameters import Memory
 from llmcli.parts.attention.config import FrequencyFactors, LongRopeScaling, RopeConfig
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 from llmcli.text import load_tokenizer
 from llmcli.text.interface import ending_ids
 

@@ -23,7 +23,7 @@ from llmcli.loading.scales import check_scale
 from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import check_format, quantize
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 # Bytes of weights from which on threads are worth it. Below it they save a few hundredths of a
 # second where nothing else runs; where something does they wait for each other after each of

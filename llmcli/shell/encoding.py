@@ -12,7 +12,7 @@ from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
-    from llmcli.reports.text import TokenPiece
+    from llmcli.records.text import TokenPiece
     from llmcli.text import Tokenizer
     from llmcli.text.interface import TextInterface
 

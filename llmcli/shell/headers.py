@@ -14,7 +14,7 @@ from llmcli.shell.running import open_checkpoint_of
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
-    from llmcli.reports.info import Device
+    from llmcli.records.info import Device
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import CheckFailed
-from llmcli.reports.checks import ViewCheck, checks_document
+from llmcli.records.checks import ViewCheck, checks_document
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
 from llmcli.shell.files import open_file, whole_file, written

@@ -14,10 +14,10 @@ from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
 from llmcli.loading.ahead import Ahead, start
 from llmcli.loading.arithmetic import quantize_without_effect
-from llmcli.observe.memory import cpu, machine_devices
-from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
-from llmcli.reports.numbers import counted
-from llmcli.reports.text import PhasePeak
+from llmcli.measure.memory import cpu, machine_devices
+from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
+from llmcli.records.numbers import counted
+from llmcli.records.text import PhasePeak
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output

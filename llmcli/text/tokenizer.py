@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UsageError
-from llmcli.reports.text import TokenPiece
+from llmcli.records.text import TokenPiece
 from llmcli.text.portions import PORTION, divisible, portions
 from llmcli.text.specials import SpecialToken, split_specials
 from llmcli.text.spelling import Spelling, literal_bytes

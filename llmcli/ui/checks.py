@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.theme import FAINT, one_line
 

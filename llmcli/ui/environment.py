@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmcli.reports.environment import Environment
-from llmcli.reports.numbers import counted
+from llmcli.records.environment import Environment
+from llmcli.records.numbers import counted
 from llmcli.ui.theme import one_line
 
 

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from llmcli.reports.matrix import Matrix
+from llmcli.records.matrix import Matrix
 from llmcli.ui.cells import Ink, Line, cut, fitted, padded, painted
 from llmcli.ui.layout import WIDEST, Dotted
 from llmcli.ui.palette import Scale

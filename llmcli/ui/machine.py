@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from llmcli.reports.ceilings import Ceilings
+from llmcli.records.ceilings import Ceilings
 from llmcli.ui.rates import unit
 from llmcli.ui.stats import size
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmcli.reports.info import StateNeed
+from llmcli.records.info import StateNeed
 from llmcli.ui.stats import size
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.theme import CONFIDENCE, FAINT
 

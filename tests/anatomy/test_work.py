@@ -31,7 +31,7 @@ from llmcli.engine.session import Session
 from llmcli.families import find
 from llmcli.graph.spec import Call
 from llmcli.nn.decoder import Decoder
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 
 FLOAT32 = Arithmetic.of("float32")
 BFLOAT16 = Arithmetic.of("bfloat16")

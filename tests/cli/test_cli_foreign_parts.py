@@ -25,9 +25,9 @@ import llmcli.anatomy.graph
 from llmcli.config import ModelConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.inspect import ceilings
 from llmcli.loading.load import load
 from llmcli.nn.step import Edit
-from llmcli.observe import ceilings
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import GateClamp, MlpConfig

@@ -22,14 +22,14 @@ from cli_tiny import write_tiny
 from full_disk import largest_file
 
 import llmcli
-import llmcli.observe.ceilings
+import llmcli.measure.ceilings
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.cli.app import main
 from llmcli.cli.tree import ENTRIES, NESTED
 from llmcli.commands.selftest.measure import run
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.errors import WriteFailed
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 from llmcli.shell import files
 from llmcli.shell.files import whole_file
 
@@ -91,7 +91,7 @@ ELSEWHERE = {
     "shell.keys:Keys._unmark": "to a terminal",
     "shell.streams:to_devnull": "to /dev/null",
     "commands.bench.measure.peers.peer:silent": "to /dev/null",
-    "observe.peaks:_set_back": "to the kernel, below /proc",
+    "measure.peaks:_set_back": "to the kernel, below /proc",
     "text.template_renderer:TemplateRenderer._answer": "to a pipe",
 }
 
@@ -136,8 +136,8 @@ def alone(monkeypatch, tmp_path):
     """Caches of its own, and ceilings measured in less time: their values are nothing here."""
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    quick = partial(llmcli.observe.ceilings.measure_ceilings, seconds=0.01)
-    monkeypatch.setattr(llmcli.observe.ceilings, "measure_ceilings", quick)
+    quick = partial(llmcli.measure.ceilings.measure_ceilings, seconds=0.01)
+    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     check = GroupResult(
         check=ViewCheck(name="a", words="b", value=0, tolerance=0), models=1, seconds=0

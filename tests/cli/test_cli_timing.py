@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 import llmcli.commands.timing.measure.phase
 import llmcli.commands.timing.measure.report
 import llmcli.loading.load
-import llmcli.observe.ceilings
+import llmcli.measure.ceilings
 import llmcli.shell.files
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import step_bytes
@@ -48,7 +48,7 @@ def measured(monkeypatch, runs):
 
     An item for each time that they were asked for.
     """
-    done, plain = [], llmcli.observe.ceilings.measure_ceilings
+    done, plain = [], llmcli.measure.ceilings.measure_ceilings
 
     def quick(*args, **options):
         done.append("ceilings")
@@ -57,7 +57,7 @@ def measured(monkeypatch, runs):
             runs[of] = plain(*args, **options, seconds=0.05)
         return runs[of]
 
-    monkeypatch.setattr(llmcli.observe.ceilings, "measure_ceilings", quick)
+    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
     return done
 
 

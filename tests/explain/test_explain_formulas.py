@@ -12,11 +12,11 @@ from zoo import stretched
 
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
-from llmcli.observe import formulas
-from llmcli.observe.formulas import formula_checks, formula_inputs, worst
-from llmcli.observe.rules import rules
+from llmcli.inspect import formulas
+from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
+from llmcli.inspect.rules import rules
 from llmcli.parts.attention.config import DynamicScaling, LongRopeScaling
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 LONG = {
     "dynamic": stretched(DynamicScaling(factor=2.0, original=5)),

@@ -14,9 +14,9 @@ from llmcli.commands.explain.measure.derive import explain
 from llmcli.commands.explain.measure.index import names
 from llmcli.commands.explain.measure.values import Values
 from llmcli.formats.dense import Dense
+from llmcli.inspect import formulas
+from llmcli.inspect.rules import rules
 from llmcli.loading.load import load
-from llmcli.observe import formulas
-from llmcli.observe.rules import rules
 
 
 def values_of(model):

@@ -20,8 +20,8 @@ from zoo import BLOCKS
 from llmcli.commands.explain.measure.index import names
 from llmcli.commands.explain.measure.values import needed_bytes
 from llmcli.errors import OutOfMemory
+from llmcli.inspect.rules import rules
 from llmcli.loading.load import load
-from llmcli.observe.rules import rules
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,12 +10,12 @@ from needs import needs_kernels
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.inspect import ceilings as module
+from llmcli.inspect import rates
 from llmcli.kernels import native
-from llmcli.observe import ceilings as module
-from llmcli.observe import rates
-from llmcli.observe.ceilings import cpu_caches, measure_ceilings
-from llmcli.observe.peaks import Peak, resident_bytes
-from llmcli.reports.ceilings import Ceilings, ReadRate
+from llmcli.measure.ceilings import cpu_caches, measure_ceilings
+from llmcli.measure.peaks import Peak, resident_bytes
+from llmcli.records.ceilings import Ceilings, ReadRate
 
 CPU = torch.device("cpu")
 MIB = 2**20

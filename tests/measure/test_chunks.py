@@ -13,7 +13,7 @@ from small_models import ids, random_decoder
 from test_view_faults import whole
 from zoo import MODELS
 
-import llmcli.observe.chunks as chunks
+import llmcli.inspect.chunks as chunks
 from llmcli.anatomy.graph import graph
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.commands.lens.measure.stream import Stream

@@ -18,15 +18,15 @@ from zoo import MODELS
 
 import llmcli.commands.dump.measure.run as dump_module
 import llmcli.devices
-import llmcli.observe.parts as parts_module
+import llmcli.inspect.parts as parts_module
 from llmcli.anatomy.names import known
 from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.errors import OutOfMemory
 from llmcli.formats.dense import Dense
+from llmcli.inspect.statistics import Statistics
 from llmcli.model import dtype_name
 from llmcli.nn.step import Step
-from llmcli.observe.statistics import Statistics
 from llmcli.parts.attention import forward as nn_attention
 
 IDS = (5, 17, 3, 17, 42, 8, 30)

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from llmcli.commands.generate.measure import Stopwatch
+from llmcli.inspect import busy
+from llmcli.inspect import environment as module
 from llmcli.kernels import native
-from llmcli.observe import busy
-from llmcli.observe import environment as module
-from llmcli.observe.busy import CpuContention
-from llmcli.observe.environment import environment, memory_bytes
-from llmcli.reports.machine_load import MachineLoad
+from llmcli.measure.busy import CpuContention
+from llmcli.measure.environment import environment, memory_bytes
+from llmcli.records.machine_load import MachineLoad
 
 
 def test_the_header_says_what_torch_says():

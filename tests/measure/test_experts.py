@@ -120,7 +120,7 @@ def test_where_all_are_chosen_nothing_is_refused():
 def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
     of = random_model(MODELS[name])
     whole = looked(of)
-    monkeypatch.setattr("llmcli.observe.chunks.PROMPT_CHUNK", 4)
+    monkeypatch.setattr("llmcli.inspect.chunks.PROMPT_CHUNK", 4)
     chunked = looked(of)
     assert red(chunked) == set()
     assert "chunks" in {check.name for check in chunked.checks}

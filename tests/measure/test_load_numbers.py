@@ -16,8 +16,8 @@ import llmcli.commands.load.measure.numbers as numbers_module
 from llmcli.commands.load.measure.numbers import parameter_numbers
 from llmcli.commands.load.measure.run import NO_DIGEST
 from llmcli.commands.load.report import Numbers, pooled
-from llmcli.observe.peaks import Peak
-from llmcli.observe.statistics import Statistics
+from llmcli.inspect.statistics import Statistics
+from llmcli.measure.peaks import Peak
 
 NAN, INF = math.nan, math.inf
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -144,7 +144,7 @@ def test_a_transposed_parameter_is_not_copied_whole(monkeypatch):
     monkeypatch.setattr(
         Statistics, "add", lambda self, part: (seen.append(part.numel()), plain(self, part))
     )
-    monkeypatch.setattr("llmcli.observe.parts.AT_ONCE", 64)
+    monkeypatch.setattr("llmcli.inspect.parts.AT_ONCE", 64)
     slot = torch.randn(16, 32).t()
     found = parameter_numbers(slot, turned=True)
     assert max(seen) <= 64

@@ -30,7 +30,7 @@ from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.ple.config import PleConfig
 from llmcli.parts.ssm.config import SsmConfig
-from llmcli.reports.info import Device
+from llmcli.records.info import Device
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
 GPU = Device(device="cuda:0", name="y", total_bytes=1 << 40, free_bytes=10_000, bfloat16=True)

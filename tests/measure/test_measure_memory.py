@@ -18,14 +18,14 @@ from llmcli import OPENMP_THREADS, devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UsageError
 from llmcli.families import plan, translate
+from llmcli.inspect import memory
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processors
 from llmcli.loading.load import arithmetic_on
-from llmcli.observe import memory
-from llmcli.observe.fit import chosen_arithmetic
-from llmcli.observe.memory import cpu, machine_devices, nvidia_gpus
+from llmcli.measure.fit import chosen_arithmetic
+from llmcli.measure.memory import cpu, machine_devices, nvidia_gpus
 from llmcli.ops import processor
-from llmcli.reports.info import Device
+from llmcli.records.info import Device
 
 FORMATS = ("F32", "F16", "BF16", "F64", "Q4_0")
 STORED = [set(some) for n in range(4) for some in itertools.combinations(FORMATS, n)]

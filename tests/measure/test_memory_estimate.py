@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.observe.peaks import resident_bytes
+from llmcli.measure.peaks import resident_bytes
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

@@ -14,8 +14,8 @@ from llmcli import anatomy, devices
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.spec import Call
-from llmcli.observe.observe import observe
-from llmcli.observe.quiet import quiet
+from llmcli.inspect.observe import observe
+from llmcli.measure.quiet import quiet
 
 GREEDY = Sampling(temperature=0.0)
 IDS = [(5 * i + 1) % VOCAB for i in range(9)]

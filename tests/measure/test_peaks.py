@@ -10,9 +10,9 @@ import torch
 from fake_process import MIB, FakeProcess
 
 from llmcli.commands.generate.measure import Stopwatch
-from llmcli.observe import peaks as module
-from llmcli.observe.environment import memory_bytes
-from llmcli.observe.peaks import Peak, highest_bytes, resident_bytes
+from llmcli.inspect import peaks as module
+from llmcli.measure.environment import memory_bytes
+from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 
 PAGE = 4096
 resets = pytest.mark.skipif(not module._set_back(), reason="the mark cannot be set back here")

@@ -11,8 +11,8 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
 from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
 from llmcli.families import translate
+from llmcli.inspect.kernel import origin
 from llmcli.loading.load import load_checkpoint
-from llmcli.observe.kernel import origin
 
 SCALE = "model.layers.1.mlp.up_proj.weight_scale_inv"
 FAULTS = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmcli.observe.recurrence import walk
+from llmcli.inspect.recurrence import walk
 from llmcli.ops.recurrence import Inputs, Map, recur_chunks
 
 

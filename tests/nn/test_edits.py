@@ -12,8 +12,8 @@ from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.recurrence import Cut
 from llmcli.graph.spec import Call
+from llmcli.inspect.formulas import formula_checks, formula_inputs
 from llmcli.nn.step import Edit, Step
-from llmcli.observe.formulas import formula_checks, formula_inputs
 from llmcli.parts.attention import forward as attention
 
 TOKENS = torch.tensor([[5, 17, 3, 17, 42, 8, 30]])

@@ -9,8 +9,8 @@ from zoo import MODELS, VOCAB
 
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
+from llmcli.inspect.statistics import Statistics
 from llmcli.nn.decoder import Decoder
-from llmcli.observe.statistics import Statistics
 from llmcli.ops.quant.codes import mxfp4
 
 META = torch.device("meta")

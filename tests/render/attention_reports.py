@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport, Pair
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.head_metrics import Label, Metric
-from llmcli.reports.matrix import Matrix
+from llmcli.records.checks import ViewCheck
+from llmcli.records.head_metrics import Label, Metric
+from llmcli.records.matrix import Matrix
 
 METRICS = (
     Metric(

@@ -19,8 +19,8 @@ from llmcli.commands.bench.report.results import Test as Counts
 from llmcli.commands.bench.view.formats import CsvWriter
 from llmcli.commands.bench.view.markdown import MarkdownWriter, TableColumns
 from llmcli.commands.bench.view.table import render_beside
-from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
-from llmcli.reports.work import PartWork
+from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.work import PartWork
 
 BY = BuildInfo(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
 DEFAULT = replace(

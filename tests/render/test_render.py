@@ -14,10 +14,10 @@ from llmcli.commands.env.view import Settings, render_environment
 from llmcli.commands.explain.view import number
 from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.view import full_stats, short_stats
-from llmcli.reports.environment import Environment
-from llmcli.reports.info import NO_FORMATS
-from llmcli.reports.models import ago
-from llmcli.reports.text import PhasePeak, Timings
+from llmcli.records.environment import Environment
+from llmcli.records.info import NO_FORMATS
+from llmcli.records.models import ago
+from llmcli.records.text import PhasePeak, Timings
 from llmcli.ui import rates, stats, theme
 from llmcli.ui.heatmap import brief
 from llmcli.ui.letters import LETTERS, letter_lines

@@ -8,7 +8,7 @@ from drawn import shown
 
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
 from llmcli.commands.dump.view import render_dump
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 CHECK = ViewCheck(name="formulas", words="2 tensors follow", value=0.25, tolerance=1.0)
 

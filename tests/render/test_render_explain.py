@@ -6,7 +6,7 @@ from drawn import changes, shown
 
 from llmcli.commands.explain.report import Check, Coordinate, Explanation, Letter, LocalCheck, Step
 from llmcli.commands.explain.view import render_explanation
-from llmcli.reports.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Fact, Sum, Term
 
 
 def step(**changes):

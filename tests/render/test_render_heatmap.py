@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.color import ColorSystem
 
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 from llmcli.ui.cells import Ink, fitted, painted
 from llmcli.ui.checks import render_checks
 from llmcli.ui.heatmap import ColourBar, Heatmap, Panels, pooled, ticks

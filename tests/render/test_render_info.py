@@ -10,9 +10,9 @@ from rich.cells import cell_len
 
 from llmcli.commands.info import report as facts
 from llmcli.commands.info.view import render_families, render_info
-from llmcli.reports import info
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.work import PartWork
+from llmcli.records import info
+from llmcli.records.checks import ViewCheck
+from llmcli.records.work import PartWork
 
 NEED = info.MemoryNeed(
     formats=dict.fromkeys(info.NO_FORMATS, "bfloat16"), batch=2, context=8192, weights=3 << 30,

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.commands.lens.view.export import lens_csv
 from llmcli.commands.lens.view.screen import render_lens, room
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 ROWS = ("blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post", "blocks.1.resid_post")
 # the third is not among the rows that are shown

@@ -17,7 +17,7 @@ from llmcli.commands.load.report import (
     Stage,
 )
 from llmcli.commands.load.view import render_check, render_load
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 NUMBERS = Numbers(
     count=2000, mean=0.25, std=1.0, low=-2.0, high=3.0, zeros=1, nan=0, infinite=0, negative=0,

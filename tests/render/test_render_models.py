@@ -7,7 +7,7 @@ from dataclasses import replace
 from drawn import shown
 
 from llmcli.commands.models.view import render_models, render_pulled, render_removal
-from llmcli.reports import models as made
+from llmcli.records import models as made
 
 NOW = 1_800_000_000.0
 

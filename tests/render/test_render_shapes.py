@@ -7,7 +7,7 @@ from rich.text import Text
 
 from llmcli.commands.shapes import report as made
 from llmcli.commands.shapes import view as views
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.letters import axis_line
 

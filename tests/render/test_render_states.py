@@ -6,8 +6,8 @@ from drawn import lines_of
 
 from llmcli.commands.attention.report.states import HeadStates, LayerStates, StatesReport
 from llmcli.commands.attention.view.states import render_states, states_csv
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.matrix import Matrix
+from llmcli.records.checks import ViewCheck
+from llmcli.records.matrix import Matrix
 from llmcli.ui.heatmap import pooled
 
 

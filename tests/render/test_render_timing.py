@@ -10,8 +10,8 @@ from timing_reports import CEILINGS, IN_LAYERS, LAYERS, timing_report
 
 from llmcli.commands.timing.view.layers import outliers, times_by_layer
 from llmcli.commands.timing.view.screen import render_opening, render_timing
-from llmcli.reports.ceilings import ReadRate
-from llmcli.reports.environment import Environment
+from llmcli.records.ceilings import ReadRate
+from llmcli.records.environment import Environment
 
 TITLE = "m (float32 on cpu)"
 MACHINE = Environment(

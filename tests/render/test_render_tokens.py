@@ -7,7 +7,7 @@ from rich.text import Text
 
 from llmcli.commands.tokens.report import TokensReport
 from llmcli.commands.tokens.view import render_tokens
-from llmcli.reports.text import TokenPiece
+from llmcli.records.text import TokenPiece
 
 REPORT = TokensReport(
     text="hi [b]", rendered=None, bytes=6, vocabulary=99, bos=1, adds_bos=True, eos=(2, 5),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmcli.commands.timing import report as made
-from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.work import PartWork
+from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.checks import ViewCheck
+from llmcli.records.work import PartWork
 
 LAYERS = 4
 PRODUCTS = ("qkv", "out", "ffn_up", "ffn_down")  # a weight each, in every layer

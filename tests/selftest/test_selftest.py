@@ -23,7 +23,7 @@ from llmcli.commands.selftest.report import (
 )
 from llmcli.errors import WriteFailed
 from llmcli.nn.step import Step
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 CPU = torch.device("cpu")
 FEW = ("llama", "gpt2", "layers that differ", "experts", "short convolutions", "gated deltanet")

@@ -20,8 +20,8 @@ from timing_reports import timing_report
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import locate
 from llmcli.commands.timing.report import Stage
-from llmcli.reports.environment import Environment
-from llmcli.reports.machine_load import MachineLoad
+from llmcli.records.environment import Environment
+from llmcli.records.machine_load import MachineLoad
 
 # which kernels computed is shown for what was measured alone
 MACHINE = {
@@ -58,16 +58,16 @@ def made_up_machine(monkeypatch, home):
         "llmcli.commands.timing.measure.report.measure_timing", lambda *_, **__: timing_report()
     )
     monkeypatch.setattr(
-        "llmcli.observe.busy.CpuContention.load",
+        "llmcli.measure.busy.CpuContention.load",
         lambda self, threads: MachineLoad(
             seconds=1.0, processors=2, threads=threads, others=0.0, stolen=0.0, load_average=None
         ),
     )
     monkeypatch.setattr(
-        "llmcli.observe.environment.Environment", lambda **of: Environment(**of | MACHINE)
+        "llmcli.measure.environment.Environment", lambda **of: Environment(**of | MACHINE)
     )
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
-    for name in ("observe.ceilings.measure_ceilings", "commands.ladder.command._measured"):
+    for name in ("measure.ceilings.measure_ceilings", "commands.ladder.command._measured"):
         _once(monkeypatch, f"llmcli.{name}")
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     # `--threads` is shown; beside another worker a second thread would only wait for the first

@@ -24,7 +24,7 @@ from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, state_of
 from llmcli.checkpoints.hub.marks import absent, emptied, unverified
 from llmcli.checkpoints.split import part_names
-from llmcli.reports.models import CacheUse, StoredModel
+from llmcli.records.models import CacheUse, StoredModel
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo, CachedRevisionInfo

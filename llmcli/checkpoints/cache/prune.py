@@ -27,7 +27,7 @@ from llmcli.checkpoints.cache.removal import (
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.fetch import SCRATCH
 from llmcli.checkpoints.hub.files import SMALL
-from llmcli.reports.models import ago
+from llmcli.records.models import ago
 
 _VERSION = re.compile(r"(?P<name>.+)-[0-9a-f]{12}")
 _UNLOCKED_S = 3600.0  # after which a partial download without a lock file is stale

@@ -26,7 +26,7 @@ from llmcli.checkpoints.files import shown, why
 from llmcli.checkpoints.names import HubId, parse, typed
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
-from llmcli.reports.models import Place, Removal
+from llmcli.records.models import Place, Removal
 
 if TYPE_CHECKING:
     from huggingface_hub import (

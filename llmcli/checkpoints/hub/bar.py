@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmcli.errors import CheckpointError, NetworkError
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 
 class Counted:

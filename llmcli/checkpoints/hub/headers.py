@@ -20,7 +20,7 @@ from llmcli.checkpoints.hub.files import choose, shards_of
 from llmcli.checkpoints.hub.listing import Listing, listed
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 _FIRST = 100_000  # bytes of a weight file to begin with: most headers of safetensors are shorter
 _MAX_FILE = 1 << 43  # what every file system holds; the hub's largest are a hundredth of that

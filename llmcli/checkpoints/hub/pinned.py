@@ -20,7 +20,7 @@ from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.hub.listing import SHA256
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, NetworkError, WriteFailed
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 _SECONDS = 3.0
 

@@ -17,7 +17,7 @@ from llmcli.commands.attention.prompt import Reading
 from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.errors import UsageError
-from llmcli.observe.environment import environment
+from llmcli.measure.environment import environment
 from llmcli.shell.files import check_export
 from llmcli.shell.looking import NewTokensOptions
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions

@@ -17,8 +17,8 @@ from llmcli.commands.attention.options import ViewOptions
 from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
 from llmcli.errors import UsageError
-from llmcli.reports.matrix import What
-from llmcli.reports.numbers import spans
+from llmcli.records.matrix import What
+from llmcli.records.numbers import spans
 from llmcli.shell.files import FILE_CAP, check_size, kind_of_file, page_to_open, whole_file
 from llmcli.shell.looking import token_texts
 from llmcli.shell.output import ExportFile, write_document, write_file

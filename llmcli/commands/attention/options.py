@@ -20,14 +20,14 @@ from llmcli.commands.attention.report.request import (
 )
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
-from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, Metric
-from llmcli.reports.numbers import spans
+from llmcli.records.head_metrics import METRICS, MOST_RANKED, RANK, Metric
+from llmcli.records.numbers import spans
 from llmcli.shell.looking import check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
     from llmcli.config import ModelConfig
-    from llmcli.reports.matrix import What
+    from llmcli.records.matrix import What
 
 HEADS, VIEW = "Heads", "View"
 FILES = ("safetensors", "npz", "json", "csv", "html", "png")

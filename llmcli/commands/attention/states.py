@@ -10,8 +10,8 @@ from llmcli.commands.attention.options import HeadOptions, ViewOptions
 from llmcli.commands.attention.prompt import Reading
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
-from llmcli.observe.environment import environment
-from llmcli.reports.numbers import spans
+from llmcli.measure.environment import environment
+from llmcli.records.numbers import spans
 from llmcli.shell.files import check_export
 from llmcli.shell.looking import parse_numbers
 from llmcli.shell.output import ExportFile, Output

@@ -83,7 +83,7 @@ def _run(request: BenchRequest, runs: RunOptions, out: Output) -> None:
     from llmcli.commands.bench.measure.sweep import sweep
     from llmcli.commands.bench.streams import RowStream, Status
     from llmcli.commands.bench.suppliers import Suppliers
-    from llmcli.observe.busy import CpuContention
+    from llmcli.measure.busy import CpuContention
 
     by, status = build_info(), Status(out, lines=runs.progress)
     stream = RowStream.of(out, by, request, runs)

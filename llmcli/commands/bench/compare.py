@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
-from llmcli.observe.environment import environment
+from llmcli.measure.environment import environment
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg, opt

@@ -13,10 +13,10 @@ from llmcli.commands.bench.report.fields import BuildInfo
 from llmcli.commands.bench.report.results import BenchReport, BenchRequest
 from llmcli.commands.bench.view.formats import row_object
 from llmcli.errors import LlmcliError
-from llmcli.observe.environment import environment
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.checks import checks_document
-from llmcli.reports.numbers import counted
+from llmcli.measure.environment import environment
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.checks import checks_document
+from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.output import Output
 from llmcli.shell.running import kernels_of

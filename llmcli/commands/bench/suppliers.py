@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.bench.measure.engine import Counted, Engine
     from llmcli.commands.bench.measure.loader import Loader
-    from llmcli.reports.ceilings import Ceilings
-    from llmcli.reports.checks import ViewCheck
+    from llmcli.records.ceilings import Ceilings
+    from llmcli.records.checks import ViewCheck
 
 
 class Suppliers:
@@ -117,7 +117,7 @@ class Suppliers:
         import torch
 
         from llmcli.devices import resolve_device
-        from llmcli.observe.ceilings import measure_ceilings
+        from llmcli.measure.ceilings import measure_ceilings
         from llmcli.ui.machine import ceiling_words
 
         meta = engine.info.device == "meta"

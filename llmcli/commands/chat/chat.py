@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
-from llmcli.observe.environment import environment
-from llmcli.reports.numbers import counted
+from llmcli.measure.environment import environment
+from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, Terminated
 from llmcli.shell.options import TOKEN_LIMIT
 from llmcli.shell.output import Output, write_document
@@ -28,7 +28,7 @@ from llmcli.ui.theme import FAINT, one_line
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
     from llmcli.engine.messages import Message
-    from llmcli.reports.environment import Environment
+    from llmcli.records.environment import Environment
 
 
 ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop

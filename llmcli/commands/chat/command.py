@@ -15,7 +15,7 @@ from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.commands.chat.slash import COMMANDS, Draft, Exit, completions, dispatch, recall
 from llmcli.commands.chat.typed import Lines, lines_of, with_files
 from llmcli.errors import CheckpointError, LlmcliError, UsageError, as_out_of_memory
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.shell.configuration.values import names_from_file
 from llmcli.shell.drafting import DraftOptions
 from llmcli.shell.exits import SIGNALS, Stopped, tell

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.shell.output import Output, make_console
 from llmcli.text.segments import gap
 from llmcli.ui.theme import FAINT, printable

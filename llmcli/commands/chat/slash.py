@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from llmcli.commands.chat.chat import NAMES, Chat
 from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
 from llmcli.errors import UsageError
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.looking import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require

@@ -14,9 +14,9 @@ from llmcli.commands.dump.report import DumpReport
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckFailed, NotFinite, UsageError
 from llmcli.families.sources import sources
-from llmcli.observe.environment import environment
-from llmcli.reports.checks import checks_document
-from llmcli.reports.numbers import counted
+from llmcli.measure.environment import environment
+from llmcli.records.checks import checks_document
+from llmcli.records.numbers import counted
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
 from llmcli.shell.looking import NewTokensOptions, encode_prompt, token_texts

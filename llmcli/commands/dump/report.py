@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 
 @dataclass(frozen=True, kw_only=True)

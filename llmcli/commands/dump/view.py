@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, WRONG
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line

@@ -21,7 +21,7 @@ from llmcli.commands.env.report import (
 from llmcli.errors import UsageError
 from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
-from llmcli.observe.environment import environment
+from llmcli.measure.environment import environment
 from llmcli.shell.configuration.file import place, read
 from llmcli.shell.configuration.values import VARIABLES, examined, names_from_file, root_of
 from llmcli.shell.options import ModelOptions, PagedOutputOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmcli.reports.environment import Environment
+from llmcli.records.environment import Environment
 
 
 @dataclass(frozen=True, kw_only=True)

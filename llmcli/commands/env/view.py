@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.env.report import ConfigurationReport, EnvironmentReport, Setting
-from llmcli.reports.environment import Environment
-from llmcli.reports.numbers import counted
+from llmcli.records.environment import Environment
+from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR, Dotted
 from llmcli.ui.stats import size
 from llmcli.ui.theme import FAINT, HEADING, one_line

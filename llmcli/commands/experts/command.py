@@ -11,8 +11,8 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.experts.report import ExpertsReport
 from llmcli.errors import UsageError
 from llmcli.graph.routing import Choose
-from llmcli.observe.environment import environment
-from llmcli.reports.numbers import counted, spans
+from llmcli.measure.environment import environment
+from llmcli.records.numbers import counted, spans
 from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_open
 from llmcli.shell.looking import (
     NewTokensOptions,

@@ -24,14 +24,14 @@ from llmcli.engine.session import Session
 from llmcli.graph.evaluation import routing as evaluation
 from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh
+from llmcli.inspect.chunks import ChunkProof, read_in_chunks
+from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
+from llmcli.inspect.kernel import Kernel, layer_of
+from llmcli.inspect.observe import continued
+from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
-from llmcli.observe.chunks import ChunkProof, read_in_chunks
-from llmcli.observe.formulas import formula_checks, formula_inputs, worst
-from llmcli.observe.kernel import Kernel, layer_of
-from llmcli.observe.observe import continued
-from llmcli.observe.rules import rules
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.progress import Progress
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
 
 AnyOp = TypeVar("AnyOp", bound=Op)
 

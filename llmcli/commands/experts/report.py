@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 if TYPE_CHECKING:
     import numpy as np

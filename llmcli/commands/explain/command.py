@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmcli.anatomy.indexed import NumberRef, parse
 from llmcli.commands.explain.report import Explanation
 from llmcli.errors import CheckFailed, UsageError
-from llmcli.observe.environment import environment
+from llmcli.measure.environment import environment
 from llmcli.shell.encoding import check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output

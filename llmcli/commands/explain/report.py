@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.explanation import Fact, Sum, Term
-from llmcli.reports.numbers import counted
+from llmcli.records.checks import ViewCheck
+from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.records.numbers import counted
 
 
 @dataclass(frozen=True, kw_only=True)

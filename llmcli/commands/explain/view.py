@@ -12,8 +12,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from llmcli.commands.explain.report import Coordinate, Explanation, Step
-from llmcli.reports.explanation import Fact, Sum, Term
-from llmcli.reports.numbers import counted
+from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, render_checks
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.letters import letter_lines

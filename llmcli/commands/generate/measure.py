@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from llmcli.observe.held import Held
-from llmcli.observe.peaks import highest_bytes
-from llmcli.reports.text import NearTie, PhasePeak, Timings
+from llmcli.measure.held import Held
+from llmcli.measure.peaks import highest_bytes
+from llmcli.records.text import NearTie, PhasePeak, Timings
 
 if TYPE_CHECKING:
     import torch

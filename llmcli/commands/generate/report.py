@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.reports.environment import Environment
-from llmcli.reports.text import NearTie, Timings
+from llmcli.records.environment import Environment
+from llmcli.records.text import NearTie, Timings
 
 
 @dataclass(frozen=True, kw_only=True)

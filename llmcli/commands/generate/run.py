@@ -11,8 +11,8 @@ from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.writers import Collector, TextWriter, TokenWriter, Writer
 from llmcli.errors import LlmcliError
-from llmcli.observe.environment import environment
-from llmcli.reports.text import Generated
+from llmcli.measure.environment import environment
+from llmcli.records.text import Generated
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.exits import SIGNALS, Stopped
 from llmcli.shell.output import Output

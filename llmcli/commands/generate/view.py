@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.generate.report import Statistics
-from llmcli.reports.numbers import counted
-from llmcli.reports.text import NearTie, Timings
+from llmcli.records.numbers import counted
+from llmcli.records.text import NearTie, Timings
 from llmcli.ui.layout import SEPARATOR, filled
 from llmcli.ui.rates import speed
 from llmcli.ui.stats import draft_words, duration, model_line, size

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmcli.reports.text import Alternative, Generated, TokenLogprob
+from llmcli.records.text import Alternative, Generated, TokenLogprob
 from llmcli.shell.output import Output, colour_system, dumps
 from llmcli.text.segments import Answer, AnswerParts
 from llmcli.ui.theme import confidence_style, printable

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.observe.environment import environment
-from llmcli.reports.info import NO_FORMATS, Device
+from llmcli.measure.environment import environment
+from llmcli.records.info import NO_FORMATS, Device
 from llmcli.shell.headers import chosen_devices, opened_headers
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -70,7 +70,7 @@ class InfoOptions:
 
     def devices(self, name: str) -> tuple[Device, ...]:
         """Those that memory is counted for. Raises UsageError for what is no size or not there."""
-        from llmcli.observe.memory import machine_devices
+        from llmcli.measure.memory import machine_devices
 
         if self.memory is None:
             return chosen_devices(name, machine_devices())

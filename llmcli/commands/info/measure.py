@@ -34,10 +34,10 @@ from llmcli.families import (
     translate,
 )
 from llmcli.graph.spec import DTYPE_BYTES, Call
-from llmcli.observe.fit import Run, chosen_arithmetic, fit, unscaled
-from llmcli.reports.checks import ViewCheck, difference
-from llmcli.reports.info import Device, DeviceFit
-from llmcli.reports.work import PartWork
+from llmcli.measure.fit import Run, chosen_arithmetic, fit, unscaled
+from llmcli.records.checks import ViewCheck, difference
+from llmcli.records.info import Device, DeviceFit
+from llmcli.records.work import PartWork
 from llmcli.text import load_tokenizer
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llmcli.errors import UnsupportedModel
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.info import DeviceFit, LayerType, ParameterCounts
+from llmcli.records.checks import ViewCheck
+from llmcli.records.info import DeviceFit, LayerType, ParameterCounts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from llmcli.commands.info.report import (
     ModelFacts,
     TokenizerFacts,
 )
-from llmcli.reports.info import DeviceFit, LayerType, MemoryNeed
-from llmcli.reports.numbers import counted, spans
+from llmcli.records.info import DeviceFit, LayerType, MemoryNeed
+from llmcli.records.numbers import counted, spans
 from llmcli.ui.layout import Column, Dotted, Rows, filled
 from llmcli.ui.memory import state_words
 from llmcli.ui.rates import scaled

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.commands.ladder.report import LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.observe.environment import environment
+from llmcli.measure.environment import environment
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import Stopped
 from llmcli.shell.files import check_target, kind_of_file

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.commands.lens.report import LensReport
 from llmcli.errors import UsageError
-from llmcli.observe.environment import environment
-from llmcli.reports.numbers import counted
+from llmcli.measure.environment import environment
+from llmcli.records.numbers import counted
 from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_open
 from llmcli.shell.looking import (
     NewTokensOptions,

@@ -17,9 +17,9 @@ from llmcli.anatomy.missing import near_ends
 from llmcli.checkpoints.names import parse
 from llmcli.commands.load.report import OUTLIERS, LedgerLine, LoadReport
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
-from llmcli.observe.environment import environment
-from llmcli.reports.checks import checks_document
-from llmcli.reports.info import NO_FORMATS
+from llmcli.measure.environment import environment
+from llmcli.records.checks import checks_document
+from llmcli.records.info import NO_FORMATS
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 OUTLIERS = "outliers"  # the check that finds numbers that are probable of no tensor
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.load.report import LedgerLine, LoadReport, MetadataCheck, Numbers, Shared
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked, render_checks
 from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
 from llmcli.ui.rates import unit

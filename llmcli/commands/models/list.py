@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmcli.observe.environment import environment
-from llmcli.reports.models import ModelsReport
+from llmcli.measure.environment import environment
+from llmcli.records.models import ModelsReport
 from llmcli.shell.options import PagedOutputOptions
 from llmcli.shell.output import Output
 

@@ -11,7 +11,7 @@ from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import typed
 from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError
-from llmcli.observe.environment import environment
+from llmcli.measure.environment import environment
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg

@@ -15,8 +15,8 @@ from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import HubId, hub_name, parse
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.observe.environment import environment
-from llmcli.reports.models import PulledModel
+from llmcli.measure.environment import environment
+from llmcli.records.models import PulledModel
 from llmcli.shell.exits import SIGNALS, tell
 from llmcli.shell.options import MODEL, OutputOptions
 from llmcli.shell.output import Output

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import UsageError
-from llmcli.observe.environment import environment
-from llmcli.reports.models import RemovalReport
+from llmcli.measure.environment import environment
+from llmcli.records.models import RemovalReport
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg, opt

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.reports.models import (
+from llmcli.records.models import (
     ModelsReport,
     PulledModel,
     Removal,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmcli.commands.score.measure import compare, measure_score
 from llmcli.commands.score.report import Score, ScoredToken
 from llmcli.errors import UsageError
-from llmcli.observe.environment import environment
+from llmcli.measure.environment import environment
 from llmcli.shell.encoding import pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.shell.output import Output

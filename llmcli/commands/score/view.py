@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.commands.score.report import Comparison, Score, ScoredToken
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, HEADING, confidence_style, one_line, quoted
 from llmcli.ui.token_text import percent

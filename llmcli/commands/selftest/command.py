@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from llmcli.commands.selftest.report import Receipt, SelftestReport
 from llmcli.errors import UsageError
-from llmcli.observe.environment import environment
+from llmcli.measure.environment import environment
 from llmcli.shell.files import kind_of_file
 from llmcli.shell.options import ViewOutputOptions
 from llmcli.shell.output import ExportFile, Output

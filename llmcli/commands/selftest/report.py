@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.checks import ViewCheck
 
 
 @dataclass(frozen=True, kw_only=True)

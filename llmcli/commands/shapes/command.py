@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.observe.environment import environment
-from llmcli.reports.info import NO_FORMATS
+from llmcli.measure.environment import environment
+from llmcli.records.info import NO_FORMATS
 from llmcli.shell.encoding import check_fits, encode
 from llmcli.shell.headers import chosen_devices, opened_headers
 from llmcli.shell.looking import parse_numbers, token_texts
@@ -209,8 +209,8 @@ def _show_headers(
     from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
     from llmcli.commands.shapes.measure.tensors import model_shapes
     from llmcli.families import plan, translate
-    from llmcli.observe.fit import chosen_arithmetic
-    from llmcli.observe.memory import cpu, machine_devices
+    from llmcli.measure.fit import chosen_arithmetic
+    from llmcli.measure.memory import cpu, machine_devices
 
     # a driver is queried for its GPUs only where one may be meant
     devices = (cpu(),) if options.device == "cpu" else machine_devices()

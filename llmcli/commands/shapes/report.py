@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.info import StateNeed
+from llmcli.records.checks import ViewCheck
+from llmcli.records.info import StateNeed
 
 Kind = Literal["parameter", "activation", "state"]
 

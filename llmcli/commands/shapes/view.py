@@ -19,7 +19,7 @@ from llmcli.commands.shapes.report import (
     ShapeTensor,
     Stored,
 )
-from llmcli.reports.numbers import counted, spans
+from llmcli.records.numbers import counted, spans
 from llmcli.ui.layout import GAP, Column, Dotted, Rows
 from llmcli.ui.letters import axis_line
 from llmcli.ui.memory import state_words

@@ -20,7 +20,7 @@ from llmcli.shell.prompts import Prompt
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
-    from llmcli.reports.ceilings import Ceilings
+    from llmcli.records.ceilings import Ceilings
 
 _TOKEN_BYTES = 3  # of a text in each token, at least, in most texts and vocabularies
 
@@ -51,8 +51,8 @@ def measuring(
         from llmcli import devices
         from llmcli.families import plan, translate
         from llmcli.loading.load import arithmetic_on
-        from llmcli.observe.ceilings import measure_ceilings
-        from llmcli.observe.peaks import resident_bytes
+        from llmcli.measure.ceilings import measure_ceilings
+        from llmcli.measure.peaks import resident_bytes
 
         config, rules = translate(checkpoint)
         device = devices.resolve_device(options.device)

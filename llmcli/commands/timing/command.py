@@ -20,9 +20,9 @@ from llmcli.commands.timing.report import (
 )
 from llmcli.commands.timing.view.trace import trace_size
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.observe.environment import environment
-from llmcli.reports.numbers import counted
-from llmcli.reports.work import PartWork
+from llmcli.measure.environment import environment
+from llmcli.records.numbers import counted
+from llmcli.records.work import PartWork
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
@@ -246,7 +246,7 @@ def _measured(
 ) -> TimingReport:
     """The runs, held against the ceilings."""
     from llmcli.commands.timing.measure.report import measure_timing
-    from llmcli.observe.busy import CpuContention
+    from llmcli.measure.busy import CpuContention
 
     busy = CpuContention()
     with Progress(out) as progress:

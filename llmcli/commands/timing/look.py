@@ -16,7 +16,7 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
 
     from llmcli.commands.timing.measure.report import measure_timing
     from llmcli.commands.timing.view.screen import render_timing
-    from llmcli.observe.ceilings import measure_ceilings
+    from llmcli.measure.ceilings import measure_ceilings
 
     model, tokens = chat.model, min(len(chat.ids), chat.room - WRITTEN)
     with Progress(chat.out) as progress:

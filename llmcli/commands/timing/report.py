@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import quantiles
 from typing import Literal
 
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.machine_load import MachineLoad
-from llmcli.reports.work import PartWork
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.checks import ViewCheck
+from llmcli.records.machine_load import MachineLoad
+from llmcli.records.work import PartWork
 
 # What a part waits for: `memory`, a cache (`L3`) or `compute` where it reaches at least half of
 # that ceiling; else `calls`, where starting its operations explains at least half of the rest; else

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.tokens.report import TokensReport
 from llmcli.errors import CheckpointError
-from llmcli.observe.environment import environment
-from llmcli.reports.info import NO_FORMATS
+from llmcli.measure.environment import environment
+from llmcli.records.info import NO_FORMATS
 from llmcli.shell.encoding import pieces
 from llmcli.shell.headers import opened_headers
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions

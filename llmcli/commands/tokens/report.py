@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcli.reports.text import TokenPiece
+from llmcli.records.text import TokenPiece
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.tokens.report import TokensReport
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, HEADING, SPECIAL, printable, quoted
 

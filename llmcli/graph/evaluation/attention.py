@@ -21,7 +21,7 @@ from llmcli.graph.evaluation.rule import (
     symbol,
     total,
 )
-from llmcli.reports.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Fact, Sum, Term
 
 
 class Score(Rule[ops.Score]):

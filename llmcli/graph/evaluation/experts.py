@@ -21,7 +21,7 @@ from llmcli.graph.evaluation.rule import (
     size,
     total,
 )
-from llmcli.reports.explanation import Fact
+from llmcli.records.explanation import Fact
 
 
 class ExpertProject(Rule[routing.ExpertProject]):

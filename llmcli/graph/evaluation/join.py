@@ -7,7 +7,7 @@ from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rule import Element, Numbers, Rule
-from llmcli.reports.explanation import Fact
+from llmcli.records.explanation import Fact
 
 
 class Join(Rule[ops.Join]):

@@ -24,7 +24,7 @@ from llmcli.graph.evaluation.rule import (
     symbol,
     total,
 )
-from llmcli.reports.explanation import Fact, Term
+from llmcli.records.explanation import Fact, Term
 
 _NUMBERS = 1 << 22  # of a matrix that are copied in float64 at a time: 32 MiB
 

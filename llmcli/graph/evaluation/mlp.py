@@ -10,7 +10,7 @@ from torch import Tensor
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rule import Element, Numbers, Rule
 from llmcli.parts.mlp.config import Activation
-from llmcli.reports.explanation import Fact
+from llmcli.records.explanation import Fact
 
 
 class Activate(Rule[ops.Activate]):

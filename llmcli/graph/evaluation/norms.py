@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rule import Element, Numbers, Rule, largest, total
-from llmcli.reports.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Fact, Sum, Term
 
 OfRows = TypeVar("OfRows", bound=ops.Scale | ops.Normalize)
 

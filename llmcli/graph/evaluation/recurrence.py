@@ -22,7 +22,7 @@ from llmcli.graph.evaluation.rule import (
     size,
     total,
 )
-from llmcli.reports.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Fact, Sum, Term
 
 # Kernels compute in chunks of so many tokens: roundings of a whole chunk are in each number of it.
 CHUNK = 64

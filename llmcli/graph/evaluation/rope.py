@@ -10,7 +10,7 @@ from torch import Tensor
 from llmcli.graph import ops
 from llmcli.graph.evaluation.frequencies import frequencies
 from llmcli.graph.evaluation.rule import Element, Numbers, Rule, largest, size, total
-from llmcli.reports.explanation import Fact, Term
+from llmcli.records.explanation import Fact, Term
 
 
 class Rotate(Rule[ops.Rotate]):

@@ -20,8 +20,8 @@ from llmcli.graph.evaluation.rule import (
     symbol,
     total,
 )
-from llmcli.reports.explanation import Fact, Sum, Term
-from llmcli.reports.numbers import scored
+from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.records.numbers import scored
 
 
 class Share(Rule[routing.Share]):

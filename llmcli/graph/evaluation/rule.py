@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter, Op
-from llmcli.reports.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Fact, Sum, Term
 
 Cell = tuple[str, tuple[int, ...]]
 

@@ -17,7 +17,7 @@ from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.mlp.graph import Role, mlp_graph
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.norm.graph import norm_graph
-from llmcli.reports.numbers import best_groups
+from llmcli.records.numbers import best_groups
 
 _WEIGHTS = {  # words of the experts' matrices and of their biases
     "gate": ("projections to the gates of each expert's hidden layer",

@@ -20,11 +20,11 @@ from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
+from llmcli.inspect import formulas
+from llmcli.inspect.attention.block import Block, Tokens
+from llmcli.inspect.attention.checks import AttentionChecks
 from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
-from llmcli.observe import formulas
-from llmcli.observe.attention.block import Block, Tokens
-from llmcli.observe.attention.checks import AttentionChecks
 from llmcli.parts.attention import forward as nn_attention
 
 OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  # of a LayerMap

@@ -272,7 +272,7 @@ class Largest(TorchDispatchMode):
 
 def test_nothing_square_is_kept_for_metrics(monkeypatch):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
-    monkeypatch.setattr("llmcli.observe.formulas.CHEAP", 1)
+    monkeypatch.setattr("llmcli.inspect.formulas.CHEAP", 1)
     for module in ("observe.attention.rows", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 240

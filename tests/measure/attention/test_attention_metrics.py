@@ -27,9 +27,9 @@ from llmcli.commands.attention.measure import run
 from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.report.request import AttentionRequest
-from llmcli.observe.attention.block import Block, Tokens
+from llmcli.inspect.attention.block import Block, Tokens
 from llmcli.parts.attention.config import AttentionConfig
-from llmcli.reports.head_metrics import LABELS, METRICS, USUAL
+from llmcli.records.head_metrics import LABELS, METRICS, USUAL
 
 NEAR = {"float64": 1e-10, "float32": 1e-5}
 

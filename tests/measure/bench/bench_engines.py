@@ -6,7 +6,7 @@ from llmcli.commands.bench.measure import run
 from llmcli.commands.bench.measure.sweep import sweep
 from llmcli.commands.bench.report.results import BenchRequest, EngineInfo, Settings
 from llmcli.commands.bench.report.results import Test as Case
-from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 
 
 class Clock:

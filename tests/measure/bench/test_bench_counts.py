@@ -16,8 +16,8 @@ from llmcli.commands.bench.measure.run import random_ids
 from llmcli.commands.bench.report.results import Test as Case
 from llmcli.commands.bench.request import all_tests
 from llmcli.graph.spec import Call
-from llmcli.reports.ceilings import MatrixRate, ReadRate
-from llmcli.reports.work import PartWork
+from llmcli.records.ceilings import MatrixRate, ReadRate
+from llmcli.records.work import PartWork
 
 FLOAT32 = Arithmetic.of("float32")
 BFLOAT16 = Arithmetic.of("bfloat16")

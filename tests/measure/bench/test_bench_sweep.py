@@ -20,8 +20,8 @@ from llmcli.commands.bench.measure import sweep as module
 from llmcli.commands.bench.report.results import Test as Case
 from llmcli.commands.bench.request import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.observe.held import Held
-from llmcli.reports.text import PhasePeak
+from llmcli.measure.held import Held
+from llmcli.records.text import PhasePeak
 
 PP, TG = TESTS[0], Case(n_prompt=0, n_gen=2, depth=0)
 DEEP = Case(n_prompt=4, n_gen=2, depth=6)

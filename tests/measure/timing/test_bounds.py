@@ -8,7 +8,7 @@ from timed_models import CEILINGS
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.timing.measure.phase import Roof
 from llmcli.commands.timing.report import PartTime
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 
 MEMORY, L3, L2 = 200 << 20, 8 << 20, 1 << 19
 STREAMED, COMPUTED = PartWork(weights=10**8), PartWork(flops=10**9)  # 10 ms each

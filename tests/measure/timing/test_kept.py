@@ -11,7 +11,7 @@ from llmcli.commands.timing.measure.clock import Marks
 from llmcli.commands.timing.measure.phase import overhead
 from llmcli.commands.timing.measure.run import MOST, InstrumentedRun, Kept, StoppingRule
 from llmcli.commands.timing.report import FEWEST, TIGHT, are_tight, spread_of
-from llmcli.observe.ratios import paired
+from llmcli.measure.ratios import paired
 
 
 def pairs_run(until, bare, watched, *, at_most=10_000):

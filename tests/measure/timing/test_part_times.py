@@ -19,7 +19,7 @@ from llmcli.commands.timing.measure.parts import (
 from llmcli.commands.timing.measure.workload import Workload
 from llmcli.families import find
 from llmcli.graph.spec import Call
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 
 MODEL = graph(
     find("qwen3", "safetensors").from_hf({

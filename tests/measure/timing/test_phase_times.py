@@ -27,7 +27,7 @@ from llmcli.commands.timing.report import Stage, TimingRequest
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.nn.step import Step
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 
 DELAY_S = 0.005
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from zoo import MODELS
 
 from llmcli.commands.timing.measure.report import measure_timing
 from llmcli.commands.timing.report import TimingRequest
-from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
 CEILINGS = Ceilings(

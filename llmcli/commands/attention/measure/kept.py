@@ -16,7 +16,7 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.commands.attention.report.heads import Pair
 from llmcli.commands.attention.report.request import AttentionRequest, Span
-from llmcli.observe.attention.block import Block
+from llmcli.inspect.attention.block import Block
 
 
 class TopPairs:

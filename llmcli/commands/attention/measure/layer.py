@@ -16,14 +16,14 @@ from llmcli.commands.attention.measure.kept import Pooled, TopPairs, Whole
 from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.report.heads import HeadReport, LayerReport
 from llmcli.commands.attention.report.request import AttentionRequest
+from llmcli.inspect.attention.block import Block, Tokens
+from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.attention.rows import Rows, checked_rows
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.recurrence import Walk, walk
 from llmcli.model import Model
-from llmcli.observe.attention.block import Block, Tokens
-from llmcli.observe.attention.checks import AttentionChecks
-from llmcli.observe.attention.rows import Rows, checked_rows
-from llmcli.observe.layer_map import LayerMap
-from llmcli.observe.recurrence import Walk, walk
-from llmcli.reports.head_metrics import HALF_LIFE, LABELS, OVERWRITTEN, RANK, USUAL
-from llmcli.reports.matrix import Matrix
+from llmcli.records.head_metrics import HALF_LIFE, LABELS, OVERWRITTEN, RANK, USUAL
+from llmcli.records.matrix import Matrix
 
 OnMatrix = Callable[[int, np.ndarray], None]
 _AT_ONCE = 1 << 22  # numbers of a matrix, 32 MiB of float64

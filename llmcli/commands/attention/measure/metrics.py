@@ -13,8 +13,8 @@ from collections.abc import Callable, Container, Mapping
 import torch
 from torch import Tensor
 
-from llmcli.observe.attention.block import CELLS, Block, Tokens
-from llmcli.reports.head_metrics import EVEN, LABELS
+from llmcli.inspect.attention.block import CELLS, Block, Tokens
+from llmcli.records.head_metrics import EVEN, LABELS
 
 FEWEST = 4  # rows that count: the mean of fewer says little of a head
 

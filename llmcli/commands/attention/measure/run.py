@@ -17,18 +17,18 @@ from llmcli.commands.attention.measure.metrics import undetermined_kinds
 from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
 from llmcli.commands.attention.report.request import AttentionRequest, unknown_metrics
 from llmcli.engine.sampling import Sampling
+from llmcli.inspect.attention.block import Tokens
+from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.cache import cache_check
+from llmcli.inspect.formulas import formula_checks, some_rows, worst
+from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.observe import Observed, observe
 from llmcli.model import Model, dtype_name
-from llmcli.observe.attention.block import Tokens
-from llmcli.observe.attention.checks import AttentionChecks
-from llmcli.observe.cache import cache_check
-from llmcli.observe.formulas import formula_checks, some_rows, worst
-from llmcli.observe.kernel import layer_of
-from llmcli.observe.layer_map import LayerMap
-from llmcli.observe.observe import Observed, observe
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.head_metrics import LABELS, METRICS, MOST_RANKED, RANK
-from llmcli.reports.matrix import Matrix
-from llmcli.reports.progress import Progress
+from llmcli.records.checks import ViewCheck
+from llmcli.records.head_metrics import LABELS, METRICS, MOST_RANKED, RANK
+from llmcli.records.matrix import Matrix
+from llmcli.records.progress import Progress
 
 # of a longer prompt so many rows of what is a product are held against the formulas of `explain`
 FORMULA_ROWS = 12

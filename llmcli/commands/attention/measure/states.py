@@ -16,15 +16,15 @@ from llmcli.commands.attention.measure.metrics import effective_rank
 from llmcli.commands.attention.report.states import POINTS, HeadStates, LayerStates, StatesReport
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
+from llmcli.inspect.formulas import formula_checks, some_rows, worst
+from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.observe import continued, shown_to
+from llmcli.inspect.recurrence import ROUNDINGS, Walk, walk
 from llmcli.model import Model, dtype_name
 from llmcli.nn.state import State
-from llmcli.observe.formulas import formula_checks, some_rows, worst
-from llmcli.observe.kernel import layer_of
-from llmcli.observe.layer_map import LayerMap
-from llmcli.observe.observe import continued, shown_to
-from llmcli.observe.recurrence import ROUNDINGS, Walk, walk
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.progress import Progress
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
 
 FORMULA_ROWS = 12  # of products so many rows of a longer text are held against the formulas
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.head_metrics import Label, Metric
-from llmcli.reports.matrix import Matrix, What
+from llmcli.records.checks import ViewCheck
+from llmcli.records.head_metrics import Label, Metric
+from llmcli.records.matrix import Matrix, What
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Literal
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.graph.recurrence import LinearMap, Recurrence
-from llmcli.reports.head_metrics import (
+from llmcli.records.head_metrics import (
     COLOURED_BY,
     LEARNED_SINK,
     LINEAR,
@@ -21,7 +21,7 @@ from llmcli.reports.head_metrics import (
     USUAL,
     Metric,
 )
-from llmcli.reports.matrix import What
+from llmcli.records.matrix import What
 
 Span = tuple[int, int]  # positions `first` … `last`-1
 MOST_CELLS = 480  # of a side of a matrix that is drawn: more than any terminal is wide

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 POINTS = 24  # positions at which states are looked at
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
-from llmcli.reports.matrix import What
+from llmcli.records.matrix import What
 from llmcli.ui.page.build import checks, finite, page, token
 from llmcli.ui.palette import Kind
 from llmcli.ui.theme import csv_cell

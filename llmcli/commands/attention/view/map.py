@@ -15,8 +15,8 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
-from llmcli.reports.head_metrics import COMMON, Label, Metric
-from llmcli.reports.numbers import spans
+from llmcli.records.head_metrics import COMMON, Label, Metric
+from llmcli.records.numbers import spans
 from llmcli.ui.cells import Ink
 from llmcli.ui.heatmap import ColourBar
 from llmcli.ui.layout import WIDEST, Dotted, filled

@@ -12,8 +12,8 @@ import numpy as np
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
 from llmcli.commands.attention.view.map import scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
-from llmcli.reports.head_metrics import Label
-from llmcli.reports.matrix import Matrix
+from llmcli.records.head_metrics import Label
+from llmcli.records.matrix import Matrix
 from llmcli.ui.palette import Kind, Scale, rgb
 from llmcli.ui.png import (
     FOOT,

@@ -22,9 +22,9 @@ from llmcli.commands.attention.view.tables import (
     undefined_metrics,
     unknown_values,
 )
-from llmcli.reports.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
-from llmcli.reports.matrix import Matrix
-from llmcli.reports.numbers import spans
+from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
+from llmcli.records.matrix import Matrix
+from llmcli.records.numbers import spans
 from llmcli.ui.heatmap import ColourBar, Heatmap, Panels
 from llmcli.ui.layout import SEPARATOR, WIDEST, Dotted
 from llmcli.ui.palette import Kind, Scale

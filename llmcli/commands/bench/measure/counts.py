@@ -20,10 +20,10 @@ from llmcli.commands.bench.report.results import Settings, Test
 from llmcli.config import ModelConfig
 from llmcli.devices import resolve_device
 from llmcli.graph.spec import Call, Logits
-from llmcli.observe.roofline import lower_bound_seconds
+from llmcli.measure.roofline import lower_bound_seconds
 from llmcli.ops.processor import has_bfloat16
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.work import PartWork
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.work import PartWork
 
 
 def calls(

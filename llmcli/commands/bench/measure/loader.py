@@ -16,10 +16,10 @@ from llmcli.commands.bench.report.results import EngineInfo, Settings
 from llmcli.devices import resolve_device
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
+from llmcli.measure.held import phase_peak
+from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model
-from llmcli.observe.held import phase_peak
-from llmcli.observe.peaks import Peak, resident_bytes
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 Key = tuple[str, str, str, str]  # model, device, dtype, activations
 _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}

@@ -22,7 +22,7 @@ from llmcli.errors import UsageError
 from llmcli.graph.ops import Score
 from llmcli.model import Model
 from llmcli.ops.processor import has_bfloat16
-from llmcli.reports.text import PhasePeak
+from llmcli.records.text import PhasePeak
 
 _NARROW = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)

@@ -11,8 +11,8 @@ from time import perf_counter_ns
 from llmcli.commands.bench.measure.engine import Engine
 from llmcli.commands.bench.report.results import Settings, Test
 from llmcli.errors import OutOfMemory, UsageError
-from llmcli.observe.held import Held
-from llmcli.observe.quiet import quiet
+from llmcli.measure.held import Held
+from llmcli.measure.quiet import quiet
 
 Said = Callable[[str], None]
 

@@ -11,8 +11,8 @@ from llmcli.commands.bench.measure.engine import Engine
 from llmcli.commands.bench.measure.run import Bench, Run
 from llmcli.commands.bench.report.results import BenchRow, EngineName, Settings
 from llmcli.errors import LlmcliError, as_lacking, as_out_of_memory, first_line
-from llmcli.observe.held import Held
-from llmcli.observe.peaks import Peak
+from llmcli.measure.held import Held
+from llmcli.measure.peaks import Peak
 
 Failure = tuple[int, str, str]  # exit code, kind, one line
 

@@ -23,8 +23,8 @@ from llmcli.commands.bench.report.results import (
     Settings,
     Test,
 )
-from llmcli.observe.ratios import paired
-from llmcli.reports.ceilings import Ceilings
+from llmcli.measure.ratios import paired
+from llmcli.records.ceilings import Ceilings
 
 
 def against(ours: BenchRow, theirs: BenchRow, order: Sequence[EngineName]) -> Against:

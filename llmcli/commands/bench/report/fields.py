@@ -14,7 +14,7 @@ from typing import Literal
 
 from llmcli.commands.bench.report.llama_names import FLASH
 from llmcli.commands.bench.report.results import BenchRow
-from llmcli.reports.text import PhasePeak
+from llmcli.records.text import PhasePeak
 
 Kind = Literal["text", "integer", "boolean", "real", "integers", "reals", "texts"]
 Value = str | int | bool | float | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | None

@@ -9,11 +9,11 @@ from typing import Literal
 
 from llmcli.commands.bench.report.intervals import interval_of_pairs
 from llmcli.commands.bench.report.llama_names import CACHE_OF
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.machine_load import MachineLoad
-from llmcli.reports.text import PhasePeak
-from llmcli.reports.work import PartWork
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.checks import ViewCheck
+from llmcli.records.machine_load import MachineLoad
+from llmcli.records.text import PhasePeak
+from llmcli.records.work import PartWork
 
 EngineName = Literal["llmcli", "transformers", "llama.cpp"]
 

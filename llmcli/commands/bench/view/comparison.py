@@ -15,7 +15,7 @@ from llmcli.commands.bench.report.comparison import (
     UnmatchedTest,
     Verdict,
 )
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked
 from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line

@@ -18,8 +18,8 @@ from llmcli.commands.bench.report.results import (
     Settings,
 )
 from llmcli.commands.bench.view.markdown import SHORT
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.numbers import counted
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.numbers import counted
 from llmcli.ui.checks import render_checks
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.machine import SURELY, beyond, ceiling_summary

@@ -11,8 +11,8 @@ from llmcli.anatomy.names import known
 from llmcli.commands.dump.report import DumpPlan
 from llmcli.config import ModelConfig
 from llmcli.graph.spec import DTYPE_BYTES, Call
-from llmcli.observe.formulas import formula_inputs
-from llmcli.observe.kernel import layer_of
+from llmcli.inspect.formulas import formula_inputs
+from llmcli.inspect.kernel import layer_of
 
 # what is computed of the prompt's last token alone where nothing of this is wanted
 OUTPUTS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")

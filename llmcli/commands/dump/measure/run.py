@@ -23,18 +23,18 @@ from llmcli.commands.dump.report import DumpedTensor, DumpPlan, DumpReport
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
+from llmcli.inspect.attention.block import Tokens
+from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.attention.rows import checked_rows
+from llmcli.inspect.formulas import formula_checks, formula_words, worst
+from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.observe import observe
+from llmcli.inspect.parts import arrays_of
+from llmcli.inspect.statistics import Statistics
 from llmcli.model import Model, dtype_name
-from llmcli.observe.attention.block import Tokens
-from llmcli.observe.attention.checks import AttentionChecks
-from llmcli.observe.attention.rows import checked_rows
-from llmcli.observe.formulas import formula_checks, formula_words, worst
-from llmcli.observe.kernel import layer_of
-from llmcli.observe.layer_map import LayerMap
-from llmcli.observe.observe import observe
-from llmcli.observe.parts import arrays_of
-from llmcli.observe.statistics import Statistics
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.progress import Progress
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
 
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]

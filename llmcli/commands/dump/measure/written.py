@@ -15,17 +15,17 @@ from torch import Tensor
 from llmcli.anatomy.graph import graph
 from llmcli.commands.dump.report import DumpedTensor, DumpPlan
 from llmcli.graph.ops import HeadShare, size
+from llmcli.inspect.cache import cache_check, filled, remembered
+from llmcli.inspect.kernel import mixer_of
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.parts import AT_ONCE, in_rows, parts
+from llmcli.inspect.recurrence import walk
+from llmcli.inspect.statistics import Statistics
 from llmcli.model import Model
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.state import State
-from llmcli.observe.cache import cache_check, filled, remembered
-from llmcli.observe.kernel import mixer_of
-from llmcli.observe.layer_map import LayerMap
-from llmcli.observe.parts import AT_ONCE, in_rows, parts
-from llmcli.observe.recurrence import walk
-from llmcli.observe.statistics import Statistics
 from llmcli.ops.recurrence import Map
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 
 class Written:

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
-from llmcli.reports.numbers import best_groups
+from llmcli.records.numbers import best_groups
 from llmcli.ui.page.build import checks, finite, page, token
 from llmcli.ui.theme import csv_cell
 

@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
-from llmcli.reports.numbers import best_groups
+from llmcli.records.numbers import best_groups
 from llmcli.ui.cells import Ink, fitted
 from llmcli.ui.heatmap import ColourBar
 from llmcli.ui.layout import WIDEST, Column, Dotted, Rows

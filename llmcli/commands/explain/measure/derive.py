@@ -20,11 +20,11 @@ from llmcli.errors import NotFinite
 from llmcli.graph.evaluation.attention import Softmax
 from llmcli.graph.evaluation.rule import Cell, Element, symbol
 from llmcli.graph.ops import Mix
+from llmcli.inspect.kernel import origin
+from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
-from llmcli.observe.kernel import origin
-from llmcli.observe.rules import rules
-from llmcli.reports.explanation import Fact
-from llmcli.reports.progress import Progress
+from llmcli.records.explanation import Fact
+from llmcli.records.progress import Progress
 
 Source = Literal["derived", "kernel"]
 

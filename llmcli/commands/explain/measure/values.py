@@ -16,11 +16,11 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.explain.report import LocalCheck
 from llmcli.config import ModelConfig
 from llmcli.graph.evaluation.rule import Rule, concatenated, settled
+from llmcli.inspect.formulas import Found, number_found, worst_number
+from llmcli.inspect.kernel import Kernel, layer_of
+from llmcli.inspect.rules import rules
 from llmcli.model import Model
-from llmcli.observe.formulas import Found, number_found, worst_number
-from llmcli.observe.kernel import Kernel, layer_of
-from llmcli.observe.rules import rules
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")

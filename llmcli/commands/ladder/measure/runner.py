@@ -31,7 +31,7 @@ from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.workload import Workload
 from llmcli.commands.ladder.report import RungReport, Shown, Work
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 # all of them, from the lowest up
 RUNGS: tuple[type[Rung], ...] = (

@@ -15,7 +15,7 @@ from llmcli.commands.lens.measure.unembedding import Agreement, own_logits, unem
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.errors import NotFinite
 from llmcli.model import Model, dtype_name
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 Target = Literal["output", "next"] | int
 

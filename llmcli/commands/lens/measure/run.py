@@ -24,11 +24,11 @@ from llmcli.commands.lens.report import LensReport
 from llmcli.config import ModelConfig
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
+from llmcli.inspect.chunks import ChunkProof, read_in_chunks
+from llmcli.inspect.observe import continued
 from llmcli.model import Model
-from llmcli.observe.chunks import ChunkProof, read_in_chunks
-from llmcli.observe.observe import continued
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.progress import Progress
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
 
 CHUNK = 1 << 25  # logits R · P · V that exist at a time: 128 MiB of float32
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from llmcli.anatomy.block import block_names
 from llmcli.errors import NotFinite
 from llmcli.model import Model, dtype_name
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 
 class Stream:

@@ -16,7 +16,7 @@ from llmcli.commands.load.report import MetadataCheck
 from llmcli.config import ModelConfig
 from llmcli.families import ignored_metadata
 from llmcli.families.family import stored_head
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 from llmcli.text import Tokenizer
 
 _QUANTIZATION = 2  # the version of the layout of blocks since May 2023, and the only one known

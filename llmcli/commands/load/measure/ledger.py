@@ -15,8 +15,8 @@ from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.commands.load.report import LedgerLine, Numbers, pooled
 from llmcli.config import ModelConfig
 from llmcli.model import Ledger
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.numbers import spans
+from llmcli.records.checks import ViewCheck
+from llmcli.records.numbers import spans
 
 # Between dots or in brackets; at most six digits, for names are a stranger's.
 _NUMBER = re.compile(r"(?<![^.\[])(?:0|[1-9][0-9]{0,5})(?![^.\]])")

@@ -40,11 +40,11 @@ from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.loading.load import configured, fitting_plan, load_checkpoint
 from llmcli.loading.weights import ledger_of
+from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model, Stages, dtype_name
-from llmcli.observe.peaks import Peak, resident_bytes
-from llmcli.reports.checks import ViewCheck, difference
-from llmcli.reports.numbers import counted
-from llmcli.reports.progress import Progress
+from llmcli.records.checks import ViewCheck, difference
+from llmcli.records.numbers import counted
+from llmcli.records.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
 
 LOOKING = "looking at the numbers"

@@ -24,8 +24,8 @@ from llmcli.kernels import native
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
 from llmcli.parts.mlp.config import MlpConfig
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.progress import Progress
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
 
 TOKENS, STEPS = 11, 4
 # Differences of logits as shares of the largest one, and divergences in nats: several times the

@@ -15,7 +15,7 @@ import torch
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.errors import WriteFailed
 from llmcli.kernels.native import levels as levels_here
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 _DIGEST = "from llmcli.commands.selftest.measure.arithmetic import digest; print(digest())"
 _HUGE = 1 << 40  # tokens of context: more memory than any machine has

@@ -10,8 +10,8 @@ from torch import Tensor
 from llmcli.anatomy.graph import Graph
 from llmcli.graph.evaluation.rules import rules
 from llmcli.graph.node import Node
+from llmcli.inspect.kernel import Kernel
 from llmcli.model import Model
-from llmcli.observe.kernel import Kernel
 
 BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
 

@@ -30,10 +30,10 @@ from llmcli.families import find
 from llmcli.formats.dense import writable
 from llmcli.graph.spec import Call
 from llmcli.kernels import native
+from llmcli.measure.peaks import Peak, resident_bytes
+from llmcli.measure.rates import matrix_rate, read_rate
 from llmcli.nn.decoder import Decoder
-from llmcli.observe.peaks import Peak, resident_bytes
-from llmcli.observe.rates import matrix_rate, read_rate
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 PROMPT, TOKENS, ROUNDS = 512, 8, 5
 _BLOCK = 1 << 20  # random numbers, repeated: zeros are read faster

@@ -17,8 +17,8 @@ from llmcli.commands.selftest.measure.machine import (
     shape,
 )
 from llmcli.commands.selftest.report import MemoryResult, RateResult, SelftestReport
-from llmcli.observe.ceilings import measure_ceilings
-from llmcli.reports.progress import Progress
+from llmcli.measure.ceilings import measure_ceilings
+from llmcli.records.progress import Progress
 
 # layers of each shape that are run, at most: five minutes are enough for all of it
 _LAYERS = {"cpu": {"1B": 16, "8B": 3}, "cuda": {"1B": 16, "8B": 32}}

@@ -11,9 +11,9 @@ from llmcli.checkpoints import Checkpoint
 from llmcli.commands.shapes.report import Stored
 from llmcli.config import ModelConfig
 from llmcli.families import Rule, parts_to_fill, planned, shape_after
-from llmcli.observe.fit import unscaled
-from llmcli.reports.checks import ViewCheck, difference
-from llmcli.reports.numbers import counted, together
+from llmcli.measure.fit import unscaled
+from llmcli.records.checks import ViewCheck, difference
+from llmcli.records.numbers import counted, together
 
 
 def stored_tensors(

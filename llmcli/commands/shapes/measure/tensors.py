@@ -27,8 +27,8 @@ from llmcli.commands.shapes.report import (
 from llmcli.config import ModelConfig
 from llmcli.families.sources import sources
 from llmcli.graph.spec import Call, Kind, Phase
-from llmcli.reports.checks import ViewCheck, difference
-from llmcli.reports.numbers import counted, spans
+from llmcli.records.checks import ViewCheck, difference
+from llmcli.records.numbers import counted, spans
 
 LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
 

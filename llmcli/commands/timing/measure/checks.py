@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from llmcli.commands.timing.measure.clock import Marks
 from llmcli.commands.timing.measure.run import Runs
 from llmcli.commands.timing.report import PhaseName, PhaseTime
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 _APART = 0.02  # of the wall time …
 _APART_S = 50e-6  # … or so many seconds of a short run: what begins and ends it is in none

@@ -10,7 +10,7 @@ from llmcli.anatomy.work import Works
 from llmcli.commands.timing.measure.clock import END, Marks
 from llmcli.commands.timing.measure.run import SAMPLE
 from llmcli.commands.timing.report import PartTime, Span
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 
 GAPS = "gaps"
 STEP = "step"  # the first mark of a forward call

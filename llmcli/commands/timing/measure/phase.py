@@ -22,10 +22,10 @@ from llmcli.commands.timing.measure.parts import (
 from llmcli.commands.timing.measure.run import Runs
 from llmcli.commands.timing.measure.workload import Workload
 from llmcli.commands.timing.report import Overhead, PartTime, PhaseName, PhaseTime
-from llmcli.observe.ratios import paired
-from llmcli.observe.roofline import TimeLowerBound, time_lower_bound
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.work import PartWork
+from llmcli.measure.ratios import paired
+from llmcli.measure.roofline import TimeLowerBound, time_lower_bound
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.work import PartWork
 
 CALLS, KERNEL = "calls", "kernel"
 _NEAR = 0.5  # of a ceiling: from there on it is what the part waits for

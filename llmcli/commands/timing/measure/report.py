@@ -22,8 +22,8 @@ from llmcli.commands.timing.report import (
 )
 from llmcli.model import Model
 from llmcli.ops import processor
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.progress import Progress
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.progress import Progress
 
 
 def measure_timing(

@@ -21,11 +21,11 @@ from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.graph.routing import Choose
+from llmcli.measure.peaks import Peak
+from llmcli.measure.quiet import quiet
 from llmcli.model import Model
 from llmcli.nn.step import Tap
-from llmcli.observe.peaks import Peak
-from llmcli.observe.quiet import quiet
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 MOST = 128  # runs whose marks are kept: 61 KB each for 16 tokens of a model of 30 layers
 

@@ -23,7 +23,7 @@ from llmcli.commands.timing.measure.parts import expected_marks
 from llmcli.commands.timing.report import PhaseName
 from llmcli.graph.spec import Call, Logits
 from llmcli.model import Model
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 
 
 @dataclass(frozen=True, kw_only=True)

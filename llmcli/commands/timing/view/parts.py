@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from llmcli.commands.timing.report import PartTime, PhaseTime
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.rates import digits_for, milliseconds, percent, rate, scaled, unit
 from llmcli.ui.theme import HEADING, NUMBER

@@ -20,8 +20,8 @@ from llmcli.commands.timing.view.parts import (
     floor_s,
     shares_by_bound,
 )
-from llmcli.reports.environment import Environment
-from llmcli.reports.numbers import counted
+from llmcli.records.environment import Environment
+from llmcli.records.numbers import counted
 from llmcli.ui.environment import environment_words
 from llmcli.ui.layout import filled
 from llmcli.ui.machine import SURELY, beyond, ceiling_summary, ceiling_words

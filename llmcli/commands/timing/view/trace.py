@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from llmcli.commands.timing.report import PhaseTime, Span, TimingReport
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 
 PROCESS, RUN, ONCE = 1, 1, 2  # 0 is the idle process to Perfetto
 ROUNDING = 2  # nanoseconds by which the ends of neighbours may be off for rounding alone

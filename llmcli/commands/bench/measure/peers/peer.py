@@ -17,7 +17,7 @@ from llmcli.commands.bench.measure.run import random_ids
 from llmcli.commands.bench.report.results import EngineName, Settings
 from llmcli.errors import UsageError
 from llmcli.model import Model
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from llmcli import devices
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
 from llmcli.ops.quant import quantize
-from llmcli.reports.ceilings import MatrixRate
+from llmcli.records.ceilings import MatrixRate
 
 CACHE = 64 << 20  # taken for the last cache where the system names none
 _SHARE = 8  # at most 1/8 of the free memory is taken

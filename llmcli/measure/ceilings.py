@@ -19,9 +19,9 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.limits import processor_numbers
-from llmcli.observe.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
-from llmcli.reports.ceilings import MEMORY, Ceilings, ReadRate
-from llmcli.reports.progress import Progress
+from llmcli.measure.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
+from llmcli.records.ceilings import MEMORY, Ceilings, ReadRate
+from llmcli.records.progress import Progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
 _LEAST_SET = {"cuda": 1 << 30}  # of memory: a kernel takes some µs to start

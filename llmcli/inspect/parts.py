@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.observe.statistics import Statistics
+from llmcli.inspect.statistics import Statistics
 
 AT_ONCE = 1 << 22  # numbers of a part, 32 MiB of float64
 

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from llmcli.limits import processor_numbers, processors
-from llmcli.reports.machine_load import MachineLoad
+from llmcli.records.machine_load import MachineLoad
 
 
 class _Reading(NamedTuple):

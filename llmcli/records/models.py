@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmcli.reports.numbers import counted
+from llmcli.records.numbers import counted
 
 Place = Literal["package", "llmcli cache", "hub cache", "nowhere"]
 _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"),

@@ -16,12 +16,12 @@ from llmcli.anatomy.block import BranchNames, block_names
 from llmcli.anatomy.graph import graph
 from llmcli.graph.node import State
 from llmcli.graph.ops import Convolve, Mix, Softmax
+from llmcli.inspect.cache import remembered
+from llmcli.inspect.formulas import formula_inputs
+from llmcli.inspect.kernel import mixer_of
 from llmcli.model import Model
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.softmax_map import SoftmaxMap
-from llmcli.observe.cache import remembered
-from llmcli.observe.formulas import formula_inputs
-from llmcli.observe.kernel import mixer_of
 from llmcli.ops.recurrence import Inputs
 from llmcli.parts.registry import part_of
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from shutil import which
 
 from llmcli.limits import free_memory
-from llmcli.observe.environment import features, memory_bytes, processor, torch_version
-from llmcli.reports.info import Device
+from llmcli.measure.environment import features, memory_bytes, processor, torch_version
+from llmcli.records.info import Device
 
 _QUERY = ("index", "uuid", "name", "memory.total", "memory.free", "compute_cap")
 _SECONDS = 3  # a driver in trouble answers after minutes, or never

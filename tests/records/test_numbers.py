@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmcli.reports.numbers import counted, spans
+from llmcli.records.numbers import counted, spans
 
 
 @pytest.mark.parametrize(

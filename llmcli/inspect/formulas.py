@@ -27,10 +27,10 @@ from llmcli.formats.weight import Weight
 from llmcli.graph.evaluation.rule import Rule, symbol
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
+from llmcli.inspect.kernel import Kernel, layer_of
+from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
-from llmcli.observe.kernel import Kernel, layer_of
-from llmcli.observe.rules import rules
-from llmcli.reports.checks import ViewCheck
+from llmcli.records.checks import ViewCheck
 
 NAME = "formulas"
 

@@ -17,7 +17,7 @@ from llmcli.graph.routing import ExpertProject
 from llmcli.model import Model
 from llmcli.nn.block import Mixer
 from llmcli.ops.linear import rounds_sums
-from llmcli.reports.numbers import together
+from llmcli.records.numbers import together
 
 
 class Kernel:

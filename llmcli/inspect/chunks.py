@@ -11,15 +11,15 @@ from torch import Tensor
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
+from llmcli.inspect.formulas import formula_checks, worst
+from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.observe import Watch, shown_to
+from llmcli.inspect.recurrence import End, walk
 from llmcli.model import Model
 from llmcli.nn.state import State
-from llmcli.observe.formulas import formula_checks, worst
-from llmcli.observe.kernel import layer_of
-from llmcli.observe.layer_map import LayerMap
-from llmcli.observe.observe import Watch, shown_to
-from llmcli.observe.recurrence import End, walk
-from llmcli.reports.checks import ViewCheck
-from llmcli.reports.progress import Progress
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
 
 ROWS = 64  # queries of a layer that are compared, spread over all chunks
 CHUNK_ROWS = 4  # … and of each chunk at least, its first and last among them

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.observe.attention.block import CELLS, Block, Tokens
-from llmcli.observe.attention.checks import AttentionChecks
-from llmcli.observe.layer_map import LayerMap, wide
-from llmcli.observe.recurrence import CHUNK, Walk, walk
+from llmcli.inspect.attention.block import CELLS, Block, Tokens
+from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.layer_map import LayerMap, wide
+from llmcli.inspect.recurrence import CHUNK, Walk, walk
 
 
 class Rows(NamedTuple):

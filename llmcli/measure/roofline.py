@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import Works
-from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.work import PartWork
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.work import PartWork
 
 COMPUTE = "compute"
 

@@ -15,7 +15,7 @@ from llmcli.families.rules import Plan
 from llmcli.families.scales import scale_problem
 from llmcli.graph.spec import Call
 from llmcli.loading.arithmetic import arithmetic_of
-from llmcli.reports.info import Device, DeviceFit
+from llmcli.records.info import Device, DeviceFit
 
 
 def chosen_arithmetic(

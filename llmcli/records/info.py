@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmcli.reports.work import PartWork
+from llmcli.records.work import PartWork
 
 # The formats of a model of which no weights are used, by the names that all documents have.
 NO_FORMATS: dict[str, None] = dict.fromkeys(

@@ -23,7 +23,7 @@ from llmcli.engine.session import Session
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.nn.step import Tap
-from llmcli.reports.progress import Progress
+from llmcli.records.progress import Progress
 
 # watch(first, name, tensor): an activation of the call whose tokens begin at position `first`
 Watch = Callable[[int, str, Tensor], None]

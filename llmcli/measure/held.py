@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmcli.observe.peaks import Peak
-from llmcli.reports.text import PhasePeak
+from llmcli.measure.peaks import Peak
+from llmcli.records.text import PhasePeak
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from typing import Any
 import llmcli
 from llmcli.kernels import native
 from llmcli.limits import memory_limit, processors
-from llmcli.reports.environment import Environment
+from llmcli.records.environment import Environment
 
 # what decides which arithmetic is fast; the rest of a processor's flags is noise here
 FEATURES = (

@@ -1,0 +1,1 @@
+"""What measurements share: clocks, ceilings, memory, the machine."""

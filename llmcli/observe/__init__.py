@@ -1,1 +1,0 @@
-"""What measuring shares: taps, clocks, ceilings, memory, statistics, checks."""

@@ -1,0 +1,1 @@
+"""Plain data that commands, measurements and views exchange. No torch, no rich."""
