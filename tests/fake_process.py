@@ -1,6 +1,6 @@
 """A process that is made up: what its system says that it holds now, and the most of late."""
 
-from llmcli.inspect import peaks
+from llmcli.measure import peaks
 
 MIB = 2**20
 

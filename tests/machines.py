@@ -58,7 +58,7 @@ def after() -> None:
 
 
 def _processor(machine: Machine) -> None:
-    from llmcli.inspect import environment
+    from llmcli.measure import environment
     from llmcli.ops import processor
 
     read, flags = environment._read, frozenset(machine.features.split())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import CheckFailed
 from llmcli.records.checks import ViewCheck, checks_document
+from llmcli.records.document import members
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
 from llmcli.shell.files import open_file, whole_file, written
@@ -331,8 +332,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {encodable(str(key)): jsonable(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: jsonable(getattr(value, name)) for name in names}
+        return jsonable(members(value))
     if isinstance(value, PurePath):
         return encodable(str(value))
     listed: Callable[[], Any] | None = getattr(value, "tolist", None)

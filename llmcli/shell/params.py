@@ -88,6 +88,13 @@ class Declared:
     panel: str | None
     aliases: tuple[str, ...] = ()
     hidden: bool = False
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+
+    @property
+    def display(self) -> str:
+        """The longest of the names, `PROMPT` for the argument `[PROMPT]`."""
+        return max(self.names, key=len) if self.names else str(self.metavar).strip("[]. ")
 
     def hint(self, base: Any, group: type) -> Any:
         """The annotation that typer reads; the heading is `panel` of the class unless given."""
@@ -112,6 +119,8 @@ def opt(
     panel: str | None = None,
     aliases: tuple[str, ...] = (),
     hidden: bool = False,
+    needs: tuple[str, ...] = (),
+    excludes: tuple[str, ...] = (),
 ) -> Any:
     """A field of a dataclass of options, such as `opt(256, "-n", "--max", "N", "Most tokens.")`.
 
@@ -119,18 +128,43 @@ def opt(
     `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the
     heading in the help, if another than the class's own. `aliases`: names that are accepted and not
     listed. `hidden`: none of the names is listed, and the configuration file cannot set it.
+    `needs`: at least one of these has to be given as well, `excludes`: none of these, by their
+    names (`PROMPT` for a positional argument). An option is given if it differs from its default.
     """
     names = tuple(word for word in words[:-1] if word.startswith("-"))
     low = at_least if above is None else above
     allowed = within if low is None else Range(low, at_most, above is not None)
     metavar = words[-2] if len(words) > len(names) + 1 else None
-    declared = Declared(names, metavar, words[-1], allowed, panel, aliases, hidden)
+    declared = Declared(names, metavar, words[-1], allowed, panel, aliases, hidden, needs, excludes)
     return field(default=default, metadata={"declared": declared})
 
 
-def arg(default: Any, metavar: str, help: str) -> Any:
+def arg(default: Any, metavar: str, help: str, *, excludes: tuple[str, ...] = ()) -> Any:
     """Declares a positional argument, as `opt` an option."""
-    return field(default=default, metadata={"declared": Declared((), metavar, help, None, None)})
+    declared = Declared((), metavar, help, None, None, excludes=excludes)
+    return field(default=default, metadata={"declared": declared})
+
+
+def check_rules(values: Mapping[str, Any], declared: Mapping[str, tuple[Declared, Any]]) -> None:
+    """Checks the values of options against what these need and exclude.
+
+    `declared`: declaration and default of each. Raises UsageError naming both options.
+    """
+    given = [one for name, (one, default) in declared.items() if values[name] != default]
+    names = {name: one.display for one in given for name in (*one.names, one.display)}
+    for one in given:
+        for other in one.excludes:
+            if other in names:
+                raise UsageError(
+                    f"`{one.display}` and `{names[other]}` exclude each other",
+                    hint="leave one of them out",
+                )
+        if one.needs and not any(need in names for need in one.needs):
+            needed = [f"`{need}`" for need in one.needs]
+            listed = " or ".join(filter(None, [", ".join(needed[:-1]), needed[-1]]))
+            raise UsageError(
+                f"`{one.display}` needs {listed}", hint=f"add it, or leave `{one.display}` out"
+            )
 
 
 def _plain(number: float) -> str:
@@ -403,6 +437,7 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     `function`. A name that occurs twice is a mistake in the program: ValueError.
     """
     groups: dict[str, tuple[type, list[str]]] = {}
+    declarations: dict[str, tuple[Declared, Any]] = {}
     flat: dict[str, inspect.Parameter] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
@@ -419,12 +454,15 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(hint, include_extras=True)
         for one in of:
             declared = one.metadata.get("declared")
+            if declared is not None:
+                declarations[one.name] = declared, one.default
             kind = types[one.name] if declared is None else declared.hint(types[one.name], hint)
             default = inspect.Parameter.empty if one.default is MISSING else one.default
             _add(flat, one.name, kind, default)
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
+        check_rules(values, declarations)
         built = {
             name: group(**{one: values.pop(one) for one in names})
             for name, (group, names) in groups.items()

@@ -52,6 +52,7 @@ class ChatOptions:
     chat: bool = opt(
         False, "--chat",
         "Answer, through the model's chat template. [default where it has one]",
+        excludes=("--raw",),
     )  # fmt: skip
     raw: bool = opt(False, "--raw", "Continue the text as it stands.")
     system: System = None
@@ -59,8 +60,6 @@ class ChatOptions:
 
     def check(self, *, ids: bool) -> None:
         """Raises UsageError for options that contradict each other."""
-        if self.chat and self.raw:
-            raise UsageError("`--chat` and `--raw` exclude each other")
         if self.system is not None:
             text_argument(self.system, "`--system`")
         template_variables(self.variable)

@@ -27,7 +27,7 @@ from llmcli.cli.app import main
 from llmcli.commands.bench import ending
 from llmcli.commands.bench.measure.ours import Ours
 from llmcli.commands.bench.report.fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
-from llmcli.inspect import ceilings
+from llmcli.measure import ceilings
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 
 NAMES = [field.name for field in FIELDS]

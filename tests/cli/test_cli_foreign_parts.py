@@ -25,8 +25,8 @@ import llmcli.anatomy.graph
 from llmcli.config import ModelConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
-from llmcli.inspect import ceilings
 from llmcli.loading.load import load
+from llmcli.measure import ceilings
 from llmcli.nn.step import Edit
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig

@@ -20,8 +20,8 @@ from llmcli.commands.generate.writers import TextWriter
 from llmcli.engine.output import Token
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import UsageError
-from llmcli.inspect import peaks as marks
 from llmcli.kernels import native
+from llmcli.measure import peaks as marks
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output, Screen
 from llmcli.shell.sampling import DEFAULTS, SamplingOptions, resolve

@@ -10,7 +10,7 @@ import typer
 
 from llmcli.cli.group import build
 from llmcli.errors import UsageError
-from llmcli.shell.params import Conversion, Range, flatten, opt
+from llmcli.shell.params import Conversion, Range, arg, flatten, opt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,36 @@ def test_dataclasses_are_filled_from_the_command_line():
 def test_what_is_refused(argv):
     with pytest.raises(UsageError, match=r"--count|--ratio|--kind"):
         called(argv)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ruled:
+    width: str | None = arg(None, "WIDTH", "Width.")
+    high: bool = opt(False, "-H", "--high", "High.", needs=("--low", "-w"), excludes=("--flat",))
+    low: bool = opt(False, "--low", "Low.")
+    flat: bool = opt(False, "--flat", "Flat.", excludes=("WIDTH",))
+    words: int = opt(5, "-w", "--words", "N", "Words.")
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--high"], "`--high` needs `--low` or `-w`"),
+    (["--high", "-w", "5"], "`--high` needs `--low` or `-w`"),  # the default
+    (["--high", "-w", "6"], ""),
+    (["-H", "--low", "--flat"], "`--high` and `--flat` exclude each other"),
+    (["wide", "--flat"], "`--flat` and `WIDTH` exclude each other"),
+    (["wide", "--high", "--low"], ""),
+])  # fmt: skip
+def test_what_an_option_needs_and_excludes(argv, message):
+    def function(ruled: Ruled) -> None:
+        """A command."""
+
+    command = build("try", function)
+    with command.make_context("try", argv) as context:
+        if not message:
+            return command.invoke(context)
+        with pytest.raises(UsageError) as refused:
+            command.invoke(context)
+    assert refused.value.message == message
 
 
 @pytest.mark.parametrize("name", ["-w", "--most-words", "--most_words", "--words"])

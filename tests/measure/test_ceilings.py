@@ -10,9 +10,9 @@ from needs import needs_kernels
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.inspect import ceilings as module
-from llmcli.inspect import rates
 from llmcli.kernels import native
+from llmcli.measure import ceilings as module
+from llmcli.measure import rates
 from llmcli.measure.ceilings import cpu_caches, measure_ceilings
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.records.ceilings import Ceilings, ReadRate

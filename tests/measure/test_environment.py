@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from llmcli.commands.generate.measure import Stopwatch
-from llmcli.inspect import busy
-from llmcli.inspect import environment as module
 from llmcli.kernels import native
+from llmcli.measure import busy
+from llmcli.measure import environment as module
 from llmcli.measure.busy import CpuContention
 from llmcli.measure.environment import environment, memory_bytes
 from llmcli.records.machine_load import MachineLoad

@@ -18,10 +18,10 @@ from llmcli import OPENMP_THREADS, devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UsageError
 from llmcli.families import plan, translate
-from llmcli.inspect import memory
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processors
 from llmcli.loading.load import arithmetic_on
+from llmcli.measure import memory
 from llmcli.measure.fit import chosen_arithmetic
 from llmcli.measure.memory import cpu, machine_devices, nvidia_gpus
 from llmcli.ops import processor

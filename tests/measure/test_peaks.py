@@ -10,7 +10,7 @@ import torch
 from fake_process import MIB, FakeProcess
 
 from llmcli.commands.generate.measure import Stopwatch
-from llmcli.inspect import peaks as module
+from llmcli.measure import peaks as module
 from llmcli.measure.environment import memory_bytes
 from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 

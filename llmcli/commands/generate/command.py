@@ -75,6 +75,7 @@ class GenerateOptions:
         None, "--batch", "FILE.jsonl",
         'Many prompts, one per line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '
         "[…]}. With --json one document per prompt, one a line.",
+        excludes=("PROMPT", "--file", "--ids"),
     )  # fmt: skip
     logprobs: int | None = opt(
         None, "--logprobs", "K",
@@ -86,7 +87,9 @@ class GenerateOptions:
         "Speed, memory, settings, near ties on stderr. [default: short on a terminal, else off]",
         panel=OUTPUT,
     )  # fmt: skip
-    stream_json: bool = opt(False, "--stream-json", "A JSON line for each token.", panel=OUTPUT)
+    stream_json: bool = opt(
+        False, "--stream-json", "A JSON line for each token.", panel=OUTPUT, excludes=("--json",)
+    )
 
     def level(self, out: Output) -> Level:
         """How much is said on stderr: what was requested, else one line on a terminal."""
@@ -134,7 +137,8 @@ def command(
     from llmcli.checkpoints.catalog import CATALOG
 
     out = Output("generate", output)
-    _check(prompt, text, output)
+    if "" in (text.stop or ()):
+        raise UsageError("`--stop` needs a text that is not empty")
     text = replace(text, stop=[text_argument(each, "`--stop`") for each in text.stop or ()])
     sampling.check()
     chat.check(ids=prompt.ids is not None)
@@ -173,17 +177,3 @@ def command(
     Presentation(
         out=out, options=text, prompts=encoded, resolved=resolved, run=run, level=level, drawn=drawn
     ).write()
-
-
-def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) -> None:
-    """Raises UsageError for options that contradict each other, before anything is loaded."""
-    if output.json and text.stream_json:
-        raise UsageError("`--json` and `--stream-json` exclude each other")
-    if "" in (text.stop or ()):
-        raise UsageError("`--stop` needs a text that is not empty")
-    if text.batch is not None:
-        for flag, value in (
-            ("PROMPT", prompt.prompt), ("--file", prompt.file), ("--ids", prompt.ids)
-        ):  # fmt: skip
-            if value is not None:
-                raise UsageError(f"`--batch` has its own prompts: leave out {flag}")

@@ -68,14 +68,16 @@ class ShapesOptions:
     tokens: int | None = opt(
         None, "--tokens", "T",
         f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
-        at_least=1, at_most=LARGEST,
+        at_least=1, at_most=LARGEST, excludes=("PROMPT", "--file", "--ids"),
     )  # fmt: skip
     all: bool = opt(
         False, "--all",
         "Every tensor with dtype, bytes, FLOPs, memory and the file's own name. [default: where "
         "tensors are chosen by the options below]",
     )  # fmt: skip
-    params: bool = opt(False, "--params", "Parameters only.")
+    params: bool = opt(
+        False, "--params", "Parameters only.", excludes=("--activations", "--phase")
+    )
     only_activations: bool = opt(False, "--activations", "Activations and the cache only.")
     layer: str | None = opt(None, "--layer", "0,3-5", "These layers only; -1 is the last.")
     filter: str | None = opt(
@@ -85,6 +87,7 @@ class ShapesOptions:
     names: bool = opt(
         False, "--names",
         "What each tensor is, its formula, and what others call it.",
+        excludes=("PROMPT", "--file", "--ids"),
     )  # fmt: skip
 
     @property
@@ -92,28 +95,6 @@ class ShapesOptions:
         """Whether everything about each tensor is shown."""
         chosen = self.params or self.only_activations
         return self.all or chosen or self.layer is not None or self.filter is not None
-
-    def check(self, *, prompt: bool) -> None:
-        """Raises UsageError for options that contradict each other, or a `prompt`."""
-        if self.params and self.only_activations:
-            raise UsageError(
-                "`--params` and `--activations` exclude each other",
-                hint="leave both out, and everything is shown",
-            )
-        if self.params and self.phase != "both":
-            raise UsageError(
-                "`--phase` is about activations and the cache, and `--params` shows neither",
-                hint="leave one of them out",
-            )
-        if prompt and self.tokens is not None:
-            raise UsageError(
-                "`--tokens` goes without a prompt, which has its own", hint="leave one of them out"
-            )
-        if prompt and self.names:
-            raise UsageError(
-                "`--names` goes without a prompt: names are the same for all",
-                hint="leave one of them out",
-            )
 
     def request(
         self, config: ModelConfig, numbers: Arithmetic, prompt: Tokens = ()
@@ -195,7 +176,6 @@ def command(
     """
     out = Output("shapes", output)
     given = prompt.prompt is not None or prompt.file is not None or prompt.ids is not None
-    shapes.check(prompt=given)
     text = None
     if given:
         note_model_name(prompt.prompt, out.note)
