@@ -18,6 +18,8 @@ from hypothesis import settings
 # what PyTorch reads when it is imported
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a thread each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # and where a test has two, none waits busily for the other, whose processor it may have
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
 machines.before()
 
 from llmcli.checkpoints import locate  # noqa: E402
