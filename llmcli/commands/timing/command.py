@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.commands.timing.before import Baseline, measuring
-from llmcli.commands.timing.report import (
-    PHASES,
-    PartTime,
-    PhaseName,
-    PhaseTime,
-    Stage,
-    TimingReport,
-    TimingRequest,
-)
+from llmcli.anatomy.counts import PROMPT_CHUNK, memory_need
+from llmcli.anatomy.work import step_bytes
+from llmcli.commands.timing.report import PHASES, PhaseName, Stage, TimingReport
 from llmcli.commands.timing.view.trace import trace_size
-from llmcli.errors import CheckFailed, PromptTooLong, UsageError
+from llmcli.errors import CheckFailed, PromptTooLong
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.records.numbers import counted
-from llmcli.records.work import PartWork
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
@@ -37,7 +30,9 @@ from llmcli.shell.template import ChatOptions
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
+    from llmcli.checkpoints import Checkpoint
     from llmcli.model import Model
+    from llmcli.records.ceilings import Ceilings
 
 TIMING = "Timing"
 EPILOG = """
@@ -65,6 +60,7 @@ Examples:
 """
 
 _HINT = "other programs may have taken the processor: run it again when they are done"
+_TOKEN_BYTES = 3  # of a text in each token, at least, in most texts and vocabularies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,23 +89,17 @@ class TimingOptions:
         None, "--trace", "FILE",
         "Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing.",
     )  # fmt: skip
-    force: bool = opt(False, "--force", "Write the trace however large it gets.")
+    force: bool = opt(
+        False, "--force", "Write the trace however large it gets.", needs=("--trace",)
+    )
 
     def check(self) -> None:
         """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
         if self.trace is not None:
             kind_of_file(self.trace, ("json",), option="--trace")
-        elif self.force:
-            raise UsageError(
-                "`--force` is about the size of a file, and none is written",
-                hint="add `--trace FILE.json`, or leave it out",
-            )
 
     def check_trace(self, layers: int, tokens: int) -> None:
-        """Raises UsageError or WriteFailed where the trace of a run gets too large.
-
-        Of a prompt of so many `tokens`.
-        """
+        """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
         if self.trace is not None:
             calls = self.new_tokens
             if "prefill" in self.phases:
@@ -133,14 +123,6 @@ class TimingOptions:
         """Whether each phase is shown with all that is known of it: not where two have to fit."""
         return self.layers or self.phase != "both"
 
-    @property
-    def request(self) -> TimingRequest:
-        """What is measured."""
-        return TimingRequest(
-            new_tokens=self.new_tokens, phases=self.phases, pairs=self.pairs,
-            trace=self.trace is not None,
-        )  # fmt: skip
-
 
 def command(
     prompt: GivenPromptOptions,
@@ -160,8 +142,13 @@ def command(
     timing.check()
     given = prompt_or_builtin(prompt, LOOKED_AT, out.note)
     found: list[Baseline] = []
-    before = measuring(given, timing.new_tokens, model, out, found)
-    loaded = load_model(model, out, text=given.ids is None, before=before)
+    fresh = "torch" not in sys.modules
+    loaded = load_model(
+        model, out, text=given.ids is None,
+        before=lambda checkpoint: found.append(_baseline(
+            checkpoint, model, prompt_tokens(given) + timing.new_tokens, out, fresh=fresh
+        )),
+    )  # fmt: skip
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
     stages = [*_stages(loaded), Stage(name="tokenize", seconds=perf_counter() - begin)]
@@ -170,11 +157,13 @@ def command(
     header = environment(kernels=kernels_of(about))
     if not out.json:  # it is there if the runs are cut short
         out.show(render_opening(title, header, stages, about, details=timing.details))
-    report = _measured(loaded.model, ids, found[0], stages, timing.request, out)
+    report = _measured(loaded.model, ids, found[0], stages, timing, out)
+    caches = [{"level": level, "bytes": held} for level, held in report.ceilings.caches]
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            _body(report), model=about, environment=header, checks=report.checks, hint=_HINT,
+            members(report) | {"ceilings": vars(report.ceilings) | {"caches": caches}},
+            model=about, environment=header, checks=report.checks, hint=_HINT,
         )  # fmt: skip
     except CheckFailed:
         if not report.interrupted:
@@ -187,6 +176,76 @@ def command(
     if report.interrupted:
         after = f" after {report.phases[-1].name}" if report.phases else ""
         raise SIGNALS.stopped(told=out.json, where=after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What is measured before the model is loaded: the machine, and what memory is held.
+
+    So what measuring leaves in the process is no memory of the model, and nothing of the model is
+    pushed out of a cache between loading and running. `base`: bytes held without a model (0 on a
+    GPU), None where that is not known: the system may not say, and a process that has computed
+    before keeps some of what that took.
+    """
+
+    ceilings: Ceilings
+    base: int | None
+
+
+def _baseline(
+    checkpoint: Checkpoint, options: ModelOptions, tokens: int, out: Output, *, fresh: bool
+) -> Baseline:
+    """From the checkpoint's headers; `tokens` of the run, about. `fresh`: nothing has computed yet.
+
+    Raises UnsupportedModel, and UsageError for a device or a dtype that is not there.
+    """
+    import torch
+
+    from llmcli import devices
+    from llmcli.families import plan, translate
+    from llmcli.loading.load import arithmetic_on
+    from llmcli.measure.ceilings import measure_ceilings
+    from llmcli.measure.peaks import resident_bytes
+
+    config, rules = translate(checkpoint)
+    device = devices.resolve_device(options.device)
+    drawn = options.weights_seed is not None
+    numbers = arithmetic_on(
+        device, checkpoint, config,
+        None if drawn else plan(checkpoint.tensors, rules, config),
+        dtype=options.dtype, quantize=options.quantize,
+    ).given(options.activations, options.cache_type)  # fmt: skip
+    tokens = min(options.context_length or config.context, tokens)
+    held = resident_bytes()
+    with Progress(out) as progress:
+        ceilings = measure_ceilings(
+            device, numbers, threads=torch.get_num_threads(), progress=progress,
+            working_set=step_bytes(config, tokens, numbers=numbers),
+        )  # fmt: skip
+    base: int | None = 0
+    if device.type != "cuda":
+        # `runtime` without a tokenizer: the libraries' code
+        code = memory_need(config, numbers, batch=1, context=1).runtime
+        base = base_bytes(held, resident_bytes(), code) if fresh else None
+    return Baseline(ceilings=ceilings, base=base)
+
+
+def base_bytes(before: int | None, after: int | None, code: int) -> int | None:
+    """What is held without a model, from what was held before and after the ceilings.
+
+    Of what measuring them has left so many bytes are the libraries' `code`, which every run loads
+    and which the estimate of a run has in it.
+    """
+    if before is None or after is None:
+        return None
+    return max(before, after - code)
+
+
+def prompt_tokens(given: Prompt) -> int:
+    """How many tokens the prompt has, about: the tokenizer comes with the model."""
+    if given.ids is not None:
+        return len(given.ids)
+    return 1 + len((given.text or "").encode()) // _TOKEN_BYTES
 
 
 def _ids(
@@ -241,66 +300,22 @@ def _measured(
     ids: Sequence[int],
     before: Baseline,
     stages: Sequence[Stage],
-    request: TimingRequest,
+    timing: TimingOptions,
     out: Output,
 ) -> TimingReport:
     """The runs, held against the ceilings."""
-    from llmcli.commands.timing.measure.report import measure_timing
+    from llmcli.commands.timing.measure.run import measure_timing
     from llmcli.measure.busy import CpuContention
 
-    busy = CpuContention()
+    ceilings, busy = before.ceilings, CpuContention()
     with Progress(out) as progress:
         report = measure_timing(
-            model, ids, request, ceilings=before.ceilings, stages=stages, base=before.base,
+            model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
+            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=before.base,
             progress=progress,
         )  # fmt: skip
-    ceilings = report.ceilings
     threads = ceilings.threads if ceilings.device == "cpu" else 1
     return replace(report, machine_load=busy.load(threads))
-
-
-def _body(report: TimingReport) -> dict[str, Any]:
-    """Everything that the view shows, and every part of every layer; the trace is a file."""
-    apart = ("checks", "interrupted")
-    fields = {name: value for name, value in vars(report).items() if name not in apart}
-    return fields | {
-        "finish_reason": "interrupted" if report.interrupted else "complete",
-        "phases": [_phase(phase) for phase in report.phases],
-        "working_set_in": report.ceilings.read(report.working_set).level,
-        "machine_load": report.machine_load and report.machine_load.document(),
-        "ceilings": vars(report.ceilings)
-        | {"caches": [{"level": name, "bytes": held} for name, held in report.ceilings.caches]},
-    }
-
-
-def _phase(phase: PhaseTime) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(phase).items() if name != "spans"}
-    return fields | {
-        "pairs": len(phase.overhead.ratios),
-        "spread": phase.overhead.spread,
-        "tokens_per_s": phase.tokens / phase.bare_s if phase.bare_s > 0 else None,
-        "work": _work(phase.work),
-        "parts": [_part(part, phase) for part in phase.parts],
-        "totals": [_part(part, phase) for part in phase.totals],
-    }
-
-
-def _part(part: PartTime, phase: PhaseTime) -> dict[str, Any]:
-    """Rates are null where there is no such work, or no time."""
-
-    def per_second(amount: int) -> float | None:
-        return amount / part.seconds if amount and part.seconds > 0 else None
-
-    return vars(part) | {
-        "share": part.seconds / phase.seconds if phase.seconds > 0 else None,
-        "work": _work(part.work),
-        "bytes_per_s": per_second(part.work.bytes),
-        "flops_per_s": per_second(part.work.flops),
-    }
-
-
-def _work(work: PartWork) -> dict[str, int]:
-    return vars(work) | {"bytes": work.bytes}
 
 
 def _write_trace(
@@ -308,8 +323,9 @@ def _write_trace(
 ) -> None:
     from llmcli.commands.timing.view.trace import trace_pieces
 
+    events = -3  # lines around them
     with whole_file(path) as file:
         for piece in trace_pieces(report, encodable(title), jsonable(about)):
             file.write(piece.encode())
-    spans = sum(len(phase.spans) for phase in report.phases)
-    out.note(written(path, f"{spans:,} spans, for ui.perfetto.dev or chrome://tracing"))
+            events += 1
+    out.note(written(path, f"{events:,} events, for ui.perfetto.dev or chrome://tracing"))

@@ -1,4 +1,4 @@
-"""Clocks that the decoder calls as it goes: when was each activation there?"""
+"""Clocks that the decoder calls as it goes: when was each activation computed?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,7 +20,7 @@ END = "end"  # what the last mark of a run is called
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The marks of one run: `names[i]` was there `seconds[i]` after the mark before it.
+    """The marks of one run: `names[i]` came `seconds[i]` after the mark before it.
 
     The first counts from the beginning of the run, the last is `end`. `seconds` are the device's,
     `host_s` what passed on the host meanwhile: the same where the host computes.
@@ -31,6 +31,9 @@ class Marks:
     host_s: array[float]
 
 
+NO_MARKS = Marks(names=(), seconds=array("d"), host_s=array("d"))
+
+
 class RunClock(Protocol):
     """A clock for one run after another."""
 
@@ -38,7 +41,7 @@ class RunClock(Protocol):
         """The run begins now."""
 
     def __call__(self, name: str) -> None:
-        """That activation is there (on a GPU: all that computes it has been started)."""
+        """That activation is computed (on a GPU: all that computes it has been started)."""
 
     def stop(self) -> None:
         """The run is over: waits for the device."""
@@ -74,32 +77,23 @@ class HostClock:
 
     def marks(self) -> Marks:
         """See `RunClock`."""
-        seconds, names = _between(self._times), _names(self._names)
-        self._names, self._times = [], []
+        names, seconds = _taken(self._names), _between(self._times)
+        self._times.clear()
         return Marks(names=names, seconds=seconds, host_s=seconds)
-
-
-class Event(Protocol):
-    """What is used of `torch.cuda.Event`: a moment of the device's own clock."""
-
-    def record(self) -> None:
-        """The moment when all that was started so far is done."""
-
-    def elapsed_time(self, later: Event) -> float:
-        """Milliseconds from this to a later one; both must have happened."""
 
 
 class EventClock:
     """For a GPU, which works behind the host: an event for each mark, and one wait at the end.
 
-    The events are made once and recorded again in each run. A moment in which the device waits
-    for the host is in the part that it waits for.
+    An event is what `torch.cuda.Event` is: `record()` notes when all that was started so far is
+    done, `elapsed_time(later)` gives milliseconds. Events are made once and recorded again in each
+    run. A moment in which the device waits for the host is in the part that it waits for.
     """
 
-    def __init__(self, event: Callable[[], Event], wait: Callable[[], None]) -> None:
+    def __init__(self, event: Callable[[], Any], wait: Callable[[], None]) -> None:
         self._event = event
         self._wait = wait
-        self._pool: list[Event] = []
+        self._pool: list[Any] = []
         self._names: list[str] = []
         self._times: list[int] = []
 
@@ -107,15 +101,19 @@ class EventClock:
     def on(cls, device: torch.device) -> EventClock:
         """With the events of that device: of CUDA's current one, or of Apple's."""
         kind = torch.cuda.Event if device.type == "cuda" else torch.mps.event.Event
-        return cls(lambda: cast("Event", kind(enable_timing=True)), lambda: wait_for(device))
+        return cls(lambda: kind(enable_timing=True), lambda: wait_for(device))
 
     def start(self) -> None:
         """See `RunClock`."""
-        self._mark()
+        at = len(self._times)
+        if at == len(self._pool):
+            self._pool.append(self._event())
+        self._pool[at].record()
+        self._times.append(perf_counter_ns())
 
     def __call__(self, name: str) -> None:
-        """A mark: nobody waits for it."""
-        self._mark()
+        """A mark, without waiting for it."""
+        self.start()
         self._names.append(name)
 
     def stop(self) -> None:
@@ -127,16 +125,9 @@ class EventClock:
         """See `RunClock`."""
         pairs = pairwise(self._pool[: len(self._times)])
         seconds = array("d", (first.elapsed_time(then) / 1e3 for first, then in pairs))
-        host_s, names = _between(self._times), _names(self._names)
-        self._names, self._times = [], []
+        names, host_s = _taken(self._names), _between(self._times)
+        self._times.clear()
         return Marks(names=names, seconds=seconds, host_s=host_s)
-
-    def _mark(self) -> None:
-        at = len(self._times)
-        if at == len(self._pool):
-            self._pool.append(self._event())
-        self._pool[at].record()
-        self._times.append(perf_counter_ns())
 
 
 def clock_for(device: torch.device) -> RunClock:
@@ -144,9 +135,11 @@ def clock_for(device: torch.device) -> RunClock:
     return HostClock() if device.type == "cpu" else EventClock.on(device)
 
 
-def _names(names: list[str]) -> tuple[str, ...]:
-    """One string for each name, however often it was marked: those of many runs are kept."""
-    return tuple(map(sys.intern, names))
+def _taken(names: list[str]) -> tuple[str, ...]:
+    """The names, one string for each however often it was marked: those of many runs are kept."""
+    taken = tuple(map(sys.intern, names))
+    names.clear()
+    return taken
 
 
 def _between(times: list[int]) -> array[float]:
