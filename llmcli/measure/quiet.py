@@ -1,3 +1,5 @@
-"""See `llmcli.measure.runs`."""
+"""Another name for what is in `llmcli.measure.runs`."""
 
-from llmcli.measure.runs import quiet as quiet
+from llmcli.measure.runs import gc_disabled
+
+quiet = gc_disabled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Without Python's collector, which may take longer than a token; afterwards as before."""
     enabled = gc.isenabled()
     gc.disable()
@@ -31,10 +31,15 @@ def quiet() -> Iterator[None]:
             gc.enable()
 
 
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """With that CUDA device as the current one, whose events are recorded; others as they are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def timed(device: torch.device, call: Callable[[], Result]) -> tuple[Result, float]:
     """What the call returns, and its seconds, the device's work included."""
     wait_for(device)
-    with quiet():
+    with gc_disabled():
         begin = perf_counter()
         result = call()
         wait_for(device)

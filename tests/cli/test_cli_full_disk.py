@@ -140,7 +140,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     check = GroupResult(
-        check=ViewCheck(name="a", words="b", value=0, tolerance=0), models=1, seconds=0
+        check=ViewCheck(name="a", words="b", value=0, tolerance=0), cases=1, seconds=0
     )
     for name in ("measure_levels", "measure_exhaustion"):
         monkeypatch.setattr(run, name, lambda *_, **__: check)

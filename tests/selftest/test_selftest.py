@@ -22,6 +22,7 @@ from llmcli.commands.selftest.report import (
     compare,
 )
 from llmcli.errors import WriteFailed
+from llmcli.measure import runs
 from llmcli.nn.step import Step
 from llmcli.records.checks import ViewCheck
 
@@ -49,7 +50,7 @@ def test_all_properties_hold_here(few):
     results = measure_groups(CPU)
     assert [result.check.name for result in results] == [group.name for group in groups_of(CPU)]
     assert [result.check for result in results if not result.check.ok] == []
-    assert all(result.models > 1 for result in results)
+    assert all(result.cases > 1 for result in results)
 
 
 def attention_that_is_off(monkeypatch):
@@ -183,7 +184,7 @@ def test_rates_and_memory_of_a_shape(small_shape, monkeypatch):
 def test_the_rate_of_some_layers_is_reckoned_for_all(small_shape, monkeypatch):
     """By a clock that gives every run the same time."""
     ticks = count()
-    monkeypatch.setattr(machine, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(runs, "perf_counter", lambda: float(next(ticks)))
     found = [machine.measure_shape(machine.shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
     for some, every in zip(*found, strict=True):
         assert some.tokens_per_s < 0.6 * every.tokens_per_s
@@ -195,7 +196,7 @@ RATE = RateResult(
     all_layers=16, versus=1.5,
 )  # fmt: skip
 REPORT = SelftestReport(
-    device="cpu", groups=(GroupResult(check=CHECK, models=60, seconds=1.0),), rates=(RATE,),
+    device="cpu", groups=(GroupResult(check=CHECK, cases=60, seconds=1.0),), rates=(RATE,),
     memory=(MemoryResult(shape="1B", estimated=1 << 30, measured=1 << 30),), ceilings=None,
     refused=(), seconds=2.0,
 )  # fmt: skip

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
+from llmcli.records.document import APART, derived
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """One property over `models` small models: `check` is that of the worst of them."""
+    """One property over `cases` (small models, levels or runs): `check` is that of the worst."""
 
-    check: ViewCheck
-    models: int
+    check: ViewCheck = field(metadata=APART)
+    cases: int
     seconds: float
+
+    @derived
+    def name(self) -> str:
+        """The name of its check."""
+        return self.check.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,11 @@ class RateResult:
     layers: int
     all_layers: int
     versus: float | None = None
+
+
+def shape_words(name: str, layers: int, all_layers: int) -> str:
+    """`8B`, or `8B, 4 of 32 layers`."""
+    return name if layers == all_layers else f"{name}, {layers} of {all_layers} layers"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from llmcli.anatomy.arithmetic import in_no_blocks, matrices
 from llmcli.anatomy.graph import Graph
-from llmcli.commands.selftest.measure.evaluated import deviations
 from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.measure.small import as_model, copied, random_decoder
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config import ModelConfig
 from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
+from llmcli.graph.evaluation.rules import rules
+from llmcli.graph.node import Node
+from llmcli.inspect.kernel import Kernel
 from llmcli.kernels import native
+from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
 from llmcli.parts.mlp.config import MlpConfig
@@ -33,6 +36,8 @@ TOKENS, STEPS = 11, 4
 FLOAT32, BFLOAT16, CAPTURED = 5e-5, 0.05, 1e-4
 # Formats whose kernels all levels of a processor compute bit for bit alike.
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
+
+BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
 
 Measure = Callable[[ModelConfig, torch.device], tuple[float, str]]
 
@@ -83,6 +88,55 @@ def parity(config: ModelConfig, device: torch.device) -> tuple[float, str]:
     found = deviations(as_model(here), prompt, emitted, Graph(config).nodes, chained=True)
     worst = max(found, key=lambda name: found[name])
     return found[worst], worst
+
+
+class _Chained(Kernel):
+    """Every input is what the nodes before it made, from the token ids on."""
+
+    made: dict[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.made[name]
+
+    def every(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """All rows of a tensor that was made."""
+        return self[name][..., rows, :]
+
+
+def deviations(
+    model: Model,
+    prompt: tuple[int, ...],
+    emitted: Mapping[str, Tensor],
+    nodes: Mapping[str, Node],
+    *,
+    chained: bool,
+) -> dict[str, float]:
+    """Of every activation how far it is from what its node makes, as a share of the bound.
+
+    More than 1 is wrong. `emitted`: float64, without a batch axis. The inputs of a node are what
+    was emitted before it, or, `chained`, what the nodes themselves made from the token ids.
+    """
+    made = rules(nodes.values(), Graph(model.config).letter)
+    count = len(prompt)
+    kernel = (_Chained if chained else Kernel)(
+        model, made, prompt, [""] * count, emitted=emitted, positions=range(count),
+        prompt_tokens=count, alone=[False] * count,
+    )  # fmt: skip
+    outputs: dict[str, Tensor] = {}
+    if isinstance(kernel, _Chained):
+        kernel.made = outputs
+    found = {}
+    for name, rule in made.items():
+        outputs[name] = ours = rule.tensor(kernel)
+        theirs = kernel.kernel(name)
+        assert ours.shape == theirs.shape, name
+        allowed = BOUND * rule.magnitudes(kernel)
+        if chained:  # a number may be small because large ones cancel
+            size = theirs.abs()
+            allowed = allowed + BOUND * size.where(size.isfinite(), torch.tensor(0.0)).max()
+        off = torch.where(ours == theirs, 0.0, (ours - theirs).abs() / allowed)
+        found[name] = float(off.nan_to_num(torch.inf).max())
+    return found
 
 
 def steps(config: ModelConfig, device: torch.device) -> tuple[float, str]:
@@ -238,6 +292,6 @@ def measure_groups(
             name=group.name, words=group.words, value=worst, tolerance=group.tolerance, where=where
         )
         results.append(
-            GroupResult(check=check, models=len(group.models), seconds=perf_counter() - begin)
+            GroupResult(check=check, cases=len(group.models), seconds=perf_counter() - begin)
         )
     return tuple(results)

@@ -41,7 +41,7 @@ def measure_levels() -> GroupResult | None:
         name="levels", words="all kernel levels compute the same bits",
         value=len(wrong), tolerance=0, where=", ".join(wrong or found),
     )  # fmt: skip
-    return GroupResult(check=check, models=len(found), seconds=perf_counter() - begin)
+    return GroupResult(check=check, cases=len(found), seconds=perf_counter() - begin)
 
 
 def measure_exhaustion(device: torch.device) -> GroupResult:
@@ -63,7 +63,7 @@ def measure_exhaustion(device: torch.device) -> GroupResult:
         name="memory exhausted", words="a context that does not fit: exit 5, a hint",
         value=float(not ok), tolerance=0, where="" if ok else f"exit {done.returncode}",
     )  # fmt: skip
-    return GroupResult(check=check, models=1, seconds=perf_counter() - begin)
+    return GroupResult(check=check, cases=1, seconds=perf_counter() - begin)
 
 
 def _run(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,6 @@ from llmcli.commands.selftest.measure.children import measure_exhaustion, measur
 from llmcli.commands.selftest.measure.machine import (
     fitting_layers,
     measure_shape,
-    named,
     numbers_on,
     shape,
 )
@@ -53,7 +52,7 @@ def measure_selftest(
             rates += found
             memory.append(taken)
             if layers < most:
-                refused.append(f"{named(one)}: no memory for more")
+                refused.append(f"{one.words}: no memory for more")
             if device.type == "cuda":
                 devices.release_freed_memory()
     return SelftestReport(

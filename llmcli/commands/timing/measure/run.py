@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from array import array
 from bisect import bisect_left, insort
 from collections import Counter
@@ -10,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from time import perf_counter
-
-import torch
 
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import Place, graph
@@ -43,7 +40,7 @@ from llmcli.commands.timing.report import (
     TimingReport,
 )
 from llmcli.measure.peaks import Peak
-from llmcli.measure.runs import StoppingRule, in_turns, timed
+from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
 from llmcli.ops import processor
 from llmcli.records.ceilings import Ceilings
@@ -226,7 +223,7 @@ def measure_timing(
     begin = perf_counter()
     interrupted = False
     try:
-        with _current(model.device):
+        with current(model.device):
             for number, name in enumerate(phases, 1):
                 end = begin + LIMIT_S * number / len(phases)  # what one leaves is another's
                 until = StoppingRule(pairs=pairs, begin=perf_counter(), end=end)
@@ -268,8 +265,3 @@ def _estimated(workload: Workload) -> int:
         tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
     )  # fmt: skip
     return need.together
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """CUDA's events are those of the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
