@@ -37,7 +37,7 @@ _LEAST_TIMES = 5  # a call is repeated
 _MATRIX_S = 0.02  # what one product should take
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)  # rows and columns of the matrices
 _STARTED = 20  # operations of a kind in a row, so that a GPU works while more are started
-_STARTINGS = 51  # of which the median is taken
+_STARTINGS = 51  # repetitions; their median counts
 _BETWEEN = 4 << 20  # bytes that are read before: the weights of a product
 _MATRICES = 3 * 8 + 4  # bytes a place: the one in float32, and three of up to eight
 
@@ -84,7 +84,7 @@ def measure_ceilings(
             products.append(matrix_rate(device, one, 0.4 * seconds / len(dtypes)))
         start_s = start_seconds(device, devices.DTYPES[numbers.dtype])
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the run that is looked at finds the memory as it was
+            torch.cuda.empty_cache()  # leave the memory as it was for the run
     return Ceilings(
         device=str(device),
         threads=threads,
@@ -167,7 +167,7 @@ def _read(path: Path) -> str:
 
 
 def most_bytes(device: torch.device) -> int:
-    """Bytes that measuring may take; where nobody knows what is free, what is enough for most."""
+    """Bytes that measuring may take; where the free memory is unknown, enough for most caches."""
     free = devices.available_bytes(device)
     return 4 * CACHE if free is None else free // _SHARE
 
@@ -175,7 +175,7 @@ def most_bytes(device: torch.device) -> int:
 def read_rate(buffer: Tensor, nbytes: int, seconds: float, *, cached: bool) -> float:
     """Bytes per second of the fastest reader over the first `nbytes` of the buffer.
 
-    `cached`: they lie in a cache, so that one call can read them several times. From memory it
+    `cached`: they are in a cache, so that one call can read them several times. From memory it
     would not: two threads at the same place are served by one reading.
 
     Which one it is depends on the threads and the size: on two cores 1 MiB is read at 230 GB/s
@@ -184,7 +184,7 @@ def read_rate(buffer: Tensor, nbytes: int, seconds: float, *, cached: bool) -> f
     kind = buffer.device.type
     numbers = buffer[: nbytes // 4]
     times = -(-_LEAST_READ.get(kind, nbytes) // nbytes) if cached else 1
-    # on a busy processor nobody is undisturbed for longer: all pieces are read in turns
+    # on a busy processor only short reads are undisturbed: all pieces are read in turns
     pieces = torch.split(numbers, _PIECE // 4) if kind == "cpu" and not cached else (numbers,)
     best = 0.0
     for reader, rounds in ((_summing, times), (_comparing, times), (_multiplying, 1)):
@@ -245,7 +245,7 @@ def _packed(digits: int) -> Callable[[Tensor], Call]:
 
 
 def _whole(square: Tensor) -> Call:
-    """The same in whole numbers of 8 bits, without scales."""
+    """For a float32 matrix: the product in 8-bit integers, without scales."""
     narrow = (square * 32).clamp(-127, 127).to(torch.int8)
     return lambda: torch._int_mm(narrow, narrow.t())
 

@@ -15,8 +15,7 @@ FEWEST = 5  # pairs, before their quartiles say anything
 class Ratios:
     """`values` in the order of the runs, and their order statistics.
 
-    `quartiles`, the first and the third, lie between two values in proportion; of one value
-    they are that value.
+    `quartiles`: the first and the third, interpolated; of one value that value.
     """
 
     values: tuple[float, ...]

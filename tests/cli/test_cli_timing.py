@@ -75,42 +75,27 @@ def traced(timing, runs, weighted):
 
 
 def test_what_is_printed(timing, weighted):
-    """Of both phases; all that is known of one; by layers, without a prompt."""
+    """Of a real run; golden screens have the rest: both phases, one with details, by layers."""
     result = timing(TEXT)
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert lines[0] == f"{weighted} (float32 on cpu)"
-    assert re.fullmatch(r".* · torch .* · 1 thread · kernels .* · llmcli .*", lines[1])
-    assert re.fullmatch(r"start-up: torch .* · headers .* · weights .* · tokenize .*", lines[2])
-    assert lines[3].startswith("timing overhead: prefill ")
     assert "2 pairs" in lines[3]
-    assert lines[5].startswith("prefill: 8 tokens · ")
-    assert lines[6].startswith("decode: 3 tokens after 8 · ")
-    assert re.match(r"ceilings: .*, float32 products .* · peak memory .*", lines[-3])
+    assert [line.partition(" ")[0] for line in lines[5:8]] == ["prefill:", "decode:", "ms"]
     assert re.fullmatch(r"✓ [45] checks · --checks", lines[-1])
-    below = lines.index(next(line for line in lines if line.startswith("all ")))
-    assert len(lines) - below <= 6
-    assert below - 8 <= 13  # the parts: all of them where each takes 5 % of so small a model
-    assert not any(line.startswith("layer ") for line in lines)
+    assert len(lines) <= 5 + 2 + 2 + 13 + 3  # all parts where each takes 5 % of so small a model
 
     out = timing(TEXT, "--phase", "decode").out
-    lines = out.splitlines()
-    assert "prefill:" not in out
+    assert "prefill" not in out
+    assert f"  GEMV (one row times a weight matrix): {WEIGHTS} a token, " in out
     loading = r"headers .* · weights .* \(.*B of file → .*B float32, .*B/s\)"
-    assert re.fullmatch(rf"start-up: torch .* · {loading} · tokenize .*", lines[2])
-    assert lines[6].startswith(f"  GEMV (one row times a weight matrix): {WEIGHTS} a token, ")
-    assert sum("overhead" in line for line in lines) == 1
-    assert sum(line.startswith("gaps ") for line in lines) == 1
-    assert any(line.startswith("ceilings of this machine (cpu, 1 thread) · ") for line in lines)
-    assert not re.search("looking|clocks", out)
+    assert re.search(rf"\nstart-up: torch .* · {loading} · tokenize .*", out)
 
     result = timing("--layers")
     assert result.code == 0
     assert result.err == "note: no prompt was given: `In the beginning God created …` is used\n"
     assert f"prefill: {len(LOOKED_AT)} tokens" in result.out
-    lines = result.out.splitlines()
-    assert sum(line.startswith("layer ") for line in lines) == 2
-    assert sum("in no layer" in line for line in lines) == 2
+    assert result.out.count("\nlayer ") == result.out.count("in no layer") == 2
 
 
 def test_without_pairs_there_are_as_many_as_it_takes(cli, weighted, monkeypatch):
@@ -261,25 +246,6 @@ def test_the_trace_is_the_run_that_is_shown(traced):
             assert flops == pytest.approx(total["work"]["flops"])
         calls = [event for event in events if event["cat"] == "call"]
         assert len(calls) == 1 + 3
-
-
-def test_events_of_a_thread_nest(traced):
-    """In whole nanoseconds, as Perfetto reads them: what overlaps it leaves out."""
-    threads = defaultdict(list)
-    for event in traced[1]["traceEvents"]:
-        if event["ph"] == "X":
-            begin, end = (round(us * 1000) for us in (event["ts"], event["ts"] + event["dur"]))
-            threads[event["pid"], event["tid"]].append((begin, end, event["cat"]))
-    assert len(threads) == 2
-    depth = {"stage": 0, "phase": 0, "call": 1, "layer": 2, "part": 3}
-    for events in threads.values():
-        around = []
-        for begin, end, category in sorted(events, key=lambda e: (e[0], -e[1], depth[e[2]])):
-            while around and around[-1][0] <= begin:
-                around.pop()
-            assert not around or end <= around[-1][0], (category, around)
-            assert not around or depth[category] > depth[around[-1][1]]
-            around.append((end, category))
 
 
 def test_a_trace_takes_the_place_of_the_last_one(timing, tmp_path, monkeypatch, others_take):

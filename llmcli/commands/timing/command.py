@@ -137,27 +137,31 @@ def command(
     shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
     """
     from llmcli.commands.timing.view.screen import render_opening, render_timing
+    from llmcli.ui.stats import model_line
 
     out = Output("timing", output)
     timing.check()
     given = prompt_or_builtin(prompt, LOOKED_AT, out.note)
-    found: list[Baseline] = []
+    found: list[tuple[Ceilings, int | None]] = []
     fresh = "torch" not in sys.modules
-    loaded = load_model(
-        model, out, text=given.ids is None,
-        before=lambda checkpoint: found.append(_baseline(
-            checkpoint, model, prompt_tokens(given) + timing.new_tokens, out, fresh=fresh
-        )),
-    )  # fmt: skip
+
+    def before(checkpoint: Checkpoint) -> None:
+        tokens = prompt_tokens(given) + timing.new_tokens
+        found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
+
+    loaded = load_model(model, out, text=given.ids is None, before=before)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
     stages = [*_stages(loaded), Stage(name="tokenize", seconds=perf_counter() - begin)]
     stages = stages[: None if given.ids is None else -1]
-    about, title = loaded.model.describe(), _title(loaded.model)
+    about = loaded.model.describe()
+    title = model_line(about)
+    if loaded.model.random_seed is not None:  # which take as long as others, and mean nothing
+        title += ", random weights"
     header = environment(kernels=kernels_of(about))
-    if not out.json:  # it is there if the runs are cut short
+    if not out.json:  # shown even if the runs are cut short
         out.show(render_opening(title, header, stages, about, details=timing.details))
-    report = _measured(loaded.model, ids, found[0], stages, timing, out)
+    report = _measured(loaded.model, ids, *found[0], stages, timing, out)
     caches = [{"level": level, "bytes": held} for level, held in report.ceilings.caches]
     try:
         out.present(
@@ -178,26 +182,16 @@ def command(
         raise SIGNALS.stopped(told=out.json, where=after)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Baseline:
-    """What is measured before the model is loaded: the machine, and what memory is held.
-
-    So what measuring leaves in the process is no memory of the model, and nothing of the model is
-    pushed out of a cache between loading and running. `base`: bytes held without a model (0 on a
-    GPU), None where that is not known: the system may not say, and a process that has computed
-    before keeps some of what that took.
-    """
-
-    ceilings: Ceilings
-    base: int | None
-
-
 def _baseline(
     checkpoint: Checkpoint, options: ModelOptions, tokens: int, out: Output, *, fresh: bool
-) -> Baseline:
-    """From the checkpoint's headers; `tokens` of the run, about. `fresh`: nothing has computed yet.
+) -> tuple[Ceilings, int | None]:
+    """The machine's ceilings, and the bytes held without a model, before it is loaded.
 
-    Raises UnsupportedModel, and UsageError for a device or a dtype that is not there.
+    So what measuring leaves in the process is no memory of the model, and nothing of the model is
+    pushed out of a cache between loading and running. From the checkpoint's headers; `tokens` of
+    the run, about. The bytes are 0 on a GPU, and None where they are not known: the system may not
+    say, and a process that is not `fresh`, in which torch has computed before, keeps some of what
+    that took. Raises UnsupportedModel, and UsageError for a missing device or dtype.
     """
     import torch
 
@@ -227,7 +221,7 @@ def _baseline(
         # `runtime` without a tokenizer: the libraries' code
         code = memory_need(config, numbers, batch=1, context=1).runtime
         base = base_bytes(held, resident_bytes(), code) if fresh else None
-    return Baseline(ceilings=ceilings, base=base)
+    return ceilings, base
 
 
 def base_bytes(before: int | None, after: int | None, code: int) -> int | None:
@@ -287,18 +281,11 @@ def _stages(loaded: Loaded) -> list[Stage]:
     ]
 
 
-def _title(model: Model) -> str:
-    """What is timed; weights that were drawn take as long as others, and say nothing."""
-    from llmcli.ui.stats import model_line
-
-    words = model_line(model.describe())
-    return words if model.random_seed is None else f"{words}, random weights"
-
-
 def _measured(
     model: Model,
     ids: Sequence[int],
-    before: Baseline,
+    ceilings: Ceilings,
+    base: int | None,
     stages: Sequence[Stage],
     timing: TimingOptions,
     out: Output,
@@ -307,11 +294,11 @@ def _measured(
     from llmcli.commands.timing.measure.run import measure_timing
     from llmcli.measure.busy import CpuContention
 
-    ceilings, busy = before.ceilings, CpuContention()
+    busy = CpuContention()
     with Progress(out) as progress:
         report = measure_timing(
             model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
-            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=before.base,
+            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
             progress=progress,
         )  # fmt: skip
     threads = ceilings.threads if ceilings.device == "cpu" else 1

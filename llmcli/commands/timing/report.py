@@ -88,12 +88,12 @@ class PartTime:
 
     @derived
     def bytes_per_s(self) -> float | None:
-        """None where there is no such work, or no time."""
+        """None without such work, or without time."""
         return self._per_second(self.work.bytes)
 
     @derived
     def flops_per_s(self) -> float | None:
-        """None where there is no such work, or no time."""
+        """None without such work, or without time."""
         return self._per_second(self.work.flops)
 
     def _per_second(self, amount: int) -> float | None:
@@ -210,7 +210,7 @@ class TimingReport:
     """All of it. `estimated`: `info`'s estimate of the bytes of this run, beside what was held.
 
     `base` is what the process held before the model was loaded (PyTorch itself), None where the
-    system does not say. `interrupted`: the phases are those of which pairs of runs were finished.
+    system does not say. `interrupted`: only phases with at least one complete pair are included.
     `machine_load`: what other programs took meanwhile. `working_set`: bytes that a step streams.
     """
 

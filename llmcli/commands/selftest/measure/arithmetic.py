@@ -153,7 +153,7 @@ def steps(config: ModelConfig, device: torch.device) -> tuple[float, str]:
 
 
 def narrow(dtype: torch.dtype) -> Measure:
-    """The same weights computed with in `dtype` on the device and in float64 on the CPU."""
+    """Compute with the same weights in `dtype` on the device and in float64 on the CPU."""
 
     def measure(config: ModelConfig, device: torch.device) -> tuple[float, str]:
         there = copied(random_decoder(config), device, dtype)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -34,32 +34,44 @@ class Marks:
 NO_MARKS = Marks(names=(), seconds=array("d"), host_s=array("d"))
 
 
-class RunClock(Protocol):
-    """A clock for one run after another."""
+class RunClock:
+    """A clock for one run after another: of the host, which marks what it has started."""
 
-    def start(self) -> None:
-        """The run begins now."""
-
-    def __call__(self, name: str) -> None:
-        """That activation is computed (on a GPU: all that computes it has been started)."""
-
-    def stop(self) -> None:
-        """The run is over: waits for the device."""
-
-    def marks(self) -> Marks:
-        """What was marked, after `stop`; it is given up, since freeing it takes time in a run."""
-
-
-class HostClock:
-    """For a CPU, where an operation is done when its call returns."""
+    _per_s = 1e9
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._times: list[int] = []
 
     def start(self) -> None:
-        """See `RunClock`."""
-        self._times.append(perf_counter_ns())
+        """The run begins now."""
+        self._times.append(self._now())
+
+    def __call__(self, name: str) -> None:
+        """That activation is computed (on a GPU: all that computes it has been started)."""
+        self.start()
+        self._names.append(name)
+
+    def stop(self) -> None:
+        """The run is over."""
+        self(END)
+
+    def marks(self) -> Marks:
+        """What was marked, after `stop`; it is given up, since freeing it takes time in a run.
+
+        Each name is one string however often it was marked: those of many runs are kept.
+        """
+        names = tuple(map(sys.intern, self._names))
+        seconds = array("d", ((b - a) / self._per_s for a, b in pairwise(self._times)))
+        self._names, self._times = [], []
+        return Marks(names=names, seconds=seconds, host_s=seconds)
+
+    def _now(self) -> int:
+        return perf_counter_ns()
+
+
+class HostClock(RunClock):
+    """For a CPU, where an operation is done when its call returns."""
 
     def __call__(self, name: str) -> None:
         """A mark: two appends and a reading, 0.1 µs."""
@@ -71,18 +83,8 @@ class HostClock:
         self._names += names
         self._times += times
 
-    def stop(self) -> None:
-        """See `RunClock`."""
-        self(END)
 
-    def marks(self) -> Marks:
-        """See `RunClock`."""
-        names, seconds = _taken(self._names), _between(self._times)
-        self._times.clear()
-        return Marks(names=names, seconds=seconds, host_s=seconds)
-
-
-class EventClock:
+class EventClock(RunClock):
     """For a GPU, which works behind the host: an event for each mark, and one wait at the end.
 
     An event is what `torch.cuda.Event` is: `record()` notes when all that was started so far is
@@ -91,11 +93,10 @@ class EventClock:
     """
 
     def __init__(self, event: Callable[[], Any], wait: Callable[[], None]) -> None:
+        super().__init__()
         self._event = event
         self._wait = wait
         self._pool: list[Any] = []
-        self._names: list[str] = []
-        self._times: list[int] = []
 
     @classmethod
     def on(cls, device: torch.device) -> EventClock:
@@ -104,30 +105,23 @@ class EventClock:
         return cls(lambda: kind(enable_timing=True), lambda: wait_for(device))
 
     def start(self) -> None:
-        """See `RunClock`."""
+        """The run begins, or a mark: an event is recorded, without waiting for it."""
         at = len(self._times)
         if at == len(self._pool):
             self._pool.append(self._event())
         self._pool[at].record()
-        self._times.append(perf_counter_ns())
-
-    def __call__(self, name: str) -> None:
-        """A mark, without waiting for it."""
-        self.start()
-        self._names.append(name)
+        super().start()
 
     def stop(self) -> None:
-        """See `RunClock`: the one synchronization of a run."""
-        self(END)
+        """The run is over: waits for the device, the one synchronization of a run."""
+        super().stop()
         self._wait()
 
     def marks(self) -> Marks:
-        """See `RunClock`."""
+        """See `RunClock`; the seconds are the device's."""
         pairs = pairwise(self._pool[: len(self._times)])
         seconds = array("d", (first.elapsed_time(then) / 1e3 for first, then in pairs))
-        names, host_s = _taken(self._names), _between(self._times)
-        self._times.clear()
-        return Marks(names=names, seconds=seconds, host_s=host_s)
+        return replace(super().marks(), seconds=seconds)
 
 
 def clock_for(device: torch.device) -> RunClock:
@@ -135,33 +129,23 @@ def clock_for(device: torch.device) -> RunClock:
     return HostClock() if device.type == "cpu" else EventClock.on(device)
 
 
-def _taken(names: list[str]) -> tuple[str, ...]:
-    """The names, one string for each however often it was marked: those of many runs are kept."""
-    taken = tuple(map(sys.intern, names))
-    names.clear()
-    return taken
-
-
-def _between(times: list[int]) -> array[float]:
-    return array("d", ((then - now) / 1e9 for now, then in pairwise(times)))
-
-
-# An attribute such as `shape`, and the like: nothing is started for them.
+# Attributes such as `shape` start no operation.
 _LOOKED_UP = frozenset({"__get__", "__len__", "data_ptr", "dim", "numel", "size", "stride"})
 
 
-class OperationCount(TorchFunctionMode):
-    """A `RunClock` that counts, while it is entered: operations are in the place of seconds.
+class OperationCount(RunClock, TorchFunctionMode):
+    """Counts while it is entered: its marks have numbers of operations in the place of seconds.
 
-    Every call of PyTorch from Python counts as one, views too: a start costs the same whether
-    there is something to do. What such a call starts inside itself is in the cost of one. (A
+    Every call of PyTorch from Python counts as one, views too: starting a call costs the same
+    with or without work to do, and what it starts inside itself is in the cost of one. (A
     mode of PyTorch's dispatcher would import 65 MiB of its compiler.)
     """
 
+    _per_s = 1
+
     def __init__(self) -> None:
-        super().__init__()
-        self._names: list[str] = []
-        self._counts: list[float] = []
+        RunClock.__init__(self)
+        TorchFunctionMode.__init__(self)
         self._count = 0
 
     def __torch_function__(
@@ -174,26 +158,10 @@ class OperationCount(TorchFunctionMode):
         self._count += getattr(func, "__name__", "") not in _LOOKED_UP
         return func(*args, **(kwargs or {}))
 
-    def start(self) -> None:
-        """See `RunClock`."""
-        self._count = 0
-
-    def __call__(self, name: str) -> None:
-        """The operations since the mark before are those of that activation."""
-        self._names.append(name)
-        self._counts.append(self._count)
-        self._count = 0
-
     def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
         """See `ReplayClock`: they are started all at once, by the call before the first."""
         for name in names:
             self(name)
 
-    def stop(self) -> None:
-        """See `RunClock`."""
-        self(END)
-
-    def marks(self) -> Marks:
-        """See `RunClock`."""
-        counts = array("d", self._counts)
-        return Marks(names=tuple(self._names), seconds=counts, host_s=counts)
+    def _now(self) -> int:
+        return self._count

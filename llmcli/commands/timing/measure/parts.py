@@ -118,7 +118,7 @@ def product_seconds(
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """The ceilings for one run in `numbers`, of which a step streams `working_set` bytes.
+    """The ceilings for a run in `numbers`, each step of which streams `working_set` bytes.
 
     `apart`: the device works behind the host, so that the host's time is one of its own.
     """

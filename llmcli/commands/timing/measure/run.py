@@ -61,8 +61,8 @@ class Run:
 class Kept:
     """Of many instrumented runs the median one, without keeping the marks of all of them.
 
-    Where there are more than `MOST` the one goes whose neighbours are nearest to each other in the
-    order of all times: one near the median, whatever it will be, is still there.
+    Of more than `MOST` it drops the one whose neighbours are nearest to each other in the order of
+    all times, so that one near the final median is always kept.
     """
 
     def __init__(self) -> None:

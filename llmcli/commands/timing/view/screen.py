@@ -358,7 +358,7 @@ class Layers:
         notes = [f"milliseconds{' a token' * (tokens > 1)}; {_OUTSIDE}: in no layer"]
         notes += [f"{_MARK} more than {UNLIKE:g} times the median of the layers"] if unlike else []
         if not table.fit(options.max_width):
-            notes.append("the smallest parts are left out: there is no room for them")
+            notes.append("the smallest parts are left out: too narrow for all of them")
         yield from (Text(note, style=FAINT) for note in notes)
 
 
@@ -410,13 +410,13 @@ def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
 
 
 def residency(report: TimingReport) -> str:
-    """Where the numbers are that a step reads over and over."""
+    """Which level of memory a step reads its numbers from."""
     ceilings = report.ceilings
     read = ceilings.read(report.working_set)
     level, at = read.level, unit(read.bytes_per_s, "B/s")
     amount = unit(report.working_set, "B")
     if level != MEMORY:
-        return f"a step's {amount} lie in {level}: judged by its {at}, not by the memory's rate"
+        return f"a step's {amount} fit in {level}: compared with its {at}, not the memory's"
     largest = max((held for _, held in ceilings.caches), default=None)
     than = "" if largest is None else f": no cache holds them (at most {size(largest)})"
     return f"a step's {amount} come from memory at {at}{than}"

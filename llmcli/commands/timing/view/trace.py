@@ -88,9 +88,9 @@ def trace_events(report: TimingReport, title: str) -> Iterator[dict[str, Any]]:
 
 
 def _phase(phase: PhaseTime, start: int) -> Iterator[Event]:
-    """The phase, its calls, their layers and parts: each before what lies within it.
+    """The phase, its calls, their layers and parts: each before what it contains.
 
-    Gaps are where nothing is.
+    Gaps are left empty.
     """
     if not phase.pieces:
         return
