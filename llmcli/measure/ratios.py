@@ -13,16 +13,21 @@ FEWEST = 5  # pairs, before their quartiles say anything
 
 @dataclass(frozen=True, kw_only=True)
 class Ratios:
-    """`values` in the order of the runs, and their order statistics.
+    """`ratios` in the order of the runs, and their order statistics.
 
     `quartiles`: the first and the third, interpolated; of one value that value.
     """
 
-    values: tuple[float, ...]
+    ratios: tuple[float, ...]
     median: float
     lowest: float
     highest: float
     quartiles: tuple[float, float]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Another name for `ratios`."""
+        return self.ratios
 
 
 def paired(above: Sequence[float], below: Sequence[float]) -> Ratios:
@@ -35,7 +40,7 @@ def paired(above: Sequence[float], below: Sequence[float]) -> Ratios:
         raise ValueError("there are no pairs")
     first, _, third = _quartiles(values)
     return Ratios(
-        values=values,
+        ratios=values,
         median=median(values),
         lowest=min(values),
         highest=max(values),
@@ -50,7 +55,7 @@ def spread_of(above: Sequence[float], below: Sequence[float]) -> float:
     if len(below) < 2:
         return math.inf
     found = 0.0
-    for values in (above, below, paired(above, below).values):
+    for values in (above, below, paired(above, below).ratios):
         first, middle, third = _quartiles(values)
         found = max(found, (third - first) / middle)
     return found

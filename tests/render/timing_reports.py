@@ -99,7 +99,7 @@ def phase(
     return made.PhaseTime(
         name=name, tokens=tokens, past=past, calls=calls, seconds=seconds, bare_s=seconds / 1.014,
         parts=tuple(map(judged, parts)), totals=tuple(map(judged, over_layers(parts, order))),
-        gaps_s=GAP_S * calls, work=sum((time.work for time in parts), PartWork()),
+        work=sum((time.work for time in parts), PartWork()),
         overhead=overhead(*(1 + 0.004 * at for at in range(-1, 9))),
         peak=700 << 20, pieces=run,
         gemv_s=sum(time.seconds for time in parts if time.work.gemv),
@@ -109,7 +109,7 @@ def phase(
 
 def overhead(*ratios: float) -> made.Overhead:
     """Of pairs whose bare run takes a second."""
-    return made.Overhead(watched_s=ratios, bare_s=(1.0,) * len(ratios))
+    return made.Overhead.of(ratios, (1.0,) * len(ratios))
 
 
 def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -> made.TimingReport:

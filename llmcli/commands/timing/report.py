@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -101,51 +102,30 @@ class PartTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overhead:
-    """The instrumentation overhead: instrumented and bare runs in turns, seconds of each pair."""
+class Overhead(Ratios):
+    """The instrumentation overhead: instrumented and bare runs in turns, seconds of each pair.
+
+    `ratios` are instrumented ÷ bare.
+    """
 
     watched_s: tuple[float, ...]
     bare_s: tuple[float, ...]
 
-    @derived
-    def ratios(self) -> tuple[float, ...]:
-        """Instrumented ÷ bare, pair by pair."""
-        return self._paired.values
-
-    @derived
-    def median(self) -> float:
-        """The median ratio."""
-        return self._paired.median
-
-    @derived
-    def lowest(self) -> float:
-        """The lowest ratio."""
-        return self._paired.lowest
-
-    @derived
-    def highest(self) -> float:
-        """The highest ratio."""
-        return self._paired.highest
-
-    @derived
-    def quartiles(self) -> tuple[float, float]:
-        """The first and the third quartile of the ratios."""
-        return self._paired.quartiles
+    @classmethod
+    def of(cls, watched_s: Sequence[float], bare_s: Sequence[float]) -> Overhead:
+        """Raises ValueError without pairs."""
+        ratios = paired(watched_s, bare_s)
+        return cls(watched_s=tuple(watched_s), bare_s=tuple(bare_s), **vars(ratios))
 
     @property
     def within_noise(self) -> bool:
         """Whether the overhead is less than what runs differ by: 1 is between the quartiles."""
-        lower, upper = self._paired.quartiles
-        return lower <= 1 <= upper
+        return self.quartiles[0] <= 1 <= self.quartiles[1]
 
     @property
     def tight(self) -> bool:
         """Whether these pairs are enough to trust the medians, see `are_tight`."""
         return are_tight(self.watched_s, self.bare_s)
-
-    @property
-    def _paired(self) -> Ratios:
-        return paired(self.watched_s, self.bare_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +150,17 @@ class PhaseTime:
     bare_s: float
     parts: tuple[PartTime, ...]
     totals: tuple[PartTime, ...]
-    gaps_s: float
     work: PartWork
     overhead: Overhead
     peak: int | None
     gemv_s: float = 0.0
     gemm_s: float = 0.0
     pieces: tuple[Piece, ...] = field(default=(), metadata=APART)
+
+    @derived
+    def gaps_s(self) -> float:
+        """Seconds that are in no part."""
+        return sum(part.seconds for part in self.totals if part.part == GAPS)
 
     @derived
     def pairs(self) -> int:

@@ -122,11 +122,11 @@ def test_of_thousands_few_are_kept_and_one_of_them_is_near_the_median(order):
 
 def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():
     found = paired([10, 30, 50, 80, 5], [10, 10, 10, 10, 10])
-    assert found.values == (1, 3, 5, 8, 0.5)
+    assert found.ratios == (1, 3, 5, 8, 0.5)
     assert (found.lowest, found.median, found.highest) == (0.5, 3, 8)
     assert found.quartiles == (1, 5)
     swapped = paired([20, 10], [10, 20])  # the same on both sides, if pairs are left out of account
-    assert swapped.values == (2, 0.5)
+    assert swapped.ratios == (2, 0.5)
     assert swapped.quartiles == (0.875, 1.625)
     assert paired([3], [2]).quartiles == (1.5, 1.5)
     with pytest.raises(ValueError, match="argument 2"):
@@ -136,11 +136,11 @@ def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():
 
 
 def test_the_overhead_is_within_noise_where_half_of_the_pairs_straddle_1():
-    cost = Overhead(watched_s=(1.0, 1.1, 1.2, 1.3, 1.4), bare_s=(1.0,) * 5)
+    cost = Overhead.of((1.0, 1.1, 1.2, 1.3, 1.4), (1.0,) * 5)
     assert (cost.lowest, cost.median, cost.highest) == (1.0, 1.2, 1.4)
     assert cost.quartiles == pytest.approx((1.1, 1.3))
     assert not cost.within_noise
-    assert Overhead(watched_s=(0.9, 0.95, 1.0, 1.3, 1.4), bare_s=cost.bare_s).within_noise
+    assert Overhead.of((0.9, 0.95, 1.0, 1.3, 1.4), cost.bare_s).within_noise
 
 
 def test_each_side_runs_first_in_turn():

@@ -18,15 +18,14 @@ from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.checks import memory_check
 from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount
-from llmcli.commands.timing.measure.parts import in_order, product_seconds
+from llmcli.commands.timing.measure.parts import in_order
 from llmcli.commands.timing.measure.run import measure_timing
 from llmcli.commands.timing.measure.workload import Workload
-from llmcli.commands.timing.report import Piece, Stage
+from llmcli.commands.timing.report import Stage
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.measure import runs as measured_runs
 from llmcli.nn.step import Step
-from llmcli.records.work import PartWork
 
 DELAY_S = 0.005
 MIB = 1 << 20
@@ -321,19 +320,6 @@ def test_on_a_gpu_it_adds_up():
         assert all(part.host_s != part.seconds for part in phase.parts)
         assert phase.peak is not None
         assert phase.peak > model.weight_bytes
-
-
-def piece(part, layer, call, seconds):
-    return Piece(part=part, layer=layer, call=call, begin=0.0, seconds=seconds, host_s=0.0)
-
-
-def test_products_are_told_by_the_call_that_they_are_in():
-    many, one = PartWork(gemm=1), PartWork(gemv=1)
-    calls = ({("out", 0): many, ("head", None): one}, {("out", 0): one, ("head", None): one})
-    run = [piece("out", 0, 0, 1.0), piece("norm", 0, 0, 2.0), piece("head", None, 0, 4.0),
-           piece("out", 0, 1, 8.0), piece("head", None, 1, 16.0), piece("gaps", None, 2, 32.0),
-           piece("gaps", None, -1, 64.0)]  # fmt: skip
-    assert product_seconds(run, calls) == (4.0 + 8.0 + 16.0, 1.0)
 
 
 # -- memory

@@ -31,7 +31,6 @@ from llmcli.commands.timing.measure.parts import (
 )
 from llmcli.commands.timing.measure.workload import RunOutput, Workload
 from llmcli.commands.timing.report import (
-    GAPS,
     PHASES,
     Overhead,
     PhaseName,
@@ -153,7 +152,7 @@ def run_pairs(
             raise
         interrupted = True
     return Runs(
-        overhead=Overhead(watched_s=tuple(watched_s), bare_s=tuple(bare_s[: len(watched_s)])),
+        overhead=Overhead.of(watched_s, bare_s[: len(watched_s)]),
         median=kept.median,
         unlike=unlike,
         peak=peak.nbytes,
@@ -184,7 +183,6 @@ def phase_time(
         bare_s=median_low(runs.overhead.bare_s),
         parts=tuple(roof.judged(part, wall_s) for part in parts),
         totals=tuple(roof.judged(part, wall_s) for part in totals),
-        gaps_s=sum(part.seconds for part in totals if part.part == GAPS),
         work=added(works),
         overhead=runs.overhead,
         peak=runs.peak,
