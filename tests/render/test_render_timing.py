@@ -27,7 +27,7 @@ WAVERING = timing_report(slow={(1, "residual"): 2e-5})  # twice as long, of 1.15
 def shown(report=REPORT, width=200, layers=False, title=TITLE, details=True, **console):
     """All that a run prints: what is known before it, and what was measured."""
     about = {"weight_bytes": report.weight_bytes, "weight_format": report.dtype}
-    opening = render_opening(title, MACHINE, report.stages, about, details=details)
+    opening = render_opening(title, MACHINE, report.stages, about if details else None)
     text = printed(
         opening, render_timing(report, layers=layers, details=details), width=width, **console
     )

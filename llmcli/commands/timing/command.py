@@ -160,7 +160,7 @@ def command(
         title += ", random weights"
     header = environment(kernels=kernels_of(about))
     if not out.json:  # shown even if the runs are cut short
-        out.show(render_opening(title, header, stages, about, details=timing.details))
+        out.show(render_opening(title, header, stages, about if timing.details else None))
     report = _measured(loaded.model, ids, *found[0], stages, timing, out)
     caches = [{"level": level, "bytes": held} for level, held in report.ceilings.caches]
     try:

@@ -15,7 +15,7 @@ import torch
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.errors import WriteFailed
 from llmcli.kernels.native import levels as levels_here
-from llmcli.records.checks import ViewCheck
+from llmcli.records.checks import ViewCheck, difference
 
 _DIGEST = "from llmcli.commands.selftest.measure.arithmetic import digest; print(digest())"
 _HUGE = 1 << 40  # tokens of context: more memory than any machine has
@@ -59,10 +59,9 @@ def measure_exhaustion(device: torch.device) -> GroupResult:
         raise WriteFailed(f"could not write a temporary file: {error.strerror}") from error
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
     ok = done.returncode == 5 and len(lines) == 2
-    check = ViewCheck(
-        name="memory exhausted", words="a context that does not fit: exit 5, a hint",
-        value=float(not ok), tolerance=0, where="" if ok else f"exit {done.returncode}",
-    )  # fmt: skip
+    wrong = [] if ok else [f"exit {done.returncode}"]
+    words = "a context that does not fit: exit 5, a hint"
+    check = difference("memory exhausted", words, wrong)
     return GroupResult(check=check, cases=1, seconds=perf_counter() - begin)
 
 

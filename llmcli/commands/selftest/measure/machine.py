@@ -151,10 +151,8 @@ def measure_shape(
     prefill = _prefill(one, session, peer)
     report(f"{one.name}: decode", 2, 3)
     decode = _decode(one, session, peer)
-    memory = MemoryResult(
-        shape=one.words, estimated=need.total,
-        measured=None if held is None or base is None else held - base,
-    )  # fmt: skip
+    measured = None if held is None or base is None else held - base
+    memory = MemoryResult(shape=one.words, estimated=need.total, measured=measured)
     del session, decoder, peer
     gc.collect()
     return [decode, prefill], memory
@@ -202,17 +200,18 @@ def open_peer(one: Shape, device: torch.device, dtype: torch.dtype) -> Peer | No
 
 def _prefill(one: Shape, session: Session, peer: Peer | None) -> RateResult:
     ids = torch.arange(PROMPT, device=session.decoder.device)[None] % 1000
-    numbers = session.decoder.arithmetic
+    dtype = session.decoder.arithmetic.products
 
     def ours() -> None:
         session.rewind(0)
         session.extend(ids)
 
-    return _rate(
-        one, session, Call(batch=1, tokens=PROMPT, past=0, phase="prefill"), PROMPT,
-        ours, None if peer is None else lambda: peer.read(ids),
-        lambda: matrix_rate(ids.device, numbers.products, 0.3).flops_per_s, rounds=2,
-    )  # fmt: skip
+    def ceiling() -> float:
+        return matrix_rate(ids.device, dtype, 0.3).flops_per_s
+
+    call = Call(batch=1, tokens=PROMPT, past=0, phase="prefill")
+    theirs = None if peer is None else lambda: peer.read(ids)
+    return _rate(one, session, call, ours, ceiling, theirs)
 
 
 def _decode(one: Shape, session: Session, peer: Peer | None) -> RateResult:
@@ -220,51 +219,56 @@ def _decode(one: Shape, session: Session, peer: Peer | None) -> RateResult:
     buffer = torch.rand(_READ // 4).to(device)
     next_id = torch.zeros(1, 1, dtype=torch.long, device=device)
 
-    def steps(step: Callable[[Tensor], object]) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(TOKENS):
-                step(next_id)
+    def steps(step: Callable[[Tensor], object]) -> None:
+        for _ in range(TOKENS):
+            step(next_id)
 
-        return run
+    def ours() -> None:
+        steps(session.extend)
 
-    return _rate(
-        one, session, Call(batch=1, tokens=1, past=PROMPT + TOKENS - 1, phase="decode"), TOKENS,
-        steps(session.extend), None if peer is None else steps(peer.step),
-        lambda: read_rate(buffer, _READ, 0.2, cached=False), rounds=ROUNDS,
-    )  # fmt: skip
+    def ceiling() -> float:
+        return read_rate(buffer, _READ, 0.2, cached=False)
+
+    call = Call(batch=1, tokens=1, past=PROMPT + TOKENS - 1, phase="decode")
+    theirs = None if peer is None else lambda: steps(peer.step)
+    return _rate(one, session, call, ours, ceiling, theirs)
 
 
 def _rate(
-    one: Shape, session: Session, call: Call, tokens: int,
-    ours: Callable[[], object], theirs: Callable[[], object] | None,
-    ceiling: Callable[[], float], *, rounds: int,
-) -> RateResult:  # fmt: skip
-    """In turns with the ceiling and the peer, after a round to warm up; `ours` makes `tokens`.
+    one: Shape,
+    session: Session,
+    call: Call,
+    ours: Callable[[], None],
+    ceiling: Callable[[], float],
+    theirs: Callable[[], None] | None,
+) -> RateResult:
+    """In turns with the ceiling and the peer, after a round to warm up, reckoned for all layers.
 
-    Reckoned for all layers of the model: those that were not run take as long as those that were.
-    Embedding and head stand once in both; their share follows from the counted work.
+    Those that were not run take as long as those that were. Embedding and head stand once in
+    both; their share follows from the counted work.
     """
     numbers, device = session.decoder.arithmetic, session.decoder.device
-    some, every = (
-        total_work(config, call, numbers=numbers, logits="last")
-        for config in (one.config, one.whole)
-    )
+    some = total_work(one.config, call, numbers=numbers, logits="last")
+    every = total_work(one.whole, call, numbers=numbers, logits="last")
     sides: list[Callable[[], float]] = [lambda: timed(device, ours)[1], ceiling]
     if theirs is not None:
         sides.append(lambda: timed(device, theirs)[1])
-    turns = list(islice(in_turns(*sides), 1, 1 + rounds))
     if call.phase == "prefill":
-        done, part = some.flops, some.flops / every.flops
+        rounds, tokens, done, part = 2, call.tokens, some.flops, some.flops / every.flops
     else:  # a step streams weights and cache
-        done, part = tokens * (some.weights + some.cache), some.bytes / every.bytes
+        streamed = some.weights + some.cache
+        rounds, tokens, done, part = ROUNDS, TOKENS, TOKENS * streamed, some.bytes / every.bytes
+    turns = list(islice(in_turns(*sides), 1, 1 + rounds))
     return RateResult(
-        shape=one.name, phase=call.phase,
+        shape=one.name,
+        phase=call.phase,
         format=str(numbers.describe(one.config)["weight_format"]),
         tokens_per_s=tokens / median(seconds for seconds, *_ in turns) * part,
         share=median(done / seconds / rate for seconds, rate, *_ in turns),
-        layers=one.layers, all_layers=len(one.whole.layers),
+        layers=one.layers,
+        all_layers=len(one.whole.layers),
         versus=None if theirs is None else median(other / own for own, _, other in turns),
-    )  # fmt: skip
+    )
 
 
 def fitting_layers(name: str, device: torch.device, most: int) -> int:

@@ -75,17 +75,16 @@ class Dots:
 
 
 def render_opening(
-    title: str, environment: Environment, stages: Sequence[Stage], about: Mapping[str, Any],
-    *, details: bool = False,
-) -> RenderableType:  # fmt: skip
+    title: str, environment: Environment, stages: Sequence[Stage], about: Mapping[str, Any] | None
+) -> RenderableType:
     """What is known before anything is timed: the model, the machine, what was done once.
 
-    `about` is what `Model.describe` says. `details`: also what became of the file.
+    `about`: what `Model.describe` says, to show also what became of the file.
     """
     return Group(
         Text(one_line(title), style=HEADING),
         Dots(environment_words(environment), FAINT),
-        Dots(list(_stage_words(stages, about if details else {})), FAINT),
+        Dots(list(_stage_words(stages, about)), FAINT),
     )
 
 
@@ -110,7 +109,7 @@ def render_timing(
     return Group(*parts, *_machine(report, details))
 
 
-def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any]) -> Iterator[str]:
+def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any] | None) -> Iterator[str]:
     """`start-up: torch 1.20 s`, `weights 0.4 s`; `(98.4 MB of file → 83 MB float32, 250 MB/s)`."""
     for at, stage in enumerate(stages):
         name = stage.name.split()[-1]
@@ -330,15 +329,15 @@ class Layers:
         unlike = outliers(times, layers, parts)
         pad = " " if unlike else ""
 
+        def cell(seconds: float | None, mark: str) -> Text:
+            if seconds is None:
+                return Text()
+            style = "bold yellow" if mark.strip() else ""
+            return Text(milliseconds(seconds / tokens, digits) + mark, style=style)
+
         def row(name: str, seconds: Sequence[float | None], marks: Sequence[str]) -> list[Text]:
-            every = [sum(one or 0.0 for one in seconds), *seconds]
-            return [Text(name), *(
-                Text() if one is None else Text(
-                    milliseconds(one / tokens, digits) + mark,
-                    style="bold yellow" if mark.strip() else "",
-                )
-                for one, mark in zip(every, [pad, *marks], strict=True)
-            )]  # fmt: skip
+            every = cell(sum(one or 0.0 for one in seconds), pad)
+            return [Text(name), every, *map(cell, seconds, marks)]
 
         whole = {at: sum(times.get((at, part), 0.0) for part in parts) for at in layers}
         outside = [None] if any(at is None for at, _ in times) else []
@@ -349,8 +348,8 @@ class Layers:
             rows.append(row(name, [times.get((layer, part)) for part in parts], marks))
         sums = [sum(times.get((layer, part), 0.0) for layer in (None, *layers)) for part in parts]
         rows.append(row("all", sums, [pad] * len(parts)))
-        for cell in rows[-1]:
-            cell.stylize(HEADING)
+        for text in rows[-1]:
+            text.stylize(HEADING)
         columns = [Column("layer"), Column("all" + pad)]
         columns += [Column(part + pad, drop=1 + order.index(part)) for part in parts]
         table = Rows(columns, rows)

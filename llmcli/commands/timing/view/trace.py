@@ -117,10 +117,9 @@ def _phase(phase: PhaseTime, start: int) -> Iterator[Event]:
                 yield event(f"layer {layer}", "layer", own[0].begin, own[-1].end, **where)
             for piece in own:
                 each = phase.calls * many[piece.place]
-                done = work.get(piece.place)
-                amounts = {} if done is None else {
-                    "flops": _each(done.flops, each), "bytes": _each(done.bytes, each)
-                }  # fmt: skip
+                amounts = {}
+                if (done := work.get(piece.place)) is not None:
+                    amounts = {"flops": _each(done.flops, each), "bytes": _each(done.bytes, each)}
                 yield event(piece.part, "part", piece.begin, piece.end, **where, **amounts)
 
 
