@@ -303,7 +303,7 @@ def start_seconds(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) -> float:
-    """What the calls take one after the other: the shortest time of each, added up.
+    """Seconds of the calls one after the other: the shortest time of each, added up.
 
     After a warm-up they are repeated as long as that fits into `seconds`, and a few times in any
     case: on a busy machine one of them may run undisturbed. On a GPU it is the device's own time,

@@ -93,7 +93,7 @@ class Peak:
 
 
 class _Marks:
-    """What the marks were before they were set back."""
+    """The marks as they were before they were reset."""
 
     def __init__(self) -> None:
         self.open: list[Peak] = []
@@ -134,7 +134,7 @@ class PhaseMemory:
 
     @property
     def peaks(self) -> tuple[PhasePeak, ...]:
-        """Of the phases that took place, in their order."""
+        """Peaks of the phases that ran, in their order."""
         found = [name for name in PHASES if name in self._peaks]
         return tuple(phase_peak(name, self._peaks[name]) for name in found)
 
@@ -160,7 +160,7 @@ def highest_bytes(device: torch.device | None = None) -> int | None:
 
 
 def resident_bytes() -> int | None:
-    """What the process holds in memory now; None where the system does not say."""
+    """Resident bytes of the process now; None where the system does not report them."""
     return _status("VmRSS")
 
 

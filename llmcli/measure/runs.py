@@ -32,12 +32,12 @@ def gc_disabled() -> Iterator[None]:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """With that CUDA device as the current one, whose events are recorded; others as they are."""
+    """Make a CUDA device the current one, whose events are recorded; nothing on others."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def timed(device: torch.device, call: Callable[[], Result]) -> tuple[Result, float]:
-    """What the call returns, and its seconds, the device's work included."""
+    """Return the call's result and its seconds, including the device's work."""
     wait_for(device)
     with gc_disabled():
         begin = perf_counter()
@@ -47,7 +47,7 @@ def timed(device: torch.device, call: Callable[[], Result]) -> tuple[Result, flo
 
 
 def in_turns(*sides: Callable[[], Result]) -> Iterator[list[Result]]:
-    """Round after round, what each side returns: in their order, but each runs first in turn."""
+    """Yield the results of all sides round by round, in their order; each runs first in turn."""
     for first in count():
         order = [(first + at) % len(sides) for at in range(len(sides))]
         found = {at: sides[at]() for at in order}

@@ -65,7 +65,7 @@ WRITES = {
         "cli.shells.answer:_keep",
     ),
     "selftest/test_selftest.py::test_a_full_disk": (
-        "commands.selftest.measure.children:measure_exhaustion",
+        "commands.selftest.measure.run:measure_exhaustion",
     ),
     "checkpoints/test_inventory.py::test_a_disk_that_is_full_while_one_repository_is_scanned": (
         "checkpoints.cache.hub:_repositories",

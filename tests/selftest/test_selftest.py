@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from needs import needs_kernels
 
 from llmcli.cli.app import main
-from llmcli.commands.selftest.measure import arithmetic, children, machine, run
+from llmcli.commands.selftest.measure import arithmetic, machine, run
 from llmcli.commands.selftest.measure.arithmetic import MODELS, Group, groups_of, measure_groups
 from llmcli.commands.selftest.report import (
     GroupResult,
@@ -123,7 +123,7 @@ def test_nan_is_wrong(monkeypatch):
 
 
 def test_levels_and_exhaustion(monkeypatch):
-    monkeypatch.setattr(children, "levels_here", lambda: ["portable", "avx2"])
+    monkeypatch.setattr(run, "levels_here", lambda: ["portable", "avx2"])
     said = {"portable": "a", "avx2": "b"}
 
     class Done:
@@ -133,26 +133,26 @@ def test_levels_and_exhaustion(monkeypatch):
             self.stdout = text
 
     monkeypatch.setattr(
-        children, "_run", lambda words, environ: Done(said[environ["LLMCLI_KERNELS"]])
+        run, "_run", lambda words, environ: Done(said[environ["LLMCLI_KERNELS"]])
     )
-    result = children.measure_levels()
+    result = run.measure_levels()
     assert not result.check.ok
     assert result.check.where == "portable"
     said["portable"] = "b"
-    assert children.measure_levels().check.ok
+    assert run.measure_levels().check.ok
     monkeypatch.setattr(Done, "returncode", 1)
-    assert not children.measure_levels().check.ok, "all fail alike"
+    assert not run.measure_levels().check.ok, "all fail alike"
     monkeypatch.setattr(Done, "returncode", 0)
-    monkeypatch.setattr(children, "levels_here", list)
-    assert children.measure_levels() is None
-    monkeypatch.setattr(children, "_run", lambda words, environ: Done(""))
-    assert not children.measure_exhaustion(CPU).check.ok
+    monkeypatch.setattr(run, "levels_here", list)
+    assert run.measure_levels() is None
+    monkeypatch.setattr(run, "_run", lambda words, environ: Done(""))
+    assert not run.measure_exhaustion(CPU).check.ok
 
 
 def test_memory_that_runs_out_ends_with_5(monkeypatch):
-    assert children.measure_exhaustion(CPU).check.ok
-    monkeypatch.setattr(children, "_WAIT_S", 0.01)
-    assert children.measure_exhaustion(CPU).check.where == "exit 124", "it does not end"
+    assert run.measure_exhaustion(CPU).check.ok
+    monkeypatch.setattr(run, "_WAIT_S", 0.01)
+    assert run.measure_exhaustion(CPU).check.where == "exit 124", "it does not end"
 
 
 SMALL = dict(
@@ -255,6 +255,6 @@ def test_a_full_disk(monkeypatch):
     def full(self, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(children.Path, "write_text", full)
+    monkeypatch.setattr(run.Path, "write_text", full)
     with pytest.raises(WriteFailed, match="No space left"):
-        children.measure_exhaustion(CPU)
+        run.measure_exhaustion(CPU)

@@ -35,7 +35,7 @@ _LARGEST = 1 << 20  # bytes of a receipt
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestOptions:
-    """Where it runs, how much of it, and the receipt."""
+    """The device, whether rates are measured, and receipts to write or compare with."""
 
     panel: ClassVar[str] = "Selftest"
     device: str = opt("auto", "--device", "DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")

@@ -61,7 +61,7 @@ class MemoryResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestReport:
-    """Everything; `refused`: what could not be run on this machine, and why."""
+    """The result of `selftest`; `refused`: what could not be run on this machine, and why."""
 
     device: str
     groups: tuple[GroupResult, ...]
@@ -82,7 +82,7 @@ SLOWER = 0.8  # of a receipt's rate: less than that is a difference
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What an earlier run wrote: which checks passed, and the rates by shape and phase."""
+    """A file of an earlier run: which checks passed, and tokens/s by shape and phase."""
 
     processor: str
     gpus: tuple[str, ...]
@@ -111,7 +111,7 @@ class Receipt:
 
 
 def compare(receipt: Receipt, report: SelftestReport, *, same_machine: bool = True) -> list[str]:
-    """What is worse now: checks that passed, and rates of the same machine below `SLOWER`."""
+    """List what is worse now: checks that fail, and rates of the same machine below `SLOWER`."""
     found = [
         f"{check.name} passed in the receipt and fails now"
         for check in report.checks if receipt.passed.get(check.name) and not check.ok

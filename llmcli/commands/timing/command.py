@@ -65,7 +65,7 @@ _TOKEN_BYTES = 3  # of a text in each token, at least, in most texts and vocabul
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions:
-    """What is run how often, what is shown of it, and where the trace goes."""
+    """What is run and how often, how much of it is shown, and where the trace is written."""
 
     panel: ClassVar[str] = TIMING
     phase: Literal["prefill", "decode", "both"] = opt(
@@ -115,7 +115,7 @@ class TimingOptions:
 
     @property
     def new_tokens(self) -> int:
-        """How many are written: none where only reading is timed."""
+        """Tokens to write after the prompt; 0 where only reading is timed."""
         return 0 if self.phase == "prefill" else self.max_tokens
 
     @property
@@ -133,7 +133,7 @@ def command(
     """Where the time goes: load, prompt and new tokens, part by part, against this machine.
 
     Each part's time, FLOPs and bytes, what it reaches of the read and matrix rates that are
-    measured here first, and what it waits for. Instrumented runs and bare ones take turns, which
+    measured here first, and what limits it. Instrumented runs and bare ones take turns, which
     shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
     """
     from llmcli.commands.timing.view.screen import render_opening, render_timing
@@ -225,10 +225,10 @@ def _baseline(
 
 
 def base_bytes(before: int | None, after: int | None, code: int) -> int | None:
-    """What is held without a model, from what was held before and after the ceilings.
+    """Bytes held without a model, from those before and after the ceilings were measured.
 
-    Of what measuring them has left so many bytes are the libraries' `code`, which every run loads
-    and which the estimate of a run has in it.
+    `code`: bytes of the libraries' code, which measuring loads, as every run does; the estimate of
+    a run includes them.
     """
     if before is None or after is None:
         return None
@@ -236,7 +236,7 @@ def base_bytes(before: int | None, after: int | None, code: int) -> int | None:
 
 
 def prompt_tokens(given: Prompt) -> int:
-    """How many tokens the prompt has, about: the tokenizer comes with the model."""
+    """Estimate the tokens of the prompt: the tokenizer is loaded later, with the model."""
     if given.ids is not None:
         return len(given.ids)
     return 1 + len((given.text or "").encode()) // _TOKEN_BYTES
@@ -265,7 +265,7 @@ def _ids(
 
 
 def _stages(loaded: Loaded) -> list[Stage]:
-    """What is done once in each process."""
+    """The steps that run once in each process."""
     held = next(peak for peak in loaded.peaks if peak.phase == "load")
     gpu = loaded.model.device.type == "cuda"
     random = loaded.model.random_seed is not None

@@ -66,8 +66,8 @@ class PartTime:
     `part` is a group of the model's graph (`Graph.groups`), `sample`, or `gaps`: the time in none.
     `seconds` on the device over all calls of the phase; `host_s` what the host took to start
     them (the same on a CPU). `calls`: how often it was computed (two norms in each layer).
-    `work` is of all calls too. `operations` of PyTorch are started for it, views among them.
-    `share` of the phase's wall time.
+    `work` is of all calls too. `operations`: calls of PyTorch that are started for it, with views.
+    `share`: of the phase's wall time.
 
     `bound` is what limits it: `memory`, a cache (`L3`) or `compute` where it reaches at least half
     of that ceiling; else `calls`, where starting its operations explains at least half of the rest;
@@ -191,7 +191,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingReport:
-    """All of it. `estimated`: `info`'s estimate of the bytes of this run, beside what was held.
+    """The result of `timing`. `estimated`: `info`'s estimate of the bytes that this run takes.
 
     `base` is what the process held before the model was loaded (PyTorch itself), None where the
     system does not say. `interrupted`: only phases with at least one complete pair are included.

@@ -1,4 +1,4 @@
-"""What has to hold of every small model on a device, and how far the worst of them is off."""
+"""Properties that every small model must have on a device, and the worst deviation of each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Measure = Callable[[ModelConfig, torch.device], tuple[float, str]]
 
 @dataclass(frozen=True)
 class Group:
-    """One property: `measure` says of a model how far it is off, and where."""
+    """One property: `measure` returns how far a model is off, and where."""
 
     name: str
     words: str
@@ -54,7 +54,7 @@ class Group:
 
 
 def digest() -> str:
-    """What packed models compute token by token at this process's level of the kernels.
+    """Hash what packed models compute token by token at this process's level of the kernels.
 
     Prompts go through other libraries at some levels, so that their bits may differ.
     """
@@ -111,7 +111,7 @@ def deviations(
     *,
     chained: bool,
 ) -> dict[str, float]:
-    """Of every activation how far it is from what its node makes, as a share of the bound.
+    """The distance of every activation from what its node makes, as a share of the bound.
 
     More than 1 is wrong. `emitted`: float64, without a batch axis. The inputs of a node are what
     was emitted before it, or, `chained`, what the nodes themselves made from the token ids.
@@ -228,7 +228,7 @@ def _stepped(decoder: Decoder, tapped: bool) -> Tensor:
 
 
 def packed_models() -> dict[str, ModelConfig]:
-    """One for each format, which is its family's name, with rows of whole blocks."""
+    """One model a format, with rows of whole blocks; its family is the format's name."""
     heads = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
     one = layer(MlpConfig(hidden=256, activation="silu", gated=True), **heads)
     config = replace(llama(one, one), width=256)

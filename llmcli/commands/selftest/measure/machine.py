@@ -1,4 +1,4 @@
-"""How fast models of real sizes run with random weights, and how much memory they take.
+"""Speed and memory of models of real sizes with random weights.
 
 Rates are measured in turns with what they are compared with: the rate at which this machine reads
 memory, or multiplies matrices, and transformers where it is installed.
@@ -88,7 +88,7 @@ def shape(name: str, layers: int | None = None) -> Shape:
 
 
 def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
-    """What a checkpoint in bfloat16 is run in there."""
+    """The arithmetic that a bfloat16 checkpoint is run in on that device."""
     return arithmetic(
         config, dtype="auto", quantize="auto", device=device.type, stored={"BF16"},
         bfloat16=devices.multiplies_bfloat16(device), kernels=native.kernels_of(device.type),
@@ -108,7 +108,7 @@ def fill(tensors: list[Tensor]) -> None:
 
 
 def built(one: Shape, device: torch.device) -> Decoder:
-    """That model with random weights."""
+    """A decoder of that shape with random weights."""
     config = one.config
     numbers = numbers_on(device, config)
     decoder = Decoder(
@@ -242,10 +242,10 @@ def _rate(
     ceiling: Callable[[], float],
     theirs: Callable[[], None] | None,
 ) -> RateResult:
-    """In turns with the ceiling and the peer, after a round to warm up, reckoned for all layers.
+    """Times `ours` in turns with the ceiling and the peer, after a round to warm up.
 
-    Those that were not run take as long as those that were. Embedding and head stand once in
-    both; their share follows from the counted work.
+    The rate is extrapolated to all layers by the counted work: layers that were not run take as
+    long as those that were, and embedding and head are run once in either case.
     """
     numbers, device = session.decoder.arithmetic, session.decoder.device
     some = total_work(one.config, call, numbers=numbers, logits="last")
@@ -272,7 +272,7 @@ def _rate(
 
 
 def fitting_layers(name: str, device: torch.device, most: int) -> int:
-    """How many layers, at most so many, fit into half of the free memory; 0 for none."""
+    """The layers, at most `most`, that fit into half of the free memory; 0 if none does."""
     free = available_bytes(device)
     for layers in range(min(most, shape(name).layers), 0, -1):
         one = shape(name, layers)

@@ -43,7 +43,7 @@ def timing_checks(
 
 
 def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[ViewCheck, ...]:
-    """That the model took what `info` says; empty where it is not known what was held."""
+    """Compare the memory taken with `info`'s estimate; empty where `base` or `peak` is unknown."""
     if base is None or peak is None:
         return ()
     return (
@@ -57,7 +57,7 @@ def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[Vi
 
 
 def _adds_up(phases: Sequence[PhaseTime]) -> ViewCheck:
-    """Of the phase that is nearest to what is allowed, or furthest beyond it."""
+    """For the phase whose deviation is largest relative to its tolerance."""
     off = {
         phase.name: (
             abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1),

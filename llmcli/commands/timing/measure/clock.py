@@ -35,7 +35,7 @@ NO_MARKS = Marks(names=(), seconds=array("d"), host_s=array("d"))
 
 
 class RunClock:
-    """A clock for one run after another: of the host, which marks what it has started."""
+    """A clock for one run after another: the host's time when each mark was made."""
 
     _per_s = 1e9
 
@@ -48,7 +48,7 @@ class RunClock:
         self._times.append(self._now())
 
     def __call__(self, name: str) -> None:
-        """That activation is computed (on a GPU: all that computes it has been started)."""
+        """Mark an activation as computed (on a GPU: as started)."""
         self.start()
         self._names.append(name)
 
@@ -57,7 +57,7 @@ class RunClock:
         self(END)
 
     def marks(self) -> Marks:
-        """What was marked, after `stop`; it is given up, since freeing it takes time in a run.
+        """Return the marks after `stop` and forget them, since freeing them in a run takes time.
 
         Each name is one string however often it was marked: those of many runs are kept.
         """
@@ -100,7 +100,7 @@ class EventClock(RunClock):
 
     @classmethod
     def on(cls, device: torch.device) -> EventClock:
-        """With the events of that device: of CUDA's current one, or of Apple's."""
+        """A clock with the events of that device: CUDA's current one, or Apple's."""
         kind = torch.cuda.Event if device.type == "cuda" else torch.mps.event.Event
         return cls(lambda: kind(enable_timing=True), lambda: wait_for(device))
 

@@ -22,7 +22,7 @@ _LAUNCHING = 0.9  # of the device's time in which the host was still starting it
 
 
 def place(name: str, model: Graph) -> Place:
-    """Where the time up to that mark belongs; what no part computes is a gap, of no layer."""
+    """The part and layer that the time up to a mark belongs to; a gap has no layer."""
     if name == SAMPLE:
         return SAMPLE, None
     if name not in model:  # `step`, `end`, and unknown names: a check counts those
@@ -129,9 +129,9 @@ class Roof:
     apart: bool
 
     def judged(self, part: PartTime, wall_s: float) -> PartTime:
-        """With its share of the wall time, and its bound where it does counted work in some time.
+        """The part with its share of the wall time, and with its bound where it does counted work.
 
-        A ceiling is the bound only where it is near; starting operations only where it takes long.
+        The bound is a ceiling only where that is near, and `calls` only where starting takes long.
         """
         part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
         lower = time_lower_bound(

@@ -58,7 +58,7 @@ class Run:
 
 
 class Kept:
-    """Of many instrumented runs the median one, without keeping the marks of all of them.
+    """Finds the median of many instrumented runs without keeping the marks of all of them.
 
     Of more than `MOST` it drops the one whose neighbours are nearest to each other in the order of
     all times, so that one near the final median is always kept.

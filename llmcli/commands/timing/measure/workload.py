@@ -1,4 +1,4 @@
-"""What is run to be timed, and what the anatomy says of it: calls, work, marks."""
+"""The workload that is timed, and its calls, work and marks as the anatomy counts them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from llmcli.records.work import PartWork
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutput:
-    """What a run computed: the ids that it chose, and its last logits `[1, V]`."""
+    """The result of a run: the ids that it chose, and its last logits `[1, V]`."""
 
     ids: tuple[int, ...]
     logits_BV: Tensor
 
     def unlike(self, other: RunOutput) -> int:
-        """How many logits and ids differ, bit for bit."""
+        """Count the logits and ids that differ in any bit."""
         ids = sum(one != its for one, its in zip(self.ids, other.ids, strict=True))
         return ids + int((self.logits_BV != other.logits_BV).sum())
 
@@ -108,7 +108,7 @@ class Workload:
         self._sampler.pick(out.logits_BV)
 
     def experts(self, phase: PhaseName) -> dict[int, int]:
-        """How many experts each mixture ran, over all calls of the phase: in a run of its own."""
+        """Run the phase once to count the experts that each layer ran, over all its calls."""
         nodes = graph(self.model.config).nodes.values()
         chosen = {node.name: node.layer for node in nodes if isinstance(node.op, Choose)}
         ran: Counter[int] = Counter()
@@ -129,11 +129,11 @@ class Workload:
         return prompt_calls(batch=1, tokens=len(self.ids))
 
     def works(self, phase: PhaseName, experts: Mapping[int, int]) -> Works:
-        """What each part in each layer takes in all of them; `experts` ran in each layer."""
+        """The work of each part in each layer over all calls; `experts`: how many ran by layer."""
         return calls_work(self.model.config, self.calls(phase), numbers=self.numbers, ran=experts)
 
     def flops(self, phase: PhaseName) -> int:
-        """Of all its calls, added up from each as a whole."""
+        """FLOPs of all calls, each counted as a whole."""
         return sum(
             total_work(self.model.config, call, numbers=self.numbers, logits=logits).flops
             for call, logits in self.calls(phase)

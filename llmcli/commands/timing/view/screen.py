@@ -122,8 +122,8 @@ def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any] | None) -> It
 
 
 def _overheads(report: TimingReport, details: bool) -> Dots:
-    """What instrumentation costs in each phase, of how many pairs of runs: where it is much, what
-    is below is not the speed of `generate`.
+    """The cost of instrumentation in each phase. Highlighted where it is high: the times below are
+    then not those of `generate`.
     """
     much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
     words = [f"{phase.name} {_overhead(phase, details)}" for phase in report.phases]
@@ -144,7 +144,7 @@ def _overhead(phase: PhaseTime, details: bool) -> str:
 
 
 def _headline(phase: PhaseTime) -> Dots:
-    """How fast the run of the table is, and where most of its time goes."""
+    """The speed of the run in the table, and the part that takes most of it."""
     what = f"{phase.name}: {counted(phase.tokens, 'token')}"
     if phase.past:
         what += f" after {phase.past:,}"
@@ -158,7 +158,7 @@ def _headline(phase: PhaseTime) -> Dots:
 
 
 def a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
-    """Of decode what falls to one token, and the words for that; of prefill all."""
+    """For decode the amount per token, with words that say so; for prefill all of it."""
     return amount / phase.shown_tokens, " a token" * (phase.name == "decode")
 
 
@@ -265,9 +265,9 @@ class Parts:
     def _cells(
         self, phase: PhaseTime, parts: Sequence[PartTime], bar: str
     ) -> Iterator[tuple[Column, Text]]:
-        """What is shown of the sum of some parts, each with its column.
+        """The cells for the sum of some parts, each with its column.
 
-        What is missed least is the first to go: what a phase is not about goes earlier.
+        Columns are dropped by how little they are missed: GFLOP/s of decode before GB/s.
         """
         decode, tokens = phase.name == "decode", phase.shown_tokens
         digits, share = digits_for([phase.seconds / tokens]), percent
