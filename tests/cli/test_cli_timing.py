@@ -147,12 +147,8 @@ def test_parts_and_gaps_add_up_to_the_wall_time_and_rates_are_work_by_time(trace
                 else:
                     assert part[rate] is None
         assert phase["tokens_per_s"] == pytest.approx(phase["tokens"] / phase["bare_s"])
-        cost = phase["overhead"]  # of the pairs that were asked for
-        assert len(cost["watched_s"]) == len(cost["bare_s"]) == len(cost["ratios"]) == 2
-        pairs = zip(cost["watched_s"], cost["bare_s"], strict=True)
-        assert cost["ratios"] == pytest.approx([watched / bare for watched, bare in pairs])
-        assert cost["lowest"] <= cost["median"] <= cost["highest"]
-        assert phase["seconds"] in cost["watched_s"]
+        assert phase["pairs"] == len(phase["overhead"]["ratios"]) == 2
+        assert phase["seconds"] in phase["overhead"]["watched_s"]
 
 
 def test_stages_and_memory(traced, weighted):

@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 TIMING = "Timing"
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
-ffn_act, ffn_down, residual, head, sample (the choice of a token), and gaps:
-what is in none of them; for a short convolution conv_in, conv and conv_out, for
-a mixture of experts router, experts (bytes are those of the experts that ran)
-and shared, embeddings of each layer ple. A part lasts from the end of the one
-before it to its own, so that all of them add up to the wall time.
+ffn_act, ffn_down, residual, head, sample (choosing a token), and gaps: the time
+in none of them; for a short convolution conv_in, conv and conv_out, for a
+mixture of experts router, experts (bytes are those of the experts that ran) and
+shared, embeddings of each layer ple. A part lasts from the end of the part
+before it to its own end, so that all parts add up to the wall time.
 
-Both phases stand side by side, with the share of the nearest ceiling that is
-reached (as measured on this machine before the model is loaded) behind what a
-part is bound by: that ceiling (memory, a cache, or compute) from half of it on;
-else calls, where starting the operations explains the time; else kernel, the
-code of the operations. One phase alone (--phase) and --layers show FLOPs (2 a
-multiply-add; causal: of the pairs that the mask leaves; full square: of all),
-bytes and rates, and all ceilings and memory peaks.
+The table has both phases side by side. "bound by" is what limits a part, with
+the share that it reaches of its nearest ceiling (measured on this machine before
+the model is loaded): that ceiling (memory, a cache, or compute) from half of it
+on; else calls, where starting the operations explains the time; else kernel, the
+code of the operations. With --phase or --layers each phase has its own table,
+with FLOPs (2 per multiply-add; causal: of the pairs that the mask leaves; full
+square: of all), bytes and rates, and all ceilings and memory peaks are shown.
 
 Examples:
 
