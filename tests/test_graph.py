@@ -12,7 +12,7 @@ from small_models import ids, random_decoder, random_model
 from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
 
 from llmcli.anatomy.graph import Graph
-from llmcli.commands.selftest.measure.evaluated import deviations
+from llmcli.commands.selftest.measure.arithmetic import deviations
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rules import RULES
 from llmcli.parts.attention.config import RopeConfig

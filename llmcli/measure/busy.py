@@ -30,7 +30,7 @@ class CpuContention:
         self._begin = _read(root)
 
     def load(self, threads: int) -> MachineLoad:
-        """What other programs took since, beside so many `threads` of this one."""
+        """The time that other programs took since then; this one computes with `threads`."""
         begin, end = self._begin, _read(self._root)
         seconds = max(end.wall - begin.wall, 1e-9)
         others = stolen = None

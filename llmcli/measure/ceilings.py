@@ -8,9 +8,9 @@ byte twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -18,14 +18,30 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.formats.packed import Packed
+from llmcli.kernels import native
 from llmcli.limits import processor_numbers
-from llmcli.measure.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
-from llmcli.records.ceilings import MEMORY, Ceilings, ReadRate
+from llmcli.measure.runs import current
+from llmcli.ops.quant import quantize
+from llmcli.records.ceilings import MEMORY, Ceilings, MatrixRate, ReadRate
 from llmcli.records.progress import Progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
 _LEAST_SET = {"cuda": 1 << 30}  # of memory: a kernel takes some µs to start
 _BLOCK = 1 << 20  # of random bytes, repeated: GPUs are faster with zeros
+CACHE = 64 << 20  # taken for the last cache where the system names none
+_SHARE = 8  # at most 1/8 of the free memory is taken
+_LEAST_READ = {"cpu": 8 << 20, "cuda": 1 << 30}  # bytes a call: starting it is in the time
+_PIECE = 16 << 20  # read at a time: some 0.5 ms
+_LEAST_TIMES = 5  # a call is repeated
+_MATRIX_S = 0.02  # what one product should take
+_SIZES = (256, 512, 1024, 2048, 4096, 8192)  # rows and columns of the matrices
+_STARTED = 20  # operations of a kind in a row, so that a GPU works while more are started
+_STARTINGS = 51  # repetitions; their median counts
+_BETWEEN = 4 << 20  # bytes that are read before: the weights of a product
+_MATRICES = 3 * 8 + 4  # bytes a place: the one in float32, and three of up to eight
+
+Call = Callable[[], object]
 
 
 def measure_ceilings(
@@ -49,11 +65,13 @@ def measure_ceilings(
     begin = perf_counter()
     caches = device_caches(device, threads)
     report = progress or (lambda what, done, total: None)
-    with _threads(device, threads):
+    with devices.threads(threads), torch.inference_mode(), current(device):
         sizes = _working_sets(device, caches, working_set)
         dtypes = list(dict.fromkeys((numbers.products, numbers.dtype, "bfloat16")))
         what, steps = "measuring what this machine can do", len(sizes) + len(dtypes)
-        buffer = _filled(max(sizes), device)
+        generator = torch.Generator().manual_seed(0)
+        block = torch.randn(_BLOCK // 4, generator=generator).to(device)
+        buffer = block.repeat(max(sizes) // _BLOCK)  # every page of it is written
         rates: list[float] = []
         for done, nbytes in enumerate(sizes):
             report(what, done, steps)
@@ -66,7 +84,7 @@ def measure_ceilings(
             products.append(matrix_rate(device, one, 0.4 * seconds / len(dtypes)))
         start_s = start_seconds(device, devices.DTYPES[numbers.dtype])
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the run that is looked at finds the memory as it was
+            torch.cuda.empty_cache()  # leave the memory as it was for the run
     return Ceilings(
         device=str(device),
         threads=threads,
@@ -109,23 +127,6 @@ def _level(nbytes: int, caches: tuple[tuple[str, int], ...]) -> str:
     return next((name for name, size in caches if nbytes <= size), MEMORY)
 
 
-def _filled(nbytes: int, device: torch.device) -> Tensor:
-    """float32 numbers of so many bytes, every page of them written."""
-    block = torch.randn(_BLOCK // 4, generator=torch.Generator().manual_seed(0)).to(device)
-    return block.repeat(nbytes // _BLOCK)
-
-
-@contextmanager
-def _threads(device: torch.device, threads: int) -> Iterator[None]:
-    """With that many threads on a CPU, and on that device; as it was afterwards."""
-    with devices.threads(threads), torch.inference_mode():
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                yield
-        else:
-            yield
-
-
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -163,3 +164,186 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def most_bytes(device: torch.device) -> int:
+    """Bytes that measuring may take; where the free memory is unknown, enough for most caches."""
+    free = devices.available_bytes(device)
+    return 4 * CACHE if free is None else free // _SHARE
+
+
+def read_rate(buffer: Tensor, nbytes: int, seconds: float, *, cached: bool) -> float:
+    """Bytes per second of the fastest reader over the first `nbytes` of the buffer.
+
+    `cached`: they are in a cache, so that one call can read them several times. From memory it
+    would not: two threads at the same place are served by one reading.
+
+    Which one it is depends on the threads and the size: on two cores 1 MiB is read at 230 GB/s
+    by sums and at 80 by a product of a matrix with a vector, 128 MiB at 50 and 25.
+    """
+    kind = buffer.device.type
+    numbers = buffer[: nbytes // 4]
+    times = -(-_LEAST_READ.get(kind, nbytes) // nbytes) if cached else 1
+    # on a busy processor only short reads are undisturbed: all pieces are read in turns
+    pieces = torch.split(numbers, _PIECE // 4) if kind == "cpu" and not cached else (numbers,)
+    best = 0.0
+    for reader, rounds in ((_summing, times), (_comparing, times), (_multiplying, 1)):
+        calls = [reader(piece, rounds) for piece in pieces]
+        best = max(best, rounds * nbytes / best_seconds(calls, buffer.device, seconds / 3))
+    return best
+
+
+def _summing(numbers: Tensor, times: int) -> Call:
+    again = numbers.expand(times, -1)  # the same bytes, over and over in one call
+    return lambda: again.sum(1)
+
+
+def _comparing(numbers: Tensor, times: int) -> Call:
+    again = numbers.view(torch.int32).expand(times, -1)
+    return lambda: again.amax(1)
+
+
+def _multiplying(numbers: Tensor, times: int) -> Call:
+    left, right = numbers.view(2, -1)
+    return lambda: torch.dot(left, right)
+
+
+def matrix_rate(device: torch.device, name: str, seconds: float) -> MatrixRate:
+    """FLOPs per second of a product of two square matrices, directly or through float32.
+
+    `name` is a dtype's; `int16` and `int8` are those of activations of packed weights: by our
+    kernel, or in 8 bits by PyTorch's product.
+    """
+    ways: list[tuple[str, Callable[[Tensor], Call]]]
+    if name in ("int16", "int8"):
+        ways = [(f"llmcli {native.level()}", _packed(digits=1 if name == "int8" else 2))]
+        if name == "int8":
+            ways.append(("PyTorch", _whole))
+    else:
+        dtype = devices.DTYPES[name]
+        ways = [("direct", _product(dtype, None))]
+        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+            # processors without such instructions are many times slower than in float32
+            ways.append(("through float32", _product(dtype, torch.float32)))
+    best, fastest = 0.0, ""
+    for way, product in ways:
+        rate = _fastest_product(product, device, seconds / len(ways))
+        if rate > best:
+            best, fastest = rate, way
+    return MatrixRate(dtype=name, flops_per_s=best, way=fastest)
+
+
+def _packed(digits: int) -> Callable[[Tensor], Call]:
+    """For a float32 matrix: what multiplies it with itself in blocks of 8 bits."""
+
+    def prepared(square: Tensor) -> Call:
+        weight = Packed("Q8_0", *square.shape, device=square.device, digits=digits)
+        weight.write(torch.arange(len(square)), quantize(square, "Q8_0"))
+        return lambda: weight.matmul(square)
+
+    return prepared
+
+
+def _whole(square: Tensor) -> Call:
+    """For a float32 matrix: the product in 8-bit integers, without scales."""
+    narrow = (square * 32).clamp(-127, 127).to(torch.int8)
+    return lambda: torch._int_mm(narrow, narrow.t())
+
+
+def _product(dtype: torch.dtype, through: torch.dtype | None) -> Callable[[Tensor], Call]:
+    """For a float32 matrix: what multiplies it with itself in `dtype`."""
+
+    def prepared(square: Tensor) -> Call:
+        narrow = square.to(dtype)
+        if through is None:
+            return lambda: torch.nn.functional.linear(narrow, narrow)
+        return lambda: torch.nn.functional.linear(narrow.to(through), narrow.to(through)).to(dtype)
+
+    return prepared
+
+
+def _fastest_product(
+    product: Callable[[Tensor], Call], device: torch.device, seconds: float
+) -> float:
+    """FLOPs per second: larger matrices as long as one product stays a fraction of the time."""
+    best, end, most = 0.0, perf_counter() + seconds, most_bytes(device)
+    for size in _SIZES:
+        if best and _MATRICES * size**2 > most:
+            break
+        call = product(torch.randn(size, size, device=device))
+        took = best_seconds([call], device, seconds / 4)
+        best = max(best, 2 * size**3 / took)
+        if 8 * took > min(_MATRIX_S, seconds / 2) or perf_counter() > end:
+            break
+    return best
+
+
+def start_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds of an operation with next to nothing to do: a product with a row of eight, a sum.
+
+    On a CPU with caches full of something else, as they are when weights have passed through
+    them. The median, since it stands for what usually is the least, not for what may be reached.
+    """
+    row = torch.zeros(1, 8, dtype=dtype, device=device)
+    square = torch.zeros(8, 8, dtype=dtype, device=device)
+    other = torch.zeros(_BETWEEN // 4 if device.type == "cpu" else 1, device=device)
+    pairs = 1 if device.type == "cpu" else _STARTED
+
+    def several() -> None:
+        for _ in range(pairs):
+            torch.nn.functional.linear(row, square)
+            torch.add(row, row)
+
+    timed, found = _TIMED.get(device.type, _seconds), []
+    several()
+    for _ in range(_STARTINGS):
+        other.sum()
+        found.append(timed(several) / (2 * pairs))
+    return median(found)
+
+
+def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) -> float:
+    """Seconds of the calls one after the other: the shortest time of each, added up.
+
+    After a warm-up they are repeated as long as that fits into `seconds`, and a few times in any
+    case: on a busy machine one of them may run undisturbed. On a GPU it is the device's own time,
+    of several calls in a row: it waits for the first one.
+    """
+    for call in calls:
+        call()
+    best, end, done = [float("inf")] * len(calls), perf_counter() + seconds, 0
+    timed = _TIMED.get(device.type, _seconds)
+    while done < _LEAST_TIMES or perf_counter() < end:
+        done += 1
+        best = [min(now, timed(call)) for now, call in zip(best, calls, strict=True)]
+    return sum(best)
+
+
+def _seconds(call: Call) -> float:
+    begin = perf_counter()
+    call()
+    return perf_counter() - begin
+
+
+def _mps_seconds(call: Call) -> float:
+    begin = perf_counter()
+    call()
+    devices.wait_for(torch.device("mps"))
+    return perf_counter() - begin
+
+
+def _cuda_seconds(call: Call, calls: int = 5) -> float:
+    """Seconds of one of `calls` calls in a row, between two events on the current stream."""
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000 / calls
+
+
+_TIMED = {"cuda": _cuda_seconds, "mps": _mps_seconds}

@@ -61,7 +61,7 @@ def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
 
 
 def torch_version() -> str | None:
-    """The installed PyTorch's version from its metadata, None where there is none."""
+    """The installed PyTorch's version from its metadata; None without PyTorch."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -98,7 +98,7 @@ def processor() -> str:
 
 @cache
 def features() -> tuple[str, ...]:
-    """Those of the processor that decide which arithmetic is fast."""
+    """The processor's features that decide which arithmetic is fast."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
     have = set(found[1].split()) if found else set()
     return tuple(name for name in FEATURES if name in have)

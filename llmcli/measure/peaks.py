@@ -13,11 +13,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmcli.records.text import PhasePeak
+
 if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
 
+PHASES = ("prefill", "decode")
 _MARK_BACK = "5"  # what `clear_refs` takes to set VmHWM to what is resident now (man 5 proc)
 _SLACK = 2**20  # the kernel adds up the pages of each processor only now and then
 
@@ -90,7 +93,7 @@ class Peak:
 
 
 class _Marks:
-    """What the marks were before they were set back."""
+    """The marks as they were before they were reset."""
 
     def __init__(self) -> None:
         self.open: list[Peak] = []
@@ -113,6 +116,42 @@ class _Marks:
 _MARKS = _Marks()
 
 
+class PhaseMemory:
+    """The memory peaks of phases, on `gpu` where they compute there.
+
+    `with memory.phase("prefill"): …`, as often as something is read.
+    """
+
+    def __init__(self, gpu: torch.device | None = None) -> None:
+        self._gpu = gpu
+        self._peaks: dict[str, list[Peak]] = {}
+
+    def phase(self, name: str) -> Peak:
+        """To be held open while that is done; opening it takes microseconds."""
+        peak = Peak(self._gpu)
+        self._peaks.setdefault(name, []).append(peak)
+        return peak
+
+    @property
+    def peaks(self) -> tuple[PhasePeak, ...]:
+        """Peaks of the phases that ran, in their order."""
+        found = [name for name in PHASES if name in self._peaks]
+        return tuple(phase_peak(name, self._peaks[name]) for name in found)
+
+
+def phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
+    """The most of all times that the phase took place; unknown if it is of one of them."""
+
+    def most(sizes: list[int | None]) -> int | None:
+        return None if None in sizes else _most(*sizes)
+
+    return PhasePeak(
+        phase=phase,
+        resident_bytes=most([peak.resident for peak in peaks]),
+        device_bytes=most([peak.device for peak in peaks]),
+    )
+
+
 def highest_bytes(device: torch.device | None = None) -> int | None:
     """The most that the process has held since it began, on a GPU where `device` is one."""
     gpu = device if device is not None and device.type == "cuda" else None
@@ -121,7 +160,7 @@ def highest_bytes(device: torch.device | None = None) -> int | None:
 
 
 def resident_bytes() -> int | None:
-    """What the process holds in memory now; None where the system does not say."""
+    """Resident bytes of the process now; None where the system does not report them."""
     return _status("VmRSS")
 
 
@@ -158,5 +197,5 @@ def _status(name: str) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _most(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+def _most(*sizes: int | None) -> int | None:
+    return max((nbytes for nbytes in sizes if nbytes is not None), default=None)

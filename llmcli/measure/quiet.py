@@ -1,19 +1,5 @@
-"""Nothing of Python's own between the calls that are timed."""
+"""Another name for what is in `llmcli.measure.runs`."""
 
-from __future__ import annotations
+from llmcli.measure.runs import gc_disabled
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without Python's collector, which may take longer than a token; afterwards as before."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+quiet = gc_disabled

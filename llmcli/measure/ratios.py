@@ -1,25 +1,33 @@
-"""Ratios of runs that were made in turns, pair by pair, and what lies in their middle."""
+"""Ratios of runs that were made in turns, pair by pair, and whether they are enough. No torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+TIGHT = 0.03  # of the median: quartiles that are no further apart need no more pairs
+FEWEST = 5  # pairs, before their quartiles say anything
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ratios:
-    """`values` in the order of the runs, and their order statistics.
+    """`ratios` in the order of the runs, and their order statistics.
 
-    `quartiles`, the first and the third, lie between two values in proportion; of one value
-    they are that value.
+    `quartiles`: the first and the third, interpolated; of one value that value.
     """
 
-    values: tuple[float, ...]
+    ratios: tuple[float, ...]
     median: float
     lowest: float
     highest: float
     quartiles: tuple[float, float]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Another name for `ratios`."""
+        return self.ratios
 
 
 def paired(above: Sequence[float], below: Sequence[float]) -> Ratios:
@@ -30,11 +38,34 @@ def paired(above: Sequence[float], below: Sequence[float]) -> Ratios:
     values = tuple(one / other for one, other in zip(above, below, strict=True))
     if not values:
         raise ValueError("there are no pairs")
-    first, _, third = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    first, _, third = _quartiles(values)
     return Ratios(
-        values=values,
+        ratios=values,
         median=median(values),
         lowest=min(values),
         highest=max(values),
         quartiles=(first, third),
     )
+
+
+def spread_of(above: Sequence[float], below: Sequence[float]) -> float:
+    """The distance of the quartiles as a share of the median: the largest of both times' and of
+    their ratios'; infinite for a single pair.
+    """
+    if len(below) < 2:
+        return math.inf
+    found = 0.0
+    for values in (above, below, paired(above, below).ratios):
+        first, middle, third = _quartiles(values)
+        found = max(found, (third - first) / middle)
+    return found
+
+
+def are_tight(above: Sequence[float], below: Sequence[float]) -> bool:
+    """Whether these pairs are enough to trust the medians."""
+    return len(below) >= FEWEST and spread_of(above, below) <= TIGHT
+
+
+def _quartiles(values: Sequence[float]) -> Sequence[float]:
+    """The three quartiles; of one value three times that."""
+    return quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3

@@ -43,7 +43,7 @@ class TimeLowerBound:
 def time_lower_bound(
     work: PartWork, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
 ) -> TimeLowerBound:
-    """Of one part that is computed `calls` times, in `numbers`.
+    """The lower bound of one part that is computed `calls` times, in `numbers`.
 
     `working_set`: bytes that a whole step streams, weights and cache. Products with weights may
     have another rate than those of attention; where it was not measured, computing takes no time.
@@ -64,7 +64,7 @@ def time_lower_bound(
 def lower_bound_seconds(
     works: Works, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
 ) -> float | None:
-    """Of all parts one after the other: `works` is the sum over `calls` forward calls.
+    """Seconds of all parts one after the other: `works` is the sum over `calls` forward calls.
 
     None where the rate of such products was not measured.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from llmcli.records.document import derived, members
 
 _LEAST = 0.2  # processors: an idle system with its clock ticks of 10 ms stays below
 
@@ -24,7 +26,7 @@ class MachineLoad:
     stolen: float | None
     load_average: float | None
 
-    @property
+    @derived
     def slowed(self) -> bool:
         """Whether so much was taken that not every thread had a processor of its own."""
         taken = self.load_average if self.others is None else self.others + (self.stolen or 0.0)
@@ -32,7 +34,7 @@ class MachineLoad:
 
     def document(self) -> dict[str, Any]:
         """`machine_load` of a JSON document."""
-        return asdict(self) | {"slowed": self.slowed}
+        return members(self)
 
     @property
     def words(self) -> str:

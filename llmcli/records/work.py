@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmcli.records.document import derived
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartWork:
@@ -25,7 +27,7 @@ class PartWork:
     gemv: int = 0
     gemm: int = 0
 
-    @property
+    @derived
     def bytes(self) -> int:
         """All that is read and written."""
         return self.weights + self.cache + self.activations

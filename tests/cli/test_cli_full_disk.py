@@ -65,7 +65,7 @@ WRITES = {
         "cli.shells.answer:_keep",
     ),
     "selftest/test_selftest.py::test_a_full_disk": (
-        "commands.selftest.measure.children:measure_exhaustion",
+        "commands.selftest.measure.run:measure_exhaustion",
     ),
     "checkpoints/test_inventory.py::test_a_disk_that_is_full_while_one_repository_is_scanned": (
         "checkpoints.cache.hub:_repositories",
@@ -140,7 +140,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     check = GroupResult(
-        check=ViewCheck(name="a", words="b", value=0, tolerance=0), models=1, seconds=0
+        check=ViewCheck(name="a", words="b", value=0, tolerance=0), cases=1, seconds=0
     )
     for name in ("measure_levels", "measure_exhaustion"):
         monkeypatch.setattr(run, name, lambda *_, **__: check)

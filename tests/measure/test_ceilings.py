@@ -12,7 +12,6 @@ from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.kernels import native
 from llmcli.measure import ceilings as module
-from llmcli.measure import rates
 from llmcli.measure.ceilings import cpu_caches, measure_ceilings
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.records.ceilings import Ceilings, ReadRate
@@ -111,7 +110,7 @@ def test_a_dtype_is_measured_once():
     narrow = Arithmetic.of("bfloat16")
     one = measure_ceilings(CPU, narrow, threads=1, working_set=MIB, seconds=0.05)
     assert [rate.dtype for rate in one.matrices] == ["bfloat16"]
-    exact = rates.matrix_rate(CPU, "float64", 0.02)
+    exact = module.matrix_rate(CPU, "float64", 0.02)
     assert (exact.dtype, exact.way) == ("float64", "direct")
 
 
@@ -134,7 +133,7 @@ def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch, free, c
     monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L3", cache * MIB),))
     squares, random = [], torch.randn
     monkeypatch.setattr(torch, "randn", lambda *of, **how: squares.append(of) or random(*of, **how))
-    monkeypatch.setattr(rates, "best_seconds", lambda calls, device, seconds: 1e-9)
+    monkeypatch.setattr(module, "best_seconds", lambda calls, device, seconds: 1e-9)
     found = measure_ceilings(CPU, Arithmetic.of("float32"), threads=1, working_set=10**10)
     assert [rate.nbytes // MIB for rate in found.reads] == sets
     largest = max(of[0] for of in squares if len(of) == 2)
@@ -155,8 +154,8 @@ def readers(monkeypatch):
             seen.append([call().flatten().double().tolist() for call in calls])
             return next(seconds)
 
-        monkeypatch.setattr(rates, "best_seconds", once)
-        return rates.read_rate(numbers, nbytes, 1.0, cached=cached), seen
+        monkeypatch.setattr(module, "best_seconds", once)
+        return module.read_rate(numbers, nbytes, 1.0, cached=cached), seen
 
     return read
 
@@ -219,8 +218,8 @@ def test_the_faster_way_of_a_16_bit_product_is_found_and_named(monkeypatch, narr
         return clock[0] - begin
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
-    monkeypatch.setattr(rates, "best_seconds", seconds)
-    found = rates.matrix_rate(CPU, "bfloat16", 0.02)
+    monkeypatch.setattr(module, "best_seconds", seconds)
+    found = module.matrix_rate(CPU, "bfloat16", 0.02)
     assert found.way == way
     assert found.flops_per_s == 2 * 256**3 / min(narrow, 1.0)
 
@@ -234,18 +233,18 @@ def test_the_faster_way_of_a_16_bit_product_is_found_and_named(monkeypatch, narr
 )
 def test_of_every_piece_the_best_repetition_counts(monkeypatch, costs, pieces, most, best, left):
     clock, costs = [0.0], iter(costs)
-    monkeypatch.setattr(rates, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
 
     def call():
         clock[0] += next(costs)
 
-    assert rates.best_seconds([call] * pieces, CPU, most) == best
+    assert module.best_seconds([call] * pieces, CPU, most) == best
     assert next(costs, None) == left
 
 
 def test_the_start_of_an_operation_is_the_median_of_a_product_and_a_sum(monkeypatch):
     clock, costs = [0.0], iter((9.0, *[1.0] * 25, *[3.0] * 26))  # a warm-up first
-    monkeypatch.setattr(rates, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     started = []
 
     def operation(name, seconds):
@@ -261,7 +260,7 @@ def test_the_start_of_an_operation_is_the_median_of_a_product_and_a_sum(monkeypa
     monkeypatch.setattr(torch, "add", operation("add", lambda: 1.0))
     product = operation("mm", lambda: next(costs))
     monkeypatch.setattr(torch.nn.functional, "linear", product)
-    assert rates.start_seconds(CPU, torch.bfloat16) == (3.0 + 1.0) / 2
+    assert module.start_seconds(CPU, torch.bfloat16) == (3.0 + 1.0) / 2
     assert started == [("mm", torch.bfloat16), ("add", torch.bfloat16)] * 52
 
 
@@ -294,7 +293,7 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
     monkeypatch.setattr(torch, "cuda", fake)
     device = torch.device("cuda:0")
     assert module.device_caches(device, 7) == (("L2", 50 * MIB),)
-    assert rates.best_seconds([call], device, 0.0) == 0.5
+    assert module.best_seconds([call], device, 0.0) == 0.5
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmcli.commands.timing import report as made
+from llmcli.commands.timing.measure.parts import over_layers, part_times
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.records.checks import ViewCheck
 from llmcli.records.work import PartWork
@@ -56,35 +57,18 @@ def parts_of(name: str) -> list[tuple[int | None, str]]:
     return [(None, "embed"), *inside, (None, "head"), *[(None, "sample")] * (name == "decode")]
 
 
-def part_time(
-    part: str, layer: int | None, calls: int, seconds: float, work: PartWork
-) -> made.PartTime:
-    waits = reached = None
-    if part in PRODUCTS or part == "head":
-        waits, reached = "memory", 0.75
-    elif part in ("attention", "norm"):
-        waits, reached = "calls", 0.04
-    return made.PartTime(
-        part=part, layer=layer, seconds=seconds, host_s=seconds, calls=calls, work=work,
-        bound=waits, of_bound=reached, nearest=None if reached is None else "memory",
-    )  # fmt: skip
-
-
-def spans(name: str, calls: int, slow: dict[tuple[int | None, str], float]) -> list[made.Span]:
+def pieces(name: str, calls: int, slow: dict[tuple[int | None, str], float]) -> tuple[made.Piece]:
     """Each call with its parts, its gap at the end."""
-    out, now = [], 0.0
+    found, now = [], 0.0
     for call in range(calls):
-        begin, inside = now, []
-        for layer, part in parts_of(name):
-            seconds = SECONDS[part] + slow.get((layer, part), 0.0) / calls
-            inside.append(made.Span(
-                phase=name, call=call, layer=layer, part=part, begin=now, seconds=seconds
+        for layer, part in (*parts_of(name), (None, "gaps")):
+            seconds = GAP_S if part == "gaps" else SECONDS[part]
+            seconds += slow.get((layer, part), 0.0) / calls
+            found.append(made.Piece(
+                part=part, layer=layer, call=call, begin=now, seconds=seconds, host_s=seconds
             ))  # fmt: skip
             now += seconds
-        now += GAP_S
-        out += [replace(inside[0], layer=None, part=None, begin=begin, seconds=now - begin)]
-        out += inside
-    return out
+    return tuple(found)
 
 
 def phase(
@@ -92,41 +76,46 @@ def phase(
 ) -> made.PhaseTime:
     """`slow`: seconds more of a (layer, part)."""
     calls, rows = (1, tokens) if name == "prefill" else (tokens, 1)
-    parts = [
-        part_time(
-            part, layer, calls, SECONDS[part] * calls + slow.get((layer, part), 0.0),
-            sum([work(part, rows, layer is not None)] * calls, PartWork()),
-        )
+    run = pieces(name, calls, slow)
+    works = [
+        (part, layer, sum([work(part, rows, layer is not None)] * calls, PartWork()))
         for layer, part in parts_of(name)
-    ]  # fmt: skip
-    parts.append(part_time("gaps", None, calls, GAP_S * calls, PartWork()))
-    totals = []
-    for part in dict.fromkeys(time.part for time in parts):
-        own = [time for time in parts if time.part == part]
-        totals.append(part_time(
-            part, None, sum(time.calls for time in own), sum(time.seconds for time in own),
-            sum((time.work for time in own), PartWork()),
-        ))  # fmt: skip
-    seconds = sum(time.seconds for time in parts)
-    ratios = tuple(1 + 0.004 * at for at in range(-1, 9))
+    ]
+    order = ("embed", *IN_LAYERS, "head", "sample", "gaps")
+    seconds = sum(piece.seconds for piece in run)
+
+    def judged(part: made.PartTime) -> made.PartTime:
+        bound = reached = None
+        if part.part in (*PRODUCTS, "head"):
+            bound, reached = "memory", 0.75
+        elif part.part in ("attention", "norm"):
+            bound, reached = "calls", 0.04
+        return replace(
+            part, share=part.seconds / seconds, bound=bound, of_bound=reached,
+            nearest=reached and "memory",
+        )  # fmt: skip
+
+    parts = part_times(run, works, {}, order)
     return made.PhaseTime(
         name=name, tokens=tokens, past=past, calls=calls, seconds=seconds, bare_s=seconds / 1.014,
-        parts=tuple(parts), totals=tuple(totals), gaps_s=parts[-1].seconds,
+        parts=tuple(map(judged, parts)), totals=tuple(map(judged, over_layers(parts, order))),
         work=sum((time.work for time in parts), PartWork()),
-        overhead=made.Overhead(
-            watched_s=tuple(seconds * ratio for ratio in ratios), bare_s=(seconds,) * len(ratios),
-            ratios=ratios, median=1.014, lowest=0.996, highest=1.032, quartiles=(1.005, 1.023),
-        ),
-        peak=700 << 20, spans=tuple(spans(name, calls, slow)),
+        overhead=overhead(*(1 + 0.004 * at for at in range(-1, 9))),
+        peak=700 << 20, pieces=run,
         gemv_s=sum(time.seconds for time in parts if time.work.gemv),
         gemm_s=sum(time.seconds for time in parts if time.work.gemm),
     )  # fmt: skip
 
 
+def overhead(*ratios: float) -> made.Overhead:
+    """Of pairs whose bare run takes a second."""
+    return made.Overhead.of(ratios, (1.0,) * len(ratios))
+
+
 def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -> made.TimingReport:
     """Twelve tokens read and eight written by a model of four layers."""
     fields = {
-        "prompt_tokens": 12, "batch": 1, "dtype": "float32",
+        "prompt_tokens": 12, "dtype": "float32",
         "stages": (
             made.Stage(name="import torch", seconds=1.2),
             made.Stage(name="read the headers", seconds=0.021),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from needs import needs_kernels
 
 from llmcli.cli.app import main
-from llmcli.commands.selftest.measure import arithmetic, children, machine, run
+from llmcli.commands.selftest.measure import arithmetic, machine, run
 from llmcli.commands.selftest.measure.arithmetic import MODELS, Group, groups_of, measure_groups
 from llmcli.commands.selftest.report import (
     GroupResult,
@@ -22,6 +22,7 @@ from llmcli.commands.selftest.report import (
     compare,
 )
 from llmcli.errors import WriteFailed
+from llmcli.measure import runs
 from llmcli.nn.step import Step
 from llmcli.records.checks import ViewCheck
 
@@ -49,7 +50,7 @@ def test_all_properties_hold_here(few):
     results = measure_groups(CPU)
     assert [result.check.name for result in results] == [group.name for group in groups_of(CPU)]
     assert [result.check for result in results if not result.check.ok] == []
-    assert all(result.models > 1 for result in results)
+    assert all(result.cases > 1 for result in results)
 
 
 def attention_that_is_off(monkeypatch):
@@ -122,7 +123,7 @@ def test_nan_is_wrong(monkeypatch):
 
 
 def test_levels_and_exhaustion(monkeypatch):
-    monkeypatch.setattr(children, "levels_here", lambda: ["portable", "avx2"])
+    monkeypatch.setattr(run, "levels_here", lambda: ["portable", "avx2"])
     said = {"portable": "a", "avx2": "b"}
 
     class Done:
@@ -132,26 +133,26 @@ def test_levels_and_exhaustion(monkeypatch):
             self.stdout = text
 
     monkeypatch.setattr(
-        children, "_run", lambda words, environ: Done(said[environ["LLMCLI_KERNELS"]])
+        run, "_run", lambda words, environ: Done(said[environ["LLMCLI_KERNELS"]])
     )
-    result = children.measure_levels()
+    result = run.measure_levels()
     assert not result.check.ok
     assert result.check.where == "portable"
     said["portable"] = "b"
-    assert children.measure_levels().check.ok
+    assert run.measure_levels().check.ok
     monkeypatch.setattr(Done, "returncode", 1)
-    assert not children.measure_levels().check.ok, "all fail alike"
+    assert not run.measure_levels().check.ok, "all fail alike"
     monkeypatch.setattr(Done, "returncode", 0)
-    monkeypatch.setattr(children, "levels_here", list)
-    assert children.measure_levels() is None
-    monkeypatch.setattr(children, "_run", lambda words, environ: Done(""))
-    assert not children.measure_exhaustion(CPU).check.ok
+    monkeypatch.setattr(run, "levels_here", list)
+    assert run.measure_levels() is None
+    monkeypatch.setattr(run, "_run", lambda words, environ: Done(""))
+    assert not run.measure_exhaustion(CPU).check.ok
 
 
 def test_memory_that_runs_out_ends_with_5(monkeypatch):
-    assert children.measure_exhaustion(CPU).check.ok
-    monkeypatch.setattr(children, "_WAIT_S", 0.01)
-    assert children.measure_exhaustion(CPU).check.where == "exit 124", "it does not end"
+    assert run.measure_exhaustion(CPU).check.ok
+    monkeypatch.setattr(run, "_WAIT_S", 0.01)
+    assert run.measure_exhaustion(CPU).check.where == "exit 124", "it does not end"
 
 
 SMALL = dict(
@@ -183,7 +184,7 @@ def test_rates_and_memory_of_a_shape(small_shape, monkeypatch):
 def test_the_rate_of_some_layers_is_reckoned_for_all(small_shape, monkeypatch):
     """By a clock that gives every run the same time."""
     ticks = count()
-    monkeypatch.setattr(machine, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(runs, "perf_counter", lambda: float(next(ticks)))
     found = [machine.measure_shape(machine.shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
     for some, every in zip(*found, strict=True):
         assert some.tokens_per_s < 0.6 * every.tokens_per_s
@@ -195,7 +196,7 @@ RATE = RateResult(
     all_layers=16, versus=1.5,
 )  # fmt: skip
 REPORT = SelftestReport(
-    device="cpu", groups=(GroupResult(check=CHECK, models=60, seconds=1.0),), rates=(RATE,),
+    device="cpu", groups=(GroupResult(check=CHECK, cases=60, seconds=1.0),), rates=(RATE,),
     memory=(MemoryResult(shape="1B", estimated=1 << 30, measured=1 << 30),), ceilings=None,
     refused=(), seconds=2.0,
 )  # fmt: skip
@@ -254,6 +255,6 @@ def test_a_full_disk(monkeypatch):
     def full(self, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(children.Path, "write_text", full)
+    monkeypatch.setattr(run.Path, "write_text", full)
     with pytest.raises(WriteFailed, match="No space left"):
-        children.measure_exhaustion(CPU)
+        run.measure_exhaustion(CPU)

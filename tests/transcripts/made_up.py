@@ -55,7 +55,7 @@ def made_up_machine(monkeypatch, home):
     # whether a busy machine was slower while its ceilings were measured
     monkeypatch.setattr("llmcli.commands.bench.view.table.beyond", lambda names: "")
     monkeypatch.setattr(
-        "llmcli.commands.timing.measure.report.measure_timing", lambda *_, **__: timing_report()
+        "llmcli.commands.timing.measure.run.measure_timing", lambda *_, **__: timing_report()
     )
     monkeypatch.setattr(
         "llmcli.measure.busy.CpuContention.load",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from llmcli.commands.selftest.report import Receipt, SelftestReport
+from llmcli.commands.selftest.report import Receipt
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.shell.files import kind_of_file
 from llmcli.shell.options import ViewOutputOptions
 from llmcli.shell.output import ExportFile, Output
@@ -34,7 +35,7 @@ _LARGEST = 1 << 20  # bytes of a receipt
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestOptions:
-    """Where it runs, how much of it, and the receipt."""
+    """The device, whether rates are measured, and receipts to write or compare with."""
 
     panel: ClassVar[str] = "Selftest"
     device: str = opt("auto", "--device", "DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
@@ -53,20 +54,24 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
 
     A check that fails ends with exit 1. It takes up to five minutes; nothing is fetched.
     """
+    from llmcli.commands.selftest.measure.run import measure_selftest
     from llmcli.commands.selftest.view import render_selftest
+    from llmcli.devices import resolve_device
 
     out = Output("selftest", output)
     if selftest.save is not None:
         kind_of_file(selftest.save, ("json",))
     receipt = None if selftest.verify is None else read_receipt(selftest.verify)
-    report = _measured(selftest, out)
+    device = resolve_device(selftest.device)
+    with Progress(out) as progress:
+        report = measure_selftest(device, speed=not selftest.no_speed, progress=progress)
     header = environment()
     same = receipt is not None and (receipt.processor, receipt.gpus) == (
         header.processor, tuple(header.gpus),
     )  # fmt: skip
     out.present(
         lambda: render_selftest(report, f"selftest on {report.device}", receipt, same_machine=same),
-        _body(report),
+        members(report),
         model=None,
         environment=header,
         checks=report.checks,
@@ -75,15 +80,6 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
         ),
         hint="run it again with `LLMCLI_KERNELS=off` to see whether our kernels are at fault",
     )  # fmt: skip
-
-
-def _measured(selftest: SelftestOptions, out: Output) -> SelftestReport:
-    from llmcli.commands.selftest.measure.run import measure_selftest
-    from llmcli.devices import resolve_device
-
-    device = resolve_device(selftest.device)
-    with Progress(out) as progress:
-        return measure_selftest(device, speed=not selftest.no_speed, progress=progress)
 
 
 def read_receipt(path: str) -> Receipt:
@@ -95,12 +91,3 @@ def read_receipt(path: str) -> Receipt:
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"`{path}` is no receipt: {reason}", hint=hint) from error
-
-
-def _body(report: SelftestReport) -> dict[str, Any]:
-    """The report as JSON has it, but for the checks, which the document has by name."""
-    groups = [
-        {"name": group.check.name, "cases": group.models, "seconds": group.seconds}
-        for group in report.groups
-    ]
-    return vars(report) | {"groups": groups, "rates": [vars(rate) for rate in report.rates]}

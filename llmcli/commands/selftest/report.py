@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
+from llmcli.records.document import APART, derived
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """One property over `models` small models: `check` is that of the worst of them."""
+    """One property over `cases` (small models, levels or runs): `check` is that of the worst."""
 
-    check: ViewCheck
-    models: int
+    check: ViewCheck = field(metadata=APART)
+    cases: int
     seconds: float
+
+    @derived
+    def name(self) -> str:
+        """The name of its check."""
+        return self.check.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,11 @@ class RateResult:
     versus: float | None = None
 
 
+def shape_words(name: str, layers: int, all_layers: int) -> str:
+    """`8B`, or `8B, 4 of 32 layers`."""
+    return name if layers == all_layers else f"{name}, {layers} of {all_layers} layers"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryResult:
     """Bytes that a run of a real model's sizes was estimated to take, and that it took."""
@@ -50,7 +61,7 @@ class MemoryResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestReport:
-    """Everything; `refused`: what could not be run on this machine, and why."""
+    """The result of `selftest`; `refused`: what could not be run on this machine, and why."""
 
     device: str
     groups: tuple[GroupResult, ...]
@@ -71,7 +82,7 @@ SLOWER = 0.8  # of a receipt's rate: less than that is a difference
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What an earlier run wrote: which checks passed, and the rates by shape and phase."""
+    """A file of an earlier run: which checks passed, and tokens/s by shape and phase."""
 
     processor: str
     gpus: tuple[str, ...]
@@ -100,7 +111,7 @@ class Receipt:
 
 
 def compare(receipt: Receipt, report: SelftestReport, *, same_machine: bool = True) -> list[str]:
-    """What is worse now: checks that passed, and rates of the same machine below `SLOWER`."""
+    """List what is worse now: checks that fail, and rates of the same machine below `SLOWER`."""
     found = [
         f"{check.name} passed in the receipt and fails now"
         for check in report.checks if receipt.passed.get(check.name) and not check.ok

@@ -13,6 +13,7 @@ from llmcli.commands.selftest.report import (
     Receipt,
     SelftestReport,
     compare,
+    shape_words,
 )
 from llmcli.ui.checks import BAD, GOOD, WRONG
 from llmcli.ui.layout import Column, Dotted, Rows
@@ -56,7 +57,7 @@ def _groups(groups: tuple[GroupResult, ...]) -> RenderableType:
         (
             Text(GOOD if group.check.ok else BAD, style="" if group.check.ok else WRONG),
             Text(group.check.words),
-            Text(str(group.models)),
+            Text(str(group.cases)),
             Text(f"{group.check.value:.2g}"),
             Text(f"{group.check.tolerance:.2g}", style=FAINT),
             Text(duration(group.seconds), style=FAINT),
@@ -73,7 +74,7 @@ def _groups(groups: tuple[GroupResult, ...]) -> RenderableType:
 def _rates(rates: tuple[RateResult, ...]) -> RenderableType:
     rows = [
         (
-            Text(_shape(rate)),
+            Text(shape_words(rate.shape, rate.layers, rate.all_layers)),
             Text(rate.phase),
             Text(rate.format),
             Text(f"{rate.tokens_per_s:,.1f}"),
@@ -89,12 +90,6 @@ def _rates(rates: tuple[RateResult, ...]) -> RenderableType:
         Column("÷ transformers", labelled=True, drop=1),
     ]  # fmt: skip
     return Rows(columns, rows)
-
-
-def _shape(rate: RateResult) -> str:
-    if rate.layers == rate.all_layers:
-        return rate.shape
-    return f"{rate.shape}, {rate.layers} of {rate.all_layers} layers"
 
 
 def _memory(report: SelftestReport) -> Iterator[RenderableType]:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.commands.timing.before import Baseline, measuring
-from llmcli.commands.timing.report import (
-    PHASES,
-    PartTime,
-    PhaseName,
-    PhaseTime,
-    Stage,
-    TimingReport,
-    TimingRequest,
-)
+from llmcli.anatomy.counts import PROMPT_CHUNK, memory_need
+from llmcli.anatomy.work import step_bytes
+from llmcli.commands.timing.report import PHASES, PhaseName, Stage, TimingReport
 from llmcli.commands.timing.view.trace import trace_size
-from llmcli.errors import CheckFailed, PromptTooLong, UsageError
+from llmcli.errors import CheckFailed, PromptTooLong
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.records.numbers import counted
-from llmcli.records.work import PartWork
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
@@ -37,24 +30,26 @@ from llmcli.shell.template import ChatOptions
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
+    from llmcli.checkpoints import Checkpoint
     from llmcli.model import Model
+    from llmcli.records.ceilings import Ceilings
 
 TIMING = "Timing"
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
-ffn_act, ffn_down, residual, head, sample (the choice of a token), and gaps:
-what is in none of them; for a short convolution conv_in, conv and conv_out, for
-a mixture of experts router, experts (bytes are those of the experts that ran)
-and shared, embeddings of each layer ple. A part lasts from the end of the one
-before it to its own, so that all of them add up to the wall time.
+ffn_act, ffn_down, residual, head, sample (choosing a token), and gaps: the time
+in none of them; for a short convolution conv_in, conv and conv_out, for a
+mixture of experts router, experts (bytes are those of the experts that ran) and
+shared, embeddings of each layer ple. A part lasts from the end of the part
+before it to its own end, so that all parts add up to the wall time.
 
-Both phases stand side by side, with the share of the nearest ceiling that is
-reached (as measured on this machine before the model is loaded) behind what a
-part is bound by: that ceiling (memory, a cache, or compute) from half of it on;
-else calls, where starting the operations explains the time; else kernel, the
-code of the operations. One phase alone (--phase) and --layers show FLOPs (2 a
-multiply-add; causal: of the pairs that the mask leaves; full square: of all),
-bytes and rates, and all ceilings and memory peaks.
+The table has both phases side by side. "bound by" is what limits a part, with
+the share that it reaches of its nearest ceiling (measured on this machine before
+the model is loaded): that ceiling (memory, a cache, or compute) from half of it
+on; else calls, where starting the operations explains the time; else kernel, the
+code of the operations. With --phase or --layers each phase has its own table,
+with FLOPs (2 per multiply-add; causal: of the pairs that the mask leaves; full
+square: of all), bytes and rates, and all ceilings and memory peaks are shown.
 
 Examples:
 
@@ -65,11 +60,12 @@ Examples:
 """
 
 _HINT = "other programs may have taken the processor: run it again when they are done"
+_TOKEN_BYTES = 3  # of a text in each token, at least, in most texts and vocabularies
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions:
-    """What is run how often, what is shown of it, and where the trace goes."""
+    """What is run and how often, how much of it is shown, and where the trace is written."""
 
     panel: ClassVar[str] = TIMING
     phase: Literal["prefill", "decode", "both"] = opt(
@@ -93,23 +89,17 @@ class TimingOptions:
         None, "--trace", "FILE",
         "Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing.",
     )  # fmt: skip
-    force: bool = opt(False, "--force", "Write the trace however large it gets.")
+    force: bool = opt(
+        False, "--force", "Write the trace however large it gets.", needs=("--trace",)
+    )
 
     def check(self) -> None:
         """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
         if self.trace is not None:
             kind_of_file(self.trace, ("json",), option="--trace")
-        elif self.force:
-            raise UsageError(
-                "`--force` is about the size of a file, and none is written",
-                hint="add `--trace FILE.json`, or leave it out",
-            )
 
     def check_trace(self, layers: int, tokens: int) -> None:
-        """Raises UsageError or WriteFailed where the trace of a run gets too large.
-
-        Of a prompt of so many `tokens`.
-        """
+        """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
         if self.trace is not None:
             calls = self.new_tokens
             if "prefill" in self.phases:
@@ -125,21 +115,13 @@ class TimingOptions:
 
     @property
     def new_tokens(self) -> int:
-        """How many are written: none where only reading is timed."""
+        """Tokens to write after the prompt; 0 where only reading is timed."""
         return 0 if self.phase == "prefill" else self.max_tokens
 
     @property
     def details(self) -> bool:
         """Whether each phase is shown with all that is known of it: not where two have to fit."""
         return self.layers or self.phase != "both"
-
-    @property
-    def request(self) -> TimingRequest:
-        """What is measured."""
-        return TimingRequest(
-            new_tokens=self.new_tokens, phases=self.phases, pairs=self.pairs,
-            trace=self.trace is not None,
-        )  # fmt: skip
 
 
 def command(
@@ -151,30 +133,41 @@ def command(
     """Where the time goes: load, prompt and new tokens, part by part, against this machine.
 
     Each part's time, FLOPs and bytes, what it reaches of the read and matrix rates that are
-    measured here first, and what it waits for. Instrumented runs and bare ones take turns, which
+    measured here first, and what limits it. Instrumented runs and bare ones take turns, which
     shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
     """
     from llmcli.commands.timing.view.screen import render_opening, render_timing
+    from llmcli.ui.stats import model_line
 
     out = Output("timing", output)
     timing.check()
     given = prompt_or_builtin(prompt, LOOKED_AT, out.note)
-    found: list[Baseline] = []
-    before = measuring(given, timing.new_tokens, model, out, found)
+    found: list[tuple[Ceilings, int | None]] = []
+    fresh = "torch" not in sys.modules
+
+    def before(checkpoint: Checkpoint) -> None:
+        tokens = prompt_tokens(given) + timing.new_tokens
+        found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
+
     loaded = load_model(model, out, text=given.ids is None, before=before)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
     stages = [*_stages(loaded), Stage(name="tokenize", seconds=perf_counter() - begin)]
     stages = stages[: None if given.ids is None else -1]
-    about, title = loaded.model.describe(), _title(loaded.model)
+    about = loaded.model.describe()
+    title = model_line(about)
+    if loaded.model.random_seed is not None:  # which take as long as others, and mean nothing
+        title += ", random weights"
     header = environment(kernels=kernels_of(about))
-    if not out.json:  # it is there if the runs are cut short
-        out.show(render_opening(title, header, stages, about, details=timing.details))
-    report = _measured(loaded.model, ids, found[0], stages, timing.request, out)
+    if not out.json:  # shown even if the runs are cut short
+        out.show(render_opening(title, header, stages, about if timing.details else None))
+    report = _measured(loaded.model, ids, *found[0], stages, timing, out)
+    caches = [{"level": level, "bytes": held} for level, held in report.ceilings.caches]
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            _body(report), model=about, environment=header, checks=report.checks, hint=_HINT,
+            members(report) | {"ceilings": vars(report.ceilings) | {"caches": caches}},
+            model=about, environment=header, checks=report.checks, hint=_HINT,
         )  # fmt: skip
     except CheckFailed:
         if not report.interrupted:
@@ -187,6 +180,66 @@ def command(
     if report.interrupted:
         after = f" after {report.phases[-1].name}" if report.phases else ""
         raise SIGNALS.stopped(told=out.json, where=after)
+
+
+def _baseline(
+    checkpoint: Checkpoint, options: ModelOptions, tokens: int, out: Output, *, fresh: bool
+) -> tuple[Ceilings, int | None]:
+    """The machine's ceilings, and the bytes held without a model, before it is loaded.
+
+    So what measuring leaves in the process is no memory of the model, and nothing of the model is
+    pushed out of a cache between loading and running. From the checkpoint's headers; `tokens` of
+    the run, about. The bytes are 0 on a GPU, and None where they are not known: the system may not
+    say, and a process that is not `fresh`, in which torch has computed before, keeps some of what
+    that took. Raises UnsupportedModel, and UsageError for a missing device or dtype.
+    """
+    import torch
+
+    from llmcli import devices
+    from llmcli.families import plan, translate
+    from llmcli.loading.load import arithmetic_on
+    from llmcli.measure.ceilings import measure_ceilings
+    from llmcli.measure.peaks import resident_bytes
+
+    config, rules = translate(checkpoint)
+    device = devices.resolve_device(options.device)
+    drawn = options.weights_seed is not None
+    numbers = arithmetic_on(
+        device, checkpoint, config,
+        None if drawn else plan(checkpoint.tensors, rules, config),
+        dtype=options.dtype, quantize=options.quantize,
+    ).given(options.activations, options.cache_type)  # fmt: skip
+    tokens = min(options.context_length or config.context, tokens)
+    held = resident_bytes()
+    with Progress(out) as progress:
+        ceilings = measure_ceilings(
+            device, numbers, threads=torch.get_num_threads(), progress=progress,
+            working_set=step_bytes(config, tokens, numbers=numbers),
+        )  # fmt: skip
+    base: int | None = 0
+    if device.type != "cuda":
+        # `runtime` without a tokenizer: the libraries' code
+        code = memory_need(config, numbers, batch=1, context=1).runtime
+        base = base_bytes(held, resident_bytes(), code) if fresh else None
+    return ceilings, base
+
+
+def base_bytes(before: int | None, after: int | None, code: int) -> int | None:
+    """Bytes held without a model, from those before and after the ceilings were measured.
+
+    `code`: bytes of the libraries' code, which measuring loads, as every run does; the estimate of
+    a run includes them.
+    """
+    if before is None or after is None:
+        return None
+    return max(before, after - code)
+
+
+def prompt_tokens(given: Prompt) -> int:
+    """Estimate the tokens of the prompt: the tokenizer is loaded later, with the model."""
+    if given.ids is not None:
+        return len(given.ids)
+    return 1 + len((given.text or "").encode()) // _TOKEN_BYTES
 
 
 def _ids(
@@ -212,7 +265,7 @@ def _ids(
 
 
 def _stages(loaded: Loaded) -> list[Stage]:
-    """What is done once in each process."""
+    """The steps that run once in each process."""
     held = next(peak for peak in loaded.peaks if peak.phase == "load")
     gpu = loaded.model.device.type == "cuda"
     random = loaded.model.random_seed is not None
@@ -228,79 +281,28 @@ def _stages(loaded: Loaded) -> list[Stage]:
     ]
 
 
-def _title(model: Model) -> str:
-    """What is timed; weights that were drawn take as long as others, and say nothing."""
-    from llmcli.ui.stats import model_line
-
-    words = model_line(model.describe())
-    return words if model.random_seed is None else f"{words}, random weights"
-
-
 def _measured(
     model: Model,
     ids: Sequence[int],
-    before: Baseline,
+    ceilings: Ceilings,
+    base: int | None,
     stages: Sequence[Stage],
-    request: TimingRequest,
+    timing: TimingOptions,
     out: Output,
 ) -> TimingReport:
     """The runs, held against the ceilings."""
-    from llmcli.commands.timing.measure.report import measure_timing
+    from llmcli.commands.timing.measure.run import measure_timing
     from llmcli.measure.busy import CpuContention
 
     busy = CpuContention()
     with Progress(out) as progress:
         report = measure_timing(
-            model, ids, request, ceilings=before.ceilings, stages=stages, base=before.base,
+            model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
+            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
             progress=progress,
         )  # fmt: skip
-    ceilings = report.ceilings
     threads = ceilings.threads if ceilings.device == "cpu" else 1
     return replace(report, machine_load=busy.load(threads))
-
-
-def _body(report: TimingReport) -> dict[str, Any]:
-    """Everything that the view shows, and every part of every layer; the trace is a file."""
-    apart = ("checks", "interrupted")
-    fields = {name: value for name, value in vars(report).items() if name not in apart}
-    return fields | {
-        "finish_reason": "interrupted" if report.interrupted else "complete",
-        "phases": [_phase(phase) for phase in report.phases],
-        "working_set_in": report.ceilings.read(report.working_set).level,
-        "machine_load": report.machine_load and report.machine_load.document(),
-        "ceilings": vars(report.ceilings)
-        | {"caches": [{"level": name, "bytes": held} for name, held in report.ceilings.caches]},
-    }
-
-
-def _phase(phase: PhaseTime) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(phase).items() if name != "spans"}
-    return fields | {
-        "pairs": len(phase.overhead.ratios),
-        "spread": phase.overhead.spread,
-        "tokens_per_s": phase.tokens / phase.bare_s if phase.bare_s > 0 else None,
-        "work": _work(phase.work),
-        "parts": [_part(part, phase) for part in phase.parts],
-        "totals": [_part(part, phase) for part in phase.totals],
-    }
-
-
-def _part(part: PartTime, phase: PhaseTime) -> dict[str, Any]:
-    """Rates are null where there is no such work, or no time."""
-
-    def per_second(amount: int) -> float | None:
-        return amount / part.seconds if amount and part.seconds > 0 else None
-
-    return vars(part) | {
-        "share": part.seconds / phase.seconds if phase.seconds > 0 else None,
-        "work": _work(part.work),
-        "bytes_per_s": per_second(part.work.bytes),
-        "flops_per_s": per_second(part.work.flops),
-    }
-
-
-def _work(work: PartWork) -> dict[str, int]:
-    return vars(work) | {"bytes": work.bytes}
 
 
 def _write_trace(
@@ -308,8 +310,9 @@ def _write_trace(
 ) -> None:
     from llmcli.commands.timing.view.trace import trace_pieces
 
+    events = -3  # lines around them
     with whole_file(path) as file:
         for piece in trace_pieces(report, encodable(title), jsonable(about)):
             file.write(piece.encode())
-    spans = sum(len(phase.spans) for phase in report.phases)
-    out.note(written(path, f"{spans:,} spans, for ui.perfetto.dev or chrome://tracing"))
+            events += 1
+    out.note(written(path, f"{events:,} events, for ui.perfetto.dev or chrome://tracing"))

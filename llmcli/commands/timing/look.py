@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from llmcli.anatomy.work import step_bytes
-from llmcli.commands.timing.report import TimingRequest
 from llmcli.shell.looking import InChat, Shown
 from llmcli.shell.progress import Progress
 
@@ -14,7 +13,7 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
     """The conversation's last tokens as a prompt, and a few after it."""
     import torch
 
-    from llmcli.commands.timing.measure.report import measure_timing
+    from llmcli.commands.timing.measure.run import measure_timing
     from llmcli.commands.timing.view.screen import render_timing
     from llmcli.measure.ceilings import measure_ceilings
 
@@ -25,8 +24,7 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
             working_set=step_bytes(model.config, tokens + WRITTEN, numbers=model.arithmetic),
         )  # fmt: skip
         report = measure_timing(
-            model, chat.ids[-tokens:], TimingRequest(new_tokens=WRITTEN, pairs=PAIRS),
-            ceilings=ceilings, progress=progress,
+            model, chat.ids[-tokens:], WRITTEN, pairs=PAIRS, ceilings=ceilings, progress=progress,
         )  # fmt: skip
     if report.interrupted:
         raise KeyboardInterrupt

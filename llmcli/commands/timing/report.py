@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import quantiles
+from dataclasses import dataclass, field
 from typing import Literal
 
+from llmcli.measure.ratios import Ratios, are_tight, paired, spread_of
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
+from llmcli.records.document import APART, derived
 from llmcli.records.machine_load import MachineLoad
 from llmcli.records.work import PartWork
 
-# What a part waits for: `memory`, a cache (`L3`) or `compute` where it reaches at least half of
-# that ceiling; else `calls`, where starting its operations explains at least half of the rest; else
-# `kernel`: neither ceiling is near and it is not the starting, but the operations' own code.
-Bound = str
-
-
 PhaseName = Literal["prefill", "decode"]
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
-TIGHT = 0.03  # of the median: quartiles that are no further apart need no more pairs
-FEWEST = 5  # pairs, before their quartiles say anything
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimingRequest:
-    """What is run: `batch` prompts are read, and `new_tokens` written after each of them.
-
-    `pairs` of runs, one instrumented and one not; None: until the times are tight, which takes
-    at most `limit_s` seconds for all phases together (but one pair of each is always run).
-    `trace` keeps the spans.
-    """
-
-    new_tokens: int
-    phases: tuple[PhaseName, ...] = PHASES
-    pairs: int | None = None
-    limit_s: float = 10.0
-    batch: int = 1
-    trace: bool = False
-
-    @property
-    def timed(self) -> tuple[PhaseName, ...]:
-        """The phases in their order, decoding only where there are new tokens."""
-        wanted = [name for name in PHASES if name in self.phases]
-        return tuple(name for name in wanted if name == "prefill" or self.new_tokens)
+GAPS = "gaps"  # the part that has the time in none
+# What limits a part that is near no ceiling: starting its operations, or the operations' own code.
+CALLS, KERNEL = "calls", "kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +34,45 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Some time without a pause in one part of one layer: marks of the same place are one piece.
+
+    `call` numbers the forward calls from 0: the choice of a token belongs to the call that reads
+    it, what follows a call to that. `begin` counts from the beginning of the run, in seconds.
+    """
+
+    part: str
+    layer: int | None
+    call: int
+    begin: float
+    seconds: float
+    host_s: float
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """Its part and layer."""
+        return self.part, self.layer
+
+    @property
+    def end(self) -> float:
+        """Seconds from the beginning of the run."""
+        return self.begin + self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartTime:
     """One part in one layer (None: outside of the layers, or all layers together) of a phase.
 
     `part` is a group of the model's graph (`Graph.groups`), `sample`, or `gaps`: the time in none.
     `seconds` on the device over all calls of the phase; `host_s` what the host took to start
     them (the same on a CPU). `calls`: how often it was computed (two norms in each layer).
-    `work` is of all calls too. `bound` and `of_bound` say what it
-    waits for and which share of the ceiling `nearest` it reaches, None where it does no counted
-    work. `operations` of PyTorch are started for it, views among them.
+    `work` is of all calls too. `operations`: calls of PyTorch that are started for it, with views.
+    `share`: of the phase's wall time.
+
+    `bound` is what limits it: `memory`, a cache (`L3`) or `compute` where it reaches at least half
+    of that ceiling; else `calls`, where starting its operations explains at least half of the rest;
+    else `kernel`. `of_bound` is the share of the ceiling `nearest` that it reaches. All three are
+    None where it does no counted work.
     """
 
     part: str
@@ -79,42 +81,41 @@ class PartTime:
     host_s: float
     calls: int
     work: PartWork
-    bound: Bound | None = None
+    bound: str | None = None
     of_bound: float | None = None
     nearest: str | None = None
     operations: int = 0
+    share: float | None = None
+
+    @derived
+    def bytes_per_s(self) -> float | None:
+        """None without such work, or without time."""
+        return self._per_second(self.work.bytes)
+
+    @derived
+    def flops_per_s(self) -> float | None:
+        """None without such work, or without time."""
+        return self._per_second(self.work.flops)
+
+    def _per_second(self, amount: int) -> float | None:
+        return amount / self.seconds if amount and self.seconds > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
-    """For the trace: something with a beginning and an end, seconds from its phase's beginning.
-
-    `part` is a part's name, None for a forward call as a whole, the choice of the token that it
-    reads included; `call` numbers the forward calls of the phase from 0. Gaps have no spans.
-    """
-
-    phase: str
-    call: int
-    layer: int | None
-    part: str | None
-    begin: float
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overhead:
+class Overhead(Ratios):
     """The instrumentation overhead: instrumented and bare runs in turns, seconds of each pair.
 
-    `ratios` are instrumented ÷ bare, pair by pair; `quartiles` the first and the third of them.
+    `ratios` are instrumented ÷ bare.
     """
 
     watched_s: tuple[float, ...]
     bare_s: tuple[float, ...]
-    ratios: tuple[float, ...]
-    median: float
-    lowest: float
-    highest: float
-    quartiles: tuple[float, float] = (float("-inf"), float("inf"))
+
+    @classmethod
+    def of(cls, watched_s: Sequence[float], bare_s: Sequence[float]) -> Overhead:
+        """Raises ValueError without pairs."""
+        ratios = paired(watched_s, bare_s)
+        return cls(watched_s=tuple(watched_s), bare_s=tuple(bare_s), **vars(ratios))
 
     @property
     def within_noise(self) -> bool:
@@ -122,33 +123,9 @@ class Overhead:
         return self.quartiles[0] <= 1 <= self.quartiles[1]
 
     @property
-    def spread(self) -> float:
-        """See `spread_of`."""
-        return spread_of(self.watched_s, self.bare_s)
-
-    @property
     def tight(self) -> bool:
-        """See `are_tight`."""
+        """Whether these pairs are enough to trust the medians, see `are_tight`."""
         return are_tight(self.watched_s, self.bare_s)
-
-
-def are_tight(watched_s: Sequence[float], bare_s: Sequence[float]) -> bool:
-    """Whether these pairs are enough to trust the medians."""
-    return len(bare_s) >= FEWEST and spread_of(watched_s, bare_s) <= TIGHT
-
-
-def spread_of(watched_s: Sequence[float], bare_s: Sequence[float]) -> float:
-    """The distance of the quartiles as a share of the median: the largest of both times' and of
-    their ratios'; infinite for a single pair.
-    """
-    if len(bare_s) < 2:
-        return math.inf
-    ratios = [watched / bare for watched, bare in zip(watched_s, bare_s, strict=True)]
-    found = 0.0
-    for values in (watched_s, bare_s, ratios):
-        first, middle, third = quantiles(values, n=4, method="inclusive")
-        found = max(found, (third - first) / middle)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +139,7 @@ class PhaseTime:
     gaps last: their seconds add up to `seconds`. `work` is of the whole phase. `peak` is the most
     memory held (resident, or the GPU's where it runs on one). `gemv_s`, `gemm_s`: seconds of the
     products with a weight matrix, by whether the call that they are in gives one row or many.
+    `pieces`, for the trace, are the run in the order of time; empty without one.
     """
 
     name: PhaseName
@@ -172,26 +150,56 @@ class PhaseTime:
     bare_s: float
     parts: tuple[PartTime, ...]
     totals: tuple[PartTime, ...]
-    gaps_s: float
     work: PartWork
     overhead: Overhead
     peak: int | None
-    spans: tuple[Span, ...] = ()
     gemv_s: float = 0.0
     gemm_s: float = 0.0
+    pieces: tuple[Piece, ...] = field(default=(), metadata=APART)
+
+    @derived
+    def gaps_s(self) -> float:
+        """Seconds that are in no part."""
+        return sum(part.seconds for part in self.totals if part.part == GAPS)
+
+    @derived
+    def pairs(self) -> int:
+        """Pairs of runs, one instrumented and one bare."""
+        return len(self.overhead.bare_s)
+
+    @derived
+    def spread(self) -> float:
+        """See `spread_of`."""
+        return spread_of(self.overhead.watched_s, self.overhead.bare_s)
+
+    @derived
+    def tokens_per_s(self) -> float | None:
+        """Without instrumentation."""
+        return self.tokens / self.bare_s if self.bare_s > 0 else None
+
+    @property
+    def floor_s(self) -> float | None:
+        """The seconds that all parts would take at their ceilings; None where none is known."""
+        known = [part.seconds * part.of_bound for part in self.totals if part.of_bound is not None]
+        return sum(known) if known else None
+
+    @property
+    def shown_tokens(self) -> int:
+        """Tokens that times and amounts are divided by: of decode all are of a token."""
+        return self.tokens if self.name == "decode" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingReport:
-    """All of it. `estimated`: `info`'s estimate of the bytes of this run, beside what was held.
+    """The result of `timing`. `estimated`: `info`'s estimate of the bytes that this run takes.
 
     `base` is what the process held before the model was loaded (PyTorch itself), None where the
-    system does not say. `interrupted`: the phases are those of which pairs
-    of runs were finished. `machine_load`: what other programs took meanwhile.
+    system does not say. `interrupted`: only phases with at least one complete pair are included.
+    `machine_load`: what other programs took meanwhile. `working_set`: bytes that a step streams.
     """
 
     prompt_tokens: int
-    batch: int
+    batch: int = 1
     dtype: str
     stages: tuple[Stage, ...]
     phases: tuple[PhaseTime, ...]
@@ -201,6 +209,16 @@ class TimingReport:
     estimated: int
     weight_bytes: int
     working_set: int
-    checks: tuple[ViewCheck, ...]
-    interrupted: bool = False
+    checks: tuple[ViewCheck, ...] = field(metadata=APART)
+    interrupted: bool = field(default=False, metadata=APART)
     machine_load: MachineLoad | None = None
+
+    @derived
+    def finish_reason(self) -> str:
+        """`interrupted`, or `complete`."""
+        return "interrupted" if self.interrupted else "complete"
+
+    @derived
+    def working_set_in(self) -> str:
+        """`memory`, or the cache that holds what a step streams."""
+        return self.ceilings.read(self.working_set).level

@@ -6,7 +6,7 @@ import pytest
 from timed_models import CEILINGS
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.commands.timing.measure.phase import Roof
+from llmcli.commands.timing.measure.parts import Roof
 from llmcli.commands.timing.report import PartTime
 from llmcli.records.work import PartWork
 
@@ -24,10 +24,11 @@ def bounded(
         ceilings=ceilings, numbers=Arithmetic.of(dtype), working_set=working_set,
         apart=host_s is not None,
     )  # fmt: skip
-    part = roof.bounded(PartTime(
+    part = roof.judged(PartTime(
         part="out", layer=None, seconds=seconds, host_s=host_s or seconds, calls=calls,
         operations=operations, work=work,
-    ))  # fmt: skip
+    ), 4 * seconds)  # fmt: skip
+    assert part.share == 1 / 4
     assert (part.bound is None) == (part.nearest is None)
     assert part.bound in (part.nearest, "calls", "kernel")
     return part

@@ -8,16 +8,16 @@ from statistics import median_low
 import pytest
 
 from llmcli.commands.timing.measure.clock import Marks
-from llmcli.commands.timing.measure.phase import overhead
-from llmcli.commands.timing.measure.run import MOST, InstrumentedRun, Kept, StoppingRule
-from llmcli.commands.timing.report import FEWEST, TIGHT, are_tight, spread_of
-from llmcli.measure.ratios import paired
+from llmcli.commands.timing.measure.run import MOST, Kept, Run
+from llmcli.commands.timing.report import Overhead
+from llmcli.measure.ratios import FEWEST, TIGHT, are_tight, paired, spread_of
+from llmcli.measure.runs import StoppingRule, in_turns
 
 
 def pairs_run(until, bare, watched, *, at_most=10_000):
     """How many pairs are run whose times the two functions give, and when the last one ends."""
     now, bare_s, watched_s = until.begin, [], []
-    while not until.over(bare_s, watched_s, now):
+    while not until.over(watched_s, bare_s, now):
         bare_s.append(bare(len(bare_s)))
         watched_s.append(watched(len(watched_s)))
         now += bare_s[-1] + watched_s[-1]
@@ -85,7 +85,7 @@ def test_the_spread_is_that_of_the_quartiles():
 
 def run(wall_s):
     """Whose only mark says which one it is."""
-    return InstrumentedRun(
+    return Run(
         wall_s=wall_s,
         marks=Marks(names=("end",), seconds=array("d", [wall_s]), host_s=array("d", [wall_s])),
     )
@@ -122,11 +122,11 @@ def test_of_thousands_few_are_kept_and_one_of_them_is_near_the_median(order):
 
 def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():
     found = paired([10, 30, 50, 80, 5], [10, 10, 10, 10, 10])
-    assert found.values == (1, 3, 5, 8, 0.5)
+    assert found.ratios == (1, 3, 5, 8, 0.5)
     assert (found.lowest, found.median, found.highest) == (0.5, 3, 8)
     assert found.quartiles == (1, 5)
     swapped = paired([20, 10], [10, 20])  # the same on both sides, if pairs are left out of account
-    assert swapped.values == (2, 0.5)
+    assert swapped.ratios == (2, 0.5)
     assert swapped.quartiles == (0.875, 1.625)
     assert paired([3], [2]).quartiles == (1.5, 1.5)
     with pytest.raises(ValueError, match="argument 2"):
@@ -135,11 +135,17 @@ def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():
         paired([], [])
 
 
-def test_looking_may_cost_nothing_where_half_of_the_pairs_straddle_it():
-    watched, bare = (1.0, 1.1, 1.2, 1.3, 1.4), (1.0,) * 5
-    cost, same = overhead(watched, bare), paired(watched, bare)  # timing has the same rule
-    assert (cost.ratios, cost.quartiles) == (same.values, same.quartiles)
+def test_the_overhead_is_within_noise_where_half_of_the_pairs_straddle_1():
+    cost = Overhead.of((1.0, 1.1, 1.2, 1.3, 1.4), (1.0,) * 5)
     assert (cost.lowest, cost.median, cost.highest) == (1.0, 1.2, 1.4)
     assert cost.quartiles == pytest.approx((1.1, 1.3))
     assert not cost.within_noise
-    assert overhead((0.9, 0.95, 1.0, 1.3, 1.4), bare).within_noise
+    assert Overhead.of((0.9, 0.95, 1.0, 1.3, 1.4), cost.bare_s).within_noise
+
+
+def test_each_side_runs_first_in_turn():
+    ran = []
+    sides = [lambda name=name: ran.append(name) or name for name in "abc"]
+    turns = in_turns(*sides)
+    assert [next(turns) for _ in range(3)] == [["a", "b", "c"]] * 3
+    assert "".join(ran) == "abcbcacab"

@@ -8,14 +8,7 @@ from timed_models import small
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.plan import plan
 from llmcli.commands.timing.measure.clock import Marks
-from llmcli.commands.timing.measure.parts import (
-    expected_marks,
-    in_order,
-    over_layers,
-    part_times,
-    pieces,
-    spans,
-)
+from llmcli.commands.timing.measure.parts import in_order, over_layers, part_times, pieces
 from llmcli.commands.timing.measure.workload import Workload
 from llmcli.families import find
 from llmcli.graph.spec import Call
@@ -96,48 +89,31 @@ def test_parts_come_in_the_order_of_the_work_and_take_it_with_them():
 def test_a_token_belongs_to_the_call_that_reads_it_and_what_comes_last_to_the_last():
     run = run_of("sample", *CALL, "sample", *CALL, "end")
     assert {piece.call for piece in run} == {0, 1}
-    assert [piece.call for piece in run if piece.place[0] == "sample"] == [0, 1]
+    assert [piece.call for piece in run if piece.part == "sample"] == [0, 1]
     assert run[-1].call == 1
 
 
 def test_calls_of_a_prompt_without_logits_are_calls_too():
     run = run_of(*CALL[:-3], *CALL[:-3], *CALL, "end")
     assert {piece.call for piece in run} == {0, 1, 2}
-    assert [piece.call for piece in run if piece.place[0] == "embed"] == [0, 1, 2]
+    assert [piece.call for piece in run if piece.part == "embed"] == [0, 1, 2]
     assert [piece.call for piece in run if piece.place == ("head", None)] == [2]
     assert run[-1].call == 2
     assert sum(piece.seconds for piece in run) == 3 * len(CALL) - 6 + 1
 
 
-def test_spans_lie_in_their_call_and_follow_each_other():
-    found = list(spans("decode", run_of("sample", *CALL, "sample", *CALL, "end")))
-    calls = [span for span in found if span.part is None]
-    assert [span.call for span in calls] == [0, 1]
-    assert calls[0].begin == 0.0
-    assert calls[1].begin == calls[0].begin + calls[0].seconds
-    for call in calls:
-        inside = [s for s in found if s.call == call.call and s.part is not None]
-        assert inside[0].part == "sample"
-        assert "gaps" not in {span.part for span in inside}
-        end = call.begin
-        for span in inside:
-            assert span.begin >= end
-            end = span.begin + span.seconds
-        assert end <= call.begin + call.seconds
+def test_pieces_follow_each_other():
+    run = run_of("sample", *CALL, "sample", *CALL, "end")
+    assert run[0].begin == 0.0
+    assert [piece.begin for piece in run[1:]] == [piece.end for piece in run[:-1]]
 
 
-def test_marks_are_the_activations_of_each_call():
-    names = ("blocks.0.ln1.out", "blocks.0.attn.q", "blocks.0.attn.k")
-    assert expected_marks([names], chooses=False) == ("step", *names, "end")
-    assert expected_marks([names] * 2, chooses=True) == (*("sample", "step", *names) * 2, "end")
-    assert expected_marks([names[:1], names], chooses=False) == (
-        "step", *names[:1], "step", *names, "end",
-    )  # fmt: skip
-
-
-def test_what_only_a_tap_is_shown_is_not_marked():
+def test_marks_are_the_activations_of_each_call_but_what_only_a_tap_is_shown():
     model = small("llama")
-    marks = Workload(model=model, batch=1, tokens=3, new_tokens=2).marks("prefill")
+    workload = Workload(model, [1, 2, 3], 2)
     names = plan(model.config, Call(batch=1, tokens=3, past=0, phase="prefill")).written
-    for_taps = {spec.name for spec in names} - {*marks}
-    assert for_taps == {spec.name for spec in names if spec.name.endswith(".scale")} != set()
+    shown = [spec.name for spec in names if spec.name.endswith(".scale")]
+    each = [spec.name for spec in names if spec.name not in shown]
+    assert shown
+    assert workload.marks("prefill") == ("step", *each, "end")
+    assert workload.marks("decode") == (*("sample", "step", *each) * 2, "end")

@@ -15,19 +15,17 @@ from zoo import CONFIGS
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
 from llmcli.commands.timing.measure import clock as clock_module
-from llmcli.commands.timing.measure import report as timing_report
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.checks import memory_check
 from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount
-from llmcli.commands.timing.measure.parts import Piece, in_order
-from llmcli.commands.timing.measure.phase import product_seconds
-from llmcli.commands.timing.measure.report import measure_timing
-from llmcli.commands.timing.measure.workload import working_set
-from llmcli.commands.timing.report import Stage, TimingRequest
+from llmcli.commands.timing.measure.parts import in_order
+from llmcli.commands.timing.measure.run import measure_timing
+from llmcli.commands.timing.measure.workload import Workload
+from llmcli.commands.timing.report import Stage
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, OutOfMemory
+from llmcli.measure import runs as measured_runs
 from llmcli.nn.step import Step
-from llmcli.records.work import PartWork
 
 DELAY_S = 0.005
 MIB = 1 << 20
@@ -36,7 +34,7 @@ PRODUCTS = {"qkv", "out", "ffn_up", "ffn_down", "head"}
 
 @pytest.mark.parametrize("name", covered(CONFIGS))
 def test_all_is_accounted_for_in_every_kind_of_model(name):
-    report = timed(small(name), batch=2)
+    report = timed(small(name))
     assert red(report) <= {"adds_up"}  # a run of 1 ms can be interrupted; see the next test
     for phase in report.phases:
         assert phase.gaps_s == phase.totals[-1].seconds
@@ -60,16 +58,15 @@ def test_the_time_adds_up():
 
 
 def test_phases_say_what_they_ran():
-    report = timed(small("llama"), new_tokens=4, pairs=4, batch=2)
+    report = timed(small("llama"), new_tokens=4, pairs=4)
     prefill, decode = report.phases
-    assert (prefill.name, prefill.tokens, prefill.past, prefill.calls) == ("prefill", 18, 0, 1)
-    assert (decode.name, decode.tokens, decode.past, decode.calls) == ("decode", 8, 9, 4)
+    assert (prefill.name, prefill.tokens, prefill.past, prefill.calls) == ("prefill", 9, 0, 1)
+    assert (decode.name, decode.tokens, decode.past, decode.calls) == ("decode", 4, 9, 4)
     assert "sample" not in {part.part for part in prefill.totals}
     assert next(p for p in decode.totals if p.part == "sample").calls == 4
     assert next(p for p in decode.totals if p.part == "ffn_down").calls == 8  # 2 layers, 4 tokens
-    # one row is a GEMV, two sequences make a GEMM of it
-    assert (decode.work.gemv, decode.work.gemm) == (0, 4 * (2 * 4 + 1))
-    assert (decode.gemv_s, decode.gemm_s > 0) == (0.0, True)
+    assert (decode.work.gemv, decode.work.gemm) == (4 * (2 * 4 + 1), 0)  # one row is a GEMV
+    assert (decode.gemm_s, decode.gemv_s > 0) == (0.0, True)
     assert report.working_set < report.weight_bytes + 10_000
     assert not report.interrupted
     # weights that sit in a cache are not held against memory
@@ -85,7 +82,7 @@ def test_phases_say_what_they_ran():
         assert looked.lowest <= looked.median <= looked.highest
         assert phase.seconds == sorted(looked.watched_s)[1]
         assert phase.bare_s == sorted(looked.bare_s)[1]
-        assert phase.spans == ()
+        assert phase.pieces == ()
 
 
 def test_the_peak_is_that_of_stages_and_phases():
@@ -95,8 +92,7 @@ def test_the_peak_is_that_of_stages_and_phases():
     assert report.peak == max(peaks, default=None)  # the system may keep no mark
     stages = (Stage(name="load the weights", seconds=1.0, peak=2**50),)
     report = measure_timing(
-        model, [1, 2], TimingRequest(new_tokens=1, pairs=1), ceilings=CEILINGS, stages=stages,
-        base=7,
+        model, [1, 2], 1, pairs=1, ceilings=CEILINGS, stages=stages, base=7,
     )  # fmt: skip
     assert (report.peak, report.base, report.stages) == (stages[0].peak, 7, stages)
 
@@ -105,9 +101,6 @@ def test_only_what_is_asked_for_is_run():
     model = small("llama")
     assert [p.name for p in timed(model, phases=("decode",)).phases] == ["decode"]
     assert [p.name for p in timed(model, phases=("prefill",)).phases] == ["prefill"]
-    assert [p.name for p in timed(model, new_tokens=0).phases] == ["prefill"]
-    with pytest.raises(ValueError, match="nothing to time"):
-        timed(model, new_tokens=0, phases=("decode",))
     prefill, decode = timed(small("gpt2"), new_tokens=2).phases
     # of a prompt that is one call the head alone has one row; then all products are of a vector
     head = next(part.seconds for part in prefill.totals if part.part == "head")
@@ -120,21 +113,21 @@ def test_only_what_is_asked_for_is_run():
 def test_a_prompt_of_one_token_more_than_a_chunk_is_two_calls():
     """513 tokens: 512 are read by GEMMs and the last one by GEMVs."""
     prompt, model = ids(1, PROMPT_CHUNK + 1)[0].tolist(), small("window")
-    report = timed(model, prompt, new_tokens=0, trace=True)
+    report = timed(model, prompt, new_tokens=0, phases=("prefill",), trace=True)
     (prefill,) = report.phases
     assert not red(report) - {"adds_up"}
     assert prefill.calls == 2
-    assert {span.call for span in prefill.spans} == {0, 1}
+    assert {piece.call for piece in prefill.pieces} == {0, 1}
     calls = {part.part: part.calls for part in prefill.totals}
     assert (calls["embed"], calls["head"]) == (2, 1)  # only the end of a prompt says what is next
     layers = 2 * len(model.config.layers)
     assert {calls[part] for part in ("qkv", "attention", "out", "ffn_down")} == {layers}
-    spans = [span for span in prefill.spans if span.part in PRODUCTS]
-    many = sum(span.seconds for span in spans if span.call == 0)
-    one = sum(span.seconds for span in spans if span.call == 1)
+    products = [piece for piece in prefill.pieces if piece.part in PRODUCTS]
+    many = sum(piece.seconds for piece in products if piece.call == 0)
+    one = sum(piece.seconds for piece in products if piece.call == 1)
     assert one > 0
     assert (prefill.gemm_s, prefill.gemv_s) == (pytest.approx(many), pytest.approx(one))
-    assert {span.call for span in spans if span.part == "head"} == {1}
+    assert {piece.call for piece in products if piece.part == "head"} == {1}
 
 
 @pytest.fixture
@@ -159,7 +152,7 @@ def calls(monkeypatch):
 
 
 def test_pairs_begin_with_either_run_in_turns_and_the_collector_is_off(calls):
-    timed(small("llama"), new_tokens=0, pairs=3)
+    timed(small("llama"), phases=("prefill",), pairs=3)
     bare, clocked = (type(None), False), (HostClock, False)
     warm = [bare, clocked, (OperationCount, False)]
     assert calls == [*warm, bare, clocked, clocked, bare, bare, clocked]
@@ -176,7 +169,8 @@ def test_the_working_set_grows_with_the_keys_that_are_read():
     model = small("llama")
     layer = model.config.layers[0].attention
     key = 2 * layer.kv_heads * (layer.head_dim + layer.value_dim) * 4  # of both layers, float32
-    assert working_set(model, tokens=30) - working_set(model, tokens=10) == 20 * key
+    long, short = (Workload(model, [1] * n, 0).working_set for n in (30, 10))
+    assert long - short == 20 * key
 
 
 @pytest.fixture
@@ -196,7 +190,7 @@ def ticks(monkeypatch):
         return slow
 
     monkeypatch.setattr(clock_module, "perf_counter_ns", ns)
-    for module in (timing_run, timing_report):
+    for module in (timing_run, measured_runs):
         monkeypatch.setattr(module, "perf_counter", lambda: ns() / 1e9)
     return delayed
 
@@ -326,19 +320,6 @@ def test_on_a_gpu_it_adds_up():
         assert all(part.host_s != part.seconds for part in phase.parts)
         assert phase.peak is not None
         assert phase.peak > model.weight_bytes
-
-
-def piece(part, layer, call, seconds):
-    return Piece(place=(part, layer), call=call, begin=0.0, seconds=seconds, host_s=0.0)
-
-
-def test_products_are_told_by_the_call_that_they_are_in():
-    many, one = PartWork(gemm=1), PartWork(gemv=1)
-    calls = ({("out", 0): many, ("head", None): one}, {("out", 0): one, ("head", None): one})
-    run = [piece("out", 0, 0, 1.0), piece("norm", 0, 0, 2.0), piece("head", None, 0, 4.0),
-           piece("out", 0, 1, 8.0), piece("head", None, 1, 16.0), piece("gaps", None, 2, 32.0),
-           piece("gaps", None, -1, 64.0)]  # fmt: skip
-    assert product_seconds(run, calls) == (4.0 + 8.0 + 16.0, 1.0)
 
 
 # -- memory

@@ -72,6 +72,7 @@ def test_parts_have_those_of_a_whole_run():
     report = timed(small("llama"), new_tokens=4)
     rows = torch.ones(1, 1, 8)
     with OperationCount() as count:  # our kernel's output, or PyTorch's sum
+        count.start()
         add(rows, rows)
         count.stop()
     (one,) = count.marks().seconds

@@ -4,8 +4,7 @@ import torch
 from small_models import ids, random_model
 from zoo import MODELS
 
-from llmcli.commands.timing.measure.report import measure_timing
-from llmcli.commands.timing.report import TimingRequest
+from llmcli.commands.timing.measure.run import measure_timing
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
@@ -26,8 +25,10 @@ def small(name, dtype=torch.float32):
 
 
 def timed(model, prompt=PROMPT, new_tokens=3, pairs=1, progress=None, base=None, **rest):
-    request = TimingRequest(new_tokens=new_tokens, pairs=pairs, **rest)
-    return measure_timing(model, prompt, request, ceilings=CEILINGS, base=base, progress=progress)
+    return measure_timing(
+        model, prompt, new_tokens, pairs=pairs, ceilings=CEILINGS, base=base, progress=progress,
+        **rest,
+    )  # fmt: skip
 
 
 def red(report):

@@ -1,4 +1,4 @@
-"""What has to hold of every small model on a device, and how far the worst of them is off."""
+"""Properties that every small model must have on a device, and the worst deviation of each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from torch import Tensor
 
 from llmcli.anatomy.arithmetic import in_no_blocks, matrices
 from llmcli.anatomy.graph import Graph
-from llmcli.commands.selftest.measure.evaluated import deviations
 from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.measure.small import as_model, copied, random_decoder
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config import ModelConfig
 from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
+from llmcli.graph.evaluation.rules import rules
+from llmcli.graph.node import Node
+from llmcli.inspect.kernel import Kernel
 from llmcli.kernels import native
+from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
 from llmcli.parts.mlp.config import MlpConfig
@@ -34,12 +37,14 @@ FLOAT32, BFLOAT16, CAPTURED = 5e-5, 0.05, 1e-4
 # Formats whose kernels all levels of a processor compute bit for bit alike.
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
 
+BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
+
 Measure = Callable[[ModelConfig, torch.device], tuple[float, str]]
 
 
 @dataclass(frozen=True)
 class Group:
-    """One property: `measure` says of a model how far it is off, and where."""
+    """One property: `measure` returns how far a model is off, and where."""
 
     name: str
     words: str
@@ -49,7 +54,7 @@ class Group:
 
 
 def digest() -> str:
-    """What packed models compute token by token at this process's level of the kernels.
+    """Hash what packed models compute token by token at this process's level of the kernels.
 
     Prompts go through other libraries at some levels, so that their bits may differ.
     """
@@ -85,6 +90,55 @@ def parity(config: ModelConfig, device: torch.device) -> tuple[float, str]:
     return found[worst], worst
 
 
+class _Chained(Kernel):
+    """Every input is what the nodes before it made, from the token ids on."""
+
+    made: dict[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.made[name]
+
+    def every(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """All rows of a tensor that was made."""
+        return self[name][..., rows, :]
+
+
+def deviations(
+    model: Model,
+    prompt: tuple[int, ...],
+    emitted: Mapping[str, Tensor],
+    nodes: Mapping[str, Node],
+    *,
+    chained: bool,
+) -> dict[str, float]:
+    """The distance of every activation from what its node makes, as a share of the bound.
+
+    More than 1 is wrong. `emitted`: float64, without a batch axis. The inputs of a node are what
+    was emitted before it, or, `chained`, what the nodes themselves made from the token ids.
+    """
+    made = rules(nodes.values(), Graph(model.config).letter)
+    count = len(prompt)
+    kernel = (_Chained if chained else Kernel)(
+        model, made, prompt, [""] * count, emitted=emitted, positions=range(count),
+        prompt_tokens=count, alone=[False] * count,
+    )  # fmt: skip
+    outputs: dict[str, Tensor] = {}
+    if isinstance(kernel, _Chained):
+        kernel.made = outputs
+    found = {}
+    for name, rule in made.items():
+        outputs[name] = ours = rule.tensor(kernel)
+        theirs = kernel.kernel(name)
+        assert ours.shape == theirs.shape, name
+        allowed = BOUND * rule.magnitudes(kernel)
+        if chained:  # a number may be small because large ones cancel
+            size = theirs.abs()
+            allowed = allowed + BOUND * size.where(size.isfinite(), torch.tensor(0.0)).max()
+        off = torch.where(ours == theirs, 0.0, (ours - theirs).abs() / allowed)
+        found[name] = float(off.nan_to_num(torch.inf).max())
+    return found
+
+
 def steps(config: ModelConfig, device: torch.device) -> tuple[float, str]:
     """A prompt in chunks and steps beside all of it at once, in float64."""
     decoder = copied(random_decoder(config), device, torch.float64)
@@ -99,7 +153,7 @@ def steps(config: ModelConfig, device: torch.device) -> tuple[float, str]:
 
 
 def narrow(dtype: torch.dtype) -> Measure:
-    """The same weights computed with in `dtype` on the device and in float64 on the CPU."""
+    """Compute with the same weights in `dtype` on the device and in float64 on the CPU."""
 
     def measure(config: ModelConfig, device: torch.device) -> tuple[float, str]:
         there = copied(random_decoder(config), device, dtype)
@@ -174,7 +228,7 @@ def _stepped(decoder: Decoder, tapped: bool) -> Tensor:
 
 
 def packed_models() -> dict[str, ModelConfig]:
-    """One for each format, which is its family's name, with rows of whole blocks."""
+    """One model a format, with rows of whole blocks; its family is the format's name."""
     heads = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
     one = layer(MlpConfig(hidden=256, activation="silu", gated=True), **heads)
     config = replace(llama(one, one), width=256)
@@ -238,6 +292,6 @@ def measure_groups(
             name=group.name, words=group.words, value=worst, tolerance=group.tolerance, where=where
         )
         results.append(
-            GroupResult(check=check, models=len(group.models), seconds=perf_counter() - begin)
+            GroupResult(check=check, cases=len(group.models), seconds=perf_counter() - begin)
         )
     return tuple(results)

@@ -1,4 +1,4 @@
-"""How fast models of real sizes run with random weights, and how much memory they take.
+"""Speed and memory of models of real sizes with random weights.
 
 Rates are measured in turns with what they are compared with: the rate at which this machine reads
 memory, or multiplies matrices, and transformers where it is installed.
@@ -7,12 +7,12 @@ memory, or multiplies matrices, and transformers where it is installed.
 from __future__ import annotations
 
 import gc
-import statistics
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from time import perf_counter
+from itertools import islice
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,17 +21,18 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, matrices
 from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.work import step_bytes, total_work
-from llmcli.commands.selftest.report import MemoryResult, RateResult
+from llmcli.anatomy.work import total_work
+from llmcli.commands.selftest.report import MemoryResult, RateResult, shape_words
 from llmcli.config import ModelConfig
-from llmcli.devices import DTYPES, available_bytes, wait_for
+from llmcli.devices import DTYPES, available_bytes
 from llmcli.engine.session import Session
 from llmcli.families import find
 from llmcli.formats.dense import writable
 from llmcli.graph.spec import Call
 from llmcli.kernels import native
+from llmcli.measure.ceilings import matrix_rate, read_rate
 from llmcli.measure.peaks import Peak, resident_bytes
-from llmcli.measure.rates import matrix_rate, read_rate
+from llmcli.measure.runs import in_turns, timed
 from llmcli.nn.decoder import Decoder
 from llmcli.records.progress import Progress
 
@@ -61,15 +62,19 @@ class Shape:
     layers: int
 
     @property
-    def config(self) -> ModelConfig:
-        """The layers that are run."""
-        found = find("llama", "safetensors").from_hf(self.settings)
-        return replace(found, layers=found.layers[: self.layers])
+    def whole(self) -> ModelConfig:
+        """All layers of it."""
+        return find("llama", "safetensors").from_hf(self.settings)
 
     @property
-    def whole(self) -> ModelConfig:
-        """All of them."""
-        return find("llama", "safetensors").from_hf(self.settings)
+    def config(self) -> ModelConfig:
+        """The layers that are run."""
+        return replace(self.whole, layers=self.whole.layers[: self.layers])
+
+    @property
+    def words(self) -> str:
+        """See `shape_words`."""
+        return shape_words(self.name, self.layers, self.settings["num_hidden_layers"])
 
 
 def shape(name: str, layers: int | None = None) -> Shape:
@@ -83,7 +88,7 @@ def shape(name: str, layers: int | None = None) -> Shape:
 
 
 def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
-    """What a checkpoint in bfloat16 is run in there."""
+    """The arithmetic that a bfloat16 checkpoint is run in on that device."""
     return arithmetic(
         config, dtype="auto", quantize="auto", device=device.type, stored={"BF16"},
         bfloat16=devices.multiplies_bfloat16(device), kernels=native.kernels_of(device.type),
@@ -103,7 +108,7 @@ def fill(tensors: list[Tensor]) -> None:
 
 
 def built(one: Shape, device: torch.device) -> Decoder:
-    """That model with random weights."""
+    """A decoder of that shape with random weights."""
     config = one.config
     numbers = numbers_on(device, config)
     decoder = Decoder(
@@ -141,13 +146,13 @@ def measure_shape(
         ids = torch.arange(PROMPT, device=device)[None] % 1000
         session.extend(ids)
     held = peak.nbytes
-    measured = None if held is None or base is None else held - base
     peer = open_peer(one, device, decoder.dtype) if against else None
     report(f"{one.name}: prefill", 1, 3)
-    prefill = _prefill(one, decoder, session, ids, peer)
+    prefill = _prefill(one, session, peer)
     report(f"{one.name}: decode", 2, 3)
-    decode = _decode(one, decoder, session, peer)
-    memory = MemoryResult(shape=named(one), estimated=need.total, measured=measured)
+    decode = _decode(one, session, peer)
+    measured = None if held is None or base is None else held - base
+    memory = MemoryResult(shape=one.words, estimated=need.total, measured=measured)
     del session, decoder, peer
     gc.collect()
     return [decode, prefill], memory
@@ -193,93 +198,81 @@ def open_peer(one: Shape, device: torch.device, dtype: torch.dtype) -> Peer | No
     return Peer(one, device, dtype)
 
 
-def named(one: Shape) -> str:
-    """`8B`, or `8B, 4 of 32 layers`."""
-    total = one.settings["num_hidden_layers"]
-    return one.name if one.layers == total else f"{one.name}, {one.layers} of {total} layers"
+def _prefill(one: Shape, session: Session, peer: Peer | None) -> RateResult:
+    ids = torch.arange(PROMPT, device=session.decoder.device)[None] % 1000
+    dtype = session.decoder.arithmetic.products
 
-
-def seconds_of(device: torch.device, call: Callable[[], object]) -> float:
-    """Of one call, the device's work included."""
-    wait_for(device)
-    begin = perf_counter()
-    call()
-    wait_for(device)
-    return perf_counter() - begin
-
-
-def _prefill(
-    one: Shape, decoder: Decoder, session: Session, ids: Tensor, peer: Peer | None
-) -> RateResult:
-    device = decoder.device
-    call = Call(batch=1, tokens=PROMPT, past=0, phase="prefill")
-    flops = total_work(one.config, call, numbers=decoder.arithmetic, logits="last").flops
-    shares, times, ratios = [], [], []
-    for round in range(3):
+    def ours() -> None:
         session.rewind(0)
-        seconds = seconds_of(device, lambda: session.extend(ids))
-        rate = matrix_rate(device, decoder.arithmetic.products, 0.3).flops_per_s
-        other = None if peer is None else seconds_of(device, lambda: peer.read(ids))
-        if round:  # the first one warms up
-            times.append(seconds)
-            shares.append(flops / seconds / rate)
-            ratios += [] if other is None else [other / seconds]
-    return _result(one, "prefill", decoder, PROMPT / statistics.median(times), shares, ratios)
+        session.extend(ids)
+
+    def ceiling() -> float:
+        return matrix_rate(ids.device, dtype, 0.3).flops_per_s
+
+    call = Call(batch=1, tokens=PROMPT, past=0, phase="prefill")
+    theirs = None if peer is None else lambda: peer.read(ids)
+    return _rate(one, session, call, ours, ceiling, theirs)
 
 
-def _decode(one: Shape, decoder: Decoder, session: Session, peer: Peer | None) -> RateResult:
-    device = decoder.device
+def _decode(one: Shape, session: Session, peer: Peer | None) -> RateResult:
+    device = session.decoder.device
     buffer = torch.rand(_READ // 4).to(device)
     next_id = torch.zeros(1, 1, dtype=torch.long, device=device)
-    per_token = step_bytes(one.config, PROMPT + TOKENS, numbers=decoder.arithmetic)
 
-    def run(step: Callable[[Tensor], object]) -> float:
-        def steps() -> None:
-            for _ in range(TOKENS):
-                step(next_id)
+    def steps(step: Callable[[Tensor], object]) -> None:
+        for _ in range(TOKENS):
+            step(next_id)
 
-        return seconds_of(device, steps) / TOKENS
+    def ours() -> None:
+        steps(session.extend)
 
-    shares, times, ratios = [], [], []
-    for round in range(ROUNDS + 1):
-        seconds = run(session.extend)
-        rate = read_rate(buffer, _READ, 0.2, cached=False)
-        other = None if peer is None else run(peer.step)
-        if round:
-            times.append(seconds)
-            shares.append(per_token / seconds / rate)
-            ratios += [] if other is None else [other / seconds]
-    return _result(one, "decode", decoder, 1 / statistics.median(times), shares, ratios)
+    def ceiling() -> float:
+        return read_rate(buffer, _READ, 0.2, cached=False)
+
+    call = Call(batch=1, tokens=1, past=PROMPT + TOKENS - 1, phase="decode")
+    theirs = None if peer is None else lambda: steps(peer.step)
+    return _rate(one, session, call, ours, ceiling, theirs)
 
 
-def _result(
-    one: Shape, phase: str, decoder: Decoder, tokens_per_s: float, shares: list[float],
-    ratios: list[float],
-) -> RateResult:  # fmt: skip
-    """Of all layers of the model: those that were not run take as long as those that were.
+def _rate(
+    one: Shape,
+    session: Session,
+    call: Call,
+    ours: Callable[[], None],
+    ceiling: Callable[[], float],
+    theirs: Callable[[], None] | None,
+) -> RateResult:
+    """Times `ours` in turns with the ceiling and the peer, after a round to warm up.
 
-    Embedding and head stand once in both; their share follows from the counted work.
+    The rate is extrapolated to all layers by the counted work: layers that were not run take as
+    long as those that were, and embedding and head are run once in either case.
     """
-    call = (
-        Call(batch=1, tokens=PROMPT, past=0, phase="prefill") if phase == "prefill"
-        else Call(batch=1, tokens=1, past=PROMPT, phase="decode")
-    )  # fmt: skip
-
-    def amount(config: ModelConfig) -> float:
-        work = total_work(config, call, numbers=decoder.arithmetic, logits="last")
-        return float(work.flops if phase == "prefill" else work.bytes)
-
-    part = amount(one.config) / amount(one.whole)
+    numbers, device = session.decoder.arithmetic, session.decoder.device
+    some = total_work(one.config, call, numbers=numbers, logits="last")
+    every = total_work(one.whole, call, numbers=numbers, logits="last")
+    sides: list[Callable[[], float]] = [lambda: timed(device, ours)[1], ceiling]
+    if theirs is not None:
+        sides.append(lambda: timed(device, theirs)[1])
+    if call.phase == "prefill":
+        rounds, tokens, done, part = 2, call.tokens, some.flops, some.flops / every.flops
+    else:  # a step streams weights and cache
+        streamed = some.weights + some.cache
+        rounds, tokens, done, part = ROUNDS, TOKENS, TOKENS * streamed, some.bytes / every.bytes
+    turns = list(islice(in_turns(*sides), 1, 1 + rounds))
     return RateResult(
-        shape=one.name, phase=phase,
-        format=str(decoder.arithmetic.describe(one.config)["weight_format"]),
-        tokens_per_s=tokens_per_s * part, share=statistics.median(shares), layers=one.layers,
-        all_layers=len(one.whole.layers), versus=statistics.median(ratios) if ratios else None,
-    )  # fmt: skip
+        shape=one.name,
+        phase=call.phase,
+        format=str(numbers.describe(one.config)["weight_format"]),
+        tokens_per_s=tokens / median(seconds for seconds, *_ in turns) * part,
+        share=median(done / seconds / rate for seconds, rate, *_ in turns),
+        layers=one.layers,
+        all_layers=len(one.whole.layers),
+        versus=None if theirs is None else median(other / own for own, _, other in turns),
+    )
 
 
 def fitting_layers(name: str, device: torch.device, most: int) -> int:
-    """How many layers, at most so many, fit into half of the free memory; 0 for none."""
+    """The layers, at most `most`, that fit into half of the free memory; 0 if none does."""
     free = available_bytes(device)
     for layers in range(min(most, shape(name).layers), 0, -1):
         one = shape(name, layers)

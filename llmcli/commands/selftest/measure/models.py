@@ -80,7 +80,7 @@ def gpt2(activation: Any = "gelu_tanh", **attention: Any) -> ModelConfig:
 def mixture(
     count: int = 5, hidden: int = 12, activation: Any = "silu", own: Any = None, **routing: Any
 ) -> ExpertsConfig:  # fmt: skip
-    """A mixture of experts, two of which are chosen; `own`: what else it has."""
+    """A mixture of experts, two chosen for each token; `own`: its other fields."""
     return ExpertsConfig(
         experts=count, hidden=hidden, activation=activation, **(own or {}),
         routing=RoutingConfig(**({"chosen": 2} | routing)),

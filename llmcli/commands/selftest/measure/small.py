@@ -91,7 +91,7 @@ def random_blocks(
 
 
 def copied(decoder: Decoder, device: torch.device | str, dtype: torch.dtype) -> Decoder:
-    """The same dense weights on a device in a dtype, to which they are rounded."""
+    """Copy dense weights to a device, rounded to a dtype."""
     there = Decoder(decoder.config, device=device, dtype=dtype)
     for name in decoder.weight_names:
         writable(there.weight(name)).copy_(writable(decoder.weight(name)))
@@ -99,7 +99,7 @@ def copied(decoder: Decoder, device: torch.device | str, dtype: torch.dtype) -> 
 
 
 def as_model(decoder: Decoder) -> Model:
-    """The same as loading gives it, without a checkpoint and a tokenizer."""
+    """The model that loading would return, without checkpoint and tokenizer."""
     return Model(
         name="small", config=decoder.config, decoder=decoder, tokenizer=None,
         checkpoint=None, eos_ids=frozenset(), random_seed=3,  # type: ignore[arg-type]

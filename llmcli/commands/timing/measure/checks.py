@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-from llmcli.commands.timing.measure.clock import Marks
-from llmcli.commands.timing.measure.run import Runs
+from llmcli.commands.timing.measure.workload import Workload
 from llmcli.commands.timing.report import PhaseName, PhaseTime
-from llmcli.records.checks import ViewCheck
+from llmcli.records.checks import ViewCheck, difference
+
+if TYPE_CHECKING:
+    from llmcli.commands.timing.measure.run import Runs
 
 _APART = 0.02  # of the wall time …
 _APART_S = 50e-6  # … or so many seconds of a short run: what begins and ends it is in none
@@ -16,27 +20,30 @@ _SLACK = 16 << 20  # … and what libraries and the allocator keep
 
 
 def timing_checks(
-    phases: Sequence[PhaseTime],
-    runs: Mapping[PhaseName, Runs],
-    expected: Mapping[PhaseName, Sequence[str]],
-    flops: Mapping[PhaseName, int],
+    workload: Workload, phases: Sequence[PhaseTime], runs: Mapping[PhaseName, Runs]
 ) -> tuple[ViewCheck, ...]:
-    """The footer. `expected`: the marks of each phase; `flops`: of its calls, by the anatomy.
-
-    Nothing is said of no phases.
-    """
+    """The footer; empty without phases."""
     if not phases:
         return ()
+    missing = {
+        phase.name: abs(sum(part.work.flops for part in phase.parts) - workload.flops(phase.name))
+        for phase in phases
+    }
+    unlike = {name: run.unlike for name, run in runs.items()}
     return (
         _adds_up(phases),
-        _marks({name: run.median.marks for name, run in runs.items()}, expected),
-        _flops(phases, flops),
-        _same(runs),
+        _marks(workload, runs),
+        _none("flops", "the parts that were timed have all FLOPs of the forward calls", missing),
+        _none(
+            "same",
+            "instrumented runs compute the logits and tokens of a bare one, bit for bit",
+            unlike,
+        ),
     )
 
 
 def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[ViewCheck, ...]:
-    """That the model took what `info` says; nothing where it is not known what was held."""
+    """Compare the memory taken with `info`'s estimate; empty where `base` or `peak` is unknown."""
     if base is None or peak is None:
         return ()
     return (
@@ -50,7 +57,7 @@ def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[Vi
 
 
 def _adds_up(phases: Sequence[PhaseTime]) -> ViewCheck:
-    """Of the phase that is nearest to what is allowed, or furthest beyond it."""
+    """For the phase whose deviation is largest relative to its tolerance."""
     off = {
         phase.name: (
             abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1),
@@ -68,50 +75,24 @@ def _adds_up(phases: Sequence[PhaseTime]) -> ViewCheck:
     )
 
 
-def _marks(
-    marks: Mapping[PhaseName, Marks], expected: Mapping[PhaseName, Sequence[str]]
-) -> ViewCheck:
-    wrong, where = 0, ""
-    for phase, names in expected.items():
-        found = marks[phase].names
-        places = [i for i, pair in enumerate(zip(names, found, strict=False)) if pair[0] != pair[1]]
-        missing = abs(len(names) - len(found))
-        if (places or missing) and not where:
-            at = places[0] if places else min(len(names), len(found))
-            where = f"{names[at] if at < len(names) else found[at]} ({phase})"
-        wrong += len(places) + missing
-    count = sum(map(len, expected.values()))
-    return ViewCheck(
-        name="marks",
-        words=f"the {count} marks are those of the model's activations, in their order",
-        value=float(wrong),
-        tolerance=0.0,
-        where=where,
-    )
+def _marks(workload: Workload, runs: Mapping[PhaseName, Runs]) -> ViewCheck:
+    count, wrong = 0, []
+    for phase, run in runs.items():
+        names = workload.marks(phase)
+        count += len(names)
+        wrong += [
+            f"{expected or found} ({phase})"
+            for expected, found in zip_longest(names, run.median.marks.names)
+            if expected != found
+        ]
+    words = f"the {count} marks are those of the model's activations, in their order"
+    return difference("marks", words, wrong)
 
 
-def _flops(phases: Sequence[PhaseTime], flops: Mapping[PhaseName, int]) -> ViewCheck:
-    off = {
-        phase.name: abs(sum(part.work.flops for part in phase.parts) - flops[phase.name])
-        for phase in phases
-    }
-    worst = max(off, key=lambda name: off[name])
+def _none(name: str, words: str, off: Mapping[PhaseName, int]) -> ViewCheck:
+    """A check that a count is 0 in every phase."""
+    worst = max(off, key=lambda phase: off[phase])
     return ViewCheck(
-        name="flops",
-        words="the parts that were timed have all FLOPs of the forward calls",
-        value=float(off[worst]),
-        tolerance=0.0,
+        name=name, words=words, value=float(sum(off.values())), tolerance=0.0,
         where=worst if off[worst] else "",
-    )
-
-
-def _same(runs: Mapping[PhaseName, Runs]) -> ViewCheck:
-    unlike = {name: run.unlike for name, run in runs.items()}
-    worst = max(unlike, key=lambda name: unlike[name])
-    return ViewCheck(
-        name="same",
-        words="instrumented runs compute the logits and tokens of a bare one, bit for bit",
-        value=float(sum(unlike.values())),
-        tolerance=0.0,
-        where=worst if unlike[worst] else "",
-    )
+    )  # fmt: skip

@@ -1,14 +1,14 @@
-"""Clocks that the decoder calls as it goes: when was each activation there?"""
+"""Clocks that the decoder calls as it goes: when was each activation computed?"""
 
 from __future__ import annotations
 
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter_ns
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,7 +20,7 @@ END = "end"  # what the last mark of a run is called
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The marks of one run: `names[i]` was there `seconds[i]` after the mark before it.
+    """The marks of one run: `names[i]` came `seconds[i]` after the mark before it.
 
     The first counts from the beginning of the run, the last is `end`. `seconds` are the device's,
     `host_s` what passed on the host meanwhile: the same where the host computes.
@@ -31,32 +31,47 @@ class Marks:
     host_s: array[float]
 
 
-class RunClock(Protocol):
-    """A clock for one run after another."""
-
-    def start(self) -> None:
-        """The run begins now."""
-
-    def __call__(self, name: str) -> None:
-        """That activation is there (on a GPU: all that computes it has been started)."""
-
-    def stop(self) -> None:
-        """The run is over: waits for the device."""
-
-    def marks(self) -> Marks:
-        """What was marked, after `stop`; it is given up, since freeing it takes time in a run."""
+NO_MARKS = Marks(names=(), seconds=array("d"), host_s=array("d"))
 
 
-class HostClock:
-    """For a CPU, where an operation is done when its call returns."""
+class RunClock:
+    """A clock for one run after another: the host's time when each mark was made."""
+
+    _per_s = 1e9
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._times: list[int] = []
 
     def start(self) -> None:
-        """See `RunClock`."""
-        self._times.append(perf_counter_ns())
+        """The run begins now."""
+        self._times.append(self._now())
+
+    def __call__(self, name: str) -> None:
+        """Mark an activation as computed (on a GPU: as started)."""
+        self.start()
+        self._names.append(name)
+
+    def stop(self) -> None:
+        """The run is over."""
+        self(END)
+
+    def marks(self) -> Marks:
+        """Return the marks after `stop` and forget them, since freeing them in a run takes time.
+
+        Each name is one string however often it was marked: those of many runs are kept.
+        """
+        names = tuple(map(sys.intern, self._names))
+        seconds = array("d", ((b - a) / self._per_s for a, b in pairwise(self._times)))
+        self._names, self._times = [], []
+        return Marks(names=names, seconds=seconds, host_s=seconds)
+
+    def _now(self) -> int:
+        return perf_counter_ns()
+
+
+class HostClock(RunClock):
+    """For a CPU, where an operation is done when its call returns."""
 
     def __call__(self, name: str) -> None:
         """A mark: two appends and a reading, 0.1 µs."""
@@ -68,75 +83,45 @@ class HostClock:
         self._names += names
         self._times += times
 
-    def stop(self) -> None:
-        """See `RunClock`."""
-        self(END)
 
-    def marks(self) -> Marks:
-        """See `RunClock`."""
-        seconds, names = _between(self._times), _names(self._names)
-        self._names, self._times = [], []
-        return Marks(names=names, seconds=seconds, host_s=seconds)
-
-
-class Event(Protocol):
-    """What is used of `torch.cuda.Event`: a moment of the device's own clock."""
-
-    def record(self) -> None:
-        """The moment when all that was started so far is done."""
-
-    def elapsed_time(self, later: Event) -> float:
-        """Milliseconds from this to a later one; both must have happened."""
-
-
-class EventClock:
+class EventClock(RunClock):
     """For a GPU, which works behind the host: an event for each mark, and one wait at the end.
 
-    The events are made once and recorded again in each run. A moment in which the device waits
-    for the host is in the part that it waits for.
+    An event is what `torch.cuda.Event` is: `record()` notes when all that was started so far is
+    done, `elapsed_time(later)` gives milliseconds. Events are made once and recorded again in each
+    run. A moment in which the device waits for the host is in the part that it waits for.
     """
 
-    def __init__(self, event: Callable[[], Event], wait: Callable[[], None]) -> None:
+    def __init__(self, event: Callable[[], Any], wait: Callable[[], None]) -> None:
+        super().__init__()
         self._event = event
         self._wait = wait
-        self._pool: list[Event] = []
-        self._names: list[str] = []
-        self._times: list[int] = []
+        self._pool: list[Any] = []
 
     @classmethod
     def on(cls, device: torch.device) -> EventClock:
-        """With the events of that device: of CUDA's current one, or of Apple's."""
+        """A clock with the events of that device: CUDA's current one, or Apple's."""
         kind = torch.cuda.Event if device.type == "cuda" else torch.mps.event.Event
-        return cls(lambda: cast("Event", kind(enable_timing=True)), lambda: wait_for(device))
+        return cls(lambda: kind(enable_timing=True), lambda: wait_for(device))
 
     def start(self) -> None:
-        """See `RunClock`."""
-        self._mark()
-
-    def __call__(self, name: str) -> None:
-        """A mark: nobody waits for it."""
-        self._mark()
-        self._names.append(name)
-
-    def stop(self) -> None:
-        """See `RunClock`: the one synchronization of a run."""
-        self(END)
-        self._wait()
-
-    def marks(self) -> Marks:
-        """See `RunClock`."""
-        pairs = pairwise(self._pool[: len(self._times)])
-        seconds = array("d", (first.elapsed_time(then) / 1e3 for first, then in pairs))
-        host_s, names = _between(self._times), _names(self._names)
-        self._names, self._times = [], []
-        return Marks(names=names, seconds=seconds, host_s=host_s)
-
-    def _mark(self) -> None:
+        """The run begins, or a mark: an event is recorded, without waiting for it."""
         at = len(self._times)
         if at == len(self._pool):
             self._pool.append(self._event())
         self._pool[at].record()
-        self._times.append(perf_counter_ns())
+        super().start()
+
+    def stop(self) -> None:
+        """The run is over: waits for the device, the one synchronization of a run."""
+        super().stop()
+        self._wait()
+
+    def marks(self) -> Marks:
+        """See `RunClock`; the seconds are the device's."""
+        pairs = pairwise(self._pool[: len(self._times)])
+        seconds = array("d", (first.elapsed_time(then) / 1e3 for first, then in pairs))
+        return replace(super().marks(), seconds=seconds)
 
 
 def clock_for(device: torch.device) -> RunClock:
@@ -144,31 +129,23 @@ def clock_for(device: torch.device) -> RunClock:
     return HostClock() if device.type == "cpu" else EventClock.on(device)
 
 
-def _names(names: list[str]) -> tuple[str, ...]:
-    """One string for each name, however often it was marked: those of many runs are kept."""
-    return tuple(map(sys.intern, names))
-
-
-def _between(times: list[int]) -> array[float]:
-    return array("d", ((then - now) / 1e9 for now, then in pairwise(times)))
-
-
-# An attribute such as `shape`, and the like: nothing is started for them.
+# Attributes such as `shape` start no operation.
 _LOOKED_UP = frozenset({"__get__", "__len__", "data_ptr", "dim", "numel", "size", "stride"})
 
 
-class OperationCount(TorchFunctionMode):
-    """A `RunClock` that counts, while it is entered: operations are in the place of seconds.
+class OperationCount(RunClock, TorchFunctionMode):
+    """Counts while it is entered: its marks have numbers of operations in the place of seconds.
 
-    Every call of PyTorch from Python counts as one, views too: a start costs the same whether
-    there is something to do. What such a call starts inside itself is in the cost of one. (A
+    Every call of PyTorch from Python counts as one, views too: starting a call costs the same
+    with or without work to do, and what it starts inside itself is in the cost of one. (A
     mode of PyTorch's dispatcher would import 65 MiB of its compiler.)
     """
 
+    _per_s = 1
+
     def __init__(self) -> None:
-        super().__init__()
-        self._names: list[str] = []
-        self._counts: list[float] = []
+        RunClock.__init__(self)
+        TorchFunctionMode.__init__(self)
         self._count = 0
 
     def __torch_function__(
@@ -181,26 +158,10 @@ class OperationCount(TorchFunctionMode):
         self._count += getattr(func, "__name__", "") not in _LOOKED_UP
         return func(*args, **(kwargs or {}))
 
-    def start(self) -> None:
-        """See `RunClock`."""
-        self._count = 0
-
-    def __call__(self, name: str) -> None:
-        """The operations since the mark before are those of that activation."""
-        self._names.append(name)
-        self._counts.append(self._count)
-        self._count = 0
-
     def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
         """See `ReplayClock`: they are started all at once, by the call before the first."""
         for name in names:
             self(name)
 
-    def stop(self) -> None:
-        """See `RunClock`."""
-        self(END)
-
-    def marks(self) -> Marks:
-        """See `RunClock`."""
-        counts = array("d", self._counts)
-        return Marks(names=tuple(self._names), seconds=counts, host_s=counts)
+    def _now(self) -> int:
+        return self._count

@@ -1,38 +1,28 @@
-"""From the marks of a run to the time of each part in each layer."""
+"""From the marks of a run to the time of each part in each layer, against its lower bound."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import Graph, Place
 from llmcli.anatomy.work import Works
-from llmcli.commands.timing.measure.clock import END, Marks
-from llmcli.commands.timing.measure.run import SAMPLE
-from llmcli.commands.timing.report import PartTime, Span
+from llmcli.commands.timing.measure.clock import Marks
+from llmcli.commands.timing.report import CALLS, GAPS, KERNEL, PartTime, Piece
+from llmcli.measure.roofline import time_lower_bound
+from llmcli.records.ceilings import Ceilings
 from llmcli.records.work import PartWork
 
-GAPS = "gaps"
 STEP = "step"  # the first mark of a forward call
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Some time without a pause in one part of one layer: marks of the same place are one piece.
-
-    `call` numbers the forward calls from 0: the choice of a token belongs to the call that reads
-    it, what follows a call to that. `begin` counts from the beginning of the run.
-    """
-
-    place: Place
-    call: int
-    begin: float
-    seconds: float
-    host_s: float
+SAMPLE = "sample"  # the mark of a token that is chosen
+_NEAR = 0.5  # of a ceiling: from there on it is what limits the part
+_EXPLAINED = 0.5  # of the time beyond the lower bound that starting operations takes
+_LAUNCHING = 0.9  # of the device's time in which the host was still starting it
 
 
 def place(name: str, model: Graph) -> Place:
-    """Where the time up to that mark belongs; what no part computes is a gap, of no layer."""
+    """The part and layer that the time up to a mark belongs to; a gap has no layer."""
     if name == SAMPLE:
         return SAMPLE, None
     if name not in model:  # `step`, `end`, and unknown names: a check counts those
@@ -43,19 +33,21 @@ def place(name: str, model: Graph) -> Place:
 
 def pieces(marks: Marks, model: Graph) -> Iterator[Piece]:
     """The pieces of a run, one after the other: each begins where the one before it ends."""
-    at, call, before, open_ = 0.0, -1, "", None
+    at, call, before, last = 0.0, -1, "", None
     for name, seconds, host_s in zip(marks.names, marks.seconds, marks.host_s, strict=True):
-        here = place(name, model)
+        part, layer = place(name, model)
         call += name == SAMPLE or (name == STEP and before != SAMPLE)
-        if open_ is not None and (open_.place, open_.call) == (here, call):
-            open_ = replace(open_, seconds=open_.seconds + seconds, host_s=open_.host_s + host_s)
+        if last is not None and (last.part, last.layer, last.call) == (part, layer, call):
+            last = replace(last, seconds=last.seconds + seconds, host_s=last.host_s + host_s)
         else:
-            if open_ is not None:
-                yield open_
-            open_ = Piece(place=here, call=call, begin=at, seconds=seconds, host_s=host_s)
+            if last is not None:
+                yield last
+            last = Piece(
+                part=part, layer=layer, call=call, begin=at, seconds=seconds, host_s=host_s
+            )
         at, before = at + seconds, name
-    if open_ is not None:
-        yield open_
+    if last is not None:
+        yield last
 
 
 def in_order(model: Graph) -> tuple[str, ...]:
@@ -68,29 +60,25 @@ def part_times(
 ) -> tuple[PartTime, ...]:
     """Each (part, layer) that was timed: in the order of `works`, then those without, in `order`.
 
-    Work that was never timed is not there, nor is a part without a moment.
+    Work that was never timed is left out, and so is a part without a moment.
     """
-    seconds: dict[Place, float] = {}
-    host_s: dict[Place, float] = {}
-    calls: dict[Place, int] = {}
+    timed: dict[Place, list[Piece]] = {}
     for piece in run:
-        seconds[piece.place] = seconds.get(piece.place, 0.0) + piece.seconds
-        host_s[piece.place] = host_s.get(piece.place, 0.0) + piece.host_s
-        calls[piece.place] = calls.get(piece.place, 0) + 1
-    work = {(part, layer): what for part, layer, what in works}
-    rest = sorted(seconds.keys() - work.keys(), key=lambda place: order.index(place[0]))
+        timed.setdefault(piece.place, []).append(piece)
+    work = {(part, layer): amount for part, layer, amount in works}
+    ordered = sorted(timed, key=lambda place: order.index(place[0]))
     return tuple(
         PartTime(
             part=where[0],
             layer=where[1],
-            seconds=seconds[where],
-            host_s=host_s[where],
-            calls=calls[where],
+            seconds=sum(piece.seconds for piece in timed[where]),
+            host_s=sum(piece.host_s for piece in timed[where]),
+            calls=len(timed[where]),
             operations=operations.get(where, 0),
             work=work.get(where, PartWork()),
         )
-        for where in (*work, *rest)
-        if where in seconds
+        for where in dict.fromkeys([*work, *ordered])
+        if where in timed
     )
 
 
@@ -111,25 +99,54 @@ def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTi
     )
 
 
-def spans(phase: str, run: Sequence[Piece]) -> Iterator[Span]:
-    """Every call as a whole, followed by its parts; gaps are where nothing is."""
-    calls: dict[int, list[Piece]] = {}
+def product_seconds(
+    run: Sequence[Piece], calls: Sequence[Mapping[Place, PartWork]]
+) -> tuple[float, float]:
+    """Seconds of products of a weight matrix with one row and with more, call by call.
+
+    `calls` has for each forward call the parts with such products.
+    """
+    gemv_s = gemm_s = 0.0
     for piece in run:
-        calls.setdefault(piece.call, []).append(piece)
-    for call, inside in calls.items():
-        begin = inside[0].begin
-        seconds = inside[-1].begin + inside[-1].seconds - begin
-        yield Span(phase=phase, call=call, layer=None, part=None, begin=begin, seconds=seconds)
-        for piece in inside:
-            part, layer = piece.place
-            if part != GAPS:
-                yield Span(
-                    phase=phase, call=call, layer=layer, part=part,
-                    begin=piece.begin, seconds=piece.seconds,
-                )  # fmt: skip
+        work = calls[piece.call].get(piece.place) if 0 <= piece.call < len(calls) else None
+        if work is not None and work.gemm:
+            gemm_s += piece.seconds
+        elif work is not None:
+            gemv_s += piece.seconds
+    return gemv_s, gemm_s
 
 
-def expected_marks(calls: Iterable[Sequence[str]], *, chooses: bool) -> tuple[str, ...]:
-    """The marks that a run makes, which has these activations in each forward call."""
-    first = (SAMPLE, STEP) if chooses else (STEP,)
-    return (*(mark for names in calls for mark in (*first, *names)), END)
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """The ceilings for a run in `numbers`, each step of which streams `working_set` bytes.
+
+    `apart`: the device works behind the host, so that the host's time is one of its own.
+    """
+
+    ceilings: Ceilings
+    numbers: Arithmetic
+    working_set: int
+    apart: bool
+
+    def judged(self, part: PartTime, wall_s: float) -> PartTime:
+        """The part with its share of the wall time, and with its bound where it does counted work.
+
+        The bound is a ceiling only where that is near, and `calls` only where starting takes long.
+        """
+        part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
+        lower = time_lower_bound(
+            part.work, part.calls, self.ceilings, numbers=self.numbers,
+            working_set=self.working_set,
+        )  # fmt: skip
+        if lower.seconds == 0 or part.seconds <= 0:
+            return part
+        starting = part.operations * self.ceilings.start_s
+        if self.apart and part.host_s >= _LAUNCHING * part.seconds:
+            bound = CALLS
+        elif lower.seconds >= _NEAR * part.seconds:
+            bound = lower.nearest
+        else:
+            explained = starting >= _EXPLAINED * (part.seconds - lower.seconds)
+            bound = CALLS if explained else KERNEL
+        reached = lower.seconds / part.seconds
+        return replace(part, bound=bound, nearest=lower.nearest, of_bound=reached)

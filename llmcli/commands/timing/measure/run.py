@@ -1,59 +1,78 @@
-"""Runs a phase again and again, with a clock and without, in turns, until the times settle."""
+"""Runs each phase again and again, with a clock and without, in turns, until the times settle."""
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from time import perf_counter
 
-from torch import Tensor
-
-from llmcli import devices
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.work import Ran
-from llmcli.commands.timing.measure.clock import Marks, OperationCount, RunClock, clock_for
-from llmcli.commands.timing.report import PhaseName, are_tight
-from llmcli.engine.sampler import Sampler
-from llmcli.engine.sampling import Sampling
-from llmcli.engine.session import Session
-from llmcli.graph.routing import Choose
+from llmcli.anatomy.counts import memory_need
+from llmcli.anatomy.graph import Place, graph
+from llmcli.anatomy.work import added
+from llmcli.commands.timing.measure.checks import memory_check, timing_checks
+from llmcli.commands.timing.measure.clock import (
+    NO_MARKS,
+    Marks,
+    OperationCount,
+    RunClock,
+    clock_for,
+)
+from llmcli.commands.timing.measure.parts import (
+    Roof,
+    in_order,
+    over_layers,
+    part_times,
+    pieces,
+    product_seconds,
+)
+from llmcli.commands.timing.measure.workload import RunOutput, Workload
+from llmcli.commands.timing.report import (
+    PHASES,
+    Overhead,
+    PhaseName,
+    PhaseTime,
+    Stage,
+    TimingReport,
+)
 from llmcli.measure.peaks import Peak
-from llmcli.measure.quiet import quiet
+from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
-from llmcli.nn.step import Tap
+from llmcli.ops import processor
+from llmcli.records.ceilings import Ceilings
 from llmcli.records.progress import Progress
 
+LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 MOST = 128  # runs whose marks are kept: 61 KB each for 16 tokens of a model of 30 layers
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstrumentedRun:
-    """A run with a clock: its wall time, measured around it, and its marks."""
+class Run:
+    """A run: its wall time, measured around it, and the marks of its clock."""
 
     wall_s: float
     marks: Marks
 
 
 class Kept:
-    """Of many instrumented runs the median one, without keeping the marks of all of them.
+    """Finds the median of many instrumented runs without keeping the marks of all of them.
 
-    Where there are more than `MOST` the one goes whose neighbours are nearest to each other in the
-    order of all times: one near the median, whatever it will be, is still there.
+    Of more than `MOST` it drops the one whose neighbours are nearest to each other in the order of
+    all times, so that one near the final median is always kept.
     """
 
     def __init__(self) -> None:
         self._walls: array[float] = array("d")  # of all runs, in order of time
-        self._kept: list[InstrumentedRun] = []
+        self._kept: list[Run] = []
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, run: InstrumentedRun) -> None:
-        """One more."""
+    def add(self, run: Run) -> None:
+        """Add a run."""
         insort(self._walls, run.wall_s)
         insort(self._kept, run, key=lambda kept: kept.wall_s)
         if len(self._kept) > MOST:
@@ -62,171 +81,79 @@ class Kept:
             del self._kept[1 + apart.index(min(apart))]
 
     @property
-    def median(self) -> InstrumentedRun:
+    def median(self) -> Run:
         """The one in the middle (the lower one of two), or the nearest to it that was kept."""
         middle = self._walls[(len(self._walls) - 1) // 2]
         return min(self._kept, key=lambda kept: abs(kept.wall_s - middle))
 
 
-SAMPLE = "sample"  # the mark of a token that is chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOutput:
-    """What a run computed: ids `[B, n]` of the tokens that it chose, and its last logits."""
-
-    ids: tuple[tuple[int, ...], ...]
-    logits_BV: Tensor
-
-
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """All runs of one phase: seconds of each pair, the median instrumented run, what was computed.
+    """All runs of one phase: seconds of each pair, and the median instrumented run.
 
     `unlike` counts the numbers (logits and ids) in which an instrumented run differs from the
-    first bare one. `peak`: the most bytes held during that first run. `operations`: marks with
-    operations in the place of seconds. `experts`: how many of each layer ran, over all calls.
-    `interrupted`: there are the pairs that were whole.
+    first bare one. `peak`: the most bytes held during that first run. `operations` of PyTorch by
+    place. `experts`: how many of each layer ran, over all calls. `interrupted`: only the pairs
+    that were complete are counted.
     """
 
-    watched_s: tuple[float, ...]
-    bare_s: tuple[float, ...]
-    median: InstrumentedRun
-    out: RunOutput
+    overhead: Overhead
+    median: Run
     unlike: int
     peak: int | None
-    operations: Marks
-    experts: Ran
+    operations: Mapping[Place, int]
+    experts: Mapping[int, int]
     interrupted: bool
 
 
-class TimedWorkload:
-    """`batch` times the same prompt, and `new_tokens` greedy ones after it, end-of-text or not.
-
-    Raises OutOfMemory where the cache does not fit.
-    """
-
-    def __init__(self, model: Model, ids: Sequence[int], *, new_tokens: int, batch: int) -> None:
-        self.model = model
-        self.prompts = [list(ids)] * batch
-        self.new_tokens = new_tokens
-        capacity = len(ids) + new_tokens
-        devices.require_memory(
-            model.decoder.state_bytes(batch, capacity),
-            model.device,
-            f"the cache of {batch} × {capacity} tokens",
-            "use a shorter prompt or a smaller --max-tokens",
-        )
-        self.session = Session(model.decoder, batch, capacity)
-
-    def run(self, phase: PhaseName, clock: RunClock | None, tap: Tap | None = None) -> RunOutput:
-        """The phase once, from its beginning: `ready` comes before it, and is no part of it."""
-        return self._prefill(clock, tap) if phase == "prefill" else self._decode(clock, tap)
-
-    def ready(self, phase: PhaseName) -> None:
-        """The state in which the phase begins: nothing read yet, or the prompt."""
-        past = 0 if phase == "prefill" else len(self.prompts[0])
-        if self.session.lengths[0] < past:
-            self.session.rewind(0)
-            self._prefill(None, None)
-        if past and self.session.lengths[0] == past:  # the prompt was read just now
-            self.session.keep()
-        self.session.rewind(past)
-        self._sampler = Sampler(
-            Sampling(temperature=0.0), self.prompts, samples=1, vocab=self.model.config.vocab,
-            device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),
-        )  # fmt: skip
-
-    def check_finite(self, out: RunOutput) -> None:
-        """Raises NotFinite where logits have a NaN or an infinity, as generating does."""
-        self._sampler.pick(out.logits_BV)
-
-    def _prefill(self, clock: RunClock | None, tap: Tap | None) -> RunOutput:
-        logits_BV = self.session.prefill(self.prompts, clock=clock, tap=tap)
-        return RunOutput(ids=(), logits_BV=logits_BV)
-
-    def _decode(self, clock: RunClock | None, tap: Tap | None) -> RunOutput:
-        """Choose, compute, `new_tokens` times, as `generate` does."""
-        chosen: list[tuple[int, ...]] = []
-        for choices in self.session.decode(
-            self._sampler.pick, limit=self.new_tokens, tap=tap, clock=clock
-        ):
-            if clock is not None:
-                clock(SAMPLE)
-            chosen.append(tuple(choice.id for choice in choices))
-        assert self.session.logits_BV is not None
-        return RunOutput(ids=tuple(zip(*chosen, strict=True)), logits_BV=self.session.logits_BV)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoppingRule:
-    """When a phase has run often enough: after `pairs`, or once its times are tight or its time is
-    up, which began at `begin` and is over at `end` (of `perf_counter`).
-    """
-
-    pairs: int | None
-    begin: float = 0.0
-    end: float = math.inf
-
-    def over(self, bare_s: Sequence[float], watched_s: Sequence[float], now: float) -> bool:
-        """Whether no further pair is run. A pair that would end too late is not begun."""
-        if self.pairs is not None or not bare_s:
-            return len(bare_s) == self.pairs
-        if now + bare_s[-1] + watched_s[-1] > self.end:
-            return True
-        if len(bare_s) % (1 + len(bare_s) // 20):  # of many pairs a few more cost little
-            return False
-        return are_tight(watched_s, bare_s)
-
-    def done(self, pairs: int, now: float) -> tuple[int, int]:
-        """(done, total) for a progress bar: of the pairs with the runs to warm up, or of time."""
-        if self.pairs is not None:
-            return pairs + 1, self.pairs + 1
-        share = (now - self.begin) / max(self.end - self.begin, 1e-9)
-        return round(1000 * min(1.0, share)), 1000
-
-
 def run_pairs(
-    job: TimedWorkload, phase: PhaseName, until: StoppingRule, *, clock: RunClock | None = None,
-    progress: Progress | None = None,
-) -> Runs:  # fmt: skip
+    workload: Workload, phase: PhaseName, until: StoppingRule, progress: Progress | None = None
+) -> Runs:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
-    `clock`: for tests; the device's own without. Raises NotFinite, and KeyboardInterrupt where no
-    pair is whole by then.
+    Raises NotFinite, and KeyboardInterrupt where no pair is complete by then.
     """
-    clock = clock_for(job.model.device) if clock is None else clock
+    device = workload.model.device
+    clock = clock_for(device)
     words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
     report = progress or (lambda what, done, total: None)
+
+    def once(clock: RunClock | None = None) -> tuple[RunOutput, Run]:
+        workload.ready(phase)
+        out, wall_s = timed(device, lambda: workload.run(phase, clock))
+        return out, Run(wall_s=wall_s, marks=NO_MARKS if clock is None else clock.marks())
+
     report(words, 0, until.done(0, perf_counter())[1])
-    job.ready(phase)  # what the phase begins with is no part of its memory
-    with Peak(job.model.device) as peak:
-        first, _ = _bare(job, phase)
-    job.check_finite(first)
-    unlike = _unlike(first, _instrumented(job, phase, clock)[0])
+    workload.ready(phase)  # what the phase begins with is no part of its memory
+    with Peak(device) as peak:
+        first, _ = once()
+    workload.check_finite(first)
+    unlike = first.unlike(once(clock)[0])
+    operations: Counter[Place] = Counter()
     with OperationCount() as count:
-        operations = _instrumented(job, phase, count)[1].marks
-    experts = _experts(job, phase)
+        marks = once(count)[1].marks
+    for piece in pieces(marks, graph(workload.model.config)):
+        operations[piece.place] += round(piece.seconds)  # which are numbers of operations here
+    experts = workload.experts(phase)
     bare_s: list[float] = []
     watched_s: list[float] = []
     kept, interrupted = Kept(), False
+    turns = in_turns(once, lambda: once(clock))
     try:
-        while not until.over(bare_s, watched_s, perf_counter()):
+        while not until.over(watched_s, bare_s, perf_counter()):
             report(words, *until.done(len(bare_s), perf_counter()))
-            bare, run, off = _pair(job, phase, clock, first, bare_first=len(bare_s) % 2 == 0)
-            kept.add(run)
-            unlike += off
-            bare_s.append(bare)
-            watched_s.append(run.wall_s)
+            (_, bare), (out, watched) = next(turns)
+            kept.add(watched)
+            unlike += first.unlike(out)
+            bare_s.append(bare.wall_s)
+            watched_s.append(watched.wall_s)
     except KeyboardInterrupt:
         if not watched_s:
             raise
         interrupted = True
     return Runs(
-        watched_s=tuple(watched_s),
-        bare_s=tuple(bare_s[: len(watched_s)]),
+        overhead=Overhead.of(watched_s, bare_s[: len(watched_s)]),
         median=kept.median,
-        out=first,
         unlike=unlike,
         peak=peak.nbytes,
         operations=operations,
@@ -235,64 +162,104 @@ def run_pairs(
     )
 
 
-def _experts(job: TimedWorkload, phase: PhaseName) -> dict[int, int]:
-    """How many experts each mixture ran, over all calls of the phase: in a run of its own."""
-    nodes = graph(job.model.config).nodes.values()
-    chosen = {node.name: node.layer for node in nodes if isinstance(node.op, Choose)}
-    ran: Counter[int] = Counter()
-
-    def tap(name: str, tensor: Tensor) -> None:
-        if (layer := chosen.get(name)) is not None:
-            ran[layer] += len(set(tensor.flatten().tolist()))
-
-    if chosen:
-        job.ready(phase)
-        job.run(phase, None, tap)
-    return ran
-
-
-def _pair(
-    job: TimedWorkload, phase: PhaseName, clock: RunClock, first: RunOutput, *, bare_first: bool
-) -> tuple[float, InstrumentedRun, int]:
-    """Seconds of the bare run, the instrumented one, and in how many numbers this one differs."""
-    if bare_first:
-        bare = _bare(job, phase)[1]
-        out, run = _instrumented(job, phase, clock)
-    else:
-        out, run = _instrumented(job, phase, clock)
-        bare = _bare(job, phase)[1]
-    return bare, run, _unlike(first, out)
-
-
-def _bare(job: TimedWorkload, phase: PhaseName) -> tuple[RunOutput, float]:
-    job.ready(phase)
-    devices.wait_for(job.model.device)
-    with quiet():
-        begin = perf_counter()
-        out = job.run(phase, None)
-        devices.wait_for(job.model.device)
-        return out, perf_counter() - begin
-
-
-def _instrumented(
-    job: TimedWorkload, phase: PhaseName, clock: RunClock
-) -> tuple[RunOutput, InstrumentedRun]:
-    job.ready(phase)
-    devices.wait_for(job.model.device)
-    with quiet():
-        begin = perf_counter()
-        clock.start()
-        out = job.run(phase, clock)
-        clock.stop()
-        wall_s = perf_counter() - begin
-    return out, InstrumentedRun(wall_s=wall_s, marks=clock.marks())
-
-
-def _unlike(one: RunOutput, other: RunOutput) -> int:
-    """How many logits and ids differ, bit for bit."""
-    ids = sum(
-        a != b
-        for left, right in zip(one.ids, other.ids, strict=True)
-        for a, b in zip(left, right, strict=True)
+def phase_time(
+    workload: Workload, name: PhaseName, runs: Runs, roof: Roof, *, trace: bool
+) -> PhaseTime:
+    """The median instrumented run of the phase, part by part; `trace` keeps its pieces."""
+    works = workload.works(name, runs.experts)
+    model = graph(workload.model.config)
+    run = tuple(pieces(runs.median.marks, model))
+    wall_s, order = runs.median.wall_s, in_order(model)
+    parts = part_times(run, works, runs.operations, order)
+    totals = over_layers(parts, order)
+    calls = workload.products(name)
+    gemv_s, gemm_s = product_seconds(run, calls)
+    return PhaseTime(
+        name=name,
+        tokens=len(workload.ids) if name == "prefill" else workload.new_tokens,
+        past=0 if name == "prefill" else len(workload.ids),
+        calls=len(calls),
+        seconds=wall_s,
+        bare_s=median_low(runs.overhead.bare_s),
+        parts=tuple(roof.judged(part, wall_s) for part in parts),
+        totals=tuple(roof.judged(part, wall_s) for part in totals),
+        work=added(works),
+        overhead=runs.overhead,
+        peak=runs.peak,
+        gemv_s=gemv_s,
+        gemm_s=gemm_s,
+        pieces=run if trace else (),
     )
-    return ids + int((one.logits_BV != other.logits_BV).sum())
+
+
+def measure_timing(
+    model: Model,
+    ids: Sequence[int],
+    new_tokens: int,
+    *,
+    ceilings: Ceilings,
+    phases: Sequence[PhaseName] = PHASES,
+    pairs: int | None = None,
+    trace: bool = False,
+    stages: Sequence[Stage] = (),
+    base: int | None = None,
+    progress: Progress | None = None,
+) -> TimingReport:
+    """Reads the prompt and writes greedy tokens after it, end of text or not, again and again.
+
+    `pairs` of runs, one instrumented and one not; None: until the times are tight. `ceilings`,
+    `stages` and `base` are measured by the caller. `trace` keeps the pieces of a run. A
+    KeyboardInterrupt ends the measuring: the report has what is complete by then, and says so.
+    Raises OutOfMemory where the cache does not fit, NotFinite for logits with a NaN.
+    """
+    workload = Workload(model, ids, new_tokens)
+    roof = Roof(
+        ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set,
+        apart=model.device.type != "cpu",
+    )  # fmt: skip
+    runs: dict[PhaseName, Runs] = {}
+    begin = perf_counter()
+    interrupted = False
+    try:
+        with current(model.device):
+            for number, name in enumerate(phases, 1):
+                end = begin + LIMIT_S * number / len(phases)  # what one leaves is another's
+                until = StoppingRule(pairs=pairs, begin=perf_counter(), end=end)
+                runs[name] = run_pairs(workload, name, until, progress)
+                if runs[name].interrupted:
+                    raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        interrupted = True
+    times = tuple(phase_time(workload, name, runs[name], roof, trace=trace) for name in runs)
+    peaks = [stage.peak for stage in stages] + [phase.peak for phase in times]
+    peak = max((nbytes for nbytes in peaks if nbytes is not None), default=None)
+    estimated = _estimated(workload)
+    checks = timing_checks(workload, times, runs)
+    if "prefill" in runs:  # what reading the prompt takes is in the estimate
+        checks += memory_check(base, peak, estimated)
+    return TimingReport(
+        prompt_tokens=len(ids),
+        dtype=workload.numbers.dtype,
+        stages=tuple(stages),
+        phases=times,
+        ceilings=ceilings,
+        base=base,
+        peak=peak,
+        estimated=estimated,
+        weight_bytes=model.weight_bytes,
+        working_set=workload.working_set,
+        checks=checks,
+        interrupted=interrupted,
+    )
+
+
+def _estimated(workload: Workload) -> int:
+    """Bytes that `info` says of such a run."""
+    model = workload.model
+    need = memory_need(
+        model.config, workload.numbers, batch=1, context=len(workload.ids) + workload.new_tokens,
+        cuda=model.device.type == "cuda",
+        native=workload.numbers.dtype == "bfloat16" and processor.has_bfloat16(),
+        tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
+    )  # fmt: skip
+    return need.together

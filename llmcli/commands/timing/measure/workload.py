@@ -1,16 +1,17 @@
-"""What is run to be timed, and what the anatomy says of it: calls, work, marks."""
+"""The workload that is timed, and its calls, work and marks as the anatomy counts them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from torch import Tensor
+
+from llmcli import devices
 from llmcli.anatomy import plan
-from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import (
-    Ran,
     Works,
     calls_work,
     decode_calls,
@@ -19,46 +20,130 @@ from llmcli.anatomy.work import (
     step_bytes,
     total_work,
 )
-from llmcli.commands.timing.measure.parts import expected_marks
+from llmcli.commands.timing.measure.clock import END, RunClock
+from llmcli.commands.timing.measure.parts import SAMPLE, STEP
 from llmcli.commands.timing.report import PhaseName
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session
+from llmcli.graph.routing import Choose
 from llmcli.graph.spec import Call, Logits
 from llmcli.model import Model
+from llmcli.nn.step import Tap
 from llmcli.records.work import PartWork
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What is run: the model, `batch` prompts of `tokens` tokens each, and the new ones."""
+class RunOutput:
+    """The result of a run: the ids that it chose, and its last logits `[1, V]`."""
 
-    model: Model
-    batch: int
-    tokens: int
-    new_tokens: int
+    ids: tuple[int, ...]
+    logits_BV: Tensor
+
+    def unlike(self, other: RunOutput) -> int:
+        """Count the logits and ids that differ in any bit."""
+        ids = sum(one != its for one, its in zip(self.ids, other.ids, strict=True))
+        return ids + int((self.logits_BV != other.logits_BV).sum())
+
+
+class Workload:
+    """A prompt, and `new_tokens` greedy ones after it, end-of-text or not.
+
+    Raises OutOfMemory where the cache does not fit.
+    """
+
+    def __init__(self, model: Model, ids: Sequence[int], new_tokens: int) -> None:
+        self.model = model
+        self.ids = list(ids)
+        self.new_tokens = new_tokens
+        self.numbers = model.arithmetic
+        capacity = len(ids) + new_tokens
+        devices.require_memory(
+            model.decoder.state_bytes(1, capacity),
+            model.device,
+            f"the cache of 1 × {capacity} tokens",
+            "use a shorter prompt or a smaller --max-tokens",
+        )
+        self.session = Session(model.decoder, 1, capacity)
+
+    def ready(self, phase: PhaseName) -> None:
+        """The state in which the phase begins: nothing read yet, or the prompt."""
+        past = 0 if phase == "prefill" else len(self.ids)
+        if self.session.lengths[0] < past:
+            self.session.rewind(0)
+            self.session.prefill([self.ids])
+        if past and self.session.lengths[0] == past:  # the prompt was read just now
+            self.session.keep()
+        self.session.rewind(past)
+        self._sampler = Sampler(
+            Sampling(temperature=0.0), [self.ids], samples=1, vocab=self.model.config.vocab,
+            device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),
+        )  # fmt: skip
+
+    def run(self, phase: PhaseName, clock: RunClock | None, tap: Tap | None = None) -> RunOutput:
+        """The phase once, from its beginning: `ready` comes before it, and is no part of it.
+
+        Decoding chooses and computes, `new_tokens` times, as `generate` does.
+        """
+        if clock is not None:
+            clock.start()
+        chosen: list[int] = []
+        if phase == "prefill":
+            logits_BV = self.session.prefill([self.ids], clock=clock, tap=tap)
+        else:
+            for (choice,) in self.session.decode(
+                self._sampler.pick, limit=self.new_tokens, tap=tap, clock=clock
+            ):
+                if clock is not None:
+                    clock(SAMPLE)
+                chosen.append(choice.id)
+            assert self.session.logits_BV is not None
+            logits_BV = self.session.logits_BV
+        if clock is not None:
+            clock.stop()
+        return RunOutput(ids=tuple(chosen), logits_BV=logits_BV)
+
+    def check_finite(self, out: RunOutput) -> None:
+        """Raises NotFinite where logits have a NaN or an infinity, as generating does."""
+        self._sampler.pick(out.logits_BV)
+
+    def experts(self, phase: PhaseName) -> dict[int, int]:
+        """Run the phase once to count the experts that each layer ran, over all its calls."""
+        nodes = graph(self.model.config).nodes.values()
+        chosen = {node.name: node.layer for node in nodes if isinstance(node.op, Choose)}
+        ran: Counter[int] = Counter()
+
+        def tap(name: str, tensor: Tensor) -> None:
+            if (layer := chosen.get(name)) is not None:
+                ran[layer] += len(set(tensor.flatten().tolist()))
+
+        if chosen:
+            self.ready(phase)
+            self.run(phase, None, tap)
+        return ran
 
     def calls(self, phase: PhaseName) -> Iterator[tuple[Call, Logits]]:
         """The forward calls of a phase."""
         if phase == "decode":
-            return decode_calls(batch=self.batch, tokens=self.new_tokens, past=self.tokens)
-        return prompt_calls(batch=self.batch, tokens=self.tokens)
+            return decode_calls(batch=1, tokens=self.new_tokens, past=len(self.ids))
+        return prompt_calls(batch=1, tokens=len(self.ids))
 
-    def works(self, phase: PhaseName, ran: Ran | None = None) -> Works:
-        """What each part in each layer takes in all of them, with the bytes that they have.
-
-        `ran`: how many experts ran.
-        """
-        return calls_work(self.model.config, self.calls(phase), numbers=self.numbers, ran=ran)
+    def works(self, phase: PhaseName, experts: Mapping[int, int]) -> Works:
+        """The work of each part in each layer over all calls; `experts`: how many ran by layer."""
+        return calls_work(self.model.config, self.calls(phase), numbers=self.numbers, ran=experts)
 
     def flops(self, phase: PhaseName) -> int:
-        """Of all its calls, added up from each as a whole."""
+        """FLOPs of all calls, each counted as a whole."""
         return sum(
             total_work(self.model.config, call, numbers=self.numbers, logits=logits).flops
             for call, logits in self.calls(phase)
         )
 
     def marks(self, phase: PhaseName) -> tuple[str, ...]:
-        """The marks that a run of it makes."""
+        """The marks that a run of it makes: of each call first its own, then its activations."""
         config, model = self.model.config, graph(self.model.config)
         call = Call(batch=1, tokens=1, past=0, phase=phase)
+        first = (SAMPLE, STEP) if phase == "decode" else (STEP,)
         names = {
             logits: [
                 spec.name
@@ -67,9 +152,8 @@ class Workload:
             ]
             for logits in {logits for _, logits in self.calls(phase)}
         }
-        return expected_marks(
-            (names[logits] for _, logits in self.calls(phase)), chooses=phase == "decode"
-        )
+        calls = self.calls(phase)
+        return (*(mark for _, logits in calls for mark in (*first, *names[logits])), END)
 
     def products(self, phase: PhaseName) -> tuple[Mapping[Place, PartWork], ...]:
         """For each of its calls what the parts with a weight matrix take."""
@@ -82,12 +166,9 @@ class Workload:
                 }
         return tuple(found[call.tokens, logits] for call, logits in self.calls(phase))
 
-    @cached_property
-    def numbers(self) -> Arithmetic:
-        """The arithmetic, and what weights and cache are kept in."""
-        return self.model.arithmetic
-
-
-def working_set(model: Model, *, tokens: int, batch: int = 1) -> int:
-    """Bytes that one step after `tokens` tokens streams, the weights as they lie in memory."""
-    return step_bytes(model.config, tokens, batch=batch, numbers=model.arithmetic)
+    @property
+    def working_set(self) -> int:
+        """Bytes that the last step streams, the weights as they are stored in memory."""
+        return step_bytes(
+            self.model.config, len(self.ids) + self.new_tokens, numbers=self.numbers
+        )

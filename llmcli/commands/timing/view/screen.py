@@ -1,114 +1,424 @@
-"""Where the time goes: both phases side by side, or each with all that is known of it."""
+"""Where the time goes: a table of the parts of each phase, and what is known beside it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
-from llmcli.commands.timing.view.layers import layer_words, render_layers
-from llmcli.commands.timing.view.parts import (
+from llmcli.commands.timing.report import (
     CALLS,
     KERNEL,
-    BothPhases,
-    PartsTable,
-    floor_s,
-    shares_by_bound,
+    Overhead,
+    PartTime,
+    PhaseTime,
+    Stage,
+    TimingReport,
 )
+from llmcli.records.ceilings import MEMORY
 from llmcli.records.environment import Environment
 from llmcli.records.numbers import counted
+from llmcli.records.work import PartWork
 from llmcli.ui.environment import environment_words
-from llmcli.ui.layout import filled
+from llmcli.ui.layout import Column, Rows, filled
 from llmcli.ui.machine import SURELY, beyond, ceiling_summary, ceiling_words
-from llmcli.ui.rates import percent, signed_percent, speed, unit
+from llmcli.ui.rates import (
+    digits_for,
+    milliseconds,
+    percent,
+    rate,
+    scaled,
+    signed_percent,
+    speed,
+    unit,
+)
 from llmcli.ui.stats import duration, size
-from llmcli.ui.theme import FAINT, HEADING, one_line
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
-_INDENT = "  "
 MUCH_OVERHEAD = 0.1  # of the time without instrumentation: it stands out
-_LEAST = 8  # columns of a line, however narrow the terminal
+UNLIKE = 1.5  # times the median of a part over the layers, from which on a layer stands out …
+LEAST = 0.02  # … where the difference is this share of a layer's time, too: small parts waver
+_MARK, _OUTSIDE = "*", "-"  # of what stands out; the row of what is in no layer
+_NARROW = 8  # columns of a line, however narrow the terminal
 _GLUE = "\ue000"  # between a number and its unit while lines are broken
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """Words that break between them; further lines begin two columns to the right."""
-
-    words: str
-    style: str = ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = _broken(console, self.words, options.max_width - len(_INDENT))
-        yield _whole(f"\n{_INDENT}".join(lines), self.style)
+_BAR = 20  # columns of a bar for all of the time
+_FEW = 7  # parts that are shown of both phases, and all that take …
+_MUCH = 0.05  # … of the time of one
+_WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
+_BOUND = {MEMORY: "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
+_CACHE = "blue"  # a bound that is the name of a cache
 
 
 @dataclass(frozen=True)
 class Dots:
-    """Parts joined by dots after an indent; lines break between parts, inside one if they must."""
+    """Parts joined by dots after an indent; lines break between parts, inside one if they must.
+
+    A number stays with its unit.
+    """
 
     parts: Sequence[str]
     style: str = ""
     indent: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = max(_LEAST, options.max_width - len(self.indent))
+        room = max(_NARROW, options.max_width - len(self.indent))
         for line in filled(self.parts, room):
-            for part in _broken(console, line, room):
-                yield _whole(self.indent + part, self.style)
+            glued = Text(re.sub(r"(?<=\d) (?=[%kMGTmB])", _GLUE, line))
+            for part in glued.wrap(console, room):
+                words = self.indent + part.plain.rstrip().replace(_GLUE, " ")
+                yield Text(words, style=self.style, no_wrap=True, overflow="ignore")
 
 
-def below(parts: Sequence[str]) -> Dots:
-    """Two columns to the right."""
-    return Dots(parts, indent=_INDENT)
+def render_opening(
+    title: str, environment: Environment, stages: Sequence[Stage], about: Mapping[str, Any] | None
+) -> RenderableType:
+    """What is known before anything is timed: the model, the machine, what was done once.
+
+    `about`: what `Model.describe` says, to show also what became of the file.
+    """
+    return Group(
+        Text(one_line(title), style=HEADING),
+        Dots(environment_words(environment), FAINT),
+        Dots(list(_stage_words(stages, about)), FAINT),
+    )
 
 
-def _broken(console: Console, words: str, width: int) -> Iterator[str]:
-    glued = Text(re.sub(r"(?<=\d) (?=[%kMGTmB])", _GLUE, words))
-    for line in glued.wrap(console, max(_LEAST, width)):
-        yield line.plain.rstrip().replace(_GLUE, " ")
+def render_timing(
+    report: TimingReport, *, layers: bool = False, details: bool = False
+) -> RenderableType:
+    """What was timed as text: both phases in one table, which fits 80 × 24.
+
+    `details`: a table of all parts for each phase, and all that is known of it and of the machine;
+    `layers` adds the parts of every layer.
+    """
+    parts: list[RenderableType] = [_overheads(report, details), Text()] if report.phases else []
+    for phase in report.phases:
+        parts.append(_headline(phase))
+        parts += [Dots(words, indent="  ") for words in _phase_words(phase)] if details else []
+    tables = [[phase] for phase in report.phases] if details else [report.phases]
+    for phases in tables if report.phases else ():
+        parts += [Text()] if details else []
+        parts.append(Parts(phases, whole=details))
+        parts += [Text(), Layers(phases[0])] if layers else []
+    parts += [Text()] if details else []
+    return Group(*parts, *_machine(report, details))
 
 
-def _whole(text: str, style: str = "") -> Text:
-    return Text(text, style=style, no_wrap=True, overflow="ignore")
-
-
-def stage_words(stages: Sequence[Stage], about: Mapping[str, Any]) -> Iterator[str]:
-    """`start-up: import torch 1.20 s`, `load the weights 0.4 s (98.4 MB of file → …)`."""
+def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any] | None) -> Iterator[str]:
+    """`start-up: torch 1.20 s`, `weights 0.4 s`; `(98.4 MB of file → 83 MB float32, 250 MB/s)`."""
     for at, stage in enumerate(stages):
-        words = f"{'' if at else 'start-up: '}{stage.name} {duration(stage.seconds)}"
-        if stage.nbytes:
+        name = stage.name.split()[-1]
+        words = f"{'' if at else 'start-up: '}{name} {duration(stage.seconds)}"
+        if about and stage.nbytes:
             became = f"{unit(about['weight_bytes'], 'B')} {about['weight_format']}"
-            speed = f", {unit(stage.nbytes / stage.seconds, 'B/s')}" if stage.seconds else ""
-            words += f" ({unit(stage.nbytes, 'B')} of file → {became}{speed})"
+            rate = f", {unit(stage.nbytes / stage.seconds, 'B/s')}" if stage.seconds else ""
+            words += f" ({unit(stage.nbytes, 'B')} of file → {became}{rate})"
         yield words
 
 
-def residency(report: TimingReport) -> str:
-    """Where the numbers lie that a step reads over and over."""
+def _overheads(report: TimingReport, details: bool) -> Dots:
+    """The cost of instrumentation in each phase. Highlighted where it is high: the times below are
+    then not those of `generate`.
+    """
+    much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
+    words = [f"{phase.name} {_overhead(phase, details)}" for phase in report.phases]
+    words[0] = f"timing overhead: {words[0]}"
+    return Dots(words, "yellow" if much else FAINT)
+
+
+def _overhead(phase: PhaseTime, details: bool) -> str:
+    """`+1.2 % (7 pairs)`; with its quartiles, or where they are too far apart how far they are."""
+    found: Overhead = phase.overhead
+    words = f"{signed_percent(found.median)} ({counted(phase.pairs, 'pair')}"
+    if details:
+        lower, upper = map(signed_percent, found.quartiles)
+        words += f", {'within noise: ' * found.within_noise}quartiles {lower} … {upper}"
+    elif not found.tight and phase.pairs > 1:
+        words += f", quartiles {percent(phase.spread)}"
+    return f"{words})"
+
+
+def _headline(phase: PhaseTime) -> Dots:
+    """The speed of the run in the table, and the part that takes most of it."""
+    what = f"{phase.name}: {counted(phase.tokens, 'token')}"
+    if phase.past:
+        what += f" after {phase.past:,}"
+    if phase.name == "prefill" and phase.calls > 1:
+        what += f" in {phase.calls} calls"
+    seconds, behind = a_token(phase, phase.seconds)
+    rates = [speed(phase.tokens / phase.seconds)] if phase.seconds > 0 else []
+    largest = max(phase.totals, key=lambda part: part.seconds)
+    most = f"most in {largest.part} {percent(largest.share or 0.0)}"
+    return Dots([what, *rates, f"{duration(seconds)}{behind}", most], HEADING)
+
+
+def a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
+    """For decode the amount per token, with words that say so; for prefill all of it."""
+    return amount / phase.shown_tokens, " a token" * (phase.name == "decode")
+
+
+def _phase_words(phase: PhaseTime) -> Iterator[list[str]]:
+    """Products with weights, what limits the parts, and the work of the phase, a line each."""
+    yield product_words(phase)
+    yield list(_bounds(phase))
+    causal, behind = a_token(phase, phase.work.flops)
+    one, other = unit(causal, "FLOP"), unit(a_token(phase, phase.work.flops_full)[0], "FLOP")
+    flops = f"{one}{behind}" if one == other else f"{one}{behind} (causal), {other} (full square)"
+    weights, cache = (a_token(phase, n)[0] for n in (phase.work.weights, phase.work.cache))
+    reads = f"reads {unit(weights, 'B')} of weights, {unit(cache, 'B')} of cache"
+    yield [flops, reads, *layer_words(phase)]
+
+
+def product_words(phase: PhaseTime) -> list[str]:
+    """`GEMV: 121 a token, 78 % of the time`: products with a weight matrix, one row or many."""
+    words = []
+    for name, what, count, seconds in (
+        ("GEMV", "one row times a weight matrix", phase.work.gemv, phase.gemv_s),
+        ("GEMM", "many rows times one", phase.work.gemm, phase.gemm_s),
+    ):
+        if count:
+            each, behind = a_token(phase, count)
+            number = f"{each:,.0f}" if each == int(each) else f"{each:,.1f}"
+            share = percent(seconds / phase.seconds)
+            words.append((seconds, f"{name} ({what}): {number}{behind}, {share} of the time"))
+    return [text for _, text in sorted(words, reverse=True)]
+
+
+def _bounds(phase: PhaseTime) -> Iterator[str]:
+    """What limits the parts, by their share of the time, and how near all are to their ceilings."""
+    shares: dict[str, float] = {}
+    for part in phase.totals:
+        if part.bound is not None:
+            shares[part.bound] = shares.get(part.bound, 0.0) + (part.share or 0.0)
+    for at, (bound, share) in enumerate(sorted(shares.items(), key=lambda item: -item[1])):
+        yield f"{'' if at else 'bound by '}{bound} {percent(share)}{_WHY.get(bound, '')}"
+    if phase.floor_s is not None:
+        each, behind = a_token(phase, phase.floor_s)
+        reached = percent(phase.floor_s / phase.seconds)
+        yield f"{reached} of the ceilings, which allow {duration(each)}{behind}"
+
+
+def layer_words(phase: PhaseTime) -> list[str]:
+    """`30 layers of 1.02 ms, slowest 7 with 1.31 ms`; nothing without layers."""
+    times: dict[int, float] = {}
+    for part in phase.parts:
+        if part.layer is not None:
+            times[part.layer] = times.get(part.layer, 0.0) + part.seconds / phase.shown_tokens
+    if len(times) < 2:
+        return []
+    slowest = max(times, key=lambda layer: times[layer])
+    usual = duration(median(times.values()))
+    return [f"{len(times)} layers of {usual}, slowest {slowest} with {duration(times[slowest])}"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of some phases side by side, over all layers, and their sum.
+
+    Of each phase: milliseconds (of decode everything is of a token), share of the time, rates, and
+    what limits a part with the share that it reaches of the nearest ceiling. `whole`: all parts,
+    with their work, and a bar; else the `_FEW` largest and all that take `_MUCH` of a phase, and
+    one row for the others.
+    """
+
+    phases: Sequence[PhaseTime]
+    whole: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bar = "#" if options.ascii_only else "█"
+        columns = [Column("ms by part", right=False)]
+        for phase in self.phases:
+            columns += [column for column, _ in self._cells(phase, phase.totals, bar)]
+        shown, others = self._split()
+        groups = [(name, [name]) for name in shown]
+        groups += [(f"{len(others)} others", others)] if others else []
+        groups += [("all", [*shown, *others])]
+        rows = []
+        for title, names in groups:
+            cells = [Text(title)]
+            for phase in self.phases:
+                parts = [part for part in phase.totals if part.part in names]
+                texts = (text for _, text in self._cells(phase, parts or phase.totals, bar))
+                cells += texts if parts else (Text() for _ in texts)
+            rows.append(cells)
+        for cell in rows[-1]:
+            cell.stylize(HEADING)
+        yield Rows(columns, rows)
+
+    def _split(self) -> tuple[list[str], list[str]]:
+        """The parts with the largest share of a phase, in their order, and the others."""
+        shares: dict[str, float] = {}
+        for phase in sorted(self.phases, key=lambda phase: -len(phase.totals)):
+            for part in phase.totals:
+                shares[part.part] = max(shares.get(part.part, 0.0), part.share or 0.0)
+        largest = sorted(shares, key=lambda name: -shares[name])
+        kept = [one for at, one in enumerate(largest) if at < _FEW or shares[one] >= _MUCH]
+        if self.whole or len(kept) + 1 == len(shares):  # one other is a row of its own
+            kept = largest
+        return [one for one in shares if one in kept], [one for one in shares if one not in kept]
+
+    def _cells(
+        self, phase: PhaseTime, parts: Sequence[PartTime], bar: str
+    ) -> Iterator[tuple[Column, Text]]:
+        """The cells for the sum of some parts, each with its column.
+
+        Columns are dropped by how little they are missed: GFLOP/s of decode before GB/s.
+        """
+        decode, tokens = phase.name == "decode", phase.shown_tokens
+        digits, share = digits_for([phase.seconds / tokens]), percent
+        if not self.whole:
+            digits, share = min(2, digits), _whole_percent
+        seconds = sum(part.seconds for part in parts)
+        part_of = seconds / phase.seconds if phase.seconds else 0.0
+        work = sum((part.work for part in parts), PartWork())
+        name = "per token" if decode else phase.name
+        yield Column(name), Text(milliseconds(seconds / tokens, digits))
+        if self.whole and any(part.host_s != part.seconds for part in phase.totals):
+            host_s = sum(part.host_s for part in parts)
+            yield Column("host ms", drop=4), Text(milliseconds(host_s / tokens, digits))
+        yield Column("share", drop=1), Text(share(part_of))
+        if self.whole:
+            length = round(part_of * _BAR) if len(parts) == 1 else 0
+            yield Column("", right=False, drop=10), Text(bar * length, style=NUMBER)
+            flops = scaled(work.flops / tokens) if work.flops else ""
+            yield Column("FLOPs", drop=9), Text(flops)
+            amount = unit(work.bytes / tokens, "B") if work.bytes else ""
+            yield Column("bytes", drop=7), Text(amount)
+        yield Column("GB/s", drop=5 if decode else 6), Text(rate(work.bytes, seconds))
+        yield Column("GFLOP/s", drop=6 if decode else 5), Text(rate(work.flops, seconds))
+        yield Column("bound by", right=False, drop=2), self._bound(parts, seconds, share)
+        if self.whole:
+            nearest = parts[0].nearest if len(parts) == 1 else None
+            yield Column("nearest", right=False, drop=11), Text(nearest or "")
+
+    def _bound(
+        self, parts: Sequence[PartTime], seconds: float, share: Callable[[float], str]
+    ) -> Text:
+        """`memory 51 %` of one part; of several the share of their ceilings alone."""
+        reached = [part.seconds * part.of_bound for part in parts if part.of_bound is not None]
+        if not reached or not seconds:
+            return Text()
+        bound = (parts[0].bound or "") if len(parts) == 1 else ""
+        style = _BOUND.get(bound, _CACHE) if bound else ""
+        return Text(f"{bound} {share(sum(reached) / seconds)}".strip(), style=style)
+
+
+def _whole_percent(share: float) -> str:
+    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A row a layer, the slowest first, and a column a part; the part that takes the least time is
+    the first to go.
+    """
+
+    phase: PhaseTime
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        phase, times = self.phase, times_by_layer(self.phase)
+        tokens, digits = phase.shown_tokens, digits_for([phase.seconds / phase.shown_tokens])
+        parts = [part.part for part in phase.totals]
+        order = [part.part for part in sorted(phase.totals, key=lambda part: -part.seconds)]
+        layers = sorted({layer for layer, _ in times if layer is not None})
+        unlike = outliers(times, layers, parts)
+        pad = " " if unlike else ""
+
+        def cell(seconds: float | None, mark: str) -> Text:
+            if seconds is None:
+                return Text()
+            style = "bold yellow" if mark.strip() else ""
+            return Text(milliseconds(seconds / tokens, digits) + mark, style=style)
+
+        def row(name: str, seconds: Sequence[float | None], marks: Sequence[str]) -> list[Text]:
+            every = cell(sum(one or 0.0 for one in seconds), pad)
+            return [Text(name), every, *map(cell, seconds, marks)]
+
+        whole = {at: sum(times.get((at, part), 0.0) for part in parts) for at in layers}
+        outside = [None] if any(at is None for at, _ in times) else []
+        rows = []
+        for layer in [*sorted(layers, key=lambda at: -whole[at]), *outside]:
+            marks = [_MARK if (layer, part) in unlike else pad for part in parts]
+            name = _OUTSIDE if layer is None else str(layer)
+            rows.append(row(name, [times.get((layer, part)) for part in parts], marks))
+        sums = [sum(times.get((layer, part), 0.0) for layer in (None, *layers)) for part in parts]
+        rows.append(row("all", sums, [pad] * len(parts)))
+        for text in rows[-1]:
+            text.stylize(HEADING)
+        columns = [Column("layer"), Column("all" + pad)]
+        columns += [Column(part + pad, drop=1 + order.index(part)) for part in parts]
+        table = Rows(columns, rows)
+        yield table
+        notes = [f"milliseconds{' a token' * (tokens > 1)}; {_OUTSIDE}: in no layer"]
+        notes += [f"{_MARK} more than {UNLIKE:g} times the median of the layers"] if unlike else []
+        if not table.fit(options.max_width):
+            notes.append("the smallest parts are left out: too narrow for all of them")
+        yield from (Text(note, style=FAINT) for note in notes)
+
+
+def times_by_layer(phase: PhaseTime) -> dict[tuple[int | None, str], float]:
+    """Seconds by (layer, part); the gaps outside of layers are what is in no part there."""
+    return {(part.layer, part.part): part.seconds for part in phase.parts}
+
+
+def outliers(
+    times: Mapping[tuple[int | None, str], float], layers: Sequence[int], parts: Sequence[str]
+) -> set[tuple[int | None, str]]:
+    """The (layer, part) that take much more than that part does in most layers."""
+    if len(layers) < 3:
+        return set()
+    usual = median(sum(times.get((layer, part), 0.0) for part in parts) for layer in layers)
+    found: set[tuple[int | None, str]] = set()
+    for part in parts:
+        middle = median(times.get((layer, part), 0.0) for layer in layers)
+        for layer in layers:
+            own = times.get((layer, part), 0.0)
+            if own > UNLIKE * middle and own - middle > LEAST * usual:
+                found.add((layer, part))
+    return found
+
+
+def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
+    """The ceilings that decide and the most memory, or all of both; ceilings that were none."""
     ceilings = report.ceilings
     read = ceilings.read(report.working_set)
-    level, at = read.level, unit(read.bytes_per_s, "B/s")
-    amount = unit(report.working_set, "B")
-    if level != "memory":
-        return f"a step's {amount} lie in {level}: judged by its {at}, not by the memory's rate"
-    largest = max((held for _, held in ceilings.caches), default=None)
-    than = "" if largest is None else f": no cache holds them (at most {size(largest)})"
-    return f"a step's {amount} come from memory at {at}{than}"
-
-
-def beyond_words(report: TimingReport) -> str:
-    """That a ceiling was not one, for parts that were faster; empty where none was."""
-    return beyond(
+    if details:
+        threads = f", {counted(ceilings.threads, 'thread')}" * (ceilings.device == "cpu")
+        device = f"{ceilings.device}{threads}"
+        yield Dots([f"ceilings of this machine ({device})", *ceiling_words(ceilings)])
+        yield Dots([residency(report)])
+    else:
+        first, *rest = ceiling_summary(ceilings)
+        at = first if read.level == MEMORY else f"{read.level} {unit(read.bytes_per_s, 'B/s')}"
+        peak = [] if report.peak is None else [f"peak memory {size(report.peak)}"]
+        yield Dots([", ".join([f"ceilings: {at}", *rest]), *peak], FAINT)
+    if words := beyond(
         f"{part.part} ({phase.name})"
         for phase in report.phases
         for part in phase.totals
         if part.of_bound is not None and part.of_bound > SURELY
-    )
+    ):
+        yield Dots([words], "yellow")
+    if details:
+        yield Dots(list(memory_words(report)))
+
+
+def residency(report: TimingReport) -> str:
+    """Which level of memory a step reads its numbers from."""
+    ceilings = report.ceilings
+    read = ceilings.read(report.working_set)
+    level, at = read.level, unit(read.bytes_per_s, "B/s")
+    amount = unit(report.working_set, "B")
+    if level != MEMORY:
+        return f"a step's {amount} fit in {level}: compared with its {at}, not the memory's"
+    largest = max((held for _, held in ceilings.caches), default=None)
+    than = "" if largest is None else f": no cache holds them (at most {size(largest)})"
+    return f"a step's {amount} come from memory at {at}{than}"
 
 
 def memory_words(report: TimingReport) -> Iterator[str]:
@@ -128,202 +438,3 @@ def memory_words(report: TimingReport) -> Iterator[str]:
     off = report.estimated / taken - 1
     words = "exactly" if not off else f"{percent(abs(off))} {'more' if off > 0 else 'less'}"
     yield f"the model took {size(taken)}, estimated {size(report.estimated)} ({words})"
-
-
-def a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
-    """Of decode what falls to one token, and the words for that; of prefill all."""
-    return (amount / phase.tokens, " a token") if phase.name == "decode" else (amount, "")
-
-
-_LARGEST = 3  # parts that are named
-_WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
-
-
-def phase_summary(phase: PhaseTime, batch: int) -> Iterator[RenderableType]:
-    """How fast the instrumented run is, where its time goes, and what holds it up."""
-    yield Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase)], HEADING)
-    first, *others = _largest(phase)
-    yield below([f"most time in {first}", *others])
-    yield below(product_words(phase))
-    yield below(list(_bounds(phase)))
-
-
-def _what(phase: PhaseTime, batch: int) -> str:
-    """`31 tokens`, `16 tokens after 31`, `4,800 tokens of 4 sequences in 3 calls`."""
-    what = counted(phase.tokens, "token")
-    if batch > 1:
-        what += f" of {batch} sequences"
-    if phase.past:
-        what += f" after {phase.past:,}"
-    if phase.name == "prefill" and phase.calls > 1:
-        what += f" in {phase.calls} calls"
-    return what
-
-
-def _speed(phase: PhaseTime) -> Iterator[str]:
-    """Of the run that the table is of."""
-    if phase.seconds > 0:
-        yield speed(phase.tokens / phase.seconds)
-    seconds, behind = a_token(phase, phase.seconds)
-    yield f"{duration(seconds)}{behind}"
-
-
-def _largest(phase: PhaseTime) -> Iterator[str]:
-    largest = sorted(phase.totals, key=lambda part: -part.seconds)[:_LARGEST]
-    for part in largest:
-        yield f"{part.part} {percent(part.seconds / phase.seconds)}"
-
-
-def product_words(phase: PhaseTime) -> list[str]:
-    """`GEMV: 121 a token, 78 % of the time`: products with a weight matrix, one row or many."""
-    words = []
-    for name, of, count, seconds in (
-        ("GEMV", "one row times a weight matrix", phase.work.gemv, phase.gemv_s),
-        ("GEMM", "many rows times one", phase.work.gemm, phase.gemm_s),
-    ):
-        if count:
-            each, behind = a_token(phase, count)
-            number = f"{each:,.0f}" if each == int(each) else f"{each:,.1f}"
-            share = percent(seconds / phase.seconds)
-            words.append((seconds, f"{name} ({of}): {number}{behind}, {share} of the time"))
-    return [said for _, said in sorted(words, reverse=True)]
-
-
-def _bounds(phase: PhaseTime) -> Iterator[str]:
-    """What the parts wait for, and how near all of them are to their ceilings."""
-    for at, (bound, share, _) in enumerate(shares_by_bound(phase)):
-        yield f"{'' if at else 'bound by '}{bound} {percent(share)}{_WHY.get(bound, '')}"
-    floor = floor_s(phase)
-    if floor is not None:
-        each, behind = a_token(phase, floor)
-        reached = percent(floor / phase.seconds)
-        yield f"{reached} of the ceilings, which allow {duration(each)}{behind}"
-
-
-def render_opening(
-    title: str,
-    environment: Environment,
-    stages: Sequence[Stage],
-    about: Mapping[str, Any],
-    *,
-    details: bool = False,
-) -> RenderableType:
-    """What is known before anything is timed: the model, the machine, what was done once.
-
-    `about` is what `Model.describe` says. `details`: also what the file became.
-    """
-    brief = [f"{stage.name.split()[-1]} {duration(stage.seconds)}" for stage in stages]
-    return Group(
-        Text(one_line(title), style=HEADING),
-        Dots(environment_words(environment), FAINT),
-        Dots(list(stage_words(stages, about)), FAINT)
-        if details
-        else Sentence(f"start-up: {', '.join(brief)}", FAINT),
-    )
-
-
-def render_timing(
-    report: TimingReport, *, layers: bool = False, details: bool = False
-) -> RenderableType:
-    """What was timed as text: both phases in one table, which fits 80 × 24.
-
-    `details`: each phase with all that is known of it; `layers` adds the parts of every layer.
-    """
-    parts: list[RenderableType] = [_overheads(report), Text()] if report.phases else []
-    if not details:
-        parts += [_headline(phase, report.batch) for phase in report.phases]
-        parts += [BothPhases(report.phases)] if report.phases else []
-        return Group(*parts, *_machine_in_short(report))
-    for phase in report.phases:
-        parts += phase_summary(phase, report.batch)
-    for phase in report.phases:
-        parts += [Text(), *_phase(phase, layers)]
-    return Group(*parts, Text(), *_machine(report))
-
-
-def _headline(phase: PhaseTime, batch: int) -> Dots:
-    """How fast a phase is with its parts timed, and where most of its time goes."""
-    most = [f"most in {words}" for words in list(_largest(phase))[:1]]
-    return Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase), *most], HEADING)
-
-
-def _overheads(report: TimingReport) -> Sentence:
-    """What instrumentation costs in each phase, of how many pairs of runs: where it is much, what
-    is below is not the speed of `generate`.
-    """
-    much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
-    words = "; ".join(f"{phase.name} {_overhead(phase.overhead)}" for phase in report.phases)
-    return Sentence(f"timing overhead: {words}", "yellow" if much else FAINT)
-
-
-def _overhead(found: Overhead) -> str:
-    """`+1.2 % (7 pairs)`; where runs differ by more than may be trusted, by how much."""
-    pairs = counted(len(found.ratios), "pair")
-    wide = "" if found.tight or len(found.ratios) < 2 else f", quartiles {percent(found.spread)}"
-    return f"{signed_percent(found.median)} ({pairs}{wide})"
-
-
-def _machine_in_short(report: TimingReport) -> Iterator[RenderableType]:
-    """The ceilings that decide, the most memory, and ceilings that were none."""
-    read = report.ceilings.read(report.working_set)
-    first, *rest = ceiling_summary(report.ceilings)
-    where = first if read.level == "memory" else f"{read.level} {unit(read.bytes_per_s, 'B/s')}"
-    peak = [] if report.peak is None else [f"peak memory {size(report.peak)}"]
-    yield Dots([", ".join([f"ceilings: {where}", *rest]), *peak], FAINT)
-    if beyond := beyond_words(report):
-        yield Sentence(beyond, "yellow")
-
-
-def _phase(phase: PhaseTime, layers: bool) -> Iterator[RenderableType]:
-    yield _instrumented(phase)
-    yield PartsTable(phase)
-    said = [] if layers else layer_words(phase)
-    yield Dots([_flops(phase), _reads(phase), *said])
-    if layers:
-        yield Text()
-        yield render_layers(phase)
-
-
-def _instrumented(phase: PhaseTime) -> Dots:
-    """Which run the table is of, and what the clocks in it cost."""
-    cost = phase.overhead
-    lower, upper = map(signed_percent, cost.quartiles)
-    noise = "within noise: " if cost.within_noise else ""
-    pairs = counted(len(cost.ratios), "pair")
-    return Dots(
-        [
-            f"{phase.name}, instrumented: {duration(phase.seconds)}",
-            f"overhead {signed_percent(cost.median)} "
-            f"({noise}quartiles {lower} … {upper}, {pairs})",
-        ],
-        FAINT,
-    )
-
-
-def _reads(phase: PhaseTime) -> str:
-    """What a token has to read; a prompt reads its weights once for all of its tokens."""
-    weights, _ = a_token(phase, phase.work.weights)
-    cache, _ = a_token(phase, phase.work.cache)
-    return f"reads {unit(weights, 'B')} of weights, {unit(cache, 'B')} of cache"
-
-
-def _flops(phase: PhaseTime) -> str:
-    """Both conventions where they differ."""
-    causal, behind = a_token(phase, phase.work.flops)
-    full, _ = a_token(phase, phase.work.flops_full)
-    one, other = unit(causal, "FLOP"), unit(full, "FLOP")
-    if one == other:
-        return f"{one}{behind}"
-    return f"{one}{behind} (causal), {other} (full square)"
-
-
-def _machine(report: TimingReport) -> Iterator[RenderableType]:
-    threads = counted(report.ceilings.threads, "thread")
-    where = report.ceilings.device
-    if where == "cpu":
-        where = f"{where}, {threads}"
-    yield Dots([f"ceilings of this machine ({where})", *ceiling_words(report.ceilings)])
-    yield Sentence(residency(report))
-    if beyond := beyond_words(report):
-        yield Sentence(beyond, "yellow")
-    yield Dots(list(memory_words(report)))

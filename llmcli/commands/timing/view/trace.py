@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from llmcli.commands.timing.report import PhaseTime, Span, TimingReport
+from llmcli.commands.timing.report import GAPS, PhaseTime, TimingReport
 from llmcli.records.numbers import counted
 
 PROCESS, RUN, ONCE = 1, 1, 2  # 0 is the idle process to Perfetto
@@ -68,7 +68,13 @@ def trace_events(report: TimingReport, title: str) -> Iterator[dict[str, Any]]:
 
     What measuring does between them (warming up, the other runs) is left out.
     """
-    yield from _names(report, title)
+    for kind, thread, name in (
+        ("process_name", RUN, f"llmcli timing: {title}"),
+        ("thread_name", RUN, f"run on {report.ceilings.device}"),
+        ("thread_name", ONCE, "once, before it"),
+    ):
+        args: dict[str, Any] = {"name": name}
+        yield {"name": kind, "ph": "M", "ts": 0, "pid": PROCESS, "tid": thread, "args": args}
     now = 0
     for stage in report.stages:
         end = now + _ns(stage.seconds)
@@ -76,84 +82,62 @@ def trace_events(report: TimingReport, title: str) -> Iterator[dict[str, Any]]:
         yield Event(stage.name, "stage", now, end, args, ONCE).document()
         now = end
     for phase in report.phases:
-        events = _phase(phase, now)
+        events = _snug(_phase(phase, now))
         yield from (event.document() for event in events)
         now = max((event.end for event in events), default=now)
 
 
-def _names(report: TimingReport, title: str) -> Iterator[dict[str, Any]]:
-    """What the viewer calls the process and its threads."""
-    run = f"run on {report.ceilings.device}"
-    for kind, thread, name in (
-        ("process_name", RUN, f"llmcli timing: {title}"),
-        ("thread_name", RUN, run),
-        ("thread_name", ONCE, "once, before it"),
-    ):
-        yield {
-            "name": kind, "ph": "M", "ts": 0, "pid": PROCESS, "tid": thread, "args": {"name": name}
-        }  # fmt: skip
+def _phase(phase: PhaseTime, start: int) -> Iterator[Event]:
+    """The phase, its calls, their layers and parts: each before what it contains.
 
+    Gaps are left empty.
+    """
+    if not phase.pieces:
+        return
+    shift = start - _ns(phase.pieces[0].begin)
 
-def _phase(phase: PhaseTime, start: int) -> list[Event]:
-    """The phase, its calls, their layers and parts: each before what lies within it."""
-    if not phase.spans:
-        return []
-    origin = min(span.begin for span in phase.spans)
-    last = max(span.begin + span.seconds for span in phase.spans)
-    shift = start - _ns(origin)
-    words = f"{phase.name} of {counted(phase.tokens, 'token')}"
-    args = {"tokens": phase.tokens, "past": phase.past, "calls": phase.calls}
-    args |= {"flops": phase.work.flops, "bytes": phase.work.bytes}
-    events = [Event(words, "phase", start, _ns(last) + shift, args)]
+    def event(name: str, category: str, begin: float, end: float, **args: Any) -> Event:
+        return Event(name, category, _ns(begin) + shift, _ns(end) + shift, args)
+
+    yield event(
+        f"{phase.name} of {counted(phase.tokens, 'token')}", "phase",
+        phase.pieces[0].begin, phase.pieces[-1].end,
+        tokens=phase.tokens, past=phase.past, calls=phase.calls,
+        flops=phase.work.flops, bytes=phase.work.bytes,
+    )  # fmt: skip
     work = {(part.part, part.layer): part.work for part in phase.parts}
-    for call, group in groupby(sorted(phase.spans, key=_order), key=lambda span: span.call):
-        spans = [span for span in group if span.part != "gaps"]  # these are what is left empty
-        many = Counter((span.part, span.layer) for span in spans)
-        whole = [span for span in spans if span.part is None]
-        parts = [span for span in spans if span.part is not None]
-        for span in whole:
-            begin, end = _ends(span, shift)
-            events.append(Event(f"call {call}", "call", begin, end, {"call": call}))
-        for layer, run in groupby(parts, key=lambda span: span.layer):
-            own = []
-            for span in run:
-                each = phase.calls * many[span.part, layer]
-                done = work.get((str(span.part), layer))
-                extra: dict[str, Any] = {"phase": phase.name, "call": call, "layer": layer}
-                if done is not None:
-                    extra |= {"flops": _each(done.flops, each), "bytes": _each(done.bytes, each)}
-                own.append(Event(str(span.part), "part", *_ends(span, shift), extra))
+    for call, group in groupby(phase.pieces, key=lambda piece: piece.call):
+        inside = list(group)
+        yield event(f"call {call}", "call", inside[0].begin, inside[-1].end, call=call)
+        parts = [piece for piece in inside if piece.part != GAPS]
+        many = Counter(piece.place for piece in parts)
+        for layer, run in groupby(parts, key=lambda piece: piece.layer):
+            own, where = list(run), {"phase": phase.name, "call": call, "layer": layer}
             if layer is not None:
-                extra = {"phase": phase.name, "call": call, "layer": layer}
-                events.append(Event(f"layer {layer}", "layer", own[0].begin, own[-1].end, extra))
-            events += own
-    return _snug(events)
+                yield event(f"layer {layer}", "layer", own[0].begin, own[-1].end, **where)
+            for piece in own:
+                each = phase.calls * many[piece.place]
+                amounts = {}
+                if (done := work.get(piece.place)) is not None:
+                    amounts = {"flops": _each(done.flops, each), "bytes": _each(done.bytes, each)}
+                yield event(piece.part, "part", piece.begin, piece.end, **where, **amounts)
 
 
-def _order(span: Span) -> tuple[int, float, float]:
-    return span.call, span.begin, -span.seconds
-
-
-def _snug(events: Sequence[Event]) -> list[Event]:
-    """The same, parents first, with ends that rounding has put beyond a neighbour or a parent."""
+def _snug(events: Iterator[Event]) -> list[Event]:
+    """Parents first, with ends that rounding has put beyond a neighbour or a parent moved back."""
     depths = {"phase": 0, "call": 1, "layer": 2, "part": 3}
-    ordered = sorted(events, key=lambda e: (e.begin, depths[e.category], -e.end))
     placed: list[Event] = []
     around: list[Event] = []
-    for event in ordered:
+    for event in sorted(events, key=lambda e: (e.begin, depths[e.category], -e.end)):
         begin, end = event.begin, event.end
         while around and around[-1].end <= begin + ROUNDING < end:
             begin = max(begin, around.pop().end)  # it is over: this one comes after it
         if around and around[-1].end < end <= around[-1].end + ROUNDING:
             end = around[-1].end
-        kept = Event(event.name, event.category, begin, max(begin, end), event.args, event.thread)
+        kept = replace(event, begin=begin, end=max(begin, end))
         around.append(kept)
         placed.append(kept)
     return placed
-
-
-def _ends(span: Span, shift: int) -> tuple[int, int]:
-    return _ns(span.begin) + shift, _ns(span.begin + span.seconds) + shift
 
 
 def _ns(seconds: float) -> int:
