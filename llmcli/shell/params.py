@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import defaults, from_file, settable
+from llmcli.shell.configuration.values import defaults, from_file, listed, settable
 
 
 @dataclass(frozen=True)
@@ -379,9 +379,7 @@ def _prompt_hint(ctx: Any) -> str:
 
 
 def _names(ctx: Any) -> list[str]:
-    params = ctx.command.get_params(ctx)
-    options = (p for p in params if isinstance(p, TyperOption) and not p.hidden)
-    return [name for option in options for name in option.opts]
+    return [name for option in listed(ctx.command.get_params(ctx)) for name in option.opts]
 
 
 class Argument(TyperArgument):
