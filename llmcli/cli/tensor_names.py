@@ -103,18 +103,11 @@ def _model_of(line: Sequence[str]) -> str | None:
 
 def _configured(command: str) -> str | None:
     """`model` of the configuration file, of the command's own table or of all."""
-    from llmcli.shell.configuration.file import place
+    from llmcli.cli.tree import LlmcliRoot
+    from llmcli.shell.configuration.file import read
 
-    path = place()[0]
-    if path is None or not path.is_file():
-        return None
-    import tomllib
-
-    settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    own = settings.get(command)
-    found = own.get("model") if isinstance(own, dict) else None
-    found = found or settings.get("model")
-    return found if isinstance(found, str) else None
+    keys = read(LlmcliRoot.configured).keys(command)
+    return next((str(key.value) for key in reversed([*keys]) if key.name == "model"), None)
 
 
 def _path(spec: str | None) -> Path | None:
