@@ -32,6 +32,8 @@ from llmcli.shell.wrap import columns, pipe_columns
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
+# libraries of Python's own that our imports open, which would wait for PyTorch's
+OPENED = ("array", "binascii", "csv", "hashlib", "json", "mmap", "random", "socket", "unicodedata")
 
 
 @dataclass(frozen=True)
@@ -176,17 +178,10 @@ def read_ahead() -> None:
         os.getcwd()
     except OSError:  # MKL ends the process: `running.need_directory` has the words for it
         return
-    # libraries of Python's own that our imports open, which would wait for PyTorch's
-    import array  # noqa: F401
-    import binascii  # noqa: F401
-    import csv  # noqa: F401
     import ctypes
-    import hashlib  # noqa: F401
-    import json  # noqa: F401
-    import mmap  # noqa: F401
-    import random  # noqa: F401
-    import socket  # noqa: F401
-    import unicodedata  # noqa: F401
+
+    for name in OPENED:
+        import_module(name)
     spec = find_spec("torch")
     if spec is None or spec.origin is None or "torch" in sys.modules:
         return
