@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> None:
-    if argv[:1] == ["_complete"]:  # a shell asks, and somebody waits at the prompt: no typer
-        from llmcli.cli.shells.answer import answer
+    if argv[:1] == ["_complete"]:  # a shell asks
+        from llmcli.cli.complete import answer
 
         answer(argv[1:])
         return

@@ -24,7 +24,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.shell.configuration.values import name_file
+from llmcli.shell.configuration.values import listed, name_file
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.params import WORDS, adopt, flatten
 from llmcli.shell.streams import write
@@ -32,6 +32,8 @@ from llmcli.shell.wrap import columns, pipe_columns
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
+# libraries of Python's own that our imports open, which would wait for PyTorch's
+OPENED = ("array", "binascii", "csv", "hashlib", "json", "mmap", "random", "socket", "unicodedata")
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,13 @@ class Command(TyperCommand):
         names = " ".join(str(p.metavar) for p in arguments)
         lines = [f"usage: {ctx.command_path} [OPTIONS] {names}".rstrip(), ""]
         lines += _paragraphs(self.help or "")
-        listed: dict[str, list[tuple[str, str]]] = {}
+        rows: dict[str, list[tuple[str, str]]] = {}
         for argument in arguments:
             row = (str(argument.metavar), argument.help or "")
-            listed.setdefault("Arguments", []).append(row)
-        options: list[Any] = [p for p in self.get_params(ctx) if p not in arguments]
-        for option in options:
-            if not option.hidden:
-                heading = option.rich_help_panel or EVERYTHING_ELSE
-                listed.setdefault(heading, []).append(_row(option))
-        lines += sections(listed)
+            rows.setdefault("Arguments", []).append(row)
+        for option in listed(self.get_params(ctx)):
+            rows.setdefault(option.rich_help_panel or EVERYTHING_ELSE, []).append(_row(option))
+        lines += sections(rows)
         return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
 
 
@@ -179,17 +178,10 @@ def read_ahead() -> None:
         os.getcwd()
     except OSError:  # MKL ends the process: `running.need_directory` has the words for it
         return
-    # libraries of Python's own that our imports open, which would wait for PyTorch's
-    import array  # noqa: F401
-    import binascii  # noqa: F401
-    import csv  # noqa: F401
     import ctypes
-    import hashlib  # noqa: F401
-    import json  # noqa: F401
-    import mmap  # noqa: F401
-    import random  # noqa: F401
-    import socket  # noqa: F401
-    import unicodedata  # noqa: F401
+
+    for name in OPENED:
+        import_module(name)
     spec = find_spec("torch")
     if spec is None or spec.origin is None or "torch" in sys.modules:
         return

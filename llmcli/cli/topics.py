@@ -21,55 +21,48 @@ class Topic:
         return place.read_text(encoding="utf-8")
 
 
-TOPICS: dict[str, Topic] = {
-    topic.name: topic
-    for topic in (
-        Topic(
-            name="models",
-            summary="Which models run, how to name one, where its files are.",
-            spellings=("model", "catalog", "cache", "hub", "downloads"),
-        ),
-        Topic(
-            name="sampling",
-            summary="How tokens are chosen: options, defaults, seeds, near ties, drafts, chat.",
-            spellings=("text", "seed", "seeds", "speculative", "decoding", "conversations"),
-        ),
-        Topic(
-            name="shapes",
-            summary="Shapes and names: axes, the name of every tensor, what others call it.",
-            spellings=("names", "tensors", "axes", "tensor-names", "shapes-and-names"),
-        ),
-        Topic(
-            name="attention",
-            summary="Reading attention maps, head metrics, the logit lens and expert routing.",
-            spellings=("reading-attention", "metrics", "heads", "heatmaps"),
-        ),
-        Topic(
-            name="benchmarking",
-            summary="Benchmarking well: what to measure, how, and how to compare.",
-            spellings=("benchmarks", "benchmarking-well", "performance", "speed", "profiling"),
-        ),
-        Topic(
-            name="formats",
-            summary="File and weight formats, tokenizers, and the arithmetic each one runs in.",
-            spellings=("format", "quantization", "gguf", "safetensors", "dtypes"),
-        ),
-        Topic(
-            name="numbers",
-            summary="Why the numbers can be trusted: checks, tolerances, reproducibility.",
-            spellings=("accuracy", "precision", "checks", "reproducibility", "parity"),
-        ),
-        Topic(
-            name="safety",
-            summary="What is read of a checkpoint, what never runs, and the limits.",
-            spellings=("security", "sandbox", "trust"),
-        ),
-        Topic(
-            name="settings",
-            summary="The configuration file, environment variables, output and exit codes.",
-            spellings=("configuration", "config", "environment", "exit-codes", "json"),
-        ),
-    )
+# what each is about, and other spellings of its name
+_ABOUT = {
+    "models": (
+        "Which models run, how to name one, where its files are.",
+        "model catalog cache hub downloads",
+    ),
+    "sampling": (
+        "How tokens are chosen: options, defaults, seeds, near ties, drafts, chat.",
+        "text seed seeds speculative decoding conversations",
+    ),
+    "shapes": (
+        "Shapes and names: axes, the name of every tensor, what others call it.",
+        "names tensors axes tensor-names shapes-and-names",
+    ),
+    "attention": (
+        "Reading attention maps, head metrics, the logit lens and expert routing.",
+        "reading-attention metrics heads heatmaps",
+    ),
+    "benchmarking": (
+        "Benchmarking well: what to measure, how, and how to compare.",
+        "benchmarks benchmarking-well performance speed profiling",
+    ),
+    "formats": (
+        "File and weight formats, tokenizers, and the arithmetic each one runs in.",
+        "format quantization gguf safetensors dtypes",
+    ),
+    "numbers": (
+        "Why the numbers can be trusted: checks, tolerances, reproducibility.",
+        "accuracy precision checks reproducibility parity",
+    ),
+    "safety": (
+        "What is read of a checkpoint, what never runs, and the limits.",
+        "security sandbox trust",
+    ),
+    "settings": (
+        "The configuration file, environment variables, output and exit codes.",
+        "configuration config environment exit-codes json",
+    ),
+}
+TOPICS = {
+    name: Topic(name=name, summary=summary, spellings=tuple(spellings.split()))
+    for name, (summary, spellings) in _ABOUT.items()
 }
 
 

@@ -104,34 +104,26 @@ def _version(value: bool) -> None:
         raise typer.Exit()
 
 
-def _install(ctx: typer.Context, value: bool) -> None:
-    if value:
-        from llmcli.cli.completion import install
+def _completion(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> None:
+    """Installs or prints completion for the shell that is named behind the option, or this one.
 
-        write(f"{install(_shell(ctx, '--install-completion'))}\n")
-        raise typer.Exit()
-
-
-def _show(ctx: typer.Context, value: bool) -> None:
-    if value:
-        from llmcli.cli.completion import script
-
-        write(script(_shell(ctx, "--show-completion")))
-        raise typer.Exit()
-
-
-def _shell(ctx: typer.Context, option: str) -> str:
-    """The shell that is named behind `option`, else the current one; `--help` is shown instead."""
-    from llmcli.cli.completion import current_shell
+    Where `--help` is named, too, it is shown instead.
+    """
+    if not value:
+        return
+    from llmcli.cli.completion import current_shell, install, script
 
     show_help(ctx, None, asks_for_help(ctx.meta[WORDS]))
+    (option,) = param.opts
     named = [word for word in ctx.meta[WORDS] if word != option]
     if len(named) > 1:
         raise UsageError(
             f"`{option}` takes one shell, not `{' '.join(named)}`",
             hint=f"for example `llmcli {option} zsh`",
         )
-    return named[0] if named else current_shell()
+    shell = named[0] if named else current_shell()
+    write(f"{install(shell)}\n" if option == "--install-completion" else script(shell))
+    raise typer.Exit()
 
 
 def _root(
@@ -143,7 +135,7 @@ def _root(
         bool,
         typer.Option(
             "--install-completion",
-            callback=_install,
+            callback=_completion,
             is_eager=True,
             help="Install completion for your shell or a named one (bash, zsh, fish).",
         ),
@@ -152,7 +144,7 @@ def _root(
         bool,
         typer.Option(
             "--show-completion",
-            callback=_show,
+            callback=_completion,
             is_eager=True,
             help="Print the completion script of your shell or a named one.",
         ),

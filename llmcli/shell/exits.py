@@ -194,7 +194,11 @@ def _report(exception: BaseException, argv: Sequence[str]) -> int:
     flags = argv[: argv.index("--")] if "--" in argv else argv
     json = "--json" in flags or "--stream-json" in flags
     if isinstance(error, Stopped):
-        _tell_stopped(error, json)
+        terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+        if terminal:  # the `^C` and an unfinished line of ours go
+            erase_line()
+        if error.where or (terminal and not json):
+            tell(error.message)
     else:
         if "--debug" in flags:
             for line in "".join(traceback.format_exception(exception)).splitlines():
@@ -205,15 +209,6 @@ def _report(exception: BaseException, argv: Sequence[str]) -> int:
     if json and not STDOUT.document and not getattr(error, "told", False):
         _write_error(error)
     return error.code
-
-
-def _tell_stopped(error: Stopped, json: bool) -> None:
-    """On a terminal the `^C` and an unfinished line of ours go, and text ends with the word."""
-    terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
-    if terminal:
-        erase_line()
-    if error.where or (terminal and not json):
-        tell(error.message)
 
 
 def as_error(exception: BaseException) -> LlmcliError:

@@ -63,29 +63,25 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
 def check_place(path: str) -> None:
     """Raises WriteFailed where the file could not be: no directory, write-protected."""
     with _write_errors(path):
-        _check_place(path, _target(path))
-
-
-def _check_place(path: str, target: Path) -> None:
-    """Like `check_place`, but lets OSError through."""
-    if target.is_dir():
-        name = target.with_name("out" + target.suffix).name
-        raise WriteFailed(
-            f"could not write `{path}`: it is a directory",
-            hint=f"name a file in it, such as `{path.rstrip('/')}/{name}`",
-        )
-    folder = target.parent
-    try:
-        folder.stat()
-    except FileNotFoundError:
-        raise WriteFailed(
-            f"could not write `{path}`: there is no such directory",
-            hint=f"make it first: mkdir -p {shlex.quote(str(folder))}",
-        ) from None
-    check_target(path)
-    # a file is written beside its old self, a pipe or a device as it is
-    if not os.access(target if _stream(target) else folder, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        target = _target(path)
+        if target.is_dir():
+            name = target.with_name("out" + target.suffix).name
+            raise WriteFailed(
+                f"could not write `{path}`: it is a directory",
+                hint=f"name a file in it, such as `{path.rstrip('/')}/{name}`",
+            )
+        folder = target.parent
+        try:
+            folder.stat()
+        except FileNotFoundError:
+            raise WriteFailed(
+                f"could not write `{path}`: there is no such directory",
+                hint=f"make it first: mkdir -p {shlex.quote(str(folder))}",
+            ) from None
+        check_target(path)
+        # a file is written beside its old self, a pipe or a device as it is
+        if not os.access(target if _stream(target) else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def check_target(path: str) -> None:

@@ -68,7 +68,12 @@ def page(text: str) -> bool:
 def _end(child: subprocess.Popen[bytes]) -> None:
     """Ends a pager, and the one that it has started itself (`bat` and `delta` start less)."""
     family = [child.pid]
-    parents = _parents()
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):  # nothing on other systems
+        with suppress(OSError):
+            # `PID (NAME) STATE PARENT …`, and a name can have anything in it
+            stat = path.read_bytes().rpartition(b")")[2]
+            parents[int(path.parent.name)] = int(stat.split()[1])
     for one in family:
         family += [pid for pid, parent in parents.items() if parent == one]
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -89,13 +94,3 @@ def _signal(pid: int, number: int) -> bool:
         return True
     except OSError:
         return False
-
-
-def _parents() -> Mapping[int, int]:
-    """The parent of every process; nothing without /proc."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            # `PID (NAME) STATE PARENT …`, and a name can have anything in it
-            found[int(path.parent.name)] = int(path.read_bytes().rpartition(b")")[2].split()[1])
-    return found

@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import defaults, from_file, settable
+from llmcli.shell.configuration.values import defaults, from_file, listed, settable
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,8 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Aliases:
-    """Names of an option that are accepted and listed nowhere: what other programs call it."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Declared:
-    """What `opt` or `arg` says of a field: as typer wants it, and the numbers that it takes."""
+    """What `opt` or `arg` says of a field; each name is an argument of theirs."""
 
     names: tuple[str, ...]
     metavar: str | None
@@ -106,7 +99,7 @@ class Declared:
             )  # fmt: skip
         else:
             info = typer.Argument(metavar=self.metavar, help=self.help)
-        return Annotated[base, info, self.range, Aliases(self.aliases)]
+        return Annotated[base, info, self]
 
 
 def opt(
@@ -171,6 +164,11 @@ def _plain(number: float) -> str:
     return str(int(number)) if number == int(number) else f"{number:g}"
 
 
+def _declared(hint: Any) -> Declared | None:
+    """The declaration in an annotation; the root's own options have none."""
+    return next((one for one in getattr(hint, "__metadata__", ()) if type(one) is Declared), None)
+
+
 @dataclass(frozen=True)
 class Conversion:
     """Converts the text of one parameter: `kind` is str, int, float or bool."""
@@ -181,20 +179,16 @@ class Conversion:
 
     @classmethod
     def of(cls, hint: Any) -> Conversion:
-        """Reads an annotation such as `Annotated[int | None, typer.Option(), Range(1)]`."""
-        base: Any = hint
-        extras: tuple[Any, ...] = ()
-        if get_origin(hint) is Annotated:
-            base, *rest = get_args(hint)
-            extras = tuple(rest)
-        allowed = next((extra for extra in extras if isinstance(extra, Range)), None)
+        """Reads an annotation such as `Annotated[int | None, typer.Option(), Declared(…)]`."""
+        declared = _declared(hint)
+        base: Any = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if get_origin(base) in (Union, UnionType):
             base = next(part for part in get_args(base) if part is not NoneType)
         if get_origin(base) is list:
             base = get_args(base)[0]
         if get_origin(base) is Literal:
             return cls(str, choices=get_args(base))
-        return cls(base, range=allowed)
+        return cls(base, range=declared.range if declared else None)
 
     def __call__(self, name: str, text: str) -> Any:
         """The value of `text` for the parameter `name`; raises UsageError saying what is wrong."""
@@ -379,9 +373,7 @@ def _prompt_hint(ctx: Any) -> str:
 
 
 def _names(ctx: Any) -> list[str]:
-    params = ctx.command.get_params(ctx)
-    options = (p for p in params if isinstance(p, TyperOption) and not p.hidden)
-    return [name for option in options for name in option.opts]
+    return [name for option in listed(ctx.command.get_params(ctx)) for name in option.opts]
 
 
 class Argument(TyperArgument):
@@ -417,9 +409,9 @@ def adopt(parameter: Any, hints: Mapping[str, Any]) -> None:
     display = parameter.metavar or str(parameter.name).upper()
     if isinstance(parameter, TyperOption):
         display = max(parameter.opts, key=len)
-        found = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Aliases)]
+        declared = _declared(hint)
         parameter.__class__ = Option
-        parameter.aliases = found[0].names if found else ()  # type: ignore[attr-defined]
+        parameter.aliases = declared.aliases if declared else ()  # type: ignore[attr-defined]
     else:
         parameter.__class__ = Argument
     parameter.conversion = Conversion.of(hint)

@@ -92,21 +92,17 @@ class Progress:
 
     def _erase(self) -> None:
         """Before something else is written, and at the end; the next call draws it anew."""
-        self._erase_opening()
-        if self._bar is not None:
-            self._bar.stop()
-        self._bar, self._tasks = None, {}
-
-    def _erase_opening(self) -> None:
         if self._opening:
             erase_line()
-        self._opening = ""
+        if self._bar is not None:
+            self._bar.stop()
+        self._opening, self._bar, self._tasks = "", None, {}
 
     def _started(self) -> RichProgress:
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        self._erase_opening()
+        self._erase()
         console = make_console(self._screen, live=True)
         console.file = sys.stderr
         bar = RichProgress(

@@ -54,6 +54,9 @@ NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
 }  # fmt: skip
 # What of it is followed, where its type is right, besides `RANGES`.
 SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
+_NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    **NOT_FOLLOWED, **dict.fromkeys((*SUPPRESSED, "stop_strings", "max_new_tokens"), ()),
+}  # fmt: skip
 # llama.cpp's names, behind `general.sampling.`, for what a GGUF file has of `RANGES` …
 _GGUF: Mapping[str, str] = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
@@ -208,11 +211,12 @@ def resolve(
         followed["max_new_tokens"] = ()
     if isinstance(stop, list) and stop and all(isinstance(one, str) and one for one in stop):
         followed["stop_strings"] = ()
-    ignored = _not_followed(given, greedy=greedy, followed={
-        *followed, *(("max_length",) if limited or "max_new_tokens" in followed else ()),
-    })  # fmt: skip
+    neutral = {**_NEUTRAL, **({} if greedy else NOT_FOLLOWED_FILTERS)}
+    moot = ("max_length",) if limited or "max_new_tokens" in followed else ()
+    ignored = _not_followed(given, neutral, (*followed, *moot))
     if program:
-        ignored += _not_followed_of_gguf(metadata or {}, penalty=values["repetition_penalty"])
+        moot = ("penalty_last_n",) if values["repetition_penalty"] == 1 else ()
+        ignored += _not_followed(metadata or {}, _GGUF_NOT_FOLLOWED, moot, "general.sampling.")
     if ignored:
         named = ", ".join(f"`{name}`" for name in ignored)
         notes.append(
@@ -252,28 +256,18 @@ def _from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _not_followed_of_gguf(metadata: Mapping[str, Any], *, penalty: float) -> tuple[str, ...]:
-    values = {name: metadata.get(f"general.sampling.{name}") for name in _GGUF_NOT_FOLLOWED}
-    if penalty == 1:
-        del values["penalty_last_n"]
+def _not_followed(
+    settings: Mapping[str, Any],
+    neutral: Mapping[str, tuple[float, ...]],
+    followed: Collection[str],
+    prefix: str = "",
+) -> tuple[str, ...]:
+    """The names whose value in `settings` is none of the `neutral` ones, which change nothing."""
+    values = {name: settings.get(f"{prefix}{name}") for name in neutral if name not in followed}
     return tuple(
         name for name, value in values.items()
-        if value not in (None, "", *_GGUF_NOT_FOLLOWED[name])
+        if value is not False and value not in (None, [], {}, "", *neutral[name])
     )  # fmt: skip
-
-
-def _not_followed(
-    configuration: Mapping[str, Any], *, greedy: bool, followed: Collection[str]
-) -> tuple[str, ...]:
-    names = {
-        **NOT_FOLLOWED, **dict.fromkeys((*SUPPRESSED, "stop_strings", "max_new_tokens"), ()),
-        **({} if greedy else NOT_FOLLOWED_FILTERS),
-    }  # fmt: skip
-    values = {name: configuration.get(name) for name in names if name not in followed}
-    set_ = [name for name, value in values.items() if value not in (None, [], {}, "")]
-    return tuple(
-        name for name in set_ if values[name] is not False and values[name] not in names[name]
-    )
 
 
 def valid(name: str, value: Any) -> bool:

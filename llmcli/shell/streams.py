@@ -4,61 +4,27 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import sys
 from typing import TextIO
 
 from llmcli.errors import WriteFailed
 
-# signs that an encoding may lack, in ASCII
+# signs that an encoding may lack, and their spelling in ASCII
+_SIGNS = """
+    ✓ ok     ✗ FAIL   · .      • *      … ...    – -      — -      − -
+    × x      → ->     ← <-     ≥ >=     ≤ <=     ≠ !=     ≈ ~      ∞ inf
+    √ sqrt   Σ sum    α alpha  σ sigma  ε eps    ‖ ||     │ |      ─ -
+    ▒ =      ░ :      ᵀ ^T     ʰ ^h     ᵢ _i     ′ '      ± +-     ∘ o
+    ⊕ (+)    μ mu     µ u      π pi     ω omega  φ phi    Φ Phi    Δ Delta
+    “ "      ” "      ‘ '      ’ '
+"""
 _SPELLED = {
-    "✓": "ok",
-    "✗": "FAIL",
-    "·": ".",
-    "•": "*",
-    "…": "...",
-    "–": "-",
-    "—": "-",
-    "−": "-",
-    "×": "x",
-    "→": "->",
-    "←": "<-",
-    "≥": ">=",
-    "≤": "<=",
-    "≠": "!=",
-    "≈": "~",
-    "∞": "inf",
-    "√": "sqrt",
-    "Σ": "sum",
-    "α": "alpha",
-    "σ": "sigma",
-    "ε": "eps",
-    "‖": "||",
-    "│": "|",
-    "─": "-",
+    **dict(re.findall(r"(\S) (\S+)", _SIGNS)),
     **dict.fromkeys("┌┐└┘├┤┬┴┼", "+"),
     **dict.fromkeys("█▓▀▄", "#"),
-    "▒": "=",
-    "░": ":",
-    "ᵀ": "^T",
-    "ʰ": "^h",
     **{power: f"^{number}" for number, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
     **{below: f"_{number}" for number, below in enumerate("₀₁₂₃₄₅₆₇₈₉")},
-    "ᵢ": "_i",
-    "′": "'",
-    "±": "+-",
-    "∘": "o",
-    "⊕": "(+)",
-    "μ": "mu",
-    "µ": "u",
-    "π": "pi",
-    "ω": "omega",
-    "φ": "phi",
-    "Φ": "Phi",
-    "Δ": "Delta",
-    "“": '"',
-    "”": '"',
-    "‘": "'",
-    "’": "'",
     "\u200e": "",  # which is not seen either where it can be written
 }
 

@@ -1,4 +1,4 @@
-"""Completion: the committed files are what the tree says; real shells complete with them."""
+"""Completion: real shells complete with the scripts of the package, which ask `_complete`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,13 @@ import children
 import pytest
 from full_disk import largest_file
 
+import llmcli
 from llmcli.checkpoints import CATALOG
-from llmcli.cli.completion import FILES, script, tree
+from llmcli.cli.complete import candidates, lines
+from llmcli.cli.completion import FILES, script
+from llmcli.cli.tree import root
 
-FOLDER = Path(__file__).parents[2] / "completions"
-
-
-@pytest.mark.parametrize("shell", list(FILES))
-def test_the_committed_files_are_up_to_date(shell):
-    assert (FOLDER / FILES[shell]).read_text() == script(shell), (
-        "run `python -m llmcli.cli.completion completions/`"
-    )
+FOLDER = Path(llmcli.__file__).parent / "assets" / "completions"
 
 
 def need(shell):
@@ -320,9 +316,10 @@ def test_an_answer_needs_no_torch_and_no_network(home):
         "from llmcli.cli.app import main\n"
         "for model in sys.argv[1:]:\n"
         "    print('=', model)\n"
-        "    for kind in ('model', 'stored', 'names', 'tensor', 'layers'):\n"
-        "        main(['_complete', kind, '', 'llmcli', 'dump', '-m', model])\n"
-        "heavy = {'torch', 'typer', 'rich', 'transformers'} & set(sys.modules)\n"
+        "    for words in ('dump -m', 'models path', 'dump -m M --name', 'lens -m M --layer'):\n"
+        "        line = [model if word == 'M' else word for word in words.split()]\n"
+        "        main(['_complete', 'bash', 'llmcli', *line, ''])\n"
+        "heavy = {'torch', 'pydantic', 'rich', 'transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     models = ("tiny", "smollm2-bf16", "org/some", "nonsense name", "./nowhere")
@@ -334,11 +331,11 @@ def test_an_answer_needs_no_torch_and_no_network(home):
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["names"], ["no-kind", ""], ["names", "", "llmcli", "dump", "-m"], ["layers", "x"]]
+    "argv", [[], ["bash"], ["no-shell", "llmcli", "x"], ["bash", "llmcli", "nonsense", "--x", "y"]]
 )
 def test_a_question_that_makes_no_sense_has_no_answer(cli, home, argv):
     result = cli("_complete", *argv)
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.out.split()[1:], result.err) == (0, [], "")
 
 
 def test_names_are_read_again_where_the_model_changed(cli, home):
@@ -346,24 +343,24 @@ def test_names_are_read_again_where_the_model_changed(cli, home):
     folder = home / "model"
     folder.mkdir()
     shutil.copytree(CATALOG["tiny"].file, folder, dirs_exist_ok=True)
-    line = ("llmcli", "attention", "-m", str(folder))
-    assert cli("_complete", "layers", "", *line).out.split() == ["0", "1", "2", "3"]
+    ask = ("_complete", "fish", "llmcli", "attention", "-m", str(folder), "--layer", "")
+    assert cli(*ask).out.split() == ["0", "1", "2", "3"]
     assert len(list((home / "own" / "completion").iterdir())) == 1
     settings = json.loads((folder / "config.json").read_text())
     settings["n_layer"] = 2
     (folder / "config.json").write_text(json.dumps(settings))
-    assert cli("_complete", "layers", "", *line).out.split() == ["0", "1"]
+    assert cli(*ask).out.split() == ["0", "1"]
     for file in (home / "own" / "completion").iterdir():
         file.write_text("{}")
-    assert cli("_complete", "layers", "", *line).out.split() == ["0", "1"]
+    assert cli(*ask).out.split() == ["0", "1"]
     shutil.rmtree(home / "own" / "completion")
     (home / "own" / "completion").write_text("a file")
-    assert cli("_complete", "layers", "", *line).out.split() == ["0", "1"]
+    assert cli(*ask).out.split() == ["0", "1"]
 
 
 def test_an_answer_on_a_full_disk_keeps_nothing(cli, home):
     with largest_file(100):
-        answered = cli("_complete", "layers", "", "llmcli", "lens")
+        answered = cli("_complete", "fish", "llmcli", "lens", "--layer", "")
     assert (answered.out.split(), answered.err) == (["0", "1", "2", "3"], "")
     assert list((home / "own" / "completion").iterdir()) == []
 
@@ -372,22 +369,27 @@ def test_the_configuration_file_names_the_model(cli, home, monkeypatch):
     monkeypatch.delenv("LLMCLI_MODEL")
     (home / "config.toml").write_text('model = "tiny"\n[attention]\nmodel = "org/none"\n')
     monkeypatch.setenv("LLMCLI_CONFIG", str(home / "config.toml"))
-    assert cli("_complete", "layers", "", "llmcli", "lens").out.split() == ["0", "1", "2", "3"]
-    assert cli("_complete", "layers", "", "llmcli", "attention").out == ""
+    ask = ("_complete", "fish", "llmcli")
+    assert cli(*ask, "lens", "--layer", "").out.split() == ["0", "1", "2", "3"]
+    assert cli(*ask, "attention", "--layer", "").out == ""
 
 
 def test_file_endings_are_those_of_the_command(cli, home):
     """A refusal lists what the command writes; `chat` writes JSON whatever its file is called."""
     written = [
-        (command.name, option.names[-1], option.value.words)
-        for command in tree()[1] for option in command.options
-        if option.value is not None and option.value.kind == "outputs"
-    ]  # fmt: skip
+        (name, option.opts[-1])
+        for name, entry in root().entries.items()
+        for option in root().get_command(None, name).params
+        if str(option.metavar).startswith("FILE")
+        and candidates([name, option.opts[-1]], "")[0] == "files"
+    ]
     assert len(written) == 7
-    for command, option, endings in written:
+    for command, option in written:
+        offered = lines("fish", ["llmcli", command, option, f"{home}/new"])
+        endings = {name.rpartition(".")[2] for name in offered}
         more = ["--name", "logits"] if command == "dump" else []
         if command != "chat":
             result = cli(command, "x", option, "out.nothing", "-m", "tiny", *more)
             assert result.code == 2
             told = result.err.split(": use ")[1].splitlines()[0]
-            assert set(re.findall(r"\.(\w+)\b", told)) == {*endings}
+            assert set(re.findall(r"\.(\w+)\b", told)) == endings

@@ -62,7 +62,7 @@ WRITES = {
         "commands.chat.typed:history_path",
     ),
     "cli/test_cli_completion.py::test_an_answer_on_a_full_disk_keeps_nothing": (
-        "cli.shells.answer:_keep",
+        "cli.tensor_names:_keep",
     ),
     "selftest/test_selftest.py::test_a_full_disk": (
         "commands.selftest.measure.run:measure_exhaustion",
@@ -87,7 +87,6 @@ WRITES = {
 # … and those that write where no disk can be full
 ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
-    "cli.completion:main": "writes this repository's own completions, for its developers",
     "shell.keys:Keys._unmark": "to a terminal",
     "shell.streams:to_devnull": "to /dev/null",
     "commands.bench.measure.peers.peer:silent": "to /dev/null",
@@ -238,7 +237,7 @@ def test_completion_is_installed_whole_or_not_at_all(
             assert result.err.startswith(where)
             assert (tmp_path / start_up).read_bytes() == before
     assert cli("--install-completion", shell).code == 0
-    assert target.stat().st_size > 1000
+    assert target.stat().st_size > 100
 
 
 # a command line of each command that has something to say

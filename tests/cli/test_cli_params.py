@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
-import typer
 
 from llmcli.cli.group import build
 from llmcli.errors import UsageError
@@ -15,8 +14,8 @@ from llmcli.shell.params import Conversion, Range, arg, flatten, opt
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    count: Annotated[int | None, typer.Option("-c", "--count"), Range(1, 9)] = None
-    ratio: Annotated[float, typer.Option("--ratio"), Range(0, 1, above=True)] = 0.5
+    count: int | None = opt(None, "-c", "--count", "N", "Count.", at_least=1, at_most=9)
+    ratio: float = opt(0.5, "--ratio", "X", "Ratio.", above=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +27,10 @@ class Named:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    word: Annotated[str | None, typer.Argument(metavar="WORD")] = None
-    kind: Annotated[Literal["red", "blue"], typer.Option("--kind")] = "red"
-    also: Annotated[list[str] | None, typer.Option("--also")] = None
-    loud: Annotated[bool, typer.Option("--loud")] = False
+    word: str | None = arg(None, "WORD", "Word.")
+    kind: Literal["red", "blue"] = opt("red", "--kind", "KIND", "Kind.")
+    also: list[str] | None = opt(None, "--also", "TEXT", "More.")
+    loud: bool = opt(False, "--loud", "Loud.")
 
 
 def called(argv):
@@ -153,9 +152,3 @@ def test_ranges_describe_themselves():
     assert [n for n in range(-3, 3) if n in Range(1, or_else=-1)] == [-1, 1, 2]
     assert float("nan") not in Range(0)
     assert float("inf") not in Range(0)
-
-
-def test_conversion_reads_annotations():
-    assert Conversion.of(Annotated[int | None, "x", Range(2)]).range == Range(2)
-    assert Conversion.of(list[str] | None).kind is str
-    assert Conversion.of(bool).kind is bool

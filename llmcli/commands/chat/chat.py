@@ -22,7 +22,6 @@ from llmcli.shell.running import kernels_of
 from llmcli.shell.sampling import RANGES, engine_sampling, valid
 from llmcli.shell.transcript import Transcript, body, read_transcript, real_path, state_of
 from llmcli.shell.variables import check_name
-from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.theme import FAINT, one_line
 
 if TYPE_CHECKING:
@@ -382,6 +381,8 @@ def stats_line(turn: Turn | None, conversation: Conversation, used: int) -> str:
 
     `read 12 new of 1,031, 575 ms · wrote 256, 12.1 tok/s · context 1,287 of 8,192`.
     """
+    from llmcli.ui.layout import SEPARATOR
+
     context = f"context {used:,} of {conversation.room:,}"
     if turn is None:
         return context

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from llmcli.commands.chat.chat import Chat, Settings
 from llmcli.commands.chat.screen import ReasoningMode
-from llmcli.commands.chat.slash import COMMANDS, Draft, Exit, completions, dispatch, recall
-from llmcli.commands.chat.typed import Lines, lines_of, with_files
 from llmcli.errors import CheckpointError, LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted
 from llmcli.shell.configuration.values import names_from_file
@@ -27,10 +24,12 @@ from llmcli.shell.prompts import joined_text, text_argument
 from llmcli.shell.running import load_model
 from llmcli.shell.sampling import SamplingOptions, resolve
 from llmcli.shell.template import System, Variables, template_variables
-from llmcli.shell.transcript import check_replaceable, real_path, state_of
 from llmcli.shell.variables import check_name
 
 if TYPE_CHECKING:
+    from llmcli.commands.chat.chat import Chat
+    from llmcli.commands.chat.slash import Draft
+    from llmcli.commands.chat.typed import Lines
     from llmcli.engine.conversation import Conversation
 
 
@@ -94,6 +93,8 @@ def command(
     the token ids that the model wrote. A pipe, --prompt and -f are one message; --json gives one
     line per answer.
     """
+    from llmcli.commands.chat.typed import with_files
+    from llmcli.shell.transcript import check_replaceable, real_path, state_of
     from llmcli.text.template_renderer import RENDERER
 
     out = Output("chat", output)
@@ -135,6 +136,7 @@ def _chat(
     from_file: Collection[str],
 ) -> Chat:
     from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.commands.chat.chat import Chat, Settings
 
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation
@@ -200,6 +202,9 @@ def _check_room(conversation: Conversation) -> None:
 
 def converse(chat: Chat) -> None:
     """Asks for lines and does what they say, until `/exit` or Ctrl-D."""
+    from llmcli.commands.chat.slash import COMMANDS, Draft, Exit, completions, recall
+    from llmcli.commands.chat.typed import lines_of
+
     name = chat.conversation.model.name
     if not chat.out.quiet:
         chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
@@ -222,6 +227,8 @@ def converse(chat: Chat) -> None:
 
 def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
     """Asks for a line and does what it says; returns what the next one is to begin with."""
+    from llmcli.commands.chat.slash import Draft, Exit
+
     line = lines.ask(draft.text, "" if chat.out.quiet else chat.meter())
     if line is None:
         raise Exit
@@ -241,6 +248,9 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
 
 def _done(chat: Chat, line: str, draft: Draft) -> Draft:
     """Does it, and the file follows."""
+    from llmcli.commands.chat.slash import Draft, dispatch
+    from llmcli.commands.chat.typed import with_files
+
     try:
         if line.startswith("/") and not line.startswith("//"):
             return dispatch(chat, line.strip()) or Draft()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import typer
 
 from llmcli.commands.generate.batch import read_batch
-from llmcli.commands.generate.measure import Run
-from llmcli.commands.generate.run import Level, Presentation
 from llmcli.errors import UsageError
 from llmcli.shell.configuration.values import names_from_file
 from llmcli.shell.drafting import DraftOptions
@@ -39,6 +37,7 @@ Examples:
 `llmcli models` lists the models that have a short name.
 """
 TEXT = "Text"
+Level = Literal["off", "short", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +134,8 @@ def command(
     conversation: its last message is answered, or continued where it is the assistant's.
     """
     from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.commands.generate.measure import Run
+    from llmcli.commands.generate.run import Presentation
 
     out = Output("generate", output)
     if "" in (text.stop or ()):

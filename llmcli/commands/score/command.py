@@ -6,8 +6,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.commands.score.measure import compare, measure_score
-from llmcli.commands.score.report import Score, ScoredToken
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.shell.encoding import pieces
@@ -20,6 +18,7 @@ from llmcli.shell.running import kernels_of, load_model, require_supported
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
+    from llmcli.commands.score.report import Score
     from llmcli.model import Model
     from llmcli.text import Tokenizer
 
@@ -81,6 +80,7 @@ def command(
     Logarithms are natural; rank 1 is the likeliest token. A text longer than the context is
     read in overlapping windows.
     """
+    from llmcli.commands.score.measure import compare
     from llmcli.commands.score.view import render_score, render_versus
     from llmcli.ui.stats import model_line
 
@@ -124,6 +124,8 @@ def _scored(
     """The score of one model (`spec` instead of `--model`), what the model is, and the score as
     JSON has it; the model is freed then.
     """
+    from llmcli.commands.score.measure import measure_score
+
     model = load_model(options, out, text=request.text.ids is None, spec=spec).model
     window, stride = request.windows(model)
     if request.text.ids is not None:
@@ -157,6 +159,8 @@ def _body(score: Score, tokenizer: Tokenizer | None) -> dict[str, Any]:
 
     The tokens can be read once: where nothing is written, they are not made.
     """
+    from llmcli.commands.score.report import ScoredToken
+
     fields = {name: value for name, value in vars(score).items() if name != "seconds"}
     names = ScoredToken.__slots__
     fields["tokens"] = (

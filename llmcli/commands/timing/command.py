@@ -8,10 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmcli.anatomy.counts import PROMPT_CHUNK, memory_need
-from llmcli.anatomy.work import step_bytes
-from llmcli.commands.timing.report import PHASES, PhaseName, Stage, TimingReport
-from llmcli.commands.timing.view.trace import trace_size
 from llmcli.errors import CheckFailed, PromptTooLong
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
@@ -31,6 +27,7 @@ from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
+    from llmcli.commands.timing.report import PhaseName, Stage, TimingReport
     from llmcli.model import Model
     from llmcli.records.ceilings import Ceilings
 
@@ -100,6 +97,9 @@ class TimingOptions:
 
     def check_trace(self, layers: int, tokens: int) -> None:
         """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
+        from llmcli.anatomy.counts import PROMPT_CHUNK
+        from llmcli.commands.timing.view.trace import trace_size
+
         if self.trace is not None:
             calls = self.new_tokens
             if "prefill" in self.phases:
@@ -111,6 +111,8 @@ class TimingOptions:
     @property
     def phases(self) -> tuple[PhaseName, ...]:
         """The phases that are timed."""
+        from llmcli.commands.timing.report import PHASES
+
         return PHASES if self.phase == "both" else (self.phase,)
 
     @property
@@ -136,6 +138,7 @@ def command(
     measured here first, and what limits it. Instrumented runs and bare ones take turns, which
     shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
     """
+    from llmcli.commands.timing.report import Stage
     from llmcli.commands.timing.view.screen import render_opening, render_timing
     from llmcli.ui.stats import model_line
 
@@ -196,6 +199,8 @@ def _baseline(
     import torch
 
     from llmcli import devices
+    from llmcli.anatomy.counts import memory_need
+    from llmcli.anatomy.work import step_bytes
     from llmcli.families import plan, translate
     from llmcli.loading.load import arithmetic_on
     from llmcli.measure.ceilings import measure_ceilings
@@ -266,6 +271,8 @@ def _ids(
 
 def _stages(loaded: Loaded) -> list[Stage]:
     """The steps that run once in each process."""
+    from llmcli.commands.timing.report import Stage
+
     held = next(peak for peak in loaded.peaks if peak.phase == "load")
     gpu = loaded.model.device.type == "cuda"
     random = loaded.model.random_seed is not None

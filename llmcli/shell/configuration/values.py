@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from itertools import chain
@@ -41,6 +41,11 @@ COMMAND_LINE_ONLY: Mapping[str, str] = {
     "revision": _MODEL, "hf-repo": _MODEL,
     "hf-token": "secrets are not for this file: set HF_TOKEN",
 }  # fmt: skip
+
+
+def listed(parameters: Iterable[Any]) -> list[Any]:
+    """The options among the parameters of a command that its help lists."""
+    return [one for one in parameters if one.param_type_name == "option" and not one.hidden]
 
 
 def settable(option: Any) -> bool:
@@ -181,8 +186,7 @@ def _key(option: Any) -> str:
 
 
 def _by_key(command: Any) -> dict[str, Any]:
-    options = (p for p in command.params if p.param_type_name == "option" and not p.hidden)
-    return {_key(option): option for option in options}
+    return {_key(option): option for option in listed(command.params)}
 
 
 @cache

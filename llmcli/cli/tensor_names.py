@@ -1,11 +1,8 @@
-"""`llmcli _complete KIND WORD LINE…`: what a shell offers that depends on models. No torch.
+"""The names of models, of their tensors and layers, for completion in a shell. No torch.
 
-WORD is what has been typed of the word, LINE the command line before it. A candidate a line; one
-that ends in `.` or `[` is to be continued. It reads headers and the names of cached files, never
-uses the network, and says nothing where something goes wrong: somebody is typing.
-
-What a model has is kept in `completion/` of llmcli's cache until its file changes: finding it takes
-0.2 s, reading it 1 ms.
+Read from headers and from the names of cached files; the network is never used. What a model has
+is kept in `completion/` of llmcli's cache until its file changes: finding it takes 0.2 s, reading
+it 1 ms.
 """
 
 from __future__ import annotations
@@ -13,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,43 +22,25 @@ from llmcli.errors import LlmcliError
 if TYPE_CHECKING:
     from llmcli.checkpoints.names import HubId
 
-_KINDS = {
+KINDS = {
     "names": ("activation", "state", "parameter"),
     "tensor": ("activation", "parameter"),
     "weights": ("parameter",),
 }
 _LAYER = re.compile(r"(blocks|cache)\.([^.]*)\.")
 _MOST = 64  # files of names that are kept
-_WANTS_MODEL = ("-m", "--model")
 
 Tensors = dict[str, list[str]]  # kind → names
 
 
-def answer(argv: Sequence[str]) -> None:
-    """Prints the candidates. Never raises."""
-    try:
-        kind, word, *line = argv
-        for candidate in candidates(kind, word.lstrip("\"'"), line):
-            if candidate.startswith(word.lstrip("\"'")):
-                print(candidate)
-        sys.stdout.flush()
-    except Exception:  # whatever it is, a prompt is no place for it
-        return
+def tensor_names(kind: str, word: str, line: Sequence[str]) -> Iterator[str]:
+    """Names and patterns of tensors behind the last comma of `word`; `tensor`: the name of one.
 
-
-def candidates(kind: str, word: str, line: Sequence[str]) -> Iterable[str]:
-    """All that may stand for `word`, behind the part of it that is there already."""
-    if kind in ("model", "stored"):
-        return _models(local=kind == "stored", owned="rm" in line)
-    try:
-        path = _path(_model_of(line))
-    except (LlmcliError, OSError, ValueError, KeyError):  # such as half of a name
-        path = None
-    found = _tensors(path)
-    if kind == "layers":
-        return _layers(word, found)
+    `kind` is one of `KINDS`, `line` the words before, which may name the model.
+    """
+    found = _tensors(line)
     head, comma, part = word.rpartition(",") if kind != "tensor" else ("", "", word)
-    names = [name for one in _KINDS[kind] for name in found[one]]
+    names = [name for one in KINDS[kind] for name in found[one]]
     return (f"{head}{comma}{name}" for name in _names(part, names, globs=kind != "tensor"))
 
 
@@ -90,15 +69,16 @@ def _names(part: str, names: Sequence[str], *, globs: bool) -> Iterator[str]:
                     if not (globs and layer == "*"))  # fmt: skip
 
 
-def _layers(word: str, found: Tensors) -> Iterator[str]:
-    """Numbers behind what is there of a list or range, `0,3-`."""
-    there = re.match(r"(.*[,-])?", word)
-    before = there[0] if there else ""
-    numbers = {int(m[2]) for n in found["activation"] if (m := _LAYER.match(n)) and m[2].isdigit()}
+def layer_numbers(word: str, line: Sequence[str]) -> Iterator[str]:
+    """Numbers of layers behind a list or range that has begun, `0,3-`."""
+    before = word[: max(word.rfind(","), word.rfind("-")) + 1]
+    names = _tensors(line)["activation"]
+    numbers = {int(found[2]) for name in names
+               if (found := _LAYER.match(name)) and found[2].isdigit()}  # fmt: skip
     yield from (f"{before}{number}" for number in sorted(numbers))
 
 
-def _models(*, local: bool, owned: bool) -> Iterator[str]:
+def model_names(*, local: bool = False, owned: bool = False) -> Iterator[str]:
     """Models of the catalog and in the caches.
 
     `local`: that are on this machine; `owned`: that are in a cache, not in the package.
@@ -106,38 +86,28 @@ def _models(*, local: bool, owned: bool) -> Iterator[str]:
     from llmcli.checkpoints.cache.inventory import Inventory
 
     for stored in Inventory.read().stored():
-        there = stored.model.state != "not fetched"
-        if not local or (there and not (owned and stored.model.place == "package")):
+        fetched = stored.model.state != "not fetched"
+        if not local or (fetched and not (owned and stored.model.place == "package")):
             yield stored.model.name
 
 
 def _model_of(line: Sequence[str]) -> str | None:
     """The model that a command line names, else the environment or the configuration file."""
-    named = None
-    for at, raw in enumerate(line):
-        name, _, value = raw.partition("=")
-        if name in _WANTS_MODEL and at + 1 < len(line):
-            # bash takes `--model=tiny` apart at the sign
-            named = value or line[at + 2 if line[at + 1] == "=" and at + 2 < len(line) else at + 1]
-    if named is None:
-        named = os.environ.get("LLMCLI_MODEL") or _configured(line[1] if len(line) > 1 else "")
+    named = os.environ.get("LLMCLI_MODEL") or _configured(line[0])
+    for word, following in pairwise((*line, "")):
+        name, _, value = word.partition("=")
+        if name in ("-m", "--model"):
+            named = value or following
     return None if named is None else named.strip("\"'")
 
 
 def _configured(command: str) -> str | None:
     """`model` of the configuration file, of the command's own table or of all."""
-    from llmcli.shell.configuration.file import place
+    from llmcli.cli.tree import LlmcliRoot
+    from llmcli.shell.configuration.file import read
 
-    path, _ = place()
-    if path is None or not path.is_file():
-        return None
-    import tomllib
-
-    settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    own = settings.get(command)
-    found = own.get("model") if isinstance(own, dict) else None
-    found = found or settings.get("model")
-    return found if isinstance(found, str) else None
+    keys = read(LlmcliRoot.configured).keys(command)
+    return next((str(key.value) for key in reversed([*keys]) if key.name == "model"), None)
 
 
 def _path(spec: str | None) -> Path | None:
@@ -168,16 +138,20 @@ def _snapshot(model: HubId) -> Path:
     return place / "snapshots" / commit / (model.file or "")
 
 
-def _tensors(path: Path | None) -> Tensors:
+def _tensors(line: Sequence[str]) -> Tensors:
     """The names of a model's tensors by kind; without one those that models have."""
     from llmcli import __version__
     from llmcli.checkpoints.catalog import cache_dir
 
+    try:
+        path = _path(_model_of(line))
+    except (LlmcliError, OSError, ValueError, KeyError):  # such as half of a name
+        path = None
     key = f"{__version__} {_stamp(path)}"
     place = cache_dir() / "completion" / f"{sha256(key.encode()).hexdigest()[:16]}.json"
     try:
         kept = json.loads(place.read_text(encoding="utf-8"))
-        return {kind: list(kept[kind]) for kind in _KINDS["names"]}
+        return {kind: list(kept[kind]) for kind in KINDS["names"]}
     except (OSError, ValueError, KeyError, TypeError):
         found = _read(path)
     with suppress(OSError, LlmcliError):  # a cache that cannot be written to only makes it slower

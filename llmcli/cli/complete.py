@@ -1,0 +1,219 @@
+"""`llmcli _complete SHELL WORD…`: what may stand for the last word of a command line. No torch.
+
+The scripts in `assets/completions` ask while somebody types. The answer's first line says what to
+do with a candidate (`words`: a space follows it; `part`: none does, it is to be continued;
+`files`: it is a path), each further line is one: for zsh with `:` and its description, for fish
+with a tab, and only these. Nothing is printed where something goes wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from llmcli.cli.tensor_names import layer_numbers, model_names, tensor_names
+
+# options and commands whose files have these endings, where the command's module has no `FILES`
+ENDINGS = {
+    ("ladder", "save"): ("png", "json"),
+    ("timing", "trace"): ("json",),
+    ("chat", "save"): ("json",),
+}
+WEIGHTS = ("gguf", "safetensors")  # endings of a model that is one file
+CONTINUED = (".", "[", "/")  # a candidate that ends so is to be continued
+
+Found = tuple[str, Iterable[str]]  # `words`, `list`, `files` or `paths` (of any ending), and which
+
+
+def answer(argv: Sequence[str]) -> None:
+    """Prints the candidates for the last of the words `argv[1:]`. Never raises."""
+    try:
+        shell, *words = argv
+        sys.stdout.write("".join(f"{line}\n" for line in lines(shell, words)))
+        sys.stdout.flush()
+    except Exception:  # whatever it is, a prompt is no place for it
+        return
+
+
+def lines(shell: str, words: Sequence[str]) -> Iterator[str]:
+    """The answer for a shell (`bash`, `zsh`, `fish`), line by line."""
+    line, word, before, cut = split_words(words, bash=shell == "bash")
+    kind, found = candidates(line, word)
+    described = found if isinstance(found, Mapping) else dict.fromkeys(found, "")
+    fit = {
+        f"{before}{value[cut:]}": text for value, text in described.items()
+        if value.startswith((word, f"./{word}"))  # a folder where a model is named
+    }  # fmt: skip
+    if shell == "bash":
+        yield "files" if kind in ("files", "paths") else _end(kind, fit)
+        yield from (value.rstrip("/") for value in fit)
+    elif shell == "zsh":
+        yield "files" if kind == "paths" else _end(kind, fit)
+        for value, text in fit.items():
+            escaped = value.replace("\\", "\\\\").replace(":", "\\:")
+            yield f"{escaped}:{text}" if text else escaped
+    else:
+        yield from (f"{value}\t{text}".rstrip("\t") for value, text in fit.items())
+
+
+def _end(kind: str, found: Iterable[str]) -> str:
+    return "part" if kind == "list" or any(one.endswith(CONTINUED) for one in found) else "words"
+
+
+def split_words(words: Sequence[str], *, bash: bool) -> tuple[list[str], str, str, int]:
+    """The words before the last one, without the program; the last one; what stays of it.
+
+    Of `--dtype=float3` the value is the last word, and what is before it stays. bash takes that
+    apart at the sign, and `hf:org/name` at the colon: all is the last word, but a number of its
+    characters are not to be repeated.
+    """
+    joined: list[str] = []
+    for one in words[1:]:
+        if bash and joined and (one == ":" or joined[-1].endswith(":")):
+            joined[-1] += one
+        else:
+            joined.append(one)
+    if bash and joined[-1] == "=":
+        joined.append("")
+    *line, word = (one for one in joined if one != "=" or not bash)
+    word = word.lstrip("\"'")
+    name, sign, value = word.partition("=")
+    if sign and name.startswith("-"):
+        return [*line, name], value, f"{name}=", 0
+    return line, word, "", word.rfind(":") + 1 if words[-1] not in joined[-1:] else 0
+
+
+def candidates(line: Sequence[str], word: str) -> Found:
+    """All that may follow the words of `line`, to begin with `word`."""
+    from llmcli.cli.tree import root
+
+    top: Any = root()
+    context: Any = top.make_context("llmcli", [], resilient_parsing=True)
+    at = next((n for n, one in enumerate(line) if one in top.entries), None)
+    if at is None:
+        if word.startswith("-"):
+            return "words", _options(top, context, line)
+        return "words", {name: top.entries[name].summary for name in top.list_commands(context)}
+    name, both, after = line[at], " ".join(line[at : at + 2]), line[at + 1 :]
+    nested = {one: entry for one, entry in top.nested.items() if one.split()[0] == name}
+    if (both := top.aliases.get(both, both)) in nested:
+        name, after, nested = both, line[at + 2 :], {}
+    command = top.get_command(context, name)
+    inner = command.make_context(name, [], parent=context, resilient_parsing=True)
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    valued = {
+        spelled: option for option in command.get_params(inner)
+        if option.param_type_name == "option" and not option.is_flag
+        for spelled in (*option.opts, *getattr(option, "aliases", ()))
+    }  # fmt: skip
+    if after and (option := valued.get(after[-1])):
+        return _values(name, option, word, line)
+    if word.startswith("-"):
+        return "words", _options(command, inner, after)
+    before = sum(
+        not one.startswith("-") and previous not in valued
+        for previous, one in zip(("", *after), after, strict=False)
+    )
+    if nested and not after:
+        return "words", {one.split()[1]: entry.summary for one, entry in nested.items()}
+    if arguments and (before < len(arguments) or arguments[-1].nargs < 0):
+        return _arguments(name, arguments[min(before, len(arguments) - 1)], word, line, before)
+    return "words", ()
+
+
+def _options(command: Any, context: Any, line: Sequence[str]) -> dict[str, str]:
+    """The names of the options that are listed, and can be given once more, with their help."""
+    from llmcli.shell.configuration.values import listed
+
+    return {
+        name: _short(option.help or "")
+        for option in listed(command.get_params(context))
+        if option.multiple or set(line).isdisjoint(option.opts)
+        for name in sorted(option.opts, key=len)
+    }
+
+
+def _short(text: str) -> str:
+    """The help's first sentence, without the default."""
+    text = re.sub(r"\s*\[default[^]]*\]", "", text)
+    return re.split(r"(?<=[a-z)])[.;:] ", text)[0].rstrip(".")
+
+
+def _arguments(command: str, argument: Any, word: str, line: Sequence[str], before: int) -> Found:
+    """What an argument can be; there are `before` others before it."""
+    from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.cli.topics import TOPICS
+    from llmcli.cli.tree import ENTRIES
+
+    if command in ("models rm", "models path"):
+        return "words", model_names(local=True, owned=command == "models rm")
+    if command == "help":
+        return "words", () if before else (*TOPICS, *ENTRIES)
+    if argument.metavar == "[NAME[INDEX]]":
+        return "words", tensor_names("tensor", word, line)
+    if argument.metavar in ("A", "B"):
+        return "paths", _files(word)
+    return "words", CATALOG if argument.metavar == "NAME..." else ()
+
+
+def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
+    """What the value of an option can be."""
+    from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.records.head_metrics import METRICS
+
+    metavar, name = str(option.metavar or ""), str(option.name)
+    metrics = tuple(metric.name for metric in METRICS)
+    if name in ("model", "versus", "draft"):
+        names = chain(("ngram",) * ("ngram" in metavar), CATALOG, model_names())
+        return "files", chain(names, _files(word, WEIGHTS, model=True))
+    if name == "device":
+        return "words", ("auto", "cpu", "cuda", "mps")
+    if name == "map":
+        return "words", metrics
+    if name == "metrics":
+        before = word[: word.rfind(",") + 1]
+        return "list", (f"{before}{one}" for one in ("all", *metrics))
+    if name in ("name", "filter"):
+        return "words", tensor_names("weights" if command == "load" else "names", word, line)
+    if name == "layer":
+        return "words", layer_numbers(word, line)
+    if choices := option.conversion.choices:
+        return "words", choices
+    if metavar.startswith(("FILE", "PATH")):
+        module = sys.modules[f"llmcli.commands.{command.split()[0]}.command"]
+        own = getattr(module, "FILES", ()) if "--output" in option.opts else ()
+        endings = ENDINGS.get((command, name), own) if metavar.startswith("FILE") else ()
+        return ("files", _outputs(command, word, endings)) if endings else ("paths", _files(word))
+    return "words", [one for one in metavar.split("|") if not one.isupper()] * ("|" in metavar)
+
+
+def _outputs(command: str, word: str, endings: Sequence[str]) -> Iterator[str]:
+    """A file that is written: `word`, else the command's name, with each ending; then what is."""
+    folder, name = os.path.split(word)
+    stem = os.path.join(folder, os.path.splitext(name)[0] or command.split()[0])
+    yield from (f"{stem}.{ending}" for ending in endings)
+    yield from _files(word, endings)
+
+
+def _files(word: str, endings: Sequence[str] = (), *, model: bool = False) -> Iterator[str]:
+    """Paths that begin with `word`: folders, which end in `/`, and files with these endings.
+
+    The name of a folder alone names no `model`: it is written `./name`.
+    """
+    start = os.path.basename(word)
+    folder = word[: len(word) - len(start)]
+    here = "./" if model and not word.startswith((".", "/", "~")) and not folder else folder
+    try:
+        entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda one: one.name)
+    except OSError:  # there is no such folder
+        return
+    for entry in entries:
+        if entry.name.startswith(start) and (start or not entry.name.startswith(".")):
+            if entry.is_dir():
+                yield f"{here}{entry.name}/"
+            elif not endings or entry.name.endswith(tuple(f".{one}" for one in endings)):
+                yield f"{folder}{entry.name}"

@@ -1,1 +1,0 @@
-"""The completion scripts of bash, zsh and fish, and what they ask while somebody types."""
