@@ -18,8 +18,8 @@ def tensor(name="blocks.29.attn.pattern", **changes):
         **{
             "name": name, "kind": "activation", "axes": ("H", "T", "S"), "shape": (9, 12, 12),
             "dtype": "float32", "formula": "A = softmax(S)", "mean": 0.0833333,
-            "std": 0.25, "low": 0.0, "high": 1.0, "norm": 12.5, "masked": 0, "nan": 0,
-            "infinite": 0, "first_bad": None, **changes,
+            "std": 0.25, "min": 0.0, "max": 1.0, "norm": 12.5, "masked": 0, "nan": 0,
+            "inf": 0, "first_bad": None, **changes,
         }
     )  # fmt: skip
 
@@ -52,8 +52,8 @@ def test_screens(golden):
     mixed = report(*layers(9, "attn.z"), *layers(9, "mlp.post"), *layers(1, "ssm.x"))
     fault = tensor("blocks.4.attn.q", nan=1, first_bad=(0,))
     fault = report(*layers(4, "attn.q"), fault, *layers(30, "attn.k"), not_finite="x")
-    one = report(tensor(mean=-8.5e-05, std=3.5, low=-7.25, high=8.125, norm=99.5))
-    bad = tensor("blocks.0.mlp.post", nan=3, infinite=1, first_bad=(0, 1, 2), mean=math.nan)
+    one = report(tensor(mean=-8.5e-05, std=3.5, min=-7.25, max=8.125, norm=99.5))
+    bad = tensor("blocks.0.mlp.post", nan=3, inf=1, first_bad=(0, 1, 2), mean=math.nan)
     bad = report(bad, tensor("embed"), not_finite="`blocks.0.mlp.post[0,1,2]` is nan")
     golden("dump", {
         "all there is to say in a wide terminal": dump(report(), 200),

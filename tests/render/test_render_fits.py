@@ -90,7 +90,7 @@ def of_dump(words="", **changes):
     return lambda: [render_dump(found, TITLE)]
 
 
-BAD_DUMP = of_dump("`x` is nan", nan=3, infinite=1, first_bad=(0, 1, 2))
+BAD_DUMP = of_dump("`x` is nan", nan=3, inf=1, first_bad=(0, 1, 2))
 
 
 def of_experts():
@@ -132,7 +132,7 @@ VIEWS = {
         ["1.500", "0.500", "150.00 ± 2.00", "1.450 … 1.550", "within noise"],
     ),
     "dump": (
-        of_dump(masked=66, mean=-8.681e-05, low=-123456.789), 40, ["blocks.29.attn.pattern "]
+        of_dump(masked=66, mean=-8.681e-05, min=-123456.789), 40, ["blocks.29.attn.pattern "]
     ),
     "dump that is not finite": (BAD_DUMP, 40, ["blocks.29.attn.pattern ", " 3, 1"]),
     "and its shape": (BAD_DUMP, 60, ["[9 12 12]"]),
