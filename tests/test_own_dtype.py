@@ -22,7 +22,7 @@ from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import measure_load
 from llmcli.commands.load.view import render_load
-from llmcli.commands.shapes.measure.tensors import ShapesRequest
+from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes

@@ -158,8 +158,8 @@ VIEWS = {
     "score": (of_scores, 40, []),
     "shapes": (
         lambda: [
-            shape_views.render_shapes(shapes.REPORT, "m"),
-            shape_views.render_overview(shapes.few_lines(), "m"),
+            shape_views.render_shapes(shapes.REPORT, "m", detailed=True),
+            shape_views.render_shapes(shapes.few_lines(), "m", detailed=False),
         ], 40, [],
     ),
     "states": (lambda: [states.render_states(states.report(), "a model")], 40, []),

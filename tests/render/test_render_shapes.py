@@ -1,6 +1,7 @@
 """The tables of shapes as text: widths, folding, what spills below a row, hostile names."""
 
 from dataclasses import replace
+from itertools import starmap
 
 from drawn import changes, printed, shown
 from rich.text import Text
@@ -8,8 +9,13 @@ from rich.text import Text
 from llmcli.commands.shapes import report as made
 from llmcli.commands.shapes import view as views
 from llmcli.records.checks import ViewCheck
+from llmcli.records.text import Token
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.letters import axis_line
+
+
+def token(id, text):
+    return Token(id=id, text=text)
 
 
 def tensor(**change):
@@ -29,7 +35,8 @@ QUERY = made.ShapeRow(
     formula="Q = T¹ W_q", memory="view of attn.qkv", source="",
 )  # fmt: skip
 STORED = made.Stored(
-    source="blk.0.attn_q.weight", shape=(576, 576), format="Q4_1", bytes=207360,
+    source="blk.0.attn_q.weight", stored_shape=(576, 576), stored_format="Q4_1",
+    stored_bytes=207360,
     operations=("unpaired rows of 9 heads",),
 )  # fmt: skip
 WEIGHT = made.ShapeRow(
@@ -54,9 +61,9 @@ REPORT = made.ShapesReport(
         made.LetterValue(letter="T", documents="n", values=(12, 1)),
         made.LetterValue(letter="H", documents="h", values=(9,)),
     ),
-    kinds=(made.LayerKind(layers=tuple(range(30)), window=None),), tensors=(),
+    layers=(made.LayerKind(layers=tuple(range(30)), window=None),), tensors=(),
     rows=(WEIGHT, QUERY, KEPT),
-    growth=made.CacheGrowth(per_token=46080, per_layer=(1536,), prefill=552960, decode=599040),
+    cache=made.CacheGrowth(per_token=46080, per_layer=(1536,), prefill=552960, decode=599040),
     flops=(
         made.CallFlops(phase="prefill", flops=3_230_000_000, flops_full=3_240_000_000),
         made.CallFlops(phase="decode", flops=270_000_000, flops_full=270_000_000),
@@ -70,6 +77,14 @@ def of(*rows, **changed):
     return replace(REPORT, rows=rows, **changed)
 
 
+def every(report, title="m"):
+    return views.render_shapes(report, title, detailed=True)
+
+
+def few(report, title="m"):
+    return views.render_shapes(report, title, detailed=False)
+
+
 def test_screens(golden):
     kinds = (
         made.LayerKind(layers=(0, 2, 4), window=None), made.LayerKind(layers=(1, 3, 5), window=4096)
@@ -77,8 +92,8 @@ def test_screens(golden):
     caches = [
         replace(KEPT, name=f"cache.{{{n}}}.k", layers=kind.layers) for n, kind in enumerate(kinds)
     ]
-    windows = of(*caches, kinds=kinds, growth=replace(REPORT.growth, per_layer=(1536, 768)))
-    prompt = replace(REPORT, prompt=((5, "a b"), (6, "\x1b[31m"), (7, "")))
+    windows = of(*caches, layers=kinds, cache=replace(REPORT.cache, per_layer=(1536, 768)))
+    prompt = replace(REPORT, prompt=tuple(starmap(token, [(5, "a b"), (6, "\x1b[31m"), (7, "")])))
     wide = replace(QUERY, tensors=(tensor(dtype="bfloat16"), DECODE))
     alone = replace(QUERY, name="blocks.0.attn.q", layers=(0,))
     other = replace(QUERY, name="blocks.1.attn.k", layers=(1,))
@@ -93,30 +108,30 @@ def test_screens(golden):
     letter = REPORT.letters[:1]
     columns = (Column("a", right=False), Column("bb", drop=1), Column("c", drop=2))
     cells = [[Text("xxxxxx"), Text("yyyyyy"), Text("zzzzzz")]]
-    whole = shown(views.render_shapes(REPORT, "m"), width=200)
+    whole = shown(every(REPORT), width=200)
 
     def new(report):
-        return changes(whole, shown(views.render_shapes(report, "m"), width=200))
+        return changes(whole, shown(every(report), width=200))
 
     golden("shapes", {
         "a wide screen has every column in one line": whole,
-        "a narrow one loses nothing": shown(views.render_shapes(REPORT, "m"), width=55),
+        "a narrow one loses nothing": shown(every(REPORT), width=55),
         "the narrowest has letters and numbers below the name":
-            shown(views.render_shapes(of(QUERY), "m"), width=32),
+            shown(every(of(QUERY)), width=32),
         "the tokens of the prompt": new(prompt),
         "only the first of a long prompt": new(
-            replace(prompt, prompt=tuple((1, f"x{at}") for at in range(99)))
+            replace(prompt, prompt=tuple(token(1, f"x{at}") for at in range(99)))
         ),
         "an example is called one": new(replace(REPORT, example=True)),
         "dtypes that differ have a column": new(of(wide, QUERY)),
         "what is derived is said": new(of(WEIGHT, replace(QUERY, memory="derived"), KEPT)),
-        "windows of layers and of the cache": shown(views.render_shapes(windows, "m"), width=200),
-        "what was not folded is not identical": shown(views.render_shapes(of(alone, other), "m")),
-        "what was folded is": shown(views.render_shapes(of(rest, QUERY), "m")),
-        "on few lines": shown(views.render_overview(few_lines(), "m")),
-        "on few lines, in 40 columns": shown(views.render_overview(few_lines(), "m"), width=40),
-        "hostile names": shown(views.render_shapes(of(hostile), title), width=200),
-        "hostile names on few lines": shown(views.render_overview(of(hostile), title)),
+        "windows of layers and of the cache": shown(every(windows), width=200),
+        "what was not folded is not identical": shown(every(of(alone, other))),
+        "what was folded is": shown(every(of(rest, QUERY))),
+        "on few lines": shown(few(few_lines())),
+        "on few lines, in 40 columns": shown(few(few_lines()), width=40),
+        "hostile names": shown(every(of(hostile), title), width=200),
+        "hostile names on few lines": shown(few(of(hostile), title)),
         "the tensors of a file": shown(views.render_stored([STORED], "file")),
         "hostile ones":
             shown(views.render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title)),
@@ -135,7 +150,7 @@ def test_screens(golden):
         ],
     })  # fmt: skip
     for view in (
-        views.render_overview(of(hostile), title), views.render_shapes(of(hostile), title),
+        few(of(hostile), title), every(of(hostile), title),
         views.render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title),
     ):  # fmt: skip
         assert not {"\x1b", "\x07"} & set(printed(view))
@@ -159,4 +174,4 @@ def few_lines():
     same = replace(raw, name="logits", memory="view of logits_raw")
     long = replace(QUERY, name="blocks.{0-29}.attn.k", formula="K = " + "x " * 20 + "x")
     kinds = (made.LayerKind(layers=tuple(range(30)), window=4096),)
-    return of(WEIGHT, entry, later, norm, QUERY, long, raw, same, KEPT, kinds=kinds, example=True)
+    return of(WEIGHT, entry, later, norm, QUERY, long, raw, same, KEPT, layers=kinds, example=True)

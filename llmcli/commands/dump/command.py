@@ -215,9 +215,14 @@ def _dumped(
         if kind is not None and file is not None:
             writer = array_writer(kind, file, arrays, about)
         report = measure_dump(
-            model, ids, plan, generate=generate, check=not dump.no_check,
-            write=None if writer is None else writer.write_parts, progress=progress,
-        )  # fmt: skip
+            model,
+            ids,
+            plan,
+            generate=generate,
+            check=not dump.no_check,
+            write=None if writer is None else writer.write_parts,
+            progress=progress,
+        )
         written = 0
         if writer is not None and file is not None:
             writer.finish(metadata(report.tokens, len(ids)))

@@ -84,9 +84,13 @@ def plan_dump(
     for spec in specs:
         batch = int(spec.kind != "parameter")
         plans[spec.name] = DumpPlan(
-            name=spec.name, kind=spec.kind, axes=spec.axes[batch:], shape=spec.shape[batch:],
-            dtype=spec.dtype or dtype, formula=spec.formula,
-        )  # fmt: skip
+            name=spec.name,
+            kind=spec.kind,
+            axes=spec.axes[batch:],
+            shape=spec.shape[batch:],
+            dtype=spec.dtype or dtype,
+            formula=spec.formula,
+        )
     return tuple(plans[name] for name in known(config) if name in wanted)
 
 
@@ -421,10 +425,16 @@ def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> Dumped
     bad = found.first_bad
     return DumpedTensor(
         **{**vars(one), "shape": shape},
-        mean=found.mean, std=found.std, min=found.low, max=found.high, norm=found.norm,
-        masked=found.masked, nan=found.nan, inf=found.infinite,
+        mean=found.mean,
+        std=found.std,
+        min=found.low,
+        max=found.high,
+        norm=found.norm,
+        masked=found.masked,
+        nan=found.nan,
+        inf=found.infinite,
         first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
-    )  # fmt: skip
+    )
 
 
 def _first_bad(tensor: DumpedTensor) -> str:

@@ -48,11 +48,10 @@ def render_dump(report: DumpReport, model: str, *, every: bool = False) -> Rende
     """
     tensors = report.tensors if every else some_layers(report.tensors)
     columns = [one for one in _COLUMNS if report.not_finite or one[0] is not _BAD]
-    rows = [
-        [Text(one_line(cell(tensor)), "" if tensor.first_bad is None else WRONG)
-         for _, cell in columns]
-        for tensor in tensors
-    ]  # fmt: skip
+    rows = []
+    for tensor in tensors:
+        style = "" if tensor.first_bad is None else WRONG
+        rows.append([Text(one_line(cell(tensor)), style) for _, cell in columns])
     return Group(
         Text(one_line(model), style=HEADING),
         Dotted(list(_facts(report)), FAINT),

@@ -215,16 +215,18 @@ def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Out
 
     lines = chosen(report, load)
     brief = load.filter is not None
+    how = {"brief": brief, "full": load.all, "checks": out.checks}
     document = members(replace(report, ledger=tuple(lines)) if brief else report)
     out.present(
-        lambda: render_load(
-            report, about["name"] if load.check else model_line(about),
-            None if load.check else lines, brief=brief, full=load.all, checks=out.checks,
+        lambda: (
+            render_load(report, about["name"], None)
+            if load.check
+            else render_load(report, model_line(about), lines, **how)
         ),
         document | {"checks": checks_document(report.checks)},
         model=about,
         environment=environment(kernels=() if load.check else kernels_of(about)),
-    )  # fmt: skip
+    )
 
 
 def _refetch(model: ModelOptions) -> str:

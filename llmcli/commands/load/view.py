@@ -67,10 +67,9 @@ def render_load(
     if full:
         time = [Rows(_STAGES, list(_stages(report))), Text("")]
     wrong = verdicts(report, every=False, more=() if full else _MORE)
-    return Group(
-        heading, *(() if checks else (*wrong, *_notes(report), *shared)), facts, Text(""), table,
-        Text(""), *time, *((*shared, *verdicts(report)) if checks else ()),
-    )  # fmt: skip
+    first = [] if checks else [*wrong, *_notes(report), *shared]
+    last = [*shared, *verdicts(report)] if checks else []
+    return Group(heading, *first, facts, Text(""), table, Text(""), *time, *last)
 
 
 def _facts(report: LoadReport) -> Iterator[str]:

@@ -89,10 +89,17 @@ def _stored_parts(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[Tensor]:
 def _numbers(found: Statistics, shape: tuple[int, ...]) -> Numbers:
     bad = found.first_bad
     return Numbers(
-        count=found.seen, mean=found.mean, std=found.std, min=found.low, max=found.high,
-        zeros=found.zeros, nan=found.nan, inf=found.infinite, negative_inf=found.negative,
+        count=found.seen,
+        mean=found.mean,
+        std=found.std,
+        min=found.low,
+        max=found.high,
+        zeros=found.zeros,
+        nan=found.nan,
+        inf=found.infinite,
+        negative_inf=found.negative,
         first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
-    )  # fmt: skip
+    )
 
 
 def not_finite(name: str, numbers: Numbers | None) -> str:

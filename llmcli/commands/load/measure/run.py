@@ -90,7 +90,10 @@ def measure_load(
     lines = ledger_lines(model.ledger, checkpoint, model.config, numbers)
     tied = model.decoder.weight("embed.W").nbytes
     return model, _report(
-        checkpoint, about, lines, stages,
+        checkpoint,
+        about,
+        lines,
+        stages,
         LoadMemory(before=base, peak=peak.resident, device=peak.device),
         (not_finite(line.parameter or "", line.numbers) for line in lines),
         checks=[filled_check(lines, model.config)],
@@ -123,8 +126,11 @@ def check_files(
         with stages("hash", checkpoint.nbytes):
             digests, differs, confirmed = digest_checks(checkpoint)
     return _report(
-        checkpoint, about, tuple(replace(line, numbers=numbers.get(line.source)) for line in lines),
-        stages, LoadMemory(before=base, peak=peak.resident, device=peak.device),
+        checkpoint,
+        about,
+        tuple(replace(line, numbers=numbers.get(line.source)) for line in lines),
+        stages,
+        LoadMemory(before=base, peak=peak.resident, device=peak.device),
         (not_finite(name, one) for name, one in numbers.items()),
         checks=[*digests, difference(OUTLIERS, _ALIKE, outliers)],
         notes=[*differs, *(() if digests or differs else (NO_DIGEST,))],
