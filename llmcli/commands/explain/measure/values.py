@@ -187,9 +187,7 @@ def local(values: Values, shown: Mapping[str, Indices]) -> LocalCheck | None:
         index=most.index,
         derived=most.derived,
         kernel=most.kernel,
-        difference=0.0 if most.derived == most.kernel else abs(most.derived - most.kernel),
         tolerance=most.allowed,
-        ok=not wrong,
     )
 
 
