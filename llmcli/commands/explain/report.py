@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import derived as member
@@ -23,20 +23,16 @@ class Coordinate:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A number that formulas and the fast kernel (`kernel`) compute."""
+    """A number that formulas (its field `BY_FORMULAS`) and the fast kernel (`kernel`) compute."""
 
+    BY_FORMULAS: ClassVar[str] = "derived"
     kernel: float
     tolerance: float
-
-    @property
-    def by_formulas(self) -> float:
-        """The number that the formulas give."""
-        raise NotImplementedError
 
     @member
     def difference(self) -> float:
         """Distance of the two; −∞ of a mask is equal to itself."""
-        ours = self.by_formulas
+        ours: float = getattr(self, self.BY_FORMULAS)
         return 0.0 if ours == self.kernel else abs(ours - self.kernel)
 
     @member
@@ -57,6 +53,7 @@ class Step(Compared):
     are the numbers of the steps that it follows from.
     """
 
+    BY_FORMULAS: ClassVar[str] = "value"
     number: int
     name: str
     index: tuple[int, ...]
@@ -75,11 +72,6 @@ class Step(Compared):
     origins: tuple[Term, ...] = ()
     children: tuple[int, ...] = ()
 
-    @property
-    def by_formulas(self) -> float:
-        """Its value."""
-        return self.value
-
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Compared):
@@ -87,11 +79,6 @@ class Check(Compared):
 
     words: str
     derived: float
-
-    @property
-    def by_formulas(self) -> float:
-        """The derived number."""
-        return self.derived
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +95,6 @@ class LocalCheck(Compared):
     name: str
     index: tuple[int, ...]
     derived: float
-
-    @property
-    def by_formulas(self) -> float:
-        """The derived number."""
-        return self.derived
 
     def view_check(self) -> ViewCheck:
         """The check for the view; where one formula fails, of that one."""
@@ -154,35 +136,13 @@ class Explanation:
     local: LocalCheck | None = None
     steps: tuple[Step, ...]
 
-    @member
-    def name(self) -> str:
-        """The tensor of the number."""
-        return self.steps[0].name
-
-    @member
-    def index(self) -> tuple[int, ...]:
-        """Its place in the tensor."""
-        return self.steps[0].index
-
-    @member
-    def value(self) -> float:
-        """The number as it was derived."""
-        return self.steps[0].value
-
-    @member
-    def kernel(self) -> float:
-        """The kernel's number."""
-        return self.steps[0].kernel
-
-    @member
-    def difference(self) -> float:
-        """Distance of the two."""
-        return float(self.steps[0].difference)
-
-    @member
-    def tolerance(self) -> float:
-        """How large the difference may be."""
-        return self.steps[0].tolerance
+    # those of the number itself
+    name = member(lambda report: report.steps[0].name)
+    index = member(lambda report: report.steps[0].index)
+    value = member(lambda report: report.steps[0].value)
+    kernel = member(lambda report: report.steps[0].kernel)
+    difference = member(lambda report: report.steps[0].difference)
+    tolerance = member(lambda report: report.steps[0].tolerance)
 
     @member
     def ok(self) -> bool:

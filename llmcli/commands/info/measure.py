@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -217,7 +217,10 @@ def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
 def _checks(
     checkpoint: Checkpoint, config: ModelConfig, todo: Plan
 ) -> tuple[ViewCheck, ...]:
-    """That the file has what the configuration describes; none where it has no tensors at all."""
+    """That the file has what the configuration describes, and what is quantized its scales.
+
+    None where it has no tensors at all.
+    """
     if not checkpoint.tensors:
         return ()
     used = {load.source for load in todo.loads}
@@ -228,6 +231,11 @@ def _checks(
     unexpected = [load.source for load in todo.loads if load.part not in parts]
     unexpected += todo.unexpected
     total = sum(math.prod(shape) for shape in shapes.values())
+    scales = []
+    wrong = unscaled(todo, checkpoint.tensors)
+    if todo.scales is not None or wrong:
+        words = "every quantized tensor has a scale that fits it"
+        scales.append(difference("stored_scales", words, wrong))
     return (
         ViewCheck(
             name="stored_numbers",
@@ -240,23 +248,10 @@ def _checks(
             words="every parameter has its tensor, and every tensor its place",
             value=float(len(missing) + len(unexpected)),
             tolerance=0.0,
-            where=_first(missing, parts, unexpected),
+            where=next((part for part in parts if part in missing), next(iter(unexpected), "")),
         ),
-        *_scales(checkpoint, todo),
+        *scales,
     )
-
-
-def _scales(checkpoint: Checkpoint, todo: Plan) -> tuple[ViewCheck, ...]:
-    """That what is quantized has its scales; nothing where all is stored as it is."""
-    wrong = unscaled(todo, checkpoint.tensors)
-    if todo.scales is None and not wrong:
-        return ()
-    return (difference("stored_scales", "every quantized tensor has a scale that fits it", wrong),)
-
-
-def _first(missing: set[str], wanted: Iterable[str], unexpected: Sequence[str]) -> str:
-    """The first parameter without a tensor, else the first tensor without a parameter."""
-    return next((name for name in wanted if name in missing), next(iter(unexpected), ""))
 
 
 def _file(checkpoint: Checkpoint) -> FileFacts:
