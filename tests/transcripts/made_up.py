@@ -235,6 +235,7 @@ MODELS = {
     "plain": _llama(template=False),
     "twins": _llama(changed=_twins),
     "nan": _llama(changed=_nan),
+    "deep": _llama(num_hidden_layers=20, changed=_nan),
     "outlier": _llama(changed=_outlier),
     "large": _llama(changed=lambda tensors: tensors["model.norm.weight"].fill(1e6)),
     "headless": _llama(changed=lambda tensors: tensors.pop("model.norm.weight")),
