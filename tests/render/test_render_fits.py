@@ -159,8 +159,8 @@ VIEWS = {
     "score": (of_scores, 40, []),
     "shapes": (
         lambda: [
-            shape_views.render_shapes(shapes.REPORT, "m", detailed=True),
-            shape_views.render_shapes(shapes.few_lines(), "m", detailed=False),
+            shape_views.render_shapes(shapes.report(name), "m", detailed=detailed)
+            for name in ("window", "gpt2") for detailed in (True, False)
         ], 40, [],
     ),
     "states": (lambda: [states.render_states(states.report(), "a model")], 40, []),
