@@ -146,9 +146,9 @@ def command(
             raise
     if report.not_finite:
         dumped = any(tensor.first_bad is not None for tensor in report.tensors)
-        hint = None  # the usual: dump more, for what was dumped is finite
+        hint = None  # the default: dump more, for what was dumped is finite
         if dumped and report.dtype != "float16":
-            hint = "of what was dumped it is the first; `llmcli explain` shows what it is made of"
+            hint = "it is the first one in the dump; `llmcli explain` shows how it is computed"
         raise _Shown(report.not_finite, hint=hint, dtype=report.dtype)
 
 

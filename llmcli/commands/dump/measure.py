@@ -129,8 +129,8 @@ def measure_dump(
 
     Each is given to `write` once. `check`: whether each activation follows from its formula, and
     attention matrices with the values give what the kernel made of them. Numbers that are not
-    finite are reported, not raised, and what there is is written. Raises OutOfMemory before the
-    model is run.
+    finite are reported, not raised, and what was computed is written. Raises OutOfMemory before
+    the model is run.
     """
     dump = _Dump(model, ids, plan, check=check, write=write, progress=progress)
     with torch.inference_mode():
@@ -256,7 +256,7 @@ class _Dump:
                 self.model, self.ids, watch, generate=generate, sampling=greedy,
                 logits=self._logits, progress=self._progress,
             )  # fmt: skip
-        except NotFinite as error:  # no token could be drawn: the prompt is what there is
+        except NotFinite as error:  # no token could be drawn: the prompt alone is dumped
             self.error = f"new tokens are left out: {error.message}"
             self._written.kept = prompt
         else:
@@ -269,7 +269,7 @@ class _Dump:
     def _settle(self, one: DumpPlan) -> None:
         """One tensor whole: its statistics, the file, its checks."""
         if self._progress is not None:
-            self._progress("looking", len(self.done), len(self.plan))
+            self._progress("dumping", len(self.done), len(self.plan))
         shape, numbers = self._written.numbers(one, len(self.ids))
         statistics = Statistics(masks=one.name.endswith(".scores"))
         arrays = arrays_of(numbers, statistics)
@@ -373,7 +373,7 @@ class Written:
         node = self._graph[name]
         sizes = self._graph.sizes(node.layer)
         heads = sizes["H"]
-        maps: dict[int, Map] = {}  # of the head whose rows are asked for, one after the other
+        maps: dict[int, Map] = {}  # of the head whose rows are being read
 
         def rows(head: int, first: int, stop: int) -> Tensor:
             only = slice(head, head + 1)

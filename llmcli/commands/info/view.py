@@ -248,7 +248,7 @@ def _file(file: FileFacts, declared: DeclaredDtype | None, full: bool) -> Iterat
         yield "stored", ("a configuration without weights",)
         if declared is not None:
             held = size(declared.bytes)
-            yield "", (f"says {declared.dtype}, in which the weights have {held}",)
+            yield "", (f"declares {declared.dtype}: {held} of weights",)
     for words_, stored in zip(each, file.formats if full else (), strict=False):
         bits = 8 * stored.bytes / stored.numbers if stored.numbers else 0
         numbers = f"{count(stored.numbers)} numbers of {bits:g} bits"

@@ -143,7 +143,7 @@ def _require_known(checkpoint: Checkpoint) -> None:
     if checkpoint.config is None:
         raise CheckpointError(
             f"`{checkpoint.name}` has no `config.json` beside its weights, so no model is known",
-            hint="put the model's config.json into the same directory, or look at the tensors "
+            hint="put the model's config.json into the same directory, or check the tensors "
             "alone with --check",
         )
     describe(checkpoint)
@@ -176,7 +176,7 @@ def _loaded(
             )  # fmt: skip
     except WeightMismatch as error:
         named = "" if model.model is None else f" -m {quote(model.model)}"
-        error.hint = f"{error.hint}; `llmcli load{named} --check` looks at what is here"
+        error.hint = f"{error.hint}; `llmcli load{named} --check` checks the files alone"
         raise
     SIGNALS.check()
     note_quantize(model, checkpoint, out)
@@ -189,7 +189,7 @@ def _checked(
 ) -> tuple[LoadReport, dict[str, Any]]:
     from llmcli.commands.load.measure.run import check_files
 
-    with Progress(out, f"looking through {checkpoint.name} …") as progress:
+    with Progress(out, f"checking {checkpoint.name} …") as progress:
         report = check_files(checkpoint, _stages(before), progress=progress)
     SIGNALS.check()
     return report, {
@@ -244,7 +244,7 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
     failed = [check for check in report.checks if not check.ok]
     wrong = [
         *(
-            f"{claim.what} says {claim.says}, but it is {claim.holds}"
+            f"{claim.what}: claimed {claim.says}, actual {claim.holds}"
             for claim in report.claims
             if claim.must and not claim.ok
         ),

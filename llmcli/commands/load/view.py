@@ -37,7 +37,7 @@ _WORDS = {
     "read": "read",
     "pack": "pack",
     "convert": "convert",
-    "scan": "look at the numbers",
+    "scan": "check the numbers",
 }
 
 
@@ -244,5 +244,5 @@ def _claim(claim: MetadataCheck) -> RenderableType:
     if claim.ok:
         there = "" if says == holds else SEPARATOR + holds
         return Marked(GOOD, f"{what}: {says}{there}", FAINT)
-    words = f"{what}: {says}, but it is {holds}"
+    words = f"{what}: claimed {says}, actual {holds}"
     return Marked(BAD, words, WRONG) if claim.must else Marked(LABEL, words, _DOUBTFUL)

@@ -376,7 +376,7 @@ def stored_check(
     wrong += unscaled(todo, checkpoint.tensors)
     held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(shapes), "parameter")
     other = counted(len(todo.surplus), "surplus tensor") if todo.surplus else "no other"
-    words = f"the file has {held}, of which {made_of} can be made, and {other}"
+    words = f"the file has {held}, from which {made_of} can be made, and {other}"
     return (difference("stored", words, [*wrong, *todo.unexpected]),)
 
 

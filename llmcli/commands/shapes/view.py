@@ -245,7 +245,7 @@ def _fields(
     yield Column("memory", right=False, drop=6), lambda row: Text(row.memory)
     yield Column("stored", right=False, drop=9), lambda row: Text(_stored(row.first))
     yield Column("checkpoint", right=False, drop=10), lambda row: Text(one_line(row.source))
-    yield Column("on the way", right=False, drop=11), lambda row: Text(_operations(row.first))
+    yield Column("conversion", right=False, drop=11), lambda row: Text(_operations(row.first))
     yield Column("formula", right=False, drop=4), lambda row: Text(row.formula)
 
 
@@ -299,8 +299,8 @@ def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterato
     elif kind == "activation":
         yield Dotted(list(_flops(report)), FAINT)
         words = [
-            "memory: own, or a view of that of another",
-            "derived: no kernel writes it, it is computed from the others where one looks",
+            "memory: own, or a view of another tensor's",
+            "derived: no kernel writes it, it is computed from the others on request",
         ]
         used = {row.memory.partition(" ")[0] for row in rows}
         yield Dotted(words if "derived" in used else words[:1], FAINT)

@@ -127,7 +127,7 @@ class Values(Kernel):
         return self._known[name] if name in self._known else self._derive(name)
 
     def every(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """The same: all positions are there."""
+        """All positions are known: rows of `self[name]`."""
         return self[name][..., rows, :]
 
     def _missing(self, name: str) -> list[str]:

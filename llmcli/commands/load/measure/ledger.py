@@ -62,7 +62,7 @@ def ledger_lines(
 
 
 def line_of(info: TensorInfo) -> LedgerLine:
-    """A tensor of which no model is known."""
+    """A tensor whose model is unknown."""
     return LedgerLine(
         source=info.name, stored=info.format, shape=info.shape, bytes=info.nbytes
     )

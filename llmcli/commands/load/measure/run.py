@@ -50,7 +50,7 @@ from llmcli.records.numbers import counted
 from llmcli.records.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
 
-LOOKING = "looking at the numbers"
+SCANNING = "checking the numbers"
 NO_DIGEST = "no sha256 is known for these files, so small changes to a weight go undetected"
 _ALIKE = "no block of numbers is unlike all others of its tensor"
 # Two threads are 1.5× as fast on an idle machine; on a busy one they wait for each other after each
@@ -237,7 +237,7 @@ def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
             found[entry.parameter] = parameter_numbers(numbers, turned=known[entry.target].turned)
             done += nbytes
             if progress is not None:
-                progress(LOOKING, done, model.weight_bytes)
+                progress(SCANNING, done, model.weight_bytes)
     return found
 
 
@@ -257,7 +257,7 @@ def _tensors(
                 outliers += odd
             done += info.nbytes
             if progress is not None:
-                progress(LOOKING, done, held)
+                progress(SCANNING, done, held)
     checkpoint.release()
     return found, outliers
 
@@ -305,7 +305,7 @@ def _report(
 def shared_tensors(
     checkpoint: Checkpoint, config: ModelConfig | None, weight_bytes: int | None
 ) -> Iterator[Shared]:
-    """A tied head, of which `weight_bytes` are in memory; then stored matrices that are equal.
+    """A tied head (`weight_bytes`: its bytes in memory), then stored matrices that are equal.
 
     Vectors are left out: norms are all ones in many a model. Tensors are read whole only where
     samples of them are equal.
