@@ -109,9 +109,7 @@ _llmcli() {
         shapes\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         shapes\ --quantize) values='auto none int8 int4'; kind=words ;;
         shapes\ --cache-type) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        shapes\ --threads) values=''; kind=text ;;
         shapes\ -c|shapes\ --context-length) values=''; kind=text ;;
-        shapes\ --seed) values=''; kind=text ;;
         shapes\ --revision) values=''; kind=text ;;
         attention\ -f|attention\ --file) values=''; kind=files ;;
         attention\ --ids) values=''; kind=text ;;
@@ -352,7 +350,7 @@ _llmcli() {
         generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system --set -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
         chat) words='--prompt -f --file --no-stdin --system --set -n --max-tokens --stop --load --save --stats --reasoning --plain -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
         info) words='--batch --all --memory --metadata --families -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        shapes) words='-f --file --ids --phase --batch --tokens --all --params --activations --layer --filter --names -m --model --device --dtype --quantize --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        shapes) words='-f --file --ids --phase --batch --tokens --all --params --activations --layer --filter --names -m --model --device --dtype --quantize --cache-type -c --context-length --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
         attention) words='-f --file --ids --no-stdin --chat --system --set --generate --layer --head --what --synthetic --query --key --scale --map --metrics --top-pairs --patterns -o --output --open --force -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
         experts) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer -o --output --open --force -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
         lens) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer --mid -k --top --target -o --output --open --all --force -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
@@ -364,7 +362,7 @@ _llmcli() {
         bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype --activations -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output --progress -v --verbose --against --random-weights --seed --no-ceilings --revision --quantize --offline --json --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget -o --output -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
         selftest) words='--device --no-speed -o --output --verify --json -q --quiet --debug --no-pager --checks -h --help' ;;
-        load) words='--check --all --filter -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
+        load) words='--check --all --filter -m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --revision --offline --json -q --quiet --debug --no-pager --checks -h --help' ;;
         models) words='--json -q --quiet --debug --no-pager -h --help' ;;
         env) words='-m --model --device --dtype --quantize --activations --cache-type --threads -c --context-length --seed --random-weights --revision --offline --json -q --quiet --debug --no-pager -h --help' ;;
         help) words='--no-pager -h --help' ;;
