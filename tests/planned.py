@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcli.anatomy.graph import graph
-from llmcli.commands.shapes.measure.tensors import ShapesRequest
+from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.engine.session import Session
 from llmcli.inspect.cache import remembered
 from llmcli.inspect.kernel import mixer_of
@@ -133,5 +133,7 @@ def wrongly_filled(ledger, stored):
         name: (together([one.source for one in items]), items[0].stored, items[0].words)
         for name, items in entries.items()
     }
-    said = {name: (item.source, item.format, item.operations) for name, item in stored.items()}
+    said = {
+        name: (item.source, item.stored_format, item.operations) for name, item in stored.items()
+    }
     return [name for name in {**was, **said} if said.get(name) != was.get(name)]

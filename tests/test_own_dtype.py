@@ -22,7 +22,7 @@ from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import measure_load
 from llmcli.commands.load.view import render_load
-from llmcli.commands.shapes.measure.tensors import ShapesRequest
+from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
@@ -93,7 +93,7 @@ def test_the_ledger_says_to_which_dtype_each_was_converted(folder):
         open_checkpoint(folder), Stages(), device="cpu", dtype="bfloat16", quantize="auto"
     )
     assert report.ok
-    assert report.weight_bytes == model.weight_bytes
+    assert report.bytes.weights == model.weight_bytes
     console = Console(width=200, file=io.StringIO())
     console.print(render_load(report, "model", report.rows))
     rows = {line.split()[0]: line for line in console.file.getvalue().splitlines() if line.strip()}

@@ -87,11 +87,11 @@ def test_what_is_said_of_it(path, quantized):
     assert (about["activation_format"], about["cache_format"]) == ("float32", "float16")
     assert about["product_format"] == "int16"
     held = sum(model.decoder.weight(name).nbytes for name in model.decoder.weight_names)
-    assert about["weight_bytes"] == report.weight_bytes == held
+    assert about["weight_bytes"] == report.bytes.weights == held
     assert load_shapes(open_checkpoint(path), quantize=quantized).describe() | {
         "device": "cpu", "stored_formats": about["stored_formats"],
     } == about  # fmt: skip
-    lines = {line.parameter: line for line in report.lines}
+    lines = {line.parameter: line for line in report.ledger}
     up = lines[next(name for name in lines if name.startswith("blocks.0.mlp.W_"))]
     assert (up.dtype, up.dequantized) == (formats[0], False)
     stages = {stage.name: stage.bytes for stage in report.stages}

@@ -286,6 +286,7 @@ class Names:
 
 def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
     """An item for every block of its range, the numbers counted from 0."""
+    typed = item
     if _BARE_NUMBER.match(item):
         item = f"blocks.{item}"
     found = _LAYERS.search(item)
@@ -297,7 +298,7 @@ def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
     if not all(-layers <= number < layers for number in numbers):
         part = "cache" if found["part"] == "cache" else "blocks"
         raise UsageError(
-            f"this model has no `{item}`: {layers_there_are(config, part)}",
+            f"this model has no `{typed}`: {layers_there_are(config, part)}",
             hint=f"the last is `{part}.-1`, all are `{part}.*`",
         )
     first, last = numbers[0] % layers, numbers[-1] % layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from llmcli.records.document import derived
 from llmcli.records.work import PartWork
 
 # The formats of a model of which no weights are used, by the names that all documents have.
@@ -56,6 +57,11 @@ class LayerType:
     activation: str | None = None
     gated: bool | None = None
     details: tuple[str, ...] = ()
+
+    @derived
+    def count(self) -> int:
+        """How many layers."""
+        return len(self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,14 @@ from typing import Literal
 Finish = Literal["stop", "length", "eos", "interrupted"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A token: its id and its text for people, which is empty without a tokenizer."""
+
+    id: int
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenPiece:
     """One token of a text: bytes `start` to `end` of its UTF-8 form.

@@ -58,7 +58,7 @@ with Peak() as decode:
         pass
 peaks = [peak.resident - base for peak in (load, prefill, decode)]
 report = measure_info(checkpoint, [cpu()], dtype={dtype!r}, batch=batch, context=context)
-need = report.model.fits[0].need
+need = report.fits[0].need
 print(json.dumps({{"base": base, "peaks": peaks, "need": vars(need), "total": need.total}}))
 """
 

@@ -118,7 +118,7 @@ def test_explain_names_the_first_formula(cli, weighted, monkeypatch, number, dep
     assert result.out.splitlines()[1].endswith("✗" if seen_in_the_number else "✓")
     assert f"✗ check failed: the formula of {name} holds on the kernel's own" in result.out
     assert f"error: `{name}` is not what its formula makes of the kernel's own" in result.err
-    assert "hint: of the tensors that were checked it is the first" in result.err
+    assert "hint: it is the first failing tensor, in execution order" in result.err
     document = cli(*argv, "--json")
     assert document.code == 1
     said = document.json()

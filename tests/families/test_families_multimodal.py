@@ -81,7 +81,7 @@ def test_the_text_is_read_and_the_rest_is_dropped_by_name(tmp_path, style, befor
     assert report.ok
     info = measure_info(open_checkpoint(folder), [cpu()])
     assert all(check.ok for check in info.checks)
-    assert info.model.counts.total == plain.parameter_count
+    assert info.architecture.parameters.total == plain.parameter_count
 
 
 @pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from tiny_checkpoints import llama_tensors, write_llama
 
 import llmcli.commands.load.measure.numbers as numbers_module
+from llmcli.commands.load.measure.ledger import pooled
 from llmcli.commands.load.measure.numbers import parameter_numbers
 from llmcli.commands.load.measure.run import NO_DIGEST
-from llmcli.commands.load.report import Numbers, pooled
+from llmcli.commands.load.report import Numbers
 from llmcli.inspect.statistics import Statistics
 from llmcli.measure.peaks import Peak
 
@@ -37,8 +38,8 @@ def test_a_number_that_is_not_finite_is_named_as_the_formula_has_it(tmp_path, va
     assert report.not_finite == f"`blocks.1.mlp.W_up[7,3]` is {kind}"
     assert not report.ok
     assert report.fits
-    found = next(line.numbers for line in report.lines if line.parameter == "blocks.1.mlp.W_up")
-    assert (found.nan, found.infinite, found.negative) == (
+    found = next(line.numbers for line in report.ledger if line.parameter == "blocks.1.mlp.W_up")
+    assert (found.nan, found.inf, found.negative_inf) == (
         math.isnan(value), math.isinf(value), value == -INF,
     )  # fmt: skip
     assert checked(path).not_finite == f"`{UP}[3,7]` is {kind}"
@@ -67,11 +68,11 @@ def test_a_file_without_a_configuration_is_looked_through_in_every_format(tmp_pa
     report = checked(tmp_path / "x.safetensors")
     assert report.ok
     assert report.notes == (NO_DIGEST,)
-    assert all(line.parameter == "" and not line.reason for line in report.lines)
-    for line in report.lines:
+    assert all(line.parameter is None and not line.reason for line in report.ledger)
+    for line in report.ledger:
         if "uint" in line.source or "bool" in line.source:
             continue
-        assert (line.numbers.low, line.numbers.high) == (-3, 8), line.source
+        assert (line.numbers.min, line.numbers.max) == (-3, 8), line.source
         assert line.numbers.zeros == (2 if line.source == "complex" else 1)
         assert line.numbers.mean == pytest.approx(2.5)
 
@@ -95,7 +96,7 @@ def test_not_finite_in_formats_of_no_model(tmp_path, kind, bits):
 def test_an_empty_tensor_and_one_of_a_single_number(tmp_path):
     save_file({"none": torch.zeros(0, 3), "one": torch.tensor(2.5)}, tmp_path / "x.safetensors")
     report = checked(tmp_path / "x.safetensors")
-    lines = {line.source: line.numbers for line in report.lines}
+    lines = {line.source: line.numbers for line in report.ledger}
     assert report.ok
     assert lines["none"].count == 0
     assert math.isnan(lines["none"].mean)
@@ -111,15 +112,15 @@ def test_numbers_are_those_of_all_pieces(bad):
     found = parameter_numbers(x.view(3, -1), turned=False)
     finite = x[x.isfinite()].double()
     assert (found.count, found.finite) == (len(x), len(finite))
-    assert (found.nan, found.infinite) == (int(x.isnan().sum()), int(x.isinf().sum()))
-    assert (found.negative, found.zeros) == (int((x == -INF).sum()), int((x == 0).sum()))
+    assert (found.nan, found.inf) == (int(x.isnan().sum()), int(x.isinf().sum()))
+    assert (found.negative_inf, found.zeros) == (int((x == -INF).sum()), int((x == 0).sum()))
     assert found.first_bad == (divmod(bad[0], 100_000) if bad else None)
     if not len(finite):
-        assert all(map(math.isnan, (found.mean, found.std, found.low, found.high)))
+        assert all(map(math.isnan, (found.mean, found.std, found.min, found.max)))
         return
     assert found.mean == pytest.approx(float(finite.mean()), abs=1e-9)
     assert found.std == pytest.approx(float(finite.std(correction=0)))
-    assert (found.low, found.high) == (float(finite.min()), float(finite.max()))
+    assert (found.min, found.max) == (float(finite.min()), float(finite.max()))
 
 
 def test_rows_and_layers_pool_as_if_they_were_one():
@@ -131,9 +132,9 @@ def test_rows_and_layers_pool_as_if_they_were_one():
         return parameter_numbers(x, turned=False)
 
     together, whole = pooled([numbers(part) for part in parts]), numbers(parts.view(-1))
-    assert (together.count, together.nan, together.infinite) == (150, 1, 50)
+    assert (together.count, together.nan, together.inf) == (150, 1, 50)
     assert together.first_bad == (4,)
-    for name in ("mean", "std", "low", "high", "zeros"):
+    for name in ("mean", "std", "min", "max", "zeros"):
         assert getattr(together, name) == pytest.approx(getattr(whole, name)), name
     assert isinstance(pooled([]), Numbers)
 
@@ -168,5 +169,5 @@ def test_a_format_without_a_decoder_is_told(tmp_path, monkeypatch):
     report = checked(write_gguf(tmp_path / "m.gguf"))
     assert report.notes == ("numbers in Q8_0 were not checked", NO_DIGEST)
     assert report.ok
-    assert {line.stored for line in report.lines if line.numbers is None} == {"Q8_0"}
+    assert {line.stored for line in report.ledger if line.numbers is None} == {"Q8_0"}
     assert report.numbers == 5 * 32

@@ -31,6 +31,7 @@ from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.ple.config import PleConfig
 from llmcli.parts.ssm.config import SsmConfig
 from llmcli.records.info import Device
+from llmcli.records.text import Token
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
 GPU = Device(device="cuda:0", name="y", total_bytes=1 << 40, free_bytes=10_000, bfloat16=True)
@@ -44,12 +45,12 @@ HUGE = {
 def agrees_with_loading(checkpoint):
     report = measure_info(checkpoint, [CPU], dtype="float32", batch=2, context=32)
     model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
-    facts, about = report.model, model.describe()
+    facts, about = report.architecture, model.describe()
     assert all(check.ok for check in report.checks)
     assert len(report.checks) == 2
-    assert facts.counts.total == about["parameters"]
-    assert facts.fits[0].need.weights == about["weight_bytes"] == model.weight_bytes
-    assert facts.fits[0].need.cache == model.decoder.new_state(2, 32).nbytes
+    assert facts.parameters.total == about["parameters"]
+    assert report.fits[0].need.weights == about["weight_bytes"] == model.weight_bytes
+    assert report.fits[0].need.cache == model.decoder.new_state(2, 32).nbytes
     assert (facts.family, facts.context) == (about["family"], about["context"])
     computes_what_it_says(report, model)
     assert {stored.format for stored in report.file.formats} == set(about["stored_formats"])
@@ -57,7 +58,7 @@ def agrees_with_loading(checkpoint):
     assert sum(len(kind.layers) for kind in facts.layers) == len(model.config.layers)
     if model.tokenizer is not None:
         assert report.tokenizer.vocabulary == model.tokenizer.vocab_size
-        assert {id for id, _ in report.tokenizer.eos} == set(model.tokenizer.eos_ids)
+        assert {token.id for token in report.tokenizer.eos} == set(model.tokenizer.eos_ids)
     return report
 
 
@@ -67,7 +68,7 @@ def computes_what_it_says(report, model):
     not_read = 0 if config.head.tied else slots["embed.W"][2:].nbytes  # two sequences, two tokens
     if config.embedding.positions is not None:
         not_read += slots["pos_embed.W"][1:].nbytes
-    token = report.model.fits[0].token
+    token = report.fits[0].token
     assert token.weights == model.weight_bytes - not_read
     assert token.cache == model.decoder.new_state(2, 32).nbytes
     decoder = Decoder(config, device="meta", dtype=torch.float32)
@@ -78,16 +79,16 @@ def computes_what_it_says(report, model):
         with FlopCounterMode(display=False) as counter:
             decoder(torch.zeros(1, tokens, dtype=torch.long, device="meta"), state, logits="last")
         found.append(counter.get_total_flops())
-    flops = report.model.flops
+    flops = report.flops
     assert [flops.first, flops.last, flops.prompt_full] == found
     assert flops.prompt < flops.prompt_full
 
 
 def test_tiny_is_what_loading_it_takes():
     report = agrees_with_loading(open_model("tiny"))
-    assert report.model.counts.total == report.file.formats[0].numbers == 3_814_912
+    assert report.architecture.parameters.total == report.file.formats[0].numbers == 3_814_912
     assert report.file.metadata == {"format": "pt"}
-    assert (report.model.tied, report.model.positions) == (True, 512)
+    assert (report.architecture.tied, report.architecture.positions) == (True, 512)
 
 
 @pytest.mark.parametrize("write", [write_llama, write_gpt2])
@@ -99,17 +100,17 @@ def test_small_checkpoints_are_what_loading_them_takes(write, tmp_path):
 @pytest.mark.real
 def test_the_real_model_is_what_loading_it_takes(smollm2_path):
     report = agrees_with_loading(open_checkpoint(smollm2_path))
-    (layers,) = report.model.layers
+    (layers,) = report.architecture.layers
     assert (layers.heads, layers.kv_heads, len(layers.layers)) == (9, 3, 30)
     assert report.tokenizer.chat_template
-    assert report.tokenizer.bos == (1, "<|im_start|>")
+    assert report.tokenizer.bos == Token(id=1, text="<|im_start|>")
 
 
 def test_it_fits_to_the_byte(tmp_path):
     checkpoint = open_checkpoint(write_llama(tmp_path / "m"))
-    needed = measure_info(checkpoint, [CPU], context=10).model.fits[0].need.total
+    needed = measure_info(checkpoint, [CPU], context=10).fits[0].need.total
     for free, fits, longest in ((needed, True, 10), (needed - 1, False, 9)):
-        (fit,) = measure_info(checkpoint, [replace(CPU, free_bytes=free)], context=10).model.fits
+        (fit,) = measure_info(checkpoint, [replace(CPU, free_bytes=free)], context=10).fits
         assert (fit.fits, fit.longest) == (fits, longest)
 
 
@@ -205,14 +206,15 @@ def told(path, devices, how):
     except LlmcliError as error:
         yield f"refused: {error.message}"
         return
-    about, file, model = report.about, report.file, report.model
+    about, file, model = report.about, report.file, report.architecture
     yield f"about {about.name or 'nobody'}, {about.kind}, {about.languages}: {about.summary or '–'}"
     formats = [f"{one.tensors} of {one.numbers} {one.format}" for one in file.formats]
     yield f"{file.files} files, {file.bytes} bytes, {file.tensors} tensors: {', '.join(formats)}"
-    yield f"metadata {file.metadata}, surplus {report.surplus}"
+    yield f"metadata {dict(file.entries)}, surplus {report.surplus}"
     if model is not None:
-        yield f"model of {model.counts.total}, declared {model.declared}, tied {model.tied}"
-        for fit in model.fits:
+        declared = model.declared and (model.declared.dtype, model.declared.bytes)
+        yield f"model of {model.parameters.total}, declared {declared}, tied {model.tied}"
+        for fit in report.fits:
             need = fit.need
             yield f"fits {fit.fits}, longest {fit.longest}: {' '.join(need.formats.values())}"
             yield f"  weights {need.weights}, of which a token reads {fit.token.weights}"

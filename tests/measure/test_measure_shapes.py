@@ -18,13 +18,14 @@ from zoo import MODELS
 
 from llmcli.anatomy import fold, plan
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.commands.shapes.measure import tensors as shapes
-from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
-from llmcli.commands.shapes.measure.tensors import (
+from llmcli.commands.shapes import measure as shapes
+from llmcli.commands.shapes.measure import (
     ShapesRequest,
     folded_check,
     model_shapes,
     name_rows,
+    stored_check,
+    stored_tensors,
     symbols_check,
 )
 from llmcli.config import sequential
@@ -255,7 +256,7 @@ def test_equal_sizes_keep_their_own_letters():
 def test_the_cache_grows_by_what_a_state_takes_more():
     config = llama(layers=3, window=4)
     said = asked(config, batch=2, tokens=9, dtype="bfloat16")
-    growth = model_shapes(replace(said, phases=("prefill",)), {}).growth
+    growth = model_shapes(replace(said, phases=("prefill",)), {}).cache
     decoder = Decoder(config, device="meta", dtype=torch.bfloat16)
     sizes = [decoder.new_state(2, capacity).nbytes for capacity in (9, 10)]
     assert [growth.prefill, growth.decode] == sizes
@@ -285,7 +286,7 @@ def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
     (check,) = stored_check(model.checkpoint, rules, wider)
     assert check.where == "embed.W"
     total = sum(info.nbytes for info in model.checkpoint.tensors.values())
-    assert sum(item.bytes for item in stored.values()) == total
+    assert sum(item.stored_bytes for item in stored.values()) == total
 
 
 def test_names_have_one_row_each_and_their_aliases():
@@ -313,7 +314,7 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
     said = asked(config, tokens=8192, dtype="bfloat16")
     report = model_shapes(said, {})
     assert report.parameters == 70_553_706_496
-    assert report.growth.per_token == 80 * 2 * 8 * 128 * 2
+    assert report.cache.per_token == 80 * 2 * 8 * 128 * 2
     assert len(report.rows) < 50
     layers = [tensor for tensor in report.tensors if tensor.layer is not None]
     assert looked == Counter((tensor.name, tensor.phase) for tensor in layers)

@@ -9,7 +9,7 @@ from tiny_checkpoints import write_llama
 from llmcli.anatomy.arithmetic import auto_dtype
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
-from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
+from llmcli.commands.shapes.measure import stored_check, stored_tensors
 from llmcli.families import translate
 from llmcli.inspect.kernel import origin
 from llmcli.loading.load import load_checkpoint
@@ -75,7 +75,8 @@ def test_formats_and_bytes_of_the_file_are_counted_with_its_scales(tmp_path):
     assert sum(stored.bytes for stored in file.formats) == total
     config, rules = translate(checkpoint)
     stored = stored_tensors(checkpoint, rules, config).values()
-    assert sum(one.bytes for one in stored) == total  # a parameter's bytes are with its scale's
+    # a parameter's bytes are with its scale's
+    assert sum(one.stored_bytes for one in stored) == total
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from small_models import as_model, ids
 from llmcli.anatomy.names import select
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.report.request import AttentionRequest
-from llmcli.commands.dump.measure.plan import plan_dump
-from llmcli.commands.dump.measure.run import measure_dump
+from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.formats.packed import Packed
 from llmcli.parts.attention import forward as nn_attention
@@ -44,10 +43,6 @@ def whole(name, dtype):
     return as_model(model(name, dtype).decoder)
 
 
-def texts(numbers):
-    return tuple((number, "") for number in numbers)
-
-
 def attention(of):
     return measure_attention(of, PROMPT).checks
 
@@ -65,7 +60,7 @@ def dump(of, generate=0):
         of.config, select("*", of.config), tokens=len(PROMPT), generate=generate,
         dtype=of.decoder.arithmetic.dtype, cache=of.decoder.arithmetic.cache,
     )  # fmt: skip
-    return measure_dump(of, PROMPT, plan, texts=texts, generate=generate).checks
+    return measure_dump(of, PROMPT, plan, generate=generate).checks
 
 
 def dump_of_new_tokens(of):

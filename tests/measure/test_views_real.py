@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from llmcli.anatomy.names import known
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.prompt import synthetic
 from llmcli.commands.attention.report.request import AttentionRequest
-from llmcli.commands.dump.measure.plan import plan_dump
-from llmcli.commands.dump.measure.run import measure_dump
+from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.dump.report import DumpPlan
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.engine.sampling import Sampling
@@ -59,15 +58,12 @@ def planned(model: Model, ids: list[int], new: int, begin: str = "") -> tuple[Du
 def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
     """All of it, written nowhere."""
 
-    def texts(ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
-        return tuple((id, "") for id in ids)
-
     def write(name: str, shape: tuple[int, ...], dtype: str, parts: Any) -> None:
         for _ in parts:
             pass
 
     plan = planned(model, ids, new, begin)
-    return measure_dump(model, ids, plan, texts=texts, generate=new, write=write)
+    return measure_dump(model, ids, plan, generate=new, write=write)
 
 
 @pytest.mark.parametrize(

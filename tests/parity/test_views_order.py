@@ -15,8 +15,7 @@ from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.report.request import AttentionRequest
-from llmcli.commands.dump.measure.plan import plan_dump
-from llmcli.commands.dump.measure.run import measure_dump
+from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.engine.sampling import Sampling
 from llmcli.loading.load import load_checkpoint
@@ -57,7 +56,7 @@ def dump(model, ids):
     plan = plan_dump(
         model.config, names, tokens=len(ids), generate=0, dtype=dtype_name(model.dtype)
     )
-    found["report"] = measure_dump(model, ids, plan, texts=lambda ids: (), write=keep)
+    found["report"] = measure_dump(model, ids, plan, write=keep)
     return found
 
 

@@ -24,7 +24,7 @@ from zoo import ZOO, attending, recurring, variant
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.app import main
-from llmcli.commands.shapes.measure.stored import stored_tensors
+from llmcli.commands.shapes.measure import stored_tensors
 from llmcli.families import describe, translate
 from llmcli.loading.load import load_checkpoint
 

@@ -7,14 +7,14 @@ that must stay are whole.
 from dataclasses import replace
 from functools import cache
 
+import dump_reports as dumps
+import load_reports as loads
 import pytest
 import test_render_attention as attention
 import test_render_comparison as comparison
-import test_render_dump as dumps
 import test_render_explain as explanations
 import test_render_ladder as ladders
 import test_render_lens as lenses
-import test_render_load as loads
 import test_render_models as models
 import test_render_score as scores
 import test_render_shapes as shapes
@@ -34,6 +34,7 @@ from llmcli.commands.experts.view.screen import render_experts
 from llmcli.commands.explain.view import render_explanation
 from llmcli.commands.ladder.view.table import render_ladder
 from llmcli.commands.lens.view.screen import render_lens
+from llmcli.commands.load.view import render_load
 from llmcli.commands.models.view import render_models, render_removal
 from llmcli.commands.score.view import render_score
 from llmcli.commands.shapes import view as shape_views
@@ -90,7 +91,7 @@ def of_dump(words="", **changes):
     return lambda: [render_dump(found, TITLE)]
 
 
-BAD_DUMP = of_dump("`x` is nan", nan=3, infinite=1, first_bad=(0, 1, 2))
+BAD_DUMP = of_dump("`x` is nan", nan=3, inf=1, first_bad=(0, 1, 2))
 
 
 def of_experts():
@@ -132,7 +133,7 @@ VIEWS = {
         ["1.500", "0.500", "150.00 ± 2.00", "1.450 … 1.550", "within noise"],
     ),
     "dump": (
-        of_dump(masked=66, mean=-8.681e-05, low=-123456.789), 40, ["blocks.29.attn.pattern "]
+        of_dump(masked=66, mean=-8.681e-05, min=-123456.789), 40, ["blocks.29.attn.pattern "]
     ),
     "dump that is not finite": (BAD_DUMP, 40, ["blocks.29.attn.pattern ", " 3, 1"]),
     "and its shape": (BAD_DUMP, 60, ["[9 12 12]"]),
@@ -151,15 +152,15 @@ VIEWS = {
         ["30.00%", "12.50%", "9.87", "0.25", '" word5" 25.00%', "0.012%"],
     ),
     "load": (
-        lambda: [loads.ledger(full=True)], 60,
+        lambda: [render_load(loads.REPORT, "m", loads.LINES, full=True)], 60,
         ["blk.{0-29}.attn_q.weight", "Q4_1 [576 576] × 30", "6 MiB", "-2", "0.05 %"],
     ),
     "models": (of_models, 40, [*NAMES]),
     "score": (of_scores, 40, []),
     "shapes": (
         lambda: [
-            shape_views.render_shapes(shapes.REPORT, "m"),
-            shape_views.render_overview(shapes.few_lines(), "m"),
+            shape_views.render_shapes(shapes.report(name), "m", detailed=detailed)
+            for name in ("window", "gpt2") for detailed in (True, False)
         ], 40, [],
     ),
     "states": (lambda: [states.render_states(states.report(), "a model")], 40, []),

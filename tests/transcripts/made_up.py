@@ -235,11 +235,11 @@ MODELS = {
     "plain": _llama(template=False),
     "twins": _llama(changed=_twins),
     "nan": _llama(changed=_nan),
+    "deep": _llama(num_hidden_layers=20, changed=_nan),
     "outlier": _llama(changed=_outlier),
     "large": _llama(changed=lambda tensors: tensors["model.norm.weight"].fill(1e6)),
     "headless": _llama(changed=lambda tensors: tensors.pop("model.norm.weight")),
     "claims": _llama(changed=_nan_and_short, beside={"config.json": {"vocab_size": 260}}),
-    "label": _llama(beside={"config.json": {"dtype": "float16"}}),
     "misfit": _llama(beside={"config.json": {"intermediate_size": 40}}),
     "dynamic": _llama(
         max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 2.0}

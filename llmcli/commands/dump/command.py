@@ -7,15 +7,17 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, NotFinite, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.checks import checks_document
+from llmcli.records.document import members
 from llmcli.records.numbers import counted
+from llmcli.records.text import Token
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
-from llmcli.shell.looking import NewTokensOptions, encode_prompt, token_texts
+from llmcli.shell.looking import NewTokensOptions, encode_prompt
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
@@ -54,8 +56,8 @@ class DumpOptions:
     """Which tensors, and where they go."""
 
     panel: ClassVar[str] = DUMP
-    name: str | None = opt(
-        None, "--name", "GLOB",
+    name: str = opt(
+        STREAM, "--name", "GLOB",
         "The tensors, such as resid_post, blocks.*.attn.pattern or 0-3.mlp_out,logits. [default: "
         "the residual stream after every layer]",
     )  # fmt: skip
@@ -74,14 +76,9 @@ class DumpOptions:
         "Show every tensor in detail, not some layers of many.",
     )  # fmt: skip
 
-    @property
-    def pattern(self) -> str:
-        """Which names are dumped."""
-        return STREAM if self.name is None else self.name
-
 
 class _Shown(NotFinite):
-    """Numbers that are not finite, which the view on stdout has."""
+    """NaN or infinity, reported by the view on stdout too."""
 
     told = True
 
@@ -111,11 +108,11 @@ def command(
     notes: list[str] = []
     given = prompt_or_default(prompt, notes.append)
     names: tuple[str, ...] = ()
-    runs = True  # whether the model is run: parameters are there without
+    runs = True  # parameters need no run of the model
 
     def check(config: ModelConfig) -> None:
         nonlocal names, runs
-        names = chosen(dump.pattern, config)
+        names = chosen(dump.name, config)
         there = known(config)
         runs = any(there[name].kind != "parameter" for name in names)
 
@@ -133,7 +130,11 @@ def command(
     try:
         out.present(
             lambda: render_dump(report, model_line(about), every=dump.every),
-            _body(report, encoded, dump.to, size),
+            members(report) | {
+                "prompt": {"text": encoded.text, "ids": encoded.ids},
+                "file": None if dump.to is None else {"path": dump.to, "bytes": size},
+                "checks": checks_document(report.checks),
+            },
             model=about,
             environment=environment(kernels=kernels_of(about)),
             checks=report.checks,
@@ -144,16 +145,16 @@ def command(
             raise
     if report.not_finite:
         dumped = any(tensor.first_bad is not None for tensor in report.tensors)
-        hint = None  # the usual: dump more, for what was dumped is finite
+        hint = None  # the default: dump more, for what was dumped is finite
         if dumped and report.dtype != "float16":
-            hint = "of what was dumped it is the first; `llmcli explain` shows what it is made of"
+            hint = "it is the first one in the dump; `llmcli explain` shows how it is computed"
         raise _Shown(report.not_finite, hint=hint, dtype=report.dtype)
 
 
 def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
-    """The names that are meant: activations and states, or where none is, parameters.
+    """The names that match: of activations and states, else of parameters.
 
-    Raises UsageError for a name that means nothing.
+    Raises UsageError for a name that matches nothing.
     """
     from llmcli.anatomy.names import Names
     from llmcli.families.sources import sources
@@ -182,33 +183,43 @@ def _dumped(
     out: Output,
 ) -> tuple[DumpReport, int]:
     """The report, and the bytes of the file, which is whole then."""
-    from llmcli.commands.dump.measure.plan import plan_dump
-    from llmcli.commands.dump.measure.run import measure_dump
+    from llmcli.commands.dump.measure import measure_dump, plan_dump
     from llmcli.model import dtype_name
     from llmcli.ui.arrays import ArrayPlan, array_file_size, array_writer
 
-    ids, dtype = encoded.ids, dtype_name(model.dtype)
+
+    def metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:
+        """What the file says of itself; lists as JSON."""
+        return {
+            "schema": "llmcli.dump/1",
+            "model": model.name,
+            "names": dump.name,
+            "prompt": encoded.text or "",
+            "ids": json.dumps([one.id for one in tokens]),
+            "tokens": json.dumps([one.text for one in tokens]),
+            "prompt_tokens": str(prompt_tokens),
+        }
+
+    ids = encoded.ids
     plan = plan_dump(
-        model.config, names, tokens=len(ids), generate=generate, dtype=dtype,
+        model.config, names, tokens=len(ids), generate=generate, dtype=dtype_name(model.dtype),
         cache=dtype_name(model.decoder.cache_dtype),
     )  # fmt: skip
     arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
-    # the tokens that will be generated take room, too
-    metadata = _metadata(dump, model, encoded.text, token_texts(model, ids), 0)
-    metadata["tokens"] += " " * 40 * generate
+    about = metadata([Token(id=id, text=model.token_text(id)) for id in ids], 0)
+    about["tokens"] += " " * 40 * generate  # room for those that will be generated
     if dump.to is not None and kind is not None:
-        size = array_file_size(kind, arrays, metadata)
+        size = array_file_size(kind, arrays, about)
         check_size(dump.to, size, force=dump.force, smaller=SMALLER)
     opened = nullcontext() if dump.to is None else whole_file(dump.to)
     with opened as file, Progress(out) as progress:
         writer = None
         if kind is not None and file is not None:
-            writer = array_writer(kind, file, arrays, metadata)
+            writer = array_writer(kind, file, arrays, about)
         report = measure_dump(
             model,
             ids,
             plan,
-            texts=lambda ids: token_texts(model, ids),
             generate=generate,
             check=not dump.no_check,
             write=None if writer is None else writer.write_parts,
@@ -216,46 +227,6 @@ def _dumped(
         )
         written = 0
         if writer is not None and file is not None:
-            writer.finish(_metadata(dump, model, encoded.text, report.tokens, len(ids)))
-            written = file.seek(0, os.SEEK_END)  # asked here: a pipe does not say afterwards
+            writer.finish(metadata(report.tokens, len(ids)))
+            written = file.seek(0, os.SEEK_END)  # a pipe does not say it afterwards
     return report, written
-
-
-def _metadata(
-    dump: DumpOptions,
-    model: Model,
-    text: str | None,
-    tokens: Sequence[tuple[int, str]],
-    prompt_tokens: int,
-) -> dict[str, str]:
-    """What the file says of itself; lists as JSON."""
-    return {
-        "schema": "llmcli.dump/1",
-        "model": model.name,
-        "names": dump.pattern,
-        "prompt": text or "",
-        "ids": json.dumps([id for id, _ in tokens]),
-        "tokens": json.dumps([text for _, text in tokens]),
-        "prompt_tokens": str(prompt_tokens),
-    }
-
-
-def _body(
-    report: DumpReport, encoded: Encoded, file: str | None, size: int
-) -> dict[str, Any]:
-    """The report as JSON has it, but for the checks: tokens as objects, `min` and `max`."""
-    return vars(report) | {
-        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
-        "tensors": [
-            {_KEYS.get(name, name): value for name, value in vars(tensor).items()}
-            for tensor in report.tensors
-        ],
-        "checks": checks_document(report.checks),
-        "not_finite": report.not_finite or None,
-        "ok": not report.not_finite,
-        "prompt": {"text": encoded.text, "ids": list(encoded.ids)},
-        "file": None if file is None else {"path": file, "bytes": size},
-    }
-
-
-_KEYS = {"low": "min", "high": "max", "infinite": "inf"}

@@ -1,15 +1,19 @@
-"""Tensors that were looked at one by one: their shapes and what their numbers are like."""
+"""Dumped tensors: their shapes, and statistics of their numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
+from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.records.checks import ViewCheck
+from llmcli.records.document import APART, derived
+from llmcli.records.text import Token
 
 
 @dataclass(frozen=True, kw_only=True)
 class DumpPlan:
-    """A tensor that is going to be dumped, without a batch axis, of `nbytes` bytes.
+    """A tensor to be dumped, without a batch axis.
 
     With tokens still to be generated the shape is the largest that there can be.
     """
@@ -19,53 +23,51 @@ class DumpPlan:
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
-    nbytes: int
     formula: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its numbers."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DumpedTensor:
-    """What the numbers of one tensor are like: of those that are finite, NaN where none is.
+class DumpedTensor(DumpPlan):
+    """Statistics of one tensor: of its finite numbers, NaN where there is none.
 
     `std` is the root of the mean squared distance from the mean, `norm` that of the sum of squares.
-    `masked` are the scores that are −∞ because a key may not be seen: values, and no fault.
-    `nan` and `infinite` count what is a fault, and `first_bad` is where the first of it stands.
+    `masked` counts the scores that are −∞ because a key may not be seen: values, and no fault.
+    `nan` and `inf` count the faults, and `first_bad` is the index of the first of them.
     """
 
-    name: str
-    kind: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    formula: str
     mean: float
     std: float
-    low: float
-    high: float
+    min: float
+    max: float
     norm: float
     masked: int
     nan: int
-    infinite: int
+    inf: int
     first_bad: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DumpReport:
-    """The tensors that were asked for, in execution order.
+    """The requested tensors in execution order.
 
-    `tokens` are (id, text), the first `prompt_tokens` of them given, the others generated; none
-    where only parameters were dumped. `not_finite`: the first number that is NaN or infinite,
-    `blocks.0.mlp.post[3,7] is nan`, empty where all are finite.
+    The first `prompt_tokens` of `tokens` were given, the others generated; there are none where
+    only parameters were dumped. `not_finite`: the first number that is NaN or infinite, such as
+    `blocks.0.mlp.post[3,7] is nan`, None where all are finite.
     """
 
     dtype: str
-    tokens: tuple[tuple[int, str], ...]
+    tokens: tuple[Token, ...]
     prompt_tokens: int
     tensors: tuple[DumpedTensor, ...]
-    checks: tuple[ViewCheck, ...]
-    not_finite: str
+    not_finite: str | None
+    checks: tuple[ViewCheck, ...] = field(metadata=APART)
 
-    @property
+    @derived
     def ok(self) -> bool:
-        """Whether every check holds."""
-        return all(check.ok for check in self.checks)
+        """Whether every check holds and every number is finite."""
+        return not self.not_finite and all(check.ok for check in self.checks)

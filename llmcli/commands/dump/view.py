@@ -1,10 +1,10 @@
-"""The tensors of a dump as a table: what they are, and what their numbers are like."""
+"""The tensors of a dump as a table, with statistics of their numbers."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -16,37 +16,46 @@ from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 MOST = 15  # rows that leave room for the rest on 24 lines: of more, some layers are shown
+_BAD = Column("NaN, ±∞")  # where something is not finite
+
+
+def _number(value: float) -> str:
+    """Four digits; – where there is none."""
+    return "–" if math.isnan(value) else f"{value:.4g}"
+
 
 # the name stays whatever the width; those with the largest number go first
-_COLUMNS = (
-    Column("name", right=False),
-    Column("NaN, ±∞"),
-    Column("shape", right=False, drop=2),
-    Column("axes", right=False, drop=8),
-    Column("dtype", right=False, drop=7),
-    Column("norm", drop=1, labelled=True),
-    Column("mean", drop=4, labelled=True),
-    Column("std", drop=3, labelled=True),
-    Column("min", drop=6, labelled=True),
-    Column("max", drop=5, labelled=True),
-    Column("formula", right=False, drop=9),
+_COLUMNS: tuple[tuple[Column, Callable[[DumpedTensor], str]], ...] = (
+    (Column("name", right=False), lambda one: one.name),
+    (_BAD, lambda one: "0" if one.first_bad is None else f"{one.nan}, {one.inf}"),
+    (Column("shape", right=False, drop=2), lambda one: f"[{' '.join(map(str, one.shape))}]"),
+    (Column("axes", right=False, drop=8), lambda one: f"[{' '.join(one.axes)}]"),
+    (Column("dtype", right=False, drop=7), lambda one: one.dtype),
+    (Column("norm", drop=1, labelled=True), lambda one: _number(one.norm)),
+    (Column("mean", drop=4, labelled=True), lambda one: _number(one.mean)),
+    (Column("std", drop=3, labelled=True), lambda one: _number(one.std)),
+    (Column("min", drop=6, labelled=True), lambda one: _number(one.min)),
+    (Column("max", drop=5, labelled=True), lambda one: _number(one.max)),
+    (Column("formula", right=False, drop=9), lambda one: one.formula),
 )
-_BAD = 1  # is there only where something is not finite
 
 
 def render_dump(report: DumpReport, model: str, *, every: bool = False) -> RenderableType:
-    """A line a tensor; `model` is its line.
+    """A line a tensor, below the model's own line `model`.
 
     Of many tensors those of some layers, unless `every`, which also has below a row what its
     columns have no room for.
     """
     tensors = report.tensors if every else some_layers(report.tensors)
-    at = [n for n in range(len(_COLUMNS)) if n != _BAD or report.not_finite]
-    rows = [[cell for n, cell in enumerate(_row(tensor)) if n in at] for tensor in tensors]
+    columns = [one for one in _COLUMNS if report.not_finite or one[0] is not _BAD]
+    rows = []
+    for tensor in tensors:
+        style = "" if tensor.first_bad is None else WRONG
+        rows.append([Text(one_line(cell(tensor)), style) for _, cell in columns])
     return Group(
         Text(one_line(model), style=HEADING),
         Dotted(list(_facts(report)), FAINT),
-        Rows([_COLUMNS[n] for n in at], rows, spill=every),
+        Rows([column for column, _ in columns], rows, spill=every),
         *_notes(report, len(tensors)),
     )
 
@@ -80,22 +89,8 @@ def _facts(report: DumpReport) -> Iterator[str]:
         yield "no NaN, no infinity"
 
 
-def _row(tensor: DumpedTensor) -> list[Text]:
-    cells = [
-        tensor.name,
-        "0" if tensor.first_bad is None else f"{tensor.nan}, {tensor.infinite}",
-        f"[{' '.join(map(str, tensor.shape))}]",
-        f"[{' '.join(tensor.axes)}]",
-        tensor.dtype,
-        *map(_number, (tensor.norm, tensor.mean, tensor.std, tensor.low, tensor.high)),
-        tensor.formula,
-    ]
-    style = "" if tensor.first_bad is None else WRONG
-    return [Text(one_line(cell), style=style) for cell in cells]
-
-
 def _notes(report: DumpReport, shown: int) -> Iterator[RenderableType]:
-    """What the table does not say of its rows."""
+    """Rows left out, masked scores, and the first number that is not finite."""
     if shown < len(report.tensors):
         others = counted(len(report.tensors) - shown, "tensor")
         yield Text(f"… {others} of other layers: --all or --json", style=FAINT)
@@ -105,8 +100,3 @@ def _notes(report: DumpReport, shown: int) -> Iterator[RenderableType]:
         yield Text(f"{scores} −∞ (masked keys), not in the statistics", style=FAINT)
     if report.not_finite:
         yield Text(f"{BAD} {one_line(report.not_finite)}", style=WRONG)
-
-
-def _number(value: float) -> str:
-    """Four digits; – where there is none."""
-    return "–" if math.isnan(value) else f"{value:.4g}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.shell.encoding import check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -90,19 +91,6 @@ class ExplainOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplainRequest:
-    """Which number (None: the top logit of the last token), of which prompt (None: of a parameter).
-
-    `depth`: so many formulas back, None for all; `room`: the most tokens where the user says so.
-    """
-
-    number: NumberRef | None
-    prompt: Prompt | None
-    depth: int | None
-    room: int | None
-
-
 def command(
     number: NumberArgument,
     prompt: GivenPromptOptions,
@@ -118,27 +106,34 @@ def command(
     command exits 1. The text is taken as it stands, without chat template; a parameter needs none.
     Without a number it is the top logit of the last token.
     """
+    from llmcli.anatomy.indexed import parse
     from llmcli.commands.explain.view import render_explanation
+    from llmcli.ui.letters import LETTERS
     from llmcli.ui.stats import model_line
 
     out = Output("explain", output)
-    request = _request(number, prompt, explain, model, out)
+    wanted = None if number.number is None else parse(number.number)
+    depth = explain.formulas()
+    given = None
+    if wanted is None or not wanted.parameter:
+        given = prompt_or_builtin(prompt, BUILTIN, out.note)
     model.require_exact()
-    text = request.prompt is not None and request.prompt.ids is None
+    text = given is not None and given.ids is None
     loaded = load_model(model, out, text=text, wide=True).model
-    report = _derived(loaded, request, out)
+    report = _derived(loaded, wanted, given, depth, model.context_length, out)
     about = loaded.describe()
     title = model_line(about)
+    words = [members(one) | {"words": LETTERS[one.letter][0]} for one in report.letters]
     out.present(
         lambda: render_explanation(report, title, full=explain.full, checks=output.checks),
-        _body(report),
+        members(report) | {"letters": words},
         model=about,
         environment=environment(kernels=kernels_of(about)),
     )
     if report.local is not None and not report.local.ok:
         raise CheckFailed(
             f"`{report.local.name}` is not what its formula makes of the kernel's own inputs",
-            hint="of the tensors that were checked it is the first, in the order of execution",
+            hint="it is the first failing tensor, in execution order",
         )
     if not report.ok:
         raise CheckFailed(
@@ -147,50 +142,34 @@ def command(
         )
 
 
-def _request(
-    number: NumberArgument,
-    prompt: GivenPromptOptions,
-    explain: ExplainOptions,
-    model: ModelOptions,
+def _derived(
+    model: Model,
+    wanted: NumberRef | None,
+    prompt: Prompt | None,
+    depth: int | None,
+    room: int | None,
     out: Output,
-) -> ExplainRequest:
-    """What the options say. Raises UsageError for what is wrong whatever the model is."""
-    from llmcli.anatomy.indexed import parse
+) -> Explanation:
+    """Derives `wanted` (None: the top logit of the last token), at most `depth` formulas back.
 
-    wanted = None if number.number is None else parse(number.number)
-    depth = explain.formulas()
-    parameter = wanted is not None and wanted.parameter
-    given = None if parameter else prompt_or_builtin(prompt, BUILTIN, out.note)
-    return ExplainRequest(number=wanted, prompt=given, depth=depth, room=model.context_length)
-
-
-def _derived(model: Model, request: ExplainRequest, out: Output) -> Explanation:
+    `prompt` is None for a parameter; `room`: the most tokens, None for the model's own context.
+    """
     from llmcli.commands.explain.measure.derive import explain, top_logit
     from llmcli.commands.explain.measure.index import find, names, place
 
     encoded = []
-    if request.prompt is not None:
-        encoded = [encode(request.prompt, ChatOptions(raw=True), model)]
+    if prompt is not None:
+        encoded = [encode(prompt, ChatOptions(raw=True), model)]
     ids = encoded[0].ids if encoded else ()
     texts = [model.token_text(id) for id in ids]
-    room = request.room or model.config.context
-    # of the notes there is none: nothing is generated
+    room = room or model.config.context
+    # without its notes: nothing is generated
     list(check_fits(encoded, 1, room, largest=model.config.embedding.positions))
     with Progress(out) as progress:
-        wanted = request.number
         if wanted is None:
             wanted = top_logit(model, ids)
             shown = ",".join(map(str, wanted.items or ()))
             out.note(f"no number was given: `logits[{shown}]` is the top logit of the last token")
         axes = find(wanted, names(model.config, max(1, len(ids))), model.config)
         index = place(wanted, axes, texts, model.tokenizer)
-        return explain(model, ids, texts, axes, index, depth=request.depth, progress=progress)
-
-
-def _body(report: Explanation) -> dict[str, Any]:
-    """The report as JSON has it: tokens as objects, letters with their words."""
-    from llmcli.ui.letters import LETTERS
-
-    words = [vars(letter) | {"words": LETTERS[letter.letter][0]} for letter in report.letters]
-    tokens = [{"id": id, "text": text} for id, text in report.tokens]
-    return vars(report) | {"tokens": tokens, "letters": words}
+        return explain(model, ids, texts, axes, index, depth=depth, progress=progress)

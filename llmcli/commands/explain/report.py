@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from llmcli.records.checks import ViewCheck
+from llmcli.records.document import derived as member
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
+from llmcli.records.text import Token
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinate:
-    """One entry of an index: the axis in words, the place on it, the token that it means if any."""
+    """One entry of an index: the axis in words, the position on it, its token if it has one."""
 
     axis: str
     at: int
@@ -20,7 +22,27 @@ class Coordinate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Compared:
+    """A number that formulas (its field `BY_FORMULAS`) and the fast kernel (`kernel`) compute."""
+
+    BY_FORMULAS: ClassVar[str] = "derived"
+    kernel: float
+    tolerance: float
+
+    @member
+    def difference(self) -> float:
+        """Distance of the two; −∞ of a mask is equal to itself."""
+        ours: float = getattr(self, self.BY_FORMULAS)
+        return 0.0 if ours == self.kernel else abs(ours - self.kernel)
+
+    @member
+    def ok(self) -> bool:
+        """Whether the difference is within tolerance."""
+        return bool(self.difference <= self.tolerance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Compared):
     """One number of a derivation and how it follows from its inputs.
 
     `symbol` is the number in the documents' letters (`Q[2,7,4]`), `shape` its tensor's in letters
@@ -31,6 +53,7 @@ class Step:
     are the numbers of the steps that it follows from.
     """
 
+    BY_FORMULAS: ClassVar[str] = "value"
     number: int
     name: str
     index: tuple[int, ...]
@@ -40,10 +63,6 @@ class Step:
     where: tuple[Coordinate, ...]
     source: Literal["derived", "kernel", "weights"]
     value: float
-    kernel: float
-    difference: float
-    tolerance: float
-    ok: bool
     recomputed: str = ""
     note: str = ""
     before: tuple[Fact, ...] = ()
@@ -55,19 +74,15 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """Two ways to the same number: what was compared, both values, and whether they agree."""
+class Check(Compared):
+    """Two ways to the same number, and in `words` what was compared."""
 
     words: str
     derived: float
-    kernel: float
-    difference: float
-    tolerance: float
-    ok: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalCheck:
+class LocalCheck(Compared):
     """Each formula alone, on the kernel's own inputs, against the kernel's own output.
 
     `formulas` of the steps that are shown, and of every number of so many `tensors`. The number
@@ -80,13 +95,9 @@ class LocalCheck:
     name: str
     index: tuple[int, ...]
     derived: float
-    kernel: float
-    difference: float
-    tolerance: float
-    ok: bool
 
     def view_check(self) -> ViewCheck:
-        """The same as a check of the view; where one formula fails, of that one."""
+        """The check for the view; where one formula fails, of that one."""
         words = f"each of the {counted(self.formulas, 'formula')} shown"
         if self.formulas == 1:
             words = "the formula shown"
@@ -110,31 +121,37 @@ class Letter:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One number of a model, derived; `tokens` as (id, text), `depth` None: down to the weights.
+    """One number of a model, derived; `depth` None: down to the weights.
 
     `tensors` were derived as a whole, in float64, for the one number. `steps` are numbered from 1,
-    the number itself first, and `ok` where each of them, every check and
-    `local` agree with the kernel.
+    the number itself first.
     """
 
-    name: str
-    index: tuple[int, ...]
-    tokens: tuple[tuple[int, str], ...]
+    tokens: tuple[Token, ...]
     letters: tuple[Letter, ...]
     depth: int | None
     dtype: str
-    value: float
-    kernel: float
-    difference: float
-    tolerance: float
-    ok: bool
     tensors: int
-    checks: tuple[Check, ...]
-    local: LocalCheck | None
+    checks: tuple[Check, ...] = ()
+    local: LocalCheck | None = None
     steps: tuple[Step, ...]
 
+    # those of the number itself
+    name = member(lambda report: report.steps[0].name)
+    index = member(lambda report: report.steps[0].index)
+    value = member(lambda report: report.steps[0].value)
+    kernel = member(lambda report: report.steps[0].kernel)
+    difference = member(lambda report: report.steps[0].difference)
+    tolerance = member(lambda report: report.steps[0].tolerance)
+
+    @member
+    def ok(self) -> bool:
+        """Whether every step, every check and `local` agree with the kernel."""
+        compared = [*self.steps, *self.checks, *([self.local] if self.local else [])]
+        return all(one.ok for one in compared)
+
     def view_checks(self) -> tuple[ViewCheck, ...]:
-        """What the screen says of it: the numbers shown, other ways to them, each formula alone."""
+        """Checks for the screen: the numbers shown, other ways to them, each formula alone."""
         compared = [step for step in self.steps if step.source == "derived"]
         if not compared:
             return ()
@@ -156,4 +173,4 @@ class Explanation:
 
 
 def _share(step: Step) -> float:
-    return step.difference / step.tolerance if step.tolerance else 0.0
+    return float(step.difference / step.tolerance) if step.tolerance else 0.0

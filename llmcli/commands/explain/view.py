@@ -41,7 +41,10 @@ def render_explanation(
 
 
 def _tokens(report: Explanation) -> Iterator[RenderableType]:
-    tokens = [f"{at} {_label(text, id)}" for at, (id, text) in enumerate(report.tokens)]
+    tokens = [
+        f"{at} {quoted(one.text) if one.text else f'id {one.id}'}"
+        for at, one in enumerate(report.tokens)
+    ]
     if len(tokens) > 2 * SOME:
         left = len(tokens) - 2 * SOME
         tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
@@ -83,7 +86,7 @@ class _Writer:
 
     def _blocks(self, step: Step, origins: bool) -> Iterator[RenderableType]:
         index = ",".join(map(str, step.index))
-        yield Dotted([f"{step.name}[{index}]", *_where(step)], FAINT)
+        yield Dotted([f"{step.name}[{index}]", *map(_coordinate, step.where)], FAINT)
         if step.source == "kernel":
             origin = f"recomputed from {step.recomputed}" if step.recomputed else "the kernel's own"
             yield Text(f"{origin}: a larger --depth derives it, too", style=FAINT)
@@ -120,7 +123,7 @@ class _Writer:
         yield Arithmetic(f"Σ = {written} = {number(total.value)}")
 
     def _table(self, step: Step, total: Sum) -> Iterator[RenderableType]:
-        """A row for every term; of many tokens those that count most, and the one asked for."""
+        """A row for every term; of many tokens the largest, and the one of the index."""
         terms = step.terms
         most = list(terms) if self.full else _most(terms, SOME)
         if not self.full and step.name.endswith(".pattern"):
@@ -284,14 +287,7 @@ def _most(terms: Sequence[Term], count: int) -> list[Term]:
     return sorted(terms, key=lambda term: -abs(term.value))[:count]
 
 
-def _where(step: Step) -> list[str]:
-    return [_coordinate(item) for item in step.where]
-
 
 def _coordinate(item: Coordinate) -> str:
     words = f"{item.axis} {item.at}"
     return words if item.token is None else f"{words} {quoted(item.token)}"
-
-
-def _label(text: str, id: int) -> str:
-    return quoted(text) if text else f"id {id}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
+from llmcli.records.info import NO_FORMATS, Device
 from llmcli.shell.headers import chosen_devices, opened_headers
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -16,8 +17,7 @@ from llmcli.shell.params import LARGEST, opt
 from llmcli.shell.running import note_quantize, note_tensors
 
 if TYPE_CHECKING:
-    from llmcli.commands.info.report import InfoReport, ModelFacts
-    from llmcli.records.info import Device
+    from llmcli.commands.info.report import Architecture, InfoReport
 
 EPILOG = """
 Examples:
@@ -32,7 +32,6 @@ Examples:
 HINT = "the file and its configuration belong to different models: fetch both again"
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([mgt](?:i?b)?)?", re.IGNORECASE)
 _UNITS = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_WHOLE_LIST = 16  # entries of metadata that are written in full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,22 +53,13 @@ class InfoOptions:
         "cpu for another machine's memory.",
     )  # fmt: skip
     metadata: bool = opt(False, "--metadata", "Every key of the file's own metadata.")
-    families: bool = opt(False, "--families", "The families of models that can be run.")
-
-    def check(self, model: ModelOptions) -> None:
-        """Raises UsageError for options that `--families` does not take."""
-        given = {"-m": model.model is not None, "--metadata": self.metadata, "--all": self.all,
-                 "--memory": self.memory is not None}  # fmt: skip
-        for flag, present in given.items():
-            if self.families and present:
-                raise UsageError(
-                    f"`--families` is about no model and goes without `{flag}`",
-                    hint="leave one of them out",
-                )
-
+    families: bool = opt(
+        False, "--families", "The families of models that can be run.",
+        excludes=("--model", "--metadata", "--all", "--memory"),
+    )  # fmt: skip
 
     def devices(self, name: str) -> tuple[Device, ...]:
-        """Those that memory is counted for. Raises UsageError for what is no size or not there."""
+        """The devices that memory is counted for. Raises UsageError for a wrong size or device."""
         from llmcli.measure.memory import machine_devices
         from llmcli.records.info import Device
 
@@ -81,12 +71,14 @@ class InfoOptions:
             raise UsageError(
                 f"`--memory {self.memory}` is not a size", hint="give it as in `--memory 80GiB`"
             )
-        return (
-            Device(
-                device="cuda" if name == "auto" else name, name=f"with {self.memory}",
-                total_bytes=free, free_bytes=free, bfloat16=True,
-            ),
-        )  # fmt: skip
+        device = Device(
+            device="cuda" if name == "auto" else name,
+            name=f"with {self.memory}",
+            total_bytes=free,
+            free_bytes=free,
+            bfloat16=True,
+        )
+        return (device,)
 
 
 def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -> None:
@@ -97,36 +89,19 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
     is not imported. Memory is that of a run with `--dtype` at `--context-length` (default: the
     model's own), against what this machine has free.
     """
+    from llmcli.commands.info.measure import measure_info, supported_families
     from llmcli.commands.info.view import render_families, render_info
 
     out = Output("info", output)
-    info.check(model)
     if info.families:
-        from llmcli.commands.info.measure import supported_families
-
         families = supported_families()
         out.present(
-            lambda: render_families(families), {"families": families}, model=None,
+            lambda: render_families(families),
+            {"families": families},
+            model=None,
             environment=environment(),
-        )  # fmt: skip
+        )
         return
-    report = _report(info, model, out)
-    _check_context(model.context_length, report.model, out)
-    out.present(
-        lambda: render_info(report, full=info.all, metadata=info.metadata),
-        _body(report),
-        model=_model_object(report),
-        environment=environment(),
-        checks=report.checks,
-        hint=HINT,
-    )
-    if report.unsupported is not None:
-        raise report.unsupported
-
-
-def _report(info: InfoOptions, model: ModelOptions, out: Output) -> InfoReport:
-    """What the headers of the model say."""
-    from llmcli.commands.info.measure import measure_info
     devices = info.devices(model.device)
     with opened_headers(model, out) as (checkpoint, place):
         report = measure_info(
@@ -139,13 +114,24 @@ def _report(info: InfoOptions, model: ModelOptions, out: Output) -> InfoReport:
             batch=info.batch,
             context=model.context_length,
         )
-        if report.model is not None:
+        if report.architecture is not None:
             note_quantize(model, checkpoint, out)
             note_tensors(checkpoint, report.surplus, out)
-    return replace(report, file=replace(report.file, path=place))
+    report = replace(report, file=replace(report.file, path=place))
+    _check_context(model.context_length, report.architecture, out)
+    out.present(
+        lambda: render_info(report, full=info.all, metadata=info.metadata),
+        members(report) | {"checks": {}},
+        model=_model_object(report),
+        environment=environment(),
+        checks=report.checks,
+        hint=HINT,
+    )
+    if report.unsupported is not None:
+        raise report.unsupported
 
 
-def _check_context(wanted: int | None, model: ModelFacts | None, out: Output) -> None:
+def _check_context(wanted: int | None, model: Architecture | None, out: Output) -> None:
     """A longer context than the model's own: a note, or UsageError where it cannot exist."""
     if wanted is None or model is None or wanted <= model.context:
         return
@@ -160,9 +146,7 @@ def _check_context(wanted: int | None, model: ModelFacts | None, out: Output) ->
 
 def _model_object(report: InfoReport) -> dict[str, Any]:
     """The `model` object of the document, as far as the headers go."""
-    from llmcli.records.info import NO_FORMATS
-
-    model = report.model
+    model = report.architecture
     about: dict[str, Any] = {
         "name": report.name,
         "path": report.file.path,
@@ -170,94 +154,13 @@ def _model_object(report: InfoReport) -> dict[str, Any]:
     }
     if model is None:
         return {**about, **NO_FORMATS, "family": None}
-    first = model.fits[0]
+    first = report.fits[0]
     return about | {
         "family": model.family,
         "model_type": model.model_type,
-        "parameters": model.counts.total,
+        "parameters": model.parameters.total,
         "context": model.context,
         **first.need.formats,
         "weight_bytes": first.need.weights,
         "device": first.device.device,
     }
-
-
-def _body(report: InfoReport) -> dict[str, Any]:
-    """Everything that the view shows, as numbers; without any checks they hold."""
-    file = vars(report.file) | {
-        "metadata": {key: _short(item) for key, item in report.file.metadata.items()}
-    }
-    return {
-        "about": {name: _short(value) for name, value in vars(report.about).items()},
-        "file": file,
-        "architecture": None if report.model is None else _architecture(report.model),
-        "tokenizer": None if report.tokenizer is None else _tokens(vars(report.tokenizer)),
-        "flops": None if report.model is None else vars(report.model.flops),
-        "memory": [] if report.model is None else _memory(report.model),
-        "would_fit": [] if report.model is None else [
-            {"options": options, "context": fit.need.context, "needed_bytes": fit.need.total}
-            for options, fit in report.model.would_fit
-        ],
-        "unknown": report.unknown,
-        "ignored": report.ignored,
-        "checks": {},
-        "ok": report.unsupported is None,
-    }
-
-
-def _architecture(model: ModelFacts) -> dict[str, Any]:
-    apart = ("fits", "flops", "would_fit")
-    fields = {name: value for name, value in vars(model).items() if name not in apart}
-    counts, declared = fields.pop("counts"), fields.pop("declared")
-    return fields | {
-        "declared": None if declared is None else {"dtype": declared[0], "bytes": declared[1]},
-        "parameters": counts,
-        "layers": [{"count": len(kind.layers)} | vars(kind) for kind in model.layers],
-    }
-
-
-def _memory(model: ModelFacts) -> list[dict[str, Any]]:
-    """One object a device: what it has, what a run takes there, and whether that fits."""
-    return [
-        vars(fit.device)
-        | fit.need.formats
-        | {
-            "dtype": fit.need.formats["activation_format"],
-            "batch": fit.need.batch,
-            "context": fit.need.context,
-            "weights_bytes": fit.need.weights,
-            "cache_bytes": fit.need.cache,
-            "cache_bytes_per_token": fit.need.cache_per_token,
-            "states": fit.need.states,
-            "cache_copies_bytes": fit.need.copies,
-            "prompt_bytes_estimate": fit.need.activations,
-            "runtime_bytes_estimate": fit.need.runtime,
-            "needed_bytes": fit.need.total,
-            "fits": fit.fits,
-            "longest_context": fit.longest,
-            "token_bytes": fit.token.bytes,
-            "token_weights_bytes": fit.token.weights,
-            "token_cache_bytes": fit.token.cache,
-            "token_activations_bytes": fit.token.activations,
-        }
-        for fit in model.fits
-    ]
-
-
-def _tokens(facts: Mapping[str, Any]) -> dict[str, Any]:
-    def named(token: tuple[int, str]) -> dict[str, Any]:
-        return {"id": token[0], "text": token[1]}
-
-    bos = facts["bos"]
-    return dict(facts) | {
-        "bos": None if bos is None else named(bos),
-        "eos": [named(token) for token in facts["eos"]],
-    }
-
-
-def _short(value: Any) -> Any:
-    """A value of metadata for JSON: a long list as its length and its first entries."""
-    if not isinstance(value, list):
-        return value
-    listed = [_short(item) for item in value[:_WHOLE_LIST]]
-    return listed if len(value) <= _WHOLE_LIST else {"length": len(value), "first": listed}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,13 @@ from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.sniff import no_model
 from llmcli.commands.info.report import (
     About,
+    Architecture,
+    DeclaredDtype,
     FamilyFacts,
     FileFacts,
     FlopsNeed,
     InfoReport,
-    ModelFacts,
+    Offer,
     StoredFormat,
     TokenizerFacts,
 )
@@ -37,6 +39,7 @@ from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.measure.fit import Run, chosen_arithmetic, fit, unscaled
 from llmcli.records.checks import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
+from llmcli.records.text import Token
 from llmcli.records.work import PartWork
 from llmcli.text import load_tokenizer
 
@@ -59,65 +62,58 @@ def measure_info(
 ) -> InfoReport:
     """What the headers say, and what `batch` sequences of `context` tokens take.
 
-    In what `dtype`, `quantize`, `activations` and `cache` are on each device. `context` None: the
-    model's own. A configuration that is missing or of a kind that we do not know leaves `model`
-    None, as a tokenizer of an unknown kind leaves `tokenizer`; one that contradicts itself raises
-    CheckpointError.
+    With `dtype`, `quantize`, `activations` and `cache` as each device resolves them. `context`
+    None: the model's own. Without a known configuration `architecture` is None, and without a known
+    tokenizer `tokenizer`; a configuration that contradicts itself raises CheckpointError.
     """
     unknown: list[str] = []
-    unsupported: UnsupportedModel | None = None
+    found: dict[str, Any] = {}
     loaded, unreadable = None, None
     try:
         loaded = load_tokenizer(checkpoint)
     except CheckpointError as error:
         unreadable = error.message
-    model: ModelFacts | None = None
-    checks: tuple[ViewCheck, ...] = ()
-    ignored: dict[str, str] = {}
-    surplus: tuple[str, ...] = ()
-    if checkpoint.config is None:
-        try:
+    try:
+        if checkpoint.config is None:
             no_model(checkpoint.name, checkpoint.folder, checkpoint.tensors)
             unknown.append("there is no config.json beside the weights, so the model is not known")
-        except UnsupportedModel as error:
-            unsupported = error
-            unknown.append(error.message)
-    else:
-        try:
+        else:
             config, rules = translate(checkpoint)
             todo = planned(checkpoint, rules, config, stored_shapes(config))
-            asked = partial(
+            arithmetic = partial(
                 chosen_arithmetic, checkpoint, config, todo, dtype=dtype, activations=activations,
                 cache=cache,
             )  # fmt: skip
-            numbers = [(device, asked(device=device, quantize=quantize)) for device in devices]
             run = Run(
-                batch=batch, context=context or config.context,
+                batch=batch,
+                context=context or config.context,
                 tokenizer=0 if loaded is None else loaded.nbytes,
-            )  # fmt: skip
-            model = _model(config, checkpoint, numbers, run)
-            if model.fits:
-                fitting = _would_fit(config, model.fits[0], run, asked)
-                model = replace(model, would_fit=fitting)
-            checks = _checks(checkpoint, config, todo)
-            ignored, surplus = ignored_metadata(checkpoint), todo.surplus
-        except UnsupportedModel as error:
-            unsupported = error
-            unknown.append(error.message)
-    if unreadable is not None:
-        unknown.append(unreadable)
-    unknown.extend(() if loaded is None else loaded.notes)
+            )
+            fits = [
+                fit(config, device, arithmetic(device=device, quantize=quantize), run)
+                for device in devices
+            ]
+            found = {
+                "architecture": _architecture(config, checkpoint),
+                "flops": flops_need(config, run.context),
+                "fits": tuple(fits),
+                "would_fit": _would_fit(config, fits[0], run, arithmetic) if fits else (),
+                "checks": _checks(checkpoint, config, todo),
+                "ignored": ignored_metadata(checkpoint),
+                "surplus": todo.surplus,
+            }
+    except UnsupportedModel as error:
+        unknown.append(error.message)
+        found = {"unsupported": error}
+    unknown += [] if unreadable is None else [unreadable]
+    unknown += [] if loaded is None else loaded.notes
     return InfoReport(
         name=checkpoint.name,
         about=about(checkpoint),
         file=_file(checkpoint),
-        model=model,
         tokenizer=_tokenizer(loaded),
         unknown=tuple(unknown),
-        unsupported=unsupported,
-        ignored=ignored,
-        surplus=surplus,
-        checks=checks,
+        **found,
     )
 
 
@@ -138,15 +134,9 @@ def supported_families() -> tuple[FamilyFacts, ...]:
     )
 
 
-def _model(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    numbers: Iterable[tuple[Device, Arithmetic]],
-    run: Run,
-) -> ModelFacts:
-    fits = [fit(config, device, chosen, run) for device, chosen in numbers]
+def _architecture(config: ModelConfig, checkpoint: Checkpoint) -> Architecture:
     counts = count_parameters(config)
-    return ModelFacts(
+    return Architecture(
         family=config.family,
         model_type=config.model_type,
         width=config.width,
@@ -154,30 +144,28 @@ def _model(
         context=config.context,
         positions=config.embedding.positions,
         tied=config.head.tied,
-        counts=counts,
-        layers=layer_types(config),
-        flops=flops_need(config, run.context),
-        fits=tuple(fits),
-        declared=_declared(checkpoint, counts.total),
         embedding_scale=config.embedding.scale,
         logit_scale=config.head.scale,
         logit_cap=config.head.cap,
+        declared=_declared(checkpoint, counts.total),
+        parameters=counts,
+        layers=layer_types(config),
     )
 
 
 def _would_fit(
-    config: ModelConfig, first: DeviceFit, run: Run, asked: Callable[..., Arithmetic]
-) -> tuple[tuple[str, DeviceFit], ...]:
+    config: ModelConfig, first: DeviceFit, run: Run, arithmetic: Callable[..., Arithmetic]
+) -> tuple[Offer, ...]:
     """Options with which a model that does not fit would, and what it would need then.
 
-    Of each weight format the whole context, or as much of it as fits.
+    For each weight format the whole context, or as much of it as fits.
     """
-    found: list[tuple[str, DeviceFit]] = []
+    found: list[Offer] = []
     smallest = first.need.weights + 1
     for quantize in ("auto", "int8", "int4") if first.fits is False else ():
         try:
-            numbers = asked(device=first.device, quantize=quantize)
-        except UsageError:  # which the dtype that was asked for excludes
+            numbers = arithmetic(device=first.device, quantize=quantize)
+        except UsageError:  # the requested dtype excludes it
             continue
         now = fit(config, first.device, numbers, run)
         if now.need.weights >= smallest:
@@ -189,18 +177,24 @@ def _would_fit(
             options.append(f"-c {tokens}")
             now = fit(config, first.device, numbers, replace(run, context=tokens))
         if now.fits:
-            found.append((" ".join(options), now))
+            offer = Offer(
+                options=" ".join(options),
+                context=now.need.context,
+                needed_bytes=now.need.total,
+            )
+            found.append(offer)
     return tuple(found)
 
 
-def _declared(checkpoint: Checkpoint, numbers: int) -> tuple[str, int] | None:
+def _declared(checkpoint: Checkpoint, numbers: int) -> DeclaredDtype | None:
     """The dtype of config.json; transformers 5 calls it `dtype`, those before `torch_dtype`."""
     settings = checkpoint.config or {}
     name = settings.get("dtype", settings.get("torch_dtype"))
     if checkpoint.kind == "gguf" or not isinstance(name, str):
         return None
     name = name.removeprefix("torch.")
-    return (name, numbers * DTYPE_BYTES[name]) if name in DTYPE_BYTES else None
+    known = DTYPE_BYTES.get(name)
+    return None if known is None else DeclaredDtype(dtype=name, bytes=numbers * known)
 
 
 def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
@@ -223,7 +217,10 @@ def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
 def _checks(
     checkpoint: Checkpoint, config: ModelConfig, todo: Plan
 ) -> tuple[ViewCheck, ...]:
-    """That the file has what the configuration describes; none where it has no tensors at all."""
+    """That the file has what the configuration describes, and what is quantized its scales.
+
+    None where it has no tensors at all.
+    """
     if not checkpoint.tensors:
         return ()
     used = {load.source for load in todo.loads}
@@ -234,6 +231,11 @@ def _checks(
     unexpected = [load.source for load in todo.loads if load.part not in parts]
     unexpected += todo.unexpected
     total = sum(math.prod(shape) for shape in shapes.values())
+    scales = []
+    wrong = unscaled(todo, checkpoint.tensors)
+    if todo.scales is not None or wrong:
+        words = "every quantized tensor has a scale that fits it"
+        scales.append(difference("stored_scales", words, wrong))
     return (
         ViewCheck(
             name="stored_numbers",
@@ -246,23 +248,10 @@ def _checks(
             words="every parameter has its tensor, and every tensor its place",
             value=float(len(missing) + len(unexpected)),
             tolerance=0.0,
-            where=_first(missing, parts, unexpected),
+            where=next((part for part in parts if part in missing), next(iter(unexpected), "")),
         ),
-        *_scales(checkpoint, todo),
+        *scales,
     )
-
-
-def _scales(checkpoint: Checkpoint, todo: Plan) -> tuple[ViewCheck, ...]:
-    """That what is quantized has its scales; nothing where all is stored as it is."""
-    wrong = unscaled(todo, checkpoint.tensors)
-    if todo.scales is None and not wrong:
-        return ()
-    return (difference("stored_scales", "every quantized tensor has a scale that fits it", wrong),)
-
-
-def _first(missing: set[str], wanted: Iterable[str], unexpected: Sequence[str]) -> str:
-    """The first parameter without a tensor, else the first tensor without a parameter."""
-    return next((name for name in wanted if name in missing), next(iter(unexpected), ""))
 
 
 def _file(checkpoint: Checkpoint) -> FileFacts:
@@ -285,7 +274,7 @@ def _file(checkpoint: Checkpoint) -> FileFacts:
         bytes=checkpoint.nbytes,
         tensors=len(checkpoint.tensors),
         formats=tuple(sorted(formats, key=lambda stored: -stored.bytes)),
-        metadata=checkpoint.metadata,
+        entries=checkpoint.metadata,
     )
 
 
@@ -293,8 +282,8 @@ def _tokenizer(tokenizer: Tokenizer | None) -> TokenizerFacts | None:
     if tokenizer is None:
         return None
 
-    def named(token: int) -> tuple[int, str]:
-        return token, tokenizer.token_text(token)
+    def named(token: int) -> Token:
+        return Token(id=token, text=tokenizer.token_text(token))
 
     return TokenizerFacts(
         kind=tokenizer.name,

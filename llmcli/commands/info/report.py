@@ -8,7 +8,11 @@ from typing import Any, Literal
 
 from llmcli.errors import UnsupportedModel
 from llmcli.records.checks import ViewCheck
+from llmcli.records.document import APART, derived
 from llmcli.records.info import DeviceFit, LayerType, ParameterCounts
+from llmcli.records.text import Token
+
+_WHOLE_LIST = 16  # entries of metadata that a document has in full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,7 @@ class StoredFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """What lies on the disk. `metadata`: of a GGUF file, or `__metadata__` of safetensors."""
+    """What is on the disk. `entries`: metadata of a GGUF file, or `__metadata__` of safetensors."""
 
     kind: Literal["safetensors", "gguf"]
     path: str
@@ -43,18 +47,30 @@ class FileFacts:
     bytes: int
     tensors: int
     formats: tuple[StoredFormat, ...]
-    metadata: Mapping[str, Any]
+    entries: Mapping[str, Any] = field(metadata=APART)
+
+    @derived
+    def metadata(self) -> dict[str, Any]:
+        """The entries, a long list as its length and its first items."""
+        return {key: _short(value) for key, value in self.entries.items()}
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    listed = [_short(item) for item in value[:_WHOLE_LIST]]
+    return listed if len(value) <= _WHOLE_LIST else {"length": len(value), "first": listed}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFacts:
-    """Ids with their texts; `adds_bos`: in front of every text, by the tokenizer's own rule."""
+    """`adds_bos`: in front of every text, by the tokenizer's own rule."""
 
     kind: str
     vocabulary: int
-    bos: tuple[int, str] | None
+    bos: Token | None
     adds_bos: bool
-    eos: tuple[tuple[int, str], ...]
+    eos: tuple[Token, ...]
     chat_template: bool
 
 
@@ -75,14 +91,20 @@ class FlopsNeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """What the configuration says, and what follows for memory on each device.
+class DeclaredDtype:
+    """The dtype that config.json names, and the bytes that all parameters take in it."""
 
-    `fits` begins with the device that would be used; where it does not fit there, `would_fit` are
-    options with which it does. `positions`: rows of learned positions, a
-    hard limit of the context. `declared`: the dtype that config.json names, and the bytes that all
-    parameters take in it; None where it names none that we know. Embeddings are multiplied by
-    `embedding_scale`, logits by `logit_scale`, and those have a soft cap of `logit_cap`.
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What the configuration says.
+
+    `positions`: rows of learned positions, a hard limit of the context. `declared` is None where
+    config.json names no dtype that we know. Embeddings are multiplied by `embedding_scale`, logits
+    by `logit_scale`, and those have a soft cap of `logit_cap`.
     """
 
     family: str
@@ -92,37 +114,80 @@ class ModelFacts:
     context: int
     positions: int | None
     tied: bool
-    counts: ParameterCounts
-    layers: tuple[LayerType, ...]
-    flops: FlopsNeed
-    fits: tuple[DeviceFit, ...]
-    would_fit: tuple[tuple[str, DeviceFit], ...] = ()
-    declared: tuple[str, int] | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    declared: DeclaredDtype | None = None
+    parameters: ParameterCounts
+    layers: tuple[LayerType, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Options with which a model fits that does not, at which context, and the bytes it needs."""
+
+    options: str
+    context: int
+    needed_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class InfoReport:
-    """What `llmcli info` prints; `model` is None where there is no configuration that we know.
+    """What `llmcli info` prints; `architecture` is None without a configuration that we know.
 
-    `unknown` says why `model`, or the tokenizer, is missing; `unsupported` is the error that every
-    run of the model ends with. `ignored`: GGUF metadata that has no
-    effect for this architecture, here and in llama.cpp. `surplus`: tensors for which the model has
-    no parameter.
+    `flops` and `fits` follow from it; `fits` begins with the device that would be used, and where
+    the model does not fit there, `would_fit` are options with which it does. `unknown` says why
+    `architecture`, or the tokenizer, is missing; `unsupported` is the error that every run of the
+    model ends with. `ignored`: GGUF metadata that has no effect for this architecture, here and in
+    llama.cpp. `surplus`: tensors for which the model has no parameter.
     """
 
-    name: str
-    file: FileFacts
-    model: ModelFacts | None
-    tokenizer: TokenizerFacts | None
+    name: str = field(metadata=APART)
     about: About = About()
+    file: FileFacts
+    architecture: Architecture | None = None
+    tokenizer: TokenizerFacts | None = None
+    flops: FlopsNeed | None = None
+    fits: tuple[DeviceFit, ...] = field(default=(), metadata=APART)
+    would_fit: tuple[Offer, ...] = ()
     unknown: tuple[str, ...] = ()
-    unsupported: UnsupportedModel | None = None
+    unsupported: UnsupportedModel | None = field(default=None, metadata=APART)
     ignored: Mapping[str, str] = field(default_factory=dict)
-    surplus: tuple[str, ...] = ()
-    checks: tuple[ViewCheck, ...] = ()
+    surplus: tuple[str, ...] = field(default=(), metadata=APART)
+    checks: tuple[ViewCheck, ...] = field(default=(), metadata=APART)
+
+    @derived
+    def ok(self) -> bool:
+        """Whether the model is supported."""
+        return self.unsupported is None
+
+    @derived
+    def memory(self) -> list[dict[str, Any]]:
+        """What each device has, what a run takes there, and whether that fits."""
+        return [
+            vars(fit.device)
+            | fit.need.formats
+            | {
+                "dtype": fit.need.formats["activation_format"],
+                "batch": fit.need.batch,
+                "context": fit.need.context,
+                "weights_bytes": fit.need.weights,
+                "cache_bytes": fit.need.cache,
+                "cache_bytes_per_token": fit.need.cache_per_token,
+                "states": fit.need.states,
+                "cache_copies_bytes": fit.need.copies,
+                "prompt_bytes_estimate": fit.need.activations,
+                "runtime_bytes_estimate": fit.need.runtime,
+                "needed_bytes": fit.need.total,
+                "fits": fit.fits,
+                "longest_context": fit.longest,
+                "token_bytes": fit.token.bytes,
+                "token_weights_bytes": fit.token.weights,
+                "token_cache_bytes": fit.token.cache,
+                "token_activations_bytes": fit.token.activations,
+            }
+            for fit in self.fits
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

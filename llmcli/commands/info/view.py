@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,16 @@ from rich.text import Text
 
 from llmcli.commands.info.report import (
     About,
+    Architecture,
+    DeclaredDtype,
     FamilyFacts,
     FileFacts,
     FlopsNeed,
     InfoReport,
-    ModelFacts,
+    Offer,
     TokenizerFacts,
 )
-from llmcli.records.info import DeviceFit, LayerType, MemoryNeed
+from llmcli.records.info import DeviceFit, LayerType
 from llmcli.records.numbers import counted, spans
 from llmcli.ui.layout import Column, Dotted, Rows, filled
 from llmcli.ui.memory import state_words
@@ -29,6 +31,7 @@ from llmcli.ui.theme import FAINT, HEADING, one_line, quoted
 GOOD, BAD = "green", "red"
 _LABEL, _DEVICE = 9, 14  # columns of the table of memory: the parts' names, and each device
 _LONG_TEXT, _LONG_LIST = 200, 6  # of metadata: characters of a text, entries of a list
+_Fact = tuple[str, Sequence[str]]  # a subject, and what is said of it
 
 
 def render_info(
@@ -38,8 +41,10 @@ def render_info(
 
     `full`: with what few need; `metadata`: with the file's own.
     """
-    model = report.model
-    facts: list[tuple[str, Sequence[str]]] = [] if model is None else [*_model(model, full)]
+    model, fits = report.architecture, report.fits
+    facts: list[_Fact] = []
+    if model is not None:
+        facts += _model(model, report.flops if full else None)
     if report.tokenizer is not None:
         facts += _tokenizer(report.tokenizer, full)
     facts += _file(report.file, None if model is None else model.declared, full)
@@ -53,13 +58,15 @@ def render_info(
     parts.append(Text(one_line(report.name), style=HEADING))
     parts += [Dotted(line, FAINT) for line in _about(report.about, full)]
     if model is not None:
-        parts += [_verdict(model.fits[0], model.context), *_would_fit(model), Text()]
-        if not full:
-            for fit in model.fits:
-                facts += _memory(fit, len(model.fits) == 1)
+        parts.append(_verdict(fits[0], model.context))
+        if fits[0].fits is False:
+            parts.append(_would_fit(report.would_fit))
+        parts.append(Text())
+    for fit in () if full else fits:
+        facts.append((fit.device.device, _memory(fit, len(fits) == 1)))
     parts.append(Facts(facts))
-    if model is not None and full:
-        parts += _memory_table(model.fits)
+    if fits and full:
+        parts += _memory_table(fits)
     if metadata:
         parts += _metadata(report.file)
     return Group(*parts)
@@ -110,7 +117,7 @@ class Facts:
     Lines break between parts; a part that is wider than the room breaks between words.
     """
 
-    rows: Sequence[tuple[str, Sequence[str]]]
+    rows: Sequence[_Fact]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         indent = max(len(name) for name, _ in self.rows) + 2
@@ -144,21 +151,15 @@ def _about(about: About, full: bool) -> list[list[str]]:
     return [line for line in lines if line]
 
 
-def _model(model: ModelFacts, full: bool) -> Iterator[tuple[str, Sequence[str]]]:
-    counts, number = model.counts, count if full else _short
-    yield (
-        "family",
-        (
-            one_line(model.family),
-            f"type {one_line(model.model_type)}",
-            f"width {model.width}",
-            f"vocabulary {count(model.vocabulary)}",
-        ),
-    )
-    words = [count(counts.total) + (f" ({_short(counts.total)})" if full else "")]
+def _model(model: Architecture, flops: FlopsNeed | None) -> Iterator[_Fact]:
+    """`flops`: in full, with what few need."""
+    counts, number = model.parameters, _short if flops is None else count
+    named = [one_line(model.family), f"type {one_line(model.model_type)}", f"width {model.width}"]
+    yield "family", (*named, f"vocabulary {count(model.vocabulary)}")
+    words = [count(counts.total) + ("" if flops is None else f" ({_short(counts.total)})")]
     if counts.active != counts.total:
         words.append(f"{count(counts.active)} active")
-    elif full:
+    elif flops is not None:
         words.append("all active")
     parts = {
         "embedding": counts.embedding,
@@ -177,13 +178,17 @@ def _model(model: ModelFacts, full: bool) -> Iterator[tuple[str, Sequence[str]]]
         shown.append(f"logits × {model.logit_scale:.4g}")
     if model.logit_cap is not None:
         shown.append(f"logits capped at {model.logit_cap:g}")
-    yield from (("parameters", words), ("", shown)) if full else (("parameters", words + shown),)
+    if flops is None:
+        yield "parameters", words + shown
+    else:
+        yield "parameters", words
+        yield "", shown
     for place, layers in enumerate(model.layers):
         yield "" if place else "layers", _layers(layers, len(model.layers) > 1)
-    if full:
-        yield "FLOPs", _flops(model.flops)
-    limit = " learned positions" if model.positions is not None else ""
-    yield "context", (f"{count(model.context)} tokens{' =' + limit if limit else ''}",)
+    if flops is not None:
+        yield "FLOPs", _flops(flops)
+    limit = " = learned positions" if model.positions is not None else ""
+    yield "context", (f"{count(model.context)} tokens{limit}",)
 
 
 def _flops(flops: FlopsNeed) -> list[str]:
@@ -197,9 +202,8 @@ def _flops(flops: FlopsNeed) -> list[str]:
 
 
 def _layers(kind: LayerType, numbered: bool) -> list[str]:
-    times = len(kind.layers)
     window = f" of {count(kind.window)} keys" if kind.window is not None else ""
-    parts = [f"{times} × {kind.kind}{window}"]
+    parts = [f"{kind.count} × {kind.kind}{window}"]
     if kind.heads is not None:
         size_ = f" of {kind.head_dim}"
         if kind.value_dim not in (None, kind.head_dim):
@@ -216,52 +220,49 @@ def _layers(kind: LayerType, numbered: bool) -> list[str]:
         gated = ", gated" if kind.gated else ""
         parts.append(f"{kind.activation} MLP of {count(kind.hidden)}{gated}")
     if numbered:
-        parts.append(f"layer{'s' if times > 1 else ''} {spans(kind.layers)}")
+        parts.append(f"layer{'s' if kind.count > 1 else ''} {spans(kind.layers)}")
     return parts
 
 
-def _tokenizer(facts: TokenizerFacts, full: bool) -> Iterator[tuple[str, Sequence[str]]]:
+def _tokenizer(facts: TokenizerFacts, full: bool) -> Iterator[_Fact]:
     template = "chat template" if facts.chat_template else "no chat template"
     yield "tokenizer", (one_line(facts.kind), f"{count(facts.vocabulary)} tokens", template)
-    if not full:
-        return
-    ends = [f"EOS {token} {quoted(text)}" for token, text in facts.eos] or ["no EOS"]
-    if facts.bos is None:
-        yield "", ("no BOS", *ends)
-    else:
-        added = "put in front" if facts.adds_bos else "not put in front"
-        yield "", (f"BOS {facts.bos[0]} {quoted(facts.bos[1])} ({added})", *ends)
+    if full:
+        bos = "no BOS"
+        if facts.bos is not None:
+            added = "put in front" if facts.adds_bos else "not put in front"
+            bos = f"BOS {facts.bos.id} {quoted(facts.bos.text)} ({added})"
+        ends = [f"EOS {token.id} {quoted(token.text)}" for token in facts.eos]
+        yield "", (bos, *(ends or ["no EOS"]))
 
 
-def _file(
-    file: FileFacts, declared: tuple[str, int] | None, full: bool
-) -> Iterator[tuple[str, Sequence[str]]]:
+def _file(file: FileFacts, declared: DeclaredDtype | None, full: bool) -> Iterator[_Fact]:
     kind = {"gguf": "GGUF", "safetensors": "safetensors"}[file.kind]
     each = [f"{one_line(stored.format)} {size(stored.bytes)}" for stored in file.formats]
     if file.files:
-        number = "1 file" if file.files == 1 else f"{file.files} files"
-        tensors = "1 tensor" if file.tensors == 1 else f"{count(file.tensors)} tensors"
+        words = [f"{kind}, {counted(file.files, 'file')}", f"{size(file.bytes)} on disk"]
         held = size(sum(stored.bytes for stored in file.formats))
-        words = [f"{kind}, {number}", f"{size(file.bytes)} on disk", f"{tensors} of {held}"]
-        yield "stored", words if full else [*words[:2], *each]
+        more = [f"{counted(file.tensors, 'tensor')} of {held}"] if full else each
+        yield "stored", (*words, *more)
     else:
         yield "stored", ("a configuration without weights",)
         if declared is not None:
-            yield "", (f"says {declared[0]}, in which the weights have {size(declared[1])}",)
+            held = size(declared.bytes)
+            yield "", (f"declares {declared.dtype}: {held} of weights",)
     for words_, stored in zip(each, file.formats if full else (), strict=False):
         bits = 8 * stored.bytes / stored.numbers if stored.numbers else 0
-        number = "1 tensor" if stored.tensors == 1 else f"{count(stored.tensors)} tensors"
-        yield "", (words_, f"{count(stored.numbers)} numbers of {bits:g} bits", number)
-    if file.metadata and full:
-        yield "", (f"{counted(len(file.metadata), 'metadata key')}, shown by --metadata",)
+        numbers = f"{count(stored.numbers)} numbers of {bits:g} bits"
+        yield "", (words_, numbers, counted(stored.tensors, "tensor"))
+    if file.entries and full:
+        yield "", (f"{counted(len(file.entries), 'metadata key')}, shown by --metadata",)
     yield "path", (one_line(file.path),)
 
 
 def _metadata(file: FileFacts) -> list[RenderableType]:
     heading = Text("\nmetadata", style=HEADING)
-    if not file.metadata:
+    if not file.entries:
         return [heading, Text("none")]
-    rows = [f"{one_line(key)} = {_value(value)}" for key, value in file.metadata.items()]
+    rows = [f"{one_line(key)} = {_value(value)}" for key, value in file.entries.items()]
     return [heading, *(Text(row, overflow="fold") for row in rows)]
 
 
@@ -311,15 +312,15 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
     return Text(words, style=BAD)
 
 
-def _would_fit(model: ModelFacts) -> Iterator[Dotted]:
+def _would_fit(offers: Sequence[Offer]) -> Dotted:
     """With which options a model would fit that does not, and what it would need then."""
-    if model.fits[0].fits is False:
-        named = [f"{options} ({size(fit.need.total)})" for options, fit in model.would_fit]
-        yield Dotted([f"would fit: {named[0]}", *named[1:]] if named else
-                     ["no smaller weight format or context fits either"])  # fmt: skip
+    if not offers:
+        return Dotted(["no smaller weight format or context fits either"])
+    first, *others = (f"{one.options} ({size(one.needed_bytes)})" for one in offers)
+    return Dotted([f"would fit: {first}", *others])
 
 
-def _memory(fit: DeviceFit, alone: bool) -> Iterator[tuple[str, Sequence[str]]]:
+def _memory(fit: DeviceFit, alone: bool) -> list[str]:
     """What a device needs, part by part; whether that fits where it is not `alone`."""
     need, device = fit.need, fit.device
     growing = f" ({size(need.cache_per_token)} a token)" if need.cache_per_token else ""
@@ -335,14 +336,14 @@ def _memory(fit: DeviceFit, alone: bool) -> Iterator[tuple[str, Sequence[str]]]:
         f"{count(fit.longest)} tokens fit" if fit.longest not in (None, need.context) else "",
         _formats(fit),
     ]
-    yield device.device, [part for part in parts if part]
+    return [part for part in parts if part]
 
 
 def _memory_table(fits: Sequence[DeviceFit]) -> list[RenderableType]:
     """A heading, the table, and what the devices are."""
     need = fits[0].need
     sequences = f", {need.batch} sequences" if need.batch > 1 else ""
-    heading = f"\nmemory for {need.context:,} tokens{sequences}"
+    heading = f"\nmemory for {count(need.context)} tokens{sequences}"
     names = [
         f"{fit.device.device}: {one_line(fit.device.name)}, {_size(fit.device.total_bytes)}"
         + (f", {formats}" if (formats := _formats(fit)) else "")
@@ -371,51 +372,44 @@ class MemoryTable:
             *(Column(fit.device.device) for fit in fits),
             Column("", right=False, cut=True, drop=1),
         ]
-        rows = [("format", [fit.need.formats["weight_format"] for fit in fits], "of the weights")]
-        parts = [
-            ("weights", [fit.need.weights for fit in fits], ""),
-            ("cache", [fit.need.cache for fit in fits], _cached(fits[0].need)),
-            ("  a token", [fit.need.cache_per_token for fit in fits], ""),
-            ("copies", [fit.need.copies for fit in fits], "of the cache, when a sequence ends"),
-            ("prompt", [fit.need.activations for fit in fits], "most tensors while it is read"),
-            ("libraries", [fit.need.runtime for fit in fits], "their buffers, and the tokenizer"),
-            ("needed", [fit.need.total for fit in fits], "at once, besides PyTorch"),
-        ]
-        rows += [
-            (name, [size(nbytes) for nbytes in sizes], note) for name, sizes, note in parts
-            if any(sizes)
-        ]  # fmt: skip
-        rows.append(("free", [_size(fit.device.free_bytes) for fit in fits], ""))
-        longest = ["unknown" if fit.longest is None else f"{fit.longest:,}" for fit in fits]
-        lines = [
-            [Text(name), *map(Text, cells), Text(note, style=FAINT)] for name, cells, note in rows
-        ]
-        mapped = "blocks stay in the mapped file" if any(map(_stays_in_the_file, fits)) else ""
-        lines.append([Text("fits"), *map(_fits, fits), Text(mapped, style=FAINT)])
-        note = Text("tokens that fit", style=FAINT)
-        lines.append([Text("longest"), *map(Text, longest), note])
-        lines += _decoding(fits)
+        lines = []
+        for name, part, note in _parts(fits):
+            found = [part(fit) for fit in fits]
+            if any(found):
+                cells = [size(one) if isinstance(one, int) else one for one in found]
+                texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+                lines.append([Text(name), *texts, Text(note, style=FAINT)])
         return Rows(columns, lines)
 
 
-def _cached(need: MemoryNeed) -> str:
-    if need.states is None:
-        return "keys and values of every token"
-    return "states, and keys and values" if need.cache_per_token else "states"
-
-
-def _decoding(fits: Sequence[DeviceFit]) -> Iterator[list[Text]]:
-    """What has to be moved for one token more, and of what that is."""
-    works = [fit.token for fit in fits]
-    last = "read and written for the last token" + (" of each" if fits[0].need.batch > 1 else "")
-    parts = [
-        ("decoding", [work.bytes for work in works], last),
-        ("  weights", [work.weights for work in works], "each once"),
-        ("  cache", [work.cache for work in works], "what the token sees"),
-        ("  others", [work.activations for work in works], "what its parts compute"),
-    ]
-    for name, sizes, note in parts:
-        yield [Text(name), *(Text(size(nbytes)) for nbytes in sizes), Text(note, style=FAINT)]
+def _parts(
+    fits: Sequence[DeviceFit],
+) -> tuple[tuple[str, Callable[[DeviceFit], int | str | Text], str], ...]:
+    """A name, what a device has of it (bytes where it is a number), and a note."""
+    need = fits[0].need
+    kept = "keys and values of every token"
+    if need.states is not None:
+        kept = "states, and keys and values" if need.cache_per_token else "states"
+    mapped = "blocks stay in the mapped file" if any(map(_stays_in_the_file, fits)) else ""
+    last = "read and written for the last token" + (" of each" if need.batch > 1 else "")
+    return (
+        ("format", lambda fit: fit.need.formats["weight_format"], "of the weights"),
+        ("weights", lambda fit: fit.need.weights, ""),
+        ("cache", lambda fit: fit.need.cache, kept),
+        ("  a token", lambda fit: fit.need.cache_per_token, ""),
+        ("copies", lambda fit: fit.need.copies, "of the cache, when a sequence ends"),
+        ("prompt", lambda fit: fit.need.activations, "most tensors while it is read"),
+        ("libraries", lambda fit: fit.need.runtime, "their buffers, and the tokenizer"),
+        ("needed", lambda fit: fit.need.total, "at once, besides PyTorch"),
+        ("free", lambda fit: _size(fit.device.free_bytes), ""),
+        ("fits", _fits, mapped),
+        ("longest", lambda fit: "unknown" if fit.longest is None else count(fit.longest),
+         "tokens that fit"),
+        ("decoding", lambda fit: size(fit.token.bytes), last),
+        ("  weights", lambda fit: size(fit.token.weights), "each once"),
+        ("  cache", lambda fit: size(fit.token.cache), "what the token sees"),
+        ("  others", lambda fit: size(fit.token.activations), "what its parts compute"),
+    )  # fmt: skip
 
 
 def _fits(fit: DeviceFit) -> Text:

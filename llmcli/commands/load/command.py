@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.measure.environment import environment
 from llmcli.records.checks import checks_document
+from llmcli.records.document import members
+from llmcli.records.info import NO_FORMATS
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import opt
+from llmcli.shell.params import Without, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import kernels_of, note_quantize, note_tensors, require_cwd
 
@@ -46,6 +47,10 @@ class LoadOptions:
         False, "--check",
         "Verdicts only, of the numbers as the files have them: no model is built, and any file of "
         "tensors will do.",
+        excludes=(
+            "--all", "--filter", "--dtype", "--quantize", "--activations", "--cache-type",
+            "--device",
+        ),
     )  # fmt: skip
     all: bool = opt(False, "--all", "A line for every tensor of every layer and for every stage.")
     filter: str | None = opt(
@@ -54,41 +59,17 @@ class LoadOptions:
     )  # fmt: skip
 
 
-def check_options(load: LoadOptions, model: ModelOptions) -> None:
-    """Raises UsageError for options that say nothing of what is done."""
-    if model.random_weights:
-        raise UsageError("with `--random-weights` there is nothing to load", hint="leave it out")
-    refused = {
-        "--all": load.all,
-        "--filter": load.filter is not None,
-        "--dtype": model.dtype != "auto",
-        "--quantize": model.quantize != "auto",
-        "--activations": model.activations != "auto",
-        "--cache-type": model.cache_type != "auto",
-        "--device": model.device != "auto",
-    }
-    for flag, given in refused.items():
-        if load.check and given:
-            raise UsageError(
-                f"`--check` gives verdicts of the numbers as they are stored, without `{flag}`",
-                hint="leave one of them out",
-            )
-
-
 def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerLine]:
-    """The requested lines; raises UsageError for a pattern that none has."""
+    """The requested lines; raises UsageError for a pattern that matches none."""
     from llmcli.anatomy.missing import near_ends
 
     if load.filter is None:
-        return report.lines if load.all else report.rows
+        return report.ledger if load.all else report.rows
     pattern = load.filter
-    found = [
-        line
-        for line in report.lines
-        if any(fnmatchcase(name, pattern) for name in (line.parameter, line.source) if name)
-    ]
+    named = [(line, list(filter(None, (line.parameter, line.source)))) for line in report.ledger]
+    found = [line for line, names in named if any(fnmatchcase(name, pattern) for name in names)]
     if not found:
-        names = [name for line in report.lines for name in (line.parameter, line.source) if name]
+        names = [name for _, names in named for name in names]
         near = get_close_matches(pattern, names, n=1, cutoff=0.75)
         if not near:  # a name without where it is, in all blocks
             ends = near_ends(pattern.strip("*."), names)
@@ -101,49 +82,46 @@ def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerLine]:
 
 
 class _Unfit(CheckpointError):
-    """What does not fit, which the view on stdout has."""
+    """A file that does not fit, reported by the view on stdout too."""
 
     told = True
 
 
 class _Reported(NotFinite):
-    """Numbers that are not finite, which the view on stdout has."""
+    """NaN or infinity, reported by the view on stdout too."""
 
     told = True
 
 
-def command(load: LoadOptions, model: ModelOptions, output: ViewOutputOptions) -> None:
+def command(
+    load: LoadOptions,
+    model: Annotated[ModelOptions, Without(("random_weights",))],
+    output: ViewOutputOptions,
+) -> None:
     """Load a model and report what became of every tensor of its files.
 
     Each tensor with the parameter that it fills, or why it is dropped; what was done to it, and
-    what its numbers are like; the time and the bytes a second of each stage, and peak memory.
+    statistics of its numbers; the time and the bytes a second of each stage, and peak memory.
     What files claim of their weights is compared with what they have. NaN and infinity exit 7,
     what does not fit or contradicts the files exits 4; with --check, numbers that are unlike all
     others of their tensor exit 1.
     """
     out = Output("load", output)
-    check_options(load, model)
     model.check()
     checkpoint, stages = _opened(model, out)
     if not load.check:
         _require_known(checkpoint)
     stages["import"] = _import_torch(checkpoint, model, out)
     if load.check:
-        report = _checked(checkpoint, stages, out)
-        _show(report, _about(checkpoint), load, out)
-        _judge(report, model)
-        return
-    try:
+        report, about = _checked(checkpoint, stages, out)
+    else:
         report, about = _loaded(checkpoint, stages, model, out)
-    except WeightMismatch as error:
-        error.hint = f"{error.hint}; `llmcli load{_named(model)} --check` looks at what is here"
-        raise
     _show(report, about, load, out)
     _judge(report, model)
 
 
 def _opened(model: ModelOptions, out: Output) -> tuple[Checkpoint, dict[str, float]]:
-    """The checkpoint, and the seconds of what comes before its weights."""
+    """The checkpoint, and the seconds of each stage before its weights."""
     from llmcli.checkpoints import open_checkpoint
     from llmcli.checkpoints.locate import find
 
@@ -165,7 +143,7 @@ def _require_known(checkpoint: Checkpoint) -> None:
     if checkpoint.config is None:
         raise CheckpointError(
             f"`{checkpoint.name}` has no `config.json` beside its weights, so no model is known",
-            hint="put the model's config.json into the same directory, or look at the tensors "
+            hint="put the model's config.json into the same directory, or check the tensors "
             "alone with --check",
         )
     describe(checkpoint)
@@ -189,25 +167,37 @@ def _loaded(
 ) -> tuple[LoadReport, dict[str, Any]]:
     from llmcli.commands.load.measure.run import measure_load
 
-    with Progress(out, f"loading {checkpoint.name} …") as progress:
-        loaded, report = measure_load(
-            checkpoint, _stages(before), device=model.device, dtype=model.dtype,
-            quantize=model.quantize, activations=model.activations, cache=model.cache_type,
-            progress=progress,
-        )  # fmt: skip
+    try:
+        with Progress(out, f"loading {checkpoint.name} …") as progress:
+            loaded, report = measure_load(
+                checkpoint, _stages(before), device=model.device, dtype=model.dtype,
+                quantize=model.quantize, activations=model.activations, cache=model.cache_type,
+                progress=progress,
+            )  # fmt: skip
+    except WeightMismatch as error:
+        named = "" if model.model is None else f" -m {quote(model.model)}"
+        error.hint = f"{error.hint}; `llmcli load{named} --check` checks the files alone"
+        raise
     SIGNALS.check()
     note_quantize(model, checkpoint, out)
     note_tensors(checkpoint, loaded.ledger.surplus, out)
     return report, loaded.describe()
 
 
-def _checked(checkpoint: Checkpoint, before: dict[str, float], out: Output) -> LoadReport:
+def _checked(
+    checkpoint: Checkpoint, before: dict[str, float], out: Output
+) -> tuple[LoadReport, dict[str, Any]]:
     from llmcli.commands.load.measure.run import check_files
 
-    with Progress(out, f"looking through {checkpoint.name} …") as progress:
+    with Progress(out, f"checking {checkpoint.name} …") as progress:
         report = check_files(checkpoint, _stages(before), progress=progress)
     SIGNALS.check()
-    return report
+    return report, {
+        "name": checkpoint.name,
+        "path": str(checkpoint.path),
+        "stored_formats": sorted({info.format for info in checkpoint.tensors.values()}),
+        **NO_FORMATS,
+    }
 
 
 def _stages(before: dict[str, float]) -> Any:
@@ -219,46 +209,28 @@ def _stages(before: dict[str, float]) -> Any:
     return stages
 
 
-def _about(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The `model` object where nothing was loaded."""
-    from llmcli.records.info import NO_FORMATS
-
-    return {
-        "name": checkpoint.name,
-        "path": str(checkpoint.path),
-        "stored_formats": sorted({info.format for info in checkpoint.tensors.values()}),
-        **NO_FORMATS,
-    }
-
-
 def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Output) -> None:
-    from llmcli.commands.load.view import render_check, render_load
+    from llmcli.commands.load.view import render_load
     from llmcli.ui.stats import model_line
 
     lines = chosen(report, load)
     brief = load.filter is not None
-    if load.check:
-        view = partial(render_check, report, about["name"])
-    else:
-        view = partial(
-            render_load, report, model_line(about), lines, brief=brief, full=load.all,
-            checks=out.checks,
-        )  # fmt: skip
+    how = {"brief": brief, "full": load.all, "checks": out.checks}
+    document = members(replace(report, ledger=tuple(lines)) if brief else report)
     out.present(
-        view,
-        load_document(report, lines if brief else report.lines),
+        lambda: (
+            render_load(report, about["name"], None)
+            if load.check
+            else render_load(report, model_line(about), lines, **how)
+        ),
+        document | {"checks": checks_document(report.checks)},
         model=about,
         environment=environment(kernels=() if load.check else kernels_of(about)),
     )
 
 
-def _named(model: ModelOptions) -> str:
-    """` -m X` as it was given, nothing for the model that is usual."""
-    return "" if model.model is None else f" -m {quote(model.model)}"
-
-
 def _refetch(model: ModelOptions) -> str:
-    """How to get a model once more whose file has numbers that cannot be."""
+    """How to get a model again whose file has impossible numbers."""
     from llmcli.checkpoints.names import parse
 
     given = model.model
@@ -276,7 +248,7 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
     failed = [check for check in report.checks if not check.ok]
     wrong = [
         *(
-            f"{claim.what} says {claim.says}, but it is {claim.holds}"
+            f"{claim.what}: claimed {claim.says}, actual {claim.holds}"
             for claim in report.claims
             if claim.must and not claim.ok
         ),
@@ -294,44 +266,3 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
             "damaged",
             hint=_refetch(model),
         )
-
-
-def load_document(report: LoadReport, lines: Sequence[LedgerLine]) -> dict[str, Any]:
-    """Everything of the view as numbers, and a line of the ledger for each use of a tensor."""
-    return {
-        "dtype": report.dtype,
-        "device": report.device,
-        "files": report.files,
-        "confirmed": report.confirmed,
-        "bytes": {
-            "files": report.file_bytes,
-            "tensors": report.tensor_bytes,
-            "weights": report.weight_bytes,
-        },
-        "memory": {
-            "before": report.base_bytes, "peak": report.peak_bytes, "device": report.device_bytes,
-        },
-        "stages": [vars(stage) | {"bytes_per_s": stage.bytes_per_s} for stage in report.stages],
-        "ledger": [_line(line) for line in lines],
-        "shared": report.shared,
-        "claims": report.claims,
-        "numbers": report.numbers,
-        "notes": report.notes,
-        "fault": report.fault or None,
-        "not_finite": report.not_finite or None,
-        "checks": checks_document(report.checks),
-        "ok": report.ok,
-    }  # fmt: skip
-
-
-def _line(line: LedgerLine) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(line).items() if name != "tensors"}
-    numbers = line.numbers
-    names = {"low": "min", "high": "max", "infinite": "inf", "negative": "negative_inf"}
-    return fields | {
-        "parameter": line.parameter or None,
-        "reason": line.reason or None,
-        "numbers": None
-        if numbers is None
-        else {names.get(name, name): value for name, value in vars(numbers).items()},
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -16,20 +16,6 @@ from llmcli.ui.rates import unit
 from llmcli.ui.stats import SHORT, duration, size
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
-# the first two stay whatever the width; those with the largest number go below their row first
-_LEDGER = (
-    Column("parameter", right=False),
-    Column("tensor", right=False, drop=1),
-    Column("stored", right=False, drop=2),
-    Column("in the file", drop=8),
-    Column("what was done", right=False, drop=3),
-    Column("mean", drop=7, labelled=True),
-    Column("std", drop=6, labelled=True),
-    Column("min", drop=5, labelled=True),
-    Column("max", drop=5, labelled=True),
-    Column("zeros", drop=7, labelled=True),
-)
-_BAD = Column("NaN, ±∞", right=False)  # stays, too, where something is not finite
 _MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
 _LONGEST = 5  # stages that the short answer has
 _STAGES = (
@@ -39,7 +25,7 @@ _STAGES = (
     Column("bytes", drop=1),
     Column("speed", drop=1),
 )
-LABEL = "!"  # a label that is not true, which nothing depends on
+LABEL = "!"  # a note, or a claim that is not true and that nothing depends on
 _DOUBTFUL = "yellow"
 _WORDS = {
     "find": "find or fetch",
@@ -51,93 +37,111 @@ _WORDS = {
     "read": "read",
     "pack": "pack",
     "convert": "convert",
-    "scan": "look at the numbers",
+    "scan": "check the numbers",
 }
 
 
 def render_load(
     report: LoadReport,
     model: str,
-    lines: Sequence[LedgerLine],
+    lines: Sequence[LedgerLine] | None,
     *,
     brief: bool = False,
     full: bool = False,
     checks: bool = False,
 ) -> RenderableType:
-    """`lines` as a table, then time; the verdict is above it. `model` is its line.
+    """The verdict, `lines` as a table, and the time; `model` is its line.
 
-    Columns for which there is no room are left out, with `full` or `brief` put below their rows.
-    `brief`: of the rest only what is wrong, and the last verdict; `full`: each stage in a row;
-    `checks`: every verdict, at the end.
+    `lines` None: every verdict, and no more. Columns for which there is no room are left out, with
+    `full` or `brief` put below their rows. `brief`: of the rest only what is wrong, and the last
+    verdict; `full`: each stage in a row; `checks`: every verdict, at the end.
     """
-    columns, rows = list(_LEDGER), [_row(line, line.dtype or report.dtype) for line in lines]
-    if any(_is_bad(line.numbers) for line in lines):
-        columns.insert(2, _BAD)
-        for row, line in zip(rows, lines, strict=True):
-            row.insert(2, Text(_bad(line.numbers), style=row[0].style))
-    table = Rows(columns, rows, spill=brief or full)
+    heading, facts = Text(one_line(model), style=HEADING), Dotted(list(_facts(report)), FAINT)
+    shared = [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
+    if lines is None:
+        return Group(heading, facts, *shared, *verdicts(report))
+    table = _table(lines, report.dtype, spill=brief or full)
     if brief:
-        return Group(Text(one_line(model), style=HEADING), table, *wrong(report))
+        return Group(heading, table, *verdicts(report, every=False))
     time: list[RenderableType] = [Dotted([*_durations(report)], FAINT)]
     if full:
         time = [Rows(_STAGES, list(_stages(report))), Text("")]
-    shared = [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
-    ending = [*wrong(report, () if full else _MORE), *_notes(report), *shared]
-    return Group(
-        Text(one_line(model), style=HEADING),
-        *([] if checks else ending),
-        Dotted(list(_facts(report)), FAINT),
-        Text(""),
-        table,
-        Text(""),
-        *time,
-        *(verdicts(report) if checks else ()),
-    )
-
-
-def render_check(report: LoadReport, name: str) -> RenderableType:
-    """The verdicts alone."""
-    return Group(
-        Text(one_line(name), style=HEADING),
-        Dotted([*_facts(report)], FAINT),
-        *verdicts(report),
-    )
+    wrong = verdicts(report, every=False, more=() if full else _MORE)
+    first = [] if checks else [*wrong, *_notes(report), *shared]
+    last = [*shared, *verdicts(report)] if checks else []
+    return Group(heading, *first, facts, Text(""), table, Text(""), *time, *last)
 
 
 def _facts(report: LoadReport) -> Iterator[str]:
-    files = f"{counted(report.files, 'file')}, {size(report.file_bytes)}"
-    tensors = len({line.source for line in report.lines})
+    files = f"{counted(report.files, 'file')}, {size(report.bytes.files)}"
+    tensors = len({line.source for line in report.ledger})
     yield f"{counted(tensors, 'tensor')} in {files}"
-    if report.weight_bytes is not None:
-        yield f"{counted(report.numbers, 'parameter')}, {size(report.weight_bytes)} of memory"
-    if report.device_bytes is not None:
-        yield f"at most {size(report.device_bytes)} of {report.device}"
-    if report.peak_bytes is not None:
-        before = "" if report.base_bytes is None else (
-            f", of it {size(report.base_bytes)} Python and PyTorch before"
+    if report.bytes.weights is not None:
+        yield f"{counted(report.numbers, 'parameter')}, {size(report.bytes.weights)} of memory"
+    if report.memory.device is not None:
+        yield f"at most {size(report.memory.device)} of {report.device}"
+    if report.memory.peak is not None:
+        before = "" if report.memory.before is None else (
+            f", of it {size(report.memory.before)} Python and PyTorch before"
         )
-        yield f"peak memory {size(report.peak_bytes)}{before}"
+        yield f"peak memory {size(report.memory.peak)}{before}"
 
 
-def _row(line: LedgerLine, dtype: str | None) -> list[Text]:
-    numbers = line.numbers
-    shape = f"{line.stored} [{' '.join(map(str, line.shape))}]"
+def _number(value: float) -> str:
+    """Three digits; – where there is none."""
+    return "–" if math.isnan(value) else f"{value:.3g}"
+
+
+def _zeros(numbers: Numbers) -> str:
+    share = 100 * numbers.zeros / numbers.count if numbers.count else 0.0
+    return "0" if not share else f"{share:.2g} %" if share >= 0.01 else "<0.01 %"
+
+
+# the first two stay whatever the width; those with the largest number go below their row first
+_LEDGER: tuple[tuple[Column, Callable[[LedgerLine, str | None], str]], ...] = (
+    (Column("parameter", right=False), lambda line, dtype: line.parameter or "–"),
+    (Column("tensor", right=False, drop=1), lambda line, dtype: line.source),
+    (Column("stored", right=False, drop=2), lambda line, dtype: _stored(line)),
+    (Column("in the file", drop=8), lambda line, dtype: size(line.bytes)),
+    (
+        Column("what was done", right=False, drop=3),
+        lambda line, dtype: _done(line, line.dtype or dtype),
+    ),
+)
+_BAD = Column("NaN, ±∞", right=False)  # third, and stays, where something is not finite
+_STATISTICS: tuple[tuple[Column, Callable[[Numbers], str]], ...] = (
+    (Column("mean", drop=7, labelled=True), lambda numbers: _number(numbers.mean)),
+    (Column("std", drop=6, labelled=True), lambda numbers: _number(numbers.std)),
+    (Column("min", drop=5, labelled=True), lambda numbers: _number(numbers.min)),
+    (Column("max", drop=5, labelled=True), lambda numbers: _number(numbers.max)),
+    (Column("zeros", drop=7, labelled=True), _zeros),
+)
+
+
+def _table(lines: Sequence[LedgerLine], dtype: str | None, *, spill: bool) -> Rows:
+    columns = [column for column, _ in (*_LEDGER, *_STATISTICS)]
+    bad = [_bad(line.numbers) for line in lines]
+    rows = []
+    for line, words in zip(lines, bad, strict=True):
+        style = WRONG if words else "" if line.parameter else FAINT
+        cells = [cell(line, dtype) for _, cell in _LEDGER]
+        cells += ["" if line.numbers is None else cell(line.numbers) for _, cell in _STATISTICS]
+        if any(bad):
+            cells.insert(2, words)
+        rows.append([Text(one_line(cell), style=style) for cell in cells])
+    if any(bad):
+        columns.insert(2, _BAD)
+    return Rows(columns, rows, spill=spill)
+
+
+def _stored(line: LedgerLine) -> str:
     times = f" × {line.tensors}" if line.tensors > 1 else ""
-    cells = [
-        line.parameter or "–",
-        line.source,
-        shape + times,
-        size(line.bytes),
-        _done(line, dtype),
-        *(_statistics(numbers) if numbers is not None else [""] * 5),
-    ]
-    style = WRONG if _is_bad(numbers) else FAINT if not line.parameter else ""
-    return [Text(one_line(cell), style=style) for cell in cells]
+    return f"{line.stored} [{' '.join(map(str, line.shape))}]{times}"
 
 
 def _done(line: LedgerLine, dtype: str | None) -> str:
     if not line.parameter:
-        return line.reason
+        return line.reason or ""
     done = ("dequantized", *line.operations) if line.dequantized else line.operations
     if dtype is None or line.stored in (dtype, SHORT.get(dtype)):
         return ", ".join(done) or "as it is"
@@ -146,27 +150,12 @@ def _done(line: LedgerLine, dtype: str | None) -> str:
     return ", ".join(done) or f"to {dtype}"
 
 
-def _statistics(numbers: Numbers) -> list[str]:
-    share = 100 * numbers.zeros / numbers.count if numbers.count else 0.0
-    values = (numbers.mean, numbers.std, numbers.low, numbers.high)
-    zeros = "0" if not share else f"{share:.2g} %" if share >= 0.01 else "<0.01 %"
-    return [*map(_number, values), zeros]
-
-
-def _number(value: float) -> str:
-    """Three digits; – where there is none."""
-    return "–" if math.isnan(value) else f"{value:.3g}"
-
-
-def _is_bad(numbers: Numbers | None) -> bool:
-    return numbers is not None and numbers.finite < numbers.count
-
-
 def _bad(numbers: Numbers | None) -> str:
-    if numbers is None or not _is_bad(numbers):
+    """How many numbers are not finite and which is the first; empty where all are finite."""
+    if numbers is None or numbers.finite == numbers.count:
         return ""
-    above = numbers.infinite - numbers.negative
-    kinds = ((numbers.nan, "NaN"), (above, "+∞"), (numbers.negative, "−∞"))
+    above = numbers.inf - numbers.negative_inf
+    kinds = ((numbers.nan, "NaN"), (above, "+∞"), (numbers.negative_inf, "−∞"))
     words = ", ".join(f"{count:,} {word}" for count, word in kinds if count)
     if numbers.first_bad is None:
         return words
@@ -187,7 +176,7 @@ def _durations(report: LoadReport) -> Iterator[str]:
 def _stages(report: LoadReport) -> Iterator[list[Text]]:
     total = sum(stage.seconds for stage in report.stages)
     for stage in report.stages:
-        twice = ", some twice" if (stage.bytes or 0) > report.tensor_bytes else ""
+        twice = ", some twice" if (stage.bytes or 0) > report.bytes.tensors else ""
         speed = stage.bytes_per_s
         cells = (
             _WORDS.get(stage.name, stage.name) + (twice if stage.name == "read" else ""),
@@ -203,55 +192,42 @@ def _stages(report: LoadReport) -> Iterator[list[Text]]:
 # verdicts
 
 
-def verdicts(report: LoadReport) -> Iterator[RenderableType]:
-    """What is shared, then what holds and what does not, the numbers and the whole last."""
-    for shared in report.shared:
-        yield Text(one_line(_shared(shared)), style=FAINT)
+def verdicts(
+    report: LoadReport, *, every: bool = True, more: Sequence[str] = ()
+) -> Iterator[RenderableType]:
+    """What holds and what does not, the numbers and the whole last.
+
+    Not `every`: what does not, else the whole; `more`: options that show the others.
+    """
+    fitted = any(line.parameter for line in report.ledger)  # each has its place
     if report.fault:
         yield Marked(BAD, one_line(report.fault), WRONG)
-    elif not any(line.parameter for line in report.lines):
+    elif every and not fitted:
         words = "there is no config.json: the model that these tensors belong to is unknown"
         yield Text(words, style=FAINT)
-    else:
+    elif every:
         yield Marked(GOOD, "every parameter has its tensor, and every tensor its place", FAINT)
-    yield from map(_claim, report.claims)
-    yield render_checks(report.checks)
-    yield from _notes(report)
+    yield from (_claim(claim) for claim in report.claims if every or not claim.ok)
+    if checks := [check for check in report.checks if every or not check.ok]:
+        yield render_checks(checks)
+    if every:
+        yield from _notes(report)
     if report.not_finite:
         yield Marked(BAD, one_line(report.not_finite), WRONG)
-    else:
+    elif every:
         words = f"no NaN and no infinity in {counted(report.numbers, 'number')}"
         yield Marked(GOOD, words, FAINT)
     if report.ok:
-        yield _verdict(report)
-
-
-def wrong(report: LoadReport, more: Sequence[str] = ()) -> Iterator[RenderableType]:
-    """The verdicts that are not good, else the last one; `more`: options that show the others."""
-    if report.fault:
-        yield Marked(BAD, one_line(report.fault), WRONG)
-    yield from (_claim(claim) for claim in report.claims if not claim.ok)
-    failed = [check for check in report.checks if not check.ok]
-    if failed:
-        yield render_checks(failed)
-    if report.not_finite:
-        yield Marked(BAD, one_line(report.not_finite), WRONG)
-    if report.ok:
-        yield _verdict(report, more)
+        tensors = counted(len({line.source for line in report.ledger}), "tensor")
+        count = len(report.checks) + len(report.claims) + fitted + 1  # and each is finite
+        found = "whole" if report.whole else "readable"
+        words = f"{found}: {tensors}, all numbers finite, {counted(count, 'check')}"
+        yield Marked(GOOD, SEPARATOR.join([words, *more]), FAINT)
 
 
 def _notes(report: LoadReport) -> Iterator[RenderableType]:
-    """What was not looked at."""
+    """What was not checked."""
     return (Marked(LABEL, one_line(note), _DOUBTFUL) for note in report.notes)
-
-
-def _verdict(report: LoadReport, more: Sequence[str] = ()) -> RenderableType:
-    tensors = len({line.source for line in report.lines})
-    fitted = any(line.parameter for line in report.lines)  # each has its place
-    checks = len(report.checks) + len(report.claims) + fitted + 1  # and each is finite
-    found = "whole" if report.whole else "readable"
-    words = f"{found}: {counted(tensors, 'tensor')}, all numbers finite, {counted(checks, 'check')}"
-    return Marked(GOOD, SEPARATOR.join([words, *more]), FAINT)
 
 
 def _shared(shared: Shared) -> str:
@@ -268,5 +244,5 @@ def _claim(claim: MetadataCheck) -> RenderableType:
     if claim.ok:
         there = "" if says == holds else SEPARATOR + holds
         return Marked(GOOD, f"{what}: {says}{there}", FAINT)
-    words = f"{what}: {says}, but it is {holds}"
+    words = f"{what}: claimed {says}, actual {holds}"
     return Marked(BAD, words, WRONG) if claim.must else Marked(LABEL, words, _DOUBTFUL)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from llmcli.commands.shapes.report import ShapesReport, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
+from llmcli.records.info import NO_FORMATS
+from llmcli.records.text import Token
 from llmcli.shell.encoding import check_fits, encode
 from llmcli.shell.headers import chosen_devices, opened_headers
-from llmcli.shell.looking import parse_numbers, token_texts
+from llmcli.shell.looking import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, Without, opt
@@ -23,15 +27,13 @@ from llmcli.shell.template import ChatOptions
 if TYPE_CHECKING:
     from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
-    from llmcli.commands.shapes.measure.tensors import ShapesRequest
-    from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
+    from llmcli.commands.shapes.measure import ShapesRequest
     from llmcli.config import ModelConfig
-    from llmcli.families import Rule
     from llmcli.graph.spec import Kind, Phase
+    from llmcli.records.checks import ViewCheck
     from llmcli.shell.prompts import Prompt
 
-Tokens = tuple[tuple[int, str], ...]  # (id, text)
-TOKENS = 12  # of the prompt that shapes are written out for where none is given
+TOKENS = 12  # of the example prompt, where none is given
 HINT = "where the file's shapes are wrong, fetch it again; otherwise this is a bug in llmcli"
 
 EPILOG = """
@@ -96,15 +98,15 @@ class ShapesOptions:
         return self.all or chosen or self.layer is not None or self.filter is not None
 
     def request(
-        self, config: ModelConfig, numbers: Arithmetic, prompt: Tokens = ()
+        self, config: ModelConfig, numbers: Arithmetic, prompt: tuple[Token, ...] = ()
     ) -> ShapesRequest:
-        """What is computed, of as many tokens as `prompt` has, where it has any.
+        """What is computed, for as many tokens as `prompt` has, where it has any.
 
-        Raises UsageError for layers and names that are not there, PromptTooLong where a model that
-        has learned its positions has too few of them.
+        Raises UsageError for unknown layers and names, PromptTooLong where a model has learned too
+        few positions.
         """
         from llmcli.anatomy.names import select
-        from llmcli.commands.shapes.measure.tensors import ShapesRequest
+        from llmcli.commands.shapes.measure import ShapesRequest
         from llmcli.families.sources import sources
 
         kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
@@ -133,7 +135,7 @@ class ShapesOptions:
         return found
 
     def stored(self, tensors: Sequence[Stored]) -> tuple[Stored, ...]:
-        """Of the tensors of a file that has no configuration, those whose own names match.
+        """The tensors of a file without a configuration whose own names match.
 
         Raises UsageError for what needs a configuration, and where none matches.
         """
@@ -164,7 +166,9 @@ class ShapesOptions:
 def command(
     prompt: GivenPromptOptions,
     shapes: ShapesOptions,
-    model: Annotated[ModelOptions, Without(("activations",))],
+    model: Annotated[
+        ModelOptions, Without(("activations", "threads", "seed", "random_weights"))
+    ],
     output: ViewOutputOptions,
 ) -> None:
     """Every tensor of a model: letters, numbers, memory, formula, and the file's own name.
@@ -173,42 +177,33 @@ def command(
     PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as
     a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
-    out = Output("shapes", output)
-    given = prompt.prompt is not None or prompt.file is not None or prompt.ids is not None
-    text = None
-    if given:
-        note_model_name(prompt.prompt, out.note)
-        text = read_prompt(prompt)
-    _show_headers(text, shapes, model, out)
-
-
-def _show_headers(
-    prompt: Prompt | None, shapes: ShapesOptions, options: ModelOptions, out: Output
-) -> None:
-    from llmcli.commands.shapes.measure.stored import stored_check, stored_tensors
-    from llmcli.commands.shapes.measure.tensors import model_shapes
+    from llmcli.commands.shapes.measure import stored_check, stored_tensors
     from llmcli.families import plan, translate
     from llmcli.measure.fit import chosen_arithmetic
     from llmcli.measure.memory import cpu, machine_devices
 
+    out = Output("shapes", output)
+    text = None
+    if prompt.prompt is not None or prompt.file is not None or prompt.ids is not None:
+        note_model_name(prompt.prompt, out.note)
+        text = read_prompt(prompt)
     # a driver is queried for its GPUs only where one may be meant
-    devices = (cpu(),) if options.device == "cpu" else machine_devices()
-    device = chosen_devices(options.device, devices)[0]
-    with opened_headers(options, out) as (checkpoint, place):
-        if checkpoint.config is None and shapes.params and prompt is None:
+    devices = (cpu(),) if model.device == "cpu" else machine_devices()
+    device = chosen_devices(model.device, devices)[0]
+    with opened_headers(model, out) as (checkpoint, place):
+        if checkpoint.config is None and shapes.params and text is None:
             _show_stored(checkpoint, shapes, out)
             return
         config, rules = translate(checkpoint)
         todo = plan(checkpoint.tensors, rules, config)
         numbers = chosen_arithmetic(
-            checkpoint, config, todo, device, options.dtype, options.quantize,
-            options.activations, options.cache_type,
+            checkpoint, config, todo, device, model.dtype, model.quantize, model.activations,
+            model.cache_type,
         )  # fmt: skip
-        note_quantize(options, checkpoint, out)
-        tokens: Tokens = ()
-        if prompt is not None:
-            room = options.context_length or config.context
-            tokens = _tokens(prompt, checkpoint, config, room, out)
+        note_quantize(model, checkpoint, out)
+        tokens: tuple[Token, ...] = ()
+        if text is not None:
+            tokens = _tokens(text, checkpoint, config, model.context_length or config.context, out)
         request = shapes.request(config, numbers, tokens)
         about = _about(request, checkpoint, place, device.device)
         if shapes.names:
@@ -217,18 +212,13 @@ def _show_headers(
         stored = stored_tensors(checkpoint, rules, config)
         checks = stored_check(checkpoint, rules, config)
         try:
-            _show(model_shapes(request, stored, checks), about, shapes, out)
+            _show(request, stored, checks, about, shapes, out)
         except CheckFailed:
-            _require_fit(checkpoint, rules, config)
+            if checkpoint.tensors:
+                from llmcli.loading.load import fitting_plan  # and so PyTorch, to report a fault
+
+                fitting_plan(checkpoint, rules, config)  # raises what loading would raise
             raise
-
-
-def _require_fit(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig) -> None:
-    """Raises what loading those weights would raise, for a file whose headers do not fit."""
-    if checkpoint.tensors:
-        from llmcli.loading.load import fitting_plan  # and so PyTorch: there is a fault to report
-
-        fitting_plan(checkpoint, rules, config)
 
 
 def _about(
@@ -253,8 +243,8 @@ def _about(
 
 def _tokens(
     prompt: Prompt, checkpoint: Checkpoint, config: ModelConfig, room: int, out: Output
-) -> Tokens:
-    """The (id, text) of every token of the prompt; the texts are empty without a tokenizer.
+) -> tuple[Token, ...]:
+    """Every token of the prompt; the texts are empty without a tokenizer.
 
     Raises UsageError, PromptTooLong where they do not fit `room`, and CheckpointError for a text
     without a tokenizer.
@@ -266,29 +256,37 @@ def _tokens(
     for note in () if tokenizer is None or prompt.ids is not None else tokenizer.notes:
         out.note(note)
     model = TextInterface(
-        name=checkpoint.name, config=config, tokenizer=tokenizer,
+        name=checkpoint.name,
+        config=config,
+        tokenizer=tokenizer,
         eos_ids=ending_ids(config, tokenizer, checkpoint),
-    )  # fmt: skip
+    )
     encoded = encode(prompt, ChatOptions(raw=True), model)
     list(check_fits([encoded], 1, room, largest=config.embedding.positions))
-    return token_texts(model, encoded.ids)
+    return tuple(Token(id=id, text=model.token_text(id)) for id in encoded.ids)
 
 
 def _show(
-    report: ShapesReport, about: dict[str, Any], shapes: ShapesOptions, out: Output
+    request: ShapesRequest,
+    stored: Mapping[str, Stored],
+    checks: Sequence[ViewCheck],
+    about: dict[str, Any],
+    shapes: ShapesOptions,
+    out: Output,
 ) -> None:
-    from llmcli.commands.shapes.view import render_overview, render_shapes
+    from llmcli.commands.shapes.measure import model_shapes
+    from llmcli.commands.shapes.view import render_shapes
     from llmcli.ui.stats import model_line
 
+    report = model_shapes(request, stored, checks)
     if not report.rows:
         raise UsageError(
             "these options together leave no tensor to show",
             hint="embeddings, the final norm and the head are in no layer",
         )
-    render, title = render_shapes if shapes.detailed else render_overview, model_line(about)
     out.present(
-        lambda: render(report, title),
-        _body(report),
+        lambda: render_shapes(report, model_line(about), detailed=shapes.detailed),
+        _document(report),
         model=about,
         environment=environment(),
         checks=report.checks,
@@ -296,8 +294,17 @@ def _show(
     )
 
 
+def _document(report: ShapesReport) -> dict[str, Any]:
+    """The report, each tensor with its place in the file, if it has one."""
+    tensors = [
+        members(tensor) | ({} if tensor.stored is None else members(tensor.stored))
+        for tensor in report.tensors
+    ]
+    return members(report) | {"tensors": tensors}
+
+
 def _show_names(request: ShapesRequest, about: dict[str, Any], out: Output) -> None:
-    from llmcli.commands.shapes.measure.tensors import letter_values, name_rows
+    from llmcli.commands.shapes.measure import letter_values, name_rows
     from llmcli.commands.shapes.view import render_names
     from llmcli.ui.stats import model_line
 
@@ -311,65 +318,22 @@ def _show_names(request: ShapesRequest, about: dict[str, Any], out: Output) -> N
 
 
 def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> None:
-    """The file's own tensors, where nothing says what they are."""
-    from llmcli.commands.shapes.measure.stored import file_tensors
+    """The file's own tensors, without letters, formulas and places: nothing describes them."""
+    from llmcli.commands.shapes.measure import file_tensors
     from llmcli.commands.shapes.view import render_stored
-    from llmcli.records.info import NO_FORMATS
 
-    tensors = shapes.stored(file_tensors(checkpoint))
+    stored = shapes.stored(file_tensors(checkpoint))
     if not out.json:
         out.note("there is no config.json beside the file: these are its tensors as stored")
+    unknown = dict.fromkeys(("axes", "phase", "layer", "formula"))
+    tensors = [
+        {"name": one.source, "kind": "parameter", "shape": one.stored_shape,
+         "dtype": one.stored_format, "bytes": one.stored_bytes, **unknown, **members(one)}
+        for one in stored
+    ]  # fmt: skip
     out.present(
-        lambda: render_stored(tensors, checkpoint.name),
-        {"tensors": [_unknown(tensor) for tensor in tensors], "checks": {}},
+        lambda: render_stored(stored, checkpoint.name),
+        {"tensors": tensors, "checks": {}},
         model={"name": checkpoint.name, "path": checkpoint.path, **NO_FORMATS},
         environment=environment(),
     )
-
-
-def _body(report: ShapesReport) -> dict[str, Any]:
-    """The report as JSON has it: every tensor by itself, and which of them are one row."""
-    rows = [{"name": row.name, "layers": row.layers, "formula": row.formula} for row in report.rows]
-    return {
-        "batch": report.batch,
-        "tokens": report.tokens,
-        "phases": report.phases,
-        "prompt": [{"id": id, "text": text} for id, text in report.prompt],
-        "letters": report.letters,
-        "tensors": [_tensor(tensor) for tensor in report.tensors],
-        "rows": rows,
-        "layers": report.kinds,
-        "cache": report.growth,
-        "flops": report.flops,
-    }
-
-
-def _tensor(tensor: ShapeTensor) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(tensor).items() if name != "stored"}
-    return fields if tensor.stored is None else fields | _in_file(tensor.stored)
-
-
-def _in_file(stored: Stored) -> dict[str, Any]:
-    return {
-        "source": stored.source,
-        "stored_shape": stored.shape,
-        "stored_format": stored.format,
-        "stored_bytes": stored.bytes,
-        "operations": stored.operations,
-    }
-
-
-def _unknown(stored: Stored) -> dict[str, Any]:
-    """A tensor that nothing describes: without letters, formula and place."""
-    return {
-        "name": stored.source,
-        "kind": "parameter",
-        "axes": None,
-        "shape": stored.shape,
-        "dtype": stored.format,
-        "bytes": stored.bytes,
-        "phase": None,
-        "layer": None,
-        "formula": None,
-        **_in_file(stored),
-    }

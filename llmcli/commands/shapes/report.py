@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from llmcli.records.checks import ViewCheck
+from llmcli.records.document import APART
 from llmcli.records.info import StateNeed
+from llmcli.records.text import Token
 
 Kind = Literal["parameter", "activation", "state"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A tensor as it lies in the checkpoint; `operations` make the parameter of it."""
+    """A tensor of the checkpoint, `source`; `operations` make the parameter of it."""
 
     source: str
-    shape: tuple[int, ...]
-    format: str
-    bytes: int
+    stored_shape: tuple[int, ...]
+    stored_format: str
+    stored_bytes: int
     operations: tuple[str, ...] = ()
 
 
@@ -46,7 +48,7 @@ class ShapeTensor:
     formula: str
     shares: str | None
     written: bool
-    stored: Stored | None
+    stored: Stored | None = field(metadata=APART)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +63,14 @@ class ShapeRow:
 
     name: str
     layers: tuple[int, ...]
-    tensors: tuple[ShapeTensor, ...]
     formula: str
-    memory: str
-    source: str
+    tensors: tuple[ShapeTensor, ...] = field(metadata=APART)
+    memory: str = field(metadata=APART)
+    source: str = field(metadata=APART)
 
     @property
     def first(self) -> ShapeTensor:
-        """What is the same in all phases is taken from here."""
+        """The tensor of the first phase, for what is the same in all phases."""
         return self.tensors[0]
 
 
@@ -117,26 +119,26 @@ class CallFlops:
 class ShapesReport:
     """All that was requested; `tensors` one by one, `rows` the same folded.
 
-    `weight_bytes`: of all parameters in `weight_format`; `parameters`: how many. `prompt`: its
-    (id, text), where one was given; `example`: the number of tokens is an example.
+    `prompt`: its tokens, where one was given; `example`: the number of tokens is an example.
+    `weight_bytes`: of all parameters in `weight_format`; `parameters`: how many.
     """
 
-    weight_format: str
     batch: int
     tokens: int
     phases: tuple[str, ...]
+    prompt: tuple[Token, ...] = ()
     letters: tuple[LetterValue, ...]
-    kinds: tuple[LayerKind, ...]
     tensors: tuple[ShapeTensor, ...]
     rows: tuple[ShapeRow, ...]
-    growth: CacheGrowth
+    layers: tuple[LayerKind, ...]
+    cache: CacheGrowth
     flops: tuple[CallFlops, ...]
-    parameters: int
-    weight_bytes: int
-    stored_bytes: int | None
-    checks: tuple[ViewCheck, ...]
-    prompt: tuple[tuple[int, str], ...] = ()
-    example: bool = False
+    example: bool = field(default=False, metadata=APART)
+    weight_format: str = field(metadata=APART)
+    parameters: int = field(metadata=APART)
+    weight_bytes: int = field(metadata=APART)
+    stored_bytes: int | None = field(metadata=APART)
+    checks: tuple[ViewCheck, ...] = field(metadata=APART)
 
 
 @dataclass(frozen=True, kw_only=True)

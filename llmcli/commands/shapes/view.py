@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,6 +21,7 @@ from llmcli.commands.shapes.report import (
     Stored,
 )
 from llmcli.records.numbers import counted, spans
+from llmcli.records.text import Token
 from llmcli.ui.layout import GAP, Column, Dotted, Rows
 from llmcli.ui.letters import axis_line
 from llmcli.ui.memory import state_words
@@ -37,23 +39,28 @@ _SECTIONS = (
 )
 
 
-def render_overview(report: ShapesReport, title: str) -> RenderableType:
+def render_shapes(report: ShapesReport, title: str, *, detailed: bool) -> RenderableType:
     """The model in the order of computation: parameters in few lines, then a line a tensor.
 
-    Without the divisors of norms, and without views that are what they are views of.
+    Without the divisors of norms, and without views that are what they are views of. `detailed`:
+    everything about every tensor, a table for each kind, and totals.
     """
-    letters = [axis_line(one.letter, one.letter, one.values) for one in report.letters]
-    if report.example:
-        letters.append("T is an example: --tokens")
-    parts: list[RenderableType] = [
-        Text(one_line(title), style=HEADING), Dotted(letters, FAINT),
-    ]  # fmt: skip
+    parts: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    if detailed:
+        parts += sizes_of_letters(report.letters, report.example)
+    else:
+        letters = [axis_line(one.letter, one.letter, one.values) for one in report.letters]
+        example = ["T is an example: --tokens"] if report.example else []
+        parts.append(Dotted([*letters, *example], FAINT))
     if report.prompt:
         parts.append(_prompt(report.prompt))
-    weights = [row for row in report.rows if row.first.kind == "parameter"]
+    return Group(*parts, *(_sections(report) if detailed else _overview(report)))
+
+
+def _overview(report: ShapesReport) -> Iterator[RenderableType]:
     heading = f"parameters: {report.parameters:,} · {size(report.weight_bytes)} in "
-    parts.append(Text(f"\n{heading}{report.weight_format}", style=HEADING))
-    parts.append(Dotted([*_weights(weights)]))
+    yield Text(f"\n{heading}{report.weight_format}", style=HEADING)
+    yield Dotted([*_weights([row for row in report.rows if row.first.kind == "parameter"])])
     formulas: dict[str, str] = {}
     rows = []
     for row in report.rows:
@@ -61,13 +68,24 @@ def render_overview(report: ShapesReport, title: str) -> RenderableType:
         formulas[row.name] = row.formula
         if row.first.kind != "parameter" and row.first.axes[-1] != "1" and not known:
             rows.append(row)
+    yield Text()
+    yield Overview(rows, report.layers, report.phases[0])
     flops = ", ".join(f"{scaled(call.flops)} {call.phase}" for call in report.flops)
-    totals = [
-        f"cache {size(report.growth.per_token)} a token", f"FLOPs {flops}",
-        "--all: dtypes, bytes, memory, sources",
-    ]  # fmt: skip
-    table = Overview(rows, report.kinds, report.phases[0])
-    return Group(*parts, Text(), table, Dotted(totals, FAINT))
+    totals = [f"cache {size(report.cache.per_token)} a token", f"FLOPs {flops}"]
+    yield Dotted([*totals, "--all: dtypes, bytes, memory, sources"], FAINT)
+
+
+def _sections(report: ShapesReport) -> Iterator[RenderableType]:
+    for kind, words in _SECTIONS:
+        rows = [row for row in report.rows if row.first.kind == kind]
+        if rows:
+            yield Text()
+            yield Text(_heading(words, rows, report), style=HEADING)
+            yield _table(kind, rows, report)
+            yield from _below(kind, rows, report)
+    if folds := [*_folds(report)]:
+        yield Text()
+        yield from folds
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -146,25 +164,6 @@ class Overview:
             yield one_line(name), listed(row.first.axes), listed(row.tensors[0].shape), formula
 
 
-def render_shapes(report: ShapesReport, title: str) -> RenderableType:
-    """Everything about every tensor: the letters' sizes, a table for each kind, and totals."""
-    parts: list[RenderableType] = [
-        Text(one_line(title), style=HEADING),
-        *sizes_of_letters(report.letters, report.example),
-    ]
-    if report.prompt:
-        parts.append(_prompt(report.prompt))
-    for kind, words in _SECTIONS:
-        rows = [row for row in report.rows if row.first.kind == kind]
-        if rows:
-            parts += [Text(), Text(_heading(words, rows, report), style=HEADING)]
-            parts.append(_table(kind, rows, report))
-            parts += _below(kind, rows, report)
-    if folds := [*_folds(report)]:
-        parts += [Text(), *folds]
-    return Group(*parts)
-
-
 def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     """The tensors of a file that nothing describes: their own names, shapes and formats."""
     columns = (
@@ -176,22 +175,15 @@ def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     rows = [
         [
             Text(one_line(tensor.source)),
-            Text(listed(tensor.shape), style=NUMBER),
-            Text(one_line(tensor.format)),
-            Text(size(tensor.bytes)),
+            Text(listed(tensor.stored_shape), style=NUMBER),
+            Text(one_line(tensor.stored_format)),
+            Text(size(tensor.stored_bytes)),
         ]
         for tensor in tensors
     ]
-    total = f"{counted(len(tensors), 'tensor')} · {size(sum(tensor.bytes for tensor in tensors))}"
+    held = size(sum(tensor.stored_bytes for tensor in tensors))
+    total = f"{counted(len(tensors), 'tensor')} · {held}"
     return Group(Text(one_line(title), style=HEADING), Rows(columns, rows), Text(total, FAINT))
-
-
-@dataclass(frozen=True)
-class Field:
-    """A column, and what stands in it for a row."""
-
-    column: Column
-    cell: Callable[[ShapeRow], Text]
 
 
 @dataclass(frozen=True)
@@ -216,9 +208,9 @@ def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[
         yield Text("T is an example: --tokens sets it, and a prompt has its own", style=FAINT)
 
 
-def _prompt(tokens: Sequence[tuple[int, str]]) -> RenderableType:
+def _prompt(tokens: Sequence[Token]) -> RenderableType:
     """The tokens of the prompt, of a long one the first and the last."""
-    texts = [quoted(text) if text else f"id {id}" for id, text in tokens]
+    texts = [quoted(token.text) if token.text else f"id {token.id}" for token in tokens]
     if len(texts) > 2 * ENDS:
         left = f"… {len(texts) - 2 * ENDS} more …"
         texts = [*texts[:ENDS], left, *texts[-ENDS:]]
@@ -226,41 +218,35 @@ def _prompt(tokens: Sequence[tuple[int, str]]) -> RenderableType:
 
 
 def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
-    """The rows of one section; what all of them have alike is in its heading."""
-    fields = [field for field in _fields(kind, report) if any(field.cell(row) for row in rows)]
-    if len(_dtypes(rows)) == 1:
-        fields = [field for field in fields if field.column.name != "dtype"]
-    cells = [[field.cell(row) for field in fields] for row in rows]
-    return Rows([field.column for field in fields], cells, spill=True)
+    """The rows of one section; a dtype that all of them have is in its heading."""
+    fields = [
+        (column, cell)
+        for column, cell in _fields(kind, report)
+        if any(map(cell, rows)) and (column.name != "dtype" or len(_dtypes(rows)) > 1)
+    ]
+    cells = [[cell(row) for _, cell in fields] for row in rows]
+    return Rows([column for column, _ in fields], cells, spill=True)
 
 
-def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
+def _fields(
+    kind: str, report: ShapesReport
+) -> Iterator[tuple[Column, Callable[[ShapeRow], Text]]]:
     """The columns of a section, in order; the least important is the first to go below."""
-
-    def field(name: str, goes: int, cell: Callable[[ShapeRow], Text]) -> Field:
-        labelled, right = name in (*report.phases, "FLOPs"), name in ("bytes", "FLOPs")
-        return Field(Column(name, right=right, drop=goes, labelled=labelled), cell)
-
-    if kind == "parameter":
-        shapes = [field("shape", 2, lambda row: _shape(row, 0))]
-    else:
-        shapes = [field(report.phases[0], 2, lambda row: _shape(row, 0))]
-        if len(report.phases) > 1:
-            shapes.append(field(report.phases[1], 3, lambda row: _shape(row, 1)))
-    return (
-        field("name", 0, lambda row: Text(one_line(row.name))),
-        field("letters", 1, lambda row: Text(listed(row.first.axes))),
-        *shapes,
-        field("papers", 7, lambda row: Text(" × ".join(row.first.documents))),
-        field("dtype", 8, lambda row: Text(row.first.dtype)),
-        field("bytes", 5, lambda row: Text(size(row.first.bytes))),
-        field("FLOPs", 5, lambda row: Text(scaled(row.first.flops) if row.first.flops else "")),
-        field("memory", 6, lambda row: Text(row.memory)),
-        field("stored", 9, lambda row: Text(_stored(row.first))),
-        field("checkpoint", 10, lambda row: Text(one_line(row.source))),
-        field("on the way", 11, lambda row: Text(_operations(row.first))),
-        field("formula", 4, lambda row: Text(row.formula)),
-    )
+    names = ("shape",) if kind == "parameter" else report.phases
+    yield Column("name", right=False), lambda row: Text(one_line(row.name))
+    yield Column("letters", right=False, drop=1), lambda row: Text(listed(row.first.axes))
+    for at, name in enumerate(names):
+        column = Column(name, right=False, drop=2 + at, labelled=kind != "parameter")
+        yield column, partial(_shape, phase=at)
+    yield Column("papers", right=False, drop=7), lambda row: Text(" × ".join(row.first.documents))
+    yield Column("dtype", right=False, drop=8), lambda row: Text(row.first.dtype)
+    yield Column("bytes", drop=5), lambda row: Text(size(row.first.bytes))
+    yield Column("FLOPs", drop=5, labelled=True), lambda row: Text(_flops_of(row.first))
+    yield Column("memory", right=False, drop=6), lambda row: Text(row.memory)
+    yield Column("stored", right=False, drop=9), lambda row: Text(_stored(row.first))
+    yield Column("checkpoint", right=False, drop=10), lambda row: Text(one_line(row.source))
+    yield Column("conversion", right=False, drop=11), lambda row: Text(_operations(row.first))
+    yield Column("formula", right=False, drop=4), lambda row: Text(row.formula)
 
 
 def _dtypes(rows: Sequence[ShapeRow]) -> set[str]:
@@ -271,14 +257,19 @@ def _shape(row: ShapeRow, phase: int) -> Text:
     return Text(listed(row.tensors[phase].shape), style=NUMBER)
 
 
+def _flops_of(tensor: ShapeTensor) -> str:
+    return scaled(tensor.flops) if tensor.flops else ""
+
+
 def _stored(tensor: ShapeTensor) -> str:
     """`Q4_1 [192 576]`: the format and shape in the file."""
-    stored = tensor.stored
-    return "" if stored is None else f"{one_line(stored.format)} {listed(stored.shape)}"
+    if tensor.stored is None:
+        return ""
+    return f"{one_line(tensor.stored.stored_format)} {listed(tensor.stored.stored_shape)}"
 
 
 def _operations(tensor: ShapeTensor) -> str:
-    """What is done to the stored tensor on its way into memory."""
+    """What is done to the stored tensor when it is loaded."""
     return "" if tensor.stored is None else ", ".join(tensor.stored.operations)
 
 
@@ -308,8 +299,8 @@ def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterato
     elif kind == "activation":
         yield Dotted(list(_flops(report)), FAINT)
         words = [
-            "memory: own, or a view of that of another",
-            "derived: no kernel writes it, it is computed from the others where one looks",
+            "memory: own, or a view of another tensor's",
+            "derived: no kernel writes it, it is computed from the others on request",
         ]
         used = {row.memory.partition(" ")[0] for row in rows}
         yield Dotted(words if "derived" in used else words[:1], FAINT)
@@ -329,9 +320,9 @@ def _flops(report: ShapesReport) -> Iterator[str]:
 
 
 def _growth(report: ShapesReport) -> Iterator[RenderableType]:
-    growth = report.growth
+    growth = report.cache
     layers = Counter[int]()
-    for kind, nbytes in zip(report.kinds, growth.per_layer, strict=True):
+    for kind, nbytes in zip(report.layers, growth.per_layer, strict=True):
         layers[nbytes] += len(kind.layers)
     each = [
         f"{size(nbytes) if nbytes else 'nothing'} in each of {count} layers"
@@ -348,7 +339,7 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
     )
     if growth.states is not None:
         yield Dotted(state_words(growth.states), FAINT)
-    windows = {kind.window for kind in report.kinds} - {None}
+    windows = {kind.window for kind in report.layers} - {None}
     if windows:
         keys = "/".join(str(window) for window in sorted(w for w in windows if w is not None))
         words = f"a window of {keys} keys bounds what is seen, not the cache: all keys are kept"
@@ -362,7 +353,7 @@ def _folds(report: ShapesReport) -> Iterator[RenderableType]:
     whole = [layers for layers in folded if not any(set(layers) < set(more) for more in folded)]
     for layers in sorted(whole):
         words = [f"×{len(layers)}, layers {spans(layers)}, identical"]
-        kind = next(kind for kind in report.kinds if layers[0] in kind.layers)
+        kind = next(kind for kind in report.layers if layers[0] in kind.layers)
         if kind.window is not None:
             words.append(f"a token sees {kind.window} keys at most")
         yield Dotted(words, FAINT)

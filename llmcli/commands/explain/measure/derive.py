@@ -1,4 +1,4 @@
-"""From the place of one number to its derivation: a tree of steps, each held against the kernel."""
+"""The derivation of one number: a tree of steps, each compared with the kernel's number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.indexed import NumberRef
 from llmcli.commands.explain.measure.index import Axes, names, shape_in_letters, where
 from llmcli.commands.explain.measure.values import Values, local, needed_bytes
-from llmcli.commands.explain.report import Check, Explanation, Letter, LocalCheck, Step
+from llmcli.commands.explain.report import Check, Explanation, Letter, Step
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.graph.evaluation.attention import Softmax
@@ -25,6 +25,7 @@ from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.explanation import Fact
 from llmcli.records.progress import Progress
+from llmcli.records.text import Token
 
 Source = Literal["derived", "kernel"]
 
@@ -47,11 +48,13 @@ def explain(
     the weights; what is further away is taken from the kernel. `texts` are the tokens for
     people. Raises NotFinite where the model's own numbers are not.
     """
-    letters = _letters(model, axes, len(ids))
-    tokens = tuple(zip(ids, texts, strict=True))
+    letters, dtype = _letters(model, axes, len(ids)), dtype_name(model.dtype)
+    tokens = tuple(Token(id=id, text=text) for id, text in zip(ids, texts, strict=True))
     if axes.kind == "parameter":
         leaf = parameter_step(model, axes, index)
-        return _explanation((leaf,), (), None, tokens, letters, None, dtype_name(model.dtype), 0)
+        return Explanation(
+            tokens=tokens, letters=letters, depth=None, dtype=dtype, tensors=0, steps=(leaf,)
+        )
     with torch.inference_mode():
         _require_memory(model, axes.name, len(ids), depth)
         values = Values(
@@ -60,11 +63,20 @@ def explain(
         )  # fmt: skip
         tree = _Tree(values, len(ids))
         steps, checks = tree.steps((axes.name, index)), tree.checks()
-        alone = local(values, _derived_cells(steps))
-    return _explanation(
-        steps, checks, alone, tokens, letters, values.depth, dtype_name(model.dtype),
-        len(values.derived),
-    )  # fmt: skip
+        shown: dict[str, list[tuple[int, ...]]] = {}
+        for step in steps:
+            if step.source == "derived":
+                shown.setdefault(step.name, []).append(step.index)
+        return Explanation(
+            tokens=tokens,
+            letters=letters,
+            depth=values.depth,
+            dtype=dtype,
+            local=local(values, shown),  # derives more
+            tensors=len(values.derived),
+            checks=checks,
+            steps=steps,
+        )
 
 
 def top_logit(model: Model, ids: Sequence[int]) -> NumberRef:
@@ -98,9 +110,7 @@ def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
         source="weights",
         value=value,
         kernel=value,
-        difference=0.0,
         tolerance=0.0,
-        ok=True,
         note=origin(model, axes.name),
     )
 
@@ -119,46 +129,6 @@ def _require_memory(model: Model, name: str, tokens: int, depth: int | None) -> 
         derived + (kept if on_cpu else 0), torch.device("cpu"), "the tensors of the derivation",
         hint,
     )  # fmt: skip
-
-
-def _derived_cells(steps: Sequence[Step]) -> dict[str, list[tuple[int, ...]]]:
-    found: dict[str, list[tuple[int, ...]]] = {}
-    for step in steps:
-        if step.source == "derived":
-            found.setdefault(step.name, []).append(step.index)
-    return found
-
-
-def _explanation(
-    steps: tuple[Step, ...],
-    checks: tuple[Check, ...],
-    alone: LocalCheck | None,
-    tokens: tuple[tuple[int, str], ...],
-    letters: tuple[Letter, ...],
-    depth: int | None,
-    dtype: str,
-    tensors: int,
-) -> Explanation:
-    root = steps[0]
-    return Explanation(
-        name=root.name,
-        index=root.index,
-        tokens=tokens,
-        letters=letters,
-        depth=depth,
-        dtype=dtype,
-        value=root.value,
-        kernel=root.kernel,
-        difference=root.difference,
-        tolerance=root.tolerance,
-        ok=all(step.ok for step in steps)
-        and all(check.ok for check in checks)
-        and (alone is None or alone.ok),
-        tensors=tensors,
-        checks=checks,
-        local=alone,
-        steps=steps,
-    )
 
 
 class _Tree:
@@ -221,7 +191,6 @@ class _Tree:
         last = name.rpartition(".")[2]
         if last in ("scores", "pattern"):
             self.rows[self.values.graph[name].layer or 0, index[0], index[1]] = None
-        difference = _difference(element.value, theirs)
         tolerance = self._allowed(name, rule.magnitude(values, name, index))
         return Step(
             number=numbers[cell],
@@ -234,9 +203,7 @@ class _Tree:
             source=source,
             value=element.value,
             kernel=theirs,
-            difference=difference,
             tolerance=tolerance,
-            ok=difference <= tolerance,
             recomputed=_sources(values, name),
             note=element.note,
             before=element.before,
@@ -262,7 +229,7 @@ class _Tree:
         return self.values.allowed(name, magnitude)
 
     def checks(self) -> tuple[Check, ...]:
-        """For rows of patterns that were derived: weights times values, against the kernel's z."""
+        """For derived rows of patterns: weights times values, compared with the kernel's z."""
         return tuple(self._mixes(*row) for row in self.rows)
 
     def _mixes(self, layer: int, head: int, query: int) -> Check:
@@ -290,15 +257,8 @@ class _Tree:
             f"{symbol(node.name, head, query, at)}, where they differ most",
             derived=derived,
             kernel=kernel,
-            difference=abs(derived - kernel),
             tolerance=tolerance,
-            ok=abs(derived - kernel) <= tolerance,
         )
-
-
-def _difference(ours: float, theirs: float) -> float:
-    """Their distance; −∞ of a mask is equal to itself."""
-    return 0.0 if ours == theirs else abs(ours - theirs)
 
 
 def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:

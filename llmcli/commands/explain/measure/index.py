@@ -1,4 +1,4 @@
-"""From NAME[INDEX] as it was typed to the place of one number in a tensor, and back to words."""
+"""The place of one number in a tensor: from NAME[INDEX] as typed, and back to words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ LETTERS = {
     "F": "F", "V": "v", "P": "positions", "E": "E", "K": "K", "Fs": "Fₛ", "Fe": "Fₑ", "1": "1",
 }  # fmt: skip
 
-_PART = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character by themselves are shown as
+# bytes that are no whole character: as an editor shows them, and as a token's text has them
+_PART = re.compile("\N{REPLACEMENT CHARACTER}|" + r"\\x[0-9a-f]{2}")
 _BY_NUMBER = "such a token has no text of its own: give its id, or its position in the prompt"
 
 _CACHE = "`explain` runs the prompt at once and needs no cache"
@@ -73,7 +74,7 @@ def names(config: ModelConfig, tokens: int) -> dict[str, Axes]:
 
 
 def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
-    """Its axes; heads with keys and values of their own, and values as large as keys, are one kind.
+    """Its axes; those that the papers call the same have the same letter.
 
     `dk` for `dh` where the heads' sizes are not the width's parts.
     """
@@ -89,7 +90,7 @@ def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
 
 
 def find(wanted: NumberRef, known: dict[str, Axes], config: ModelConfig) -> Axes:
-    """The tensor that was meant; raises UsageError saying why it is not there, or what is."""
+    """The tensor of that name; raises UsageError saying why there is none, or what is similar."""
     name = wanted.name
     names = Names(config, sources(config))
     ours = names.one(name, _KINDS)
@@ -120,7 +121,7 @@ def _by_letter(name: str, known: dict[str, Axes], config: ModelConfig) -> Axes |
 
 def _of_letter(wanted: NumberRef, axes: Axes) -> UsageError:
     """What the letter is, and for a hint the same place by its name."""
-    first = f"{axes.name}[{','.join(_place(wanted, axes))}]"
+    first = f"{axes.name}[{','.join(map(str, _place(wanted, axes)))}]"
     words = ",".join(word.replace(" ", "_") for word in axis_words(axes))
     general = re.sub(r"^blocks\.0\.", "blocks.N.", axes.name)
     role = "the mask in " if wanted.name == "M" else ""
@@ -130,16 +131,20 @@ def _of_letter(wanted: NumberRef, axes: Axes) -> UsageError:
     )
 
 
-def _place(wanted: NumberRef, axes: Axes) -> list[str]:
+def _place(wanted: NumberRef, axes: Axes) -> tuple[int, ...]:
     """The index that was typed where it could be one of this tensor, else its last number."""
-    items = wanted.items or ()
-    numbers = [item for item in items if isinstance(item, int)]
-    if len(items) == len(numbers) == len(axes.sizes) and all(
+    numbers = tuple(item for item in wanted.items or () if isinstance(item, int))
+    if len(wanted.items or ()) == len(numbers) == len(axes.sizes) and all(
         -size <= item < size for item, size in zip(numbers, axes.sizes, strict=True)
     ):
-        return [str(item) for item in numbers]
-    return ["0" if letter in ("H", "Hk", "1") else str(size - 1)
-            for letter, size in zip(axes.letters, axes.sizes, strict=True)]  # fmt: skip
+        return numbers
+    return _last(axes)
+
+
+def _last(axes: Axes) -> tuple[int, ...]:
+    """The index of the last number, of the first head."""
+    pairs = zip(axes.letters, axes.sizes, strict=True)
+    return tuple(0 if letter in ("H", "Hk", "1") else size - 1 for letter, size in pairs)
 
 
 def axis_words(axes: Axes) -> tuple[str, ...]:
@@ -168,11 +173,13 @@ def place(
     shown = _shown(axes)
     if items is None:
         raise UsageError(f"which number of {shown}?", hint=_example(axes))
-    if len(items) == len(axes.letters) - 1 and axes.letters[-1] == "1":
+    count = len(axes.letters)
+    if len(items) == count - 1 and axes.letters[-1] == "1":
         items = (*items, 0)
-    if len(items) != len(axes.letters):
+    if len(items) != count:
         raise UsageError(
-            f"{shown} takes {_indices(len(axes.letters))}, not {len(items)}", hint=_example(axes)
+            f"{shown} takes {count} ind{'ex' if count == 1 else 'ices'}, not {len(items)}",
+            hint=_example(axes),
         )
     words = axis_words(axes)
     return tuple(
@@ -230,7 +237,7 @@ def _id(text: str, tokenizer: Tokenizer) -> int:
     ids = tokenizer.encode(text, add_bos=False)
     if len(ids) == 1:
         return ids[0]
-    if _PART in text:
+    if _PART.search(text):
         raise UsageError(f"`{text}` has part of a character in it", hint=_BY_NUMBER)
     if not ids:
         raise UsageError("an empty token", hint="put a token between the quotes, or give its id")
@@ -241,7 +248,7 @@ def _id(text: str, tokenizer: Tokenizer) -> int:
         hint = "give one of them, or its id"
         if not text.startswith(" "):
             hint += "; a word in a text usually begins with a space"
-        if any(_PART in tokenizer.token_text(id) for id in ids):
+        if any(_PART.search(tokenizer.token_text(id)) for id in ids):
             hint = _BY_NUMBER
     split = ", ".join(f"`{tokenizer.token_text(id)}` ({id})" for id in ids[:12])
     more = ", …" if len(ids) > 12 else ""
@@ -252,7 +259,7 @@ def _id(text: str, tokenizer: Tokenizer) -> int:
 
 
 def _position(text: str, word: str, texts: Sequence[str]) -> int:
-    if _PART in text:
+    if _PART.search(text):
         raise UsageError(
             f"`{text}` has part of a character in it", hint=f"give the position of the {word}"
         )
@@ -265,7 +272,7 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
             f"{', '.join(map(str, found[:12]))}{', …' if len(found) > 12 else ''}",
             hint=f"give the position of the {word} you mean",
         )
-    whole = [token for token in texts if _PART not in token]
+    whole = [token for token in texts if not _PART.search(token)]
     close = [token for token in whole if token.strip() == text.strip()]
     close = close or get_close_matches(text, whole, 1)
     listed = ", ".join(f"{at} `{token}`" for at, token in enumerate(texts[:12]))
@@ -274,10 +281,6 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
         f"no token of the prompt is `{text}`",
         hint=f"{meant}its tokens are {listed}{', …' if len(texts) > 12 else ''}",
     )
-
-
-def _indices(count: int) -> str:
-    return "1 index" if count == 1 else f"{count} indices"
 
 
 def _shown(axes: Axes) -> str:
@@ -290,6 +293,4 @@ def _shown(axes: Axes) -> str:
 
 
 def _example(axes: Axes) -> str:
-    middle = [0 if letter in ("H", "Hk", "1") else size - 1
-              for letter, size in zip(axes.letters, axes.sizes, strict=True)]  # fmt: skip
-    return f"for example `{axes.name}[{','.join(map(str, middle))}]`"
+    return f"for example `{axes.name}[{','.join(map(str, _last(axes)))}]`"

@@ -6,7 +6,7 @@ And every formula alone: what it makes of the kernel's own inputs is the kernel'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.explain.report import LocalCheck
 from llmcli.config import ModelConfig
 from llmcli.graph.evaluation.rule import Rule, concatenated, settled
-from llmcli.inspect.formulas import Found, number_found, worst_number
+from llmcli.inspect.formulas import number_found, worst_number
 from llmcli.inspect.kernel import Kernel, layer_of
 from llmcli.inspect.rules import rules
 from llmcli.model import Model
@@ -127,7 +127,7 @@ class Values(Kernel):
         return self._known[name] if name in self._known else self._derive(name)
 
     def every(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """The same: all positions are there."""
+        """All positions are known: rows of `self[name]`."""
         return self[name][..., rows, :]
 
     def _missing(self, name: str) -> list[str]:
@@ -158,7 +158,7 @@ class Values(Kernel):
         return tensor
 
     def tell(self, what: str) -> None:
-        """That something goes on."""
+        """Reports progress."""
         if self.progress is not None:
             self.progress(what, len(self.derived), len(self._distance))
 
@@ -175,7 +175,9 @@ def local(values: Values, shown: Mapping[str, Indices]) -> LocalCheck | None:
         if name in values.whole:
             values.tell("checking")
             found.append(worst_number(own, name))
-        found += _of_numbers(own, name, shown.get(name, ()))
+        for index in shown.get(name, ()):
+            element = own.rules[name].element(own, index)
+            found.append(number_found(own, name, index, element.value, element.magnitude))
     if not found:
         return None
     wrong = [one for one in found if one.share > 1]
@@ -187,16 +189,8 @@ def local(values: Values, shown: Mapping[str, Indices]) -> LocalCheck | None:
         index=most.index,
         derived=most.derived,
         kernel=most.kernel,
-        difference=0.0 if most.derived == most.kernel else abs(most.derived - most.kernel),
         tolerance=most.allowed,
-        ok=not wrong,
     )
-
-
-def _of_numbers(own: Kernel, name: str, indices: Indices) -> Iterator[Found]:
-    for index in indices:
-        element = own.rules[name].element(own, index)
-        yield number_found(own, name, index, element.value, element.magnitude)
 
 
 def needed_bytes(
@@ -213,29 +207,25 @@ def needed_bytes(
     """
     known, model = rules(config), graph(config)
     last = _last_layer(target)
-    seen = [
-        name
-        for name in known
-        if model.written(name)
-        and (last is None or (layer_of(name) is None and "embed" in name) or _before(name, last))
-    ]
+
+    def runs(name: str) -> bool:
+        """Whether it is computed up to the last block."""
+        layer = layer_of(name)
+        return last is None or ("embed" in name if layer is None else layer <= last)
+
+    seen = [name for name in known if model.written(name) and runs(name)]
     far = _distances(known, target)
     near = {name for name, at in far.items() if depth is None or at < depth}
     if any(name.rpartition(".")[2] in ("pattern", "z") for name in near):  # of scores
         near |= {name for name in far if not model.written(name)}
-    whole = {name: math.prod(sizes[name]) for name in near if name != target or _squares(name)}
+    whole = {
+        name: math.prod(sizes[name])
+        for name in near
+        if name != target or name.endswith((".scores", ".pattern"))
+    }
     kept = sum(n for name, n in whole.items() if name.rpartition(".")[2] not in _NOT_KEPT)
     at_once = _AT_ONCE * max(whole.values(), default=0)
     return itemsize * sum(math.prod(sizes[name]) for name in seen), 8 * (kept + at_once)
-
-
-def _before(name: str, last: int) -> bool:
-    layer = layer_of(name)
-    return layer is not None and layer <= last
-
-
-def _squares(name: str) -> bool:
-    return name.rpartition(".")[2] in ("scores", "pattern")
 
 
 def _last_layer(name: str) -> int | None:

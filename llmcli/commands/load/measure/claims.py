@@ -1,10 +1,9 @@
-"""What a checkpoint says of its weights, held against what it has. From headers alone."""
+"""What a checkpoint says of its weights, compared with what it has, from headers alone."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,36 +13,29 @@ from llmcli.checkpoints.files import read_object
 from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.commands.load.report import MetadataCheck
 from llmcli.config import ModelConfig
-from llmcli.families import ignored_metadata
-from llmcli.families.family import stored_head
 from llmcli.records.numbers import counted
 from llmcli.text import Tokenizer
 
 _QUANTIZATION = 2  # the version of the layout of blocks since May 2023, and the only one known
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_PLAIN = {"F64", "F32", "F16", "BF16"}  # formats without blocks
 
 
 def claims(
     checkpoint: Checkpoint, config: ModelConfig | None, tokenizer: Tokenizer | None
 ) -> tuple[MetadataCheck, ...]:
-    """Each with what is true; what a file is silent about is in none of them."""
-    found = [*_sizes(checkpoint, config), *_formats(checkpoint), *_parts(checkpoint)]
+    """Each claim with what is true; there is none about what a file does not say."""
+    found = [*_sizes(checkpoint, config), *_gguf(checkpoint)]
     if config is not None:
-        found += [*_vocabulary(checkpoint, config, tokenizer), *_head(checkpoint, config)]
-        found += _ignored(checkpoint, config)
+        found += _vocabulary(checkpoint, config, tokenizer)
     return tuple(found)
 
 
 def _claim(
-    name: str, what: str, says: object, holds: object, ok: bool, *, must: bool
+    name: str, what: str, says: object, holds: object, ok: bool, *, must: bool = True
 ) -> MetadataCheck:
-    says, holds = _told(says), _told(holds)
-    return MetadataCheck(name=name, what=what, says=says, holds=holds, ok=ok, must=must)
-
-
-def _told(value: object) -> str:
-    """With commas; what a stranger wrote is cut."""
-    return f"{value:,}" if isinstance(value, int) else str(value)[:80]
+    """Numbers with commas; what a stranger wrote is cut."""
+    words = [f"{one:,}" if isinstance(one, int) else str(one)[:80] for one in (says, holds)]
+    return MetadataCheck(name=name, what=what, says=words[0], holds=words[1], ok=ok, must=must)
 
 
 def _sizes(checkpoint: Checkpoint, config: ModelConfig | None) -> Iterator[MetadataCheck]:
@@ -57,58 +49,31 @@ def _sizes(checkpoint: Checkpoint, config: ModelConfig | None) -> Iterator[Metad
     if total is not None:
         held = sum(info.nbytes for info in checkpoint.tensors.values())
         where = f"`total_size` in {INDEX}"
-        yield _claim("total_size", where, total, held, total == held, must=True)
+        yield _claim("total_size", where, total, held, total == held)
     total = said.get("total_parameters")
     if total is not None:
-        stored, learned = _stored_count(checkpoint), _learned(config)
-        held = stored if learned is None or total != learned else learned
+        held = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+        learned = None if config is None else sum(spec.count for spec in parameters(config))
+        held = learned if learned and total == learned else held
         where = f"`total_parameters` in {INDEX}"
-        yield _claim("total_parameters", where, total, held, total == held, must=True)
+        yield _claim("total_parameters", where, total, held, total == held)
 
 
-def _stored_count(checkpoint: Checkpoint) -> int:
-    return sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+def _gguf(checkpoint: Checkpoint) -> Iterator[MetadataCheck]:
+    """The layout of blocks, and how many tensors a file in parts has.
 
-
-def _learned(config: ModelConfig | None) -> int | None:
-    return None if config is None else sum(spec.count for spec in parameters(config))
-
-
-def _formats(checkpoint: Checkpoint) -> Iterator[MetadataCheck]:
-    """The layout of blocks of a GGUF file; the dtype of a configuration, which is a hint only."""
-    matrices = [info for info in checkpoint.tensors.values() if len(info.shape) > 1]
-    held = Counter(info.format for info in matrices)
-    if checkpoint.kind == "gguf":
-        version = checkpoint.metadata.get("general.quantization_version")
-        plain = {"F64", "F32", "F16", "BF16"}
-        if version is not None and held.keys() - plain:
-            same = version == _QUANTIZATION
-            yield _claim(
-                "quantization_version", "`general.quantization_version`", version, _QUANTIZATION,
-                same, must=True,
-            )  # fmt: skip
-        return
-    settings = checkpoint.config or {}
-    dtype = settings.get("dtype", settings.get("torch_dtype"))
-    named = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
-    if named in _DTYPES and matrices and not settings.get("quantization_config"):
-        weights: Counter[str] = Counter()
-        for info in matrices:
-            weights[info.format] += info.nbytes
-        most = {counts.most_common(1)[0][0] for counts in (held, weights)}
-        formats = ", ".join(name for name, _ in held.most_common(4))
-        yield _claim(
-            "dtype", "the dtype in config.json", named, formats, _DTYPES[named] in most, must=False
-        )
-
-
-def _parts(checkpoint: Checkpoint) -> Iterator[MetadataCheck]:
-    """What a GGUF file in parts says of them; opening it has held the parts against each other."""
-    tensors = checkpoint.metadata.get("split.tensors.count")
+    Opening it has compared the parts with each other.
+    """
+    metadata = checkpoint.metadata
+    blocks = {info.format for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    version = metadata.get("general.quantization_version")
+    if checkpoint.kind == "gguf" and version is not None and blocks - _PLAIN:
+        where, same = "`general.quantization_version`", version == _QUANTIZATION
+        yield _claim("quantization_version", where, version, _QUANTIZATION, same)
+    tensors = metadata.get("split.tensors.count")
     if type(tensors) is int and tensors > 0:
         held = len(checkpoint.tensors)
-        where = "`split.tensors.count`"
-        yield _claim("split_tensors", where, tensors, held, tensors == held, must=True)
+        yield _claim("split_tensors", "`split.tensors.count`", tensors, held, tensors == held)
 
 
 def _vocabulary(
@@ -118,12 +83,12 @@ def _vocabulary(
     said = checkpoint.metadata.get(f"{config.model_type}.vocab_size")
     if checkpoint.kind == "gguf" and said is not None:
         where = f"`{config.model_type}.vocab_size`"
-        yield _claim("vocab_size", where, said, config.vocab, said == config.vocab, must=True)
+        yield _claim("vocab_size", where, said, config.vocab, said == config.vocab)
     if tokenizer is None:
         return
     tokens, rows = tokenizer.vocab_size, config.vocab
     held = counted(rows, "row") + " of the embedding"
-    yield _claim("tokens", "the tokenizer's tokens", tokens, held, tokens <= rows, must=True)
+    yield _claim("tokens", "the tokenizer's tokens", tokens, held, tokens <= rows)
     ids = {*_end_ids(checkpoint), *tokenizer.eos_ids}
     if tokenizer.bos_id is not None:
         ids.add(tokenizer.bos_id)
@@ -135,31 +100,10 @@ def _vocabulary(
 
 
 def _end_ids(checkpoint: Checkpoint) -> Iterator[int]:
-    """The ids of begin and end as the files have them; a configuration of ours keeps the real."""
+    """The ids of begin and end as the files have them; our configuration keeps only usable ones."""
     for settings in (checkpoint.config or {}, checkpoint.generation_config or {}):
         for key in ("bos_token_id", "eos_token_id"):
             found = settings.get(key)
             yield from (
                 id for id in (found if isinstance(found, list) else [found]) if type(id) is int
             )
-
-
-def _head(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[MetadataCheck]:
-    """A head in the file of a model that is said to have none of its own: the file is believed."""
-    said = (checkpoint.config or {}).get("tie_word_embeddings")
-    if checkpoint.kind == "gguf" or said is not True or (head := stored_head(checkpoint)) is None:
-        return
-    held = f"false: `{head}` differs from the embedding and is used as the head"
-    if config.head.tied:
-        held = f"`{head}` equals the embedding"
-    yield _claim(
-        "tie_word_embeddings", "`tie_word_embeddings` in config.json", "true", held,
-        config.head.tied, must=False,
-    )  # fmt: skip
-
-
-def _ignored(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[MetadataCheck]:
-    """Metadata that has no effect, although it would for another architecture."""
-    why = f"without effect: llama.cpp does not read it for `{config.model_type}` either"
-    for key, value in ignored_metadata(checkpoint).items():
-        yield _claim("ignored", f"`{key}`", value, why, False, must=False)

@@ -1,7 +1,8 @@
-"""Every tensor of a checkpoint in a line of its own, and whether none of its bytes is forgotten."""
+"""A line for every tensor of a checkpoint, and checks that none of its bytes is forgotten."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
@@ -9,10 +10,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
-from llmcli.commands.load.report import LedgerLine, Numbers, pooled
+from llmcli.commands.load.report import LedgerLine, Numbers
 from llmcli.config import ModelConfig
 from llmcli.model import Ledger
 from llmcli.records.checks import ViewCheck
@@ -22,6 +24,7 @@ from llmcli.records.numbers import spans
 _NUMBER = re.compile(r"(?<![^.\[])(?:0|[1-9][0-9]{0,5})(?![^.\]])")
 _ALIGNMENT = 32  # of GGUF, where a file does not say another
 _TYPE_AND_OFFSET = 12  # bytes that end a row of its table
+_NAMED = ("parameter", "source", "reason")  # parts of a line that have layers' numbers in them
 
 
 def ledger_lines(
@@ -59,9 +62,9 @@ def ledger_lines(
 
 
 def line_of(info: TensorInfo) -> LedgerLine:
-    """A tensor of which no model is known."""
+    """A tensor whose model is unknown."""
     return LedgerLine(
-        parameter="", source=info.name, stored=info.format, shape=info.shape, bytes=info.nbytes
+        source=info.name, stored=info.format, shape=info.shape, bytes=info.nbytes
     )
 
 
@@ -73,23 +76,23 @@ def ledger_check(lines: tuple[LedgerLine, ...], checkpoint: Checkpoint) -> ViewC
     wrong = {name: abs(count) for name, count in left.items() if count}
     held = sum(info.nbytes for info in checkpoint.tensors.values())
     words = f"the ledger has each of the {held:,} bytes of {len(left):,} tensors once"
-    return none_wrong("ledger", words, wrong)
+    return _none_wrong("ledger", words, wrong)
 
 
 def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewCheck:
-    """That every number of every parameter was looked at where it lies."""
+    """That every number of every parameter was read where it is in memory."""
     wanted = {spec.name: spec.count for spec in parameters(config)}
+    total = sum(wanted.values())
     for line in lines:
-        if line.numbers is not None:
+        if line.numbers is not None and line.parameter is not None:
             wanted[line.parameter.partition("[")[0]] -= line.numbers.count
     wrong = {name: abs(count) for name, count in wanted.items() if count}
-    total = sum(spec.count for spec in parameters(config))
     words = f"each of the {total:,} parameters was filled and checked"
-    return none_wrong("parameters", words, wrong)
+    return _none_wrong("parameters", words, wrong)
 
 
-def none_wrong(name: str, words: str, wrong: Mapping[str, int]) -> ViewCheck:
-    """The check that `wrong` has nothing: where → how much; `where` is the place of the largest."""
+def _none_wrong(name: str, words: str, wrong: Mapping[str, int]) -> ViewCheck:
+    """The check that `wrong` (place → how much) is empty; `where` is the place of the largest."""
     return ViewCheck(
         name=name,
         words=words,
@@ -115,52 +118,68 @@ def _folded(lines: Iterable[LedgerLine], which: int) -> tuple[LedgerLine, ...]:
     """Lines that differ in that number alone, in one each."""
     rows: dict[Hashable, list[LedgerLine]] = {}
     for line in lines:
-        template = replace(
-            line, parameter=_open(line.parameter, which)[0], source=_open(line.source, which)[0],
-            reason=_open(line.reason, which)[0], bytes=0, numbers=None,
-        )  # fmt: skip
-        names = (line.parameter, line.source, line.reason)
-        numbers = {_open(name, which)[1] for name in names if name}
-        alike = len(numbers - {None}) < 2
+        opened = {name: _open(getattr(line, name), which) for name in _NAMED}
+        templates: dict[str, Any] = {name: template for name, (template, _) in opened.items()}
+        alike = len({number for _, number in opened.values()} - {None}) < 2
+        template = replace(line, **templates, bytes=0, numbers=None)
         rows.setdefault((template, _bad(line), alike or line.source), []).append(line)
-    return tuple(_row(row, which) for row in rows.values())
+    return tuple(row[0] if len(row) == 1 else _row(row, which) for row in rows.values())
 
 
 def _row(lines: Sequence[LedgerLine], which: int) -> LedgerLine:
-    if len(lines) == 1:
-        return lines[0]
     parts = [line.numbers for line in lines if line.numbers is not None]
+    names: dict[str, Any] = {
+        name: _together([getattr(line, name) for line in lines], which) for name in _NAMED
+    }
     return replace(
         lines[0],
-        parameter=_together([line.parameter for line in lines], which),
-        source=_together([line.source for line in lines], which),
-        reason=_together([line.reason for line in lines], which),
+        **names,
         bytes=sum(line.bytes for line in lines),
         numbers=pooled(parts) if parts else None,
         tensors=sum(line.tensors for line in lines),
     )
 
 
+def pooled(parts: Sequence[Numbers]) -> Numbers:
+    """All of them together (Chan, Golub & LeVeque, 1979); `first_bad` of the first that has one."""
+    some = [part for part in parts if part.finite]
+    finite = sum(part.finite for part in some)
+    mean = sum(part.mean * (part.finite / finite) for part in some) if some else math.nan
+    apart = sum(part.finite * (part.std**2 + (part.mean - mean) ** 2) for part in some)
+    return Numbers(
+        count=sum(part.count for part in parts),
+        mean=mean,
+        std=math.sqrt(apart / finite) if some else math.nan,
+        min=min((part.min for part in some), default=math.nan),
+        max=max((part.max for part in some), default=math.nan),
+        zeros=sum(part.zeros for part in parts),
+        nan=sum(part.nan for part in parts),
+        inf=sum(part.inf for part in parts),
+        negative_inf=sum(part.negative_inf for part in parts),
+        first_bad=next((part.first_bad for part in parts if part.first_bad is not None), None),
+    )
+
+
 def _bad(line: LedgerLine) -> Hashable:
     """What is not finite in it; None where it was not checked."""
     found = line.numbers
-    return found and (found.nan, found.infinite, found.negative, found.first_bad)
+    return found and (found.nan, found.inf, found.negative_inf, found.first_bad)
 
 
-def _together(names: Sequence[str], which: int) -> str:
+def _together(names: Sequence[str | None], which: int) -> str | None:
     """`blocks.{0-3,5}.ln1.w` for names of layers; without numbers the one that they all have."""
     template, _ = _open(names[0], which)
     numbers = sorted({number for name in names if (number := _open(name, which)[1]) is not None})
-    return template.replace("{}", f"{{{spans(numbers)}}}", 1) if numbers else names[0]
+    return template.replace("{}", f"{{{spans(numbers)}}}", 1) if template and numbers else names[0]
 
 
-def _open(name: str, which: int) -> tuple[str, int | None]:
+def _open(name: str | None, which: int) -> tuple[str | None, int | None]:
     """The name with `{}` for its number `which` (0: the first), and that number.
 
     As it is where it has fewer.
     """
-    found = next(islice(_NUMBER.finditer(name), which, None), None)
-    if found is None:
+    found = next(islice(_NUMBER.finditer(name or ""), which, None), None)
+    if name is None or found is None:
         return name, None
     return f"{name[: found.start()]}{{}}{name[found.end() :]}", int(found[0])
 
@@ -173,7 +192,7 @@ def layout_check(checkpoint: Checkpoint) -> ViewCheck:
     unowned = {where: count for where, count in _unowned(checkpoint) if count}
     files = len(checkpoint.files)
     words = f"no byte of the {'file' if files == 1 else f'{files} files'} is left over"
-    return none_wrong("layout", words, unowned)
+    return _none_wrong("layout", words, unowned)
 
 
 def _unowned(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:

@@ -28,23 +28,25 @@ _WIDE = ("F64", "I32", "I64", "U32", "U64")  # more digits than float32 has
 
 
 def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
-    """What a parameter is like as it lies in memory; no second copy of it is made.
+    """Statistics of a parameter as it is in memory, without a second copy of it.
 
-    `turned`: a formula has its transpose, so that the first bad number stands elsewhere there.
+    `turned`: formulas have its transpose, and so the index of the first bad number is transposed.
     """
     found = Statistics()
     for part in parts(stored):
         found.add(part)
     numbers = _numbers(found, tuple(stored.shape))
     bad = numbers.first_bad
-    return numbers if bad is None or not turned else _at(numbers, (*bad[:-2], *bad[:-3:-1]))
+    if bad is None or not turned:
+        return numbers
+    return replace(numbers, first_bad=(*bad[:-2], *bad[:-3:-1]))
 
 
 def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, list[str]] | None:
-    """What a tensor is like as it is stored (a scale beside it left out), read in pieces.
+    """Statistics of a tensor as it is stored (a scale beside it left out), read in pieces.
 
-    With it the blocks that are unlike all others, of real numbers that are all finite. None for a
-    format that has no decoder. Raises CheckpointError where the file has changed.
+    And the places of blocks that are unlike all others, where all numbers are real and finite. None
+    for a format that has no decoder. Raises CheckpointError where the file has changed.
     """
     if not readable(info.format):
         return None
@@ -65,14 +67,12 @@ def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, l
 
 
 def readable(format: str) -> bool:
-    """Whether numbers in that format can be looked at."""
+    """Whether numbers in that format can be read."""
     return format in PLAIN or format in DECODERS or format in _OTHERS
 
 
 def _stored_parts(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[Tensor]:
     """Its numbers in order; blocks have no neighbours, so that rows do not matter."""
-    if not readable(info.format):
-        return
     other = _OTHERS.get(info.format)
     elements, size = (1, other.itemsize) if other is not None else FORMATS[info.format]
     step = max(1, _AT_ONCE // elements) * size
@@ -87,31 +87,24 @@ def _stored_parts(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[Tensor]:
 
 
 def _numbers(found: Statistics, shape: tuple[int, ...]) -> Numbers:
-    numbers = Numbers(
+    bad = found.first_bad
+    return Numbers(
         count=found.seen,
         mean=found.mean,
         std=found.std,
-        low=found.low,
-        high=found.high,
+        min=found.low,
+        max=found.high,
         zeros=found.zeros,
         nan=found.nan,
-        infinite=found.infinite,
-        negative=found.negative,
-        first_bad=None,
+        inf=found.infinite,
+        negative_inf=found.negative,
+        first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
     )
-    if found.first_bad is None:
-        return numbers
-    return _at(numbers, tuple(int(i) for i in np.unravel_index(found.first_bad, shape)))
-
-
-def _at(numbers: Numbers, index: tuple[int, ...]) -> Numbers:
-    return replace(numbers, first_bad=index)
 
 
 def not_finite(name: str, numbers: Numbers | None) -> str:
-    """Which number of `name` is the first that is not finite, empty where all are."""
+    """The first number of `name` that is not finite, and what it is; empty where all are finite."""
     if numbers is None or numbers.first_bad is None:
         return ""
-    kinds = [(numbers.nan, "not a number"), (numbers.infinite, "infinite")]
-    kind = next((words for count, words in kinds if count == numbers.nan + numbers.infinite), "")
-    return f"`{name}[{','.join(map(str, numbers.first_bad))}]` is {kind or 'not finite'}"
+    kind = "not a number" if not numbers.inf else "infinite" if not numbers.nan else "not finite"
+    return f"`{name}[{','.join(map(str, numbers.first_bad))}]` is {kind}"

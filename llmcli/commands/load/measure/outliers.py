@@ -1,6 +1,6 @@
 """Blocks of a tensor that are not of one kind with the others, as a wrong bit in a scale makes.
 
-Of each block of 32 numbers two things are looked at: how large they are (root mean square, ρ), and
+Two properties of each block of 32 numbers are used: how large they are (root mean square, ρ), and
 how much they lean to one side, r = |mean| ÷ ρ. Of n numbers of no preferred sign, −½(n − 1)·
 log(1 − r²) has the tail of an exponential distribution of scale 1 (r is Student's t in another
 form); where neighbours are alike, as those of positions are, the scale is larger. log ρ has such a
@@ -75,7 +75,7 @@ class Outliers:
         self._seen += len(x)
 
     def found(self) -> list[int]:
-        """The first number of each, in order; none of a row of which most blocks are such."""
+        """The first number of each outlier, in order; none in a row of mostly outliers."""
         if not self._most:
             return []
         few = self._size == 1

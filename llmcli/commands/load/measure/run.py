@@ -1,12 +1,13 @@
-"""Loads a model, or only looks through its files, and reports what is there."""
+"""Loads a model, or only reads through its files, and reports what became of each tensor."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llmcli import devices
 from llmcli.anatomy import stored_shapes
@@ -31,6 +32,8 @@ from llmcli.commands.load.measure.numbers import (
 from llmcli.commands.load.report import (
     OUTLIERS,
     LedgerLine,
+    LoadBytes,
+    LoadMemory,
     LoadReport,
     Numbers,
     Shared,
@@ -47,11 +50,11 @@ from llmcli.records.numbers import counted
 from llmcli.records.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
 
-LOOKING = "looking at the numbers"
+SCANNING = "checking the numbers"
 NO_DIGEST = "no sha256 is known for these files, so small changes to a weight go undetected"
 _ALIKE = "no block of numbers is unlike all others of its tensor"
-# Two are half as fast again where nothing else runs; where something does they wait for each other
-# after each of thousands of small operations, and are many times slower.
+# Two threads are 1.5× as fast on an idle machine; on a busy one they wait for each other after each
+# of thousands of small operations, and are many times slower.
 _THREADS = 1
 _SAMPLE = 4096  # bytes of the beginning, the middle and the end that are compared first
 _PIECE = 1 << 22
@@ -68,7 +71,7 @@ def measure_load(
     cache: str = "auto",
     progress: Progress | None = None,
 ) -> tuple[Model, LoadReport]:
-    """Loads the model and looks at every parameter, in pieces.
+    """Loads the model and reads every parameter, in pieces.
 
     `stages` have what was done before. Raises the errors of `load_checkpoint`; numbers that are
     not finite and claims that are wrong are reported.
@@ -85,24 +88,27 @@ def measure_load(
     if model.tokenizer is None:  # there is none, or it is broken: the reason is reported
         about = _with_tokenizer(about, checkpoint)
     lines = ledger_lines(model.ledger, checkpoint, model.config, numbers)
-    found = [not_finite(line.parameter, line.numbers) for line in lines]
-    report = _report(checkpoint, about, lines, found, stages, base, peak)
     tied = model.decoder.weight("embed.W").nbytes
-    return model, replace(
-        report,
+    return model, _report(
+        checkpoint,
+        about,
+        lines,
+        stages,
+        LoadMemory(before=base, peak=peak.resident, device=peak.device),
+        (not_finite(line.parameter or "", line.numbers) for line in lines),
+        checks=[filled_check(lines, model.config)],
         dtype=dtype_name(model.dtype),
         device=str(model.device),
-        weight_bytes=model.weight_bytes,
+        weights=model.weight_bytes,
         numbers=sum(one.count for one in numbers.values()),
         shared=tuple(shared_tensors(checkpoint, model.config, tied)),
-        checks=(*report.checks, filled_check(lines, model.config)),
     )
 
 
 def check_files(
     checkpoint: Checkpoint, stages: Stages, *, progress: Progress | None = None
 ) -> LoadReport:
-    """Looks through every tensor as it is stored, a piece at a time: no model is built.
+    """Reads every tensor as it is stored, a piece at a time: no model is built.
 
     Where there is a configuration, whether a model can be loaded is known from the headers; if
     it cannot, `fault` says why. Raises CheckpointError where a file changes meanwhile.
@@ -119,15 +125,18 @@ def check_files(
             numbers, outliers = _tensors(checkpoint, held, progress)
         with stages("hash", checkpoint.nbytes):
             digests, differs, confirmed = digest_checks(checkpoint)
-    lines = tuple(replace(line, numbers=numbers.get(line.source)) for line in lines)
-    found = [not_finite(name, one) for name, one in numbers.items()]
-    report = _report(checkpoint, about, lines, found, stages, base, peak)
-    unknown = () if digests or differs else (NO_DIGEST,)
-    return replace(
-        report, numbers=sum(one.count for one in numbers.values()), confirmed=confirmed,
-        checks=(*report.checks, *digests, difference(OUTLIERS, _ALIKE, outliers)),
-        notes=(*report.notes, *differs, *unknown),
-    )  # fmt: skip
+    return _report(
+        checkpoint,
+        about,
+        tuple(replace(line, numbers=numbers.get(line.source)) for line in lines),
+        stages,
+        LoadMemory(before=base, peak=peak.resident, device=peak.device),
+        (not_finite(name, one) for name, one in numbers.items()),
+        checks=[*digests, difference(OUTLIERS, _ALIKE, outliers)],
+        notes=[*differs, *(() if digests or differs else (NO_DIGEST,))],
+        numbers=sum(one.count for one in numbers.values()),
+        confirmed=confirmed,
+    )
 
 
 def digest_checks(
@@ -181,7 +190,7 @@ class _About:
 
     config: ModelConfig | None
     tokenizer: Tokenizer | None = None
-    fault: str = ""
+    fault: str | None = None
     hint: str | None = None
     note: str = ""
 
@@ -204,7 +213,7 @@ def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
 
 
 def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
-    """Weights are what they are without a tokenizer that we know; one that is broken is a fault."""
+    """A tokenizer of an unknown kind is noted, a broken one is a fault."""
     try:
         return replace(about, tokenizer=load_tokenizer(checkpoint))
     except UnsupportedModel as error:
@@ -216,7 +225,7 @@ def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
 
 
 def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
-    """What each parameter is like as it lies in memory."""
+    """Statistics of each parameter as it is in memory."""
     found, done, known = {}, 0, graph(model.config).parameters
     with devices.threads(_THREADS):
         for entry in model.ledger.entries:
@@ -228,16 +237,16 @@ def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
             found[entry.parameter] = parameter_numbers(numbers, turned=known[entry.target].turned)
             done += nbytes
             if progress is not None:
-                progress(LOOKING, done, model.weight_bytes)
+                progress(SCANNING, done, model.weight_bytes)
     return found
 
 
 def _tensors(
     checkpoint: Checkpoint, held: int, progress: Progress | None
 ) -> tuple[dict[str, Numbers], list[str]]:
-    """What each tensor is like as it is stored; those that cannot be read are left out.
+    """Statistics of each tensor as it is stored, but for those that cannot be read.
 
-    With it the blocks that are unlike all others of their tensor.
+    And the blocks that are unlike all others of their tensor.
     """
     found, outliers, done = {}, list[str](), 0
     with devices.threads(_THREADS):
@@ -248,7 +257,7 @@ def _tensors(
                 outliers += odd
             done += info.nbytes
             if progress is not None:
-                progress(LOOKING, done, held)
+                progress(SCANNING, done, held)
     checkpoint.release()
     return found, outliers
 
@@ -257,48 +266,46 @@ def _report(
     checkpoint: Checkpoint,
     about: _About,
     lines: tuple[LedgerLine, ...],
-    faults: Sequence[str],
     stages: Stages,
-    base: int | None,
-    peak: Peak,
+    memory: LoadMemory,
+    faults: Iterable[str],
+    *,
+    checks: Iterable[ViewCheck],
+    notes: Iterable[str] = (),
+    weights: int | None = None,
+    **others: Any,
 ) -> LoadReport:
-    """What both ways have in common, as of files that were only looked through."""
-    formats = sorted({info.format for info in checkpoint.tensors.values()})
-    names = ", ".join(name for name in formats if not readable(name))
+    """What both ways have in common, with `others` of the report's fields."""
+    tensors = checkpoint.tensors.values()
+    names = ", ".join(name for name in sorted({i.format for i in tensors}) if not readable(name))
     unread = f"numbers in {names} were not checked" if names else ""
-    took = [
-        Stage(name=name, seconds=seconds, bytes=stages.nbytes.get(name))
-        for name, seconds in stages.seconds.items()
-    ]
-    notes = () if about.tokenizer is None else about.tokenizer.notes
+    said = () if about.tokenizer is None else about.tokenizer.notes
     return LoadReport(
-        dtype=None,
-        device="cpu",
         files=len(checkpoint.files),
-        file_bytes=checkpoint.nbytes,
-        tensor_bytes=sum(info.nbytes for info in checkpoint.tensors.values()),
-        weight_bytes=None,
-        lines=lines,
+        bytes=LoadBytes(
+            files=checkpoint.nbytes, tensors=sum(info.nbytes for info in tensors), weights=weights
+        ),
+        memory=memory,
+        stages=tuple(
+            Stage(name=name, seconds=seconds, bytes=stages.nbytes.get(name))
+            for name, seconds in stages.seconds.items()
+        ),
+        ledger=lines,
         rows=folded(lines),
-        stages=tuple(took),
-        base_bytes=base,
-        peak_bytes=peak.resident,
-        device_bytes=peak.device,
-        shared=(),
         claims=claims(checkpoint, about.config, about.tokenizer),
-        checks=(ledger_check(lines, checkpoint), layout_check(checkpoint)),
-        notes=tuple(filter(None, [about.note, *notes, unread])),
-        numbers=0,
+        checks=(ledger_check(lines, checkpoint), layout_check(checkpoint), *checks),
+        notes=tuple(filter(None, [about.note, *said, unread, *notes])),
         fault=about.fault,
         hint=about.hint,
-        not_finite=next(filter(None, faults), ""),
+        not_finite=next(filter(None, faults), None),
+        **others,
     )
 
 
 def shared_tensors(
     checkpoint: Checkpoint, config: ModelConfig | None, weight_bytes: int | None
 ) -> Iterator[Shared]:
-    """A tied head, of which `weight_bytes` are in memory; then stored matrices that are equal.
+    """A tied head (`weight_bytes`: its bytes in memory), then stored matrices that are equal.
 
     Vectors are left out: norms are all ones in many a model. Tensors are read whole only where
     samples of them are equal.
@@ -322,7 +329,7 @@ def shared_tensors(
 
 
 def _sample(checkpoint: Checkpoint, info: TensorInfo) -> Hashable:
-    """What equal tensors have in common, and few others."""
+    """A key that equal tensors have in common, and few others."""
     starts = (0, info.nbytes // 2, max(0, info.nbytes - _SAMPLE))
     pieces = (
         bytes(checkpoint.read(info.name, start, min(start + _SAMPLE, info.nbytes)))

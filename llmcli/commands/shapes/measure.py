@@ -1,18 +1,20 @@
-"""The shapes of a whole model from its configuration and the headers of its files. No torch."""
+"""The shapes of a model, and where its parameters are stored, from headers alone. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import prod
 
-from llmcli.anatomy import Plan, TensorSpec, plan
+from llmcli.anatomy import Plan, TensorSpec, plan, stored_shapes
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import state_need
 from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.letters import Letters
 from llmcli.anatomy.names import Names
+from llmcli.checkpoints import Checkpoint
 from llmcli.commands.shapes.report import (
     CacheGrowth,
     CallFlops,
@@ -25,10 +27,13 @@ from llmcli.commands.shapes.report import (
     Stored,
 )
 from llmcli.config import ModelConfig
+from llmcli.families import Rule, parts_to_fill, planned, shape_after
 from llmcli.families.sources import sources
 from llmcli.graph.spec import Call, Kind, Phase
+from llmcli.measure.fit import unscaled
 from llmcli.records.checks import ViewCheck, difference
-from llmcli.records.numbers import counted, spans
+from llmcli.records.numbers import counted, spans, together
+from llmcli.records.text import Token
 
 LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
 
@@ -38,7 +43,7 @@ class ShapesRequest:
     """Reading a prompt of `tokens` tokens, and the step after it, for `batch` sequences.
 
     Shown are `phases`, and the tensors of those kinds, layers and names (None: all of them).
-    `prompt`: the (id, text) of the tokens, where one was given; `example`: their number was not.
+    `prompt`: its tokens, where one was given; `example`: their number was not.
     """
 
     config: ModelConfig
@@ -49,7 +54,7 @@ class ShapesRequest:
     kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
     layers: tuple[int, ...] | None = None
     names: frozenset[str] | None = None
-    prompt: tuple[tuple[int, str], ...] = ()
+    prompt: tuple[Token, ...] = ()
     example: bool = False
 
     def takes(self, spec: TensorSpec) -> bool:
@@ -86,7 +91,7 @@ class ShapesRequest:
         return tuple(replace(spec, phase=phase) for spec in kept)
 
     def parameters(self) -> tuple[TensorSpec, ...]:
-        """The weights as they lie in memory."""
+        """The weights as they are in memory."""
         return self.numbers.parameters(self.config)
 
     def tensors(self, phases: Sequence[Phase]) -> list[Phases]:
@@ -116,19 +121,19 @@ def model_shapes(
 
     rows = fold_kinds(tensors, request.config, in_file)
     weights = [item[0] for item in every if item[0].kind == "parameter"]
-    known = sum(item.bytes for item in stored.values())
+    known = sum(item.stored_bytes for item in stored.values())
     return ShapesReport(
         weight_format=request.numbers.weight_format(request.config),
         batch=request.batch,
         tokens=request.tokens,
         phases=phases,
         letters=letter_values(request, phases),
-        kinds=_kinds(request.config),
+        layers=_kinds(request.config),
         tensors=tuple(
             _tensor(spec, request, stored.get(spec.name)) for item in tensors for spec in item
         ),
         rows=tuple(_row(row, request, stored) for row in rows),
-        growth=_growth(request),
+        cache=_growth(request),
         flops=tuple(_flops(phase, request.plan(phase).tensors) for phase in phases),
         parameters=sum(spec.count for spec in weights),
         weight_bytes=sum(spec.bytes or 0 for spec in weights),
@@ -195,20 +200,18 @@ def _row(row: Folded, request: ShapesRequest, stored: Mapping[str, Stored]) -> S
     source = "" if file is None else file.source
     if len(row.layers) > 1:
         source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
-    tensors = tuple(_tensor(spec, request, file) for spec in row.phases)
     return ShapeRow(
         name=row.name,
         layers=row.layers,
-        tensors=tensors,
         formula=row.formula,
-        memory=_memory(row.phases, graph(request.config)),
+        tensors=tuple(_tensor(spec, request, file) for spec in row.phases),
+        memory=_memory(row.phases[0], graph(request.config)),
         source=source,
     )
 
 
-def _memory(phases: Phases, model: Graph) -> str:
+def _memory(spec: TensorSpec, model: Graph) -> str:
     """Whose memory it is: `view of attn.qkv`, `copy of attn.v`, `own` or `derived`."""
-    spec = phases[0]
     if spec.kind == "state":
         return f"copy of {model.states[spec.name].holds.split('.', 2)[2]}"
     if not spec.written:
@@ -316,3 +319,75 @@ def _unnumbered(alias: str, layer: int) -> str:
     if "." in alias:
         return numbered(alias, layer, "{i}")
     return alias.replace(str(layer), "{i}", 1)
+
+
+# where the parameters are in the files
+
+
+def stored_tensors(
+    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
+) -> dict[str, Stored]:
+    """Parameter → where it is in the checkpoint's files; empty where there are no files.
+
+    Tensors that fill one parameter item by item are the first one, with all their bytes.
+    """
+    found: dict[str, list[Stored]] = {}
+    shapes = stored_shapes(config)
+    loads = planned(checkpoint, rules, config, shapes).loads
+    shapes = parts_to_fill(loads, shapes)
+    for load in loads:
+        info = checkpoint.tensors[load.source]
+        beside = () if load.scale is None else load.scale.tensors
+        whole = info.nbytes + sum(checkpoint.tensors[name].nbytes for name in beside)
+        count = prod(shapes[load.part]) if load.part in shapes else 0
+        stored = Stored(
+            source=info.name,
+            stored_shape=info.shape,
+            stored_format=info.format,
+            stored_bytes=count * whole // max(1, prod(info.shape)),
+            operations=load.words,
+        )
+        found.setdefault(load.target, []).append(stored)
+    return {
+        name: replace(
+            parts[0],
+            source=together([part.source for part in parts]),
+            stored_bytes=sum(part.stored_bytes for part in parts),
+        )
+        for name, parts in found.items()
+    }
+
+
+def stored_check(
+    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
+) -> tuple[ViewCheck, ...]:
+    """Every stored shape makes its parameter's; none is missing. Nothing without tensors."""
+    if not checkpoint.tensors:
+        return ()
+    shapes = stored_shapes(config)
+    todo = planned(checkpoint, rules, config, shapes)
+    parts = parts_to_fill(todo.loads, shapes)
+    made = {
+        load.part: shape_after(checkpoint.tensors[load.source].shape, load.ops)
+        for load in todo.loads
+    }
+    wrong = [part for part, shape in parts.items() if made.get(part) != shape]
+    wrong += (load.source for load in todo.loads if load.part not in parts)
+    wrong += unscaled(todo, checkpoint.tensors)
+    held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(shapes), "parameter")
+    other = counted(len(todo.surplus), "surplus tensor") if todo.surplus else "no other"
+    words = f"the file has {held}, from which {made_of} can be made, and {other}"
+    return (difference("stored", words, [*wrong, *todo.unexpected]),)
+
+
+def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:
+    """The tensors of a file in its own order and by its own names."""
+    return tuple(
+        Stored(
+            source=info.name,
+            stored_shape=info.shape,
+            stored_format=info.format,
+            stored_bytes=info.nbytes,
+        )
+        for info in checkpoint.tensors.values()
+    )

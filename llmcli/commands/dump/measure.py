@@ -1,0 +1,445 @@
+"""Activations by name, as the kernel computed them, written and summarized one by one.
+
+The prompt runs once. A tensor is settled as soon as the kernel has written what it needs, and is
+then forgotten; what the fused kernel never writes is computed from what it wrote, a head and some
+rows at a time.
+
+Axes: B batch (1), H heads, K key/value heads, T rows, S keys, d size of a query and key, e of a
+value, D width.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmcli import anatomy, devices
+from llmcli.anatomy.graph import graph
+from llmcli.anatomy.names import known
+from llmcli.commands.dump.report import DumpedTensor, DumpPlan, DumpReport
+from llmcli.config import ModelConfig
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session
+from llmcli.errors import NotFinite
+from llmcli.graph.ops import HeadShare, size
+from llmcli.graph.spec import Call
+from llmcli.inspect.attention.block import Tokens
+from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.attention.rows import checked_rows
+from llmcli.inspect.cache import cache_check, filled, remembered
+from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
+from llmcli.inspect.kernel import layer_of, mixer_of
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.observe import observe
+from llmcli.inspect.parts import AT_ONCE, arrays_of, in_rows, parts
+from llmcli.inspect.recurrence import walk
+from llmcli.inspect.statistics import Statistics
+from llmcli.model import Model, dtype_name
+from llmcli.nn.recurrent import Recurrent
+from llmcli.nn.state import State
+from llmcli.ops.recurrence import Map
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
+from llmcli.records.text import Token
+
+# an array with its name, shape, dtype, and its numbers in C order, a part at a time
+Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]
+
+FORMULA_ROWS = 32  # of a longer prompt, so many tokens are compared with the formulas
+# computed for the prompt's last token alone where none of these is requested
+OUTPUTS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
+# derived from a layer's attention, and proven by what the kernel mixed with it
+MATRICES = ("scores", "pattern")
+
+
+def plan_dump(
+    config: ModelConfig,
+    names: Iterable[str],
+    *,
+    tokens: int,
+    generate: int,
+    dtype: str,
+    cache: str | None = None,
+) -> tuple[DumpPlan, ...]:
+    """The tensors of `names` in execution order, for `tokens` of a prompt and `generate` new ones.
+
+    `dtype`: the model's; `cache`: of keys and values, where it is another. Parameters in blocks are
+    dequantized.
+    """
+    whole, wanted = tokens + generate, set(names)
+    call = Call(batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype, cache=cache)
+    specs = [
+        *anatomy.parameters(config, dtype=dtype),
+        *anatomy.plan(config, call).tensors,
+        *anatomy.states(config, batch=1, capacity=whole, dtype=dtype, cache=cache),
+    ]
+    plans = {}
+    for spec in specs:
+        batch = int(spec.kind != "parameter")
+        plans[spec.name] = DumpPlan(
+            name=spec.name,
+            kind=spec.kind,
+            axes=spec.axes[batch:],
+            shape=spec.shape[batch:],
+            dtype=spec.dtype or dtype,
+            formula=spec.formula,
+        )
+    return tuple(plans[name] for name in known(config) if name in wanted)
+
+
+def _sources(config: ModelConfig, one: DumpPlan, *, check: bool) -> frozenset[str]:
+    """The activations, written by the kernel, that it needs, with `check` for its checks too.
+
+    None for a parameter.
+    """
+    model = graph(config)
+    if one.kind == "parameter":
+        return frozenset()
+    if one.kind == "state":
+        state = model.states[one.name]
+        if model.written(state.holds):
+            return frozenset((state.holds, model.after(state)))
+        reads = model[state.before].op.inputs  # of the map, and the values
+        return frozenset((*model.sources(reads[0]), *reads[1:], model.after(state)))
+    own = {one.name} if model.written(one.name) else set(model.sources(one.name))
+    mixing = model.mixing(layer_of(one.name) or 0)
+    if check and one.name.endswith(MATRICES) and mixing is not None:
+        own |= {*mixing.op.inputs[1:], mixing.name}
+    return frozenset(own) | (formula_inputs(config, [one.name]) if check else frozenset())
+
+
+def measure_dump(
+    model: Model,
+    ids: Sequence[int],
+    plan: Sequence[DumpPlan],
+    *,
+    generate: int = 0,
+    check: bool = True,
+    write: Write | None = None,
+    progress: Progress | None = None,
+) -> DumpReport:
+    """The tensors of `plan` (`plan_dump`), for `ids` and up to `generate` likeliest tokens more.
+
+    Each is given to `write` once. `check`: whether each activation follows from its formula, and
+    attention matrices with the values give what the kernel made of them. Numbers that are not
+    finite are reported, not raised, and what was computed is written. Raises OutOfMemory before
+    the model is run.
+    """
+    dump = _Dump(model, ids, plan, check=check, write=write, progress=progress)
+    with torch.inference_mode():
+        dump.run(generate)
+    return DumpReport(
+        dtype=dtype_name(model.dtype),
+        tokens=tuple(Token(id=id, text=model.token_text(id)) for id in dump.ids),
+        prompt_tokens=len(ids),
+        tensors=tuple(dump.done),
+        checks=dump.checks(),
+        not_finite=next(filter(None, map(_first_bad, dump.done)), dump.error) or None,
+    )
+
+
+class _Dump:
+    """The watcher of one run: `kept` is what is still needed of what the kernel wrote."""
+
+    def __init__(
+        self,
+        model: Model,
+        ids: Sequence[int],
+        plan: Sequence[DumpPlan],
+        *,
+        check: bool,
+        write: Write | None,
+        progress: Progress | None,
+    ) -> None:
+        self.model, self.ids, self.plan = model, list(ids), plan
+        self.prompt_tokens = len(ids)
+        self._write, self._progress, self._check = write, progress, check
+        self._sources = {one.name: _sources(model.config, one, check=check) for one in plan}
+        self._uses = Counter(chain.from_iterable(self._sources.values()))
+        self._written = Written(model)
+        self.done: list[DumpedTensor] = []
+        self._formulas: list[ViewCheck] = []
+        self._caches: dict[str, list[ViewCheck]] = {}  # of what is written, and of states
+        self._proof: AttentionChecks | None = None  # of attention matrices, where there are any
+        self._proven: set[int] = set()  # layers
+        self._sound = True  # no number so far was NaN or infinite
+        self.error = ""  # where something that is not dumped is not finite
+
+    def run(self, generate: int) -> None:
+        """The parameters, and the forward pass where something of it is wanted."""
+        for one in self.plan:
+            if not self._sources[one.name]:
+                self._settle(one)
+        if self._uses:
+            self._require_memory(generate)
+            if generate:
+                self._generated(generate)
+            else:
+                self._streamed()
+
+    def _require_memory(self, generate: int) -> None:
+        """Raises OutOfMemory where what is kept until it is settled does not fit."""
+        model = self.model
+        kept = plan_dump(
+            model.config, self._uses, tokens=len(self.ids), generate=generate,
+            dtype=dtype_name(model.dtype), cache=dtype_name(model.decoder.cache_dtype),
+        )  # fmt: skip
+        by_layer = Counter[int | None]()
+        for one in kept:
+            by_layer[layer_of(one.name)] += one.nbytes
+        # pieces and what they are put together to; else one layer after the other
+        needed = 2 * sum(by_layer.values()) if generate else max(by_layer.values())
+        if generate or any(one.kind == "state" for one in self.plan):
+            needed += model.decoder.state_bytes(1, len(self.ids) + generate)
+        if self._logits == "all":  # in the model's dtype and in at least float32
+            logits = plan_dump(
+                model.config, ("logits_raw", "logits"), tokens=len(self.ids), generate=0,
+                dtype=dtype_name(model.dtype),
+            )  # fmt: skip
+            needed += sum(one.nbytes for one in logits)
+        hint = "use a shorter prompt, or name fewer tensors"
+        devices.require_memory(needed, model.device, "the activations that are dumped", hint)
+
+    @property
+    def _logits(self) -> Literal["all", "last"]:
+        """Of which tokens of the prompt the output is computed."""
+        return "all" if self._uses.keys() & set(OUTPUTS) else "last"
+
+    def _streamed(self) -> None:
+        """Every tensor goes out in the layer where it is made."""
+        decoder, device = self.model.decoder, self.model.device
+        pending = deque(one for one in self.plan if self._sources[one.name])
+        run: Callable[..., Tensor] = decoder
+        if any(one.kind == "state" for one in pending):
+            session = Session(decoder, 1, len(self.ids))
+            run, self._written.state = session.extend, session.state
+
+        def watch(name: str, tensor: Tensor) -> None:
+            if name in self._uses:
+                self._written.kept[name] = tensor
+            while pending and self._sources[pending[0].name] <= self._written.kept.keys():
+                self._settle(pending.popleft())
+
+        run(
+            torch.tensor([self.ids], device=device), tap=watch, logits=self._logits,
+            until=self._last_layer,
+        )  # fmt: skip
+
+    @property
+    def _last_layer(self) -> int | None:
+        """The last block that has to run, None for the whole model."""
+        layers = [0 if one in ("embed", "pos_embed") else layer_of(one) for one in self._uses]
+        numbers = [layer for layer in layers if layer is not None]
+        return max(numbers) if len(numbers) == len(layers) else None
+
+    def _generated(self, generate: int) -> None:
+        """What the calls wrote is put together at the end."""
+        pieces: dict[str, list[Tensor]] = {}
+        prompt: dict[str, Tensor] = {}
+
+        def watch(first: int, name: str, tensor: Tensor) -> None:
+            if name in self._uses:
+                kept = _alone(tensor)
+                pieces.setdefault(name, []).append(kept)
+                prompt.setdefault(name, kept)
+
+        greedy = Sampling(temperature=0.0)
+        try:
+            seen = observe(
+                self.model, self.ids, watch, generate=generate, sampling=greedy,
+                logits=self._logits, progress=self._progress,
+            )  # fmt: skip
+        except NotFinite as error:  # no token could be drawn: the prompt alone is dumped
+            self.error = f"new tokens are left out: {error.message}"
+            self._written.kept = prompt
+        else:
+            self.ids, self._written.state = list(seen.ids), seen.state
+            self._written.kept = {name: torch.cat(parts, -2) for name, parts in pieces.items()}
+        for one in self.plan:
+            if self._sources[one.name]:
+                self._settle(one)
+
+    def _settle(self, one: DumpPlan) -> None:
+        """One tensor whole: its statistics, the file, its checks."""
+        if self._progress is not None:
+            self._progress("dumping", len(self.done), len(self.plan))
+        shape, numbers = self._written.numbers(one, len(self.ids))
+        statistics = Statistics(masks=one.name.endswith(".scores"))
+        arrays = arrays_of(numbers, statistics)
+        if self._write is not None:
+            self._write(one.name, shape, one.dtype, arrays)
+        else:
+            deque(arrays, maxlen=0)
+        self.done.append(_summary(one, shape, statistics))
+        if one.kind == "state" and self._written.state is not None:
+            found = self._written.compare_cache(one, len(self.ids))
+            self._caches.setdefault(found.name, []).append(found)
+        elif self._check and one.kind == "activation":
+            self._check_formula(one.name)
+            self._check_matrix(one.name)
+        for source in self._sources[one.name]:
+            self._uses[source] -= 1
+            if not self._uses[source]:
+                self._written.kept.pop(source, None)
+
+    def _check_formula(self, name: str) -> None:
+        self._sound = self._sound and self.done[-1].first_bad is None
+        if not self._sound:
+            return  # of numbers that are none nothing follows
+        try:
+            check = formula_checks(
+                self.model, self.ids, self._written.kept, [name], rows=FORMULA_ROWS,
+                prompt_tokens=self.prompt_tokens,
+            )  # fmt: skip
+        except NotFinite as error:
+            self._sound, self.error = False, self.error or error.message
+        else:
+            self._formulas.append(check)
+
+    def _check_matrix(self, name: str) -> None:
+        """Whether scores and pattern, with the values, give the kernel's own z."""
+        layer = layer_of(name)
+        if not name.endswith(MATRICES) or layer is None or layer in self._proven or not self._sound:
+            return
+        self._proven.add(layer)
+        of, device = LayerMap(self.model, layer), self.model.device
+        seen = {one: self._written.kept[one][0] for one in of.reads}
+        if self._proof is None:
+            self._proof = AttentionChecks(self.model.dtype, device)
+        heads, tokens = list(range(of.heads)), Tokens(self.ids, device)
+        try:
+            deque(checked_rows(self._proof, of, heads, 0, tokens, seen), maxlen=0)
+        except NotFinite as error:
+            self._sound, self.error = False, self.error or error.message
+
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """One check for all formulas, those of attention matrices, one for all caches."""
+        found = []
+        if self._formulas:
+            words = formula_words(len(self._formulas), FORMULA_ROWS, len(self.ids))
+            found.append(replace(worst(self._formulas), words=words))
+        if self._proof is not None and self._sound:
+            found += self._proof.checks()
+        found += map(worst, self._caches.values())
+        return tuple(found)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor; a part of a larger one as a copy, so that the rest can be freed."""
+    whole = tensor.untyped_storage().nbytes()
+    return tensor.clone() if whole > tensor.numel() * tensor.element_size() else tensor
+
+
+class Written:
+    """`kept` are activations `[B, …]` by name, `state` the cache where there is one."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._graph = model, graph(model.config)
+        self.kept: dict[str, Tensor] = {}
+        self.state: State | None = None
+
+    def numbers(self, one: DumpPlan, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+        """The shape without a batch axis, for so many tokens, and the numbers in parts."""
+        if one.kind == "parameter":
+            return one.shape, self._parameter(one.name)
+        elif one.kind == "state":
+            whole = self._cached(one.name, tokens)
+        elif not self._graph.written(one.name):
+            return self._derived(one.name, tokens)
+        else:
+            whole = self.kept[one.name][0]
+        return tuple(whole.shape), parts(whole)
+
+    def _parameter(self, name: str) -> Iterator[Tensor]:
+        """Of a table that is kept in blocks no more than a part is dequantized at a time."""
+        weight = self._model.decoder.weight(name)
+        if self._graph.parameters[name].turned:
+            return parts(weight.dense().mT)
+        rows = max(1, AT_ONCE * weight.shape[0] // weight.count)
+        firsts = range(0, weight.shape[0], rows)
+        return (weight.dense(rows=slice(first, first + rows)) for first in firsts)
+
+    def _derived(self, name: str, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+        """What the kernel never writes, head by head."""
+        mixer = mixer_of(self._model, name)
+        emitted = {one: self.kept[one] for one in self._graph.sources(name)}
+        node = self._graph[name]
+        sizes = self._graph.sizes(node.layer)
+        heads = sizes["H"]
+        maps: dict[int, Map] = {}  # of the head whose rows are being read
+
+        def rows(head: int, first: int, stop: int) -> Tensor:
+            only = slice(head, head + 1)
+            if isinstance(mixer, Recurrent) and name.endswith(".pattern"):
+                if head not in maps:
+                    maps.clear()
+                    maps[head] = mixer.map(emitted, only)
+                return maps[head].rows(first, stop)[0, 0]
+            return mixer.derive(name, emitted, first, stop, heads=only)[0, 0]
+
+        if isinstance(node.op, HeadShare):
+            width = self._model.config.width
+            # several heads at a time, for every call dequantizes the matrix
+            most = max(1, AT_ONCE // (tokens * width))
+            whole = (
+                mixer.derive(name, emitted, 0, tokens, heads=slice(head, head + most))[0]
+                for head in range(0, heads, most)
+            )
+            return (heads, tokens, width), chain.from_iterable(map(parts, whole))
+        shape = (heads, tokens, size(node.axes[-1], {**sizes, "S": tokens}))
+        return shape, in_rows(rows, shape)
+
+    def _cached(self, name: str, tokens: int) -> Tensor:
+        """Keys or values of all tokens; as they were written where the run gave no cache back."""
+        state = self._graph.states[name]
+        if self.state is not None:
+            return filled(state, self.state.tensors()[name][0], tokens)
+        if self._graph.written(state.holds):
+            return remembered(self._graph, state, self.kept[state.holds][0])
+        emitted = {one: self.kept[one] for one in self._graph.sources(state.holds)}
+        mixer = mixer_of(self._model, state.holds)
+        return mixer.derive(state.holds, emitted, tokens - 1, tokens)[0, :, 0]
+
+    def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
+        """Counts the numbers in the cache that are not those that were put there.
+
+        Of the state of a recurrence, which no kernel gives out: that the tokens lead to it.
+        """
+        state, cached = self._graph.states[one.name], self._cached(one.name, tokens)
+        if self._graph.written(state.holds):
+            theirs = remembered(self._graph, state, self.kept[state.holds][0])
+            return cache_check(theirs, cached, one.name)
+        of = LayerMap(self._model, state.layer)
+        seen = {name: self.kept[name][0] for name in of.recurrence_reads}
+        return walk(of.recurrence(seen)).check(cached, one.name)
+
+
+def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
+    bad = found.first_bad
+    return DumpedTensor(
+        **{**vars(one), "shape": shape},
+        mean=found.mean,
+        std=found.std,
+        min=found.low,
+        max=found.high,
+        norm=found.norm,
+        masked=found.masked,
+        nan=found.nan,
+        inf=found.infinite,
+        first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
+    )
+
+
+def _first_bad(tensor: DumpedTensor) -> str:
+    """The first number that is not finite, and what it is; empty where all are finite."""
+    if tensor.first_bad is None:
+        return ""
+    kind = "not a number" if not tensor.inf else "infinite" if not tensor.nan else "not finite"
+    return f"`{tensor.name}[{','.join(map(str, tensor.first_bad))}]` is {kind}"

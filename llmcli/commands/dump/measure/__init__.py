@@ -1,1 +1,0 @@
-"""Activations by name, written and summarized while they are computed."""

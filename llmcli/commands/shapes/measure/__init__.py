@@ -1,1 +1,0 @@
-"""Shapes from the graph, compared with what a run holds."""
