@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -16,6 +15,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, TextIO
 
 from llmcli.errors import CheckpointError, UsageError
+from llmcli.shell.documents import parse
 from llmcli.shell.exits import tell
 from llmcli.shell.messages import GivenConversation, is_conversation, read_conversation
 from llmcli.shell.options import GivenPromptOptions, PromptOptions
@@ -93,14 +93,14 @@ def _conversation(path: str | None) -> GivenConversation | None:
     """The conversation in a file whose name ends in .json; None for any other text."""
     if path is None or not path.lower().endswith(".json"):
         return None
-    text = read_text(path)
+    text, where = read_text(path), f"`{path}`"
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse(text, where)
+    except UsageError as error:
         if '"messages"' in text:
-            tell(f"note: `{path}` is not valid JSON ({error}): it is read as text")
+            tell(f"note: {error.message}; it is read as text")
         return None
-    return read_conversation(value, f"`{path}`") if is_conversation(value) else None
+    return read_conversation(value, where) if is_conversation(value) else None
 
 
 def prompt_or_builtin(

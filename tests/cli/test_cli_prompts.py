@@ -15,7 +15,7 @@ import pytest
 
 from llmcli.commands.attention.options import HeadOptions, ViewOptions
 from llmcli.commands.attention.prompt import again
-from llmcli.commands.generate.batch import read_batch
+from llmcli.commands.generate.command import read_batch
 from llmcli.errors import UsageError
 from llmcli.shell import prompts
 from llmcli.shell.exits import tell
@@ -199,7 +199,7 @@ def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
     assert read_prompt(PromptOptions(file=str(tmp_path / "f.JSON"))).conversation is not None
     (tmp_path / "g.json").write_text(talk[:-1])
     assert read_prompt(PromptOptions(file=str(tmp_path / "g.json"))).text == talk[:-1]
-    assert "g.json` is not valid JSON (Expecting ',' delimiter" in capsys.readouterr().err
+    assert "g.json` is not JSON: expecting ',' delimiter at column 48;" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_a_conversation_is_said_with_its_place(as_written):

@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Any
 from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, Terminated
-from llmcli.shell.options import TOKEN_LIMIT
 from llmcli.shell.output import Output, write_document
-from llmcli.shell.params import Range
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import kernels_of
-from llmcli.shell.sampling import RANGES, engine_sampling, valid
-from llmcli.shell.transcript import Transcript, body, read_transcript, real_path, state_of
-from llmcli.shell.variables import check_name
+from llmcli.shell.sampling import RANGES, engine_sampling
+from llmcli.shell.template import check_name
+from llmcli.shell.transcript import (
+    ChatSettings,
+    ModelName,
+    Transcript,
+    read_transcript,
+    real_path,
+    state_of,
+)
 from llmcli.ui.layout import SEPARATOR
-from llmcli.ui.theme import FAINT, one_line
+from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
@@ -32,48 +38,15 @@ if TYPE_CHECKING:
 
 
 ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
-_WHOLE: Mapping[str, Range] = {"max_tokens": TOKEN_LIMIT, "seed": Range(0)}
-NAMES = (*RANGES, *_WHOLE)
-
-
-@dataclass(kw_only=True)
-class Settings:
-    """How the next answer is drawn; `/set` changes it."""
-
-    sampling: dict[str, float]
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...] = ()
-    suppressed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by the model's files
-
-    @property
-    def limit(self) -> int | None:
-        """Most tokens of an answer; None for no limit."""
-        return None if self.max_tokens == TOKEN_LIMIT.or_else else self.max_tokens
-
-    def change(self, name: str, value: Any, text: str) -> None:
-        """Sets one of `NAMES` to a value that was typed as `text`; raises UsageError."""
-        if name in RANGES:
-            if not valid(name, value):
-                raise _wrong(name, value, text, RANGES[name], whole=name == "top_k")
-            self.sampling[name] = value
-        else:
-            if not isinstance(value, int) or isinstance(value, bool) or value not in _WHOLE[name]:
-                raise _wrong(name, value, text, _WHOLE[name], whole=True)
-            setattr(self, name, value)
-
-    def rows(self) -> dict[str, str]:
-        """Every setting of `NAMES` and its value."""
-        sampling = {name: f"{value:g}" for name, value in self.sampling.items()}
-        return {**sampling, **{name: str(getattr(self, name)) for name in _WHOLE}}
+NAMES = (*RANGES, "max_tokens", "seed")  # the settings that `/set` changes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the last answer took. `read` of the prompt's tokens were new to the model."""
+    """What the last answer took; `computed` tokens of the prompt were new to the model."""
 
     prompt: int
-    read: int
+    computed: int
     generated: int
     prompt_s: float
     decode_s: float
@@ -83,21 +56,23 @@ class Turn:
 class Chat:
     """A conversation with its settings; `file` is written anew after every answer and change.
 
-    `chosen` are the settings and `variables` those of the template that the user has named: they
-    win over a transcript's. `typed` is what was typed for a text with files in it, and `choose`
-    asks the user for a letter where the context fills. `seen` are the files as they were read or
-    written last, by their real paths: another chat may write one of them, too.
+    `suppressed` are the tokens that the model's files forbid. `chosen` are the settings and
+    `variables` those of the template that the user has named: they win over a transcript's. `typed`
+    is what was typed for a text with files in it, and `choose` asks the user for a letter where the
+    context fills. `seen` are the files as they were read or written last, by their real paths:
+    another chat may write one of them, too.
     """
 
     conversation: Conversation
-    settings: Settings
+    settings: ChatSettings
     out: Output
+    suppressed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     file: str | None = None
     turn: Turn | None = None
     stats: bool = False
     reasoning: ReasoningMode | None = None
     plain: bool = False
-    chosen: dict[str, str] = field(default_factory=dict)
+    chosen: set[str] = field(default_factory=set)
     variables: dict[str, Any] = field(default_factory=dict)
     choose: Callable[[str], str] | None = None
     typed: dict[str, str] = field(default_factory=dict)
@@ -204,7 +179,7 @@ class Chat:
         screen = None
         progress = Progress(self.out, tokens=True)
         tokens = conversation.answer(
-            engine_sampling(settings.sampling, settings.seed, settings.suppressed),
+            engine_sampling(settings.sampling, settings.seed, self.suppressed),
             limit=settings.limit, stop=settings.stop,
             on_prefill=partial(progress, "reading"),
         )  # fmt: skip
@@ -231,7 +206,7 @@ class Chat:
             end = perf_counter()
             if answered := conversation.messages[-1].role == "assistant":
                 self.turn = Turn(
-                    prompt=conversation.tokens.prompt, read=conversation.tokens.computed,
+                    prompt=conversation.tokens.prompt, computed=conversation.tokens.computed,
                     generated=generated, prompt_s=(first or end) - start,
                     decode_s=end - (first or end),
                 )  # fmt: skip
@@ -239,7 +214,7 @@ class Chat:
         SIGNALS.check_terminated()
         if not whole and self.choose is not None:  # else the end of the run says it
             self.aside("interrupted")
-        if conversation.messages[-1].end == "length":
+        if conversation.messages[-1].finish_reason == "length":
             self.out.note(self._cut_by(generated))
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
@@ -271,17 +246,38 @@ class Chat:
                 self.save(self.file)
 
     def stats_line(self) -> str:
-        """What the last answer took, and how full the context is."""
-        return stats_line(self.turn, self.conversation, self._used())
+        """What the last answer took, where there was one, and how full the context is.
+
+        `read 12 new of 1,031, 575 ms · wrote 256, 12.1 tok/s · context 1,287 of 8,192`.
+        """
+        context = f"context {self._used():,} of {self.conversation.room:,}"
+        if (turn := self.turn) is None:
+            return context
+        from llmcli.ui.rates import speed
+        from llmcli.ui.stats import draft_words, duration
+
+        written = f", {speed((turn.generated - 1) / turn.decode_s)}" if turn.generated > 1 else ""
+        parts = [
+            f"read {turn.computed:,} new of {turn.prompt:,}, {duration(turn.prompt_s)}",
+            f"wrote {turn.generated:,}{written}",
+            context,
+        ]
+        if (speculation := self.conversation.speculation) is not None:
+            parts.insert(2, f"draft {draft_words(speculation.describe())} so far")
+        return SEPARATOR.join(parts)
 
     def _line(self) -> None:
         """The turn as a line of JSON: what the user said, and the answer."""
         assert self.turn is not None
+        turn = vars(self.turn)
+        found = members(self._transcript(self.conversation.messages[-2:]))
+        found["tokens"] = {name: turn[name] for name in ("prompt", "computed", "generated")}
+        found["timings"] = {name: turn[name] for name in ("prompt_s", "decode_s")}
+        if (speculation := self.conversation.speculation) is not None:
+            found["speculation"] = speculation.describe()
         about, header = self._about()
-        turn = body(self._transcript(self.conversation.messages[-2:]))
-        told = turn | took(self.turn, self.conversation)
         with SIGNALS.held():  # no half a line, and stdout is still there for the next one
-            self.out.document(told, model=about, environment=header, lines=True)
+            self.out.document(found, model=about, environment=header, lines=True)
 
     def save(self, path: str) -> None:
         """Writes the transcript, whole or not at all; raises WriteFailed.
@@ -296,10 +292,10 @@ class Chat:
                 "another chat saves there",
                 hint=f"`{'--' if self.choose is None else '/'}save FILE` saves under another name",
             )
-        whole = body(self._transcript(self.conversation.messages))
-        write_document(path, self.out.envelope(whole, model=about, environment=header))
+        whole = self._transcript(self.conversation.messages)
+        write_document(path, self.out.envelope(members(whole), model=about, environment=header))
         self.seen[place] = state_of(path)
-        self._kept = self._transcript(self.conversation.messages)
+        self._kept = whole
 
     def save_changes(self) -> None:
         """Writes the file anew where the conversation has changed since the file had it.
@@ -313,9 +309,8 @@ class Chat:
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
         conversation = self.conversation
         return Transcript(
-            model=conversation.model.name, vocabulary=conversation.model.config.vocab,
-            sampling=dict(self.settings.sampling), seed=self.settings.seed,
-            max_tokens=self.settings.max_tokens, stop=self.settings.stop,
+            model=ModelName(name=conversation.model.name),
+            vocabulary=conversation.model.config.vocab, sampling=self.settings,
             variables=conversation.variables, answers=conversation.answers,
             messages=tuple(messages),
         )  # fmt: skip
@@ -335,16 +330,14 @@ class Chat:
         messages = found.messages
         other = not found.is_of(conversation.model)
         if other:
-            messages = tuple(replace(one, ids=(), raw=None) for one in messages)
+            messages = tuple(replace(one, ids=(), lead="", raw=None) for one in messages)
         lost = conversation.load(messages, found.answers, {**found.variables, **self.variables})
-        kept = {name: value for name, value in found.sampling.items() if name not in self.chosen}
-        self.settings.sampling |= kept
-        for name in ("seed", "max_tokens", "stop"):
-            if name not in self.chosen:
-                setattr(self.settings, name, getattr(found, name))
+        chosen = {name: getattr(self.settings, name) for name in self.chosen & {*NAMES, "stop"}}
+        self.settings = replace(found.sampling, **chosen)
         if other:
             self.out.note(
-                f"`{found.model}` wrote the answers: `{conversation.model.name}` reads them as text"
+                f"`{found.model.name}` wrote the answers: `{conversation.model.name}` reads them "
+                "as text"
             )
         elif lost:
             self.out.note(
@@ -364,45 +357,3 @@ class Chat:
         check_name(name, known, conversation.model.name, others=NAMES, option="/set")
         self.variables[name] = value
         conversation.variables = {**conversation.variables, name: value}
-
-
-def took(turn: Turn, conversation: Conversation) -> dict[str, Any]:
-    """The same for JSON, and what the conversation's draft was worth so far."""
-    found: dict[str, Any] = {
-        "tokens": {"prompt": turn.prompt, "computed": turn.read, "generated": turn.generated},
-        "timings": {"prompt_s": turn.prompt_s, "decode_s": turn.decode_s},
-    }
-    if (speculation := conversation.speculation) is not None:
-        found["speculation"] = speculation.describe()
-    return found
-
-
-def stats_line(turn: Turn | None, conversation: Conversation, used: int) -> str:
-    """What the last answer took where there was one, and how full the context is (`used`).
-
-    `read 12 new of 1,031, 575 ms · wrote 256, 12.1 tok/s · context 1,287 of 8,192`.
-    """
-    context = f"context {used:,} of {conversation.room:,}"
-    if turn is None:
-        return context
-    from llmcli.ui.rates import speed
-    from llmcli.ui.stats import draft_words, duration
-
-    written = f", {speed((turn.generated - 1) / turn.decode_s)}" if turn.generated > 1 else ""
-    parts = [
-        f"read {turn.read:,} new of {turn.prompt:,}, {duration(turn.prompt_s)}",
-        f"wrote {turn.generated:,}{written}",
-        context,
-    ]
-    if (speculation := conversation.speculation) is not None:
-        parts.insert(2, f"draft {draft_words(speculation.describe())} so far")
-    return SEPARATOR.join(parts)
-
-
-def _wrong(name: str, value: Any, text: str, allowed: Range, *, whole: bool) -> UsageError:
-    """`must be at least 1, not `0``, and what kind of number where that is what is wrong."""
-    words, number = str(allowed), isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or (whole and value != int(value)):
-        of = "of " * words.startswith("at least")
-        words = f"a {'whole ' * whole}number {of}{words}"
-    return UsageError(f"`{name}` must be {words}, not `{one_line(text)}`")

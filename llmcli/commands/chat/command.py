@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from llmcli.commands.chat.chat import Chat, Settings
+from llmcli.commands.chat.chat import Chat
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.commands.chat.slash import COMMANDS, Draft, Exit, completions, dispatch, recall
 from llmcli.commands.chat.typed import Lines, lines_of, with_files
@@ -26,9 +26,8 @@ from llmcli.shell.params import opt
 from llmcli.shell.prompts import joined_text, text_argument
 from llmcli.shell.running import load_model
 from llmcli.shell.sampling import SamplingOptions, resolve
-from llmcli.shell.template import System, Variables, template_variables
-from llmcli.shell.transcript import check_replaceable, real_path, state_of
-from llmcli.shell.variables import check_name
+from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
+from llmcli.shell.transcript import ChatSettings, check_replaceable, real_path, state_of
 
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
@@ -52,8 +51,8 @@ class ChatOptions:
         "Put the text of a file before the message.", panel=PROMPT,
     )  # fmt: skip
     no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT)
-    system: System = None
-    variable: Variables = None
+    system: str | None = opt(None, "--system", "TEXT", SYSTEM, panel=PROMPT)
+    variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, panel=PROMPT)
     max_tokens: int | None = opt(
         None, "-n", "--max-tokens", "N",
         "Maximum number of tokens of an answer; -1: no limit. [default: the model's, else 2048]",
@@ -151,12 +150,9 @@ def _chat(
     room = model.context_length or loaded.config.context
     if (positions := loaded.config.embedding.positions) is not None:
         room = min(room, positions)
-    chosen = {name: "flag" for name, origin in resolved.origins.items() if origin == "flag"}
-    given = {
-        "seed": not drawn, "max_tokens": options.max_tokens is not None,
-        "stop": bool(options.stop),
-    }  # fmt: skip
-    chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
+    chosen = {name for name, origin in resolved.origins.items() if origin == "flag"}
+    given = {"seed": not drawn, "max_tokens": options.max_tokens, "stop": options.stop}
+    chosen |= {name for name, value in given.items() if value and name not in from_file}
     conversation = Conversation(loaded, room=room, variables=variables)
     if model.context_length is not None:
         _check_room(conversation)
@@ -165,16 +161,15 @@ def _chat(
     known = conversation.template_variables() if named else ()
     for name in named:
         check_name(name, known, loaded.name, option="--set")
+    sampled: dict[str, Any] = dict(resolved.values)
     chat = Chat(
         conversation=conversation,
-        settings=Settings(
-            sampling=dict(resolved.values), seed=seed,
-            max_tokens=options.max_tokens or resolved.limit or 2048,
+        settings=ChatSettings(
+            **sampled, seed=seed, max_tokens=options.max_tokens or resolved.limit or 2048,
             stop=tuple(text_argument(each, "`--stop`") for each in options.stop or resolved.stop),
-            suppressed=resolved.suppressed,
         ),
         out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
-        reasoning=options.reasoning, plain=options.plain,
+        reasoning=options.reasoning, plain=options.plain, suppressed=resolved.suppressed,
     )  # fmt: skip
     if options.load is not None:
         chat.load(options.load)

@@ -17,8 +17,8 @@ from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.looking import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
+from llmcli.shell.template import value_of
 from llmcli.shell.transcript import check_replaceable
-from llmcli.shell.variables import value_of
 from llmcli.shell.wrap import wrapped
 from llmcli.ui.theme import one_line
 
@@ -104,21 +104,21 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _set(chat: Chat, argument: str) -> None:
-    settings = chat.settings
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
     if text:
         value = value_of(text, f"`/set {one_line(name)}`")
         if name in NAMES:
-            settings.change(name, value, text)
+            chat.settings = chat.settings.change(name, value)
         elif name == "system":
             raise UsageError("`/set` has no `system`", hint="`/system TEXT` sets that message")
         else:
             chat.set_variable(name, value)
-        chat.chosen[name] = "/set"
+        chat.chosen.add(name)
     elif name:
         raise UsageError("`/set` takes a name and a value", hint="such as `/set temperature 0.5`")
-    rows = settings.rows()
+    rows = {key: f"{value:g}" for key, value in chat.settings.sampling.items()}
+    rows |= {key: str(getattr(chat.settings, key)) for key in ("max_tokens", "seed")}
     for key, found in chat.conversation.variables.items():
         rows[key] = f"{one_line(str(found))}  (of the template)"
     for key in [name] if name else rows:
