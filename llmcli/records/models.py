@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from llmcli.records.document import derived
 from llmcli.records.numbers import counted
 
 Place = Literal["package", "llmcli cache", "hub cache", "nowhere"]
@@ -34,7 +35,7 @@ class StoredModel:
     license: str = ""
     purpose: str = ""
 
-    @property
+    @derived
     def complete(self) -> bool:
         """Whether nothing of it has to be fetched before it runs."""
         return self.state == "complete"
@@ -74,6 +75,26 @@ class PulledModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PullFailure:
+    """A model that could not be fetched: the exit code, kind and words of its error."""
+
+    name: str
+    code: int
+    kind: str
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullReport:
+    """The models that are here now, and those that could not be fetched."""
+
+    models: tuple[PulledModel, ...]
+    failed: tuple[PullFailure, ...]
+    finish_reason: Literal["complete", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Removal:
     """What goes together: `bytes` become free, `paths` are files and whole directories.
 
@@ -95,10 +116,17 @@ class RemovalReport:
     kept: tuple[str, ...]
     dry_run: bool
 
-    @property
+    @derived
     def bytes(self) -> int:
         """What is freed in all."""
         return sum(removal.bytes for removal in self.removed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneReport(RemovalReport):
+    """What `models prune` removed; `older_than` as it was typed."""
+
+    older_than: str | None
 
 
 def ago(seconds: float) -> str:
