@@ -17,7 +17,7 @@ SCORE = Score(
         ScoredToken(id=5, text=" é internationalis", logprob=math.log(0.5), rank=2),
     ),
     tokens_scored=1, bytes_scored=3, mean_logprob=math.log(0.5), perplexity=2.0,
-    bits_per_byte=1 / 3, window=64, stride=32, seconds=0.1,
+    bits_per_byte=1 / 3, window=64, stride=32, timings={"score_s": 0.1},
 )  # fmt: skip
 
 
