@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
+from llmcli.records.document import OPTIONAL
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer
 from llmcli.shell.template import ChatOptions
 
@@ -27,7 +28,7 @@ class Encoded:
     text: str | None
     ids: tuple[int, ...]
     chat: bool
-    messages: tuple[Mapping[str, Any], ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, metadata=OPTIONAL)
 
 
 def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encoded:

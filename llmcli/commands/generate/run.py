@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -139,8 +139,8 @@ class Presentation:
         model = run.model.describe()
         body: dict[str, Any] = {"index": index} if batch else {}
         body |= {
-            "prompt": _prompt(self.prompts[index]),
-            "outputs": [_without_none(output) for output in outputs],
+            "prompt": self.prompts[index],
+            "outputs": outputs,
             "sampling": {
                 **self.resolved.values,
                 "seed": run.request.sampling.seed,
@@ -197,15 +197,3 @@ class Presentation:
             speculation=None if run.speculation is None else run.speculation.describe(),
             ended=f"-n {run.request.limit}" if run.limited else ended,
         )
-
-
-def _prompt(encoded: Encoded) -> dict[str, Any]:
-    """`messages` of a conversation only."""
-    found = asdict(encoded)
-    if encoded.messages is None:
-        del found["messages"]
-    return found
-
-
-def _without_none(output: Generated) -> dict[str, Any]:
-    return {name: value for name, value in asdict(output).items() if value is not None}

@@ -95,7 +95,7 @@ def _table(ours: Score, theirs: Score | None) -> RenderableType:
     else:
         columns += [Column("logprob A"), Column("logprob B"), Column("B − A", drop=1),
                     Column("rank A", drop=2), Column("rank B", drop=2)]  # fmt: skip
-    rows = []
+    rows: list[list[Text | str]] = []
     for number, token in enumerate(ours.tokens):
         text, cells = Text(quoted(token.text)), list(_values(token))
         if theirs is None and token.logprob is not None:
