@@ -20,12 +20,13 @@ from llmcli.shell.configuration.values import names_from_file
 from llmcli.shell.drafting import DraftOptions
 from llmcli.shell.exits import SIGNALS, Stopped, tell
 from llmcli.shell.keys import KEYS
+from llmcli.shell.looking import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import joined_text, text_argument
 from llmcli.shell.running import load_model
-from llmcli.shell.sampling import SamplingOptions, resolve
+from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
 from llmcli.shell.transcript import ChatSettings, check_replaceable, real_path, state_of
 
@@ -126,38 +127,24 @@ def command(
 
 
 def _chat(
-    options: ChatOptions,
-    sampling: SamplingOptions,
-    model: ModelOptions,
-    out: Output,
-    variables: dict[str, Any],
-    from_file: Collection[str],
-) -> Chat:
-    from llmcli.checkpoints.catalog import CATALOG
-
+    options: ChatOptions, sampling: SamplingOptions, model: ModelOptions, out: Output,
+    variables: dict[str, Any], from_file: Collection[str],
+) -> Chat:  # fmt: skip
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation
 
-    entry = CATALOG.get(loaded.name)
-    tuned = None if entry is None else entry.sampling
-    resolved = resolve(
-        sampling, loaded.checkpoint.generation_config, tuned, from_file,
-        metadata=loaded.checkpoint.metadata, limited=options.max_tokens is not None,
-    )  # fmt: skip
+    resolved = resolve_for(loaded, sampling, from_file, limited=options.max_tokens is not None)
     for note in resolved.notes:
         out.note(note)
     seed, drawn = model.sampling_seed()
-    room = model.context_length or loaded.config.context
-    if (positions := loaded.config.embedding.positions) is not None:
-        room = min(room, positions)
-    chosen = {name for name, origin in resolved.origins.items() if origin == "flag"}
     given = {"seed": not drawn, "max_tokens": options.max_tokens, "stop": options.stop}
-    chosen |= {name for name, value in given.items() if value and name not in from_file}
-    conversation = Conversation(loaded, room=room, variables=variables)
-    if model.context_length is not None:
-        _check_room(conversation)
+    chosen = {name for name, value in given.items() if value and name not in from_file}
+    chosen |= {name for name, origin in resolved.origins.items() if origin == "flag"}
     # a file of settings is for many models, and its variables are no choice for this conversation
     named = {} if "variable" in from_file else variables
+    conversation = Conversation(loaded, room=room_for(model, loaded), variables=variables)
+    if model.context_length is not None:
+        _check_room(conversation)
     known = conversation.template_variables() if named else ()
     for name in named:
         check_name(name, known, loaded.name, option="--set")
@@ -216,13 +203,27 @@ def converse(chat: Chat) -> None:
 
 
 def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
-    """Asks for a line and does what it says; returns what the next one is to begin with."""
+    """Asks for a line and does what it says; returns what the next one is to begin with.
+
+    The file follows. An error is told, and the conversation goes on.
+    """
     line = lines.ask(draft.text, "" if chat.out.quiet else chat.meter())
     if line is None:
         raise Exit
     chat.out.fit()
     try:
-        return _done(chat, line, draft)
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                return dispatch(chat, line.strip()) or Draft()
+            if line.strip() in _ENDS:
+                chat.out.note("`/exit` ends")
+            elif line.strip():
+                text = with_files(line.removeprefix("/"), chat.out.note)
+                if text != line:
+                    chat.typed[text] = line
+                chat.say(text, instead=draft.instead)
+        finally:
+            chat.save_changes()
     except LlmcliError as error:
         _tell(error)
     except (MemoryError, RuntimeError) as exception:
@@ -232,23 +233,6 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
             raise
         _tell(known)
     return Draft()
-
-
-def _done(chat: Chat, line: str, draft: Draft) -> Draft:
-    """Does it, and the file follows."""
-    try:
-        if line.startswith("/") and not line.startswith("//"):
-            return dispatch(chat, line.strip()) or Draft()
-        if line.strip() in _ENDS:
-            chat.out.note("`/exit` ends")
-        elif line.strip():
-            text = with_files(line.removeprefix("/"), chat.out.note)
-            if text != line:
-                chat.typed[text] = line
-            chat.say(text, instead=draft.instead)
-        return Draft()
-    finally:
-        chat.save_changes()
 
 
 def _tell(error: LlmcliError) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -239,7 +239,11 @@ def look(chat: Chat, argument: str) -> None:
         name, words = "", []
     if name not in IN_CHAT:
         raise UsageError(f"`/look` takes {', '.join(IN_CHAT)}", hint="such as `/look attention`")
-    given = _options(name, words, IN_CHAT[name])
+    flags = {f"--{option.replace('_', '-')}": option for option in IN_CHAT[name]}
+    if len(words) % 2 or not flags.keys() >= set(words[::2]):
+        takes = ", ".join(f"`{flag} …`" for flag in flags) or "no options"
+        raise UsageError(f"`/look {name}` takes {takes}, not `{one_line(' '.join(words))}`")
+    given = {flags[flag]: value for flag, value in zip(words[::2], words[1::2], strict=True)}
     ids = chat.conversation.ids()
     if not ids:
         raise UsageError("there is nothing to look at: the conversation is empty")
@@ -259,17 +263,6 @@ def look(chat: Chat, argument: str) -> None:
         ending = [Text(), render_checks(checks, full=False, option="")] if checks else []
         (chat.out.aside if chat.out.json else chat.out.show)(shown, *ending)
     require(checks, EXPLAIN)
-
-
-def _options(name: str, words: Sequence[str], allowed: Sequence[str]) -> dict[str, str]:
-    """`--layer 3 --head 2` → by name."""
-    pairs = dict(zip(words[::2], words[1::2], strict=False))
-    flags = {f"--{option.replace('_', '-')}": option for option in allowed}
-    wrong = next((flag for flag in words[::2] if flag not in flags), None)
-    if wrong is not None or len(words) % 2:
-        takes = ", ".join(f"`{flag} …`" for flag in flags) or "no options"
-        raise UsageError(f"`/look {name}` takes {takes}, not `{one_line(' '.join(words))}`")
-    return {flags[flag]: value for flag, value in pairs.items()}
 
 
 def _template(chat: Chat) -> ChatTemplate:

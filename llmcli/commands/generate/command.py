@@ -22,7 +22,7 @@ from llmcli.shell.output import Output
 from llmcli.shell.params import Range, opt
 from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, read_text, text_argument
 from llmcli.shell.running import load_model
-from llmcli.shell.sampling import SamplingOptions, resolve
+from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
@@ -174,8 +174,6 @@ def command(
     template it answers; `--raw` continues the text as it stands. A .json file with `messages` is a
     conversation: its last message is answered, or continued where it is the assistant's.
     """
-    from llmcli.checkpoints.catalog import CATALOG
-
     out = Output("generate", output)
     if "" in (text.stop or ()):
         raise UsageError("`--stop` needs a text that is not empty")
@@ -186,14 +184,8 @@ def command(
     chat.check_conversations(given)
     with chat.renderer(given):
         loaded = load_model(model, out, text=any(item.ids is None for item in given))
-        entry = CATALOG.get(loaded.model.name)
-        resolved = resolve(
-            sampling,
-            loaded.model.checkpoint.generation_config,
-            None if entry is None else entry.sampling,
-            names_from_file(ctx),
-            metadata=loaded.model.checkpoint.metadata,
-            limited=text.max_tokens is not None,
+        resolved = resolve_for(
+            loaded.model, sampling, names_from_file(ctx), limited=text.max_tokens is not None
         )
         text = replace(
             text, max_tokens=text.max_tokens or resolved.limit or 256,
