@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -19,38 +19,14 @@ Rule = Callable[[Any], str]  # what is wrong with a value, such as "is empty"; e
 MOST_NESTED = 32  # lists and objects in each other
 _SHOWN = 40  # characters of a wrong value in a message
 _JSON: Mapping[Any, Any] = {  # how JSON writes what an annotation names; a dataclass is an object
-    str: str, int: int | float, float: int | float, bool: bool, NoneType: NoneType, Literal: str,
-    tuple: list, list: list,
+    str: str, int: int | float, float: int | float, NoneType: NoneType, Literal: str, tuple: list,
+    list: list,
 }  # fmt: skip
 
 
 def not_empty(value: Any) -> str:
     """A rule: a text or a list has something in it."""
     return "" if value else "is empty"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a value stands: `path`, such as `messages[3].content`, in the file or line `where`."""
-
-    where: str
-    path: str = ""
-    hint: str | None = None
-
-    def __str__(self) -> str:
-        return f"`{one_line(self.path)}` of {self.where}" if self.path else self.where
-
-    def member(self, name: str) -> Place:
-        """A member of the object that stands here."""
-        return replace(self, path=f"{self.path}.{name}" if self.path else name)
-
-    def item(self, index: int) -> Place:
-        """An item of the list that stands here."""
-        return replace(self, path=f"{self.path}[{index}]")
-
-    def error(self, what: str) -> UsageError:
-        """`what` is wrong with the value that stands here."""
-        return UsageError(f"{self} {what}", hint=self.hint)
 
 
 def parse(text: str | bytes, where: str, hint: str | None = None) -> Any:
@@ -66,61 +42,103 @@ def parse(text: str | bytes, where: str, hint: str | None = None) -> Any:
 
 
 def read(kind: type[T], value: Any, where: str) -> T:
-    """Reads a value of JSON into the dataclass `kind`.
+    """Reads a value of JSON into the dataclass `kind`; `where` it stands: a file, or its line.
 
-    The annotations of its fields say what may stand there: str, int, float, bool, Any, a Literal of
+    The annotations of its fields say what may stand there: str, int, float, Any, a Literal of
     texts, `tuple[X, ...]`, `list[X]`, `Mapping[str, X]`, a dataclass, a union of these, and
     `Annotated[X, …]` with a `Range` of numbers or a `Rule`. Class variables: `hint` of its errors,
     and `others = False` where other keys are refused. Its `__post_init__` may raise ValueError with
     what is wrong with the whole. Raises UsageError: "`messages[3].content` of `x.json` is not a
     text".
     """
-    found: T = read_at(kind, value, Place(where))
+    found: T = _Reader(where).value(kind, value, "")
     return found
 
 
 def read_field(kind: type, name: str, value: Any) -> Any:
     """Reads a value into the field `name` of a dataclass. Raises UsageError naming the field."""
-    return read_at(_hints(kind)[name], value, Place(f"`{name}`"))
+    return _Reader("").value(_hints(kind)[name], value, name)
 
 
-def read_at(kind: Any, value: Any, place: Place) -> Any:
-    """Reads a value into what any annotation of `read` names."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        base, rule = args
-        if isinstance(rule, Range):
-            return _number(base, value, place, rule)
-        found = read_at(base, value, place)
-        if wrong := rule(found):
-            raise place.error(wrong)
-        return found
-    if origin in (Union, UnionType):
-        return read_at(next((one for one in args if _fits(one, value)), args[0]), value, place)
-    if kind is Any:
-        check_value(value, str(place))
-    elif origin is Literal:
-        if value not in args:
-            listed = "one of " * (len(args) > 1) + ", ".join(f"`{one}`" for one in args)
-            raise place.error(f"must be {listed}, not `{_shown(value)}`")
-    elif kind in (int, float):
-        return _number(kind, value, place)
-    elif origin in (tuple, list):
-        if not isinstance(value, list):
-            raise place.error("is not a list")
-        return origin(read_at(args[0], one, place.item(at)) for at, one in enumerate(value))
-    elif origin is Mapping or is_dataclass(kind):
-        place = replace(place, hint=getattr(kind, "hint", place.hint))
+class _Reader:
+    """Reads values by their annotations; each stands at a `path` such as `messages[3].content`."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._hint: str | None = None
+
+    def value(self, kind: Any, value: Any, path: str) -> Any:
+        origin, args = get_origin(kind), get_args(kind)
+        if origin is Annotated and isinstance(args[1], Range):
+            return self._number(args[0], value, path, args[1])
+        if origin is Annotated:
+            found = self.value(args[0], value, path)
+            if wrong := args[1](found):
+                raise self._error(path, wrong)
+            return found
+        if origin in (Union, UnionType):
+            fitting = (one for one in args if _fits(one, value))
+            return self.value(next(fitting, args[0]), value, path)
+        if kind in (int, float):
+            return self._number(kind, value, path)
+        if origin is Literal:
+            if value not in args:
+                listed = "one of " * (len(args) > 1) + ", ".join(f"`{one}`" for one in args)
+                raise self._error(path, f"must be {listed}, not `{_shown(value)}`")
+            return value
+        if origin in (tuple, list):
+            if not isinstance(value, list):
+                raise self._error(path, "is not a list")
+            return origin(self.value(args[0], v, f"{path}[{at}]") for at, v in enumerate(value))
+        if kind not in (str, NoneType, Any):
+            return self._object(kind, value, path)
+        if kind is str and not isinstance(value, str):
+            raise self._error(path, "is not a text")
+        check_value(value, self._place(path))
+        return value
+
+    def _object(self, kind: Any, value: Any, path: str) -> Any:
+        outer, self._hint = self._hint, getattr(kind, "hint", self._hint)
         if not isinstance(value, Mapping):
-            raise place.error("is not an object")
-        if origin is None:
-            return _object(kind, value, place)
-        return {name: read_at(args[1], one, place.member(name)) for name, one in value.items()}
-    elif not isinstance(value, kind):
-        raise place.error("is not a text" if kind is str else "is not true or false")
-    else:
-        check_value(value, str(place))
-    return value
+            raise self._error(path, "is not an object")
+        inside = {name: f"{path}.{name}" if path else name for name in value}
+        if get_origin(kind) is Mapping:
+            inner = get_args(kind)[1]
+            return {name: self.value(inner, one, inside[name]) for name, one in value.items()}
+        known = {one.name: one for one in fields(kind)}
+        unknown = next((name for name in value if name not in known), None)
+        if unknown is not None and not getattr(kind, "others", True):
+            raise self._error(path, f"has the unknown key `{one_line(unknown)}`")
+        found = {}
+        for name, one in known.items():
+            if name in value:
+                found[name] = self.value(_hints(kind)[name], value[name], inside[name])
+            elif one.default is MISSING and one.default_factory is MISSING:
+                raise self._error(path, f"has no `{name}`")
+        try:
+            whole = kind(**found)
+        except ValueError as error:
+            raise self._error(path, str(error)) from None
+        self._hint = outer
+        return whole
+
+    def _number(self, kind: type, value: Any, path: str, allowed: Range | None = None) -> Any:
+        """A number of JSON as an int or float; `1.0` is a whole number, too."""
+        sound = isinstance(value, int | float) and not isinstance(value, bool)
+        if sound and kind is int and isinstance(value, float):
+            sound = value.is_integer()
+        if sound and (allowed is None or value in allowed):
+            return int(value) if kind is int else value
+        words = "a whole number" if kind is int else "a number"
+        if allowed is not None:
+            words += f"{' of' * str(allowed).startswith('at least')} {allowed}"
+        raise self._error(path, f"must be {words}, not `{_shown(value)}`")
+
+    def _place(self, path: str) -> str:
+        return " of ".join(filter(None, [f"`{one_line(path)}`" if path else "", self._where]))
+
+    def _error(self, path: str, what: str) -> UsageError:
+        return UsageError(f"{self._place(path)} {what}", hint=self._hint)
 
 
 def _fits(kind: Any, value: Any) -> bool:
@@ -129,40 +147,9 @@ def _fits(kind: Any, value: Any) -> bool:
     return isinstance(value, _JSON.get(get_origin(base) or base, dict))
 
 
-def _object(kind: Any, value: Mapping[str, Any], place: Place) -> Any:
-    hints = _hints(kind)
-    known = {one.name: one for one in fields(kind)}
-    unknown = next((name for name in value if name not in known), None)
-    if unknown is not None and not getattr(kind, "others", True):
-        raise place.error(f"has the unknown key `{one_line(unknown)}`")
-    found = {}
-    for name, one in known.items():
-        if name in value:
-            found[name] = read_at(hints[name], value[name], place.member(name))
-        elif one.default is MISSING and one.default_factory is MISSING:
-            raise place.error(f"has no `{name}`")
-    try:
-        return kind(**found)
-    except ValueError as error:
-        raise place.error(str(error)) from None
-
-
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
-
-
-def _number(kind: type, value: Any, place: Place, allowed: Range | None = None) -> Any:
-    """A number of JSON as an int or float; `1.0` is a whole number, too."""
-    sound = isinstance(value, int | float) and not isinstance(value, bool)
-    if sound and kind is int:
-        sound = float(value).is_integer() if isinstance(value, float) else True
-    if sound and (allowed is None or value in allowed):
-        return int(value) if kind is int else value
-    words = "a whole number" if kind is int else "a number"
-    if allowed is not None:
-        words += f"{' of' * str(allowed).startswith('at least')} {allowed}"
-    raise place.error(f"must be {words}, not `{_shown(value)}`")
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.records.document import OPTIONAL
+from llmcli.shell.messages import SavedConversation
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer
 from llmcli.shell.template import ChatOptions
 
@@ -49,7 +50,7 @@ def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encode
     if not ids:
         raise UsageError("the prompt has no tokens", hint="give at least one character")
     model.check_tokenized(ids)
-    messages = None if prompt.conversation is None else prompt.conversation.messages
+    messages = None if prompt.conversation is None else prompt.conversation.template_input()
     return Encoded(prompt.text or "", ids, given is not None, messages)
 
 
@@ -57,14 +58,16 @@ def _encoded_chat(
     prompt: Prompt, given: Mapping[str, Any], tokenizer: Tokenizer, model: TextInterface
 ) -> list[int]:
     """Through the chat template; what the model had written in a transcript keeps its ids."""
-    written = None if prompt.conversation is None else prompt.conversation.transcript
-    if written is None or tokenizer.chat_template is None or not written.is_of(model):
+    saved, template = prompt.conversation, tokenizer.chat_template
+    if not isinstance(saved, SavedConversation) or template is None:
+        return tokenizer.encode_chat(**given)
+    if not saved.transcript.is_of(model):
         return tokenizer.encode_chat(**given)
     from llmcli.engine.messages import AnswerIds
 
     answers = AnswerIds.of(tokenizer, model.eos_ids)
-    text = tokenizer.chat_template.render(**given)
-    return answers.encoded([answers.checked(one) for one in written.messages], text)
+    text = template.render(**given)
+    return answers.encoded([answers.checked(one) for one in saved.transcript.messages], text)
 
 
 def pieces(

@@ -69,39 +69,40 @@ class GivenMessage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ConversationFile:
+class GivenConversation:
+    """Messages, and the variables of the chat template that stood beside them."""
+
     hint: ClassVar[str] = HINT
     others: ClassVar[bool] = False
     messages: Annotated[tuple[GivenMessage, ...], not_empty]
     variables: Variables = field(default_factory=dict)
 
-
-@dataclass(frozen=True, kw_only=True)
-class GivenConversation:
-    """Messages as the template takes them, and the variables that stood beside them.
-
-    `finished`: it ends with an answer that the model had ended, or with its call of a tool.
-    `transcript` is what it was read from, where a model's answers have their own ids there.
-    """
-
-    messages: tuple[Mapping[str, Any], ...]
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    finished: bool = False
-    transcript: Transcript | None = None
-
-    @classmethod
-    def of(cls, text: str) -> GivenConversation:
-        """The conversation that `text` begins."""
-        return cls(messages=({"role": "user", "content": text},))
-
     def then(self, text: str) -> GivenConversation:
         """The conversation with one more user message."""
-        return replace(self, messages=(*self.messages, *self.of(text).messages), finished=False)
+        return replace(self, messages=(*self.messages, GivenMessage(role="user", content=text)))
 
     @property
     def last(self) -> str:
         """What the last message says."""
-        return str(self.messages[-1].get("content", ""))
+        return str(self.messages[-1].template_input().get("content", ""))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ends with an answer that the model had ended, or with its call of a tool."""
+        last = self.messages[-1]
+        ended = last.finish_reason in ("eos", "stop") or last.content is None
+        return ended and last.role == "assistant"
+
+    def template_input(self) -> tuple[Mapping[str, Any], ...]:
+        """The messages as a chat template takes them."""
+        return tuple(one.template_input() for one in self.messages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedConversation(GivenConversation):
+    """A conversation that `llmcli chat` saved, whose answers have their own ids."""
+
+    transcript: Transcript
 
 
 def is_conversation(value: Any) -> bool:
@@ -119,13 +120,7 @@ def read_conversation(value: Mapping[str, Any], where: str) -> GivenConversation
     """
     if value.get("schema") == SCHEMA:
         return _of_transcript(value, where)
-    found = read(_ConversationFile, value, where)
-    last = found.messages[-1]
-    ended = last.finish_reason in ("eos", "stop") or last.content is None
-    return GivenConversation(
-        messages=tuple(one.template_input() for one in found.messages),
-        variables=found.variables, finished=ended and last.role == "assistant",
-    )  # fmt: skip
+    return read(GivenConversation, value, where)
 
 
 def _of_transcript(value: Mapping[str, Any], where: str) -> GivenConversation:
@@ -135,12 +130,8 @@ def _of_transcript(value: Mapping[str, Any], where: str) -> GivenConversation:
     if not found.messages:
         raise UsageError(f"`messages` of {where} is empty", hint=HINT)
     messages = tuple(
-        {"role": one.role, "content": one.content}
-        | ({"reasoning": one.reasoning} if one.reasoning else {})
+        GivenMessage(role=one.role, content=one.content, reasoning=one.reasoning or None,
+                     finish_reason=one.finish_reason)
         for one in found.messages
-    )
-    last = found.messages[-1]
-    return GivenConversation(
-        messages=messages, variables=found.variables, transcript=found,
-        finished=last.role == "assistant" and last.finish_reason in ("eos", "stop"),
     )  # fmt: skip
+    return SavedConversation(messages=messages, variables=found.variables, transcript=found)

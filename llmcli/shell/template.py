@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.shell.documents import check_value, too_deep
-from llmcli.shell.messages import GivenConversation, variable_names
+from llmcli.shell.messages import GivenConversation, GivenMessage, variable_names
 from llmcli.shell.options import PROMPT
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, text_argument
@@ -147,8 +147,10 @@ class ChatOptions:
                     hint="leave it out: the text is then continued as it stands",
                 )
             return None
-        given = prompt.conversation or GivenConversation.of(prompt.text or "")
-        messages = list(given.messages)
+        given = prompt.conversation or GivenConversation(
+            messages=(GivenMessage(role="user", content=prompt.text or ""),)
+        )
+        messages = list(given.template_input())
         if self.system is not None:
             rest = messages[1:] if messages[0]["role"] == "system" else messages
             system = text_argument(self.system, "`--system`")

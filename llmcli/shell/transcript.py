@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -14,7 +13,13 @@ from llmcli.errors import UsageError, WriteFailed
 from llmcli.records.document import APART
 from llmcli.shell.documents import not_empty, parse, read, read_field
 from llmcli.shell.files import OTHER_PLACE, check_place
-from llmcli.shell.messages import SCHEMA, Variables, is_conversation, read_conversation
+from llmcli.shell.messages import (
+    SCHEMA,
+    GivenMessage,
+    Variables,
+    is_conversation,
+    read_conversation,
+)
 from llmcli.shell.options import TOKEN_LIMIT
 from llmcli.shell.params import Range
 from llmcli.shell.prompts import read_bytes
@@ -99,10 +104,10 @@ def read_transcript(path: str, beside: Transcript) -> Transcript:
     return transcript_of(document, where)
 
 
-def _plain(where: str, number: int, message: Mapping[str, Any]) -> Message:
+def _plain(where: str, number: int, given: GivenMessage) -> Message:
     """A message of a conversation that `generate` takes."""
-    role, known = message["role"], ("role", "content", *REASONING)
-    other = next((key for key in message if key not in known), None)
+    message, role = given.template_input(), given.role
+    other = next((key for key in message if key not in ("role", "content", *REASONING)), None)
     if other is not None or role not in ("system", "user", "assistant") or _misplaced(role, number):
         what = f"has `{other}`" if other is not None else f"is of the role `{role}`"
         raise UsageError(
@@ -110,7 +115,8 @@ def _plain(where: str, number: int, message: Mapping[str, Any]) -> Message:
             hint="it has `user` and `assistant` behind one `system`; `generate -f` takes more",
         )
     reasoning = next((message[name] for name in REASONING if name in message), "")
-    return Message(role=role, content=message["content"], reasoning=reasoning)
+    found = {"role": role, "content": message["content"], "reasoning": reasoning}
+    return read(Message, found, where)
 
 
 def _misplaced(role: str, number: int) -> bool:

@@ -221,7 +221,7 @@ def test_messages_as_other_programs_write_them():
     found = read_conversation(
         {"messages": [{"role": "user", "content": parts}, call, tool]}, "F"
     )
-    assert list(found.messages) == [
+    assert list(found.template_input()) == [
         user("a b"), {"role": "assistant", "tool_calls": [{"id": "1"}]}, tool,
     ]  # fmt: skip
 
