@@ -1,4 +1,4 @@
-"""The models on a machine: where they lie, what they take, and what was fetched or removed."""
+"""The models on a machine: their places and sizes, and what was fetched or removed."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ class PullReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """What goes together: `bytes` become free, `paths` are files and whole directories.
+    """What is removed together: `bytes` are freed, `paths` are files and whole directories.
 
-    `why` is empty for what was named.
+    `why` is empty for a model that was named.
     """
 
     name: str
@@ -130,7 +130,7 @@ class PruneReport(RemovalReport):
 
 
 def ago(seconds: float) -> str:
-    """`3 days ago`, `just now` within a minute and for what lies in the future.
+    """`3 days ago`; `just now` within a minute and for times in the future.
 
     Days up to two months, and months up to two years: half of a month is not rounded away.
     """

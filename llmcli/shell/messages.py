@@ -12,9 +12,9 @@ from llmcli.shell.documents import not_empty, read
 if TYPE_CHECKING:
     from llmcli.shell.transcript import Transcript
 
-SCHEMA = "llmcli.chat/1"  # of what `llmcli chat` saves
+SCHEMA = "llmcli.chat/1"  # of the files that `llmcli chat` saves
 HINT = 'a conversation is {"messages": [{"role": "user", "content": "text"}]}, with "variables"'
-# Of an answer that `llmcli chat` has saved: no template reads them.
+# keys of an answer that `llmcli chat` has saved, which no template reads
 _OWN = ("ids", "finish_reason", "lead", "raw")
 
 
@@ -61,7 +61,7 @@ class GivenMessage:
             raise ValueError("has no `content`")
 
     def template_input(self) -> dict[str, Any]:
-        """What a chat template is given of it: the parts of its content are one text."""
+        """The message for a chat template, the parts of its content joined."""
         found = {key: one for key, one in vars(self).items() if one is not None and key not in _OWN}
         if isinstance(self.content, tuple):
             found["content"] = "".join(part.text for part in self.content)
@@ -83,7 +83,7 @@ class GivenConversation:
 
     @property
     def last(self) -> str:
-        """What the last message says."""
+        """The text of the last message."""
         return str(self.messages[-1].template_input().get("content", ""))
 
     @property

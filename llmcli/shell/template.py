@@ -72,7 +72,7 @@ def check_name(
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """Whether the chat template is applied to a text; to a conversation it always is."""
+    """Whether the chat template is applied to a text; conversations always need it."""
 
     panel: ClassVar[str] = PROMPT
     chat: bool = opt(
@@ -110,9 +110,9 @@ class ChatOptions:
                 )
 
     def renderer(self, given: Sequence[Prompt]) -> AbstractContextManager[object]:
-        """The process that renders the template of these prompts; none where none may need it.
+        """The process that renders chat templates, if one of these prompts may need it.
 
-        Entered before the model is loaded, it gets ready meanwhile.
+        Enter it before loading the model: it starts meanwhile.
         """
         if not any(self._applies(prompt) for prompt in given):
             return nullcontext()
@@ -126,10 +126,9 @@ class ChatOptions:
     def template_input(
         self, prompt: Prompt, tokenizer: Tokenizer, name: str
     ) -> Mapping[str, Any] | None:
-        """What the template of the model `name` renders, as `ChatTemplate.render` takes it.
+        """Arguments of `ChatTemplate.render` for a prompt of the model `name`.
 
-        None where the text is taken as it stands. Raises UsageError where the template is needed
-        and absent.
+        None if no template is applied. Raises UsageError if one is needed and the model has none.
         """
         if not self._applies(prompt):
             return None
@@ -170,7 +169,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateOptions:
-    """The text is looked at as it stands, unless the chat template is asked for."""
+    """Options of inspecting commands, which apply the chat template only on request."""
 
     panel: ClassVar[str] = PROMPT
     chat: bool = opt(
@@ -183,6 +182,6 @@ class TemplateOptions:
     variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, excludes=("--ids",))
 
     def options(self) -> ChatOptions:
-        """As in `generate`, with `--raw` as the default."""
+        """The options of `generate`, with `--raw` as the default."""
         raw = not self.chat and self.system is None and not self.variable
         return ChatOptions(chat=self.chat, raw=raw, system=self.system, variable=self.variable)

@@ -1,4 +1,4 @@
-"""A conversation as a JSON file: `llmcli.chat/1`, written whole, and read back with suspicion."""
+"""Saved conversations, `llmcli.chat/1`: their document, and the files that they are kept in."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ModelName:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What such a file says. `model` wrote the answers, whose ids are in its vocabulary."""
+    """A saved conversation. `model` wrote the answers, with ids of its vocabulary."""
 
     hint: ClassVar[str] = _HINT
     model: ModelName = field(metadata=APART)  # the head of every document has it
@@ -88,9 +88,9 @@ class Transcript:
 
 
 def read_transcript(path: str, beside: Transcript) -> Transcript:
-    """Raises UsageError for a file that is none, saying what is wrong with it.
+    """Reads a transcript; `beside` gives what a file of only `{"messages": […]}` lacks.
 
-    Of what is only `{"messages": […]}` the rest is that of `beside`.
+    Raises UsageError naming what is wrong with the file.
     """
     data = read_bytes(path, "give the path of a file that `chat` has saved", _MOST + 1)
     where = f"`{path}`"
@@ -125,7 +125,7 @@ def _misplaced(role: str, number: int) -> bool:
 
 
 def check_replaceable(path: str) -> None:
-    """Raises WriteFailed for a file that a transcript must not replace: any other with a text.
+    """Raises WriteFailed for a file that is neither empty nor a transcript.
 
     A pipe or a device takes all that is written.
     """
@@ -144,12 +144,12 @@ def check_replaceable(path: str) -> None:
 
 
 def real_path(path: str) -> str:
-    """The path of the file itself, by which one file is known under all its names."""
+    """The absolute path without symbolic links: one for each file."""
     return os.path.realpath(os.path.expanduser(path))
 
 
 def state_of(path: str) -> tuple[int, ...] | None:
-    """What differs once the file was written anew; None where there is none, or no regular one."""
+    """Changes whenever the file is written; None if it does not exist or is not a regular file."""
     with suppress(OSError):
         found = os.stat(real_path(path))
         if stat.S_ISREG(found.st_mode):
@@ -158,7 +158,7 @@ def state_of(path: str) -> tuple[int, ...] | None:
 
 
 def transcript_of(document: Any, where: str) -> Transcript:
-    """The transcript that a JSON document is. Raises UsageError where it is none."""
+    """Reads a transcript from its document. Raises UsageError for any other JSON."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UsageError(
             f"{where} is not a transcript of `llmcli chat`: its `schema` is not `{SCHEMA}`",

@@ -80,9 +80,9 @@ class Chat:
     _kept: Transcript | None = None  # what the file has
 
     def say(self, text: str, *, instead: bool = False) -> bool:
-        """What the user says (`instead` of what was last said), and the answer.
+        """Sends a message (`instead`: replacing the last one) and writes the answer.
 
-        Where there is none, nothing was said. False where Ctrl-C ended it.
+        Without an answer the message is dropped. Returns False where Ctrl-C ended the answer.
         """
         conversation = self.conversation
         with self._kept_without_answer():
@@ -96,7 +96,7 @@ class Chat:
                 raise
 
     def _check_alone(self) -> None:
-        """Raises PromptTooLong where the last message does not fit, whatever is dropped."""
+        """Raises PromptTooLong if the last message does not fit even without the earlier ones."""
         conversation = self.conversation
         messages, asked = conversation.messages, conversation.messages[-1]
         conversation.clear()
@@ -111,7 +111,7 @@ class Chat:
             )
 
     def _has_room(self) -> bool:
-        """Whether an answer is to begin; where the context fills, that is for the user to say."""
+        """Whether to begin an answer. Asks the user what to drop if the context is nearly full."""
         conversation = self.conversation
         least = min(ANSWER, self.settings.limit or ANSWER, conversation.room // 4)
         if self.choose is None or len(conversation.messages) < 2 or not conversation.missing(least):
@@ -148,7 +148,7 @@ class Chat:
         return min(tokens, conversation.room)
 
     def regenerate(self) -> bool:
-        """Another answer to what was last said; the one that is there stays where none comes."""
+        """Generates another answer to the last message; keeps the old one if that fails."""
         conversation = self.conversation
         with self._kept_without_answer():
             if conversation.messages and conversation.messages[-1].role == "assistant":
@@ -159,7 +159,7 @@ class Chat:
 
     @contextmanager
     def _kept_without_answer(self) -> Iterator[None]:
-        """The messages are as before where no answer came: refused, or stopped too early."""
+        """Restores the messages if no answer came: it was refused, or stopped too early."""
         conversation = self.conversation
         before, answers = list(conversation.messages), conversation.answers
         try:
@@ -169,10 +169,10 @@ class Chat:
                 conversation.messages = before
 
     def answer(self) -> bool:
-        """Writes the model's answer as it comes; False where Ctrl-C ended it.
+        """Writes the model's answer as it comes; returns False where Ctrl-C ended it.
 
-        What there is then, or where an error ended it, stays, and is told and saved as a whole one
-        is. Raises the errors of `Conversation.answer`.
+        An answer cut short by Ctrl-C or an error is kept, shown and saved like a complete one.
+        Raises the errors of `Conversation.answer`.
         """
         conversation, settings = self.conversation, self.settings
         start, first, generated, whole = perf_counter(), None, 0, False
@@ -221,7 +221,7 @@ class Chat:
         return whole
 
     def _cut_by(self, generated: int) -> str:
-        """What ended an answer of so many tokens before the model did."""
+        """Says what ended an answer of `generated` tokens before the model did."""
         if self.settings.limit is None or generated < self.settings.limit:
             return "the context is full: the answer ends there"
         more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
@@ -235,7 +235,7 @@ class Chat:
         self.out.aside(Text(words, style=FAINT))
 
     def _ended(self, screen: AnswerScreen | None, *, answered: bool) -> None:
-        """Tells and saves the answer, where there is one."""
+        """Finishes the screen or writes the JSON line, and saves the answer if there is one."""
         try:
             if screen is not None:
                 screen.finish()
@@ -267,7 +267,7 @@ class Chat:
         return SEPARATOR.join(parts)
 
     def _line(self) -> None:
-        """The turn as a line of JSON: what the user said, and the answer."""
+        """Writes the turn as a line of JSON: the user's message and the answer."""
         assert self.turn is not None
         turn = vars(self.turn)
         found = members(self._transcript(self.conversation.messages[-2:]))
@@ -280,9 +280,9 @@ class Chat:
             self.out.document(found, model=about, environment=header, lines=True)
 
     def save(self, path: str) -> None:
-        """Writes the transcript, whole or not at all; raises WriteFailed.
+        """Writes the transcript, whole or not at all.
 
-        Also where the file is no longer what this chat knows of it.
+        Raises WriteFailed, also if the file has changed since this chat read or wrote it.
         """
         about, header = self._about()
         place, state = real_path(path), state_of(path)
@@ -298,9 +298,9 @@ class Chat:
         self._kept = whole
 
     def save_changes(self) -> None:
-        """Writes the file anew where the conversation has changed since the file had it.
+        """Saves the conversation again if it has changed since it was saved or loaded.
 
-        It has it from the first answer on, or from `load`. Raises WriteFailed.
+        Nothing is saved before the first answer. Raises WriteFailed.
         """
         changed = self._kept != self._transcript(self.conversation.messages)
         if self.file is not None and self._kept is not None and changed:
@@ -320,9 +320,9 @@ class Chat:
         return about, environment(kernels=kernels_of(about))
 
     def load(self, path: str) -> Transcript:
-        """Goes on with a transcript: its messages, and its settings where none was chosen here.
+        """Continues a transcript: its messages, and its settings unless the user chose others here.
 
-        Raises UsageError for a file that is none, CheckpointError where the template fails.
+        Raises UsageError for any other file, CheckpointError if the template fails.
         """
         conversation = self.conversation
         state = state_of(path)
@@ -348,9 +348,9 @@ class Chat:
         return found
 
     def set_variable(self, name: str, value: Any) -> None:
-        """A variable of the template, from now on; it wins over those of transcripts.
+        """Sets a variable of the template; it overrides those of transcripts.
 
-        Raises UsageError for one that the template does not look up.
+        Raises UsageError for one that the template does not use.
         """
         conversation = self.conversation
         known = conversation.template_variables()

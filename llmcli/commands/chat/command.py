@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
 
 
-_ENDS = ("exit", "quit", "bye")  # what is typed by who knows other programs
+_ENDS = ("exit", "quit", "bye")  # what other programs end with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ def _check_room(conversation: Conversation) -> None:
 
 
 def converse(chat: Chat) -> None:
-    """Asks for lines and does what they say, until `/exit` or Ctrl-D."""
+    """Reads lines and runs or sends them, until `/exit` or Ctrl-D."""
     name = chat.conversation.model.name
     if not chat.out.quiet:
         chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
@@ -203,9 +203,9 @@ def converse(chat: Chat) -> None:
 
 
 def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
-    """Asks for a line and does what it says; returns what the next one is to begin with.
+    """Reads a line and runs or sends it; returns the text to begin the next line with.
 
-    The file follows. An error is told, and the conversation goes on.
+    Saves the changes to the file. Errors are printed, and the conversation continues.
     """
     line = lines.ask(draft.text, "" if chat.out.quiet else chat.meter())
     if line is None:
@@ -236,7 +236,7 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
 
 
 def _tell(error: LlmcliError) -> None:
-    """One line and its hint, as at the end of a run; the conversation goes on."""
+    """Prints an error and its hint; the conversation continues."""
     tell(f"error: {error.message}")
     if error.hint:
         tell(f"hint: {error.hint}")

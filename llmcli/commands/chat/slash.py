@@ -37,7 +37,7 @@ class Exit(Exception):
 
 @dataclass(frozen=True)
 class Draft:
-    """What the next line begins with; `instead`: it is said instead of the last message."""
+    """The text that the next line begins with; `instead`: it replaces the last message."""
 
     text: str = ""
     instead: bool = False
@@ -57,12 +57,12 @@ class SlashCommand:
 
 
 def completions(chat: Chat, name: str) -> Iterable[str] | None:
-    """What may stand behind `/name`; None for paths."""
+    """Completions for the argument of `/name`; None for paths."""
     return None if name in _PATHS else COMMANDS[name].values(chat) if name in COMMANDS else ()
 
 
 def dispatch(chat: Chat, line: str) -> Draft | None:
-    """Runs `/name argument`. Raises UsageError for a name that is none, and the command's errors.
+    """Runs `/name argument`. Raises UsageError for an unknown name, and the command's errors.
 
     Raises Exit for `/exit`.
     """
@@ -186,7 +186,7 @@ def _edit(chat: Chat, argument: str) -> Draft:
 
 
 def _typed(chat: Chat, text: str) -> str:
-    """What is typed to say this."""
+    """The line that was typed for this message."""
     return chat.typed.get(text, "/" * text.startswith("/") + text)
 
 

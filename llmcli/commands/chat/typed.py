@@ -1,4 +1,4 @@
-"""What is typed in a chat: lines with history and completion, and `@path` within them."""
+"""Input of a chat: lines with history and completion, and `@path` within them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDS = "Ctrl-D or /exit ends"
 # a word with an @ in front, perhaps quoted; with a backslash before it is an @ and nothing else
 MENTION = re.compile(r"""(?<!\S)(\\?)@(?:"([^"\n]+)"|'([^'\n]+)'|(\S+))""")
 _FENCED = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
-_BEHIND = ".,;:!?)"  # what may stand behind a name and is no part of it
+_BEHIND = ".,;:!?)"  # may follow a name without being part of it
 
 
 def lines_of(
@@ -30,7 +30,7 @@ def lines_of(
     completions: Callable[[str], Iterable[str] | None],
     aside: Callable[[str], None],
 ) -> Lines:
-    """Those of the terminal. `aside` shows once how a conversation ends."""
+    """Lines of the terminal. `aside` shows once how a conversation ends."""
     if os.environ.get("TERM") == "dumb":
         return Lines(aside)
     return EditedLines(commands, completions, aside)
@@ -45,7 +45,7 @@ class Lines:
     def ask(self, draft: str, meter: str = "") -> str | None:
         """The next line, begun with `draft`: empty after Ctrl-C, None at the end of input.
 
-        `meter` stands on the right until the line is there, where lines are edited.
+        An edited line shows `meter` on its right.
         """
         try:
             line = self._line(draft, meter)
@@ -58,7 +58,7 @@ class Lines:
         return None if line is None else without_quotes(line)
 
     def choose(self, question: str) -> str:
-        """The first letter of what is typed behind `question`, small; empty for none and Ctrl-C."""
+        """First letter of the answer to `question`, in lower case; empty after Enter or Ctrl-C."""
         try:
             return (self._answer(question) or "").strip().lower()[:1]
         except KeyboardInterrupt:
@@ -184,7 +184,7 @@ class EditedLines(Lines):
 
 
 def continues(text: str) -> bool:
-    """Whether Enter does not end it: a backslash stands at its end, or its quotes are open."""
+    """Whether Enter continues the message: it ends in a backslash, or its quotes are open."""
     return _in_block(text) or re.search(r"(?<!\\)\\\Z", text) is not None
 
 
@@ -207,7 +207,7 @@ def _without_backslash(text: str) -> str:
 
 
 def _screen() -> TextIO:
-    """Where lines are asked for: stdout, or stderr where that is no terminal."""
+    """The stream for prompts: stdout, or stderr if stdout is not a terminal."""
     return sys.stdout if sys.stdout.isatty() else sys.stderr
 
 
@@ -236,7 +236,7 @@ def history_path() -> Path | None:
 def with_files(line: str, note: Callable[[str], None]) -> str:
     r"""`line` with its files' names in place of `@name`, and behind it each file's text, fenced.
 
-    A word stays as it is where there is no such file (`note` hears of directories and of what
+    A word stays as it is if there is no such file (`note` is called for directories and for what
     looks like a path) and within a fenced block; `\@` is an @. Raises UsageError for a file that
     cannot be read.
     """

@@ -76,7 +76,7 @@ def _configuration(root: Any) -> ConfigurationReport:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is such a file; true where that may not be seen, of which reading it tells."""
+    """Whether the file exists; true if that cannot be seen, which reading it will report."""
     try:
         path.stat()
     except OSError as error:
@@ -187,13 +187,13 @@ def _openmp_spin(environ: Mapping[str, str]) -> Setting:
 
 
 def _short(path: Path) -> str:
-    """`path` from the home directory where it lies in there."""
+    """`path` with `~` for the home directory."""
     home = Path.home()
     return str("~" / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
 def _colour(environ: Mapping[str, str]) -> Setting:
-    """What decides about colour, in the order of precedence."""
+    """Whether there is colour, and the variable that decides it."""
     decides = (
         ("NO_COLOR", bool(environ.get("NO_COLOR")), False),
         ("TERM", environ.get("TERM") == "dumb", False),

@@ -1,4 +1,4 @@
-"""How a run of `generate` is presented: its text while it comes, or JSON, and statistics."""
+"""The output of a run of `generate`: text as it comes, or JSON, and statistics."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Presentation:
         return str(prompt) if self.options.num_samples == 1 else f"{prompt}.{sample}"
 
     def _label(self, number: int) -> str:
-        """The same, and `0 · What is …` with the prompt where there are several."""
+        """`_number`, with the prompt where there are several: `0 · What is …`."""
         if self.options.batch is None:
             return self._number(number)
         from rich.text import Text

@@ -34,7 +34,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionOptions:
-    """Which version of what is on the hub."""
+    """The version of a model on the hub."""
 
     panel: ClassVar[str] = MODEL
     revision: str | None = opt(

@@ -72,10 +72,10 @@ def run_removal(
     *,
     passing_over: bool,
 ) -> None:
-    """Shows what `planned` lists, asks, and removes it; `report` is made of what went.
+    """Shows what `planned` lists, asks for confirmation, removes it, and shows the `report`.
 
-    With `passing_over` what is in use stays and the rest goes. Raises UsageError where it has to
-    be asked and nobody can answer, WriteFailed where something could not be removed.
+    With `passing_over` what is in use stays and the rest is removed. Raises UsageError if there is
+    no terminal to ask on, WriteFailed if something could not be removed.
     """
     from llmcli.checkpoints.cache.removal import remove
     from llmcli.commands.models.view import render_removal
