@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
+import re
 import shlex
 import socket
 import sys
@@ -23,6 +25,7 @@ from llmcli.shell.looking import NewTokensOptions
 from llmcli.shell.messages import read_conversation
 from llmcli.shell.options import ModelOptions, PromptOptions
 from llmcli.shell.prompts import parse_ids, read_prompt, stdin_is_given
+from llmcli.shell.sampling import DEFAULTS
 from llmcli.shell.template import TemplateOptions, template_variables
 
 
@@ -212,6 +215,58 @@ def test_what_is_wrong_with_a_conversation_is_said_with_its_place(as_written):
         assert caught.value.hint
         found.append(f"{value} → {caught.value.message}\n")
     as_written(file, "".join(found))
+
+
+SAVED = {
+    "schema": "llmcli.chat/1", "model": {"name": "m"}, "vocabulary": 300, "answers": 1,
+    "sampling": {**DEFAULTS, "seed": 1, "max_tokens": -1, "stop": ["x"]}, "variables": {"a": [1]},
+    "messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "y", "reasoning": "z", "raw": "zy", "ids": [7],
+         "lead": "l", "finish_reason": "eos"},
+    ],
+}  # fmt: skip
+GIVEN = {"variables": {"a": {"b": 1}}, "messages": [
+    {"role": "user", "name": "n", "content": [{"type": "text", "text": "x"}]},
+    {"role": "assistant", "tool_calls": [{"id": "1"}], "thinking": "z"},
+]}  # fmt: skip
+
+
+def places(value, path=""):
+    """Every value in a document of JSON with what holds it: (path, container, key)."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, one in items:
+        inside = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}".removeprefix(".")
+        yield inside, value, key
+        if isinstance(one, dict | list):
+            yield from places(one, inside)
+
+
+def refusal(document):
+    """The error of a document that is refused, else None."""
+    try:
+        read_conversation(document, "F")
+    except UsageError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("document", [SAVED, GIVEN])
+def test_any_value_that_is_wrong_is_read_or_named(document):
+    """Each value replaced by each other one: it is read, or an error names its place."""
+    assert refusal(document) is None
+    refused = 0
+    for number in range(len(list(places(document)))):
+        for wrong in (None, True, -1, 1.5, 1e300, "x", "", "\ud83d", [], [[]], {}, {"a b": 1}):
+            changed = copy.deepcopy(document)
+            path, container, key = list(places(changed))[number]
+            container[key] = wrong
+            if error := refusal(changed):
+                named = re.match(r"(?:`([^`]+)` of )?F ", error.message)[1] or ""
+                assert path.startswith(named) or named.startswith(path), error.message
+                assert error.hint
+                refused += 1
+    assert refused > 6 * number
 
 
 def test_messages_as_other_programs_write_them():

@@ -18,7 +18,7 @@ from llmcli.errors import CheckpointError, LlmcliError, UsageError, as_out_of_me
 from llmcli.records.numbers import counted
 from llmcli.shell.configuration.values import names_from_file
 from llmcli.shell.drafting import DraftOptions
-from llmcli.shell.exits import SIGNALS, Stopped, tell
+from llmcli.shell.exits import SIGNALS, Stopped, tell_error
 from llmcli.shell.keys import KEYS
 from llmcli.shell.looking import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
@@ -225,18 +225,11 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
         finally:
             chat.save_changes()
     except LlmcliError as error:
-        _tell(error)
+        tell_error(error)
     except (MemoryError, RuntimeError) as exception:
         hint = "remove a turn with `/undo`, or start over with `/clear`"
         known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
         if known is None:
             raise
-        _tell(known)
+        tell_error(known)
     return Draft()
-
-
-def _tell(error: LlmcliError) -> None:
-    """Prints an error and its hint; the conversation continues."""
-    tell(f"error: {error.message}")
-    if error.hint:
-        tell(f"hint: {error.hint}")

@@ -17,7 +17,7 @@ from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.models import PulledModel, PullFailure, PullReport
-from llmcli.shell.exits import SIGNALS, tell
+from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.options import MODEL, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg, opt
@@ -83,9 +83,7 @@ def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> No
                 raise
             errors[name] = error
             if len(names) > 1:
-                tell(f"error: {error.message}")
-                if error.hint:
-                    tell(f"hint: {error.hint}")
+                tell_error(error)
         else:
             pulled.append(found)
             if not out.json:
