@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SYSTEM = "The system message."
 VARIABLE = "A variable of the chat template, such as enable_thinking=false; repeatable."
 
+
 def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
     """The values of `--set`; raises UsageError for what is no `NAME=VALUE`."""
     found = {}
