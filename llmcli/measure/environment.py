@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,8 @@ def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
 
 def torch_version() -> str | None:
     """The installed PyTorch's version from its metadata, None where there is none."""
+    from importlib import metadata
+
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

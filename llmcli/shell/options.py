@@ -6,7 +6,6 @@ A command names the dataclasses it wants; `params.flatten` spreads them out. The
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -101,6 +100,8 @@ class ModelOptions:
         """
         if self.seed is not None or self.random_weights:
             return self.seed or 0, False
+        import secrets  # which imports OpenSSL
+
         return secrets.randbelow(2**31), True
 
 

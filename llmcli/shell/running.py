@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from llmcli.anatomy.arithmetic import WIDE
-from llmcli.checkpoints.files import listed, shown
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.kernels import native
-from llmcli.loading.ahead import Ahead, start
-from llmcli.loading.arithmetic import quantize_without_effect
-from llmcli.measure.memory import cpu, machine_devices
-from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.records.numbers import counted
-from llmcli.records.text import PhasePeak
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
@@ -26,7 +18,9 @@ from llmcli.shell.progress import Progress
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.config import ModelConfig
+    from llmcli.loading.ahead import Ahead
     from llmcli.model import Model
+    from llmcli.records.text import PhasePeak
 
 _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
@@ -37,6 +31,8 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     They take products of packed weights, and on a CPU of bfloat16 weights, or of 16-bit weights
     with float32 activations (`ops.product`); on a card they are Triton's, where these are on.
     """
+    from llmcli.kernels import native
+
     taken = any(
         m["product_format"].startswith("int")
         or (m["device"], m["weight_format"]) == ("cpu", "bfloat16")
@@ -82,6 +78,10 @@ def load_model(
     headers. `wide`: where no dtype is given it is at least float32; what stays packed does so all
     the same. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
+    from llmcli.anatomy.arithmetic import WIDE
+    from llmcli.measure.peaks import Peak, resident_bytes
+    from llmcli.records.text import PhasePeak
+
     options.check()
     with Progress(out) as progress:
         checkpoint, open_s = _opened(options, out, spec, progress)
@@ -152,6 +152,8 @@ def load_model(
 
 def note_tensors(checkpoint: Checkpoint, surplus: Sequence[str], out: Output) -> None:
     """Notes where names of tensors have a wrapper's beginning, or the model has no use for some."""
+    from llmcli.checkpoints.files import listed, shown
+
     if checkpoint.wrapper:
         out.note(f"every tensor's name begins with `{shown(checkpoint.wrapper)}`: read without it")
     if surplus:
@@ -163,12 +165,17 @@ def note_tensors(checkpoint: Checkpoint, surplus: Sequence[str], out: Output) ->
 
 def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) -> None:
     """A note where `--quantize` changes nothing of weights that are known to be readable."""
+    from llmcli.loading.arithmetic import quantize_without_effect
+
     if words := quantize_without_effect(checkpoint, options.quantize):
         out.note(words)
 
 
 def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
+    from llmcli.loading.ahead import start
+    from llmcli.measure.memory import cpu, machine_devices
+
     if options.device not in ("auto", "cpu") or options.weights_seed is not None:
         return None
     first, *others = (cpu(),) if options.device == "cpu" else machine_devices()
@@ -243,4 +250,6 @@ def _check_context(options: ModelOptions, config: ModelConfig, out: Output) -> N
 
 def _on_gpu(model: Model) -> int | None:
     """The most that has been allocated on the model's GPU, None where it is on none."""
+    from llmcli.measure.peaks import highest_bytes
+
     return highest_bytes(model.device) if model.device.type == "cuda" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import resource
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def dbrx(tmp_path):
 
 # a command, its exit code, and what it does not import: of each kind the first, and the others
 LIGHT = [
-    *((words, 0, HEAVY) for words in ("--help", "--version", "generate --help")),
+    *((words, 0, HEAVY) for words in ("--help", "--version")),
     ("nonsense", 2, HEAVY), ("env", 0, ("torch", "pydantic")),
     ("--show-completion bash", 0, ("torch", "pydantic")),
     ("generate --top-k x", 2, ("torch", "pydantic")),
@@ -82,6 +83,25 @@ def test_light_commands_import_nothing_heavy(tiny, dbrx, commands):
     found = probe(*(words.replace("TINY", tiny).replace("DBRX", dbrx) for words, *_ in commands))
     for (words, code, heavy), (ended, modules) in zip(commands, found, strict=True):
         assert (ended, {*heavy} & {*modules}) == (code, set()), words
+
+
+METADATA = "importlib.metadata"  # which takes 10 ms
+# what `COMMAND --help` may load beside the module of the command: the options that commands share
+SHARED = re.compile(
+    r"llmcli(\.(errors|limits|xdg|(cli|records|shell)(\..*)?|kernels(\.native)?"
+    r"|measure(\.environment)?|ui(\.theme)?|commands))?"
+)
+
+
+def test_the_help_of_a_command_loads_its_options_and_nothing_that_runs():
+    """No checkpoints, graph, families, text or views: at most 1.5 × the time of the root's."""
+    names = [*ENTRIES, *NESTED]
+    for name, (code, modules) in zip(names, probe(*(f"{n} --help" for n in names)), strict=True):
+        own = f"llmcli.commands.{name.split()[0]}"
+        run = re.compile(rf"{own}(\.(?!measure|view)[a-z]+)?")
+        loaded = {m for m in modules if m.split(".")[0] in ("llmcli", *HEAVY) or m == METADATA}
+        beyond = {m for m in loaded if not SHARED.fullmatch(m) and not run.fullmatch(m)}
+        assert (name, code, beyond) == (name, 0, set())
 
 
 @pytest.mark.parametrize("commands", few([

@@ -61,7 +61,7 @@ def test_a_long_text_needs_little_memory(cli, folder, monkeypatch, argv):
 
     held, count = [], 50_000
     monkeypatch.setattr("llmcli.commands.score.measure._window", predicted)
-    monkeypatch.setattr("llmcli.commands.score.command.measure_score", counted)
+    monkeypatch.setattr("llmcli.commands.score.measure.measure_score", counted)
     monkeypatch.setattr("llmcli.shell.streams.write", lambda text, flush=True: None)
     (folder / "long.txt").write_text("ab cd" * (count // 5))
     base = ("score", "-m", str(folder), *argv)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmcli.commands.attention import states
-from llmcli.commands.attention.exports import OnMatrix, exporting
 from llmcli.commands.attention.options import (
     FILES,
     MOST_DRAWN,
@@ -13,9 +11,6 @@ from llmcli.commands.attention.options import (
     ViewOptions,
     request_of,
 )
-from llmcli.commands.attention.prompt import Reading
-from llmcli.commands.attention.report.heads import AttentionReport
-from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.shell.files import check_export
@@ -27,6 +22,9 @@ from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
+    from llmcli.commands.attention.exports import OnMatrix
+    from llmcli.commands.attention.report.heads import AttentionReport
+    from llmcli.commands.attention.report.request import AttentionRequest
     from llmcli.config import ModelConfig
     from llmcli.model import Model
 
@@ -85,6 +83,10 @@ def command(
     command exits 1. Only what is looked at counts: without --generate there are no logits, and a
     NaN in them goes unseen.
     """
+    from llmcli.commands.attention import states
+    from llmcli.commands.attention.exports import exporting
+    from llmcli.commands.attention.prompt import Reading
+
     out = Output("attention", output)
     if heads.what == "state":
         states.check_options(heads, view)

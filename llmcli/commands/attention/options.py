@@ -11,21 +11,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from llmcli.anatomy.graph import graph
-from llmcli.commands.attention.report.request import (
-    AttentionRequest,
-    computed,
-    head_counts,
-    unknown_metrics,
-)
 from llmcli.errors import UsageError
-from llmcli.graph.ops import Mix
 from llmcli.records.head_metrics import METRICS, MOST_RANKED, RANK, Metric
 from llmcli.records.numbers import spans
 from llmcli.shell.looking import check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
+    from llmcli.commands.attention.report.request import AttentionRequest
     from llmcli.config import ModelConfig
     from llmcli.records.matrix import What
 
@@ -181,6 +174,8 @@ def request_of(
     Before that (None) the same for its errors alone. Raises UsageError for layers, heads and
     metrics that the model does not have, for too many matrices to draw, and for empty spans.
     """
+    from llmcli.commands.attention.report.request import AttentionRequest, computed, unknown_metrics
+
     mapped, table = view.named
     names = {metric.name for metric in (*table, *filter(None, [mapped]))}
     for name, why in unknown_metrics(config).items():
@@ -227,6 +222,8 @@ def request_of(
 
 
 def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:
+    from llmcli.commands.attention.report.request import head_counts
+
     counts = head_counts(config)
     layers = tuple(counts)
     if heads.layer is not None:
@@ -250,6 +247,9 @@ def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...
 
 def _check_scores(chosen: Mapping[int, tuple[int, ...]], config: ModelConfig) -> None:
     """Raises UsageError where a map is made of no scores."""
+    from llmcli.anatomy.graph import graph
+    from llmcli.graph.ops import Mix
+
     model = graph(config)
     nodes = ((layer, model.mixing(layer)) for layer in range(len(config.layers)))
     scored = [

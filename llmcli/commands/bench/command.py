@@ -15,7 +15,6 @@ from llmcli.commands.bench.options import (
     SubjectOptions,
     SweptOptions,
 )
-from llmcli.commands.bench.request import bench_request, model_names
 from llmcli.errors import UsageError
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
@@ -63,6 +62,8 @@ def command(
     measured ceilings allow. A configuration that cannot run is a row with its error. Options of
     llama-bench that change nothing here are accepted and ignored.
     """
+    from llmcli.commands.bench.request import bench_request, model_names
+
     out = Output("bench", output)
     _check(runs, ours, output)
     if tests.hf_token:

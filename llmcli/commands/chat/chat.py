@@ -28,7 +28,6 @@ from llmcli.shell.transcript import (
     real_path,
     state_of,
 )
-from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
@@ -253,6 +252,7 @@ class Chat:
         context = f"context {self._used():,} of {self.conversation.room:,}"
         if (turn := self.turn) is None:
             return context
+        from llmcli.ui.layout import SEPARATOR
         from llmcli.ui.rates import speed
         from llmcli.ui.stats import draft_words, duration
 

@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from llmcli.commands.chat.chat import Chat
 from llmcli.commands.chat.screen import ReasoningMode
-from llmcli.commands.chat.slash import COMMANDS, Draft, Exit, completions, dispatch, recall
-from llmcli.commands.chat.typed import Lines, lines_of, with_files
-from llmcli.errors import CheckpointError, LlmcliError, UsageError, as_out_of_memory
-from llmcli.records.numbers import counted
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration.values import names_from_file
 from llmcli.shell.drafting import DraftOptions
-from llmcli.shell.exits import SIGNALS, Stopped, tell_error
+from llmcli.shell.exits import Stopped
 from llmcli.shell.keys import KEYS
 from llmcli.shell.looking import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
@@ -28,13 +24,10 @@ from llmcli.shell.prompts import joined_text, text_argument
 from llmcli.shell.running import load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
-from llmcli.shell.transcript import ChatSettings, check_replaceable, real_path, state_of
 
 if TYPE_CHECKING:
+    from llmcli.commands.chat.chat import Chat
     from llmcli.engine.conversation import Conversation
-
-
-_ENDS = ("exit", "quit", "bye")  # what other programs end with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +87,9 @@ def command(
     the token ids that the model wrote. A pipe, --prompt and -f are one message; --json gives one
     line per answer.
     """
+    from llmcli.commands.chat.slash import converse
+    from llmcli.commands.chat.typed import with_files
+    from llmcli.shell.transcript import check_replaceable, real_path, state_of
     from llmcli.text.template_renderer import RENDERER
 
     out = Output("chat", output)
@@ -130,6 +126,9 @@ def _chat(
     options: ChatOptions, sampling: SamplingOptions, model: ModelOptions, out: Output,
     variables: dict[str, Any], from_file: Collection[str],
 ) -> Chat:  # fmt: skip
+    from llmcli.commands.chat.chat import Chat
+    from llmcli.shell.transcript import ChatSettings
+
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation
 
@@ -178,58 +177,3 @@ def _check_room(conversation: Conversation) -> None:
             f"writes {needed} tokens around it",
             hint=f"such as `--context-length {needed + 256}`",
         )
-
-
-def converse(chat: Chat) -> None:
-    """Reads lines and runs or sends them, until `/exit` or Ctrl-D."""
-    name = chat.conversation.model.name
-    if not chat.out.quiet:
-        chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
-        if said := [one for one in chat.conversation.messages if one.role != "system"]:
-            chat.aside(f"{counted(len(said), 'message')} so far")
-            recall(chat)
-    lines = lines_of(tuple(COMMANDS), lambda command: completions(chat, command), chat.aside)
-    chat.choose = lines.choose
-    draft = Draft()
-    while True:
-        try:
-            draft = _line(chat, lines, draft)
-        except Exit:
-            return
-        except KeyboardInterrupt:
-            SIGNALS.forget()
-            chat.aside("interrupted")
-            draft = Draft()
-
-
-def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
-    """Reads a line and runs or sends it; returns the text to begin the next line with.
-
-    Saves the changes to the file. Errors are printed, and the conversation continues.
-    """
-    line = lines.ask(draft.text, "" if chat.out.quiet else chat.meter())
-    if line is None:
-        raise Exit
-    chat.out.fit()
-    try:
-        try:
-            if line.startswith("/") and not line.startswith("//"):
-                return dispatch(chat, line.strip()) or Draft()
-            if line.strip() in _ENDS:
-                chat.out.note("`/exit` ends")
-            elif line.strip():
-                text = with_files(line.removeprefix("/"), chat.out.note)
-                if text != line:
-                    chat.typed[text] = line
-                chat.say(text, instead=draft.instead)
-        finally:
-            chat.save_changes()
-    except LlmcliError as error:
-        tell_error(error)
-    except (MemoryError, RuntimeError) as exception:
-        hint = "remove a turn with `/undo`, or start over with `/clear`"
-        known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
-        if known is None:
-            raise
-        tell_error(known)
-    return Draft()

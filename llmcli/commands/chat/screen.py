@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from llmcli.records.numbers import counted
 from llmcli.shell.output import Output, make_console
-from llmcli.text.segments import gap
 from llmcli.ui.theme import FAINT, printable
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ class AnswerScreen:
             self._write(raw)
 
     def _push(self, kind: Kind, text: str) -> None:
+        from llmcli.text.segments import gap
+
         kind = kind if self._terminal else "text"
         if self._part is None or self._ended or self._part[0] != kind:
             self._close()

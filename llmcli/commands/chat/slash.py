@@ -1,4 +1,4 @@
-"""Slash commands of a chat."""
+"""The lines of a chat: messages, and slash commands."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, get_args
 
 from llmcli.commands.chat.chat import NAMES, Chat
 from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
-from llmcli.errors import UsageError
+from llmcli.commands.chat.typed import Lines, lines_of, with_files
+from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted
-from llmcli.shell.exits import SIGNALS
+from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.looking import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
 from llmcli.shell.template import value_of
@@ -29,6 +30,7 @@ _PATHS = ("load", "save")  # commands that take the path of a file
 _LOOKED_AT = 1024  # tokens, the last ones
 _WIDEST = 200  # columns of a message that is recalled
 _ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
+_ENDS = ("exit", "quit", "bye")  # what other programs end with
 
 
 class Exit(Exception):
@@ -306,3 +308,58 @@ COMMANDS = {
     "clear": SlashCommand("/clear", "forgets all but the system message", _clear),
     "exit": SlashCommand("/exit", "ends the chat; so does Ctrl-D", _exit),
 }
+
+
+def converse(chat: Chat) -> None:
+    """Reads lines and runs or sends them, until `/exit` or Ctrl-D."""
+    name = chat.conversation.model.name
+    if not chat.out.quiet:
+        chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
+        if said := [one for one in chat.conversation.messages if one.role != "system"]:
+            chat.aside(f"{counted(len(said), 'message')} so far")
+            recall(chat)
+    lines = lines_of(tuple(COMMANDS), lambda command: completions(chat, command), chat.aside)
+    chat.choose = lines.choose
+    draft = Draft()
+    while True:
+        try:
+            draft = _line(chat, lines, draft)
+        except Exit:
+            return
+        except KeyboardInterrupt:
+            SIGNALS.forget()
+            chat.aside("interrupted")
+            draft = Draft()
+
+
+def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
+    """Reads a line and runs or sends it; returns the text to begin the next line with.
+
+    Saves the changes to the file. Errors are printed, and the conversation continues.
+    """
+    line = lines.ask(draft.text, "" if chat.out.quiet else chat.meter())
+    if line is None:
+        raise Exit
+    chat.out.fit()
+    try:
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                return dispatch(chat, line.strip()) or Draft()
+            if line.strip() in _ENDS:
+                chat.out.note("`/exit` ends")
+            elif line.strip():
+                text = with_files(line.removeprefix("/"), chat.out.note)
+                if text != line:
+                    chat.typed[text] = line
+                chat.say(text, instead=draft.instead)
+        finally:
+            chat.save_changes()
+    except LlmcliError as error:
+        tell_error(error)
+    except (MemoryError, RuntimeError) as exception:
+        hint = "remove a turn with `/undo`, or start over with `/clear`"
+        known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
+        if known is None:
+            raise
+        tell_error(known)
+    return Draft()

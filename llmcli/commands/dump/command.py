@@ -9,11 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.anatomy.names import Names, known
-from llmcli.commands.dump.report import DumpReport
-from llmcli.config import ModelConfig
 from llmcli.errors import CheckFailed, NotFinite, UsageError
-from llmcli.families.sources import sources
 from llmcli.measure.environment import environment
 from llmcli.records.checks import checks_document
 from llmcli.records.numbers import counted
@@ -29,6 +25,8 @@ from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
+    from llmcli.commands.dump.report import DumpReport
+    from llmcli.config import ModelConfig
     from llmcli.model import Model
 DUMP = "Dump"
 FILES = ("safetensors", "npz")
@@ -104,6 +102,7 @@ def command(
     pattern with the values have to give the kernel's own z, or the command exits 1. NaN and
     infinity (except the −∞ of masked scores) exit 7, after the output is written.
     """
+    from llmcli.anatomy.names import known
     from llmcli.commands.dump.view import render_dump
     from llmcli.ui.stats import model_line
 
@@ -156,6 +155,9 @@ def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
 
     Raises UsageError for a name that means nothing.
     """
+    from llmcli.anatomy.names import Names
+    from llmcli.families.sources import sources
+
     names = Names(config, sources(config))
     found: set[str] = set()
     items = pattern.split(",")

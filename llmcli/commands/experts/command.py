@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.anatomy.graph import graph
-from llmcli.commands.experts.report import ExpertsReport
 from llmcli.errors import UsageError
-from llmcli.graph.routing import Choose
 from llmcli.measure.environment import environment
 from llmcli.records.numbers import counted, spans
 from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_open
@@ -31,6 +28,7 @@ from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
+    from llmcli.commands.experts.report import ExpertsReport
     from llmcli.config import ModelConfig
     from llmcli.model import Model
 
@@ -88,6 +86,9 @@ class ExpertsOptions:
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
         """Those requested, in order. Raises UsageError for a layer without experts."""
+        from llmcli.anatomy.graph import graph
+        from llmcli.graph.routing import Choose
+
         nodes = graph(config).nodes.values()
         routed = [node.layer for node in nodes if isinstance(node.op, Choose)]
         having = tuple(layer for layer in routed if layer is not None)
@@ -150,6 +151,7 @@ def experts_report(
     out: Output,
 ) -> ExpertsReport:  # fmt: skip
     """What the options request of a model; `path` of the file that will hold it, if any."""
+    from llmcli.anatomy.graph import graph
     from llmcli.commands.experts.measure import measure_experts
 
     layers = experts.layers(model.config)

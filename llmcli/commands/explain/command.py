@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.anatomy.indexed import NumberRef, parse
-from llmcli.commands.explain.report import Explanation
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
 from llmcli.shell.encoding import check_fits, encode
@@ -19,6 +17,8 @@ from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
+    from llmcli.anatomy.indexed import NumberRef
+    from llmcli.commands.explain.report import Explanation
     from llmcli.model import Model
 
 EPILOG = """
@@ -155,6 +155,8 @@ def _request(
     out: Output,
 ) -> ExplainRequest:
     """What the options say. Raises UsageError for what is wrong whatever the model is."""
+    from llmcli.anatomy.indexed import parse
+
     wanted = None if number.number is None else parse(number.number)
     depth = explain.formulas()
     parameter = wanted is not None and wanted.parameter

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
-from llmcli.commands.generate.measure import Run
-from llmcli.commands.generate.run import Level, Presentation
 from llmcli.errors import UsageError
 from llmcli.shell.configuration.values import names_from_file
 from llmcli.shell.documents import not_empty, parse, read
@@ -41,6 +39,7 @@ Examples:
 `llmcli models` lists the models that have a short name.
 """
 TEXT = "Text"
+Level = Literal["off", "short", "full"]
 _LINE = 'a line is "text", {"prompt": "text"}, {"ids": [1, 2, 3]} or {"messages": […]}'
 
 
@@ -174,6 +173,9 @@ def command(
     template it answers; `--raw` continues the text as it stands. A .json file with `messages` is a
     conversation: its last message is answered, or continued where it is the assistant's.
     """
+    from llmcli.commands.generate.measure import Run
+    from llmcli.commands.generate.run import Presentation
+
     out = Output("generate", output)
     if "" in (text.stop or ()):
         raise UsageError("`--stop` needs a text that is not empty")

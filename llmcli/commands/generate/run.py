@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.report import Statistics
@@ -23,13 +23,10 @@ from llmcli.text.markers import Markers
 from llmcli.text.segments import AnswerParts
 
 if TYPE_CHECKING:
-    from llmcli.commands.generate.command import GenerateOptions
+    from llmcli.commands.generate.command import GenerateOptions, Level
 
 MARKER = 32  # tokens at the end of a prompt, in which it may begin the reasoning
 LABEL_COLUMNS = 72  # of the line before each text of a batch
-
-Level = Literal["off", "short", "full"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Presentation:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
-from llmcli.records.info import NO_FORMATS, Device
 from llmcli.shell.headers import chosen_devices, opened_headers
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -18,6 +17,7 @@ from llmcli.shell.running import note_quantize, note_tensors
 
 if TYPE_CHECKING:
     from llmcli.commands.info.report import InfoReport, ModelFacts
+    from llmcli.records.info import Device
 
 EPILOG = """
 Examples:
@@ -71,6 +71,7 @@ class InfoOptions:
     def devices(self, name: str) -> tuple[Device, ...]:
         """Those that memory is counted for. Raises UsageError for what is no size or not there."""
         from llmcli.measure.memory import machine_devices
+        from llmcli.records.info import Device
 
         if self.memory is None:
             return chosen_devices(name, machine_devices())
@@ -159,6 +160,8 @@ def _check_context(wanted: int | None, model: ModelFacts | None, out: Output) ->
 
 def _model_object(report: InfoReport) -> dict[str, Any]:
     """The `model` object of the document, as far as the headers go."""
+    from llmcli.records.info import NO_FORMATS
+
     model = report.model
     about: dict[str, Any] = {
         "name": report.name,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.commands.ladder.report import LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.shell.encoding import encode
@@ -23,6 +22,7 @@ from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
+    from llmcli.commands.ladder.report import LadderReport
     from llmcli.model import Model
 
 LADDER = "Ladder"
@@ -156,6 +156,7 @@ def _measured(
     from llmcli.commands.ladder.measure.runner import LadderInterrupted, run_ladder
     from llmcli.commands.ladder.measure.weights import Weights
     from llmcli.commands.ladder.measure.workload import plan_workload
+    from llmcli.commands.ladder.report import LadderReport
 
     weights = Weights.of(model.decoder)
     workload = plan_workload(

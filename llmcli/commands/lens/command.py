@@ -9,7 +9,6 @@ from functools import partial
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.commands.lens.report import LensReport
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.numbers import counted
@@ -32,6 +31,7 @@ from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.lens.measure.reader import Target
+    from llmcli.commands.lens.report import LensReport
     from llmcli.config import ModelConfig
     from llmcli.model import Model
     from llmcli.text import Tokenizer

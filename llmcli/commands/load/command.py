@@ -13,13 +13,9 @@ from shlex import quote
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.anatomy.missing import near_ends
-from llmcli.checkpoints.names import parse
-from llmcli.commands.load.report import OUTLIERS, LedgerLine, LoadReport
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.measure.environment import environment
 from llmcli.records.checks import checks_document
-from llmcli.records.info import NO_FORMATS
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -29,6 +25,7 @@ from llmcli.shell.running import kernels_of, note_quantize, note_tensors, requir
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
+    from llmcli.commands.load.report import LedgerLine, LoadReport
 
 EPILOG = """
 Examples:
@@ -80,6 +77,8 @@ def check_options(load: LoadOptions, model: ModelOptions) -> None:
 
 def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerLine]:
     """The requested lines; raises UsageError for a pattern that none has."""
+    from llmcli.anatomy.missing import near_ends
+
     if load.filter is None:
         return report.lines if load.all else report.rows
     pattern = load.filter
@@ -222,6 +221,8 @@ def _stages(before: dict[str, float]) -> Any:
 
 def _about(checkpoint: Checkpoint) -> dict[str, Any]:
     """The `model` object where nothing was loaded."""
+    from llmcli.records.info import NO_FORMATS
+
     return {
         "name": checkpoint.name,
         "path": str(checkpoint.path),
@@ -258,6 +259,8 @@ def _named(model: ModelOptions) -> str:
 
 def _refetch(model: ModelOptions) -> str:
     """How to get a model once more whose file has numbers that cannot be."""
+    from llmcli.checkpoints.names import parse
+
     given = model.model
     if given is None or isinstance(parse(given), Path):
         return "fetch it again, or another one"
@@ -266,6 +269,8 @@ def _refetch(model: ModelOptions) -> str:
 
 def _judge(report: LoadReport, model: ModelOptions) -> None:
     """Raises CheckpointError for what does not fit or is wrong, NotFinite, else CheckFailed."""
+    from llmcli.commands.load.report import OUTLIERS
+
     if report.fault:
         raise _Unfit(report.fault, hint=report.hint)
     failed = [check for check in report.checks if not check.ok]

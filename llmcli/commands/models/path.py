@@ -6,9 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmcli.checkpoints.files import shown
-from llmcli.checkpoints.locate import find
-from llmcli.checkpoints.names import typed
 from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError
 from llmcli.measure.environment import environment
@@ -37,6 +34,10 @@ def command(path: PathOptions, at: RevisionOptions, output: OutputOptions) -> No
 
     Fetches nothing; `llmcli models pull NAME` does.
     """
+    from llmcli.checkpoints.files import shown
+    from llmcli.checkpoints.locate import find
+    from llmcli.checkpoints.names import typed
+
     out = Output("models-path", output)
     try:
         _, place = find(path.name, revision=at.revision, offline=True)

@@ -9,10 +9,6 @@ from typing import ClassVar
 
 import typer
 
-from llmcli.checkpoints.catalog import CATALOG
-from llmcli.checkpoints.files import shown
-from llmcli.checkpoints.locate import find
-from llmcli.checkpoints.names import HubId, hub_name, parse
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
@@ -59,6 +55,9 @@ def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> No
     are needed are fetched; what was interrupted leaves nothing under a final name. Where one of
     several cannot be had, the others are fetched all the same; it exits as the first that failed.
     """
+    from llmcli.checkpoints.files import shown
+    from llmcli.checkpoints.names import hub_name, parse
+
     out = Output("models-pull", output)
     for name in pull.names:  # a wrong name is refused before the first one is downloaded
         if isinstance(parse(name, revision=at.revision), Path):
@@ -111,6 +110,7 @@ def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> No
 
 def _pull(name: str, revision: str | None, offline: bool, out: Output) -> PulledModel:
     from llmcli.checkpoints.cache.inventory import bytes_at
+    from llmcli.checkpoints.locate import find
 
     fetched = not _is_here(name, revision)
     with Progress(out) as progress:
@@ -121,6 +121,9 @@ def _pull(name: str, revision: str | None, offline: bool, out: Output) -> Pulled
 
 def _is_here(name: str, revision: str | None) -> bool:
     """Whether all of it is, so that nothing has to be fetched."""
+    from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.checkpoints.names import HubId, parse
+
     found = parse(name, revision=revision)
     entry = CATALOG.get(name)
     if entry is not None and entry.repository is not None:

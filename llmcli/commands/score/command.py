@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmcli.commands.score.measure import compare, measure_score
-from llmcli.commands.score.report import Score
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
@@ -23,6 +21,7 @@ from llmcli.shell.running import kernels_of, load_model, require_supported
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
+    from llmcli.commands.score.report import Score
     from llmcli.model import Model
 
 
@@ -72,6 +71,7 @@ def command(
     Logarithms are natural; rank 1 is the likeliest token. A text longer than the context is
     read in overlapping windows.
     """
+    from llmcli.commands.score.measure import compare
     from llmcli.commands.score.view import render_score, render_versus
     from llmcli.ui.stats import model_line
 
@@ -121,6 +121,8 @@ def _score(
     text: Prompt, model: Model, out: Output, window: int, stride: int, *, parse_special: bool
 ) -> Score:
     """The score of a text, which every model cuts into its own tokens."""
+    from llmcli.commands.score.measure import measure_score
+
     tokenizer = model.tokenizer
     if text.ids is not None:
         check_ids(text.ids, model.config.vocab)

@@ -8,10 +8,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
-from llmcli.records.info import NO_FORMATS
 from llmcli.shell.encoding import check_fits, encode
 from llmcli.shell.headers import chosen_devices, opened_headers
 from llmcli.shell.looking import parse_numbers, token_texts
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.shapes.measure.tensors import ShapesRequest
+    from llmcli.commands.shapes.report import ShapesReport, ShapeTensor, Stored
     from llmcli.config import ModelConfig
     from llmcli.families import Rule
     from llmcli.graph.spec import Kind, Phase
@@ -315,6 +314,7 @@ def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> 
     """The file's own tensors, where nothing says what they are."""
     from llmcli.commands.shapes.measure.stored import file_tensors
     from llmcli.commands.shapes.view import render_stored
+    from llmcli.records.info import NO_FORMATS
 
     tensors = shapes.stored(file_tensors(checkpoint))
     if not out.json:

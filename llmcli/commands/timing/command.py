@@ -7,22 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.commands.timing.before import Baseline, measuring
-from llmcli.commands.timing.report import (
-    PHASES,
-    PartTime,
-    PhaseName,
-    PhaseTime,
-    Stage,
-    TimingReport,
-    TimingRequest,
-)
-from llmcli.commands.timing.view.trace import trace_size
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.numbers import counted
-from llmcli.records.work import PartWork
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
@@ -37,7 +24,17 @@ from llmcli.shell.template import ChatOptions
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
+    from llmcli.commands.timing.before import Baseline
+    from llmcli.commands.timing.report import (
+        PartTime,
+        PhaseName,
+        PhaseTime,
+        Stage,
+        TimingReport,
+        TimingRequest,
+    )
     from llmcli.model import Model
+    from llmcli.records.work import PartWork
 
 TIMING = "Timing"
 EPILOG = """
@@ -110,6 +107,9 @@ class TimingOptions:
 
         Of a prompt of so many `tokens`.
         """
+        from llmcli.anatomy.counts import PROMPT_CHUNK
+        from llmcli.commands.timing.view.trace import trace_size
+
         if self.trace is not None:
             calls = self.new_tokens
             if "prefill" in self.phases:
@@ -121,6 +121,8 @@ class TimingOptions:
     @property
     def phases(self) -> tuple[PhaseName, ...]:
         """The phases that are timed."""
+        from llmcli.commands.timing.report import PHASES
+
         return PHASES if self.phase == "both" else (self.phase,)
 
     @property
@@ -136,6 +138,8 @@ class TimingOptions:
     @property
     def request(self) -> TimingRequest:
         """What is measured."""
+        from llmcli.commands.timing.report import TimingRequest
+
         return TimingRequest(
             new_tokens=self.new_tokens, phases=self.phases, pairs=self.pairs,
             trace=self.trace is not None,
@@ -154,6 +158,8 @@ def command(
     measured here first, and what it waits for. Instrumented runs and bare ones take turns, which
     shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
     """
+    from llmcli.commands.timing.before import measuring
+    from llmcli.commands.timing.report import Stage
     from llmcli.commands.timing.view.screen import render_opening, render_timing
 
     out = Output("timing", output)
@@ -213,6 +219,8 @@ def _ids(
 
 def _stages(loaded: Loaded) -> list[Stage]:
     """What is done once in each process."""
+    from llmcli.commands.timing.report import Stage
+
     held = next(peak for peak in loaded.peaks if peak.phase == "load")
     gpu = loaded.model.device.type == "cuda"
     random = loaded.model.random_seed is not None

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from llmcli.commands.tokens.report import TokensReport
 from llmcli.errors import CheckpointError
 from llmcli.measure.environment import environment
-from llmcli.records.info import NO_FORMATS
 from llmcli.shell.encoding import pieces
 from llmcli.shell.headers import opened_headers
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
@@ -18,6 +16,7 @@ from llmcli.shell.prompts import Prompt, check_ids, read_prompt
 from llmcli.shell.template import ChatOptions, TemplateOptions
 
 if TYPE_CHECKING:
+    from llmcli.commands.tokens.report import TokensReport
     from llmcli.text import Tokenizer
 
 
@@ -43,6 +42,7 @@ def command(
     chat template makes of it. Reads no weights and never imports PyTorch.
     """
     from llmcli.commands.tokens.view import render_tokens
+    from llmcli.records.info import NO_FORMATS
     from llmcli.text import load_tokenizer
 
     out = Output("tokens", output)
@@ -77,6 +77,8 @@ def command(
 def _report(
     given: Prompt, tokenizer: Tokenizer, chat: ChatOptions, parse_special: bool, name: str
 ) -> TokensReport:
+    from llmcli.commands.tokens.report import TokensReport
+
     rendered = None
     if given.ids is not None:
         check_ids(given.ids, tokenizer.vocab_size)
