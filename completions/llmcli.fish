@@ -554,7 +554,7 @@ complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from 
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from path' -l debug -d 'Tracebacks with error messages'
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from path' -s h -l help -d 'Show this message and exit'
 complete -c llmcli -n '__llmcli_command models; and not __fish_seen_subcommand_from list; and not __fish_seen_subcommand_from pull; and not __fish_seen_subcommand_from rm; and not __fish_seen_subcommand_from path; and not __fish_seen_subcommand_from prune' -a prune -d 'Remove stale partial downloads and superseded versions.'
-complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from prune' -l older-than -x -d 'Also models that were not used for this long'
+complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from prune' -l older-than -x -d 'Models, too, that were not used for so long'
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from prune' -s y -l yes -d 'Remove without asking'
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from prune' -l dry-run -d 'Only show what would go'
 complete -c llmcli -n '__llmcli_command models; and __fish_seen_subcommand_from prune' -l json -d 'One JSON document on stdout'

@@ -34,7 +34,7 @@ class PruneOptions:
     panel: ClassVar[str] = REMOVAL
     older_than: str | None = opt(
         None, "--older-than", "TIME",
-        "Also models that were not used for this long: 12h, 30d or 8w.",
+        "Models, too, that were not used for so long: 12h, 30d or 8w.",
     )  # fmt: skip
 
     def since(self) -> float | None:
