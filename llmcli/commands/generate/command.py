@@ -11,7 +11,7 @@ import typer
 
 from llmcli.errors import UsageError
 from llmcli.shell.configuration.values import names_from_file
-from llmcli.shell.documents import not_empty, parse, read
+from llmcli.shell.documents import check_value, not_empty, parse, read
 from llmcli.shell.drafting import DraftOptions
 from llmcli.shell.encoding import Encoded, check_fits, encode
 from llmcli.shell.messages import read_conversation
@@ -149,9 +149,14 @@ def read_batch(path: str) -> list[Prompt]:
             if isinstance(value, dict) and "messages" in value:
                 conversation = read_conversation(value, where)
                 prompts.append(Prompt(conversation.last, None, where, conversation))
-                continue
-            found = read(BatchLine, {"prompt": value} if isinstance(value, str) else value, where)
-            prompts.append(Prompt(found.prompt, found.ids, where))
+            elif isinstance(value, str):
+                check_value(value, where)
+                if not value:
+                    raise UsageError(f"{where} is empty", hint=_LINE)
+                prompts.append(Prompt(value))
+            else:
+                found = read(BatchLine, value, where)
+                prompts.append(Prompt(found.prompt, found.ids, where))
     if not prompts:
         raise UsageError(f"`{path}` has no prompt in it", hint="write one JSON value per line")
     return prompts
