@@ -22,10 +22,11 @@ def members(value: Any) -> dict[str, Any]:
     there too, and before those of the class itself.
     """
     names = [
-        one.name for one in fields(value)
+        one.name
+        for one in fields(value)
         if not one.metadata.get("apart")
         and not (one.metadata.get("optional") and getattr(value, one.name) == one.default)
-    ]  # fmt: skip
+    ]
     for kind in reversed(type(value).__mro__):
         names += [name for name, one in vars(kind).items() if isinstance(one, derived)]
     return {name: getattr(value, name) for name in dict.fromkeys(names)}

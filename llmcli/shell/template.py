@@ -139,9 +139,9 @@ class ChatOptions:
                     f"{prompt.where} is a conversation, and `{name}` has no chat template for it",
                     hint="give a text, or name another model with `-m`",
                 )
-            given_flags = {"--chat": self.chat, "--system": self.system is not None,
-                           "--set": bool(self.variable)}  # fmt: skip
-            if flag := next((flag for flag, given in given_flags.items() if given), None):
+            with_system = self.system is not None
+            flags = {"--chat": self.chat, "--system": with_system, "--set": bool(self.variable)}
+            if flag := next((flag for flag, given in flags.items() if given), None):
                 raise UsageError(
                     f"`{flag}` needs a chat template, and `{name}` has none",
                     hint="leave it out: the text is then continued as it stands",

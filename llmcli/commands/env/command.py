@@ -98,9 +98,13 @@ def settings(
     usual = ModelOptions()
 
     def pick(
-        name: str, default: str | None, words: str = "", *,
-        field: str = "", variables: tuple[str, ...] = (),
-    ) -> Setting:  # fmt: skip
+        name: str,
+        default: str | None,
+        words: str = "",
+        *,
+        field: str = "",
+        variables: tuple[str, ...] = (),
+    ) -> Setting:
         """The option of this `field`, else the first of `variables` that is set, else `default`."""
         value = getattr(model, field) if field else None
         if field and value != getattr(usual, field):
@@ -201,8 +205,8 @@ def _colour(environ: Mapping[str, str]) -> Setting:
     )
     for variable, given, value in decides:
         if given:
+            words = "on" if value else "off"
             return Setting(
-                name="colour", value=value, words="on" if value else "off", source="environment",
-                origin=variable,
-            )  # fmt: skip
+                name="colour", value=value, words=words, source="environment", origin=variable
+            )
     return Setting(name="colour", value=None, words="on terminals")

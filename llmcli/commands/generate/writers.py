@@ -180,9 +180,14 @@ class Collector:
     """
 
     def __init__(
-        self, ready: Callable[[int, list[Generated]], None], *, prompts: int, samples: int,
-        tokenizer: Tokenizer | None, logprobs: bool,
-    ) -> None:  # fmt: skip
+        self,
+        ready: Callable[[int, list[Generated]], None],
+        *,
+        prompts: int,
+        samples: int,
+        tokenizer: Tokenizer | None,
+        logprobs: bool,
+    ) -> None:
         self._ready = ready
         self._samples = samples
         self._tokenizer = tokenizer
