@@ -239,7 +239,7 @@ class Conversation:
         parts = whole_answer(self._markers, text, before)
         return Message(
             role="assistant", content=parts.content, reasoning=parts.reasoning,
-            raw=None if parts.content == text else text, ids=own, lead=lead, end=end,
+            raw=None if parts.content == text else text, ids=own, lead=lead, finish_reason=end,
         )  # fmt: skip
 
     def _rendered(

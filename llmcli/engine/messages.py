@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from llmcli.records.document import OPTIONAL
 from llmcli.text.markers import Markers
 from llmcli.text.tokenizer import Tokenizer
 
@@ -20,8 +21,9 @@ class Message:
     """One message. `ids` of an answer are the model's own, its end token included.
 
     `lead` is the end of the text that the template had made of all that precedes it (`LEAD`
-    characters), and `end` how it ended. Empty and None of a message that no model of ours wrote;
-    no ids where they are not the text (a stop string cut it, half a character is missing).
+    characters), and `finish_reason` how it ended. Empty and None of a message that no model of
+    ours wrote; no ids where they are not the text (a stop string cut it, half a character is
+    missing).
 
     `reasoning` is what an answer had besides its `content`, and `raw` all that the model wrote,
     with the markers of these parts; None where that is the content.
@@ -29,11 +31,11 @@ class Message:
 
     role: Role
     content: str
-    reasoning: str = ""
-    raw: str | None = None
-    ids: tuple[int, ...] = ()
-    lead: str = ""
-    end: Ending | None = None
+    reasoning: str = field(default="", metadata=OPTIONAL)
+    raw: str | None = field(default=None, metadata=OPTIONAL)
+    ids: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
+    lead: str = field(default="", metadata=OPTIONAL)
+    finish_reason: Ending | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def written(self) -> str:
@@ -60,8 +62,9 @@ class AnswerIds:
         return cls(tokenizer, eos_ids, Markers.of_tokenizer(tokenizer).special_ids(tokenizer))
 
     def checked(self, message: Message) -> Message:
-        """The message, without ids that are not its text."""
-        return replace(message, ids=self.own(message.ids, message.written, message.end))
+        """The message, without ids (and their lead) that are not its text."""
+        ids = self.own(message.ids, message.written, message.finish_reason)
+        return replace(message, ids=ids, lead=message.lead if ids else "")
 
     def own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
         """The ids of an answer where they are its text, and an end token behind it; else none."""
@@ -96,7 +99,7 @@ class AnswerIds:
 
     def _end_text(self, message: Message) -> str:
         """What an end token stands for, which the template writes behind the answer."""
-        if message.end != "eos":
+        if message.finish_reason != "eos":
             return ""
         return self._tokenizer.decode(message.ids[-1:], skip_special=False)
 

@@ -1,10 +1,11 @@
-"""The models on a machine: where they lie, what they take, and what was fetched or removed."""
+"""The models on a machine: their places and sizes, and what was fetched or removed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from llmcli.records.document import derived
 from llmcli.records.numbers import counted
 
 Place = Literal["package", "llmcli cache", "hub cache", "nowhere"]
@@ -34,7 +35,7 @@ class StoredModel:
     license: str = ""
     purpose: str = ""
 
-    @property
+    @derived
     def complete(self) -> bool:
         """Whether nothing of it has to be fetched before it runs."""
         return self.state == "complete"
@@ -74,10 +75,30 @@ class PulledModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Removal:
-    """What goes together: `bytes` become free, `paths` are files and whole directories.
+class PullFailure:
+    """A model that could not be fetched: the exit code, kind and words of its error."""
 
-    `why` is empty for what was named.
+    name: str
+    code: int
+    kind: str
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullReport:
+    """The models that are here now, and those that could not be fetched."""
+
+    models: tuple[PulledModel, ...]
+    failed: tuple[PullFailure, ...]
+    finish_reason: Literal["complete", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """What is removed together: `bytes` are freed, `paths` are files and whole directories.
+
+    `why` is empty for a model that was named.
     """
 
     name: str
@@ -95,14 +116,21 @@ class RemovalReport:
     kept: tuple[str, ...]
     dry_run: bool
 
-    @property
+    @derived
     def bytes(self) -> int:
         """What is freed in all."""
         return sum(removal.bytes for removal in self.removed)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PruneReport(RemovalReport):
+    """What `models prune` removed; `older_than` as it was typed."""
+
+    older_than: str | None
+
+
 def ago(seconds: float) -> str:
-    """`3 days ago`, `just now` within a minute and for what lies in the future.
+    """`3 days ago`; `just now` within a minute and for times in the future.
 
     Days up to two months, and months up to two years: half of a month is not rounded away.
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from llmcli.records.document import OPTIONAL
+
 Finish = Literal["stop", "length", "eos", "interrupted"]
 
 
@@ -81,12 +83,12 @@ class Generated:
     """
 
     text: str = ""
-    content: str | None = None
-    reasoning: str | None = None
+    content: str | None = field(default=None, metadata=OPTIONAL)
+    reasoning: str | None = field(default=None, metadata=OPTIONAL)
     ids: list[int] = field(default_factory=list)
     finish_reason: Finish = "interrupted"
-    tied_tokens: int | None = None
-    logprobs: list[TokenLogprob] | None = None
+    tied_tokens: int | None = field(default=None, metadata=OPTIONAL)
+    logprobs: list[TokenLogprob] | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`--draft`: who proposes tokens that the model then reads several at once."""
+"""`--draft`: speculative decoding with a draft model or n-grams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class DraftOptions:
     )  # fmt: skip
 
     def load(self, model: Model, options: ModelOptions, out: Output) -> Speculation | None:
-        """None without `--draft`. Raises what `load_model` raises, UsageError for a vocabulary."""
+        """Loads the draft, None without `--draft`.
+
+        Raises the errors of `load_model`, and UsageError for another vocabulary.
+        """
         if self.draft is None:
             return None
         from llmcli.engine.drafts import ModelDraft, NgramDraft

@@ -1,13 +1,15 @@
-"""From a prompt to the token ids that the model is given, and whether they fit."""
+"""Token ids of a prompt, and whether they fit the context."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
+from llmcli.records.document import OPTIONAL
+from llmcli.shell.messages import SavedConversation
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer
 from llmcli.shell.template import ChatOptions
 
@@ -19,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as the model gets it. `chat`: the text went through the chat template.
+    """A prompt with its token ids. `chat`: the chat template was applied.
 
-    `messages` of a conversation, whose `text` is that of the last one.
+    `messages`: those of a conversation, whose last one is `text`.
     """
 
     text: str | None
     ids: tuple[int, ...]
     chat: bool
-    messages: tuple[Mapping[str, Any], ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, metadata=OPTIONAL)
 
 
 def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encoded:
@@ -48,31 +50,33 @@ def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encode
     if not ids:
         raise UsageError("the prompt has no tokens", hint="give at least one character")
     model.check_tokenized(ids)
-    messages = None if prompt.conversation is None else prompt.conversation.messages
+    messages = None if prompt.conversation is None else prompt.conversation.template_input()
     return Encoded(prompt.text or "", ids, given is not None, messages)
 
 
 def _encoded_chat(
     prompt: Prompt, given: Mapping[str, Any], tokenizer: Tokenizer, model: TextInterface
 ) -> list[int]:
-    """Through the chat template; what the model had written in a transcript keeps its ids."""
-    written = None if prompt.conversation is None else prompt.conversation.transcript
-    if written is None or tokenizer.chat_template is None or not written.is_of(model):
+    """Applies the chat template; answers of a transcript keep the ids that the model wrote."""
+    saved, template = prompt.conversation, tokenizer.chat_template
+    if not isinstance(saved, SavedConversation) or template is None:
+        return tokenizer.encode_chat(**given)
+    if not saved.transcript.is_of(model):
         return tokenizer.encode_chat(**given)
     from llmcli.engine.messages import AnswerIds
 
     answers = AnswerIds.of(tokenizer, model.eos_ids)
-    text = tokenizer.chat_template.render(**given)
-    return answers.encoded([answers.checked(one) for one in written.messages], text)
+    text = template.render(**given)
+    return answers.encoded([answers.checked(one) for one in saved.transcript.messages], text)
 
 
 def pieces(
     prompt: Prompt, options: ChatOptions, tokenizer: Tokenizer, name: str, *, parse_special: bool
 ) -> tuple[str | None, list[TokenPiece]]:
-    """What the template of the model `name` made of a prompt without ids, and its tokens in there.
+    """Applies the chat template of the model `name` to a prompt; returns the text and its tokens.
 
-    The text is None where it is taken as it stands. Raises the errors of `encode`, and UsageError
-    where special tokens are to be plain text and a template writes them.
+    The text is None if no template is applied. Raises the errors of `encode`, and UsageError if
+    special tokens shall be plain text although the template writes them.
     """
     given = options.template_input(prompt, tokenizer, name)
     if given is None or tokenizer.chat_template is None:
@@ -88,7 +92,7 @@ def pieces(
 
 @contextmanager
 def name_conversation(prompt: Prompt) -> Iterator[None]:
-    """Errors of the template say which conversation it refused."""
+    """Adds the file or line of the conversation to errors of its template."""
     try:
         yield
     except CheckpointError as error:

@@ -203,12 +203,17 @@ def _report(exception: BaseException, argv: Sequence[str]) -> int:
         if "--debug" in flags:
             for line in "".join(traceback.format_exception(exception)).splitlines():
                 tell(line)
-        tell(f"error: {error.message}")
-        if error.hint:
-            tell(f"hint: {error.hint}")
+        tell_error(error)
     if json and not STDOUT.document and not getattr(error, "told", False):
         _write_error(error)
     return error.code
+
+
+def tell_error(error: LlmcliError) -> None:
+    """Prints an error and its hint on stderr, a line each."""
+    tell(f"error: {error.message}")
+    if error.hint:
+        tell(f"hint: {error.hint}")
 
 
 def as_error(exception: BaseException) -> LlmcliError:

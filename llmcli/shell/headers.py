@@ -1,4 +1,4 @@
-"""What the commands need that read headers only: the checkpoint, and the devices. No torch."""
+"""Opens the headers of a checkpoint and chooses devices, without torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 def opened_headers(
     model: ModelOptions, out: Output, *, weights: bool = True
 ) -> Iterator[tuple[Checkpoint, str]]:
-    """The checkpoint and where it is; for one on the hub that is not here, its headers alone.
+    """Opens a checkpoint; of one on the hub that is not on this machine, fetches the headers only.
 
-    Without `weights`: what is beside them, for commands that need the tokenizer only.
+    Yields the checkpoint and its place. Without `weights`: only the files beside them, for commands
+    that need the tokenizer alone.
     """
     from llmcli.checkpoints import open_checkpoint
     from llmcli.checkpoints.catalog import offline_from_environment
@@ -53,9 +54,9 @@ def opened_headers(
 
 
 def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices to compare with, the one that a run would use first.
+    """The devices to compare with; the first is the one that a run would use.
 
-    Raises UsageError for a device that is not there.
+    Raises UsageError for a device that does not exist.
     """
     if name == "auto":
         return tuple(sorted(devices, key=lambda device: not device.usable))

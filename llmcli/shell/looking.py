@@ -75,7 +75,7 @@ def encode_prompt(
     without a tokenizer.
     """
     chat = template.options()
-    chat.check(ids=given.ids is not None)
+    chat.check()
     encoded = encode(given, chat, model)
     room = room_for(options, model)
     list(check_fits([encoded], 1, room, largest=model.config.embedding.positions))

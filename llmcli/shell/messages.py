@@ -3,50 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import UsageError
-from llmcli.shell.variables import check_value, checked_variables
+from llmcli.shell.documents import not_empty, read
 
 if TYPE_CHECKING:
     from llmcli.shell.transcript import Transcript
 
-SCHEMA = "llmcli.chat/1"  # of what `llmcli chat` saves
+SCHEMA = "llmcli.chat/1"  # of the files that `llmcli chat` saves
 HINT = 'a conversation is {"messages": [{"role": "user", "content": "text"}]}, with "variables"'
-# Of an answer that `llmcli chat` has saved: no template reads them.
+# keys of an answer that `llmcli chat` has saved, which no template reads
 _OWN = ("ids", "finish_reason", "lead", "raw")
+
+
+def variable_names(variables: Mapping[str, Any]) -> str:
+    """A rule: each name can be that of a variable of a chat template, such as `enable_thinking`."""
+    for name in variables:
+        if not name.isidentifier() or name in ("messages", "add_generation_prompt"):
+            return f"cannot have a variable `{name}`"
+    return ""
+
+
+Variables = Annotated[Mapping[str, Any], variable_names]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPart:
+    """A part of a message's content."""
+
+    hint: ClassVar[str] = "llmcli reads text alone: leave images and sounds out"
+    type: Literal["text"]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenMessage:
+    """A message as other programs write it, too; what is null there counts as absent."""
+
+    others: ClassVar[bool] = False
+    role: Annotated[str, not_empty]
+    content: str | tuple[TextPart, ...] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    thinking: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+    ids: Any = None
+    finish_reason: Any = None
+    lead: Any = None
+    raw: Any = None
+
+    def __post_init__(self) -> None:
+        if self.content is None and self.tool_calls is None:
+            raise ValueError("has no `content`")
+
+    def template_input(self) -> dict[str, Any]:
+        """The message for a chat template, the parts of its content joined."""
+        found = {key: one for key, one in vars(self).items() if one is not None and key not in _OWN}
+        if isinstance(self.content, tuple):
+            found["content"] = "".join(part.text for part in self.content)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenConversation:
-    """Messages as the template takes them, and the variables that stood beside them.
+    """Messages, and the variables of the chat template that stood beside them."""
 
-    `finished`: it ends with an answer that the model had ended, or with its call of a tool.
-    `transcript` is what it was read from, where a model's answers have their own ids there.
-    """
-
-    messages: tuple[Mapping[str, Any], ...]
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    finished: bool = False
-    transcript: Transcript | None = None
-
-    @classmethod
-    def of(cls, text: str) -> GivenConversation:
-        """The conversation that `text` begins."""
-        return cls(messages=({"role": "user", "content": text},))
+    hint: ClassVar[str] = HINT
+    others: ClassVar[bool] = False
+    messages: Annotated[tuple[GivenMessage, ...], not_empty]
+    variables: Variables = field(default_factory=dict)
 
     def then(self, text: str) -> GivenConversation:
         """The conversation with one more user message."""
-        return GivenConversation(
-            messages=(*self.messages, *self.of(text).messages), variables=self.variables,
-            transcript=self.transcript,
-        )  # fmt: skip
+        return replace(self, messages=(*self.messages, GivenMessage(role="user", content=text)))
 
     @property
     def last(self) -> str:
-        """What the last message says."""
-        return str(self.messages[-1].get("content", ""))
+        """The text of the last message."""
+        return str(self.messages[-1].template_input().get("content", ""))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ends with an answer that the model had ended, or with its call of a tool."""
+        last = self.messages[-1]
+        ended = last.finish_reason in ("eos", "stop") or last.content is None
+        return ended and last.role == "assistant"
+
+    def template_input(self) -> tuple[Mapping[str, Any], ...]:
+        """The messages as a chat template takes them."""
+        return tuple(one.template_input() for one in self.messages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedConversation(GivenConversation):
+    """A conversation that `llmcli chat` saved, whose answers have their own ids."""
+
+    transcript: Transcript
 
 
 def is_conversation(value: Any) -> bool:
@@ -63,73 +119,19 @@ def read_conversation(value: Mapping[str, Any], where: str) -> GivenConversation
     place, for anything that is not as it must be.
     """
     if value.get("schema") == SCHEMA:
-        return _transcript(value, where)
-    for key in value:
-        if key not in ("messages", "variables"):
-            raise _wrong(f"{where} has the unknown key `{key}`")
-    found = value["messages"]
-    if not isinstance(found, list) or not found:
-        raise _empty(where)
-    variables = checked_variables(value.get("variables", {}), where)
-    messages = tuple(_message(one, f"`messages[{at}]", where) for at, one in enumerate(found))
-    ended = found[-1].get("finish_reason") in ("eos", "stop") or "content" not in messages[-1]
-    finished = ended and messages[-1]["role"] == "assistant"
-    return GivenConversation(messages=messages, variables=variables, finished=finished)
+        return _of_transcript(value, where)
+    return read(GivenConversation, value, where)
 
 
-def _transcript(value: Mapping[str, Any], where: str) -> GivenConversation:
+def _of_transcript(value: Mapping[str, Any], where: str) -> GivenConversation:
     from llmcli.shell.transcript import transcript_of
 
     found = transcript_of(value, where)
     if not found.messages:
-        raise _empty(where)
-    messages = []
-    for one in found.messages:
-        reasoning = {"reasoning": one.reasoning} if one.reasoning else {}
-        messages.append({"role": one.role, "content": one.content, **reasoning})
-    finished = one.role == "assistant" and one.end in ("eos", "stop")
-    return GivenConversation(
-        messages=tuple(messages), variables=found.variables, finished=finished, transcript=found
-    )
-
-
-def _message(value: Any, place: str, where: str) -> dict[str, Any]:
-    """One message, of which nothing is null and the parts of its content are put together."""
-    from llmcli.text.chat import REASONING
-
-    texts = ("role", "content", "name", "tool_call_id", *REASONING)
-    if not isinstance(value, dict):
-        raise _wrong(f"{place}` of {where} is not an object")
-    message = {key: one for key, one in value.items() if one is not None and key not in _OWN}
-    for key, one in message.items():
-        if key == "content" and isinstance(one, list):
-            one = message[key] = "".join(
-                _part(part, f"{place}.content[{at}]", where) for at, part in enumerate(one)
-            )
-        if key not in (*texts, "tool_calls"):
-            raise _wrong(f"{place}` of {where} has the unknown key `{key}`")
-        if not isinstance(one, str if key in texts else list):
-            raise _wrong(f"{place}.{key}` of {where} is not a {'text' if key in texts else 'list'}")
-        check_value(one, f"{place}.{key}` of {where}")
-    if not message.get("role"):
-        raise _wrong(f"{place}` of {where} has no `role`")
-    if "content" not in message and "tool_calls" not in message:
-        raise _wrong(f"{place}` of {where} has no `content`")
-    return message
-
-
-def _part(part: Any, place: str, where: str) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise UsageError(
-        f"{place}` of {where} is not a part of type `text`",
-        hint="llmcli reads text alone: leave images and sounds out",
-    )
-
-
-def _empty(where: str) -> UsageError:
-    return _wrong(f"`messages` of {where} is not a list of messages, or it is empty")
-
-
-def _wrong(words: str) -> UsageError:
-    return UsageError(words, hint=HINT)
+        raise UsageError(f"`messages` of {where} is empty", hint=HINT)
+    messages = tuple(
+        GivenMessage(role=one.role, content=one.content, reasoning=one.reasoning or None,
+                     finish_reason=one.finish_reason)
+        for one in found.messages
+    )  # fmt: skip
+    return SavedConversation(messages=messages, variables=found.variables, transcript=found)

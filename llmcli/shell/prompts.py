@@ -1,8 +1,7 @@
-"""Where a prompt comes from: the argument, a file, a pipe, or token ids."""
+"""Reads the prompt from the argument, a file, a pipe, or token ids."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -16,6 +15,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, TextIO
 
 from llmcli.errors import CheckpointError, UsageError
+from llmcli.shell.documents import parse
 from llmcli.shell.exits import tell
 from llmcli.shell.messages import GivenConversation, is_conversation, read_conversation
 from llmcli.shell.options import GivenPromptOptions, PromptOptions
@@ -30,8 +30,8 @@ LOOKED_AT = (
     "and void; and darkness was upon the face of the deep."
 )
 GO_WITHOUT = "; `--no-stdin` does not read it"
-PATIENCE = 2.0  # seconds before it is said that stdin is waited for
-MOST = 64 << 20  # bytes of a text: more than any context, and `/dev/zero` never ends
+PATIENCE = 2.0  # seconds until a note says that stdin is still open
+MOST = 64 << 20  # bytes of a text: more than any context has; `/dev/zero` never ends
 NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,3`'
 
 
@@ -49,12 +49,11 @@ class Prompt:
 
 
 def read_prompt(options: GivenPromptOptions) -> Prompt:
-    """The prompt that the options name; raises UsageError where there is none.
+    """Reads the prompt that the options name. Raises UsageError if there is none.
 
     A pipe or redirected file comes first, then `--file`, then the argument, joined by
-    newlines; an empty one does not count. Where the file is a conversation, the rest is what the
-    user says next. `--ids` stands alone. Without being asked a pipe is read for `PromptOptions`
-    only.
+    newlines; an empty one does not count. If the file is a conversation, the rest is the user's
+    next message. `--ids` excludes the others. Only `PromptOptions` read a pipe without a `-`.
     """
     if options.ids is not None:
         if options.prompt is not None or options.file is not None:
@@ -75,7 +74,7 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
 
 
 def joined_text(prompt: str | None, file: str | None, *, pipe: bool, no_stdin: bool) -> str:
-    """A pipe (read unasked where `pipe` says so), the file and the argument, where not empty."""
+    """Joins a pipe (read without a `-` if `pipe`), the file and the argument."""
     asked = "-" in (prompt, file)
     if asked and no_stdin:
         raise UsageError("`-` and `--no-stdin` exclude each other", hint="leave one of them out")
@@ -93,20 +92,20 @@ def _conversation(path: str | None) -> GivenConversation | None:
     """The conversation in a file whose name ends in .json; None for any other text."""
     if path is None or not path.lower().endswith(".json"):
         return None
-    text = read_text(path)
+    text, where = read_text(path), f"`{path}`"
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse(text, where)
+    except UsageError as error:
         if '"messages"' in text:
-            tell(f"note: `{path}` is not valid JSON ({error}): it is read as text")
+            tell(f"note: {error.message}; it is read as text")
         return None
-    return read_conversation(value, f"`{path}`") if is_conversation(value) else None
+    return read_conversation(value, where) if is_conversation(value) else None
 
 
 def prompt_or_builtin(
     options: GivenPromptOptions, builtin: str, note: Callable[[str], None]
 ) -> Prompt:
-    """The prompt, or `builtin`, whose begin `note` then hears of, where none was given."""
+    """The prompt, or `builtin` if none was given, which a note then says."""
     if (options.ids, options.prompt, options.file) != (None, None, None):
         note_model_name(options.prompt, note)
         return read_prompt(options)
@@ -122,7 +121,7 @@ def prompt_or_builtin(
 
 
 def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
-    """Tells of a text that is nothing but a model's name that it is taken for a text."""
+    """Notes that a text which is the name of a model is used as the prompt."""
     from llmcli.checkpoints.catalog import CATALOG
 
     if text in CATALOG:
@@ -130,7 +129,7 @@ def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
 
 
 def prompt_or_default(options: PromptOptions, note: Callable[[str], None]) -> Prompt:
-    """The prompt of a command that looks inside, a pipe too; the built-in one where none is."""
+    """The prompt of an inspecting command, or the built-in one if none was given."""
     return prompt_or_builtin(options, LOOKED_AT, note)
 
 
@@ -149,7 +148,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
 
 
 def check_ids(ids: tuple[int, ...], vocabulary: int, where: str = "") -> None:
-    """Raises UsageError for an id that the model has no embedding for; `where` it stands."""
+    """Raises UsageError for an id outside the vocabulary; `where`: the place it was read from."""
     for token in ids:
         if token >= vocabulary:
             raise UsageError(
@@ -199,10 +198,10 @@ def read_stdin(stream: TextIO | None, unasked: str = "") -> str:
 
 
 def stdin_bytes(stream: TextIO, most: int, unasked: str = "") -> bytes:
-    """At most `most` bytes of a pipe or file, and one more where it has more.
+    """Reads at most `most` bytes of a pipe or file, and one more if it has more.
 
-    What is still open after two seconds may never end: a note on stderr says that it is waited for,
-    and `unasked`, what goes without it.
+    If it is still open after two seconds, a note on stderr says so, and how to go without it
+    (`unasked`).
     """
     note = f"note: waiting for the end of stdin, which is still open{unasked}"
     timer = Timer(PATIENCE, tell, [note])
@@ -242,7 +241,7 @@ def read_bytes(path: str, hint: str, most: int) -> bytes:
 
 
 def _near(path: str) -> Sequence[str]:
-    """The file beside it whose name is most like that one."""
+    """The file in the same directory with the most similar name."""
     folder, name = os.path.split(path)
     try:
         there = os.listdir(os.path.expanduser(folder) or ".")
@@ -270,7 +269,7 @@ def _decoded(data: bytes, name: str) -> str:
 
 
 def refuse_wide(data: bytes, name: str) -> None:
-    """Raises UsageError for a text in units of 2 or 4 bytes, which its mark or its NULs tell."""
+    """Raises UsageError for UTF-16 and UTF-32, recognized by their byte order mark or NULs."""
     head, wide = data[:64], ""
     if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
         wide = "utf-32"
@@ -288,8 +287,8 @@ def refuse_wide(data: bytes, name: str) -> None:
 def text_argument(text: str, name: str) -> str:
     """A text of the command line; raises UsageError where it is not UTF-8.
 
-    Python holds lone surrogates for bytes that its locale's encoding lacks: of UTF-8 in the locale
-    C, and of what is no UTF-8 anywhere.
+    Python decodes bytes that are invalid in the locale's encoding to lone surrogates: UTF-8 in the
+    locale C, and other encodings anywhere.
     """
     try:
         text.encode("utf-8")

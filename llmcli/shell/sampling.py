@@ -11,6 +11,7 @@ from llmcli.shell.params import Range, opt
 
 if TYPE_CHECKING:
     from llmcli.engine.sampling import Sampling
+    from llmcli.model import Model
 
 Origin = Literal[
     "flag", "configuration file", "generation_config.json", "general.sampling", "catalog", "default"
@@ -151,6 +152,19 @@ def engine_sampling(
 
     others: dict[str, Any] = {**values, **suppressed, "top_k": int(values["top_k"])}
     return Sampling(seed=seed, **others)
+
+
+def resolve_for(
+    model: Model, options: SamplingOptions, from_file: Collection[str], *, limited: bool
+) -> Resolved:
+    """Calls `resolve` with what the files of `model` and the catalog say."""
+    from llmcli.checkpoints.catalog import CATALOG
+
+    checkpoint, entry = model.checkpoint, CATALOG.get(model.name)
+    return resolve(
+        options, checkpoint.generation_config, None if entry is None else entry.sampling, from_file,
+        metadata=checkpoint.metadata, limited=limited,
+    )  # fmt: skip
 
 
 def resolve(

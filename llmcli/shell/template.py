@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-import typer
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.shell.messages import GivenConversation
+from llmcli.shell.documents import check_value, too_deep
+from llmcli.shell.messages import GivenConversation, GivenMessage, variable_names
 from llmcli.shell.options import PROMPT
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, text_argument
-from llmcli.shell.variables import check_name, check_variable, value_of
+from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
 
-System = Annotated[
-    str | None,
-    typer.Option("--system", metavar="TEXT", rich_help_panel=PROMPT, help="The system message."),
-]
-Variables = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", rich_help_panel=PROMPT,
-        help="A variable of the chat template, such as enable_thinking=false; repeatable.",
-    ),
-]  # fmt: skip
+SYSTEM = "The system message."
+VARIABLE = "A variable of the chat template, such as enable_thinking=false; repeatable."
 
 
 def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
@@ -39,35 +31,67 @@ def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
         name, equals, value = text_argument(one, "`--set`").partition("=")
         if not equals:
             raise UsageError(f"`--set {one}` is not NAME=VALUE", hint="such as `--set x=true`")
-        check_variable(name, "`--set`")
+        if wrong := variable_names({name: value}):
+            raise UsageError(f"`--set` {wrong}", hint="a name such as `enable_thinking` can be one")
         found[name] = value_of(value, f"`--set {name}`")
     return found
 
 
+def value_of(text: str, where: str) -> Any:
+    """`true`, `3`, `"high"` or `high`: JSON where it is any, else the text itself.
+
+    Raises UsageError for what `check_value` refuses.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError:
+        raise too_deep(where) from None
+    check_value(value, where)
+    return value
+
+
+def check_name(
+    name: str, known: Collection[str], model: str, *, others: Collection[str] = (), option: str
+) -> None:
+    """Raises UsageError for a name that the chat template of `model` does not look up.
+
+    `others` are names that `option` takes beside these.
+    """
+    if name in known:
+        return
+    near = get_close_matches(name, [*known, *others], 1)
+    hint = f"it has {', '.join(sorted(known))}" if known else "it has no variables"
+    if others:
+        hint = f"`{option}` takes {', '.join([*others, *sorted(known)])}"
+    raise UsageError(
+        f"`{option} {one_line(name)}`: the chat template of `{model}` has no such variable",
+        hint=f"did you mean `{near[0]}`?" if near else one_line(hint),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """Whether the chat template is applied to a text; to a conversation it always is."""
+    """Whether the chat template is applied to a text; conversations always need it."""
 
     panel: ClassVar[str] = PROMPT
     chat: bool = opt(
         False, "--chat",
         "Answer, through the model's chat template. [default where it has one]",
-        excludes=("--raw",),
+        excludes=("--raw", "--ids"),
     )  # fmt: skip
     raw: bool = opt(False, "--raw", "Continue the text as it stands.")
-    system: System = None
-    variable: Variables = None
+    system: str | None = opt(None, "--system", "TEXT", SYSTEM, excludes=("--raw", "--ids"))
+    variable: list[str] | None = opt(
+        None, "--set", "NAME=VALUE", VARIABLE, excludes=("--raw", "--ids")
+    )
 
-    def check(self, *, ids: bool) -> None:
-        """Raises UsageError for options that contradict each other."""
+    def check(self) -> None:
+        """Raises UsageError for a text that is not UTF-8, and for wrong variables."""
         if self.system is not None:
             text_argument(self.system, "`--system`")
         template_variables(self.variable)
-        flag = self._flag()
-        if flag and self.raw:
-            raise UsageError(f"`{flag}` needs the chat template, which `--raw` leaves out")
-        if flag and ids:
-            raise UsageError(f"`--ids` is always raw and goes without `{flag}`")
 
     def check_conversations(self, given: Sequence[Prompt]) -> None:
         """Raises UsageError for a conversation that cannot be answered, or not with `--raw`."""
@@ -86,16 +110,10 @@ class ChatOptions:
                     hint="say what comes next: a PROMPT behind `-f FILE`, or one more message",
                 )
 
-    def _flag(self) -> str:
-        """The option that asks for the template, empty where none does."""
-        given = (("--chat", self.chat), ("--system", self.system is not None),
-                 ("--set", bool(self.variable)))  # fmt: skip
-        return next((flag for flag, asked in given if asked), "")
-
     def renderer(self, given: Sequence[Prompt]) -> AbstractContextManager[object]:
-        """The process that renders the template of these prompts; none where none may need it.
+        """The process that renders chat templates, if one of these prompts may need it.
 
-        Entered before the model is loaded, it gets ready meanwhile.
+        Enter it before loading the model: it starts meanwhile.
         """
         if not any(self._applies(prompt) for prompt in given):
             return nullcontext()
@@ -109,10 +127,9 @@ class ChatOptions:
     def template_input(
         self, prompt: Prompt, tokenizer: Tokenizer, name: str
     ) -> Mapping[str, Any] | None:
-        """What the template of the model `name` renders, as `ChatTemplate.render` takes it.
+        """Arguments of `ChatTemplate.render` for a prompt of the model `name`.
 
-        None where the text is taken as it stands. Raises UsageError where the template is needed
-        and absent.
+        None if no template is applied. Raises UsageError if one is needed and the model has none.
         """
         if not self._applies(prompt):
             return None
@@ -122,14 +139,18 @@ class ChatOptions:
                     f"{prompt.where} is a conversation, and `{name}` has no chat template for it",
                     hint="give a text, or name another model with `-m`",
                 )
-            if flag := self._flag():
+            with_system = self.system is not None
+            flags = {"--chat": self.chat, "--system": with_system, "--set": bool(self.variable)}
+            if flag := next((flag for flag, given in flags.items() if given), None):
                 raise UsageError(
                     f"`{flag}` needs a chat template, and `{name}` has none",
                     hint="leave it out: the text is then continued as it stands",
                 )
             return None
-        given = prompt.conversation or GivenConversation.of(prompt.text or "")
-        messages = list(given.messages)
+        given = prompt.conversation or GivenConversation(
+            messages=(GivenMessage(role="user", content=prompt.text or ""),)
+        )
+        messages = list(given.template_input())
         if self.system is not None:
             rest = messages[1:] if messages[0]["role"] == "system" else messages
             system = text_argument(self.system, "`--system`")
@@ -149,18 +170,19 @@ class ChatOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateOptions:
-    """The text is looked at as it stands, unless the chat template is asked for."""
+    """Options of inspecting commands, which apply the chat template only on request."""
 
     panel: ClassVar[str] = PROMPT
     chat: bool = opt(
         False, "--chat",
         "Put the text into the model's chat template. [default: as it stands; --system, --set and "
         "a conversation imply it]",
+        excludes=("--ids",),
     )  # fmt: skip
-    system: System = None
-    variable: Variables = None
+    system: str | None = opt(None, "--system", "TEXT", SYSTEM, excludes=("--ids",))
+    variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, excludes=("--ids",))
 
     def options(self) -> ChatOptions:
-        """As in `generate`, with `--raw` as the default."""
+        """The options of `generate`, with `--raw` as the default."""
         raw = not self.chat and self.system is None and not self.variable
         return ChatOptions(chat=self.chat, raw=raw, system=self.system, variable=self.variable)

@@ -1,93 +1,102 @@
-"""A conversation as a JSON file: `llmcli.chat/1`, written whole, and read back with suspicion."""
+"""Saved conversations, `llmcli.chat/1`: their document, and the files that they are kept in."""
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from llmcli.engine.messages import LEAD, Message
 from llmcli.errors import UsageError, WriteFailed
+from llmcli.records.document import APART
+from llmcli.shell.documents import not_empty, parse, read, read_field
 from llmcli.shell.files import OTHER_PLACE, check_place
-from llmcli.shell.messages import SCHEMA, is_conversation, read_conversation
+from llmcli.shell.messages import (
+    SCHEMA,
+    GivenMessage,
+    Variables,
+    is_conversation,
+    read_conversation,
+)
 from llmcli.shell.options import TOKEN_LIMIT
+from llmcli.shell.params import Range
 from llmcli.shell.prompts import read_bytes
-from llmcli.shell.sampling import RANGES, valid
-from llmcli.shell.variables import check_value, checked_variables
+from llmcli.shell.sampling import RANGES
+from llmcli.text.chat import REASONING
 
 if TYPE_CHECKING:
-    from llmcli.engine.messages import Message
     from llmcli.text.interface import TextInterface
 
 _MOST = 64 << 20  # bytes of a file
-_ROLES = ("system", "user", "assistant")
+_HINT = "`/save FILE` writes a transcript"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSettings:
+    """How the next answer is drawn; `/set` changes it. `max_tokens`: -1 is no limit."""
+
+    temperature: Annotated[float, RANGES["temperature"]]
+    top_k: Annotated[int, RANGES["top_k"]]
+    top_p: Annotated[float, RANGES["top_p"]]
+    min_p: Annotated[float, RANGES["min_p"]]
+    repetition_penalty: Annotated[float, RANGES["repetition_penalty"]]
+    presence_penalty: Annotated[float, RANGES["presence_penalty"]]
+    frequency_penalty: Annotated[float, RANGES["frequency_penalty"]]
+    seed: Annotated[int, Range(0)]
+    max_tokens: Annotated[int, TOKEN_LIMIT]
+    stop: tuple[Annotated[str, not_empty], ...]
+
+    def change(self, name: str, value: Any) -> ChatSettings:
+        """The settings with another value, as JSON has it. Raises UsageError for a wrong one."""
+        return replace(self, **{name: read_field(ChatSettings, name, value)})
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The values of the sampling options, by the names of `RANGES`."""
+        return {name: getattr(self, name) for name in RANGES}
+
+    @property
+    def limit(self) -> int | None:
+        """Maximum number of tokens of an answer; None for no limit."""
+        return None if self.max_tokens == TOKEN_LIMIT.or_else else self.max_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelName:
+    """What a transcript has to say of the model that wrote the answers."""
+
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What such a file says. `model` is the name of the one whose ids the answers have."""
+    """A saved conversation. `model` wrote the answers, with ids of its vocabulary."""
 
-    model: str
-    vocabulary: int
-    sampling: Mapping[str, float]
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...]
-    variables: Mapping[str, Any]
-    answers: int
+    hint: ClassVar[str] = _HINT
+    model: ModelName = field(metadata=APART)  # the head of every document has it
+    vocabulary: Annotated[int, Range(1)]
+    sampling: ChatSettings
+    variables: Variables
+    answers: Annotated[int, Range(0)]
     messages: tuple[Message, ...]
 
     def is_of(self, model: TextInterface) -> bool:
         """Whether the answers' token ids were written by this model."""
-        return (self.model, self.vocabulary) == (model.name, model.config.vocab)
-
-
-def body(transcript: Transcript) -> dict[str, Any]:
-    """The document, without what every document has."""
-    return {
-        "vocabulary": transcript.vocabulary,
-        "sampling": {
-            **transcript.sampling,
-            "seed": transcript.seed,
-            "max_tokens": transcript.max_tokens,
-            "stop": transcript.stop,
-        },
-        "variables": transcript.variables,
-        "answers": transcript.answers,
-        "messages": [_body(one) for one in transcript.messages],
-    }
-
-
-def _body(message: Message) -> dict[str, Any]:
-    """One message: `ids` and `finish_reason` of the model's own answers only."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        found["reasoning"] = message.reasoning
-    if message.raw is not None:
-        found["raw"] = message.raw
-    if message.ids:
-        found |= {"ids": list(message.ids), "lead": message.lead}
-    if message.end is not None:
-        found["finish_reason"] = message.end
-    return found
+        return (self.model.name, self.vocabulary) == (model.name, model.config.vocab)
 
 
 def read_transcript(path: str, beside: Transcript) -> Transcript:
-    """Raises UsageError for a file that is none, saying what is wrong with it.
+    """Reads a transcript; `beside` gives what a file of only `{"messages": […]}` lacks.
 
-    Of what is only `{"messages": […]}` the rest is that of `beside`.
+    Raises UsageError naming what is wrong with the file.
     """
     data = read_bytes(path, "give the path of a file that `chat` has saved", _MOST + 1)
     where = f"`{path}`"
     if len(data) > _MOST:
-        raise _wrong(where, f"it has more than {_MOST >> 20} MiB")
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        raise _wrong(where, "it is not JSON") from None
+        raise UsageError(f"{where} has more than {_MOST >> 20} MiB", hint=_HINT)
+    document = parse(data, where, _HINT)
     if is_conversation(document) and "schema" not in document:
         given = read_conversation(document, where)
         messages = tuple(_plain(where, at, one) for at, one in enumerate(given.messages))
@@ -95,25 +104,28 @@ def read_transcript(path: str, beside: Transcript) -> Transcript:
     return transcript_of(document, where)
 
 
-def _plain(where: str, number: int, message: Mapping[str, Any]) -> Message:
+def _plain(where: str, number: int, given: GivenMessage) -> Message:
     """A message of a conversation that `generate` takes."""
-    from llmcli.engine.messages import Message
-    from llmcli.text.chat import REASONING
-
-    role, known = message["role"], ("role", "content", *REASONING)
-    other = next((key for key in message if key not in known), None)
-    if other is not None or role not in _ROLES or (role == "system" and number):
+    message, role = given.template_input(), given.role
+    other = next((key for key in message if key not in ("role", "content", *REASONING)), None)
+    if other is not None or role not in ("system", "user", "assistant") or _misplaced(role, number):
         what = f"has `{other}`" if other is not None else f"is of the role `{role}`"
         raise UsageError(
             f"`messages[{number}]` of {where} {what}, which does not belong in a chat",
             hint="it has `user` and `assistant` behind one `system`; `generate -f` takes more",
         )
     reasoning = next((message[name] for name in REASONING if name in message), "")
-    return Message(role=role, content=message["content"], reasoning=reasoning)
+    found = {"role": role, "content": message["content"], "reasoning": reasoning}
+    return read(Message, found, where)
+
+
+def _misplaced(role: str, number: int) -> bool:
+    """Whether it is a system message that does not come first."""
+    return role == "system" and number > 0
 
 
 def check_replaceable(path: str) -> None:
-    """Raises WriteFailed for a file that a transcript must not replace: any other with a text.
+    """Raises WriteFailed for a file that is neither empty nor a transcript.
 
     A pipe or a device takes all that is written.
     """
@@ -121,10 +133,9 @@ def check_replaceable(path: str) -> None:
     place = os.path.expanduser(path)
     if not os.path.isfile(place) or not os.path.getsize(place):
         return
-    try:
-        document = json.loads(read_bytes(path, OTHER_PLACE, _MOST))
-    except (UsageError, ValueError, RecursionError):
-        document = None
+    document = None
+    with suppress(UsageError):
+        document = parse(read_bytes(path, OTHER_PLACE, _MOST), path)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise WriteFailed(
             f"could not write `{path}`: it exists and is not a transcript of `llmcli chat`",
@@ -133,12 +144,12 @@ def check_replaceable(path: str) -> None:
 
 
 def real_path(path: str) -> str:
-    """The path of the file itself, by which one file is known under all its names."""
+    """The absolute path without symbolic links: one for each file."""
     return os.path.realpath(os.path.expanduser(path))
 
 
 def state_of(path: str) -> tuple[int, ...] | None:
-    """What differs once the file was written anew; None where there is none, or no regular one."""
+    """Changes whenever the file is written; None if it does not exist or is not a regular file."""
     with suppress(OSError):
         found = os.stat(real_path(path))
         if stat.S_ISREG(found.st_mode):
@@ -147,90 +158,21 @@ def state_of(path: str) -> tuple[int, ...] | None:
 
 
 def transcript_of(document: Any, where: str) -> Transcript:
-    """What a JSON document says that stands there; raises UsageError where it is none."""
+    """Reads a transcript from its document. Raises UsageError for any other JSON."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise _wrong(where, f"its `schema` is not `{SCHEMA}`")
-    sampling, model, stop = document.get("sampling"), document.get("model"), None
-    if isinstance(sampling, dict):
-        stop = sampling.get("stop")
-    if not (
-        isinstance(sampling, dict) and isinstance(model, dict)
-        and isinstance(model.get("name"), str) and isinstance(stop, list)
-        and all(isinstance(one, str) and one for one in stop)
-    ):  # fmt: skip
-        raise _wrong(where, "its `model` or `sampling` are not as chat writes them")
-    check_value(stop, f"`sampling.stop` of {where}")
-    values: dict[str, float] = {}
-    for name, allowed in RANGES.items():
-        value: Any = sampling.get(name)
-        if not valid(name, value):
-            raise _wrong(where, f"its `sampling.{name}` must be {allowed}")
-        values[name] = value
-    return Transcript(
-        model=model["name"],
-        vocabulary=_count(where, document, "vocabulary", least=1),
-        sampling=values,
-        seed=_count(where, sampling, "seed"),
-        max_tokens=_limit(where, sampling),
-        stop=tuple(stop or ()),
-        variables=checked_variables(document.get("variables"), where),
-        answers=_count(where, document, "answers"),
-        messages=_messages(where, document.get("messages"), document["vocabulary"]),
-    )
-
-
-def _messages(where: str, found: object, vocabulary: int) -> tuple[Message, ...]:
-    from llmcli.engine.messages import LEAD, Ending, Message
-
-    if not isinstance(found, list):
-        raise _wrong(where, "it has no list of `messages`")
-    messages = []
-    for number, one in enumerate(found):
-        if not (
-            isinstance(one, dict) and one.get("role") in _ROLES
-            and isinstance(one.get("content"), str)
-            and isinstance(one.get("lead", ""), str)
-            and isinstance(one.get("reasoning", ""), str)
-            and isinstance(one.get("raw"), str | None)
-            and one.get("finish_reason") in (None, *get_args(Ending))
-            and (one["role"] != "system" or number == 0)
-        ):  # fmt: skip
-            raise _wrong(where, f"its message {number} is not as chat writes them")
-        check_value(one, f"`messages[{number}]` of {where}")
-        messages.append(Message(
-            role=one["role"], content=one["content"], end=one.get("finish_reason"),
-            reasoning=one.get("reasoning", ""), raw=one.get("raw"),
-            ids=_ids(where, number, one, vocabulary), lead=one.get("lead", "")[-LEAD:],
-        ))  # fmt: skip
-    return tuple(messages)
-
-
-def _ids(where: str, number: int, message: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
-    ids: Any = message.get("ids", [])
-    sound = isinstance(ids, list) and all(
-        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < vocabulary for one in ids
-    )
-    if not sound or (ids and message["role"] != "assistant"):
-        raise _wrong(where, f"the `ids` of its message {number} are not token ids of an answer")
-    return tuple(ids)
-
-
-def _count(where: str, found: Mapping[str, Any], name: str, *, least: int = 0) -> int:
-    value = found.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise _wrong(where, f"its `{name}` is not a whole number of at least {least}")
-    return value
-
-
-def _limit(where: str, sampling: Mapping[str, Any]) -> int:
-    found = sampling.get("max_tokens")
-    if found == TOKEN_LIMIT.or_else:
-        return -1
-    return _count(where, sampling, "max_tokens", least=1)
-
-
-def _wrong(where: str, why: str) -> UsageError:
-    return UsageError(
-        f"{where} is not a transcript of `llmcli chat`: {why}",
-        hint="`/save FILE` writes one",
+        raise UsageError(
+            f"{where} is not a transcript of `llmcli chat`: its `schema` is not `{SCHEMA}`",
+            hint=_HINT,
+        )
+    found = read(Transcript, document, where)
+    for at, one in enumerate(found.messages):
+        place = f"`messages[{at}]` of {where}"
+        if _misplaced(one.role, at):
+            raise UsageError(f"{place} is a system message behind others", hint=_HINT)
+        if one.ids and one.role != "assistant":
+            raise UsageError(f"{place} has `ids`, and is not an answer", hint=_HINT)
+        if not all(0 <= token < found.vocabulary for token in one.ids):
+            raise UsageError(f"{place} has `ids` outside of the vocabulary", hint=_HINT)
+    return replace(
+        found, messages=tuple(replace(one, lead=one.lead[-LEAD:]) for one in found.messages)
     )

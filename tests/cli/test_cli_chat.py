@@ -167,7 +167,7 @@ def test_what_another_chat_saved_meanwhile_is_not_replaced(
     assert file.read_bytes() == others
 
 
-@pytest.mark.parametrize(("of", "name"), [(Chat, "stats_line"), (command, "_tell")])
+@pytest.mark.parametrize(("of", "name"), [(Chat, "stats_line"), (slash, "tell_error")])
 def test_a_second_ctrl_c_does_not_end_it(of, name, converse, tmp_path, monkeypatch):
     def interrupted(*args):
         os.kill(os.getpid(), 2)

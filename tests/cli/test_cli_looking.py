@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmcli.errors import UsageError
-from llmcli.shell.looking import TemplateOptions, parse_numbers, parse_span
+from llmcli.shell.looking import parse_numbers, parse_span
 
 
 def test_numbers():
@@ -50,10 +50,3 @@ def test_spans():
         with pytest.raises(UsageError, match="`--query") as caught:
             parse_span(text, 9, "--query")
         assert "go from 0 to 8" in caught.value.hint
-
-
-def test_what_is_refused_of_the_template_is_what_was_given():
-    for given, flag in [({"system": ""}, "--system"), ({"chat": True}, "--chat")]:
-        with pytest.raises(UsageError, match=f"goes without `{flag}`"):
-            TemplateOptions(**given).options().check(ids=True)
-    assert TemplateOptions().options().raw

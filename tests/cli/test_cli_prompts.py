@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
+import re
 import shlex
 import socket
 import sys
@@ -15,7 +17,7 @@ import pytest
 
 from llmcli.commands.attention.options import HeadOptions, ViewOptions
 from llmcli.commands.attention.prompt import again
-from llmcli.commands.generate.batch import read_batch
+from llmcli.commands.generate.command import read_batch
 from llmcli.errors import UsageError
 from llmcli.shell import prompts
 from llmcli.shell.exits import tell
@@ -23,6 +25,7 @@ from llmcli.shell.looking import NewTokensOptions
 from llmcli.shell.messages import read_conversation
 from llmcli.shell.options import ModelOptions, PromptOptions
 from llmcli.shell.prompts import parse_ids, read_prompt, stdin_is_given
+from llmcli.shell.sampling import DEFAULTS
 from llmcli.shell.template import TemplateOptions, template_variables
 
 
@@ -199,7 +202,7 @@ def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
     assert read_prompt(PromptOptions(file=str(tmp_path / "f.JSON"))).conversation is not None
     (tmp_path / "g.json").write_text(talk[:-1])
     assert read_prompt(PromptOptions(file=str(tmp_path / "g.json"))).text == talk[:-1]
-    assert "g.json` is not valid JSON (Expecting ',' delimiter" in capsys.readouterr().err
+    assert "g.json` is not JSON: expecting ',' delimiter at column 48;" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_a_conversation_is_said_with_its_place(as_written):
@@ -214,6 +217,58 @@ def test_what_is_wrong_with_a_conversation_is_said_with_its_place(as_written):
     as_written(file, "".join(found))
 
 
+SAVED = {
+    "schema": "llmcli.chat/1", "model": {"name": "m"}, "vocabulary": 300, "answers": 1,
+    "sampling": {**DEFAULTS, "seed": 1, "max_tokens": -1, "stop": ["x"]}, "variables": {"a": [1]},
+    "messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "y", "reasoning": "z", "raw": "zy", "ids": [7],
+         "lead": "l", "finish_reason": "eos"},
+    ],
+}  # fmt: skip
+GIVEN = {"variables": {"a": {"b": 1}}, "messages": [
+    {"role": "user", "name": "n", "content": [{"type": "text", "text": "x"}]},
+    {"role": "assistant", "tool_calls": [{"id": "1"}], "thinking": "z"},
+]}  # fmt: skip
+
+
+def places(value, path=""):
+    """Every value in a document of JSON with what holds it: (path, container, key)."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, one in items:
+        inside = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}".removeprefix(".")
+        yield inside, value, key
+        if isinstance(one, dict | list):
+            yield from places(one, inside)
+
+
+def refusal(document):
+    """The error of a document that is refused, else None."""
+    try:
+        read_conversation(document, "F")
+    except UsageError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("document", [SAVED, GIVEN])
+def test_any_value_that_is_wrong_is_read_or_named(document):
+    """Each value replaced by each other one: it is read, or an error names its place."""
+    assert refusal(document) is None
+    refused = 0
+    for number in range(len(list(places(document)))):
+        for wrong in (None, True, -1, 1.5, 1e300, "x", "", "\ud83d", [], [[]], {}, {"a b": 1}):
+            changed = copy.deepcopy(document)
+            path, container, key = list(places(changed))[number]
+            container[key] = wrong
+            if error := refusal(changed):
+                named = re.match(r"(?:`([^`]+)` of )?F ", error.message)[1] or ""
+                assert path.startswith(named) or named.startswith(path), error.message
+                assert error.hint
+                refused += 1
+    assert refused > 6 * number
+
+
 def test_messages_as_other_programs_write_them():
     tool = {"role": "tool", "content": "x"}
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
@@ -221,7 +276,7 @@ def test_messages_as_other_programs_write_them():
     found = read_conversation(
         {"messages": [{"role": "user", "content": parts}, call, tool]}, "F"
     )
-    assert list(found.messages) == [
+    assert list(found.template_input()) == [
         user("a b"), {"role": "assistant", "tool_calls": [{"id": "1"}]}, tool,
     ]  # fmt: skip
 

@@ -192,13 +192,13 @@ def test_ids_that_are_not_the_text_of_an_answer_are_dropped(model):
     for wrong in (
         {"content": "something else"},
         {"ids": (own.ids[0], END, *own.ids[1:])},  # a special token inside
-        {"end": "eos"},  # with no end token behind it
-        {"end": "stop"}, {"end": None},
+        {"finish_reason": "eos"},  # with no end token behind it
+        {"finish_reason": "stop"}, {"finish_reason": None},
     ):  # fmt: skip
         changed = dataclasses.replace(own, **wrong)
         other = Conversation(model, room=400)
         assert other.load([*talk.messages[:-1], changed], 1, {}) == 1, wrong
-        assert other.messages[-1] == dataclasses.replace(changed, ids=())
+        assert other.messages[-1] == dataclasses.replace(changed, ids=(), lead="")
         other.say("go on")
         answered(other)
         expected = model.tokenizer.encode_chat(contents(other.messages[:-1]))
@@ -243,7 +243,7 @@ def test_what_the_template_writes_of_an_answer_is_what_is_read(model):
     talk = talking(model)
     answered(talk)
     mine = talk.messages.pop()
-    talk.messages.append(dataclasses.replace(mine, ids=(*mine.ids, END), end="eos"))
+    talk.messages.append(dataclasses.replace(mine, ids=(*mine.ids, END), finish_reason="eos"))
     talk.say("more")
     template = model.tokenizer.chat_template
     text = template.render(contents(talk.messages), add_generation_prompt=False)
@@ -251,7 +251,9 @@ def test_what_the_template_writes_of_an_answer_is_what_is_read(model):
     assert text.count("<|end|><|end|>") == 0
     content = "why</think>because"
     ids = tuple(model.tokenizer.encode(content, add_bos=False))
-    talk.messages[-2] = dataclasses.replace(mine, content=content, ids=(*ids, END), end="eos")
+    talk.messages[-2] = dataclasses.replace(
+        mine, content=content, ids=(*ids, END), finish_reason="eos"
+    )
     answered(talk)
     assert "because" in read(talk)[1]
     assert "why" not in read(talk)[1]
@@ -268,7 +270,7 @@ def test_an_answer_that_is_cut_off_stays_as_far_as_it_came(model, how):
         with pytest.raises(KeyboardInterrupt):
             stream.throw(KeyboardInterrupt())
     last = talk.messages[-1]
-    assert (last.role, last.end) == ("assistant", "interrupted")
+    assert (last.role, last.finish_reason) == ("assistant", "interrupted")
     assert last.ids in ((), tuple(written))
     talk.say("go on")
     answered(talk)
@@ -280,7 +282,7 @@ def test_a_stop_string_ends_an_answer_whose_text_is_not_its_ids(model):
     cut = model.tokenizer.decode(ids)[2:4]
     other = talking(model)
     list(other.answer(SAMPLING, limit=12, stop=[cut]))
-    assert other.messages[-1].end == "stop"
+    assert other.messages[-1].finish_reason == "stop"
     assert other.messages[-1].ids == ()
 
 
@@ -419,7 +421,7 @@ def test_channels_are_kept_apart(reasoning, monkeypatch):
     message, shown = writes(talk, monkeypatch, HM + "<|return|>")
     assert (message.content, message.reasoning, message.raw) == ("Yes.", "Hm.", HM)
     assert shown == HM, "markers that are special tokens are shown to who cuts the text"
-    assert message.end == "eos"
+    assert message.finish_reason == "eos"
     assert message.ids == tuple(talk.model.tokenizer.encode(HM + "<|return|>"))
     talk.say("more")
     writes(talk, monkeypatch, HM + "<|return|>")

@@ -149,6 +149,9 @@ def _not_here(name: str, inventory: Inventory, revision: str | None) -> ModelNot
     here = [s.model.name for s in inventory.stored() if s.model.place != "nowhere"]
     near = difflib.get_close_matches(name, here, n=1)
     hint = "`llmcli models list` shows what is"
+    if revision is not None and name in here:
+        message = f"revision `{shown(revision)}` of `{shown(name)}` is not on this machine"
+        return ModelNotFound(message, hint=hint)
     if near and name not in CATALOG:
         hint = f"did you mean `{shown(near[0], 200)}`?"
     return ModelNotFound(f"`{typed(name, revision)}` is not on this machine", hint=hint)

@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING, Any
 from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, Terminated
-from llmcli.shell.options import TOKEN_LIMIT
 from llmcli.shell.output import Output, write_document
-from llmcli.shell.params import Range
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import kernels_of
-from llmcli.shell.sampling import RANGES, engine_sampling, valid
-from llmcli.shell.transcript import Transcript, body, read_transcript, real_path, state_of
-from llmcli.shell.variables import check_name
-from llmcli.ui.theme import FAINT, one_line
+from llmcli.shell.sampling import RANGES, engine_sampling
+from llmcli.shell.template import check_name
+from llmcli.shell.transcript import (
+    ChatSettings,
+    ModelName,
+    Transcript,
+    read_transcript,
+    real_path,
+    state_of,
+)
+from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
@@ -31,48 +37,15 @@ if TYPE_CHECKING:
 
 
 ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
-_WHOLE: Mapping[str, Range] = {"max_tokens": TOKEN_LIMIT, "seed": Range(0)}
-NAMES = (*RANGES, *_WHOLE)
-
-
-@dataclass(kw_only=True)
-class Settings:
-    """How the next answer is drawn; `/set` changes it."""
-
-    sampling: dict[str, float]
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...] = ()
-    suppressed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by the model's files
-
-    @property
-    def limit(self) -> int | None:
-        """Most tokens of an answer; None for no limit."""
-        return None if self.max_tokens == TOKEN_LIMIT.or_else else self.max_tokens
-
-    def change(self, name: str, value: Any, text: str) -> None:
-        """Sets one of `NAMES` to a value that was typed as `text`; raises UsageError."""
-        if name in RANGES:
-            if not valid(name, value):
-                raise _wrong(name, value, text, RANGES[name], whole=name == "top_k")
-            self.sampling[name] = value
-        else:
-            if not isinstance(value, int) or isinstance(value, bool) or value not in _WHOLE[name]:
-                raise _wrong(name, value, text, _WHOLE[name], whole=True)
-            setattr(self, name, value)
-
-    def rows(self) -> dict[str, str]:
-        """Every setting of `NAMES` and its value."""
-        sampling = {name: f"{value:g}" for name, value in self.sampling.items()}
-        return {**sampling, **{name: str(getattr(self, name)) for name in _WHOLE}}
+NAMES = (*RANGES, "max_tokens", "seed")  # the settings that `/set` changes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the last answer took. `read` of the prompt's tokens were new to the model."""
+    """What the last answer took; `computed` tokens of the prompt were new to the model."""
 
     prompt: int
-    read: int
+    computed: int
     generated: int
     prompt_s: float
     decode_s: float
@@ -82,21 +55,23 @@ class Turn:
 class Chat:
     """A conversation with its settings; `file` is written anew after every answer and change.
 
-    `chosen` are the settings and `variables` those of the template that the user has named: they
-    win over a transcript's. `typed` is what was typed for a text with files in it, and `choose`
-    asks the user for a letter where the context fills. `seen` are the files as they were read or
-    written last, by their real paths: another chat may write one of them, too.
+    `suppressed` are the tokens that the model's files forbid. `chosen` are the settings and
+    `variables` those of the template that the user has named: they win over a transcript's. `typed`
+    is what was typed for a text with files in it, and `choose` asks the user for a letter where the
+    context fills. `seen` are the files as they were read or written last, by their real paths:
+    another chat may write one of them, too.
     """
 
     conversation: Conversation
-    settings: Settings
+    settings: ChatSettings
     out: Output
+    suppressed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     file: str | None = None
     turn: Turn | None = None
     stats: bool = False
     reasoning: ReasoningMode | None = None
     plain: bool = False
-    chosen: dict[str, str] = field(default_factory=dict)
+    chosen: set[str] = field(default_factory=set)
     variables: dict[str, Any] = field(default_factory=dict)
     choose: Callable[[str], str] | None = None
     typed: dict[str, str] = field(default_factory=dict)
@@ -104,9 +79,9 @@ class Chat:
     _kept: Transcript | None = None  # what the file has
 
     def say(self, text: str, *, instead: bool = False) -> bool:
-        """What the user says (`instead` of what was last said), and the answer.
+        """Sends a message (`instead`: replacing the last one) and writes the answer.
 
-        Where there is none, nothing was said. False where Ctrl-C ended it.
+        Without an answer the message is dropped. Returns False where Ctrl-C ended the answer.
         """
         conversation = self.conversation
         with self._kept_without_answer():
@@ -120,7 +95,7 @@ class Chat:
                 raise
 
     def _check_alone(self) -> None:
-        """Raises PromptTooLong where the last message does not fit, whatever is dropped."""
+        """Raises PromptTooLong if the last message does not fit even without the earlier ones."""
         conversation = self.conversation
         messages, asked = conversation.messages, conversation.messages[-1]
         conversation.clear()
@@ -135,7 +110,7 @@ class Chat:
             )
 
     def _has_room(self) -> bool:
-        """Whether an answer is to begin; where the context fills, that is for the user to say."""
+        """Whether to begin an answer. Asks the user what to drop if the context is nearly full."""
         conversation = self.conversation
         least = min(ANSWER, self.settings.limit or ANSWER, conversation.room // 4)
         if self.choose is None or len(conversation.messages) < 2 or not conversation.missing(least):
@@ -172,7 +147,7 @@ class Chat:
         return min(tokens, conversation.room)
 
     def regenerate(self) -> bool:
-        """Another answer to what was last said; the one that is there stays where none comes."""
+        """Generates another answer to the last message; keeps the old one if that fails."""
         conversation = self.conversation
         with self._kept_without_answer():
             if conversation.messages and conversation.messages[-1].role == "assistant":
@@ -183,7 +158,7 @@ class Chat:
 
     @contextmanager
     def _kept_without_answer(self) -> Iterator[None]:
-        """The messages are as before where no answer came: refused, or stopped too early."""
+        """Restores the messages if no answer came: it was refused, or stopped too early."""
         conversation = self.conversation
         before, answers = list(conversation.messages), conversation.answers
         try:
@@ -193,17 +168,17 @@ class Chat:
                 conversation.messages = before
 
     def answer(self) -> bool:
-        """Writes the model's answer as it comes; False where Ctrl-C ended it.
+        """Writes the model's answer as it comes; returns False where Ctrl-C ended it.
 
-        What there is then, or where an error ended it, stays, and is told and saved as a whole one
-        is. Raises the errors of `Conversation.answer`.
+        An answer cut short by Ctrl-C or an error is kept, shown and saved like a complete one.
+        Raises the errors of `Conversation.answer`.
         """
         conversation, settings = self.conversation, self.settings
         start, first, generated, whole = perf_counter(), None, 0, False
         screen = None
         progress = Progress(self.out, tokens=True)
         tokens = conversation.answer(
-            engine_sampling(settings.sampling, settings.seed, settings.suppressed),
+            engine_sampling(settings.sampling, settings.seed, self.suppressed),
             limit=settings.limit, stop=settings.stop,
             on_prefill=partial(progress, "reading"),
         )  # fmt: skip
@@ -230,7 +205,7 @@ class Chat:
             end = perf_counter()
             if answered := conversation.messages[-1].role == "assistant":
                 self.turn = Turn(
-                    prompt=conversation.tokens.prompt, read=conversation.tokens.computed,
+                    prompt=conversation.tokens.prompt, computed=conversation.tokens.computed,
                     generated=generated, prompt_s=(first or end) - start,
                     decode_s=end - (first or end),
                 )  # fmt: skip
@@ -238,14 +213,14 @@ class Chat:
         SIGNALS.check_terminated()
         if not whole and self.choose is not None:  # else the end of the run says it
             self.aside("interrupted")
-        if conversation.messages[-1].end == "length":
+        if conversation.messages[-1].finish_reason == "length":
             self.out.note(self._cut_by(generated))
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
         return whole
 
     def _cut_by(self, generated: int) -> str:
-        """What ended an answer of so many tokens before the model did."""
+        """Says what ended an answer of `generated` tokens before the model did."""
         if self.settings.limit is None or generated < self.settings.limit:
             return "the context is full: the answer ends there"
         more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
@@ -259,7 +234,7 @@ class Chat:
         self.out.aside(Text(words, style=FAINT))
 
     def _ended(self, screen: AnswerScreen | None, *, answered: bool) -> None:
-        """Tells and saves the answer, where there is one."""
+        """Finishes the screen or writes the JSON line, and saves the answer if there is one."""
         try:
             if screen is not None:
                 screen.finish()
@@ -270,22 +245,44 @@ class Chat:
                 self.save(self.file)
 
     def stats_line(self) -> str:
-        """What the last answer took, and how full the context is."""
-        return stats_line(self.turn, self.conversation, self._used())
+        """What the last answer took, where there was one, and how full the context is.
+
+        `read 12 new of 1,031, 575 ms · wrote 256, 12.1 tok/s · context 1,287 of 8,192`.
+        """
+        context = f"context {self._used():,} of {self.conversation.room:,}"
+        if (turn := self.turn) is None:
+            return context
+        from llmcli.ui.layout import SEPARATOR
+        from llmcli.ui.rates import speed
+        from llmcli.ui.stats import draft_words, duration
+
+        written = f", {speed((turn.generated - 1) / turn.decode_s)}" if turn.generated > 1 else ""
+        parts = [
+            f"read {turn.computed:,} new of {turn.prompt:,}, {duration(turn.prompt_s)}",
+            f"wrote {turn.generated:,}{written}",
+            context,
+        ]
+        if (speculation := self.conversation.speculation) is not None:
+            parts.insert(2, f"draft {draft_words(speculation.describe())} so far")
+        return SEPARATOR.join(parts)
 
     def _line(self) -> None:
-        """The turn as a line of JSON: what the user said, and the answer."""
+        """Writes the turn as a line of JSON: the user's message and the answer."""
         assert self.turn is not None
+        turn = vars(self.turn)
+        found = members(self._transcript(self.conversation.messages[-2:]))
+        found["tokens"] = {name: turn[name] for name in ("prompt", "computed", "generated")}
+        found["timings"] = {name: turn[name] for name in ("prompt_s", "decode_s")}
+        if (speculation := self.conversation.speculation) is not None:
+            found["speculation"] = speculation.describe()
         about, header = self._about()
-        turn = body(self._transcript(self.conversation.messages[-2:]))
-        told = turn | took(self.turn, self.conversation)
         with SIGNALS.held():  # no half a line, and stdout is still there for the next one
-            self.out.document(told, model=about, environment=header, lines=True)
+            self.out.document(found, model=about, environment=header, lines=True)
 
     def save(self, path: str) -> None:
-        """Writes the transcript, whole or not at all; raises WriteFailed.
+        """Writes the transcript, whole or not at all.
 
-        Also where the file is no longer what this chat knows of it.
+        Raises WriteFailed, also if the file has changed since this chat read or wrote it.
         """
         about, header = self._about()
         place, state = real_path(path), state_of(path)
@@ -295,15 +292,15 @@ class Chat:
                 "another chat saves there",
                 hint=f"`{'--' if self.choose is None else '/'}save FILE` saves under another name",
             )
-        whole = body(self._transcript(self.conversation.messages))
-        write_document(path, self.out.envelope(whole, model=about, environment=header))
+        whole = self._transcript(self.conversation.messages)
+        write_document(path, self.out.envelope(members(whole), model=about, environment=header))
         self.seen[place] = state_of(path)
-        self._kept = self._transcript(self.conversation.messages)
+        self._kept = whole
 
     def save_changes(self) -> None:
-        """Writes the file anew where the conversation has changed since the file had it.
+        """Saves the conversation again if it has changed since it was saved or loaded.
 
-        It has it from the first answer on, or from `load`. Raises WriteFailed.
+        Nothing is saved before the first answer. Raises WriteFailed.
         """
         changed = self._kept != self._transcript(self.conversation.messages)
         if self.file is not None and self._kept is not None and changed:
@@ -312,9 +309,8 @@ class Chat:
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
         conversation = self.conversation
         return Transcript(
-            model=conversation.model.name, vocabulary=conversation.model.config.vocab,
-            sampling=dict(self.settings.sampling), seed=self.settings.seed,
-            max_tokens=self.settings.max_tokens, stop=self.settings.stop,
+            model=ModelName(name=conversation.model.name),
+            vocabulary=conversation.model.config.vocab, sampling=self.settings,
             variables=conversation.variables, answers=conversation.answers,
             messages=tuple(messages),
         )  # fmt: skip
@@ -324,9 +320,9 @@ class Chat:
         return about, environment(kernels=kernels_of(about))
 
     def load(self, path: str) -> Transcript:
-        """Goes on with a transcript: its messages, and its settings where none was chosen here.
+        """Continues a transcript: its messages, and its settings unless the user chose others here.
 
-        Raises UsageError for a file that is none, CheckpointError where the template fails.
+        Raises UsageError for any other file, CheckpointError if the template fails.
         """
         conversation = self.conversation
         state = state_of(path)
@@ -334,16 +330,14 @@ class Chat:
         messages = found.messages
         other = not found.is_of(conversation.model)
         if other:
-            messages = tuple(replace(one, ids=(), raw=None) for one in messages)
+            messages = tuple(replace(one, ids=(), lead="", raw=None) for one in messages)
         lost = conversation.load(messages, found.answers, {**found.variables, **self.variables})
-        kept = {name: value for name, value in found.sampling.items() if name not in self.chosen}
-        self.settings.sampling |= kept
-        for name in ("seed", "max_tokens", "stop"):
-            if name not in self.chosen:
-                setattr(self.settings, name, getattr(found, name))
+        chosen = {name: getattr(self.settings, name) for name in self.chosen & {*NAMES, "stop"}}
+        self.settings = replace(found.sampling, **chosen)
         if other:
             self.out.note(
-                f"`{found.model}` wrote the answers: `{conversation.model.name}` reads them as text"
+                f"`{found.model.name}` wrote the answers: `{conversation.model.name}` reads them "
+                "as text"
             )
         elif lost:
             self.out.note(
@@ -354,56 +348,12 @@ class Chat:
         return found
 
     def set_variable(self, name: str, value: Any) -> None:
-        """A variable of the template, from now on; it wins over those of transcripts.
+        """Sets a variable of the template; it overrides those of transcripts.
 
-        Raises UsageError for one that the template does not look up.
+        Raises UsageError for one that the template does not use.
         """
         conversation = self.conversation
         known = conversation.template_variables()
         check_name(name, known, conversation.model.name, others=NAMES, option="/set")
         self.variables[name] = value
         conversation.variables = {**conversation.variables, name: value}
-
-
-def took(turn: Turn, conversation: Conversation) -> dict[str, Any]:
-    """The same for JSON, and what the conversation's draft was worth so far."""
-    found: dict[str, Any] = {
-        "tokens": {"prompt": turn.prompt, "computed": turn.read, "generated": turn.generated},
-        "timings": {"prompt_s": turn.prompt_s, "decode_s": turn.decode_s},
-    }
-    if (speculation := conversation.speculation) is not None:
-        found["speculation"] = speculation.describe()
-    return found
-
-
-def stats_line(turn: Turn | None, conversation: Conversation, used: int) -> str:
-    """What the last answer took where there was one, and how full the context is (`used`).
-
-    `read 12 new of 1,031, 575 ms · wrote 256, 12.1 tok/s · context 1,287 of 8,192`.
-    """
-    from llmcli.ui.layout import SEPARATOR
-
-    context = f"context {used:,} of {conversation.room:,}"
-    if turn is None:
-        return context
-    from llmcli.ui.rates import speed
-    from llmcli.ui.stats import draft_words, duration
-
-    written = f", {speed((turn.generated - 1) / turn.decode_s)}" if turn.generated > 1 else ""
-    parts = [
-        f"read {turn.read:,} new of {turn.prompt:,}, {duration(turn.prompt_s)}",
-        f"wrote {turn.generated:,}{written}",
-        context,
-    ]
-    if (speculation := conversation.speculation) is not None:
-        parts.insert(2, f"draft {draft_words(speculation.describe())} so far")
-    return SEPARATOR.join(parts)
-
-
-def _wrong(name: str, value: Any, text: str, allowed: Range, *, whole: bool) -> UsageError:
-    """`must be at least 1, not `0``, and what kind of number where that is what is wrong."""
-    words, number = str(allowed), isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or (whole and value != int(value)):
-        of = "of " * words.startswith("at least")
-        words = f"a {'whole ' * whole}number {of}{words}"
-    return UsageError(f"`{name}` must be {words}, not `{one_line(text)}`")

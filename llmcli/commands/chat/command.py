@@ -11,29 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from llmcli.commands.chat.screen import ReasoningMode
-from llmcli.errors import CheckpointError, LlmcliError, UsageError, as_out_of_memory
-from llmcli.records.numbers import counted
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration.values import names_from_file
 from llmcli.shell.drafting import DraftOptions
-from llmcli.shell.exits import SIGNALS, Stopped, tell
+from llmcli.shell.exits import Stopped
 from llmcli.shell.keys import KEYS
+from llmcli.shell.looking import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import joined_text, text_argument
 from llmcli.shell.running import load_model
-from llmcli.shell.sampling import SamplingOptions, resolve
-from llmcli.shell.template import System, Variables, template_variables
-from llmcli.shell.variables import check_name
+from llmcli.shell.sampling import SamplingOptions, resolve_for
+from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
 
 if TYPE_CHECKING:
     from llmcli.commands.chat.chat import Chat
-    from llmcli.commands.chat.slash import Draft
-    from llmcli.commands.chat.typed import Lines
     from llmcli.engine.conversation import Conversation
-
-
-_ENDS = ("exit", "quit", "bye")  # what is typed by who knows other programs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +45,8 @@ class ChatOptions:
         "Put the text of a file before the message.", panel=PROMPT,
     )  # fmt: skip
     no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT)
-    system: System = None
-    variable: Variables = None
+    system: str | None = opt(None, "--system", "TEXT", SYSTEM, panel=PROMPT)
+    variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, panel=PROMPT)
     max_tokens: int | None = opt(
         None, "-n", "--max-tokens", "N",
         "Maximum number of tokens of an answer; -1: no limit. [default: the model's, else 2048]",
@@ -93,6 +87,7 @@ def command(
     the token ids that the model wrote. A pipe, --prompt and -f are one message; --json gives one
     line per answer.
     """
+    from llmcli.commands.chat.slash import converse
     from llmcli.commands.chat.typed import with_files
     from llmcli.shell.transcript import check_replaceable, real_path, state_of
     from llmcli.text.template_renderer import RENDERER
@@ -128,55 +123,39 @@ def command(
 
 
 def _chat(
-    options: ChatOptions,
-    sampling: SamplingOptions,
-    model: ModelOptions,
-    out: Output,
-    variables: dict[str, Any],
-    from_file: Collection[str],
-) -> Chat:
-    from llmcli.checkpoints.catalog import CATALOG
-    from llmcli.commands.chat.chat import Chat, Settings
+    options: ChatOptions, sampling: SamplingOptions, model: ModelOptions, out: Output,
+    variables: dict[str, Any], from_file: Collection[str],
+) -> Chat:  # fmt: skip
+    from llmcli.commands.chat.chat import Chat
+    from llmcli.shell.transcript import ChatSettings
 
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation
 
-    entry = CATALOG.get(loaded.name)
-    tuned = None if entry is None else entry.sampling
-    resolved = resolve(
-        sampling, loaded.checkpoint.generation_config, tuned, from_file,
-        metadata=loaded.checkpoint.metadata, limited=options.max_tokens is not None,
-    )  # fmt: skip
+    resolved = resolve_for(loaded, sampling, from_file, limited=options.max_tokens is not None)
     for note in resolved.notes:
         out.note(note)
     seed, drawn = model.sampling_seed()
-    room = model.context_length or loaded.config.context
-    if (positions := loaded.config.embedding.positions) is not None:
-        room = min(room, positions)
-    chosen = {name: "flag" for name, origin in resolved.origins.items() if origin == "flag"}
-    given = {
-        "seed": not drawn, "max_tokens": options.max_tokens is not None,
-        "stop": bool(options.stop),
-    }  # fmt: skip
-    chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
-    conversation = Conversation(loaded, room=room, variables=variables)
-    if model.context_length is not None:
-        _check_room(conversation)
+    given = {"seed": not drawn, "max_tokens": options.max_tokens, "stop": options.stop}
+    chosen = {name for name, value in given.items() if value and name not in from_file}
+    chosen |= {name for name, origin in resolved.origins.items() if origin == "flag"}
     # a file of settings is for many models, and its variables are no choice for this conversation
     named = {} if "variable" in from_file else variables
+    conversation = Conversation(loaded, room=room_for(model, loaded), variables=variables)
+    if model.context_length is not None:
+        _check_room(conversation)
     known = conversation.template_variables() if named else ()
     for name in named:
         check_name(name, known, loaded.name, option="--set")
+    sampled: dict[str, Any] = dict(resolved.values)
     chat = Chat(
         conversation=conversation,
-        settings=Settings(
-            sampling=dict(resolved.values), seed=seed,
-            max_tokens=options.max_tokens or resolved.limit or 2048,
+        settings=ChatSettings(
+            **sampled, seed=seed, max_tokens=options.max_tokens or resolved.limit or 2048,
             stop=tuple(text_argument(each, "`--stop`") for each in options.stop or resolved.stop),
-            suppressed=resolved.suppressed,
         ),
         out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
-        reasoning=options.reasoning, plain=options.plain,
+        reasoning=options.reasoning, plain=options.plain, suppressed=resolved.suppressed,
     )  # fmt: skip
     if options.load is not None:
         chat.load(options.load)
@@ -198,76 +177,3 @@ def _check_room(conversation: Conversation) -> None:
             f"writes {needed} tokens around it",
             hint=f"such as `--context-length {needed + 256}`",
         )
-
-
-def converse(chat: Chat) -> None:
-    """Asks for lines and does what they say, until `/exit` or Ctrl-D."""
-    from llmcli.commands.chat.slash import COMMANDS, Draft, Exit, completions, recall
-    from llmcli.commands.chat.typed import lines_of
-
-    name = chat.conversation.model.name
-    if not chat.out.quiet:
-        chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
-        if said := [one for one in chat.conversation.messages if one.role != "system"]:
-            chat.aside(f"{counted(len(said), 'message')} so far")
-            recall(chat)
-    lines = lines_of(tuple(COMMANDS), lambda command: completions(chat, command), chat.aside)
-    chat.choose = lines.choose
-    draft = Draft()
-    while True:
-        try:
-            draft = _line(chat, lines, draft)
-        except Exit:
-            return
-        except KeyboardInterrupt:
-            SIGNALS.forget()
-            chat.aside("interrupted")
-            draft = Draft()
-
-
-def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
-    """Asks for a line and does what it says; returns what the next one is to begin with."""
-    from llmcli.commands.chat.slash import Draft, Exit
-
-    line = lines.ask(draft.text, "" if chat.out.quiet else chat.meter())
-    if line is None:
-        raise Exit
-    chat.out.fit()
-    try:
-        return _done(chat, line, draft)
-    except LlmcliError as error:
-        _tell(error)
-    except (MemoryError, RuntimeError) as exception:
-        hint = "remove a turn with `/undo`, or start over with `/clear`"
-        known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
-        if known is None:
-            raise
-        _tell(known)
-    return Draft()
-
-
-def _done(chat: Chat, line: str, draft: Draft) -> Draft:
-    """Does it, and the file follows."""
-    from llmcli.commands.chat.slash import Draft, dispatch
-    from llmcli.commands.chat.typed import with_files
-
-    try:
-        if line.startswith("/") and not line.startswith("//"):
-            return dispatch(chat, line.strip()) or Draft()
-        if line.strip() in _ENDS:
-            chat.out.note("`/exit` ends")
-        elif line.strip():
-            text = with_files(line.removeprefix("/"), chat.out.note)
-            if text != line:
-                chat.typed[text] = line
-            chat.say(text, instead=draft.instead)
-        return Draft()
-    finally:
-        chat.save_changes()
-
-
-def _tell(error: LlmcliError) -> None:
-    """One line and its hint, as at the end of a run; the conversation goes on."""
-    tell(f"error: {error.message}")
-    if error.hint:
-        tell(f"hint: {error.hint}")

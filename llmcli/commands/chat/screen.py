@@ -1,4 +1,4 @@
-"""An answer as it is shown: Markdown on a terminal, its reasoning dimmed, folded or left out."""
+"""Shows an answer: Markdown on a terminal, its reasoning dimmed, folded or left out."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class AnswerScreen:
         self._part: tuple[Kind, _Stream] | None = None
         self._ended = False  # the part: the next one begins a paragraph
         self._console: Console | None = None  # that of the part
-        self._written = ""  # the end of what was
+        self._written = ""  # the last two characters written
         self.reasoned = self.answered = False
 
     def add(self, text: str) -> None:
-        """What became certain with one token."""
+        """Shows the text of one more token."""
         self._show(self._segmenter.push(text), text)
 
     def finish(self) -> None:
-        """The answer is over, or was stopped."""
+        """Ends the answer, complete or stopped."""
         self._show(self._segmenter.finish(), "")
         self._close()
         if not self._written.endswith("\n") and (self._written or self._terminal):
@@ -161,7 +161,7 @@ class _Folded:
 
 
 def write_reasoning(out: Output, text: str) -> None:
-    """The reasoning of an answer, once more."""
+    """Writes the reasoning of an answer again."""
     if out.json:  # stdout has the answers, a line each
         out.aside(printable(text))
         return

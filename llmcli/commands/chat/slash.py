@@ -1,9 +1,9 @@
-"""Slash commands of a chat."""
+"""The lines of a chat: messages, and slash commands."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, get_args
 
 from llmcli.commands.chat.chat import NAMES, Chat
 from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
-from llmcli.errors import UsageError
+from llmcli.commands.chat.typed import Lines, lines_of, with_files
+from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted
-from llmcli.shell.exits import SIGNALS
+from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.looking import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
+from llmcli.shell.template import value_of
 from llmcli.shell.transcript import check_replaceable
-from llmcli.shell.variables import value_of
 from llmcli.shell.wrap import wrapped
 from llmcli.ui.theme import one_line
 
@@ -29,6 +30,7 @@ _PATHS = ("load", "save")  # commands that take the path of a file
 _LOOKED_AT = 1024  # tokens, the last ones
 _WIDEST = 200  # columns of a message that is recalled
 _ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
+_ENDS = ("exit", "quit", "bye")  # what other programs end with
 
 
 class Exit(Exception):
@@ -37,7 +39,7 @@ class Exit(Exception):
 
 @dataclass(frozen=True)
 class Draft:
-    """What the next line begins with; `instead`: it is said instead of the last message."""
+    """The text that the next line begins with; `instead`: it replaces the last message."""
 
     text: str = ""
     instead: bool = False
@@ -57,12 +59,12 @@ class SlashCommand:
 
 
 def completions(chat: Chat, name: str) -> Iterable[str] | None:
-    """What may stand behind `/name`; None for paths."""
+    """Completions for the argument of `/name`; None for paths."""
     return None if name in _PATHS else COMMANDS[name].values(chat) if name in COMMANDS else ()
 
 
 def dispatch(chat: Chat, line: str) -> Draft | None:
-    """Runs `/name argument`. Raises UsageError for a name that is none, and the command's errors.
+    """Runs `/name argument`. Raises UsageError for an unknown name, and the command's errors.
 
     Raises Exit for `/exit`.
     """
@@ -104,21 +106,21 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _set(chat: Chat, argument: str) -> None:
-    settings = chat.settings
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
     if text:
         value = value_of(text, f"`/set {one_line(name)}`")
         if name in NAMES:
-            settings.change(name, value, text)
+            chat.settings = chat.settings.change(name, value)
         elif name == "system":
             raise UsageError("`/set` has no `system`", hint="`/system TEXT` sets that message")
         else:
             chat.set_variable(name, value)
-        chat.chosen[name] = "/set"
+        chat.chosen.add(name)
     elif name:
         raise UsageError("`/set` takes a name and a value", hint="such as `/set temperature 0.5`")
-    rows = settings.rows()
+    rows = {key: f"{value:g}" for key, value in chat.settings.sampling.items()}
+    rows |= {key: str(getattr(chat.settings, key)) for key in ("max_tokens", "seed")}
     for key, found in chat.conversation.variables.items():
         rows[key] = f"{one_line(str(found))}  (of the template)"
     for key in [name] if name else rows:
@@ -186,7 +188,7 @@ def _edit(chat: Chat, argument: str) -> Draft:
 
 
 def _typed(chat: Chat, text: str) -> str:
-    """What is typed to say this."""
+    """The line that was typed for this message."""
     return chat.typed.get(text, "/" * text.startswith("/") + text)
 
 
@@ -239,7 +241,11 @@ def look(chat: Chat, argument: str) -> None:
         name, words = "", []
     if name not in IN_CHAT:
         raise UsageError(f"`/look` takes {', '.join(IN_CHAT)}", hint="such as `/look attention`")
-    given = _options(name, words, IN_CHAT[name])
+    flags = {f"--{option.replace('_', '-')}": option for option in IN_CHAT[name]}
+    if len(words) % 2 or not flags.keys() >= set(words[::2]):
+        takes = ", ".join(f"`{flag} …`" for flag in flags) or "no options"
+        raise UsageError(f"`/look {name}` takes {takes}, not `{one_line(' '.join(words))}`")
+    given = {flags[flag]: value for flag, value in zip(words[::2], words[1::2], strict=True)}
     ids = chat.conversation.ids()
     if not ids:
         raise UsageError("there is nothing to look at: the conversation is empty")
@@ -259,17 +265,6 @@ def look(chat: Chat, argument: str) -> None:
         ending = [Text(), render_checks(checks, full=False, option="")] if checks else []
         (chat.out.aside if chat.out.json else chat.out.show)(shown, *ending)
     require(checks, EXPLAIN)
-
-
-def _options(name: str, words: Sequence[str], allowed: Sequence[str]) -> dict[str, str]:
-    """`--layer 3 --head 2` → by name."""
-    pairs = dict(zip(words[::2], words[1::2], strict=False))
-    flags = {f"--{option.replace('_', '-')}": option for option in allowed}
-    wrong = next((flag for flag in words[::2] if flag not in flags), None)
-    if wrong is not None or len(words) % 2:
-        takes = ", ".join(f"`{flag} …`" for flag in flags) or "no options"
-        raise UsageError(f"`/look {name}` takes {takes}, not `{one_line(' '.join(words))}`")
-    return {flags[flag]: value for flag, value in pairs.items()}
 
 
 def _template(chat: Chat) -> ChatTemplate:
@@ -313,3 +308,58 @@ COMMANDS = {
     "clear": SlashCommand("/clear", "forgets all but the system message", _clear),
     "exit": SlashCommand("/exit", "ends the chat; so does Ctrl-D", _exit),
 }
+
+
+def converse(chat: Chat) -> None:
+    """Reads lines and runs or sends them, until `/exit` or Ctrl-D."""
+    name = chat.conversation.model.name
+    if not chat.out.quiet:
+        chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
+        if said := [one for one in chat.conversation.messages if one.role != "system"]:
+            chat.aside(f"{counted(len(said), 'message')} so far")
+            recall(chat)
+    lines = lines_of(tuple(COMMANDS), lambda command: completions(chat, command), chat.aside)
+    chat.choose = lines.choose
+    draft = Draft()
+    while True:
+        try:
+            draft = _line(chat, lines, draft)
+        except Exit:
+            return
+        except KeyboardInterrupt:
+            SIGNALS.forget()
+            chat.aside("interrupted")
+            draft = Draft()
+
+
+def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
+    """Reads a line and runs or sends it; returns the text to begin the next line with.
+
+    Saves the changes to the file. Errors are printed, and the conversation continues.
+    """
+    line = lines.ask(draft.text, "" if chat.out.quiet else chat.meter())
+    if line is None:
+        raise Exit
+    chat.out.fit()
+    try:
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                return dispatch(chat, line.strip()) or Draft()
+            if line.strip() in _ENDS:
+                chat.out.note("`/exit` ends")
+            elif line.strip():
+                text = with_files(line.removeprefix("/"), chat.out.note)
+                if text != line:
+                    chat.typed[text] = line
+                chat.say(text, instead=draft.instead)
+        finally:
+            chat.save_changes()
+    except LlmcliError as error:
+        tell_error(error)
+    except (MemoryError, RuntimeError) as exception:
+        hint = "remove a turn with `/undo`, or start over with `/clear`"
+        known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
+        if known is None:
+            raise
+        tell_error(known)
+    return Draft()

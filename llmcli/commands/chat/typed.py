@@ -1,4 +1,4 @@
-"""What is typed in a chat: lines with history and completion, and `@path` within them."""
+"""Input of a chat: lines with history and completion, and `@path` within them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.keys import KEYS
@@ -22,20 +22,7 @@ _ENDS = "Ctrl-D or /exit ends"
 # a word with an @ in front, perhaps quoted; with a backslash before it is an @ and nothing else
 MENTION = re.compile(r"""(?<!\S)(\\?)@(?:"([^"\n]+)"|'([^'\n]+)'|(\S+))""")
 _FENCED = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
-_BEHIND = ".,;:!?)"  # what may stand behind a name and is no part of it
-
-
-class Lines(Protocol):
-    """Where lines come from."""
-
-    def ask(self, draft: str, meter: str = "") -> str | None:
-        """The next line, begun with `draft`: empty after Ctrl-C, None at the end of input.
-
-        `meter` stands on the right until the line is there.
-        """
-
-    def choose(self, question: str) -> str:
-        """The first letter of what is typed behind `question`, small; empty for none and Ctrl-C."""
+_BEHIND = ".,;:!?)"  # may follow a name without being part of it
 
 
 def lines_of(
@@ -43,44 +30,58 @@ def lines_of(
     completions: Callable[[str], Iterable[str] | None],
     aside: Callable[[str], None],
 ) -> Lines:
-    """Those of the terminal. `aside` shows once how a conversation ends."""
+    """Lines of the terminal. `aside` shows once how a conversation ends."""
     if os.environ.get("TERM") == "dumb":
-        return PlainLines(aside)
+        return Lines(aside)
     return EditedLines(commands, completions, aside)
 
 
-class PlainLines:
+class Lines:
     """Lines as the terminal itself puts them together; a draft stands above its line."""
 
     def __init__(self, aside: Callable[[str], None]) -> None:
         self._aside: Callable[[str], None] | None = aside
 
     def ask(self, draft: str, meter: str = "") -> str | None:
-        """The next line."""
+        """The next line, begun with `draft`: empty after Ctrl-C, None at the end of input.
+
+        An edited line shows `meter` on its right.
+        """
         try:
-            line = _read(f"{draft}\n{_PROMPT}" if draft else _PROMPT)
-            while line is not None and continues(line):
-                more = _read(_MORE)
-                line = None if more is None else f"{_without_backslash(line)}\n{more}"
+            line = self._line(draft, meter)
         except KeyboardInterrupt:
             SIGNALS.forget()
-            _screen().write("\n")
-            if self._aside is not None:
+            if self._interrupted() and self._aside is not None:
                 self._aside(_ENDS)
-            self._aside = None
+                self._aside = None
             return ""
         return None if line is None else without_quotes(line)
 
     def choose(self, question: str) -> str:
-        """The first letter of an answer."""
+        """First letter of the answer to `question`, in lower case; empty after Enter or Ctrl-C."""
         try:
-            return (_read(question) or "").strip().lower()[:1]
+            return (self._answer(question) or "").strip().lower()[:1]
         except KeyboardInterrupt:
             SIGNALS.forget()
             return ""
 
+    def _line(self, draft: str, meter: str) -> str | None:
+        line = _read(f"{draft}\n{_PROMPT}" if draft else _PROMPT)
+        while line is not None and continues(line):
+            more = _read(_MORE)
+            line = None if more is None else f"{_without_backslash(line)}\n{more}"
+        return line
 
-class EditedLines:
+    def _answer(self, question: str) -> str | None:
+        return _read(question)
+
+    def _interrupted(self) -> bool:
+        """After Ctrl-C: whether it had nothing to clear."""
+        _screen().write("\n")
+        return True
+
+
+class EditedLines(Lines):
     """Lines with history and completion.
 
     Completes `commands` after a slash, behind one its `completions`, which are None for paths, and
@@ -93,6 +94,7 @@ class EditedLines:
         completions: Callable[[str], Iterable[str] | None],
         aside: Callable[[str], None],
     ) -> None:
+        super().__init__(aside)
         from prompt_toolkit import PromptSession
         from prompt_toolkit.application import get_app
         from prompt_toolkit.completion import Completer, Completion, PathCompleter, WordCompleter
@@ -129,9 +131,7 @@ class EditedLines:
                     name = found[2] + one.text
                     if found[1] or not re.search(r"\s", name):
                         yield one
-                    elif not (quote := _quote(name)):
-                        continue
-                    else:
+                    elif quote := next((quote for quote in "\"'" if quote not in name), ""):
                         end = "" if os.path.isdir(os.path.expanduser(name)) else quote
                         text = f"{quote}{name}{end}"
                         yield Completion(text, -len(found[2]), display=one.display)
@@ -149,7 +149,6 @@ class EditedLines:
             buffer.document = Document(text, len(text))
 
         path = history_path()
-        self._aside: Callable[[str], None] | None = aside
         self._session: Any = PromptSession(
             _PROMPT,
             history=InMemoryHistory() if path is None else History(str(path)),
@@ -162,42 +161,30 @@ class EditedLines:
             output=create_output(_screen()),
         )
 
-    def ask(self, draft: str, meter: str = "") -> str | None:
-        """The next line."""
+    def _line(self, draft: str, meter: str) -> str | None:
         from prompt_toolkit.application import get_app
 
         def right() -> Any:
             return [("class:meter", "" if get_app().is_done else meter)]
 
-        try:
-            with KEYS.prompt(_screen()):
-                line: str = self._session.prompt(default=draft, rprompt=right)
-        except KeyboardInterrupt:
-            SIGNALS.forget()
-            if self._aside is not None and not self._session.default_buffer.text:
-                self._aside(_ENDS)
-                self._aside = None
-            return ""
-        except EOFError:
-            return None
-        return without_quotes(line)
+        with KEYS.prompt(_screen()), suppress(EOFError):
+            return str(self._session.prompt(default=draft, rprompt=right))
+        return None
 
-    def choose(self, question: str) -> str:
-        """The first letter of an answer."""
+    def _answer(self, question: str) -> str | None:
         from prompt_toolkit import PromptSession
 
         ask: Any = PromptSession(question, enable_suspend=True, output=self._session.output)
-        try:
-            return str(ask.prompt()).strip().lower()[:1]
-        except KeyboardInterrupt:
-            SIGNALS.forget()
-        except EOFError:
-            pass
-        return ""
+        with suppress(EOFError):
+            return str(ask.prompt())
+        return None
+
+    def _interrupted(self) -> bool:
+        return not self._session.default_buffer.text
 
 
 def continues(text: str) -> bool:
-    """Whether Enter does not end it: a backslash stands at its end, or its quotes are open."""
+    """Whether Enter continues the message: it ends in a backslash, or its quotes are open."""
     return _in_block(text) or re.search(r"(?<!\\)\\\Z", text) is not None
 
 
@@ -219,13 +206,8 @@ def _without_backslash(text: str) -> str:
     return text if _in_block(text) else text.removesuffix("\\")
 
 
-def _quote(name: str) -> str:
-    """That in which a name can stand behind an @."""
-    return next((quote for quote in "\"'" if quote not in name), "")
-
-
 def _screen() -> TextIO:
-    """Where lines are asked for: stdout, or stderr where that is no terminal."""
+    """The stream for prompts: stdout, or stderr if stdout is not a terminal."""
     return sys.stdout if sys.stdout.isatty() else sys.stderr
 
 
@@ -254,7 +236,7 @@ def history_path() -> Path | None:
 def with_files(line: str, note: Callable[[str], None]) -> str:
     r"""`line` with its files' names in place of `@name`, and behind it each file's text, fenced.
 
-    A word stays as it is where there is no such file (`note` hears of directories and of what
+    A word stays as it is if there is no such file (`note` is called for directories and for what
     looks like a path) and within a fenced block; `\@` is an @. Raises UsageError for a file that
     cannot be read.
     """

@@ -22,6 +22,7 @@ from llmcli.errors import UsageError
 from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.shell.configuration.file import place, read
 from llmcli.shell.configuration.values import VARIABLES, examined, names_from_file, root_of
 from llmcli.shell.options import ModelOptions, PagedOutputOptions
@@ -49,16 +50,7 @@ def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context)
         machine = replace(machine, threads=int(threads))
     report = EnvironmentReport(environment=machine, settings=found, configuration=configuration)
     out.present(
-        lambda: render_environment(report),
-        {
-            "settings": [
-                {name: value for name, value in vars(setting).items() if name != "words"}
-                for setting in found
-            ],
-            "configuration": configuration,
-        },
-        model=None,
-        environment=machine,
+        lambda: render_environment(report), members(report), model=None, environment=machine
     )
 
 
@@ -84,7 +76,7 @@ def _configuration(root: Any) -> ConfigurationReport:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is such a file; true where that may not be seen, of which reading it tells."""
+    """Whether the file exists; true if that cannot be seen, which reading it will report."""
     try:
         path.stat()
     except OSError as error:
@@ -103,77 +95,73 @@ def settings(
     from llmcli.checkpoints.catalog import offline_from_environment
     from llmcli.checkpoints.locate import DEFAULT_MODEL
 
+    usual = ModelOptions()
+
     def pick(
         name: str,
-        flag: tuple[str, object],
-        variables: tuple[str, ...],
         default: str | None,
         words: str = "",
+        *,
+        field: str = "",
+        variables: tuple[str, ...] = (),
     ) -> Setting:
-        option, value = flag
-        if value is not None and value is not False:  # a seed of 0 is a seed
-            text = "on" if value is True else str(value)
-            key = option.removeprefix("--")
-            if key.replace("-", "_") in from_file:
+        """The option of this `field`, else the first of `variables` that is set, else `default`."""
+        value = getattr(model, field) if field else None
+        if field and value != getattr(usual, field):
+            text, key = "on" if value is True else str(value), field.replace("_", "-")
+            if field in from_file:
                 return Setting(name=name, value=text, words=text, source="file", origin=key)
-            return Setting(name=name, value=text, words=text, source="flag", origin=option)
+            return Setting(name=name, value=text, words=text, source="flag", origin=f"--{key}")
         for variable in variables:
             if text := environ.get(variable, ""):
                 return Setting(
                     name=name, value=text, words=text, source="environment", origin=variable
                 )
-        return Setting(
-            name=name, value=default, words=words or default or "", source="default", origin=""
-        )
+        return Setting(name=name, value=default, words=words or default or "")
 
     def place(name: str, path: Path, variables: tuple[str, ...]) -> Setting:
-        picked = pick(name, none, variables, str(path))
         whole = path.expanduser().absolute()
-        return replace(picked, value=str(whole), words=_short(whole))
+        return replace(
+            pick(name, None, variables=variables), value=str(whole), words=_short(whole)
+        )
 
-    none = ("", None)
+    def auto(name: str) -> Setting:
+        return pick(name, "auto", field=name.replace(" ", "_"))
+
     caches = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(environ.get("HF_HOME") or caches / "huggingface")
     hub = Path(environ.get("HF_HUB_CACHE") or home / "hub")
-    offline = pick(
-        "offline", ("--offline", model.offline), VARIABLES["offline"], "off"
-    )
-    used = model.offline or offline_from_environment()
-    offline = replace(offline, value=used, words="on" if used else "off")
-    token = pick("hub token", none, ("HF_TOKEN",), None, "not set")
+    offline = model.offline or offline_from_environment()
+    token = pick("hub token", None, "not set", variables=("HF_TOKEN",))
     if token.value is not None:
         token = replace(token, value=True, words="set, not shown")
-    chosen = [
+    threads = f"PyTorch's choice for {processors()} cores"
+    if WITHIN_QUOTA:
+        threads = f"{processors()}, the container's quota"
+    return (
         _file(configuration),
-        pick("model", ("--model", model.model), VARIABLES["model"], DEFAULT_MODEL),
+        pick("model", DEFAULT_MODEL, field="model", variables=VARIABLES["model"]),
         place("llmcli cache", cache_dir(), ("LLMCLI_CACHE", "XDG_CACHE_HOME")),
         place("hub cache", hub, ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")),
         place("hub home", home, ("HF_HOME", "XDG_CACHE_HOME")),
         token,
-        offline,
-        pick("revision", ("--revision", model.revision), (), None, "the hub's default branch"),
-        pick("device", ("--device", _unless(model.device, "auto")), (), "auto"),
-        pick("visible GPUs", none, ("CUDA_VISIBLE_DEVICES",), None, "all"),
-        pick("dtype", ("--dtype", _unless(model.dtype, "auto")), (), "auto"),
-        pick("quantize", ("--quantize", _unless(model.quantize, "auto")), (), "auto"),
-        pick("activations", ("--activations", _unless(model.activations, "auto")), (), "auto"),
-        pick("cache type", ("--cache-type", _unless(model.cache_type, "auto")), (), "auto"),
-        pick(
-            "threads",
-            ("--threads", model.threads),
-            VARIABLES["threads"],
-            str(processors()) if WITHIN_QUOTA else None,
-            f"{processors()}, the container's quota" if WITHIN_QUOTA
-            else f"PyTorch's choice for {processors()} cores",
+        replace(
+            pick("offline", None, field="offline", variables=VARIABLES["offline"]),
+            value=offline, words="on" if offline else "off",
         ),
-        pick("kernels", none, (KERNELS,), None, "the processor's best"),
+        pick("revision", None, "the hub's default branch", field="revision"),
+        auto("device"),
+        pick("visible GPUs", None, "all", variables=("CUDA_VISIBLE_DEVICES",)),
+        *map(auto, ("dtype", "quantize", "activations", "cache type")),
+        pick("threads", str(processors()) if WITHIN_QUOTA else None, threads,
+             field="threads", variables=VARIABLES["threads"]),
+        pick("kernels", None, "the processor's best", variables=(KERNELS,)),
         _openmp_spin(environ),
-        pick("context length", ("--context-length", model.context_length), (), None, "the model's"),
-        pick("seed", ("--seed", model.seed), (), None, "drawn for each run"),
-        pick("weights", ("--random-weights", model.random_weights), (), None, "the checkpoint's"),
+        pick("context length", None, "the model's", field="context_length"),
+        pick("seed", None, "drawn for each run", field="seed"),
+        pick("weights", None, "the checkpoint's", field="random_weights"),
         _colour(environ),
-    ]
-    return tuple(chosen)
+    )  # fmt: skip
 
 
 def _file(configuration: ConfigurationReport) -> Setting:
@@ -198,35 +186,27 @@ def _openmp_spin(environ: Mapping[str, str]) -> Setting:
                 name="OpenMP spin", value=text, words=text, source="environment", origin=variable
             )
     rounds = environ.get("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
-    words = f"{rounds}, others run" if rounds == OPENMP_SPIN_BUSY["GOMP_SPINCOUNT"] else rounds
-    return Setting(name="OpenMP spin", value=rounds, words=words, source="default", origin="")
+    busy = rounds == OPENMP_SPIN_BUSY["GOMP_SPINCOUNT"]
+    return Setting(name="OpenMP spin", value=rounds, words=f"{rounds}{', others run' * busy}")
 
 
 def _short(path: Path) -> str:
-    """`path` from the home directory where it lies in there."""
+    """`path` with `~` for the home directory."""
     home = Path.home()
     return str("~" / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
-def _unless(value: str, default: str) -> str | None:
-    return None if value == default else value
-
-
 def _colour(environ: Mapping[str, str]) -> Setting:
-    """What decides about colour, in the order of precedence."""
-    value, variable = None, ""
-    if environ.get("NO_COLOR"):
-        value, variable = "off", "NO_COLOR"
-    elif environ.get("TERM") == "dumb":
-        value, variable = "off", "TERM"
-    elif environ.get("FORCE_COLOR", "0") not in ("", "0"):
-        value, variable = "on", "FORCE_COLOR"
-    if variable:
-        return Setting(
-            name="colour",
-            value=value == "on",
-            words=str(value),
-            source="environment",
-            origin=variable,
-        )
-    return Setting(name="colour", value=None, words="on terminals", source="default", origin="")
+    """Whether there is colour, and the variable that decides it."""
+    decides = (
+        ("NO_COLOR", bool(environ.get("NO_COLOR")), False),
+        ("TERM", environ.get("TERM") == "dumb", False),
+        ("FORCE_COLOR", environ.get("FORCE_COLOR", "0") not in ("", "0"), True),
+    )
+    for variable, given, value in decides:
+        if given:
+            words = "on" if value else "off"
+            return Setting(
+                name="colour", value=value, words=words, source="environment", origin=variable
+            )
+    return Setting(name="colour", value=None, words="on terminals")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from llmcli.records.document import APART
 from llmcli.records.environment import Environment
 
 
@@ -18,9 +19,9 @@ class Setting:
 
     name: str
     value: str | bool | None
-    words: str
-    source: Literal["flag", "environment", "file", "default"]
-    origin: str
+    words: str = field(metadata=APART)
+    source: Literal["flag", "environment", "file", "default"] = "default"
+    origin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,6 @@ class ConfigurationReport:
 class EnvironmentReport:
     """What `llmcli env` prints."""
 
-    environment: Environment
+    environment: Environment = field(metadata=APART)
     settings: tuple[Setting, ...]
     configuration: ConfigurationReport

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
-from llmcli.commands.generate.batch import read_batch
 from llmcli.errors import UsageError
 from llmcli.shell.configuration.values import names_from_file
+from llmcli.shell.documents import check_value, not_empty, parse, read
 from llmcli.shell.drafting import DraftOptions
 from llmcli.shell.encoding import Encoded, check_fits, encode
+from llmcli.shell.messages import read_conversation
 from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import opt
-from llmcli.shell.prompts import read_prompt, text_argument
+from llmcli.shell.params import Range, opt
+from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, read_text, text_argument
 from llmcli.shell.running import load_model
-from llmcli.shell.sampling import SamplingOptions, resolve
+from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
@@ -38,6 +40,21 @@ Examples:
 """
 TEXT = "Text"
 Level = Literal["off", "short", "full"]
+_LINE = 'a line is "text", {"prompt": "text"}, {"ids": [1, 2, 3]} or {"messages": […]}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLine:
+    """A line of `--batch` that is not a conversation."""
+
+    hint: ClassVar[str] = _LINE
+    others: ClassVar[bool] = False
+    prompt: Annotated[str, not_empty] | None = None
+    ids: Annotated[tuple[Annotated[int, Range(0)], ...], not_empty] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.ids is None):
+            raise ValueError("must have either `prompt` or `ids`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +134,34 @@ class GenerateOptions:
         )
 
 
+def read_batch(path: str) -> list[Prompt]:
+    """The prompts of a JSONL file (`-`: stdin), a line each.
+
+    A line is a string, {"prompt": …}, {"ids": […]} or {"messages": […]}. Empty lines are skipped.
+    Raises UsageError with the line's number for anything else.
+    """
+    text = read_stdin(sys.stdin) if path == "-" else read_text(path)
+    prompts = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            where = f"line {number} of `{path}`"
+            value = parse(line, where, _LINE)
+            if isinstance(value, dict) and "messages" in value:
+                conversation = read_conversation(value, where)
+                prompts.append(Prompt(conversation.last, None, where, conversation))
+            elif isinstance(value, str):
+                check_value(value, where)
+                if not value:
+                    raise UsageError(f"{where} is empty", hint=_LINE)
+                prompts.append(Prompt(value))
+            else:
+                found = read(BatchLine, value, where)
+                prompts.append(Prompt(found.prompt, found.ids, where))
+    if not prompts:
+        raise UsageError(f"`{path}` has no prompt in it", hint="write one JSON value per line")
+    return prompts
+
+
 def command(
     prompt: PromptOptions,
     sampling: SamplingOptions,
@@ -133,7 +178,6 @@ def command(
     template it answers; `--raw` continues the text as it stands. A .json file with `messages` is a
     conversation: its last message is answered, or continued where it is the assistant's.
     """
-    from llmcli.checkpoints.catalog import CATALOG
     from llmcli.commands.generate.measure import Run
     from llmcli.commands.generate.run import Presentation
 
@@ -142,19 +186,13 @@ def command(
         raise UsageError("`--stop` needs a text that is not empty")
     text = replace(text, stop=[text_argument(each, "`--stop`") for each in text.stop or ()])
     sampling.check()
-    chat.check(ids=prompt.ids is not None)
+    chat.check()
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
     chat.check_conversations(given)
     with chat.renderer(given):
         loaded = load_model(model, out, text=any(item.ids is None for item in given))
-        entry = CATALOG.get(loaded.model.name)
-        resolved = resolve(
-            sampling,
-            loaded.model.checkpoint.generation_config,
-            None if entry is None else entry.sampling,
-            names_from_file(ctx),
-            metadata=loaded.model.checkpoint.metadata,
-            limited=text.max_tokens is not None,
+        resolved = resolve_for(
+            loaded.model, sampling, names_from_file(ctx), limited=text.max_tokens is not None
         )
         text = replace(
             text, max_tokens=text.max_tokens or resolved.limit or 256,

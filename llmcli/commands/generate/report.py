@@ -1,4 +1,4 @@
-"""What a run of `generate` says of itself beside the text."""
+"""Statistics of a run of `generate`, shown beside its text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class Statistics:
     """Speed, memory and settings of a run.
 
     `model` and `speculation` are the objects of JSON documents. `sampling`: each value in force and
-    where it comes from; `seed` is None where nothing is random, `ties` where something is.
-    `side_by_side`: how many texts were written at once. `ended`: why the text ends where it does,
-    where that is to be said.
+    where it comes from; `seed` is None in a greedy run, `ties` in a random one. `side_by_side`:
+    number of texts that are generated at once. `ended`: what ended the text before the model did.
     """
 
     timings: Timings

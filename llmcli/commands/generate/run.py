@@ -1,9 +1,9 @@
-"""How a run of `generate` is presented: its text while it comes, or JSON, and statistics."""
+"""The output of a run of `generate`: text as it comes, or JSON, and statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,7 @@ class Presentation:
         return str(prompt) if self.options.num_samples == 1 else f"{prompt}.{sample}"
 
     def _label(self, number: int) -> str:
-        """The same, and `0 · What is …` with the prompt where there are several."""
+        """`_number`, with the prompt where there are several: `0 · What is …`."""
         if self.options.batch is None:
             return self._number(number)
         from rich.text import Text
@@ -136,8 +136,8 @@ class Presentation:
         model = run.model.describe()
         body: dict[str, Any] = {"index": index} if batch else {}
         body |= {
-            "prompt": _prompt(self.prompts[index]),
-            "outputs": [_without_none(output) for output in outputs],
+            "prompt": self.prompts[index],
+            "outputs": outputs,
             "sampling": {
                 **self.resolved.values,
                 "seed": run.request.sampling.seed,
@@ -194,15 +194,3 @@ class Presentation:
             speculation=None if run.speculation is None else run.speculation.describe(),
             ended=f"-n {run.request.limit}" if run.limited else ended,
         )
-
-
-def _prompt(encoded: Encoded) -> dict[str, Any]:
-    """`messages` of a conversation only."""
-    found = asdict(encoded)
-    if encoded.messages is None:
-        del found["messages"]
-    return found
-
-
-def _without_none(output: Generated) -> dict[str, Any]:
-    return {name: value for name, value in asdict(output).items() if value is not None}

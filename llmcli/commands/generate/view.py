@@ -1,4 +1,4 @@
-"""The statistics of a run of `generate`, and what is said beside its text."""
+"""The statistics of a run of `generate`, for stderr."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _peaks(timings: Timings) -> Iterator[tuple[str, str]]:
 
 
 def template_line() -> Text:
-    """That the text went through the model's chat template, and how it does not."""
+    """Says that the chat template was applied, and how to go without it."""
     return Text("chat template applied · `--raw` continues the text as it stands", style=FAINT)
 
 

@@ -134,14 +134,7 @@ class TokenWriter:
 
     def token(self, number: int, token: Token, ms: float) -> None:
         """Writes the line at once; the last of a sequence also has its `finish_reason`."""
-        line: dict[str, Any] = {
-            "sequence": number,
-            "index": token.index,
-            "id": token.id,
-            "text": token.text,
-            "logprob": token.logprob,
-            "ms": round(ms, 3),
-        }
+        line = self._line(number, token.index, ms, token.id, token.text, token.logprob)
         if (parts := self._parts(number)) is not None:
             new = parts.push(token.text)
             rest = Answer("", "") if token.finish is None else parts.finish()
@@ -161,17 +154,18 @@ class TokenWriter:
     def close(self) -> None:
         """A last line, without a token, for every sequence that was interrupted."""
         for number, index in sorted(self._unfinished.items()):
-            line = {
-                "sequence": number,
-                "index": index,
-                "id": None,
-                "text": "",
-                "logprob": None,
-                "ms": round(self._ms, 3),
-                "finish_reason": "interrupted",
-            }
-            self._write(line)
+            line = self._line(number, index, self._ms, None, "", None)
+            self._write(line | {"finish_reason": "interrupted"})
         self._unfinished.clear()
+
+    @staticmethod
+    def _line(
+        number: int, index: int, ms: float, id: int | None, text: str, logprob: float | None
+    ) -> dict[str, Any]:
+        return {
+            "sequence": number, "index": index, "id": id, "text": text, "logprob": logprob,
+            "ms": round(ms, 3),
+        }  # fmt: skip
 
     def _write(self, line: Mapping[str, Any]) -> None:
         header, self._header = self._header, {}
@@ -198,10 +192,9 @@ class Collector:
         self._samples = samples
         self._tokenizer = tokenizer
         self._logprobs = logprobs
-        self._prompts = prompts
         self._outputs: dict[int, Generated] = {}
         self._unfinished = [samples] * prompts
-        self._next = 0
+        self._next = 0  # the prompt whose sequences are delivered next
 
     def token(self, number: int, token: Token, ms: float) -> None:
         """Adds the token; delivers prompts whose sequences have all ended."""
@@ -215,21 +208,24 @@ class Collector:
         if token.finish is not None:
             output.finish_reason = token.finish
             self._unfinished[number // self._samples] -= 1
-        while self._next < self._prompts and self._unfinished[self._next] == 0:
-            self._deliver(self._next)
-            self._next += 1
+        while self._next < len(self._unfinished) and not self._unfinished[self._next]:
+            self._deliver()
 
     def close(self) -> None:
         """Delivers what has begun; the only prompt of a run counts as begun."""
-        for prompt in range(self._next, self._prompts):
-            numbers = range(prompt * self._samples, (prompt + 1) * self._samples)
-            if self._prompts == 1 or any(number in self._outputs for number in numbers):
-                self._deliver(prompt)
-        self._next = self._prompts
+        while self._next < len(self._unfinished):
+            begun = any(number in self._outputs for number in self._numbers())
+            if begun or len(self._unfinished) == 1:
+                self._deliver()
+            else:
+                self._next += 1
 
-    def _deliver(self, prompt: int) -> None:
-        numbers = range(prompt * self._samples, (prompt + 1) * self._samples)
-        self._ready(prompt, [self._output(number) for number in numbers])
+    def _numbers(self) -> range:
+        return range(self._next * self._samples, (self._next + 1) * self._samples)
+
+    def _deliver(self) -> None:
+        self._ready(self._next, [self._output(number) for number in self._numbers()])
+        self._next += 1
 
     def _output(self, number: int) -> Generated:
         if number not in self._outputs:

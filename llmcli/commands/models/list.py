@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.records.models import ModelsReport
 from llmcli.shell.options import PagedOutputOptions
 from llmcli.shell.output import Output
@@ -26,30 +27,21 @@ def command(output: PagedOutputOptions) -> None:
     With the place, the size, the commit and the last use of each, and whether anything of it is
     missing. Looks at file names and sizes; reads no weights, and makes no network call.
     """
+    from llmcli.checkpoints.cache.inventory import Inventory
+    from llmcli.checkpoints.cache.prune import left_over
     from llmcli.commands.models.view import render_models
 
     out = Output("models-list", output)
-    report = _report()
-    models = [vars(model) | {"complete": model.complete} for model in report.models]
-    out.present(
-        lambda: render_models(report),
-        vars(report) | {"models": models},
-        model=None,
-        environment=environment(),
-    )
-    if not out.json:
-        for warning in report.warnings:
-            out.note(warning)
-
-
-def _report() -> ModelsReport:
-    from llmcli.checkpoints.cache.inventory import Inventory
-    from llmcli.checkpoints.cache.prune import left_over
-
     inventory = Inventory.read()
-    return ModelsReport(
+    report = ModelsReport(
         models=tuple(stored.model for stored in inventory.stored()),
         caches=inventory.caches(),
         left_over=sum(piece.removal.bytes for piece in left_over(inventory)),
         warnings=inventory.warnings(),
     )
+    out.present(
+        lambda: render_models(report), members(report), model=None, environment=environment()
+    )
+    if not out.json:
+        for warning in report.warnings:
+            out.note(warning)

@@ -1,4 +1,4 @@
-"""`llmcli models path`: where a model lies, for scripts."""
+"""`llmcli models path`: the path of a model, for scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PathOptions:
 
 
 def command(path: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:
-    """Where a model lies: its file, or its directory. Exit 3 where it is not on this machine.
+    """Print the path of a model: its file or directory. Exits with 3 if it is not on this machine.
 
     Fetches nothing; `llmcli models pull NAME` does.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -12,8 +11,9 @@ import typer
 
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
-from llmcli.records.models import PulledModel
-from llmcli.shell.exits import SIGNALS, tell
+from llmcli.records.document import members
+from llmcli.records.models import PulledModel, PullFailure, PullReport
+from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.options import MODEL, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg, opt
@@ -30,7 +30,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionOptions:
-    """Which version of what is on the hub."""
+    """The version of a model on the hub."""
 
     panel: ClassVar[str] = MODEL
     revision: str | None = opt(
@@ -73,7 +73,7 @@ def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> No
     stopped = False
     for name in names:
         try:
-            pulled.append(_pull(name, at.revision, pull.offline, out))
+            found = _pull(name, at.revision, pull.offline, out)
         except (KeyboardInterrupt, Exception) as error:
             stopped = isinstance(error, KeyboardInterrupt) or SIGNALS.received is not None
             if stopped:
@@ -82,16 +82,25 @@ def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> No
                 raise
             errors[name] = error
             if len(names) > 1:
-                tell(f"error: {error.message}")
-                if error.hint:
-                    tell(f"hint: {error.hint}")
+                tell_error(error)
         else:
-            _show(out, pulled[-1])
+            pulled.append(found)
+            if not out.json:
+                from llmcli.commands.models.view import render_pulled
+
+                out.show(render_pulled(found))
     first = next(iter(errors.values()), None)
     if first is not None and len(names) == 1:
         raise first
     if out.json:
-        _document(out, pulled, errors, stopped)
+        report = PullReport(
+            models=tuple(pulled), finish_reason="interrupted" if stopped else "complete",
+            failed=tuple(
+                PullFailure(name=name, code=e.code, kind=e.kind, message=e.message, hint=e.hint)
+                for name, e in errors.items()
+            ),
+        )  # fmt: skip
+        out.document(members(report), model=None, environment=environment())
     if stopped:
         done = f" after {len(pulled)} of {len(names)} models" if len(names) > 1 else ""
         raise SIGNALS.stopped(told=out.json, where=done)
@@ -108,25 +117,6 @@ def _pull(name: str, revision: str | None, offline: bool, out: Output) -> Pulled
         _, path = find(name, revision=revision, offline=offline, progress=progress, note=out.note)
     whole = Path(os.path.abspath(path))
     return PulledModel(name=name, path=str(whole), bytes=bytes_at(whole), fetched=fetched)
-
-
-def _show(out: Output, pulled: PulledModel) -> None:
-    if not out.json:
-        from llmcli.commands.models.view import render_pulled
-
-        out.show(render_pulled(pulled))
-
-
-def _document(
-    out: Output, pulled: Sequence[PulledModel], errors: Mapping[str, LlmcliError], stopped: bool
-) -> None:
-    failed = [
-        {"name": name, "code": e.code, "kind": e.kind, "message": e.message, "hint": e.hint}
-        for name, e in errors.items()
-    ]
-    ended = "interrupted" if stopped else "complete"
-    body = {"models": pulled, "failed": failed, "finish_reason": ended}
-    out.document(body, model=None, environment=environment())
 
 
 def _is_here(name: str, revision: str | None) -> bool:

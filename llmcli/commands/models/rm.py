@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.records.models import RemovalReport
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output
@@ -26,8 +26,6 @@ Examples:
   llmcli models rm org/name org/name@v1 --yes
   llmcli models rm hf:org/name/file.gguf
 """
-
-
 REMOVAL = "Removal"
 
 
@@ -70,54 +68,41 @@ def run_removal(
     out: Output,
     options: RemovingOptions,
     planned: Callable[[], list[Piece]],
+    report: Callable[..., RemovalReport] = RemovalReport,
     *,
     passing_over: bool,
-    more: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Shows what `planned` lists, asks, and removes it; `more` are keys of the JSON document.
+    """Shows what `planned` lists, asks for confirmation, removes it, and shows the `report`.
 
-    With `passing_over` what is in use stays and the rest goes. Raises UsageError where it has to
-    be asked and nobody can answer, WriteFailed where something could not be removed.
+    With `passing_over` what is in use stays and the rest is removed. Raises UsageError if there is
+    no terminal to ask on, WriteFailed if something could not be removed.
     """
     from llmcli.checkpoints.cache.removal import remove
     from llmcli.commands.models.view import render_removal
 
+    def show(found: RemovalReport) -> None:
+        out.present(
+            lambda: render_removal(found), members(found), model=None, environment=environment()
+        )
+
     pieces = planned()
-    plan = RemovalReport(
-        removed=tuple(piece.removal for piece in pieces), kept=(), dry_run=True
-    )
+    plan = report(removed=tuple(piece.removal for piece in pieces), kept=(), dry_run=True)
     if not pieces or options.dry_run:
-        _show(out, plan, more)
+        show(plan)
         return
     if not options.yes:
-        _need_terminal()
+        if not (sys.stdin and sys.stdin.isatty() and sys.stderr and sys.stderr.isatty()):
+            raise UsageError(
+                "removing models needs a confirmation, and there is no terminal to ask on",
+                hint="add `--yes`, or `--dry-run` to see what would go",
+            )
         out.aside(render_removal(plan))
-        if not _agreed():
+        sys.stderr.write("remove it? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             out.note("nothing was removed")
             return
     gone, kept = remove(pieces, planned, passing_over=passing_over)
-    report = RemovalReport(removed=tuple(gone), kept=tuple(kept), dry_run=False)
-    _show(out, report, more)
+    show(report(removed=tuple(gone), kept=tuple(kept), dry_run=False))
     for line in kept:
         out.note(line)
-
-
-def _show(out: Output, report: RemovalReport, more: Mapping[str, object]) -> None:
-    from llmcli.commands.models.view import render_removal
-
-    body = vars(report) | {"bytes": report.bytes, **more}
-    out.present(lambda: render_removal(report), body, model=None, environment=environment())
-
-
-def _need_terminal() -> None:
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr and sys.stderr.isatty()):
-        raise UsageError(
-            "removing models needs a confirmation, and there is no terminal to ask on",
-            hint="add `--yes`, or `--dry-run` to see what would go",
-        )
-
-
-def _agreed() -> bool:
-    sys.stderr.write("remove it? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

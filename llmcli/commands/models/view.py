@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -13,12 +13,11 @@ from rich.text import Text
 from llmcli.records.models import (
     ModelsReport,
     PulledModel,
-    Removal,
     RemovalReport,
     StoredModel,
     ago,
 )
-from llmcli.ui.layout import INDENT, Column, Dotted, Rows, filled
+from llmcli.ui.layout import INDENT, SEPARATOR, Column, Dotted, Rows, filled
 from llmcli.ui.stats import size
 from llmcli.ui.theme import FAINT, one_line
 
@@ -47,14 +46,16 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
     if offered:
         commands = ["`llmcli models pull NAME` fetches", "`llmcli models rm NAME` deletes"]
         offered = [Dotted(commands, FAINT), *offered, Text("")]
-    footer: list[RenderableType] = [
-        Dotted([f"{cache.place} {size(cache.bytes)}", one_line(cache.path), *_others(cache.others)],
-               FAINT)
-        for cache in report.caches
-    ]  # fmt: skip
+    footer: list[RenderableType] = []
+    for cache in report.caches:
+        words = [f"{cache.place} {size(cache.bytes)}", one_line(cache.path)]
+        if cache.others:
+            words.append("besides 1 repository that is no model" if cache.others == 1
+                         else f"besides {cache.others} repositories that are no models")
+        footer.append(Dotted(words, FAINT))
     if report.left_over:
-        words = f"stale downloads and replaced versions {size(report.left_over)}"
-        footer.append(Dotted([words, "`llmcli models prune` removes them"], FAINT))
+        stale = f"stale downloads and replaced versions {size(report.left_over)}"
+        footer.append(Dotted([stale, "`llmcli models prune` removes them"], FAINT))
     return Group(models, Text(""), *offered, *footer)
 
 
@@ -72,85 +73,62 @@ class Models:
             if table.fit(options.max_width):
                 yield table
                 return
-        for row in rows:
-            yield Text(row[0].plain, style=row[0].style, overflow="fold")
-            yield from _below(_facts(row), options.max_width)
+        for name, bytes_, state, used, place, files, revision in rows:
+            facts = [bytes_, state, used and f"used {used}", place,
+                     files and f"{files} file{'s' * (str(files) != '1')}", revision]  # fmt: skip
+            yield Entry(name, [str(fact) for fact in facts])
 
 
 def render_pulled(pulled: PulledModel) -> RenderableType:
     """The name, the size, whether it was here already, and the path: one line where it fits."""
-    return Pulled(pulled)
+    words = "fetched" if pulled.fetched else "already here"
+    line = f"{one_line(pulled.name)}  {size(pulled.bytes)}  {words}"
+    return Entry(Text(line), [one_line(pulled.path)], beside=True)
 
 
 def render_removal(report: RemovalReport) -> RenderableType:
     """What goes or is gone, why, and the bytes in all."""
     if not report.removed:
         return Text("nothing to remove" if not report.kept else "nothing was removed")
+    entries = []
+    for one in report.removed:
+        more = f" and {len(one.paths) - 1} more" if len(one.paths) > 1 else ""
+        path = one_line(next(iter(one.paths), "")) + more
+        line = Text(f"{one_line(one.name)}  {size(one.bytes)}")
+        entries.append(Entry(line, [one_line(one.why), path]))
     words = "would free" if report.dry_run else "freed"
-    last = Text(f"\n{words} {size(report.bytes)}")
-    return Group(*(Removed(removal) for removal in report.removed), last)
+    return Group(*entries, Text(f"\n{words} {size(report.bytes)}"))
 
 
 @dataclass(frozen=True)
-class Pulled:
-    """A line for scripts; on a terminal that is too narrow for it, the path is on its own."""
+class Entry:
+    """A line, and faint facts below it; `beside`: on the line where they fit."""
 
-    pulled: PulledModel
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        words = "fetched" if self.pulled.fetched else "already here"
-        facts = f"{one_line(self.pulled.name)}  {size(self.pulled.bytes)}  {words}"
-        path = one_line(self.pulled.path)
-        if cell_len(facts) + len("  ") + cell_len(path) <= options.max_width:
-            yield Text(f"{facts}  {path}")
-        else:
-            yield Text(facts, overflow="fold")
-            yield from _below([path], options.max_width)
-
-
-@dataclass(frozen=True)
-class Removed:
-    """The name and the bytes, and below them why, and where it is."""
-
-    removal: Removal
+    line: Text
+    facts: Sequence[str]
+    beside: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        paths = self.removal.paths
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        yield Text(f"{one_line(self.removal.name)}  {size(self.removal.bytes)}", overflow="fold")
-        facts = [one_line(self.removal.why), one_line(next(iter(paths), "")) + more]
-        yield from _below(facts, options.max_width)
+        facts = [fact for fact in self.facts if fact]
+        whole = f"{self.line}  {SEPARATOR.join(facts)}"
+        if self.beside and cell_len(whole) <= options.max_width:
+            yield Text(whole)
+            return
+        self.line.overflow = "fold"
+        yield self.line
+        for line in filled(facts, max(1, options.max_width - len(INDENT))):
+            yield Text(INDENT + line, style=FAINT, overflow="fold")
 
 
 def _row(model: StoredModel, now: float) -> list[Text]:
-    style = FAINT if model.place == "nowhere" else ""
-    used = "" if model.last_used is None else ago(now - model.last_used)
+    nowhere = model.place == "nowhere"
     cells = [
         model.name,
         size(model.bytes) if model.bytes else "",
         model.state,
-        used,
-        "" if model.place == "nowhere" else model.place,
-        str(model.files) if model.files else "",
+        "" if model.last_used is None else ago(now - model.last_used),
+        "" if nowhere else model.place,
+        str(model.files or ""),
         (model.revision or "")[:_SHORT],
     ]
-    return [Text(one_line(cell), style=style) for cell in cells]
-
-
-def _facts(row: Sequence[Text]) -> list[str]:
-    """The cells behind the name, as words that need no head."""
-    _, bytes_, state, used, place, files, revision = (cell.plain for cell in row)
-    used = f"used {used}" if used else ""
-    return [bytes_, state, used, place, f"{files} file{'s' * (files != '1')}" if files else "",
-            revision]  # fmt: skip
-
-
-def _below(parts: Sequence[str], width: int) -> Iterator[Text]:
-    for line in filled([part for part in parts if part], max(1, width - len(INDENT))):
-        yield Text(INDENT + line, style=FAINT, overflow="fold")
-
-
-def _others(count: int) -> list[str]:
-    if count == 1:
-        return ["besides 1 repository that is no model"]
-    return [f"besides {count} repositories that are no models"] if count else []
+    return [Text(one_line(cell), style=FAINT if nowhere else "") for cell in cells]

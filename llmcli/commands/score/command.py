@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.shell.encoding import pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.shell.output import Output
@@ -20,7 +23,6 @@ from llmcli.shell.template import ChatOptions
 if TYPE_CHECKING:
     from llmcli.commands.score.report import Score
     from llmcli.model import Model
-    from llmcli.text import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +44,17 @@ class ScoreOptions:
         "Show all tokens of a long text, not the most surprising ones.",
     )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class ScoreRequest:
-    """One text, and how it is read; every model cuts it into its own tokens."""
-
-    text: Prompt
-    parse_special: bool
-    window: int | None  # the most tokens at once; None: the model's context
-    stride: int | None
-
-    def windows(self, model: Model) -> tuple[int, int]:
-        """Window and stride for `model`; raises UsageError where they do not overlap."""
-        window = self.window or model.config.context
-        stride = self.stride or max(1, window // 2)
-        if window < 2:
+    def windows(self, context: int) -> tuple[int, int]:
+        """Window and stride in tokens. Raises UsageError where the windows do not overlap."""
+        stride = self.stride or max(1, context // 2)
+        if context < 2:
             raise UsageError("a context of 1 token leaves nothing to predict from")
-        if stride >= window:
+        if stride >= context:
             raise UsageError(
-                f"`--stride {stride}` is not less than the context of {window} tokens",
+                f"`--stride {stride}` is not less than the context of {context} tokens",
                 hint="windows have to overlap, for a token needs others before it",
             )
-        return window, stride
+        return context, stride
 
 
 def command(
@@ -87,7 +78,6 @@ def command(
     out = Output("score", output)
     on_terminal = out.out.terminal and sys.stdin is not None and sys.stdin.isatty()
     text = prompt_or_default(prompt, out.note) if on_terminal else read_prompt(prompt)
-    request = ScoreRequest(text, not special.no_special, model.context_length, score.stride)
     if score.versus is not None:
         if text.conversation is not None:
             raise UsageError(
@@ -96,49 +86,53 @@ def command(
                 hint="leave one of them out",
             )
         require_supported(model, out, score.versus)
-    ours, about, body = _scored(request, model, None, out)
+
+    def scored(spec: str | None) -> tuple[Score, Mapping[str, Any]]:
+        """The score of one model, `spec` instead of `--model`, which is freed then."""
+        loaded = load_model(model, out, text=text.ids is None, spec=spec).model
+        window, stride = score.windows(model.context_length or loaded.config.context)
+        found = _score(text, loaded, out, window, stride, parse_special=not special.no_special)
+        return found, loaded.describe()
+
+    ours, about = scored(None)
     if score.versus is None:
         out.present(
             lambda: render_score(ours, model_line(about), every=score.every),
-            body,
+            members(ours),
             model=about,
             environment=environment(kernels=kernels_of(about)),
         )
         return
-    theirs, other, theirs_body = _scored(request, model, score.versus, out)
+    theirs, other = scored(score.versus)
     comparison = compare(ours, theirs)
     out.present(
         lambda: render_versus(
             (ours, model_line(about)), (theirs, model_line(other)), comparison,
             (str(about["name"]), str(other["name"])), every=score.every,
         ),
-        body | {"versus": {"model": other, **theirs_body, "difference": comparison}},
+        members(ours)
+        | {"versus": {"model": other, **members(theirs), "difference": comparison}},
         model=about,
         environment=environment(kernels=kernels_of(about, other)),
     )  # fmt: skip
 
 
-def _scored(
-    request: ScoreRequest, options: ModelOptions, spec: str | None, out: Output
-) -> tuple[Score, dict[str, Any], dict[str, Any]]:
-    """The score of one model (`spec` instead of `--model`), what the model is, and the score as
-    JSON has it; the model is freed then.
-    """
+def _score(
+    text: Prompt, model: Model, out: Output, window: int, stride: int, *, parse_special: bool
+) -> Score:
+    """The score of a text, which every model cuts into its own tokens."""
     from llmcli.commands.score.measure import measure_score
 
-    model = load_model(options, out, text=request.text.ids is None, spec=spec).model
-    window, stride = request.windows(model)
-    if request.text.ids is not None:
-        check_ids(request.text.ids, model.config.vocab)
-        ids = list(request.text.ids)
-        known = model.tokenizer
+    tokenizer = model.tokenizer
+    if text.ids is not None:
+        check_ids(text.ids, model.config.vocab)
+        ids = list(text.ids)
         texts = [model.token_text(id) for id in ids]
-        found = [] if known is None else known.spelled(ids)
+        found = [] if tokenizer is None else tokenizer.spelled(ids)
     else:
-        tokenizer = need_tokenizer(model.tokenizer, model.name)
         _, found = pieces(
-            request.text, ChatOptions(raw=True), tokenizer, model.name,
-            parse_special=request.parse_special,
+            text, ChatOptions(raw=True), need_tokenizer(tokenizer, model.name), model.name,
+            parse_special=parse_special,
         )  # fmt: skip
         ids = [piece.id for piece in found]
         model.check_tokenized(ids)
@@ -147,25 +141,13 @@ def _scored(
     del found  # of a long text more than all the rest
     if len(ids) < 2:
         out.note("the text is a single token, and the first token has nothing to be predicted from")
+
+    @cache  # tokens of one id share their text
+    def spelled(id: int) -> str | None:
+        return None if tokenizer is None else tokenizer.token_bytes(id).hex()
+
     with Progress(out) as progress:
-        score = measure_score(
-            model, ids, texts, spans, window=window, stride=stride, progress=progress
-        )
-    return score, model.describe(), _body(score, model.tokenizer)
-
-
-def _body(score: Score, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The report as JSON has it: tokens with their bytes, its time under `timings`.
-
-    The tokens can be read once: where nothing is written, they are not made.
-    """
-    from llmcli.commands.score.report import ScoredToken
-
-    fields = {name: value for name, value in vars(score).items() if name != "seconds"}
-    names = ScoredToken.__slots__
-    fields["tokens"] = (
-        {name: getattr(token, name) for name in names}
-        | {"bytes": tokenizer.token_bytes(token.id).hex() if tokenizer else None}
-        for token in score.tokens
-    )
-    return fields | {"timings": {"score_s": score.seconds}}
+        return measure_score(
+            model, ids, texts, spans, window=window, stride=stride, spelled=spelled,
+            progress=progress,
+        )  # fmt: skip

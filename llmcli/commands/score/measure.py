@@ -28,15 +28,17 @@ def measure_score(
     *,
     window: int,
     stride: int,
+    spelled: Callable[[int], str | None] = lambda id: None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Score:
     """Scores every token of `ids` but the first, given all tokens before it in its window.
 
     `texts[i]` is what token i is shown as, `spans[i]` the bytes of the text that it stands for
-    (start, end), which may overlap. A text longer than `window` tokens is read in windows that
-    begin `stride` tokens apart (1 ≤ stride < window); a token is scored in the first window that
-    has it, so that each but the first window's tokens see at least window - stride tokens before
-    them (the sliding window of Press et al. 2021, arXiv 2012.15832, section 3). Raises NotFinite.
+    (start, end), which may overlap; `spelled` gives those of an id in hexadecimal. A text longer
+    than `window` tokens is read in windows that begin `stride` tokens apart (1 ≤ stride < window);
+    a token is scored in the first window that has it, so that each but the first window's tokens
+    see at least window - stride tokens before them (the sliding window of Press et al. 2021,
+    arXiv 2012.15832, section 3). Raises NotFinite.
     """
     begin = perf_counter()
     logprobs: list[float | None] = [None] * len(ids)
@@ -48,10 +50,25 @@ def measure_score(
             if progress is not None and position % 64 == 0:
                 progress("scoring", position, len(ids))
     tokens = tuple(
-        ScoredToken(id=id, text=text, logprob=logprob, rank=rank)
+        ScoredToken(id=id, text=text, logprob=logprob, rank=rank, bytes=spelled(id))
         for id, text, logprob, rank in zip(ids, texts, logprobs, ranks, strict=True)
     )
-    return _summed(tokens, spans, window, stride, perf_counter() - begin)
+    known = [logprob for logprob in logprobs if logprob is not None]
+    pairs = zip(tokens, spans, strict=True)
+    size = covered_bytes(span for token, span in pairs if token.logprob is not None)
+    total = math.fsum(known)
+    mean = total / len(known) if known else math.nan
+    return Score(
+        tokens=tokens,
+        tokens_scored=len(known),
+        bytes_scored=size,
+        mean_logprob=mean,
+        perplexity=_exp(-mean),
+        bits_per_byte=-total / math.log(2) / size if size else math.nan,
+        window=window,
+        stride=stride,
+        timings={"score_s": perf_counter() - begin},
+    )
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -126,31 +143,6 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
                 )
             if start + 1 + offset >= first:
                 yield logprob, rank
-
-
-def _summed(
-    tokens: tuple[ScoredToken, ...],
-    spans: Sequence[tuple[int, int]],
-    window: int,
-    stride: int,
-    seconds: float,
-) -> Score:
-    logprobs = [token.logprob for token in tokens if token.logprob is not None]
-    pairs = zip(tokens, spans, strict=True)
-    size = covered_bytes(span for token, span in pairs if token.logprob is not None)
-    total = math.fsum(logprobs)
-    mean = total / len(logprobs) if logprobs else math.nan
-    return Score(
-        tokens=tokens,
-        tokens_scored=len(logprobs),
-        bytes_scored=size,
-        mean_logprob=mean,
-        perplexity=_exp(-mean),
-        bits_per_byte=-total / math.log(2) / size if size else math.nan,
-        window=window,
-        stride=stride,
-        seconds=seconds,
-    )
 
 
 def _exp(value: float) -> float:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredToken:
-    """A token, its log-probability (natural) given all before it, and its rank (1: likeliest)."""
+    """A token, its log-probability (natural) given all before it, and its rank (1: likeliest).
+
+    `bytes` are those of its text in hexadecimal; None without a tokenizer.
+    """
 
     id: int
     text: str
     logprob: float | None
     rank: int | None
+    bytes: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +26,7 @@ class Score:
 
     `mean_logprob`, `perplexity` = exp(-mean) and `bits_per_byte` are NaN where nothing could
     be scored. `window` and `stride`: the most tokens seen at once, and by how many it moves.
+    `timings`: `score_s`, the seconds of scoring.
     """
 
     tokens: tuple[ScoredToken, ...]
@@ -31,7 +37,7 @@ class Score:
     bits_per_byte: float
     window: int
     stride: int
-    seconds: float
+    timings: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)

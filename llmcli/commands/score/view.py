@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
@@ -76,52 +76,39 @@ def _tokens(
 ) -> RenderableType:
     """`other`: the score of the same tokens by another model, which is shown beside it."""
     if every or len(score.tokens) <= SHORT:
-        return _table(score) if other is None else _table_of_both(score, other)
+        return _table(score, other)
     scored = [at for at, token in enumerate(score.tokens) if token.logprob is not None]
     worst = sorted(scored, key=lambda at: score.tokens[at].logprob or 0.0)[:most]
     return Surprising(score.tokens, worst, () if other is None else other.tokens)
 
 
-def _table(score: Score) -> RenderableType:
-    """A row per token. Where the width is too little, the probability goes first: the
-    log-probability says the same. Without a tokenizer there is no column of tokens.
+def _table(ours: Score, theirs: Score | None) -> RenderableType:
+    """A row per token, with what A and B make of it where there are two models.
+
+    Where the width is too little, the probability goes first: the log-probability says the same; of
+    two models the ranks, then the difference. Without a tokenizer there is no column of tokens.
     """
-    columns = [Column("logprob"), Column("prob", drop=1), Column("rank")]
-    return _rows(score, columns, [_row(*one) for one in enumerate(score.tokens)])
-
-
-def _table_of_both(ours: Score, theirs: Score) -> RenderableType:
-    """A row per token with what A and B make of it; the ranks go first, then the difference."""
-    columns = [
-        Column("logprob A"), Column("logprob B"), Column("B − A", drop=1),
-        Column("rank A", drop=2), Column("rank B", drop=2),
-    ]  # fmt: skip
-    rows = []
-    for number, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
-        (first, _, rank), (second, _, other) = _values(a), _values(b)
-        apart = UNKNOWN
-        if a.logprob is not None and b.logprob is not None:
-            apart = f"{b.logprob - a.logprob:+.4f}"
-        cells = [str(number), str(a.id), quoted(a.text), first, second, apart, rank, other]
-        rows.append([*map(Text, cells)])
-    return _rows(ours, columns, rows)
-
-
-def _rows(score: Score, columns: list[Column], rows: list[list[Text]]) -> Rows:
-    """The table: number, id and token in front of `columns`, the token only where there are any."""
-    columns = [Column("#"), Column("id"), Column("token", right=False, cut=True), *columns]
-    if not _has_text(score):
-        del columns[2]
-        for row in rows:
-            del row[2]
+    named = _has_text(ours)
+    columns = [Column("#"), Column("id"), *[Column("token", right=False, cut=True)] * named]
+    if theirs is None:
+        columns += [Column("logprob"), Column("prob", drop=1), Column("rank")]
+    else:
+        columns += [Column("logprob A"), Column("logprob B"), Column("B − A", drop=1),
+                    Column("rank A", drop=2), Column("rank B", drop=2)]  # fmt: skip
+    rows: list[list[Text | str]] = []
+    for number, token in enumerate(ours.tokens):
+        text, cells = Text(quoted(token.text)), list(_values(token))
+        if theirs is None and token.logprob is not None:
+            text.stylize(confidence_style(math.exp(token.logprob)))
+        elif theirs is not None:
+            other, apart = theirs.tokens[number], UNKNOWN
+            if token.logprob is not None and other.logprob is not None:
+                apart = f"{other.logprob - token.logprob:+.4f}"
+            first, _, rank = cells
+            second, _, other_rank = _values(other)
+            cells = [first, second, apart, rank, other_rank]
+        rows.append([str(number), str(token.id), *[text] * named, *cells])
     return Rows(columns, rows)
-
-
-def _row(number: int, token: ScoredToken) -> list[Text]:
-    text = Text(quoted(token.text))
-    if token.logprob is not None:
-        text.stylize(confidence_style(math.exp(token.logprob)))
-    return [Text(str(number)), Text(str(token.id)), text, *map(Text, _values(token))]
 
 
 def _values(token: ScoredToken) -> tuple[str, str, str]:
@@ -143,21 +130,21 @@ class Surprising:
     others: Sequence[ScoredToken] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = [("#", [str(at) for at in self.places])]
-        shown = [self.tokens[at] for at in self.places]
-        both = [("A", self.tokens), ("B", self.others)] if self.others else [("", self.tokens)]
+        both = [(" A", self.tokens), (" B", self.others)] if self.others else [("", self.tokens)]
+        columns = [["#", *map(str, self.places)]]
         for name, tokens in both:
             found = [f"{tokens[at].logprob or 0.0:.2f}" for at in self.places]
-            columns.append((f"logprob {name}".strip(), found))
-        columns.append((f"rank {both[0][0]}".strip(), [str(token.rank) for token in shown]))
-        widths = [max(len(name), *map(len, cells)) for name, cells in columns]
+            columns.append([f"logprob{name}", *found])
+        ranks = [str(self.tokens[at].rank) for at in self.places]
+        columns.append([f"rank{both[0][0]}", *ranks])
+        widths = [max(map(len, column)) for column in columns]
         room = max(12, min(CONTEXT, options.max_width - sum(widths) - 2 * len(widths)))
-        heading = f"most surprising {len(shown)} of {len(self.tokens)}: --all or --json"
-        names = [f"{name:>{width}}" for (name, _), width in zip(columns, widths, strict=True)]
-        yield _one_line_of(Text("  ".join([*names, heading[: max(room, 12)]]), style=FAINT))
-        for n, at in enumerate(self.places):
-            cells = [f"{c[n]:>{width}}" for (_, c), width in zip(columns, widths, strict=True)]
-            yield _one_line_of(Text("  ".join([*cells, ""])).append_text(self._around(at, room)))
+        heading = f"most surprising {len(self.places)} of {len(self.tokens)}: --all or --json"
+        lines = [Text(heading[:room], style=FAINT), *(self._around(at, room) for at in self.places)]
+        for line, *cells in zip(lines, *columns, strict=True):
+            front = "".join(f"{cell:>{width}}  " for cell, width in zip(cells, widths, strict=True))
+            whole = Text(front, style=line.style, no_wrap=True, overflow="ignore")
+            yield whole.append_text(line)
 
     def _around(self, at: int, room: int) -> Text:
         """What stands before a token, the token in brackets, and what stands after it."""
@@ -179,17 +166,7 @@ class Surprising:
 
 def _cut(text: str, columns: int) -> str:
     """As much of its beginning as fits."""
-    used = 0
-    for at, character in enumerate(text):
-        used += cell_len(character)
-        if used > columns:
-            return text[:at]
-    return text
-
-
-def _one_line_of(line: Text) -> Text:
-    line.no_wrap, line.overflow = True, "ignore"
-    return line
+    return next(iter(chop_cells(text, columns)), "")
 
 
 def render_comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableType:

@@ -47,7 +47,7 @@ def command(
 
     out = Output("tokens", output)
     chat = template.options()
-    chat.check(ids=prompt.ids is not None)
+    chat.check()
     given = read_prompt(prompt)
     with chat.renderer([given]):
         with opened_headers(model, out, weights=False) as (checkpoint, place):
