@@ -31,7 +31,7 @@ NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fu
 
 @dataclass(frozen=True, kw_only=True)
 class LadderOptions:
-    """Which rungs, how far, and where the chart goes."""
+    """Which rungs, how far, and where the result goes."""
 
     panel: ClassVar[str] = LADDER
     rung: str | None = opt(
@@ -57,7 +57,7 @@ class LadderOptions:
     )  # fmt: skip
     save: str | None = opt(
         None, "-o", "--output", "FILE",
-        "Write the result to FILE.png (a chart) or FILE.json.",
+        "Write the result to FILE.json.",
     )  # fmt: skip
 
 
@@ -150,9 +150,9 @@ def _measured(
     details: bool,
 ) -> tuple[LadderReport, BaseException | None]:
     """The report of a prompt, and what interrupted it, if anything did."""
-    from llmcli.commands.ladder.measure.words import axis_sizes
     from llmcli.commands.ladder.measure.runner import LadderInterrupted, run_ladder
     from llmcli.commands.ladder.measure.weights import Weights
+    from llmcli.commands.ladder.measure.words import axis_sizes
     from llmcli.commands.ladder.measure.workload import plan_workload
 
     weights = Weights.of(model.decoder)
@@ -214,4 +214,4 @@ def _check(options: LadderOptions, output: OutputOptions) -> None:
     if options.explain and output.json:
         raise UsageError("`--explain` and `--json` exclude each other")
     if options.save is not None:
-        kind_of_file(options.save, ("png", "json"))
+        kind_of_file(options.save, ("json",))

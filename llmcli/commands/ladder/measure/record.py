@@ -29,13 +29,13 @@ CORNER = 4  # … and how many of each are kept of a larger one
 # the last letters of a name → the axes as the formulas write them
 AXES = {
     **{letter: letter for letter in "bnmdhv1ij"},
-    **{"g": "h_kv", "k": "d/h", "e": "d_v", "c": "h·d_v", "f": "F"},
+    "g": "h_kv", "k": "d/h", "e": "d_v", "c": "h·d_v", "f": "F",
 }
 AXED = re.compile(rf"\b\w+_[{''.join(AXES)}]+\b")  # a name with axes
 PLAIN = re.compile(r"return [\w, ]+|\w+ = [\w.]+")  # a line that computes nothing
 # what only changes how numbers lie: each gives a view or a copy
 RESHAPING = {
-    *("mT", "transpose", "unflatten", "flatten", "unbind", "split_with_sizes"),
+    *("mT", "transpose", "view", "flatten", "unbind", "split_with_sizes"),
     *("repeat_interleave", "cat", "stack"),
 }
 

@@ -192,9 +192,11 @@ class Walk(Rung):
 
     def branch(self, t_nd: Rows, branch: BranchWeights) -> Rows:
         """`multiplier · post(part(T))`."""
-        part = branch.part
-        attends = isinstance(part, AttentionWeights)
-        y_nd = self.attention(t_nd, part) if attends else self.feed_forward(t_nd, part)
+        match branch.part:
+            case AttentionWeights() as part:
+                y_nd = self.attention(t_nd, part)
+            case MlpWeights() as part:
+                y_nd = self.feed_forward(t_nd, part)
         if branch.post is not None:
             y_nd = self.norm(y_nd, branch.post)
         factor = branch.multiplier

@@ -253,7 +253,7 @@ class _Named:
                     )
                     for one in names.branches
                 ),
-                sum_norm=names.summed and self.norm_of(names.summed.norm, names.summed.config),
+                sum_norm=None if (one := names.summed) is None else self.norm(one.norm, one.config),
             )
             for names in block_names(layer, name)
         )

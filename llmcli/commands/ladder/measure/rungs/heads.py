@@ -100,7 +100,7 @@ class HeadsAsDimension(Matrices):
         """`[n, h·d/h]` as `[h, n, d/h]`: two views; each head normalized, or all `together`."""
         if norm is not None and together:
             x_nc = self.norm(x_nc, norm)
-        x_nhk = x_nc.unflatten(-1, (heads, -1))
+        x_nhk = x_nc.view(*x_nc.shape[:-1], heads, -1)
         x_hnk = x_nhk.transpose(-3, -2)
         if norm is not None and not together:
             x_hnk = self.norm(x_hnk, norm)
