@@ -284,7 +284,7 @@ _llmcli() {
         ladder\ -n|ladder\ --tokens) values=''; kind=text ;;
         ladder\ --batch) values=''; kind=text ;;
         ladder\ --budget) values=''; kind=text ;;
-        ladder\ -o|ladder\ --output) values='png json'; kind=outputs ;;
+        ladder\ -o|ladder\ --output) values=json; kind=outputs ;;
         ladder\ -m|ladder\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         ladder\ --device) values='auto cpu cuda mps'; kind=words ;;
         ladder\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;

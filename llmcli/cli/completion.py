@@ -29,7 +29,7 @@ FILES = {"bash": "llmcli.bash", "zsh": "_llmcli", "fish": "llmcli.fish"}
 MODEL_OPTIONS = ("model", "versus", "draft")  # a file, a directory or a catalog name
 # options and commands whose files have these endings, where the command's module has no `FILES`
 ENDINGS = {
-    ("ladder", "save"): ("png", "json"),
+    ("ladder", "save"): ("json",),
     ("timing", "trace"): ("json",),
     ("chat", "save"): ("json",),
 }

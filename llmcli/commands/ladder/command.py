@@ -167,7 +167,9 @@ def _measured(
     interruption: BaseException | None = None
     with Progress(out) as progress:
         try:
-            reports = run_ladder(weights, workload, numbers=rungs, progress=progress, record=details)
+            reports = run_ladder(
+                weights, workload, numbers=rungs, progress=progress, record=details
+            )
         except LadderInterrupted as stop:
             if len(stop.rungs) < (len(rungs) if options.explain else 1):  # nothing to show
                 raise

@@ -149,9 +149,9 @@ class Recorder:
         """Records what the decoder emits: in its first block, before and behind the blocks."""
         if not name.startswith("blocks.") or name.startswith("blocks.0."):
             step = Step(
-                name=name, formula=name, shape=tuple(value.shape), strides=tuple(value.stride()),
-                source=None, moved=None, values=_corner(value), section=_section(EMITTED, self._next),
-                axes="", note="", token=None,
+                name=name, formula=name, note="", section=_section(EMITTED, self._next), axes="",
+                shape=tuple(value.shape), strides=tuple(value.stride()), values=_corner(value),
+                source=None, moved=None, token=None,
             )  # fmt: skip
             self._emitted[self._next, name] = Line(text=name, steps=(step,))
 

@@ -12,7 +12,7 @@ from llmcli.parts.attention.config import QueryGrowth
 
 @shown_last
 def normalized(x_ni: Tensor, norm: NormWeights) -> Tensor:
-    """Each row by itself: LayerNorm `(x − μ)/√(σ² + ε) · w + b`, RMSNorm `x/√(mean(x²) + ε) · w`."""
+    """Each row: LayerNorm `(x − μ)/√(σ² + ε) · w + b`, RMSNorm `x/√(mean(x²) + ε) · w`."""
     if norm.config.kind == "layer":
         mean_n1 = x_ni.mean(-1, keepdim=True)  # μ
         x_ni = x_ni - mean_n1

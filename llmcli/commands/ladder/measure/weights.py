@@ -111,7 +111,7 @@ PartWeights = AttentionWeights | MlpWeights
 
 @dataclass(frozen=True, kw_only=True)
 class BranchWeights:
-    """`multiplier · post(part(norm(x)))`; with `shares_norm` it reads what the branch before did."""
+    """`multiplier · post(part(norm(x)))`; `shares_norm`: it reads what the branch before reads."""
 
     part: PartWeights
     norm: NormWeights | None

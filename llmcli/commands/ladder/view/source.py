@@ -21,7 +21,7 @@ LABEL = 18  # … and of the token that a row belongs to, at most
 LETTERS = {
     "m": "m tokens whose keys are read", "g": "g heads of keys and values",
     "k": "k size of a head's query and key", "e": "e of its value", "c": "c heads side by side",
-    "f": "f neurons", "i": "i, j any columns", "1": "1 a single one",
+    "f": "f neurons", "i": "i, j any columns",
 }  # fmt: skip
 
 
@@ -30,8 +30,9 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     parts: list[RenderableType] = [*heading(report, model), "", *change(rung, shapes=False), ""]
     parts += [Text(rung.idea), ""]
     parts.append(Text("block 0; a name ends in the letters of its axes: s_hnm is h × n × m", FAINT))
-    used = {letter for step in rung.steps for letter in step.name.rpartition("_")[2]}
-    parts.append(Dotted([words for one, words in LETTERS.items() if one in used], style=FAINT))
+    used = {letter for step in rung.steps if step.axes for letter in step.name.rpartition("_")[2]}
+    others = [words for one, words in LETTERS.items() if one in used]
+    parts += [Dotted(others, style=FAINT)] if others else []
     if rung.estimated:
         parts.append(Text(f"only a part was computed: {rung.estimated}", style=FAINT))
     index = report.rungs.index(rung)
@@ -66,7 +67,8 @@ def _listing(one: Listing, report: LadderReport, *, numbers: bool) -> Iterator[R
     """A function: its name, what its docstring says first, its lines."""
     token = f"{NEXT}, {len(report.tokens)} {quoted(report.more[0])}: " if one.later else ""
     yield Text.assemble((token, FAINT), (one.title, HEADING))
-    yield Text(one.words.partition("\n\n")[0].replace("\n", " "), style=FAINT)
+    if one.words:
+        yield Text(one.words.partition("\n\n")[0].replace("\n", " "), style=FAINT)
     for line in one.lines:
         yield _Source(line)
         for step in line.steps if numbers else ():
@@ -122,14 +124,23 @@ def _numbers(step: Step, later: bool, report: LadderReport) -> Iterator[Renderab
         labels = [_token(step.token, names)]
     if scores:
         first = len(report.tokens) + later - len(values[0])
-        heads = [_token(first + at, names)[: CELL - 1] for at in range(len(values[0]))]
-        yield Text(" " * LABEL + "".join(f"{head:>{CELL}}" for head in heads), style=FAINT)
+        heads = [_fitted(_token(first + at, names), CELL) for at in range(len(values[0]))]
+        yield Text(" " * LABEL + "".join(heads), style=FAINT, no_wrap=True, overflow="ellipsis")
     else:
         values, labels = (values[-1:], labels[-1:]) if whole else (values[:1], labels[:1])
     more = " …" if len(values[0]) < step.shape[-1] else ""
     for label, row in zip(labels, values, strict=True):
         cells = "".join(f"{_number(value):>{CELL}}" for value in row[: None if scores else 4])
-        yield Text(f"{INDENT * 2}{label[:LABEL - 4]:<{LABEL - 4}}{cells}{more}", style=FAINT)
+        name = _fitted(label, LABEL - 4, right=False)
+        yield Text(f"{INDENT * 2}{name}{cells}{more}", style=FAINT, no_wrap=True, overflow="ellipsis")
+
+
+def _fitted(text: str, width: int, *, right: bool = True) -> str:
+    """`text` in `width` columns, cut with an ellipsis; on the right behind a space."""
+    fitted = Text(text)
+    fitted.truncate(width - right, overflow="ellipsis")
+    space = " " * (width - fitted.cell_len)
+    return space + fitted.plain if right else fitted.plain + space
 
 
 def _token(position: int, names: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Rung 7: a batch, every tensor of rung 6 one rank higher: `b × n × d`.
 
-The sequences have equal lengths. The names of rung 6 stay: their values have one more axis in front.
+The sequences have equal lengths. The names are those of rung 6, whose values have an axis
+more in front.
 """
 
 from __future__ import annotations
