@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from covers import covered, in_turn
+from drawn import shown
 from ladder_models import DENSE
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, layer, llama
@@ -17,9 +18,12 @@ from llmcli.commands.ladder.measure.record import AXES, SHOWN, Recorder
 from llmcli.commands.ladder.measure.rungs import loops
 from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
 from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.runner import RUNGS
+from llmcli.commands.ladder.measure.runner import RUNGS, run_ladder
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.words import first_attention, first_mlp
+from llmcli.commands.ladder.measure.workload import plan_workload
+from llmcli.commands.ladder.report import LadderReport
+from llmcli.commands.ladder.view.source import render_rung
 
 N = 6
 FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
@@ -94,18 +98,18 @@ def test_the_names_of_a_block_have_the_decoders_values(kind):
         values = torch.tensor(steps_of(found, title)[name].values, dtype=torch.float64)
         torch.testing.assert_close(values, taps[f"blocks.0.{tap}"][0, :N, : values.shape[1]])
     attend = "head" if kind.name == "rows" else "attend"
-    shown = steps_of(found, attend)
-    a = next(step for name, step in shown.items() if name.startswith("a_"))
+    steps = steps_of(found, attend)
+    a = next(step for name, step in steps.items() if name.startswith("a_"))
     torch.testing.assert_close(torch.tensor(a.values).sum(-1), torch.ones(len(a.values)))
 
 
 def test_the_loops_show_the_last_token_in_the_first_head():
     found, taps = listings(Loops, CONFIGS["llama"])
-    shown = steps_of(found, "attend")
+    steps = steps_of(found, "attend")
     for name, tap in (("q_k", "q_rot"), ("k_k", "k_rot"), ("v_e", "v"), ("c_e", "z")):
-        values = torch.tensor(shown[name].values[0], dtype=torch.float64)
+        values = torch.tensor(steps[name].values[0], dtype=torch.float64)
         torch.testing.assert_close(values, taps[f"blocks.0.attn.{tap}"][0, 0, -1, : len(values)])
-        assert shown[name].token in (N - 1, None)
+        assert steps[name].token in (N - 1, None)
     assert len(steps_of(found, "softmax")["a_m"].values[0]) == N
 
 
@@ -146,11 +150,28 @@ def test_a_name_is_recorded_as_its_line_left_it():
 
 def test_the_fused_rung_shows_what_the_decoder_emits():
     found, taps = listings(FusedKernels, CONFIGS["qk norm"], more=1)
-    shown = steps_of(found, "what the decoder emits")
-    assert shown.keys() == {name for name in taps if "blocks.1" not in name}
-    for name, step in shown.items():
+    steps = steps_of(found, "what the decoder emits")
+    assert steps.keys() == {name for name in taps if "blocks.1" not in name}
+    for name, step in steps.items():
         assert step.shape == tuple(taps[name].shape)
     assert steps_of(found, "what the decoder emits", True)["blocks.0.attn.z"].shape == (2, 4, 1, 8)
+
+
+@pytest.mark.parametrize("name", ["window", "gpt2"])
+@pytest.mark.parametrize("budget", [0.0, 20.0])
+def test_every_rung_is_drawn_with_the_tokens_that_it_read(name, budget):
+    """Also of a window, of one more token and of a rung that read a part: positions are known."""
+    of = weights(CONFIGS[name])
+    run = plan_workload(of, [5, 9, 2, 7, 3, 1], more=1, sequences=2, rounds=0, budget=budget)
+    rungs = run_ladder(of, run, record=True)
+    report = LadderReport(
+        tokens=tuple("abcdef"), ids=(0,) * 6, more=("g",), letters=(), dtype="", rungs=rungs
+    )
+    screens = [shown(*render_rung(rung, report, "m")) for rung in rungs]
+    assert ('0 "a"' if budget == 0 else '5 "f"') in screens[0]
+    assert '5 "f"' in screens[1]
+    assert '6 "g"' in screens[5]
+    assert all("0 × " not in screen for screen in screens)
 
 
 def test_every_shown_function_can_be_shown():

@@ -283,6 +283,9 @@ def _axes(name: str, tensor: Tensor) -> str:
 def _reshaped(expression: ast.expr, values: Mapping[str, Any]) -> tuple[bool, Tensor | None]:
     """Whether an expression only changes how numbers lie, and the tensor that it begins with."""
     found = False
+    parts = [arg for arg in getattr(expression, "args", ()) if isinstance(arg, ast.Tuple)]
+    if any(isinstance(node, ast.BinOp) for arg in parts for node in ast.walk(arg)):
+        return False, None  # a concatenation of what is computed there
     while True:
         match expression:
             case ast.Call(func=ast.Attribute(attr=name) as function) if name in RESHAPING:

@@ -29,8 +29,8 @@ def normalized(x_ni: Tensor, norm: NormWeights) -> Tensor:
 def rotated(x_nk: Tensor, cos_nj: Tensor, sin_nj: Tensor) -> Tensor:
     """R(position) x: two halves of a head turned against each other, the rest as it is."""
     half = cos_nj.shape[-1]
-    a_nj, b_nj, rest = x_nk[..., :half], x_nk[..., half : 2 * half], x_nk[..., 2 * half :]
-    y_nk = torch.cat((a_nj * cos_nj - b_nj * sin_nj, b_nj * cos_nj + a_nj * sin_nj, rest), -1)
+    a, b, rest = x_nk[..., :half], x_nk[..., half : 2 * half], x_nk[..., 2 * half :]
+    y_nk = torch.cat((a * cos_nj - b * sin_nj, b * cos_nj + a * sin_nj, rest), -1)
     return y_nk
 
 

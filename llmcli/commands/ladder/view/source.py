@@ -25,6 +25,15 @@ LETTERS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Tokens:
+    """The prompt's tokens, of which `read` were read, and those after it."""
+
+    tokens: tuple[str, ...]
+    more: tuple[str, ...]
+    read: int
+
+
 def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[RenderableType]:
     """Why a rung gives the same numbers, and its functions as far as they differ from below."""
     parts: list[RenderableType] = [*heading(report, model), "", *change(rung, shapes=False), ""]
@@ -39,6 +48,9 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     # where the two disagree nothing is "as on the rung below": all numbers are shown
     below = report.rungs[index - 1] if index and rung.ok else None
     known = {(one.title, one.later): one for one in below.listings} if below else {}
+    # of a rung that was estimated only some tokens were read
+    read = next((step.shape[-2] for step in rung.steps if step.name == "x_nd"), len(report.tokens))
+    tokens = _Tokens(tokens=report.tokens, more=report.more, read=read)
     same = []
     for one in rung.listings:
         other = known.get((one.title, one.later))
@@ -46,7 +58,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
             same.append(f"{one.title} (next token)" if one.later else one.title)
         else:
             raised = other is not None and _source(one) == _source(other)  # with other shapes only
-            parts += ["", *_listing(one, report, numbers=not raised)]
+            parts += ["", *_listing(one, tokens, numbers=not raised)]
     if same and below:
         parts += ["", Text(f"as on rung {below.number}: {', '.join(same)}", style=FAINT)]
     if rung.difference is not None:
@@ -63,7 +75,7 @@ def _form(one: Listing) -> object:
     return _source(one), [step.shape for line in one.lines for step in line.steps]
 
 
-def _listing(one: Listing, report: LadderReport, *, numbers: bool) -> Iterator[RenderableType]:
+def _listing(one: Listing, report: _Tokens, *, numbers: bool) -> Iterator[RenderableType]:
     """A function: its name, what its docstring says first, its lines."""
     token = f"{NEXT}, {len(report.tokens)} {quoted(report.more[0])}: " if one.later else ""
     yield Text.assemble((token, FAINT), (one.title, HEADING))
@@ -109,30 +121,32 @@ def _shape(step: Step) -> Text:
     return sizes if step.moved is None else Text.assemble(sizes, " ", moved(step))
 
 
-def _numbers(step: Step, later: bool, report: LadderReport) -> Iterator[RenderableType]:
+def _numbers(step: Step, later: bool, report: _Tokens) -> Iterator[RenderableType]:
     """Scores of every query and key under their tokens; of anything else the last row."""
     if not step.shape or (step.moved is not None and step.axes[-1] != "m"):
         return  # where only the axes changed the numbers stand above
     values, letters = step.values, step.axes.split(" × ")
-    whole = len(values) == (1, *step.shape)[-2]
     scores = letters[-1] == "m" and len(values[0]) == step.shape[-1]
-    names = [*report.tokens, *report.more]
+    names, size = [*report.tokens, *report.more], (1, *step.shape)[-2:]
     labels = [""] * len(values)
     if letters[-2:-1] in (["n"], ["m"]):
-        labels = [_token(len(report.tokens) * later + at, names) for at in range(len(values))]
+        first = (report.read if letters[-2] == "n" else report.read + 1 - size[0]) if later else 0
+        labels = [_token(first + at, names) for at in range(len(values))]
     elif step.token is not None:
         labels = [_token(step.token, names)]
     if scores:
-        first = len(report.tokens) + later - len(values[0])
+        first = report.read + later - len(values[0])
         heads = [_fitted(_token(first + at, names), CELL) for at in range(len(values[0]))]
         yield Text(" " * LABEL + "".join(heads), style=FAINT, no_wrap=True, overflow="ellipsis")
     else:
-        values, labels = (values[-1:], labels[-1:]) if whole else (values[:1], labels[:1])
+        kept = slice(-1, None) if len(values) == size[0] else slice(0, 1)
+        values, labels = values[kept], labels[kept]
     more = " …" if len(values[0]) < step.shape[-1] else ""
     for label, row in zip(labels, values, strict=True):
         cells = "".join(f"{_number(value):>{CELL}}" for value in row[: None if scores else 4])
         name = _fitted(label, LABEL - 4, right=False)
-        yield Text(f"{INDENT * 2}{name}{cells}{more}", style=FAINT, no_wrap=True, overflow="ellipsis")
+        line = f"{INDENT * 2}{name}{cells}{more}"
+        yield Text(line, style=FAINT, no_wrap=True, overflow="ellipsis")
 
 
 def _fitted(text: str, width: int, *, right: bool = True) -> str:

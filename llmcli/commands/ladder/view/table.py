@@ -76,7 +76,7 @@ def change(
     if shapes:
         known = set(map(_laid, rung_before.steps)) if rung_before else set()
         for step in rung.steps:
-            if step.source is not None and _laid(step) not in known:
+            if step.moved is not None and _laid(step) not in known:
                 known.add(_laid(step))
                 table.add_row("", moved(step), _shape(step))
     table.add_row("", Text("token", style=FAINT), Text(_work_words(rung)))
@@ -84,7 +84,7 @@ def change(
 
 
 def _laid(step: Step) -> object:
-    return step.name, step.source and step.source[0], step.shape, step.moved
+    return step.formula, step.source and step.source[0], step.shape, step.moved
 
 
 def moved(step: Step) -> Text:
@@ -93,8 +93,10 @@ def moved(step: Step) -> Text:
 
 
 def _shape(step: Step) -> Text:
-    """`k_km  [4,32] → [32,4]  strides (32,1) → (1,32)`."""
-    assert step.source is not None
+    """`k_km = k_mk.mT  [4,32] → [32,4]  strides (32,1) → (1,32)`; of several tensors the result."""
+    code = " ".join(step.formula.partition("  # ")[0].split())
+    if step.source is None:
+        return Text.assemble(f"{code}  ", (listed(step.shape), NUMBER))
     shape, strides = step.source
     changed = (
         "the same strides"
@@ -102,7 +104,7 @@ def _shape(step: Step) -> Text:
         else f"strides {_strides(strides)} → {_strides(step.strides)}"
     )
     sizes = f"{listed(shape)} → {listed(step.shape)}"
-    return Text.assemble(f"{step.name}  ", (sizes, NUMBER), (f"  {changed}", FAINT))
+    return Text.assemble(f"{code}  ", (sizes, NUMBER), (f"  {changed}", FAINT))
 
 
 def listed(shape: Sequence[int]) -> str:
