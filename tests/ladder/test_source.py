@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from covers import covered, in_turn
-from drawn import shown
 from ladder_models import DENSE
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, layer, llama
@@ -18,12 +17,9 @@ from llmcli.commands.ladder.measure.record import AXES, SHOWN, Recorder
 from llmcli.commands.ladder.measure.rungs import loops
 from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
 from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.runner import RUNGS, run_ladder
+from llmcli.commands.ladder.measure.runner import RUNGS
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.words import first_attention, first_mlp
-from llmcli.commands.ladder.measure.workload import plan_workload
-from llmcli.commands.ladder.report import LadderReport
-from llmcli.commands.ladder.view.source import render_rung
 
 N = 6
 FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
@@ -155,23 +151,6 @@ def test_the_fused_rung_shows_what_the_decoder_emits():
     for name, step in steps.items():
         assert step.shape == tuple(taps[name].shape)
     assert steps_of(found, "what the decoder emits", True)["blocks.0.attn.z"].shape == (2, 4, 1, 8)
-
-
-@pytest.mark.parametrize("name", ["window", "gpt2"])
-@pytest.mark.parametrize("budget", [0.0, 20.0])
-def test_every_rung_is_drawn_with_the_tokens_that_it_read(name, budget):
-    """Also of a window, of one more token and of a rung that read a part: positions are known."""
-    of = weights(CONFIGS[name])
-    run = plan_workload(of, [5, 9, 2, 7, 3, 1], more=1, sequences=2, rounds=0, budget=budget)
-    rungs = run_ladder(of, run, record=True)
-    report = LadderReport(
-        tokens=tuple("abcdef"), ids=(0,) * 6, more=("g",), letters=(), dtype="", rungs=rungs
-    )
-    screens = [shown(*render_rung(rung, report, "m")) for rung in rungs]
-    assert ('0 "a"' if budget == 0 else '5 "f"') in screens[0]
-    assert '5 "f"' in screens[1]
-    assert '6 "g"' in screens[5]
-    assert all("0 × " not in screen for screen in screens)
 
 
 def test_every_shown_function_can_be_shown():

@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 from drawn import shown
+from small_models import weights
+from zoo import CONFIGS
 
 from llmcli.commands.ladder import report as made
+from llmcli.commands.ladder.measure.runner import run_ladder
+from llmcli.commands.ladder.measure.workload import plan_workload
 from llmcli.commands.ladder.view.source import render_rung
 from llmcli.commands.ladder.view.table import bar_lengths, render_ladder
 
@@ -140,3 +144,20 @@ def test_a_rung_by_its_source(golden):
 def test_where_the_rungs_disagree_nothing_is_as_below():
     assert "as on rung 2: split" in explained(SPLIT, below=(SPLIT,))
     assert "as on rung" not in explained(SPLIT, below=(SPLIT,), difference=0.5)
+
+
+@pytest.mark.parametrize("name", ["window", "gpt2"])
+@pytest.mark.parametrize("budget", [0.0, 20.0])
+def test_every_rung_is_drawn_with_the_tokens_that_it_read(name, budget):
+    """Also of a window, of one more token and of a rung that read a part: positions are known."""
+    of = weights(CONFIGS[name])
+    run = plan_workload(of, [5, 9, 2, 7, 3, 1], more=1, sequences=2, rounds=0, budget=budget)
+    rungs = run_ladder(of, run, record=True)
+    report = made.LadderReport(
+        tokens=tuple("abcdef"), ids=(0,) * 6, more=("g",), letters=(), dtype="", rungs=rungs
+    )
+    screens = [shown(*render_rung(rung, report, "m")) for rung in rungs]
+    assert ('0 "a"' if budget == 0 else '5 "f"') in screens[0]
+    assert '5 "f"' in screens[1]
+    assert '6 "g"' in screens[5]
+    assert all("0 × " not in screen for screen in screens)

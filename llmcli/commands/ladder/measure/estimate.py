@@ -8,11 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.clock import timed
+from llmcli import devices
 from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
 from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.rungs.loops import Loops
@@ -22,6 +23,14 @@ from llmcli.commands.ladder.measure.workload import Workload
 from llmcli.commands.ladder.report import Work
 
 LOOP_S = 1e-7  # a multiply-add of the loops on a slow machine: decides what is estimated
+
+
+def timed(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
+    """What `call` returns, and the seconds until it was there: a GPU is waited for."""
+    begin = perf_counter()
+    out = call()
+    devices.wait_for(out.device)
+    return out, perf_counter() - begin
 
 
 @dataclass(frozen=True, kw_only=True)

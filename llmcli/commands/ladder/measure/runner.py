@@ -14,9 +14,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.clock import spread, timed
 from llmcli.commands.ladder.measure.count import count, loop_work
-from llmcli.commands.ladder.measure.estimate import estimate
+from llmcli.commands.ladder.measure.estimate import estimate, timed
 from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.rungs.batch import Batch
 from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
@@ -30,7 +29,7 @@ from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.words import wording
 from llmcli.commands.ladder.measure.workload import Workload
-from llmcli.commands.ladder.report import Listing, RungReport, Work
+from llmcli.commands.ladder.report import Listing, RungReport, Spread, Work
 from llmcli.records.progress import Progress
 
 # all of them, from the lowest up
@@ -221,7 +220,7 @@ def _time_in_turns(runs: Sequence[_RungRun], workload: Workload, progress: Progr
 def _reports(runs: Sequence[_RungRun], workload: Workload) -> tuple[RungReport, ...]:
     reports: list[RungReport] = []
     for done in runs:
-        prompt_s, token_s = spread(done.prompt_s), spread(done.token_s)
+        prompt_s, token_s = _spread(done.prompt_s), _spread(done.token_s)
         assert done.work is not None
         prompt_work, token_work = done.work
         change, idea = wording(done.rung)
@@ -249,6 +248,14 @@ def _reports(runs: Sequence[_RungRun], workload: Workload) -> tuple[RungReport, 
             )
         )
     return tuple(reports)
+
+
+def _spread(seconds: Sequence[float]) -> Spread:
+    """Median, least and most of repeated runs."""
+    return Spread(
+        median=statistics.median(seconds), lowest=min(seconds), highest=max(seconds),
+        runs=len(seconds),
+    )  # fmt: skip
 
 
 def _speedup(before: Sequence[float], here: Sequence[float]) -> float:
