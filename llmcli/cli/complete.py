@@ -19,7 +19,7 @@ from llmcli.cli.tensor_names import layer_numbers, model_names, tensor_names
 
 # options and commands whose files have these endings, where the command's module has no `FILES`
 ENDINGS = {
-    ("ladder", "save"): ("png", "json"),
+    ("ladder", "save"): ("json",),
     ("timing", "trace"): ("json",),
     ("chat", "save"): ("json",),
 }

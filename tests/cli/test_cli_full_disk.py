@@ -45,7 +45,7 @@ WRITES = {
         "commands.attention.exports:_Arrays.__init__", "commands.attention.exports:_Csv.write",
         "commands.attention.exports:_Document.write", "commands.attention.exports:_Page.write",
         "commands.attention.exports:_Picture.write", "commands.chat.chat:Chat.save",
-        "commands.dump.command:_dumped", "commands.ladder.command:_save",
+        "commands.dump.command:_dumped", "commands.ladder.command:_show",
         "commands.timing.command:_write_trace", "ui.arrays:NpzWriter.finish",
         "ui.arrays:NpzWriter.write_parts",
     ),
@@ -102,7 +102,7 @@ def named():
         "experts": ("json", "csv", "html", "png"),
         "lens": ("json", "csv", "html", "png"),
         "dump": ("safetensors", "npz"),
-        "ladder": ("json", "png"),
+        "ladder": ("json",),
     }
     extra = {"dump": ["--name", "*attn*"], "ladder": ["-n", "1", "--rung", "6"]}
     for command, endings in kinds.items():

@@ -10,13 +10,13 @@ from ladder_models import DENSE, TYPES, refusal
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, MODELS, block, branch, llama, stretched
 
-from llmcli.commands.ladder.measure.notation import first_attention, first_mlp
 from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
 from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
 from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.runner import RUNGS
 from llmcli.commands.ladder.measure.weights import AttentionWeights
+from llmcli.commands.ladder.measure.words import first_attention, first_mlp, wording
 from llmcli.parts.attention.config import DynamicScaling
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -92,10 +92,10 @@ def test_the_rungs_are_numbered_from_the_lowest_and_say_what_they_change():
 def test_what_a_rung_says_is_said_of_its_model(kind, name):
     """No gate, rotation, sharing or window is spoken of where the first block has none."""
     rung = kind(weights(DENSE[name]))
-    before, after = rung.change
+    (before, after), idea = wording(rung)
     assert before != after
-    assert len(rung.idea.split()) > 40
-    words, config = f"{before}\n{after}\n{rung.idea}", DENSE[name]
+    assert len(idea.split()) > 40
+    words, config = f"{before}\n{after}\n{idea}", DENSE[name]
     mixer, gated = first_attention(config), first_mlp(config).gated
     shared = mixer.kv_heads < mixer.heads
     told = {

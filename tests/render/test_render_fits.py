@@ -142,7 +142,7 @@ VIEWS = {
     "ladder": (
         lambda: [
             part for details in (True, False)
-            for part in render_ladder(ladders.REPORT, "tiny", whole=True, details=details)
+            for part in render_ladder(ladders.REPORT, "tiny", details=details)
         ], 44, [],
     ),
     "lens": (of_lens, 40, ["positions ", " to 59 of 60 tokens", "more: --position :"]),

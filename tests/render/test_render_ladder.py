@@ -1,15 +1,16 @@
 """The ladder and the derivations of its rungs as text, and its chart as an image."""
 
-import io
 from dataclasses import replace
 
 import pytest
-from drawn import changes, shown
+from drawn import shown
+from small_models import weights
+from zoo import CONFIGS
 
 from llmcli.commands.ladder import report as made
-from llmcli.commands.ladder.view import chart
-from llmcli.commands.ladder.view.chart import ladder_png
-from llmcli.commands.ladder.view.derivation import render_rung
+from llmcli.commands.ladder.measure.runner import run_ladder
+from llmcli.commands.ladder.measure.workload import plan_workload
+from llmcli.commands.ladder.view.source import render_rung
 from llmcli.commands.ladder.view.table import bar_lengths, render_ladder
 
 
@@ -23,7 +24,7 @@ def rung(number, name, seconds, **more):
         "number": number, "name": name, "title": f"what {name} is", "idea": "Because.",
         "change": ("before it", "with it"), "sequences": 1, "prompt_s": spread(seconds),
         "token_s": spread(seconds * 2), "prompt_work": made.Work(gemv=0, gemm=0, flops=0, bytes=0),
-        "token_work": made.Work(gemv=25, gemm=0, flops=36.8e6, bytes=15.1e6), "steps": (),
+        "token_work": made.Work(gemv=25, gemm=0, flops=36.8e6, bytes=15.1e6),
         "prompt_speedup": None if below is None else below / seconds,
         "token_speedup": None if below is None else below / seconds,
         "compared": None if below is None else "logits",
@@ -32,28 +33,39 @@ def rung(number, name, seconds, **more):
     return made.RungReport(**(fields | more))
 
 
-def reshaped(formula, moved=False):
-    return made.Shown(
-        formula=formula, shape=(8, 4, 32), strides=(32, 256, 1),
-        source=((4, 8, 32), (256, 32, 1)), moved=moved, values=((1.0, -0.5), (0.25, 2.0)),
+def step(name, *rows, axes="n × d", shape=None, **more):
+    """A name of those rows; of a matrix, unless `shape` says otherwise."""
+    fields = {
+        "formula": f"{name} = 0", "strides": (), "source": None, "moved": None, "section": "block",
+        "note": "", "token": None,
+    }  # fmt: skip
+    size = (len(rows), len(rows[0])) if shape is None else shape
+    return made.Step(name=name, values=rows, axes=axes, shape=size, **(fields | more))
+
+
+def listing(*lines, title="block", later=False):
+    """A function of those lines: a text and what it assigns."""
+    return made.Listing(
+        title=title, words="What it does,\nin two lines.\n\nAnd more.", later=later,
+        lines=tuple(made.Line(text=text, steps=steps) for text, *steps in lines),
     )  # fmt: skip
 
 
-SCORES = made.Shown(
-    formula="scores + M", shape=(8, 2, 2), strides=(4, 2, 1), source=None, moved=None,
-    values=((0.5, float("-inf")), (0.25, 12345.678)),
-)  # fmt: skip
-WIDE = made.Shown(
-    formula="Q = T W_q", shape=(100, 256), strides=(256, 1), source=None, moved=None,
-    values=((0.5, 1.0), (2.0, 3.0)),
-)  # fmt: skip
-SPLIT = tuple(reshaped(f"{letter} as h × n × d/h") for letter in "QKV")
+def reshaped(name, moved=False):
+    return step(
+        name, (1.0, -0.5), (0.25, 2.0), axes="h × n × d/h", shape=(8, 4, 32),
+        strides=(32, 256, 1), source=((4, 8, 32), (256, 32, 1)), moved=moved,
+    )  # fmt: skip
+
+
+SPLIT = listing(("  x_hnk = x_nhk.transpose(-3, -2)", reshaped("x_hnk")), title="split")
 RUNGS = (
     rung(1, "loops", 1.5, token_work=made.Work(gemv=0, gemm=0, flops=1e9, bytes=1e10),
          estimated="block 0 alone, 2 of the 4 tokens"),
-    rung(2, "heads", 0.015, below=1.5,
-         steps=(*SPLIT, reshaped("merged", moved=True), SCORES, WIDE)),
-    rung(3, "fused", 0.003, below=0.015, steps=(SPLIT[0], reshaped("new one")), sequences=4),
+    rung(2, "heads", 0.015, below=1.5, listings=(
+        SPLIT, listing(("c_nc = c_nhe.flatten(-2)", reshaped("c_nc", True)), title="merge"))),
+    rung(3, "fused", 0.003, below=0.015, sequences=4, listings=(
+        SPLIT, listing(("q_hnk = q", reshaped("q_hnk")), title="new"))),
 )
 REPORT = made.LadderReport(
     tokens=("In", " the\x1b[2J"), ids=(1, 2), more=(" beginning",),
@@ -62,7 +74,7 @@ REPORT = made.LadderReport(
 
 
 def rendered(report, width=80, details=True, colour=None):
-    parts = render_ladder(report, "tiny", whole=True, details=details)
+    parts = render_ladder(report, "tiny", details=details)
     return shown(*parts, width=width, colour=colour)
 
 
@@ -90,93 +102,62 @@ def test_bars_are_logarithms():
     assert 0 < lengths[0] < lengths[1] == 1
 
 
-def test_the_chart_is_an_image_with_a_bar_for_each_rung():
-    from PIL import Image
-
-    wrong = replace(RUNGS[2], difference=1.0)
-    report = replace(REPORT, rungs=(*RUNGS[:2], wrong))
-    image = Image.open(io.BytesIO(ladder_png(report, "tiny → x")))
-    assert image.format == "PNG"
-    colours = {colour: count for count, colour in image.convert("RGB").getcolors(1 << 20)}
-    estimated, plain, red = (colours.get(c, 0) for c in (chart.ESTIMATED, chart.FILL, chart.WRONG))
-    assert 0 < estimated < plain < red  # the faster the longer, and the last one is wrong
-
-
-# derivations
-
-
-def step(formula, *rows, axes="", shape=None, **more):
-    """A step of those rows; of a matrix, unless `shape` says otherwise."""
-    fields = {"strides": (), "source": None, "moved": None, "section": "block 0 of 2"}
-    size = (len(rows), len(rows[0])) if shape is None else shape
-    return made.Shown(formula=formula, values=rows, axes=axes, shape=size, **(fields | more))
+SCORES = step("s_nm", (0.5, float("-inf"), float("-inf")), (0.25, 1.0, float("-inf")),
+              (1.0, 2.0, 12345.678), axes="… × n × m", shape=(8, 3, 3))  # fmt: skip
+X = step("x_nd", (0.5, 1.0, 2.0, 3.0), (4.0, 5.0, 6.0, 7.0), (8.0, 9.0, 10.0, 12345.678),
+         shape=(3, 256))  # fmt: skip
+BLOCK = listing(
+    ("x_nd = self.embed(ids)  # X", X),
+    ("for block in self.blocks:",),
+    ("    s_nm = q_nk @ k_km * mixer.scale  # S = Q Kᵀ / √(d/h), a long comment", SCORES),
+    ("    q_nc, k_nc = self.queries_and_keys_of_a_very_long_name(x_nd, layer)", X, X),
+    ("    q_k = self.query(t_nd[i], i)", step("q_k", (1.0, 2.0), axes="d/h", shape=(2,), token=1)),
+    ("    mean = sum(x_i) / len(x_i)", step("mean", (0.25,), axes="", shape=())),
+)  # fmt: skip
 
 
-X = step("X = W_E[ids]", (0.5, 1.0, 2.0, 3.0), (4.0, 5.0, 6.0, 7.0), (8.0, 9.0, 10.0, 12345.678),
-         axes="n × d", shape=(3, 256), section="the input")  # fmt: skip
-MEAN = step("μ = mean(X)", (0.25,), (0.5,), (-1.0,), axes="n × 1")
-MASKED = step("S + M", (0.5, float("-inf"), float("-inf")), (0.25, 1.0, float("-inf")),
-              (1.0, 2.0, 3.0), axes="h × n × n", shape=(8, 3, 3), note="said")  # fmt: skip
-K_T = step("Kᵀ", (1.0, 2.0, 3.0), (4.0, 5.0, 6.0), axes="d/h × n", shape=(32, 3),
-           strides=(1, 32), source=((3, 32), (32, 1)), moved=False, note="why")  # fmt: skip
-SEEN = step("Q as h × n × d/h", (1.0, 2.0), axes="h × n × d/h", shape=(8, 3, 32),
-            strides=(32, 256, 1), source=((3, 8, 32), (256, 32, 1)), moved=False)  # fmt: skip
-KEY = step("k = t_k × W_k", (1.0, 2.0), axes="(d)(d × d/h) = d/h", shape=(2,), token=0)
-LAST = step("H of block 1", (1.0, 2.0), axes="d", shape=(2,), section="after the last block")
-
-
-def derivation(*steps, below=(), width=80, whole=False, **changed):
-    """The steps as a rung above one of the steps `below` shows them, without what is above them."""
-    under = rung(2, "below", 0.015, steps=below)
-    here = replace(rung(3, "here", 0.003, below=0.015, steps=steps), **changed)
+def explained(*listings, below=(), width=80, **changed):
+    """The functions as a rung above one of the functions `below` shows them."""
+    under = rung(2, "below", 0.015, listings=below)
+    here = replace(rung(3, "here", 0.003, below=0.015, listings=listings), **changed)
     report = made.LadderReport(
         tokens=("In", " the\x1b[2J", " beginning"), ids=(1, 2, 3), more=(" of",),
         letters=(("n", 3), ("d", 256), ("d/h", 32)), dtype="float32", rungs=(under, here),
     )  # fmt: skip
-    text = shown(*render_rung(here, report, "tiny"), width=width)
-    return text if whole else text.partition("shown: ")[2].partition("\n\nrung 3: ")[0]
+    return shown(*render_rung(here, report, "tiny"), width=width)
 
 
-def test_derivations(golden):
-    below = (X, MEAN, replace(MASKED, formula="S", note="said"))
-    block = replace(X, section="block 0 of 2")
-    raised = [replace(one, shape=(4, *one.shape), axes=f"b × {one.axes}")
-              for one in (X, MEAN, MASKED)]  # fmt: skip
-    row = step("X_n = W_E[ids]", (1.0, 2.0), axes="1 × d", section=f"{made.NEXT}: block 0 of 2",
-               note="a")  # fmt: skip
-    golden("ladder-derivations", {
-        "one rung with its numbers": derivation(
-            X, K_T, SEEN, MASKED, KEY, LAST, below=below, whole=True
+def test_a_rung_by_its_source(golden):
+    """At two widths; what is as below is named; with other shapes it is shown without numbers."""
+    raised = replace(X, shape=(4, 3, 256))
+    later = listing(("x_nd = self.embed(id)", step("x_nd", (1.0, 2.0), shape=(1, 256))), later=True)
+    golden("ladder-source", {
+        "one rung": explained(SPLIT, BLOCK, later, below=(SPLIT,)),
+        "at 44 columns": explained(BLOCK, width=44),
+        "with other shapes than below": explained(
+            listing(("x_nd = self.embed(ids)", raised)),
+            below=(listing(("x_nd = self.embed(ids)", X)),), estimated="block 0 alone",
         ),
-        "rows of tokens are the first and the last": derivation(X),
-        "of more, the first rows were kept": derivation(replace(X, shape=(100, 256))),
-        "a number for each row stands beside its formula": derivation(MEAN),
-        "as of more rows": derivation(replace(MEAN, shape=(9, 1))),
-        "and a single number": derivation(step("σ² = mean(x²)", (0.5,), shape=())),
-        "what is the same is folded": derivation(block, MEAN, below=(block, MEAN)),
-        "also where more was said there":
-            derivation(X, below=(replace(X, note="said there"),)),
-        "steps with an axis more are shapes": derivation(*raised, below=(X, MEAN, MASKED)),
-        "the next token is named and has the newest token's row; nothing is said of it again":
-            derivation(replace(MEAN, note="a"), row),
-        "what was not computed is said": changes(
-            derivation(X, whole=True), derivation(X, whole=True, estimated="block 0 alone")
-        ),
-        "a formula and its shape are two lines where one is too narrow":
-            derivation(replace(MASKED, note=""), width=30).split("\n")[:6],
     })  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("here", "below", "changed"),
-    [
-        (X, replace(X, shape=(4, 256)), {}), (X, replace(X, formula="X = W_E"), {}),
-        (X, replace(X, section="elsewhere"), {}), (replace(X, note="new"), X, {}),
-        (X, X, {"difference": 0.5}),
-    ],
-    ids=["shape", "formula", "section", "note", "the rungs disagree"],
-)  # fmt: skip
-def test_only_what_is_the_same_is_folded(here, below, changed):
-    text = derivation(here, below=(below,), **changed)
-    assert "as on rung" not in text
-    assert '  0 "In"                0.5          1          2          3 …' in text
+def test_where_the_rungs_disagree_nothing_is_as_below():
+    assert "as on rung 2: split" in explained(SPLIT, below=(SPLIT,))
+    assert "as on rung" not in explained(SPLIT, below=(SPLIT,), difference=0.5)
+
+
+@pytest.mark.parametrize("name", ["window", "gpt2"])
+@pytest.mark.parametrize("budget", [0.0, 20.0])
+def test_every_rung_is_drawn_with_the_tokens_that_it_read(name, budget):
+    """Also of a window, of one more token and of a rung that read a part: positions are known."""
+    of = weights(CONFIGS[name])
+    run = plan_workload(of, [5, 9, 2, 7, 3, 1], more=1, sequences=2, rounds=0, budget=budget)
+    rungs = run_ladder(of, run, record=True)
+    report = made.LadderReport(
+        tokens=tuple("abcdef"), ids=(0,) * 6, more=("g",), letters=(), dtype="", rungs=rungs
+    )
+    screens = [shown(*render_rung(rung, report, "m")) for rung in rungs]
+    assert ('0 "a"' if budget == 0 else '5 "f"') in screens[0]
+    assert '5 "f"' in screens[1]
+    assert '6 "g"' in screens[5]
+    assert all("0 × " not in screen for screen in screens)

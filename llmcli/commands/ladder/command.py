@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import Stopped
 from llmcli.shell.files import check_target, kind_of_file
@@ -31,7 +31,7 @@ NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fu
 
 @dataclass(frozen=True, kw_only=True)
 class LadderOptions:
-    """Which rungs, how far, and where the chart goes."""
+    """Which rungs, how far, and where the result goes."""
 
     panel: ClassVar[str] = LADDER
     rung: str | None = opt(
@@ -40,7 +40,7 @@ class LadderOptions:
     )  # fmt: skip
     explain: bool = opt(
         False, "--explain",
-        "Print the derivation of one --rung with the prompt's own numbers.",
+        "Print the source of one --rung with the shape and the numbers of every name.",
     )  # fmt: skip
     tokens: int = opt(
         2, "-n", "--tokens", "N",
@@ -57,7 +57,7 @@ class LadderOptions:
     )  # fmt: skip
     save: str | None = opt(
         None, "-o", "--output", "FILE",
-        "Write the result to FILE.png (a chart) or FILE.json.",
+        "Write the result to FILE.json.",
     )  # fmt: skip
 
 
@@ -86,8 +86,9 @@ def command(
     ids = encode(given, ChatOptions(raw=True), loaded).ids
     _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
     _check_rotation(len(ids) + ladder.tokens, loaded)
-    report, interruption = _measured(loaded, ids, rungs, ladder, out)
-    _show(report, loaded, ladder, out, interrupted=interruption is not None)
+    details = ladder.rung is not None or ladder.save is not None or out.json
+    report, interruption = _measured(loaded, ids, rungs, ladder, out, details)
+    _show(report, loaded, ladder, out)
     if interruption is not None:
         raise Stopped(interruption, told=out.json, where=f" after rung {report.rungs[-1].number}")
     if not report.ok:
@@ -95,28 +96,24 @@ def command(
         raise CheckFailed(f"rung {wrong} differs from the rung before by more than rounding")
 
 
-def _show(
-    report: LadderReport, model: Model, options: LadderOptions, out: Output, *, interrupted: bool
-) -> None:
+def _show(report: LadderReport, model: Model, options: LadderOptions, out: Output) -> None:
     """Writes the report to the screen or as JSON, and to the file where one is named."""
-    from llmcli.commands.ladder.view.derivation import render_rung
+    from llmcli.commands.ladder.view.source import render_rung
     from llmcli.commands.ladder.view.table import render_ladder
     from llmcli.ui.stats import model_line
 
     about = model.describe()
     machine = environment(kernels=kernels_of(about))
     title = model_line(about)
-    rungs = [vars(rung) | {"ok": rung.ok} for rung in report.rungs]
-    body = vars(report) | {"rungs": rungs, "ok": report.ok, "interrupted": interrupted}
+    body = members(report) | {"rungs": [members(rung) for rung in report.rungs]}
     if options.explain:
         out.show(*render_rung(report.rungs[-1], report, title), paged=out.pager)
     elif not out.json:
-        details = options.rung is not None
-        table = render_ladder(report, title, whole=not interrupted, details=details)
+        table = render_ladder(report, title, details=options.rung is not None)
         out.show(*table, paged=out.pager)
     if options.save is not None:
         document = out.envelope(body, model=about, environment=machine)
-        _save(document, report, title, options.save)
+        write_file(options.save, (dumps(document, indent=2) + "\n").encode())
     if out.json:
         out.document(body, model=about, environment=machine)
 
@@ -149,12 +146,13 @@ def _rungs(options: LadderOptions) -> tuple[int, ...]:
 
 
 def _measured(
-    model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output
+    model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output,
+    details: bool,
 ) -> tuple[LadderReport, BaseException | None]:
     """The report of a prompt, and what interrupted it, if anything did."""
-    from llmcli.commands.ladder.measure.notation import axis_sizes
     from llmcli.commands.ladder.measure.runner import LadderInterrupted, run_ladder
     from llmcli.commands.ladder.measure.weights import Weights
+    from llmcli.commands.ladder.measure.words import axis_sizes
     from llmcli.commands.ladder.measure.workload import plan_workload
     from llmcli.commands.ladder.report import LadderReport
 
@@ -170,7 +168,9 @@ def _measured(
     interruption: BaseException | None = None
     with Progress(out) as progress:
         try:
-            reports = run_ladder(weights, workload, numbers=rungs, progress=progress)
+            reports = run_ladder(
+                weights, workload, numbers=rungs, progress=progress, record=details
+            )
         except LadderInterrupted as stop:
             if len(stop.rungs) < (len(rungs) if options.explain else 1):  # nothing to show
                 raise
@@ -182,6 +182,7 @@ def _measured(
         letters=axis_sizes(weights.config, tokens=len(ids), sequences=options.batch),
         dtype=str(model.describe()["weight_format"]),
         rungs=reports,
+        interrupted=interruption is not None,
     )
     return report, interruption
 
@@ -216,14 +217,4 @@ def _check(options: LadderOptions, output: OutputOptions) -> None:
     if options.explain and output.json:
         raise UsageError("`--explain` and `--json` exclude each other")
     if options.save is not None:
-        kind_of_file(options.save, ("png", "json"))
-
-
-def _save(document: dict[str, Any], report: LadderReport, title: str, file: str) -> None:
-    """Writes the chart or the document, by the file's ending."""
-    if Path(file).suffix.lower() == ".json":
-        write_file(file, (dumps(document, indent=2) + "\n").encode())
-        return
-    from llmcli.commands.ladder.view.chart import ladder_png
-
-    write_file(file, ladder_png(report, title))
+        kind_of_file(options.save, ("json",))

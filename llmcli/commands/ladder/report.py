@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from llmcli.records.document import APART, derived
 
 NEXT = "the next token"  # begins the sections of what is read after the prompt
 
@@ -49,31 +51,44 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """One step that a rung shows. `strides` in numbers, empty where it is no tensor but a list.
+class Step:
+    """A name that a line of a rung's source assigns. `formula`: the line; `note`: its comment.
 
-    `section`: the part of the model it is in. `axes`: the shape in letters, after those of a
-    product's operands where it is one, `(n × d)(d × v) = n × v`. `token`: whose vector it is,
-    where one of many is shown. Where only the shape changed, `source` has shape and strides
-    before it, and `moved` says whether numbers were copied for it. `values`: the last two axes,
-    whole or their upper left corner.
+    `axes`: its shape in letters. `strides` in numbers, empty where it is no tensor but a list.
+    Where a line only changes how numbers lie, `source` has shape and strides before it and `moved`
+    says whether numbers were copied for it. `values`: the last two axes, whole or their upper left
+    corner. `section`: the function that the line is in. `token`: whose vector it is, of many.
     """
 
+    name: str
     formula: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     source: tuple[tuple[int, ...], tuple[int, ...]] | None
     moved: bool | None
     values: tuple[tuple[float, ...], ...]
-    section: str = ""
-    axes: str = ""
-    note: str = ""
-    token: int | None = None
+    section: str
+    axes: str
+    note: str
+    token: int | None
 
-    @property
-    def letters(self) -> tuple[str, ...]:
-        """The letters of its own axes."""
-        return tuple(self.axes.rpartition("= ")[2].split(" × ")) if self.axes else ()
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of source that ran, or several of one statement, and what it assigned."""
+
+    text: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The lines of a function that ran; `words`: its docstring, `later`: for the next token."""
+
+    title: str
+    words: str
+    later: bool
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +110,7 @@ class RungReport:
     token_s: Spread
     prompt_work: Work
     token_work: Work
-    steps: tuple[Shown, ...]
+    listings: tuple[Listing, ...] = field(default=(), metadata=APART)
     estimated: str | None = None
     prompt_speedup: float | None = None
     token_speedup: float | None = None
@@ -103,7 +118,14 @@ class RungReport:
     difference: float | None = None
     allowed: float | None = None
 
-    @property
+    @derived
+    def steps(self) -> tuple[Step, ...]:
+        """What the lines of its functions assign, in the order of their first calls."""
+        return tuple(
+            step for one in self.listings for line in one.lines for step in line.steps
+        )
+
+    @derived
     def ok(self) -> bool:
         """Whether the difference is within rounding; NaN is not."""
         if self.difference is None or self.allowed is None:
@@ -121,8 +143,9 @@ class LadderReport:
     letters: tuple[tuple[str, int], ...]
     dtype: str
     rungs: tuple[RungReport, ...]
+    interrupted: bool = False
 
-    @property
+    @derived
     def ok(self) -> bool:
         """Whether every rung agrees with the one below."""
         return all(rung.ok for rung in self.rungs)

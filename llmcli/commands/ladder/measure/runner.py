@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.clock import spread, timed
 from llmcli.commands.ladder.measure.count import count, loop_work
-from llmcli.commands.ladder.measure.estimate import estimate
-from llmcli.commands.ladder.measure.notation import head_size
+from llmcli.commands.ladder.measure.estimate import estimate, timed
+from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.rungs.batch import Batch
 from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
 from llmcli.commands.ladder.measure.rungs.combined import CombinedQKV
@@ -26,11 +25,11 @@ from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
 from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.rungs.rows import VectorRows
-from llmcli.commands.ladder.measure.trace import Trace, silent
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
+from llmcli.commands.ladder.measure.words import wording
 from llmcli.commands.ladder.measure.workload import Workload
-from llmcli.commands.ladder.report import RungReport, Shown, Work
+from llmcli.commands.ladder.report import Listing, RungReport, Spread, Work
 from llmcli.records.progress import Progress
 
 # all of them, from the lowest up
@@ -45,7 +44,6 @@ RUNGS: tuple[type[Rung], ...] = (
 ALLOWED = {torch.float32: 1e-5, torch.float64: 1e-10}
 LEAST = 10.0
 BLOCK = 64  # rows of logits that are compared at a time, in float64
-NO_WORK = Work(gemv=0, gemm=0, flops=0, bytes=0)
 MOST_ROUNDS, ROUNDS_S = 10, 2.0  # small models are timed more often, while it takes no longer
 ONCE_S = 2.0  # a rung that takes longer for its first pass is not run again
 
@@ -69,10 +67,10 @@ class _RungRun:
     rung: Rung
     out: Tensor
     part: int | None = None
-    steps: tuple[Shown, ...] = ()
+    listings: tuple[Listing, ...] = ()
     prompt_s: list[float] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
-    work: tuple[Work, Work] = (NO_WORK, NO_WORK)
+    work: tuple[Work, Work] | None = None
     compared: tuple[str, float, float] | None = None
 
     def read(self, prompts: Tensor, more: Tensor) -> Tensor:
@@ -100,8 +98,11 @@ def run_ladder(
     *,
     numbers: Sequence[int] = (),
     progress: Progress | None = None,
+    record: bool = False,
 ) -> tuple[RungReport, ...]:
     """Runs the rungs `numbers` (default: all) from the lowest up and reports each.
+
+    With `record` the lines that ran are in the reports, too.
 
     A rung's difference is taken over the logits of every prompt token and of every token read
     after it; where one of the two was too slow to run whole, over the rows after block 0.
@@ -109,7 +110,7 @@ def run_ladder(
     """
     runs: list[_RungRun] = []
     try:
-        _first_pass(weights, workload, numbers, runs, progress)
+        _first_pass(weights, workload, numbers, runs, progress, record)
         _time_in_turns(runs, workload, progress)
     except KeyboardInterrupt as stop:
         raise LadderInterrupted(_reports(runs, workload)) from stop
@@ -122,6 +123,7 @@ def _first_pass(
     numbers: Sequence[int],
     runs: list[_RungRun],
     progress: Progress | None,
+    record: bool,
 ) -> None:
     """The first pass of every rung, each compared with the one below; fills `runs`."""
     kinds = [kind for kind in RUNGS if not numbers or kind.number in numbers]
@@ -130,35 +132,38 @@ def _first_pass(
             progress(f"rung {kind.number}: {kind.name}", index, len(kinds))
         # the rung below a batch reads every sequence of it too, one after the other
         batched = any(near.batched for near in kinds[index : index + 2])
-        done = _run(kind, weights, workload, len(workload.prompts) if batched else 1)
+        recorder = Recorder(None if kind.extend is Rung.extend else kind.extend, on=record)
+        done = _run(kind, weights, workload, len(workload.prompts) if batched else 1, recorder)
+        done.listings = recorder.listings
+        done.work = done.work or _work(done.rung, workload)
         if runs:
             done.compared = _compare(runs[-1], done, workload)
             runs[-1].out = torch.empty(0)  # the logits of a long prompt are large
         runs.append(done)
 
 
-def _run(kind: type[Rung], weights: Weights, workload: Workload, rows: int) -> _RungRun:
-    """The first pass, with the steps that the rung shows, or what one block lets expect."""
-    trace = Trace()
-    found = estimate(kind, weights, workload, rows, trace)
-    rung = kind(weights)
+def _run(
+    kind: type[Rung], weights: Weights, workload: Workload, rows: int, recorder: Recorder
+) -> _RungRun:
+    """The first pass, or what one block lets expect."""
+    with recorder:
+        rung = kind(weights)
+    found = estimate(kind, weights, workload, rows, recorder)
     if found is not None:
         return _RungRun(
             rung=rung,
             out=found.out,
             part=len(found.out),
-            steps=trace.steps,
             prompt_s=[found.prompt_s],
             token_s=[found.token_s],
             work=found.work,
         )
     rung.prepare()
-    rung.show = trace
     done = _RungRun(rung=rung, out=torch.empty(0))
-    done.out = done.read(workload.prompts[:rows], workload.more)
-    done.steps = trace.steps
-    rung.show = silent
-    done.work = _work(rung, workload)
+    rung.tap = recorder.tap if recorder.on else None
+    with recorder:
+        done.out = done.read(workload.prompts[:rows], workload.more)
+    rung.tap = None
     return done
 
 
@@ -214,14 +219,11 @@ def _time_in_turns(runs: Sequence[_RungRun], workload: Workload, progress: Progr
 
 def _reports(runs: Sequence[_RungRun], workload: Workload) -> tuple[RungReport, ...]:
     reports: list[RungReport] = []
-    size = head_size(runs[0].rung.config) if runs else ""
-
-    def spelled(text: str) -> str:
-        return text.replace("d/h", size)
-
     for done in runs:
-        prompt_s, token_s = spread(done.prompt_s), spread(done.token_s)
+        prompt_s, token_s = _spread(done.prompt_s), _spread(done.token_s)
+        assert done.work is not None
         prompt_work, token_work = done.work
+        change, idea = wording(done.rung)
         before = runs[len(reports) - 1] if reports else None
         words, difference, allowed = done.compared or (None, None, None)
         reports.append(
@@ -229,22 +231,14 @@ def _reports(runs: Sequence[_RungRun], workload: Workload) -> tuple[RungReport, 
                 number=done.rung.number,
                 name=done.rung.name,
                 title=done.rung.title,
-                change=(spelled(done.rung.change[0]), spelled(done.rung.change[1])),
-                idea=spelled(done.rung.idea),
+                change=change,
+                idea=idea,
                 sequences=len(workload.prompts) if done.rung.batched else 1,
                 prompt_s=prompt_s,
                 token_s=token_s,
                 prompt_work=prompt_work,
                 token_work=token_work,
-                steps=tuple(
-                    replace(
-                        step,
-                        formula=spelled(step.formula),
-                        axes=spelled(step.axes),
-                        note=spelled(step.note),
-                    )
-                    for step in done.steps
-                ),
+                listings=done.listings,
                 estimated=None if done.part is None else _part_words(done.part, workload),
                 prompt_speedup=_speedup(before.prompt_s, done.prompt_s) if before else None,
                 token_speedup=_speedup(before.token_s, done.token_s) if before else None,
@@ -254,6 +248,14 @@ def _reports(runs: Sequence[_RungRun], workload: Workload) -> tuple[RungReport, 
             )
         )
     return tuple(reports)
+
+
+def _spread(seconds: Sequence[float]) -> Spread:
+    """Median, least and most of repeated runs."""
+    return Spread(
+        median=statistics.median(seconds), lowest=min(seconds), highest=max(seconds),
+        runs=len(seconds),
+    )  # fmt: skip
 
 
 def _speedup(before: Sequence[float], here: Sequence[float]) -> float:

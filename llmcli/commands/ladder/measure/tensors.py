@@ -1,48 +1,37 @@
-"""What the rungs from 2 on do with tensors: the same formulas for one row and for many."""
+"""What the rungs from 2 on do with tensors: the same arithmetic for one row and for many."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure import notation
-from llmcli.commands.ladder.measure.trace import Show
+from llmcli.commands.ladder.measure.record import shown, shown_last
 from llmcli.commands.ladder.measure.weights import NormWeights
 from llmcli.parts.attention.config import QueryGrowth
 
 
-def normalized(y: str, x: str, X: Tensor, norm: NormWeights, show: Show, axes: str) -> Tensor:
-    """Each row: `(x - mean) / √(variance + ε) · w + b`; RMSNorm without the mean.
-
-    `axes` are the letters of X; a mean of a single row is a number.
-    """
-    config = norm.config
-    mean_formula, square_formula, formula = notation.norm_formulas(y, x, config)
-    before, _, _ = axes.rpartition(" × ")
-    one = f"{before} × 1" if before else ""
-    if config.kind == "layer":
-        mean = X.mean(-1, keepdim=True)
-        show(mean_formula, mean if before else mean[0], one)
-        X = X - mean
-    square = (X * X).mean(-1, keepdim=True)
-    show(square_formula, square if before else square[0], one)
-    Y = X / (square + config.eps).sqrt()
+@shown_last
+def normalized(x_ni: Tensor, norm: NormWeights) -> Tensor:
+    """Each row: LayerNorm `(x − μ)/√(σ² + ε) · w + b`, RMSNorm `x/√(mean(x²) + ε) · w`."""
+    if norm.config.kind == "layer":
+        mean_n1 = x_ni.mean(-1, keepdim=True)  # μ
+        x_ni = x_ni - mean_n1
+    square_n1 = (x_ni * x_ni).mean(-1, keepdim=True)  # σ², or mean(x²)
+    y_ni = x_ni / (square_n1 + norm.config.eps).sqrt()
     if (factor := norm.factor) is not None:
-        Y = factor * Y
+        y_ni = factor * y_ni  # · w
     if norm.b is not None:
-        Y = Y + norm.b
-    show(formula, Y, axes)
-    return Y
+        y_ni = y_ni + norm.b
+    return y_ni
 
 
-def rotated(X: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Each head's first numbers rotated, the two halves against each other; the rest stays.
-
-    `X` `[…, d/h]`, `cos` and `sin` `[…, R/2]`.
-    """
-    half = cos.shape[-1]
-    a, b, rest = X[..., :half], X[..., half : 2 * half], X[..., 2 * half :]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+@shown
+def rotated(x_nk: Tensor, cos_nj: Tensor, sin_nj: Tensor) -> Tensor:
+    """R(position) x: two halves of a head turned against each other, the rest as it is."""
+    half = cos_nj.shape[-1]
+    a, b, rest = x_nk[..., :half], x_nk[..., half : 2 * half], x_nk[..., 2 * half :]
+    y_nk = torch.cat((a * cos_nj - b * sin_nj, b * cos_nj + a * sin_nj, rest), -1)
+    return y_nk
 
 
 def growth(by: QueryGrowth, positions: Tensor, like: Tensor) -> Tensor:
@@ -51,17 +40,20 @@ def growth(by: QueryGrowth, positions: Tensor, like: Tensor) -> Tensor:
     return (1 + by.beta * torch.log1p(steps)).to(like)
 
 
-def softmax(scores: Tensor, sink: Tensor | None = None) -> Tensor:
+@shown_last
+def softmax(s_nm: Tensor, sink: Tensor | None = None) -> Tensor:
     """Each row `exp(s) / Σ exp(s)`; its largest is subtracted first so that nothing overflows.
 
     A `sink` `[…, 1, 1]` is one score more in the sum of each row.
     """
-    largest = scores.max(-1, keepdim=True).values
+    largest = s_nm.max(-1, keepdim=True).values
     if sink is not None:
         largest = torch.maximum(largest, sink)
-    powers = (scores - largest).exp()
-    total = powers.sum(-1, keepdim=True)
-    return powers / (total if sink is None else total + (sink - largest).exp())
+    p_nm = (s_nm - largest).exp()
+    sum_n1 = p_nm.sum(-1, keepdim=True)
+    if sink is not None:
+        sum_n1 = sum_n1 + (sink - largest).exp()
+    return p_nm / sum_n1
 
 
 def mask(n: int, window: int | None) -> Tensor:

@@ -3,9 +3,11 @@
     X ─┬─ T¹ = norm(X) ── T² = attention(T¹) ─(+)─ T³ ─┬─ T⁴ = norm(T³) ── T⁵ = FFN(T⁴) ─(+)─ H
        └───────────────────────────────────────┘       └──────────────────────────────────┘
 
-These are the documents' equations; blocks with norms elsewhere, or parts side by side, are numbered
-alike. A rung says what "the rows of a prompt" are (lists of floats, vectors, a matrix, a batch of
-them) and how a few operations are done on them; each file in `rungs` is what it changes.
+These are the documents' equations. A rung says what "the rows of a prompt" are (lists of floats,
+vectors, a matrix, a batch of them) and how a few operations are done on them; each file in `rungs`
+is what it changes. A name ends in the letters of its axes: n tokens that are computed, m tokens
+whose keys are read, d width, h heads, g heads of keys and values, k size of a head's query and key,
+e of its value, c the heads side by side, f hidden size, v vocabulary, i and j any columns.
 
 Nothing here reads the graph of a model or the decoder's code: it is what those are compared with.
 """
@@ -13,12 +15,12 @@ Nothing here reads the graph of a model or the decoder's code: it is what those 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure import notation
 from llmcli.commands.ladder.measure.elementwise import (
     TENSORS,
     Function,
@@ -29,9 +31,8 @@ from llmcli.commands.ladder.measure.elementwise import (
     sigmoid,
     soft_cap,
 )
-from llmcli.commands.ladder.measure.notation import Notation
+from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.tensors import growth, rotated
-from llmcli.commands.ladder.measure.trace import Note, Show, Value, silent
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     BlockWeights,
@@ -42,43 +43,35 @@ from llmcli.commands.ladder.measure.weights import (
     SublayerWeights,
     Weights,
 )
-from llmcli.commands.ladder.report import NEXT
+from llmcli.nn.step import Tap
 from llmcli.ops.rope import frequencies
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 
-Rows = TypeVar("Rows")  # the rows of a prompt, one of each token
-
+Rows = Any  # the rows of a prompt: lists of floats, vectors `[d]`, a matrix `[n, d]`, `[b, n, d]`
 Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/2]`
 
 
 class Rung(ABC):
     """One formulation of the model. `ids` is `[n]`, for rungs that take a batch `[b, n]`.
 
-    `number` and `name` say which, `title` what is new in one line.
+    `number` and `name` say which, `title` what is new in one line, `change` the formula of the
+    rung below and this one's, `idea` why it gives the same numbers and what it saves. `more`:
+    sentences of a model that has something (`words.py`).
     """
 
     number: ClassVar[int]
     name: ClassVar[str]
     title: ClassVar[str]
+    change: ClassVar[tuple[str, str]]
+    idea: ClassVar[str]
+    more: ClassVar[Mapping[str, str]] = {}
     batched: ClassVar[bool] = False
 
-    def __init__(self, weights: Weights, show: Show = silent) -> None:
+    def __init__(self, weights: Weights) -> None:
         self.weights = weights
         self.config = weights.config
-        self.show = show
+        self.tap: Tap | None = None  # receives what the decoder emits
         self.ids = torch.empty(0, dtype=torch.long)
-        # the first block is shown, and the letters are its
-        self.notation = Notation.of(self.config)
-
-    @property
-    @abstractmethod
-    def change(self) -> tuple[str, str]:
-        """The formula of the rung below and this one's, each one or more lines."""
-
-    @property
-    @abstractmethod
-    def idea(self) -> str:
-        """Why it gives the same numbers and what it saves, as far as this model has it."""
 
     def prepare(self, until: int | None = None) -> None:
         """Converts what `forward` needs, so that timing it measures the arithmetic alone."""
@@ -97,47 +90,17 @@ class Rung(ABC):
         """Reads one more token, `[]`: its logits `[v]`. Without a cache all is computed again."""
         return self.start(torch.cat((self.ids, id.reshape(1))))[-1]
 
-    def enter(self, part: str, row: str = "") -> None:
-        """What is shown next is in `part`; `row` is `_n` where it is one token's row."""
-        self.show.section(f"{NEXT}: {part}" if row else part)
 
-    def enter_block(self, i: int, row: str = "") -> None:
-        """The same for block i. All blocks do the same: the first one's steps are kept."""
-        part = f"block {i} of {len(self.weights.decoder.config.layers)}"
-        self.show.section(f"{NEXT}: {part}" if row else part, again=i > 0)
-
-    def leave_blocks(self, H: Value, axes: str, row: str = "", name: str = "H") -> None:
-        """After the last block: its H, from which the logits are made."""
-        part = "after the last block"
-        configs = self.weights.decoder.config.layers
-        cut = len(self.weights.blocks) < len(configs)  # to estimate from: not the model's logits
-        self.show.section(f"{NEXT}: {part}" if row else part, again=cut)
-        last = len(configs) - 1
-        which = f"blocks 1 to {last} do" if last > 1 else "block 1 does"
-        same = "with" if all(one == configs[0] for one in configs) else "by their own formulas and"
-        words = f"{which} the same {same} their own weights: X of block i + 1 is H of block i"
-        self.show(f"{name}{row} of block {last}", H, axes, note=words if last else "")
-
-    @property
-    def tied(self) -> str:
-        """What W_head is, where it is no matrix of its own."""
-        return "W_head = W_Eᵀ: the embeddings are the head, too" if self.config.head.tied else ""
-
-
-class Walk(Rung, Generic[Rows]):
+class Walk(Rung):
     """The forward pass over the rows of a prompt, block by block.
 
-    `first`: the position of the first row, `count`: of how many tokens. `row`: what marks the
-    names of a single new row.
+    `first`: the position of the first row, `count`: of how many tokens.
     """
 
     functions: ClassVar[Functions] = TENSORS
-    layer_note: ClassVar[str] = "Layer = Activation(X W + B), {F} wide"
-    up_note: ClassVar[str] = ""
 
-    def __init__(self, weights: Weights, show: Show = silent) -> None:
-        super().__init__(weights, show)
-        self.row = ""
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
         self.first = self.count = 0
         self._turns: dict[RopeConfig, Turns] = {}
 
@@ -148,38 +111,24 @@ class Walk(Rung, Generic[Rows]):
         """The rows of a table `[…, width]` at those indices."""
 
     @abstractmethod
-    def product(
-        self, name: str, of: str, X: Rows, W: Matrix, into: str, out: str, *, note: str = ""
-    ) -> Rows:
-        """`X W + b`, called `name`, of `X`, called `of`; `into` and `out` are the axes of W."""
+    def product(self, x_ni: Rows, matrix: Matrix) -> Rows:
+        """`X W + b`."""
 
     @abstractmethod
-    def norm(self, name: str, of: str, X: Rows, norm: NormWeights, axes: str = "d") -> Rows:
+    def norm(self, x_ni: Rows, norm: NormWeights) -> Rows:
         """Each row `(x - mean) / √(variance + ε) · w + b`; RMSNorm `x / √(mean(x²) + ε) · w`."""
 
     @abstractmethod
-    def each(self, formula: str, f: Function, *X: Rows, axes: str = "d", note: Note = "") -> Rows:
-        """`f` of every number of X, or of every pair; shown as `formula`, unless that is empty."""
+    def each(self, f: Function, *x_ni: Rows) -> Rows:
+        """`f` of every number of X, or of every pair."""
 
     @abstractmethod
-    def contexts(self, of: str, T: Rows, layer: AttentionWeights) -> Rows:
+    def contexts(self, t_nd: Rows, layer: AttentionWeights) -> Rows:
         """What every head mixes of the values, side by side: rows of `h · d_v` numbers."""
 
     @abstractmethod
-    def stacked(self, X: Rows) -> Tensor:
+    def stacked(self, x_ni: Rows) -> Tensor:
         """The rows as one tensor `[n, …]`."""
-
-    @abstractmethod
-    def show_input(self, X: Rows) -> None:
-        """Shows what enters the first block."""
-
-    @abstractmethod
-    def show_output(self, H: Rows) -> None:
-        """Shows what leaves the last block."""
-
-    def called(self, name: str) -> str:
-        """The name of rows in formulas: that of the matrix form, marked where it is one row."""
-        return name if name == "logits" else name + self.row
 
     # The pass.
 
@@ -189,121 +138,104 @@ class Walk(Rung, Generic[Rows]):
         self.first = 0
         return self.read(ids, until)
 
+    @shown
     def read(self, ids: Tensor, until: int | None = None) -> Tensor:
-        """The same for the tokens from position `first` on, which then moves behind them."""
+        """X, then block after block, each with its own weights, then the logits."""
         self.count, self._turns = ids.shape[-1], {}
-        X = self.embed(ids)
-        for i, block in enumerate(self.weights.blocks[: None if until is None else until + 1]):
-            self.enter_block(i, self.row)
-            X = self.block(block, X)
-        if until is None:
-            self.show_output(X)
-            X = self.logits(self.norm("H′", "H", X, self.weights.final_norm))
+        x_nd = self.embed(ids)
+        for block in self.weights.blocks[: None if until is None else until + 1]:
+            x_nd = self.block(x_nd, block)  # X of block i + 1 is H of block i
         self.first += self.count
-        return self.stacked(X)
+        if until is not None:
+            return self.stacked(x_nd)
+        h_nd = self.norm(x_nd, self.weights.final_norm)  # H′ = norm(H)
+        return self.stacked(self.logits(h_nd))
 
+    @shown
     def embed(self, ids: Tensor) -> Rows:
-        """Each token's row of W_E, scaled, and where positions are learned that of its position."""
-        X, factor = self.rows_of(self.weights.W_E, ids), self.config.embedding.scale
+        """X: each token's row of W_E, scaled, and where positions are learned that of W_P."""
+        x_nd = self.rows_of(self.weights.W_E, ids)
+        factor = self.config.embedding.scale
         if factor != 1:
-            X = self.each("", lambda x: x * factor, X)
+            x_nd = self.each(lambda x: x * factor, x_nd)
         if self.weights.W_P is not None:
-            X = self.each("", add, X, self.rows_of(self.weights.W_P, self.positions))
-        self.enter("the input", self.row)
-        self.show_input(X)
-        return X
+            p_nd = self.rows_of(self.weights.W_P, self.positions)
+            x_nd = self.each(add, x_nd, p_nd)
+        return x_nd
 
-    def block(self, block: BlockWeights, X: Rows) -> Rows:
-        """T¹ = norm(X), T² = attention(T¹), T³ = T² + X, T⁴ = norm(T³), T⁵ = FFN(T⁴), T⁵ + T³."""
+    @shown
+    def block(self, x_nd: Rows, block: BlockWeights) -> Rows:
+        """T¹ = norm(X), T² = attention(T¹), T³ = T² + X, T⁴ = norm(T³), T⁵ = FFN(T⁴), H = T⁵ + T³.
+
+        Attention and its residual are a sublayer, the feed-forward and its residual another.
+        """
         for sublayer in block.sublayers:
-            last = sublayer is block.sublayers[-1]
-            terms = self.terms(sublayer, X)
-            note = notation.SECOND_RESIDUAL if last else notation.FIRST_RESIDUAL
-            factor = block.scale if last else 1.0
-            X = self.sum(
-                sublayer.leaves, (*sublayer.terms, sublayer.stream), *terms, X,
-                factor=factor, note=note if block.plain else "",
-            )  # fmt: skip
-        return X
+            x_nd = self.each(add, *self.terms(x_nd, sublayer), x_nd)  # T³ = T² + X; H = T⁵ + T³
+        if block.scale != 1:
+            x_nd = self.each(lambda x: x * block.scale, x_nd)
+        return x_nd
 
-    def terms(self, sublayer: SublayerWeights, X: Rows) -> list[Rows]:
-        """What a sublayer adds to the stream: its branches, or their sum after a norm."""
-        T, added = X, []
+    @shown
+    def terms(self, x_nd: Rows, sublayer: SublayerWeights) -> list[Rows]:
+        """What a sublayer adds to X: its branches, or their sum after a norm."""
+        t_nd, added = x_nd, []
         for branch in sublayer.branches:
             if branch.norm is not None:
-                T = self.norm(branch.reads, sublayer.stream, X, branch.norm)
+                t_nd = self.norm(x_nd, branch.norm)  # T¹ = norm(X); T⁴ = norm(T³)
             elif not branch.shares_norm:
-                T = X
-            added.append(self.branch(branch, T))
+                t_nd = x_nd
+            y_nd = self.branch(t_nd, branch)  # T² = attention(T¹); T⁵ = FFN(T⁴)
+            added.append(y_nd)
         if sublayer.sum_norm is None:
             return added
-        total = self.sum(sublayer.summed, [one.adds for one in sublayer.branches], *added)
-        return [self.norm(sublayer.normed_sum, sublayer.summed, total, sublayer.sum_norm)]
+        return [self.norm(self.each(add, *added), sublayer.sum_norm)]
 
-    def branch(self, branch: BranchWeights, T: Rows) -> Rows:
+    def branch(self, t_nd: Rows, branch: BranchWeights) -> Rows:
         """`multiplier · post(part(T))`."""
         match branch.part:
             case AttentionWeights() as part:
-                Y = self.attention(branch.makes, branch.reads, T, part)
+                y_nd = self.attention(t_nd, part)
             case MlpWeights() as part:
-                Y = self.feed_forward(branch.makes, branch.reads, T, part)
+                y_nd = self.feed_forward(t_nd, part)
         if branch.post is not None:
-            Y = self.norm(branch.posted, branch.makes, Y, branch.post)
+            y_nd = self.norm(y_nd, branch.post)
         factor = branch.multiplier
-        if factor != 1:
-            formula = f"{self.called(branch.adds)} = {self.called(branch.posted)} · {factor:.4g}"
-            Y = self.each(formula, lambda y: y * factor, Y)
-        return Y
+        return y_nd if factor == 1 else self.each(lambda y: y * factor, y_nd)
 
-    def sum(
-        self, name: str, names: list[str] | tuple[str, ...], *X: Rows, factor: float = 1.0,
-        note: str = "",
-    ) -> Rows:  # fmt: skip
-        """The sum of rows of those names, times a factor."""
-        total = " + ".join(map(self.called, names))
-        if factor == 1:
-            return self.each(f"{self.called(name)} = {total}", add, *X, note=note)
-        formula = f"{self.called(name)} = ({total}) · {factor:.4g}"
-        return self.each(formula, lambda *x: add(*x) * factor, *X)
-
-    def attention(self, name: str, of: str, T: Rows, layer: AttentionWeights) -> Rows:
+    @shown
+    def attention(self, t_nd: Rows, layer: AttentionWeights) -> Rows:
         """The heads' contexts side by side, times their gates where there are any, times W_o."""
-        C, c, axes = self.contexts(of, T, layer), "C", self.notation.C
+        c_nc = self.contexts(t_nd, layer)
         if layer.gate is not None:
-            G = self.product("G_o", of, T, layer.gate, "d", axes)
-            formula = f"{self.called('C_o')} = σ({self.called('G_o')}) ∘ {self.called('C')}"
-            opened = self.functions
-            C = self.each(formula, lambda g, c: sigmoid(g, opened) * c, G, C, axes=axes)
-            c = "C_o"
-        return self.product(name, c, C, layer.o, axes, "d")
+            of = self.functions
+            g_nc = self.product(t_nd, layer.gate)
+            c_nc = self.each(lambda g, c: sigmoid(g, of) * c, g_nc, c_nc)  # σ(G) ∘ C
+        y_nd = self.product(c_nc, layer.o)  # C W_o
+        return y_nd
 
-    def feed_forward(self, name: str, of: str, T: Rows, layer: MlpWeights) -> Rows:
+    @shown
+    def feed_forward(self, t_nd: Rows, layer: MlpWeights) -> Rows:
         """Each layer `Activation(X W + B)`, no activation after the last."""
-        config, F, functions = layer.config, self.notation.F, self.functions
-        U = self.product("U", of, T, layer.up, "d", F, note=self.up_note)
-        hidden, up, gates = map(self.called, "LUG")
-        formula = notation.layer_formula(hidden, up, gates, config)
-        note = self.layer_note.format(F=F)
+        config, of = layer.config, self.functions
+        u_nf = self.product(t_nd, layer.up)  # U = T W_up + B
         if layer.gate is None:
-            kind = config.activation
-            L = self.each(formula, lambda u: activate(kind, u, functions), U, axes=F, note=note)
-        else:
-            G = self.product("G", of, T, layer.gate, "d", F)
-            L = self.each(
-                formula, lambda g, u: gated(g, u, config, functions), G, U, axes=F, note=note
-            )
-        return self.product(name, "L", L, layer.down, F, "d")
+            l_nf = self.each(lambda u: activate(config.activation, u, of), u_nf)
+            return self.product(l_nf, layer.down)  # L W_down + B
+        g_nf = self.product(t_nd, layer.gate)  # G = T W_gate + B
+        l_nf = self.each(lambda g, u: gated(g, u, config, of), g_nf, u_nf)  # Activation(G) ∘ U
+        return self.product(l_nf, layer.down)  # L W_down + B
 
-    def logits(self, H: Rows) -> Rows:
+    @shown
+    def logits(self, h_nd: Rows) -> Rows:
         """`H′ W_head`, soft-capped or scaled where the model does that."""
-        config, functions = self.config.head, self.functions
-        finish = notation.finished_logits(self.called("raw"), self.config)
-        name = "raw" if finish else "logits"
-        raw = self.product(name, "H′", H, self.weights.head, "d", "v", note=self.tied)
+        config, of = self.config.head, self.functions
         cap, scale = config.cap, config.scale
+        logits_nv = self.product(h_nd, self.weights.head)
         if cap is not None:
-            return self.each(finish, lambda x: soft_cap(x, cap, functions), raw, axes="v")
-        return self.each(finish, lambda x: x * scale, raw, axes="v") if finish else raw
+            logits_nv = self.each(lambda x: soft_cap(x, cap, of), logits_nv)
+        if cap is None and scale != 1:
+            logits_nv = self.each(lambda x: x * scale, logits_nv)
+        return logits_nv
 
     # Positions.
 
@@ -332,62 +264,53 @@ class Walk(Rung, Generic[Rows]):
         return self._turns[rope]
 
 
-class HeadByHead(Walk[Rows]):
+class HeadByHead(Walk):
     """A walk on rows of tensors, whose queries, keys and values are made head by head."""
 
     @abstractmethod
-    def unstacked(self, X: Tensor) -> Rows:
+    def unstacked(self, x_ni: Tensor) -> Rows:
         """The rows of a tensor `[n, …]`."""
 
-    def queries(self, of: str, T: Rows, layer: AttentionWeights) -> list[Rows]:
-        """`Q = T W_q` of every head, rows of `d/h` numbers, as they enter the scores."""
-        mixer, (wide, _) = layer.config, self.notation.wide_norms
-        Q = self.projected("Q", of, T, layer.q, mixer.heads)
-        Q = self.normed("Q", Q, layer.q_norm, mixer.qk_norm_wide, wide)
-        return [self.placed("Q", X, mixer) for X in Q]
+    @shown
+    def queries(self, t_nd: Rows, layer: AttentionWeights) -> list[Rows]:
+        """`Q = T W_q` of every head, as they enter the scores."""
+        q_hnk = self.projected(t_nd, layer.q, layer.config.heads)
+        if layer.q_norm is not None:
+            q_hnk = self.normed(q_hnk, layer.q_norm, layer.config.qk_norm_wide)
+        return [self.placed("Q", q_nk, layer.config) for q_nk in q_hnk]
 
-    def keys_values(
-        self, of: str, T: Rows, layer: AttentionWeights
-    ) -> tuple[list[Rows], list[Rows]]:
+    @shown
+    def keys_values(self, t_nd: Rows, layer: AttentionWeights) -> tuple[list[Rows], list[Rows]]:
         """`K = T W_k` and `V = T W_v` of every key/value head, as they enter the products."""
-        mixer, (_, wide), dv = layer.config, self.notation.wide_norms, self.notation.dv
-        K = self.projected("K", of, T, layer.k, mixer.kv_heads)
-        K = self.normed("K", K, layer.k_norm, mixer.qk_norm_wide, wide)
-        K = [self.placed("K", X, mixer) for X in K]
-        V = self.projected("V", of, T, layer.v, mixer.kv_heads, dv)
-        return K, self.normed("V", V, layer.v_norm, False, dv)
+        mixer = layer.config
+        k_gnk = self.projected(t_nd, layer.k, mixer.kv_heads)
+        if layer.k_norm is not None:
+            k_gnk = self.normed(k_gnk, layer.k_norm, mixer.qk_norm_wide)
+        k_gnk = [self.placed("K", k_nk, mixer) for k_nk in k_gnk]
+        v_gne = self.projected(t_nd, layer.v, mixer.kv_heads)
+        if layer.v_norm is not None:
+            v_gne = self.normed(v_gne, layer.v_norm, False)
+        return k_gnk, v_gne
 
-    def projected(
-        self, name: str, of: str, T: Rows, W: Matrix, heads: int, axes: str = "d/h"
-    ) -> list[Rows]:
+    def projected(self, t_nd: Rows, matrix: Matrix, heads: int) -> list[Rows]:
         """`T W` of every head: its W is so many columns of the stored one, a view."""
-        size = W.W.shape[1] // heads
-        cuts = [W.columns(head * size, (head + 1) * size) for head in range(heads)]
-        return [self.product(name, of, T, cut, "d", axes) for cut in cuts]
+        size = matrix.W.shape[1] // heads
+        cuts = [matrix.columns(head * size, (head + 1) * size) for head in range(heads)]
+        return [self.product(t_nd, cut) for cut in cuts]
 
-    def normed(
-        self, name: str, X: list[Rows], norm: NormWeights | None, together: bool, axes: str
-    ) -> list[Rows]:
+    def normed(self, x_hnk: list[Rows], norm: NormWeights, together: bool) -> list[Rows]:
         """Each head's rows normalized by themselves, or the rows of all heads together."""
-        if norm is None:
-            return X
-        y = f"{name}_norm"
         if not together:
-            return [self.norm(y, name, x, norm, axes) for x in X]
-        whole = self.each("", lambda *x: torch.cat(x, -1), *X)
-        whole, heads = self.norm(y, name, whole, norm, axes), len(X)
-        return [self.each("", lambda x, i=i: x.chunk(heads, -1)[i], whole) for i in range(heads)]
+            return [self.norm(x_nk, norm) for x_nk in x_hnk]
+        whole, heads = self.norm(self.each(lambda *x: torch.cat(x, -1), *x_hnk), norm), len(x_hnk)
+        return [self.each(lambda x, i=i: x.chunk(heads, -1)[i], whole) for i in range(heads)]
 
-    def placed(self, letter: str, X: Rows, mixer: AttentionConfig, axes: str = "d/h") -> Rows:
+    def placed(self, letter: str, x_nk: Rows, mixer: AttentionConfig) -> Rows:
         """Queries or keys rotated by their position, where the model does that; queries grown."""
-        name = letter if mixer.qk_norm is None else f"{letter}_norm"
         if mixer.rope is not None:
-            before, name = name, f"{letter}_rot"
-            formula = f"{self.called(name)} = R(position) {self.called(before)}"
             turns = (self.unstacked(one) for one in self.turns(mixer.rope))
-            X = self.each(formula, rotated, X, *turns, axes=axes)
+            x_nk = self.each(rotated, x_nk, *turns)
         if letter == "Q" and mixer.growth is not None:
-            formula = notation.growth_formula(self.called("Q_grown"), self.called(name), mixer)
             factors = growth(mixer.growth, self.positions, self.weights.W_E).unsqueeze(-1)
-            X = self.each(formula, lambda x, f: x * f, X, self.unstacked(factors), axes=axes)
-        return X
+            x_nk = self.each(lambda x, f: x * f, x_nk, self.unstacked(factors))
+        return x_nk

@@ -7,13 +7,13 @@ its own head size, that), d_v of its value, F hidden size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.block import BranchNames, SublayerNames, block_names
-from llmcli.commands.ladder.measure.notation import numbered
+from llmcli.anatomy.block import block_names
+from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.supported import require_supported
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
@@ -25,28 +25,22 @@ from llmcli.parts.norm.config import NormConfig
 
 @dataclass(frozen=True)
 class Matrix:
-    """`W` `[in, out]`, so that `Y = X W`, its `name` in formulas, a bias `b` `[out]` or None."""
+    """`W` `[in, out]`, so that `Y = X W`, and a bias `b` `[out]` or None."""
 
-    name: str
     W: Tensor
     b: Tensor | None = None
 
-    @property
-    def plus_bias(self) -> str:
-        """` + b_q` where there is a bias."""
-        return "" if self.b is None else f" + b{self.name[1:]}"
-
     def columns(self, first: int, stop: int) -> Matrix:
-        """Those of its columns, a view: the weights of some heads."""
-        b = None if self.b is None else self.b[first:stop]
-        return replace(self, W=self.W[:, first:stop], b=b)
+        """Columns `first` to `stop`, a view: the weights of some heads."""
+        return Matrix(self.W[:, first:stop], None if self.b is None else self.b[first:stop])
 
 
-def side_by_side(name: str, matrices: Sequence[Matrix]) -> Matrix:
-    """The columns of all of them in one matrix of its own, a copy."""
-    biases = [matrix.b for matrix in matrices if matrix.b is not None]
-    b = torch.cat(biases) if biases else None
-    return Matrix(name, torch.cat([matrix.W for matrix in matrices], 1), b)
+@shown
+def side_by_side(matrices: Sequence[Matrix]) -> Matrix:
+    """`W = W¹ ⊕ W² ⊕ …`: the columns of all matrices in one, made as the model is built."""
+    w_ij = torch.cat([matrix.W for matrix in matrices], 1)
+    b = [matrix.b for matrix in matrices if matrix.b is not None]
+    return Matrix(w_ij, torch.cat(b) if b else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,50 +111,27 @@ PartWeights = AttentionWeights | MlpWeights
 
 @dataclass(frozen=True, kw_only=True)
 class BranchWeights:
-    """`multiplier · post(part(norm(x)))`, and how the formulas call each of these.
-
-    `reads`: what the part reads; where it has a `norm` of its own, that norm's result. `makes`:
-    what the part gives, `posted`: that after the norm `post`, `adds`: what is added to the stream.
-    `tensors`: the decoder's names of the same.
-    """
+    """`multiplier · post(part(norm(x)))`; `shares_norm`: it reads what the branch before reads."""
 
     part: PartWeights
     norm: NormWeights | None
     post: NormWeights | None
     multiplier: float
     shares_norm: bool
-    reads: str
-    makes: str
-    posted: str
-    adds: str
-    tensors: BranchNames
 
 
 @dataclass(frozen=True, kw_only=True)
 class SublayerWeights:
-    """`leaves = Σ branches + stream`. Where their sum has a `sum_norm`, it is called `summed`."""
+    """`Σ branches + stream`; `sum_norm` normalizes that sum before the stream is added."""
 
     branches: tuple[BranchWeights, ...]
     sum_norm: NormWeights | None
-    summed: str
-    normed_sum: str
-    stream: str
-    leaves: str
-    tensors: SublayerNames
-
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """What is added to the stream."""
-        added = tuple(branch.adds for branch in self.branches)
-        return added if self.sum_norm is None else (self.normed_sum,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockWeights:
     """One block; `scale` multiplies what leaves it."""
 
-    config: LayerConfig
-    number: int
     sublayers: tuple[SublayerWeights, ...]
     scale: float
 
@@ -175,18 +146,6 @@ class BlockWeights:
         """All matrices of its parts."""
         for part in self.parts:
             yield from part.matrices
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is the documents' block: `O = X + MHA(LN(X))`, `H = O + FFN(LN(O))`."""
-        kinds = [type(part) for part in self.parts]
-        normed = all(
-            branch.norm is not None and branch.post is None and branch.multiplier == 1
-            for sublayer in self.sublayers
-            for branch in sublayer.branches
-        )
-        two = len(self.sublayers) == 2 and kinds == [AttentionWeights, MlpWeights]
-        return two and normed and self.scale == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +180,7 @@ class Weights:
             W_P=named.maybe("pos_embed.W"),
             blocks=tuple(named.block(layer, i) for i, layer in enumerate(config.layers)),
             final_norm=named.norm("ln_final", config.final_norm),
-            head=Matrix("W_head", head, named.maybe("head.b")),
+            head=Matrix(head, named.maybe("head.b")),
         )
         if named.unused:
             raise UnsupportedModel(f"the ladder has no formula for `{named.unused[0]}`")
@@ -273,59 +232,37 @@ class _Named:
 
     def matrix(self, part: str, leaf: str) -> Matrix:
         """`W_leaf` of a part, `[in, out]`, with its bias."""
-        b = self.maybe(f"{part}.b_{leaf}")
-        return Matrix(f"W_{leaf}", self.tensor(f"{part}.W_{leaf}").t(), b)
+        return Matrix(self.tensor(f"{part}.W_{leaf}").t(), self.maybe(f"{part}.b_{leaf}"))
 
     def norm(self, name: str, config: NormConfig) -> NormWeights:
         w = self.tensor(f"{name}.w") if config.weights else None
         return NormWeights(config=config, w=w, b=self.tensor(f"{name}.b") if config.bias else None)
 
     def block(self, layer: LayerConfig, number: int) -> BlockWeights:
-        """The block, its steps numbered `T¹`, `T²` … as the documents do."""
-        name, count, stream = f"blocks.{number}", 0, "X"
-        sublayers = []
-        names = block_names(layer, name)
-        for at, tensors in enumerate(names):
-            branches, reads = [], stream
-            for one in tensors.branches:
-                config = one.config
-                if config.pre_norm is not None:
-                    reads = numbered(count := count + 1)
-                elif not config.shares_norm:
-                    reads = stream
-                makes = posted = adds = numbered(count := count + 1)
-                if config.post_norm is not None:
-                    posted = adds = numbered(count := count + 1)
-                if config.multiplier != 1:
-                    adds = numbered(count := count + 1)
-                branches.append(BranchWeights(
-                    part=self.part(config.part, one.part, number),
-                    norm=None if one.norm is None else self._norm(one.norm, config.pre_norm),
-                    post=None if one.post is None else self._norm(one.post, config.post_norm),
-                    multiplier=config.multiplier, shares_norm=config.shares_norm, reads=reads,
-                    makes=makes, posted=posted, adds=adds, tensors=one,
-                ))  # fmt: skip
-            summed = normed = ""
-            if tensors.summed is not None:
-                summed, normed = numbered(count + 1), numbered(count := count + 2)
-            last = at == len(names) - 1
-            leaves = "H" if last else numbered(count := count + 1)
-            sublayers.append(SublayerWeights(
-                branches=tuple(branches), summed=summed, normed_sum=normed, stream=stream,
-                sum_norm=None if tensors.summed is None else self._norm(
-                    tensors.summed.norm, tensors.summed.config
+        """The weights of block `number`."""
+        name = f"blocks.{number}"
+        sublayers = tuple(
+            SublayerWeights(
+                branches=tuple(
+                    BranchWeights(
+                        part=self.part(one.config.part, one.part, number),
+                        norm=self.norm_of(one.norm, one.config.pre_norm),
+                        post=self.norm_of(one.post, one.config.post_norm),
+                        multiplier=one.config.multiplier,
+                        shares_norm=one.config.shares_norm,
+                    )
+                    for one in names.branches
                 ),
-                leaves=leaves, tensors=tensors,
-            ))  # fmt: skip
-            stream = leaves
-        factor = float(self.tensor(f"{name}.out_scale.w")) if layer.scaled else 1.0
-        return BlockWeights(
-            config=layer, number=number, sublayers=tuple(sublayers), scale=layer.scale * factor
+                sum_norm=None if (one := names.summed) is None else self.norm(one.norm, one.config),
+            )
+            for names in block_names(layer, name)
         )
+        factor = float(self.tensor(f"{name}.out_scale.w")) if layer.scaled else 1.0
+        return BlockWeights(sublayers=sublayers, scale=layer.scale * factor)
 
-    def _norm(self, name: str, config: NormConfig | None) -> NormWeights:
-        assert config is not None
-        return self.norm(name, config)
+    def norm_of(self, name: str | None, config: NormConfig | None) -> NormWeights | None:
+        """The norm of that name, None where there is none."""
+        return None if name is None or config is None else self.norm(name, config)
 
     def part(self, config: object, name: str, number: int) -> PartWeights:
         """The weights of a part. Raises TypeError for one that is not dense."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.commands.ladder.report import LadderReport, RungReport, Shown
+from llmcli.commands.ladder.report import LadderReport, RungReport, Step
 from llmcli.ui.layout import Column, Dotted, Rows
 from llmcli.ui.letters import letter_lines
 from llmcli.ui.rates import scaled
@@ -37,12 +36,9 @@ _COLUMNS = (
 
 
 def render_ladder(
-    report: LadderReport, model: str, *, whole: bool, details: bool
+    report: LadderReport, model: str, *, details: bool
 ) -> list[RenderableType]:
-    """The table of all rungs and whether they agree; before it, with `details`, their formulas.
-
-    `whole`: the ladder was not interrupted.
-    """
+    """The table of all rungs and whether they agree; before it, with `details`, their formulas."""
     title, tokens, letters = heading(report, model)
     parts: list[RenderableType] = [title, tokens]
     if details:
@@ -50,9 +46,9 @@ def render_ladder(
         for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
             parts += ["", *change(rung, before)]
     parts += ["", _table(report), *_footnotes(report)]
-    parts += _checks(report, whole)
+    parts += _checks(report)
     if not details:
-        words = "formulas and shapes: `--rung 1-8`; every step in numbers: `--rung 4 --explain`"
+        words = "formulas and shapes: `--rung 1-8`; source and numbers: `--rung 4 --explain`"
         parts.append(Text(words, style=FAINT))
     return parts
 
@@ -78,49 +74,37 @@ def change(
     table.add_row("", Text("before", style=FAINT), Text(before))
     table.add_row("", Text("here", style=FAINT), Text(after, style=NUMBER))
     if shapes:
-        known = {step.formula for step in rung_before.steps} if rung_before else set()
-        for step, name in _reshapings(rung.steps, known):
-            table.add_row("", moved(step), _shape(step, name))
+        known = set(map(_laid, rung_before.steps)) if rung_before else set()
+        for step in rung.steps:
+            if step.moved is not None and _laid(step) not in known:
+                known.add(_laid(step))
+                table.add_row("", moved(step), _shape(step))
     table.add_row("", Text("token", style=FAINT), Text(_work_words(rung)))
     return [Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"), table]
 
 
-def _reshapings(steps: Sequence[Shown], known: set[str]) -> Iterator[tuple[Shown, str]]:
-    """Steps that only change a shape; what happens to Q, K and V alike is one of them."""
-    alike: dict[object, list[Shown]] = {}
-    for step in steps:
-        if step.source is not None and step.formula not in known:
-            _, rest = _letter(step.formula)
-            key = (rest, step.source, step.shape, step.strides, step.moved)
-            alike.setdefault(key, []).append(step)
-    for same in alike.values():
-        letters = ", ".join(_letter(step.formula)[0] for step in same)
-        yield same[0], letters + _letter(same[0].formula)[1]
+def _laid(step: Step) -> object:
+    return step.formula, step.source and step.source[0], step.shape, step.moved
 
 
-def _letter(formula: str) -> tuple[str, str]:
-    """`Q_n as 1 × h × d/h` → `Q_n` and the rest; nothing and all where it is about no such."""
-    match = re.match(r"[QKV](?:_n)?(?=[ :,])", formula)
-    return (match[0], formula[match.end() :]) if match else ("", formula)
-
-
-def moved(step: Shown) -> Text:
+def moved(step: Step) -> Text:
     """Whether a step that changes a shape only looked at the numbers anew or moved them."""
     return Text("copy", style=_COPY) if step.moved else Text("view", style=_GOOD)
 
 
-def _shape(step: Shown, name: str) -> Text:
-    """`Kᵀ  [4,32] → [32,4]  strides (32,1) → (1,32)`."""
-    assert step.source is not None
+def _shape(step: Step) -> Text:
+    """`k_km = k_mk.mT  [4,32] → [32,4]  strides (32,1) → (1,32)`; of several tensors the result."""
+    code = " ".join(step.formula.partition("  # ")[0].split())
+    if step.source is None:
+        return Text.assemble(f"{code}  ", (listed(step.shape), NUMBER))
     shape, strides = step.source
     changed = (
         "the same strides"
         if strides == step.strides
-        else (f"strides {_strides(strides)} → {_strides(step.strides)}")
+        else f"strides {_strides(strides)} → {_strides(step.strides)}"
     )
-    return Text.assemble(
-        f"{name}  ", (f"{listed(shape)} → {listed(step.shape)}", NUMBER), (f"  {changed}", FAINT)
-    )
+    sizes = f"{listed(shape)} → {listed(step.shape)}"
+    return Text.assemble(f"{code}  ", (sizes, NUMBER), (f"  {changed}", FAINT))
 
 
 def listed(shape: Sequence[int]) -> str:
@@ -200,12 +184,12 @@ def _numbers(rungs: Sequence[RungReport]) -> str:
     return ", ".join(str(rung.number) for rung in rungs)
 
 
-def _checks(report: LadderReport, whole: bool) -> list[RenderableType]:
+def _checks(report: LadderReport) -> list[RenderableType]:
     """One line where every rung agrees with the one before, else one for each that does not."""
     compared = [rung for rung in report.rungs if rung.difference is not None]
     if not report.ok:
         return [verdict(rung) for rung in report.rungs if not rung.ok]
-    if not compared or not whole:
+    if not compared or report.interrupted:
         return []
     where = ", where they were compared" if any(r.compared != "logits" for r in compared) else ""
     words = f"✓ every rung agrees with the one before{where} ({report.dtype})"

@@ -1,19 +1,20 @@
 """Rung 6: keys and values are kept, and only the last row is computed for a new token.
 
-In the formulas an index n marks what has one row only: `softmax(Q_n Kᵀ / √(d/h)) V`.
+In the formulas an index n marks what has one row only: `softmax(Q_n Kᵀ / √(d/h)) V`; in names that
+row is axis n, of size 1, beside the m tokens so far.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.notation import placed
+from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.rungs.combined import CombinedQKV
-from llmcli.commands.ladder.measure.trace import Show, silent
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Weights
 from llmcli.parts.attention.config import AttentionConfig
 
@@ -44,59 +45,44 @@ class KeyValueCache(CombinedQKV):
     number: ClassVar[int] = 6
     name: ClassVar[str] = "cache"
     title: ClassVar[str] = "KV cache: a new token computes its own row only"
+    change: ClassVar[tuple[str, str]] = (
+        "for a new token n rows again: softmax(Q Kᵀ / √(d/h) + M) V",
+        "for a new token its own row only: Q_n, K_n, V_n = split(T_n W_qkv)\n"
+        "K and V: the kept rows and the new one{kept_rotated}\n"
+        "Attention(Q_n, K, V) = softmax(Q_n Kᵀ / √(d/h)) V",
+    )
+    idea: ClassVar[str] = (
+        "The next token depends on the last row of the output only, and that row on Q's last "
+        "row and on all rows of K and V, which under a causal mask never change once computed: "
+        "they are kept, and n rows of work become one, every product a GEMV. Queries are not "
+        "kept. The last row sees all keys and needs no mask: true for one whole sequence, not "
+        "for a prompt in chunks or a batch padded to one length. What comes out is one row of "
+        "v logits."
+    )
+    more: ClassVar[Mapping[str, str]] = {
+        "window": "A block with a window of W = {window} keeps all keys, reads the last W.",
+        "rotates": "Keys are kept rotated: a key's position does not change. (Where a model "
+        "changes the rotation itself with the length, as dynamic NTK and LongRoPE do past the "
+        "trained length, the kept ones are those of a shorter sequence and the numbers differ a "
+        "little.)",
+    }
 
-    def __init__(self, weights: Weights, show: Show = silent) -> None:
-        super().__init__(weights, show)
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
         self.caches: dict[int, Cache] = {}  # by their block
-
-    @property
-    def change(self) -> tuple[str, str]:
-        """n rows become one."""
-        of = self.notation
-        Q, K, V = (of.placed(letter) for letter in "QKV")
-        rotated = " (rotated)" if of.rotates else ""
-        return (
-            f"for a new token n rows again: softmax({of.scaled(f'{Q} {K}ᵀ')} + M) {V}",
-            f"for a new token its own row only: Q_n, K_n, V_n = split({of.T}_n W_qkv)\n"
-            f"K and V: the kept rows and the new one{rotated}\n"
-            f"Attention({Q}_n, {K}, {V}) = softmax({of.scaled(f'{Q}_n {K}ᵀ')}) {V}",
-        )
-
-    @property
-    def idea(self) -> str:
-        """Keys and values never change once computed."""
-        of = self.notation
-        window = (
-            f" A block with a window of W = {of.mixer.window} keeps all keys, reads the last W."
-        )
-        rotated = (
-            " Keys are kept rotated: a key's position does not change. (Where a model changes the "
-            "rotation itself with the length, as dynamic NTK and LongRoPE do past the trained "
-            "length, the kept ones are those of a shorter sequence and the numbers differ a "
-            "little.)"
-        )
-        return (
-            "The next token depends on the last row of the output only, and that row on Q's last "
-            "row and on all rows of K and V, which under a causal mask never change once computed: "
-            "they are kept, and n rows of work become one, every product a GEMV. Queries are not "
-            "kept. The last row sees all keys and needs no mask: true for one whole sequence, not "
-            "for a prompt in chunks or a batch padded to one length. What comes out is one row of "
-            "v logits."
-            + (window if of.mixer.window is not None else "")
-            + (rotated if of.rotates else "")
-        )
+        self.new = False  # whether a single new row is computed
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[n, v]`, the cache filled; with `until=i` the rows `[n, d]` after block i."""
-        self.row, self.n = "", "n"
-        self.caches = self.new_caches(ids)
+        self.new, self.caches = False, self.new_caches(ids)
         rows = super().forward(ids, until)
         if until is not None:
             self.caches = {}  # not filled by all blocks: nothing to extend
         return rows
 
     @torch.inference_mode()
+    @shown
     def extend(self, id: Tensor) -> Tensor:
         """Reads one more token, `[]`: its logits `[v]`, from its own row and the cache.
 
@@ -104,8 +90,9 @@ class KeyValueCache(CombinedQKV):
         """
         if not self.caches:
             raise ValueError("nothing to extend: no prompt was read to its end")
-        self.row, self.n = "_n", "1"
-        return self.read(id.unsqueeze(-1))[..., -1, :]
+        self.new = True
+        logits_nv = self.read(id.unsqueeze(-1))  # n = 1
+        return logits_nv[..., -1, :]
 
     def new_caches(self, ids: Tensor) -> dict[int, Cache]:
         """An empty one for every block."""
@@ -117,25 +104,21 @@ class KeyValueCache(CombinedQKV):
             found[layer.block] = Cache(keys, W.new_zeros(*shape, mixer.value_dim))
         return found
 
-    def with_kept(self, K: Tensor, V: Tensor, layer: AttentionWeights) -> tuple[Tensor, Tensor]:
+    @shown
+    def kept(
+        self, k_gnk: Tensor, v_gne: Tensor, layer: AttentionWeights
+    ) -> tuple[Tensor, Tensor]:
         """The slots of K and V that the new rows read, as views: of one row, its window only.
 
         The new rows are written behind those of the tokens before.
         """
-        mixer, cache = layer.config, self.caches[layer.block]
-        cache.write(K, V, self.first)
-        stop, window = self.first + self.count, mixer.window
-        first = 0 if window is None or not self.row else max(0, stop - window)
-        K, V = cache.keys[..., first:stop, :], cache.values[..., first:stop, :]
-        note = f"rows {first} to {stop - 2} from the cache, row {stop - 1} new" if self.row else ""
-        self.keys = "W" if first else "n"
-        size = f"{self.b}{self.notation.h_kv} × {self.keys} × "
-        words = "of all tokens so far, in the cache"
-        k, v = placed("K", mixer), placed("V", mixer)
-        self.show(f"{k}: {words}", K, size + "d/h", source=cache.keys, note=note)
-        self.show(f"{v}: {words}", V, size + self.notation.dv, source=cache.values, note=note)
-        return K, V
+        window, cache = layer.config.window, self.caches[layer.block]
+        cache.write(k_gnk, v_gne, self.first)
+        last = self.first + self.count
+        first = 0 if window is None or not self.new else max(0, last - window)
+        k_gmk, v_gme = cache.keys[..., first:last, :], cache.values[..., first:last, :]
+        return k_gmk, v_gme
 
     def mask(self, mixer: AttentionConfig) -> Tensor | None:
         """None for a single row, which sees all that is kept."""
-        return None if self.row else super().mask(mixer)
+        return None if self.new else super().mask(mixer)

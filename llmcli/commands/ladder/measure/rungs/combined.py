@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
 
+from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, side_by_side
 
@@ -16,43 +18,29 @@ class CombinedQKV(HeadsAsDimension):
     number: ClassVar[int] = 5
     name: ClassVar[str] = "combined"
     title: ClassVar[str] = "combined QKV: one product instead of three"
-
-    @property
-    def change(self) -> tuple[str, str]:
-        """Three products become one."""
-        T = self.notation.T
-        return (
-            f"Q = {T} W_q, K = {T} W_k, V = {T} W_v",
-            f"W_qkv = W_q ⊕ W_k ⊕ W_v, as the model is built\nQ, K, V = split({T} W_qkv)",
-        )
-
-    @property
-    def idea(self) -> str:
-        """The same columns in one matrix."""
-        narrow = " Here heads share keys and values: K and V are narrower than Q."
-        return (
-            "The same columns side by side in one matrix give the same numbers side by side in one "
-            "product, and the three slices of it are views: Q, K and V. Nothing is saved in "
-            "arithmetic: what two calls less save is their fixed cost, and one wide product fills "
-            "a machine better than three narrow ones." + (narrow if self.notation.shared else "")
-        )
+    change: ClassVar[tuple[str, str]] = (
+        "Q = T W_q, K = T W_k, V = T W_v",
+        "W_qkv = W_q ⊕ W_k ⊕ W_v, as the model is built\nQ, K, V = split(T W_qkv)",
+    )
+    idea: ClassVar[str] = (
+        "The same columns side by side in one matrix give the same numbers side by side in one "
+        "product, and the three slices of it are views: Q, K and V. Nothing is saved in "
+        "arithmetic: what two calls less save is their fixed cost, and one wide product fills "
+        "a machine better than three narrow ones."
+    )
+    more: ClassVar[Mapping[str, str]] = {
+        "shared": "Here heads share keys and values: K and V are narrower than Q."
+    }
 
     def own_matrices(self, layer: AttentionWeights) -> list[Matrix]:
         """W_qkv alone."""
-        return [side_by_side("W_qkv", layer.entering)]
+        return [side_by_side(layer.entering)]
 
-    def queries_keys_values(self, of: str, T: Tensor, layer: AttentionWeights) -> list[Tensor]:
-        """Q, K and V, views of one product."""
-        (W,) = self.entering[layer.block]
-        names = [matrix.name for matrix in layer.entering]
-        axes = self.notation.QKV
-        if not self.row:
-            self.show(f"{W.name} = {' ⊕ '.join(names)}, as the model is built", W.W, f"d × {axes}")
-        whole = self.product("QKV", of, T, W, "d", axes)
-        parts = whole.split_with_sizes([matrix.W.shape[1] for matrix in layer.entering], -1)
-        columns = (self.notation.Q, self.notation.K, self.notation.V)
-        places = ("first", "next", "last")
-        for letter, place, part, out in zip("QKV", places, parts, columns, strict=True):
-            formula = f"{self.called(letter)}, the {place} columns"
-            self.show(formula, part, self.rows(out), source=whole)
-        return list(parts)
+    @shown
+    def queries_keys_values(self, t_nd: Tensor, layer: AttentionWeights) -> list[Tensor]:
+        """Q, K, V = split(T W_qkv): views of one product, its first, next and last columns."""
+        (w_qkv,) = self.entering[layer.block]
+        qkv_nj = self.product(t_nd, w_qkv)
+        columns = [matrix.W.shape[1] for matrix in layer.entering]
+        q_nc, k_nc, v_nc = qkv_nj.split_with_sizes(columns, -1)
+        return [q_nc, k_nc, v_nc]

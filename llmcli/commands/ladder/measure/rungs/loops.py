@@ -12,18 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure import notation
 from llmcli.commands.ladder.measure.elementwise import FLOATS, Function, Functions, soft_cap
-from llmcli.commands.ladder.measure.notation import placed
-from llmcli.commands.ladder.measure.trace import Note, Show, silent
+from llmcli.commands.ladder.measure.record import shown, shown_last
 from llmcli.commands.ladder.measure.walk import Walk
-from llmcli.commands.ladder.measure.weights import (
-    AttentionWeights,
-    BlockWeights,
-    Matrix,
-    NormWeights,
-    Weights,
-)
+from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights
 from llmcli.parts.attention.config import AttentionConfig
 
 Vector = list[float]
@@ -31,59 +23,40 @@ Vectors = list[Vector]
 Neurons = tuple[Vectors, Vector | None]  # the weights of each neuron, and the biases
 
 
-def lowered(name: str) -> str:
-    """What a row of `name` is called: `t¹` of `T¹`, `H_q` of `H`, which would be no letter."""
-    return {"H": "H_q", "H′": "H′_q"}.get(name, name.lower())
-
-
-class Loops(Walk[Vectors]):
+class Loops(Walk):
     """The forward pass token by token, head by head, neuron by neuron."""
 
     number: ClassVar[int] = 1
     name: ClassVar[str] = "loops"
     title: ClassVar[str] = "loops over vectors: every query token, every key token, every neuron"
     functions: ClassVar[Functions] = FLOATS
-    layer_note: ClassVar[str] = ""
-    up_note: ClassVar[str] = "a number for every neuron"
-
-    def __init__(self, weights: Weights, show: Show = silent) -> None:
-        super().__init__(weights, show)
-        self._converted: dict[int, Vectors] = {}
-
-    @property
-    def change(self) -> tuple[str, str]:
-        """The nested loop."""
-        of = self.notation
-        rotated = [" and q_rot = R(position) q", " and k_rot = R(position) k"]
-        q_rot, k_rot = rotated if of.rotates else ("", "")
-        return (
-            "an LLM as concepts: every token asks all tokens before it",
-            f"""\
+    change: ClassVar[tuple[str, str]] = (
+        "an LLM as concepts: every token asks all tokens before it",
+        """\
 1      for every token t_q:
-1.1      q = t_q × W_q{q_rot}
+1.1      q = t_q × W_q{rotated_q}
 1.2      for every token t_k up to t_q:
-1.2.1      k = t_k × W_k{k_rot}
-1.2.2      score = {of.placed("q")} · {of.placed("k")}
-1.3      a = softmax({of.scaled("score")}) over the scores of this t_q
+1.2.1      k = t_k × W_k{rotated_k}
+1.2.2      score = q · k
+1.3      a = softmax(score / √(d/h)) over the scores of this t_q
 1.4      for every token t_v up to t_q:
 1.4.1      v = t_v × W_v
 1.4.2      its part of the context: a · v
 1.5      c = the sum of these parts
 2      for every token, every neuron: Activation(t · weights + bias)""",
-        )
+    )
+    idea: ClassVar[str] = (
+        "Each token's query and every token's key{turned} are compared; the scores, scaled "
+        "and through a softmax, say how much of each token's value goes into its context. Done "
+        "literally, keys and values are computed again for every query and every head: n² "
+        "vector-matrix products where n would do. The loop over t_k is usually written over "
+        "all n tokens, and the later ones are masked; here it ends at the query's own token, "
+        "which gives the same."
+    )
 
-    @property
-    def idea(self) -> str:
-        """What the loops do, and how often."""
-        turned = ", rotated by their positions," if self.notation.rotates else ""
-        return (
-            f"Each token's query and every token's key{turned} are compared; the scores, scaled "
-            "and through a softmax, say how much of each token's value goes into its context. Done "
-            "literally, keys and values are computed again for every query and every head: n² "
-            "vector-matrix products where n would do. The loop over t_k is usually written over "
-            "all n tokens, and the later ones are masked; here it ends at the query's own token, "
-            "which gives the same."
-        )
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        self._converted: dict[int, Vectors] = {}
 
     def prepare(self, until: int | None = None) -> None:
         """Turns tensors into lists ahead: the blocks up to `until`, or all of them and the head."""
@@ -95,148 +68,91 @@ class Loops(Walk[Vectors]):
 
     # The rows of a prompt are a list of lists.
 
-    def called(self, name: str) -> str:
-        """A row's name: small letters."""
-        return lowered(name)
-
-    def stacked(self, X: Vectors) -> Tensor:
+    def stacked(self, x_ni: Vectors) -> Tensor:
         """`[n, …]` in float64."""
-        return torch.tensor(X, dtype=torch.float64)
+        return torch.tensor(x_ni, dtype=torch.float64)
 
     def rows_of(self, table: Tensor, indices: Tensor) -> Vectors:
         """One after the other."""
         return [table[i].tolist() for i in indices.tolist()]
 
-    def show_input(self, X: Vectors) -> None:
-        """All of them."""
-        made = notation.embedding_formula(self.config, "id", "position")
-        self.show(f"X: x = {made} for every token", X, "n × d")
-
-    def show_output(self, H: Vectors) -> None:
-        """That of the last token."""
-        self.leave_blocks(H[-1], "d", name="H_q")
-
-    def block(self, block: BlockWeights, X: Vectors) -> Vectors:
-        """Of the steps that every token takes, those of the last are shown."""
-        self.show("x, the query token's row of X", X[-1], "d", token=len(X) - 1)
-        H = super().block(block, X)
-        self.show("H: H_q of every token", H, "n × d")
-        return H
-
-    def each(
-        self, formula: str, f: Function, *X: Vectors, axes: str = "d", note: Note = ""
-    ) -> Vectors:
+    def each(self, f: Function, *x_ni: Vectors) -> Vectors:
         """Row by row, number by number."""
-        Y = [[f(*numbers) for numbers in zip(*rows, strict=True)] for rows in zip(*X, strict=True)]
-        if formula:
-            self.show(formula, Y[-1], axes, note=note)
-        return Y
+        return [
+            [f(*numbers) for numbers in zip(*rows, strict=True)] for rows in zip(*x_ni, strict=True)
+        ]
 
-    def product(
-        self, name: str, of: str, X: Vectors, W: Matrix, into: str, out: str, *, note: str = ""
-    ) -> Vectors:
+    def product(self, x_ni: Vectors, matrix: Matrix) -> Vectors:
         """Each neuron of each row: a dot product and its bias."""
-        neurons = self._neurons(W)
-        Y = [times(x, neurons) for x in X]
-        formula = f"{self.called(name)} = {self.called(of)} × {W.name}{W.plus_bias}"
-        self.show(formula, Y[-1], f"({into})({into} × {out}) = {out}", note=note)
-        return Y
+        neurons = self._neurons(matrix)
+        return [times(x_i, neurons) for x_i in x_ni]
 
-    def norm(self, name: str, of: str, X: Vectors, norm: NormWeights, axes: str = "d") -> Vectors:
+    def norm(self, x_ni: Vectors, norm: NormWeights) -> Vectors:
         """Each row by itself."""
-        y, x = self.called(name), self.called(of)
-        return [normalized(y, x, row, norm, self._shows(i, X), axes) for i, row in enumerate(X)]
+        return [normalized(x_i, norm) for x_i in x_ni]
 
-    def contexts(self, of: str, T: Vectors, layer: AttentionWeights) -> Vectors:
-        """Every head's contexts, concatenated token by token."""
-        contexts: Vectors = [[] for _ in T]
+    @shown
+    def contexts(self, t_nd: Vectors, layer: AttentionWeights) -> Vectors:
+        """Every head's contexts, concatenated token by token: c = c¹ ⊕ … ⊕ cʰ."""
+        c_nc: Vectors = [[] for _ in t_nd]
         for head in range(layer.config.heads):
-            for i, context in enumerate(self._head(T, layer, head)):
-                contexts[i] = contexts[i] + context
-        self.show("c = c¹ ⊕ … ⊕ cʰ, of the h heads", contexts[-1], self.notation.C)
-        return contexts
+            for i, c_e in enumerate(self.attend(t_nd, layer, head)):
+                c_nc[i] = c_nc[i] + c_e
+        return c_nc
 
-    def _head(self, T: Vectors, layer: AttentionWeights, head: int) -> Vectors:
+    @shown
+    def attend(self, t_nd: Vectors, layer: AttentionWeights, head: int) -> Vectors:
         """The context vector of every token in one head: the documents' nested loop."""
-        mixer = layer.config
+        mixer, c_ne = layer.config, []
+        sink = None if layer.sinks is None else float(layer.sinks[head])
         shared = head // (mixer.heads // mixer.kv_heads)  # heads may share keys and values
-        q_name, k_name, v_name = (placed(letter, mixer) for letter in "qkv")
-        contexts = []
-        for i, t_q in enumerate(T):
-            show = self._shows(i, T)
-            q = self._query(t_q, i, layer, head, show)
-            scores = []
+        for i, t_q_d in enumerate(t_nd):
+            q_k = self.query(t_q_d, i, layer, head)  # q = t_q × W_q
+            s_m = []
             for j in seen(i, mixer):
-                k = self._key(T[j], j, layer, shared, show)
-                scores.append(dot(q, k))
-            n = "n" if len(scores) == len(T) else "seen"
-            show(f"score = {q_name} · {k_name}, for every t_k", scores, n)
-            sink = None if layer.sinks is None else float(layer.sinks[head])
-            weights = softmax(scores, mixer, sink, n, show)
-            context = [0.0] * mixer.value_dim
-            for j, weight in zip(seen(i, mixer), weights, strict=True):
-                v = self._value(T[j], j, layer, shared, show)
-                context = add_weighted(context, weight, v)
-            show(f"c = Σ a · {v_name}, over every t_v", context, self.notation.dv)
-            contexts.append(context)
-        return contexts
+                k_k = self.key(t_nd[j], j, layer, shared)  # k = t_k × W_k
+                score = dot(q_k, k_k)  # score = q · k
+                s_m.append(score)
+            a_m = softmax(s_m, mixer, sink)  # a = softmax(score / √(d/h))
+            c_e = [0.0] * mixer.value_dim
+            for j, a in zip(seen(i, mixer), a_m, strict=True):
+                v_e = self.value(t_nd[j], j, layer, shared)  # v = t_v × W_v
+                c_e = add_weighted(c_e, a, v_e)  # c = Σ a · v
+            c_ne.append(c_e)
+        return c_ne
 
-    def _query(self, t: Vector, i: int, layer: AttentionWeights, head: int, show: Show) -> Vector:
+    def query(self, t_d: Vector, i: int, layer: AttentionWeights, head: int) -> Vector:
         """The query of token i as it enters the scores."""
         growth = layer.config.growth
-        wide = self.notation.wide_norms[0]
-        q = self._head_of("q", t, i, layer.q, head, layer.q_norm, layer.config, wide, show)
-        q = self._rotated("q", q, i, layer, show)
-        if growth is not None:
-            factor = 1 + growth.beta * math.log1p(i // growth.original)
-            before = "q_rot" if layer.config.rope is not None else "q"
-            q = [x * factor for x in q]
-            show(notation.growth_formula("q_grown", before, layer.config), q, "d/h", token=i)
-        return q
+        q_k = self._rotated(self._head_of(t_d, layer.q, head, layer.q_norm, layer), i, layer.config)
+        factor = 1.0 if growth is None else 1 + growth.beta * math.log1p(i // growth.original)
+        return [x * factor for x in q_k]
 
-    def _key(self, t: Vector, j: int, layer: AttentionWeights, head: int, show: Show) -> Vector:
+    def key(self, t_d: Vector, j: int, layer: AttentionWeights, head: int) -> Vector:
         """The key of token j as it enters the scores."""
-        wide = self.notation.wide_norms[1]
-        k = self._head_of("k", t, j, layer.k, head, layer.k_norm, layer.config, wide, show)
-        return self._rotated("k", k, j, layer, show)
+        k_k = self._head_of(t_d, layer.k, head, layer.k_norm, layer)
+        return self._rotated(k_k, j, layer.config)
 
-    def _value(self, t: Vector, j: int, layer: AttentionWeights, head: int, show: Show) -> Vector:
+    def value(self, t_d: Vector, j: int, layer: AttentionWeights, head: int) -> Vector:
         """The value of token j."""
-        axes = self.notation.dv
-        return self._head_of("v", t, j, layer.v, head, layer.v_norm, layer.config, axes, show)
+        return self._head_of(t_d, layer.v, head, layer.v_norm, layer)
 
     def _head_of(
-        self, name: str, t: Vector, i: int, W: Matrix, head: int, norm: NormWeights | None,
-        config: AttentionConfig, axes: str, show: Show,
-    ) -> Vector:  # fmt: skip
-        """Token i's `t × W` in one head, normalized: by itself, or first with all other heads."""
-        size = config.value_dim if name == "v" else config.head_dim
-        together = config.qk_norm_wide and name != "v"
-        cut = slice(head * size, (head + 1) * size)
-        x = times(t, self._neurons(W, slice(None) if together else cut))
-        formula = f"{name} = t_{name} × {W.name}{W.plus_bias}"
-        show(formula, x, f"(d)(d × {axes}) = {axes}", token=i)
-        if norm is not None:
-            x = normalized(f"{name}_norm", name, x, norm, show, axes)
-        return x[cut] if together else x
-
-    def _rotated(
-        self, name: str, x: Vector, position: int, layer: AttentionWeights, show: Show
+        self, t_d: Vector, W: Matrix, head: int, norm: NormWeights | None, layer: AttentionWeights
     ) -> Vector:
-        """A head's query or key rotated by its position, where the model does that."""
-        config = layer.config
-        if config.rope is None:
-            return x
-        per_position, factor = self.angles(config.rope)
-        half = len(per_position)
-        turned = list(x)  # beyond the rotated numbers it stays as it is
-        for i, angle in enumerate(per_position.tolist()):
-            cos, sin = math.cos(position * angle) * factor, math.sin(position * angle) * factor
-            a, b = x[i], x[i + half]
-            turned[i], turned[i + half] = a * cos - b * sin, b * cos + a * sin
-        before = name if config.qk_norm is None else f"{name}_norm"
-        show(f"{name}_rot = R(position) {before}", turned, "d/h", token=position)
-        return turned
+        """A token's `t × W` in one head, normalized: by itself, or first with all other heads."""
+        config, value = layer.config, W is layer.v
+        size = config.value_dim if value else config.head_dim
+        together = config.qk_norm_wide and not value
+        cut = slice(head * size, (head + 1) * size)
+        x_k = times(t_d, self._neurons(W, slice(None) if together else cut))
+        if norm is not None:
+            x_k = normalized(x_k, norm)
+        return x_k[cut] if together else x_k
+
+    def _rotated(self, x_k: Vector, position: int, config: AttentionConfig) -> Vector:
+        """R(position) x: a head's query or key rotated by its position, where the model does so."""
+        return x_k if config.rope is None else rotated(x_k, position, *self.angles(config.rope))
 
     def _neurons(self, W: Matrix, cut: slice = slice(None)) -> Neurons:
         """The columns of W and the biases, those of one head where `cut` says which."""
@@ -248,21 +164,20 @@ class Loops(Walk[Vectors]):
             self._converted[id(W)] = W.double().t().tolist()
         return self._converted[id(W)]
 
-    def _shows(self, i: int, tokens: Vectors) -> Show:
-        """Of the steps that every token takes, those of the last one: it sees all the others."""
-        return self.show if i == len(tokens) - 1 else silent
-
 
 def dot(a: Vector, b: Vector) -> float:
     """`a · b`."""
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def times(t: Vector, neurons: Neurons) -> Vector:
+@shown
+def times(t_i: Vector, neurons: Neurons) -> Vector:
     """`t × W + b`: neuron j is the dot product of t with column j, plus its bias."""
     columns, biases = neurons
-    out = [dot(t, column) for column in columns]
-    return out if biases is None else [x + b for x, b in zip(out, biases, strict=True)]
+    y_j = [dot(t_i, column) for column in columns]
+    if biases is not None:
+        y_j = [x + b for x, b in zip(y_j, biases, strict=True)]
+    return y_j
 
 
 def add_weighted(total: Vector, weight: float, v: Vector) -> Vector:
@@ -275,42 +190,44 @@ def seen(i: int, mixer: AttentionConfig) -> range:
     return range(0 if mixer.window is None else max(0, i + 1 - mixer.window), i + 1)
 
 
-def softmax(
-    scores: Vector, mixer: AttentionConfig, sink: float | None, n: str, show: Show
-) -> Vector:
+@shown
+def rotated(x_k: Vector, position: int, per_position: Tensor, factor: float) -> Vector:
+    """R(position) x: number i and number i + half of a head turned by their angle, in radians."""
+    half, y_k = len(per_position), list(x_k)  # beyond the rotated numbers it stays as it is
+    for i, angle in enumerate(per_position.tolist()):
+        cos, sin = math.cos(position * angle) * factor, math.sin(position * angle) * factor
+        a, b = x_k[i], x_k[i + half]
+        y_k[i], y_k[i + half] = a * cos - b * sin, b * cos + a * sin
+    return y_k
+
+
+@shown_last
+def softmax(s_m: Vector, mixer: AttentionConfig, sink: float | None) -> Vector:
     """Scaled and capped, then `exp(s) / Σ exp(s)`; a sink is one score more in that sum.
 
     The largest is subtracted so that nothing overflows.
     """
-    scaled = [score * mixer.scale for score in scores]
-    show(f"s = {notation.scaled('score', mixer)}", scaled, n, note=notation.scale(mixer))
-    s = "s"
+    s_m = [score * mixer.scale for score in s_m]  # s = score / √(d/h)
     if mixer.cap is not None:
-        scaled, s = [soft_cap(score, mixer.cap, FLOATS) for score in scaled], "s_cap"
-        show(f"s_cap = {notation.capped('s', mixer)}", scaled, n, note=f"cap = {mixer.cap:g}")
-    every = scaled if sink is None else [*scaled, sink]
+        s_m = [soft_cap(score, mixer.cap, FLOATS) for score in s_m]  # cap · tanh(s / cap)
+    every = s_m if sink is None else [*s_m, sink]
     largest = max(every)
     total = sum(math.exp(score - largest) for score in every)
-    weights = [math.exp(score - largest) / total for score in scaled]
-    show(notation.softmax_formula("a", s, mixer), weights, n)
-    return weights
+    a_m = [math.exp(score - largest) / total for score in s_m]
+    return a_m
 
 
-def normalized(y: str, x: str, row: Vector, norm: NormWeights, show: Show, axes: str) -> Vector:
-    """`(x - mean) / √(variance + ε) · w + b`; RMSNorm: `x / √(mean(x²) + ε) · w`."""
+@shown_last
+def normalized(x_i: Vector, norm: NormWeights) -> Vector:
+    """LayerNorm `(x − μ)/√(σ² + ε) · w + b`; RMSNorm `x/√(mean(x²) + ε) · w`."""
     config = norm.config
-    mean_formula, square_formula, formula = notation.norm_formulas(y, x, config)
     if config.kind == "layer":
-        mean = sum(row) / len(row)
-        show(mean_formula, mean)
-        row = [a - mean for a in row]
-    square = sum(a * a for a in row) / len(row)
-    show(square_formula, square)
-    root = math.sqrt(square + config.eps)
-    row = [a / root for a in row]
+        mean = sum(x_i) / len(x_i)  # μ
+        x_i = [a - mean for a in x_i]
+    square = sum(a * a for a in x_i) / len(x_i)  # σ², or mean(x²)
+    y_i = [a / math.sqrt(square + config.eps) for a in x_i]
     if norm.w is not None:
-        row = [(config.offset + w) * a for w, a in zip(norm.w.tolist(), row, strict=True)]
+        y_i = [(config.offset + w) * a for w, a in zip(norm.w.tolist(), y_i, strict=True)]
     if norm.b is not None:
-        row = [a + b for a, b in zip(row, norm.b.tolist(), strict=True)]
-    show(formula, row, axes)
-    return row
+        y_i = [a + b for a, b in zip(y_i, norm.b.tolist(), strict=True)]
+    return y_i
