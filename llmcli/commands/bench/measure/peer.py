@@ -14,7 +14,8 @@ from torch import Tensor
 
 from llmcli.commands.bench.measure.engine import Engine
 from llmcli.commands.bench.measure.run import random_ids
-from llmcli.commands.bench.report.results import EngineName, Settings
+from llmcli.commands.bench.report.plan import EngineName
+from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import UsageError
 from llmcli.model import Model
 from llmcli.records.checks import ViewCheck
@@ -77,10 +78,10 @@ def open_peer(name: EngineName, ours: Model, settings: Settings) -> PeerEngine:
             hint="leave out `--against` or the device",
         )
     if name == "transformers":
-        from llmcli.commands.bench.measure.peers.transformers import open_transformers
+        from llmcli.commands.bench.measure.transformers import open_transformers
 
         return open_transformers(ours, settings)
-    from llmcli.commands.bench.measure.peers.llama_cpp import open_llama_cpp
+    from llmcli.commands.bench.measure.llama_cpp import open_llama_cpp
 
     return open_llama_cpp(ours, settings)
 
