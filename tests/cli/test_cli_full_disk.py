@@ -90,7 +90,7 @@ ELSEWHERE = {
     "cli.completion:main": "writes this repository's own completions, for its developers",
     "shell.keys:Keys._unmark": "to a terminal",
     "shell.streams:to_devnull": "to /dev/null",
-    "commands.bench.measure.peers.peer:silent": "to /dev/null",
+    "commands.bench.measure.peer:silent": "to /dev/null",
     "measure.peaks:_set_back": "to the kernel, below /proc",
     "text.template_renderer:TemplateRenderer._answer": "to a pipe",
 }
