@@ -86,20 +86,15 @@ def memory_bytes(config: ModelConfig, numbers: Arithmetic, test: Test, settings:
     return need.total
 
 
+@lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
 def _phases(
     config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, reads: Reads
 ) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
-    reading = tuple(calls(test.n_prompt, settings, test.n_depth, reads))
-    return _counted(config, numbers, test, reading, reads == "whole")
-
-
-@lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
-def _counted(
-    config: ModelConfig, numbers: Arithmetic, test: Test, reading: tuple[tuple[Call, Logits], ...],
-    whole: bool,
-) -> tuple[tuple[int, Works], ...]:  # fmt: skip
-    found = [(1, calls_work(config, (call,), numbers=numbers, whole=whole)) for call in reading]
+    found = [
+        (1, calls_work(config, (call,), numbers=numbers, whole=reads == "whole"))
+        for call in calls(test.n_prompt, settings, test.n_depth, reads)
+    ]
     if test.n_gen:
         past = test.n_depth + test.n_prompt
         works = decode_work(config, batch=1, tokens=test.n_gen, past=past, numbers=numbers)

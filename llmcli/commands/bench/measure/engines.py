@@ -201,8 +201,9 @@ class Engines:
     def ceilings(self, engine: Counted, working_set: int) -> Ceilings | None:
         """What the machine can do at most with the threads and numbers of `engine`.
 
-        `working_set`: bytes that a step of its longest test reads again and again. Of shapes
-        alone: what it could do on the device that `auto` is.
+        Called once for every device, arithmetic and number of threads. `working_set`: bytes that a
+        step of the longest test reads again and again. Of shapes alone: what it could do on the
+        device that `auto` is.
         """
         if self._plan.ours.no_ceilings:
             return None

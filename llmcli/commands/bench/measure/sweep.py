@@ -7,10 +7,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from time import sleep
-from typing import Any, Protocol
+from typing import Any
 
 from llmcli.commands.bench.measure import counts
-from llmcli.commands.bench.measure.engine import Counted, Engine
+from llmcli.commands.bench.measure.engine import Counted
+from llmcli.commands.bench.measure.engines import Engines
 from llmcli.commands.bench.measure.run import Slot
 from llmcli.commands.bench.report.plan import EngineName, Plan, Test
 from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row
@@ -36,27 +37,9 @@ def against(ours: Row, theirs: Row, order: Sequence[EngineName]) -> Against:
     )
 
 
-class Loads(Protocol):
-    """What a sweep needs of `Engines`."""
-
-    def load(self, settings: Settings) -> Engine:
-        """This program's engine for those settings."""
-
-    def peer(self, settings: Settings) -> Engine:
-        """The peer's, with the same weights; called only with `--against`."""
-
-    def ceilings(self, engine: Counted, working_set: int) -> Ceilings | None:
-        """Of the machine, for an engine that is loaded and the bytes that a step of the longest
-        test reads; called once for every device, arithmetic and number of threads.
-        """
-
-    def known(self, settings: Settings) -> EngineInfo | None:
-        """What the headers say of a model that was not loaded."""
-
-
 def sweep(
     plan: Plan,
-    engines: Loads,
+    engines: Engines,
     build: BuildInfo,
     *,
     on_row: Callable[[Row], None],
@@ -93,7 +76,7 @@ class _Sweep:
     """The plan, and its results so far."""
 
     def __init__(
-        self, plan: Plan, engines: Loads, build: BuildInfo, on_row: Callable[[Row], None],
+        self, plan: Plan, engines: Engines, build: BuildInfo, on_row: Callable[[Row], None],
         on_status: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.plan, self.engines, self.build = plan, engines, build

@@ -6,18 +6,17 @@ llama-bench's options have its names, ours are long ones only.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from llmcli.commands.bench.report.settings import (
+    SETTINGS,
     Settings,
     SweptOptions,
     Texts,
-    combinations,
-    given_values,
-    grid,
     numbers,
     words,
 )
@@ -249,20 +248,20 @@ class Plan:
         runs: RunOptions, ours: OurOptions,
     ) -> Plan:  # fmt: skip
         """Raises UsageError. `threads`: used where `--threads` is not given."""
-        values = given_values(swept)
-        both = ours.against == "llama.cpp" and "activations" not in values
-        if both:
-            values["activations"] = ("auto", "8")
         default = Settings(model=models[0], n_threads=threads)
-        planned = tests.tests(len(models) * combinations(values))
-        axes = {
-            name: values.get(name, (value,))
-            for name, value in vars(default).items()
-            if name != "model"
-        }
+        axes = {name: (value,) for name, value in vars(default).items()} | {"model": tuple(models)}
+        for name, setting in SETTINGS.items():
+            given = getattr(swept, setting.name)
+            if given is not None:
+                axes[name] = setting.read(setting.option, given)
+        both = ours.against == "llama.cpp" and swept.activations is None
+        if both:
+            axes["activations"] = ("auto", "8")
+        planned = tests.tests(math.prod(map(len, axes.values())))
+        grid = (dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values()))
         return cls(
-            configurations=grid(models, axes), tests=planned, default=default, runs=runs,
-            ours=ours, like_for_like=both,
+            configurations=tuple(Settings(**each) for each in grid), tests=planned,
+            default=default, runs=runs, ours=ours, like_for_like=both,
         )  # fmt: skip
 
     @property

@@ -7,8 +7,6 @@ the outermost first; `SETTINGS` says of each but the model how its option is cal
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
@@ -277,26 +275,3 @@ else:
         ],
         namespace={"panel": "Swept (lists as for tests)"}, frozen=True, kw_only=True,
     )  # fmt: skip
-
-
-def grid(models: Sequence[str], values: Mapping[str, Sequence[Any]]) -> tuple[Settings, ...]:
-    """Every combination of the values of settings, models outermost. Raises UsageError."""
-    axes = {"model": models, **values}
-    return tuple(
-        Settings(**dict(zip(axes, each, strict=True))) for each in itertools.product(*axes.values())
-    )
-
-
-def given_values(swept: SweptOptions) -> dict[str, tuple[Any, ...]]:
-    """The values of every setting whose option was given. Raises UsageError."""
-    given = {name: getattr(swept, one.name) for name, one in SETTINGS.items()}
-    return {
-        name: SETTINGS[name].read(SETTINGS[name].option, texts)
-        for name, texts in given.items()
-        if texts is not None
-    }
-
-
-def combinations(values: Mapping[str, Sequence[Any]]) -> int:
-    """How many configurations of one model these values make."""
-    return math.prod(map(len, values.values()))
