@@ -20,7 +20,7 @@ from llmcli.commands.bench.measure.read import read_results
 from llmcli.commands.bench.report.plan import Test as Counts
 from llmcli.commands.bench.report.row import BuildInfo, EngineInfo, Row, Run
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.commands.bench.view.formats import FORMATS, TableColumns, markdown
+from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
 
 BY = BuildInfo(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
 SETTINGS = Settings(
@@ -52,7 +52,7 @@ ROWS = (READING, WRITING, FAILED)
 # 512, 256 and 128 tokens a second: their mean is not that of 1536 tokens in 7 seconds
 MEAN = (512 + 256 + 128) / 3
 STD = (((512 - MEAN) ** 2 + (256 - MEAN) ** 2 + (128 - MEAN) ** 2) / (3 - 1)) ** 0.5
-SHOWN = TableColumns(settings=(SETTINGS, FOUR), default=SETTINGS, gpu=False, cpu=True)
+SHOWN = table_widths((SETTINGS, FOUR), SETTINGS, gpu=False, cpu=True)
 READ = ("json", "jsonl", "csv")  # by `bench compare`
 TABLES = {
     "json": peer.from_json, "jsonl": peer.from_jsonl, "csv": peer.from_csv, "sql": peer.from_sql,

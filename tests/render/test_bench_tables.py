@@ -11,7 +11,7 @@ from drawn import changes, shown
 from llmcli.commands.bench.report.plan import Test as Counts
 from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.commands.bench.view.formats import CSV, TableColumns, markdown
+from llmcli.commands.bench.view.formats import CSV, markdown, table_widths
 from llmcli.commands.bench.view.table import render_beside
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.records.work import PartWork
@@ -52,7 +52,7 @@ FAILED = row(
 
 def table(*rows: Row, settings: tuple[Settings, ...] = (DEFAULT,), **more: Any) -> str:
     where = {"gpu": True, "cpu": False} | more
-    found = markdown(BY, TableColumns(settings=settings, default=DEFAULT, **where))
+    found = markdown(BY, table_widths(settings, DEFAULT, **where))
     return found.head + "".join(map(found.row, rows)) + found.foot(len(rows))
 
 

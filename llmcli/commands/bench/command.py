@@ -167,7 +167,7 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format | None:
 
     Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
     """
-    from llmcli.commands.bench.view.formats import FORMATS, TableColumns, markdown
+    from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
     from llmcli.devices import resolve_device
 
     def gpu(device: str, layers: int) -> bool:
@@ -178,12 +178,12 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format | None:
     if out.json or plan.runs.output not in (None, "md"):
         return None if out.json else FORMATS.get(plan.runs.output or "")
     found = {gpu(settings.device, settings.n_gpu_layers) for settings in plan.configurations}
-    columns = TableColumns(
-        settings=plan.configurations, default=plan.default, gpu=True in found, cpu=False in found,
+    widths = table_widths(
+        plan.configurations, plan.default, gpu=True in found, cpu=False in found,
         engines=plan.ours.against is not None,
         room=out.out.width if plan.runs.output is None else None,
     )  # fmt: skip
-    return markdown(build, columns)
+    return markdown(build, widths)
 
 
 class NothingRan(LlmcliError):

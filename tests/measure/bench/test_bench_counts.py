@@ -14,7 +14,6 @@ from llmcli.anatomy.work import part_work, total_work
 from llmcli.commands.bench.measure import counts
 from llmcli.commands.bench.measure.run import random_ids
 from llmcli.commands.bench.report.plan import Test as Case
-from llmcli.commands.bench.report.plan import all_tests
 from llmcli.graph.spec import Call
 from llmcli.records.ceilings import MatrixRate, ReadRate
 from llmcli.records.work import PartWork
@@ -130,14 +129,6 @@ def test_memory_is_that_of_all_tokens():
     assert needs[0] < needs[1] < needs[2]
 
 
-def test_at_each_depth_prompts_then_generations_then_pairs():
-    names = [test.name for test in all_tests([512, 0, 16], [128], [(8, 4), (0, 0)], [0, 64])]
-    assert names == [
-        "pp512", "pp16", "tg128", "pp8+tg4",
-        "pp512 @ d64", "pp16 @ d64", "tg128 @ d64", "pp8+tg4 @ d64",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("tokens", "batch", "ubatch", "pieces", "calls"),
     [
@@ -160,14 +151,6 @@ def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(
     assert chosen.chunk == min(batch, ubatch)
 
 
-def test_one_engine_serves_what_it_is_told_at_its_start():
-    one = settings()
-    for same in ({"n_batch": 1}, {"n_ubatch": 1}, {"n_threads": 7}):
-        assert one.same_engine(settings(**same))
-    for other in ({"model": "x"}, {"dtype": "bfloat16"}, {"device": "meta"}, {"type_k": "f16"}):
-        assert not one.same_engine(settings(**other))
-
-
 def test_ids_are_random_repeatable_and_begin_with_bos():
     ids = random_ids(1, "pp512 0", 512, 97, None)
     assert ids == random_ids(1, "pp512 0", 512, 97, None)
@@ -178,7 +161,3 @@ def test_ids_are_random_repeatable_and_begin_with_bos():
     assert ids != random_ids(2, "pp512 0", 512, 97, None)
     assert random_ids(1, "pp512 0", 512, 97, 5) == [5, *ids[1:]]
     assert random_ids(1, "pp512 0", 0, 97, 5) == []
-
-
-def test_the_memory_has_room_for_depth_prompt_and_text():
-    assert Case(n_prompt=5, n_gen=3, n_depth=7).capacity == 15

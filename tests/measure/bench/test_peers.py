@@ -18,7 +18,7 @@ from tiny_checkpoints import write_gpt2, write_llama
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure.engine import Counted
 from llmcli.commands.bench.measure.llama_cpp import LlamaCpp, cache_type
-from llmcli.commands.bench.measure.peer import PEERS, open_peer, same_model, silent
+from llmcli.commands.bench.measure.peer import open_peer, same_model, silent
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 
@@ -269,9 +269,6 @@ def test_a_peer_that_is_not_installed_or_too_old_is_a_usage_error(
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, ours):
-    assert PEERS == ("transformers", "llama.cpp")
-    with pytest.raises(UsageError, match="`llmcli` is no engine to compare with"):
-        open_peer("llmcli", ours, SETTINGS)
     with pytest.raises(UsageError, match=r"GGUF files, and .* is safetensors"):
         open_peer("llama.cpp", ours, SETTINGS)
     drawn = model(tmp_path, random_weights=1)
@@ -283,7 +280,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, ours):
     with pytest.raises(UsageError, match=r"directories and GGUF files, and .* is a single file"):
         open_peer("transformers", lone, SETTINGS)
     shapes = load_shapes(open_checkpoint(tmp_path), dtype="float32")
-    for name in PEERS:
+    for name in ("transformers", "llama.cpp"):
         with pytest.raises(UsageError, match="meta device"):
             open_peer(name, shapes, SETTINGS)
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -52,9 +52,6 @@ def _flush() -> None:
             stream.flush()
 
 
-PEERS: tuple[EngineName, ...] = tuple(name for name in get_args(EngineName) if name != "llmcli")
-
-
 class PeerEngine(Engine, Protocol):
     """An engine that also shows what it computed, so that other weights are noticed."""
 
@@ -68,10 +65,6 @@ def open_peer(name: EngineName, ours: Model, settings: Settings) -> PeerEngine:
     transformers computes in our dtype, llama.cpp in the formats of the file. Raises UsageError
     where it is not installed or cannot run this model, OutOfMemory where it does not fit.
     """
-    if name not in PEERS:
-        raise UsageError(
-            f"`{name}` is no engine to compare with", hint=f"one of {', '.join(PEERS)}"
-        )
     if ours.device.type == "meta":
         raise UsageError(
             "on the meta device nothing is computed that could be compared",

@@ -138,18 +138,18 @@ class Setting:
     """The option of one setting, and its column in tables.
 
     `read(option, given)` returns the values of an option that was given. `column`: the field of a
-    row that shows it, `heading` what tables call it; `width` of that column in llama-bench's
-    table, below 0 if aligned left, 0 for the usual one.
+    row that shows it, if it has another name. `heading` and `width`: what tables call that field,
+    and its width in llama-bench's table, below 0 if aligned left; empty and 0 for the usual ones.
     """
 
     names: tuple[str, ...]
     metavar: str
     help: str
     read: Callable[[str, Sequence[str]], tuple[Any, ...]]
-    panel: str | None
-    column: str
-    heading: str
-    width: int
+    panel: str | None = None
+    column: str = ""
+    heading: str = ""
+    width: int = 0
 
     @property
     def option(self) -> str:
@@ -162,15 +162,10 @@ class Setting:
         return self.option.lstrip("-").replace("-", "_")
 
 
-def _setting(
-    default: Any, *text: str, read: Callable[..., tuple[Any, ...]], panel: str | None = None,
-    column: str = "", heading: str = "", width: int = 0,
-) -> Any:  # fmt: skip
+def _setting(default: Any, *text: str, **more: Any) -> Any:
+    """A field of `Settings`. `text`: names, metavar and help; `more`: fields of `Setting`."""
     *names, metavar, help = text
-    setting = Setting(
-        names=tuple(names), metavar=metavar, help=help, read=read, panel=panel, column=column,
-        heading=heading, width=width,
-    )  # fmt: skip
+    setting = Setting(names=tuple(names), metavar=metavar, help=help, **more)
     return field(default=default, metadata={"setting": setting})
 
 

@@ -132,52 +132,43 @@ _NARROW = {"model": -16, "test": 10, "t/s": 16}
 _DROP = ("params", "size", "backend")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableColumns:
-    """What decides the columns: all configurations, and what each option is where none is given.
+def table_widths(
+    configurations: Sequence[Settings], default: Settings, *, gpu: bool, cpu: bool,
+    engines: bool = False, room: int | None = None,
+) -> dict[str, int]:  # fmt: skip
+    """The columns of the Markdown table that there is room for, with the width of their cells.
 
-    `gpu`: some of them run on one. `cpu`: some of them do not. `engines`: more than ours. `room`:
-    the columns of the terminal, None where the table is llama-bench's whatever its width.
+    `default`: what each option is where none is given. `gpu`: some configurations run on one;
+    `cpu`: some do not. `engines`: more than ours. `room`: the columns of the terminal, None where
+    the table is llama-bench's whatever its width.
     """
 
-    settings: Sequence[Settings]
-    default: Settings
-    gpu: bool
-    cpu: bool
-    engines: bool = False
-    room: int | None = None
+    def values(name: str) -> set[Any]:
+        return {getattr(settings, name) for settings in configurations}
 
-    def widths(self) -> dict[str, int]:
-        """The columns that there is room for, with the width of their cells."""
-        names = ["model", "size", "params", "backend", *(["n_gpu_layers"] if self.gpu else [])]
-        names += [
-            SETTINGS[name].column
-            for name in _OPTIONAL
-            if self._values(name) != {getattr(self.default, name)}
-            or (name == "n_threads" and self.cpu)
-        ]
-        names += [*(["engine"] if self.engines else []), "test", "t/s"]
-        found = {name: _width(name) for name in names}
-        if self.engines:
-            found["backend"] = _BOTH  # named with a peer's engine
-        if self.room is None or _total(found) <= self.room:
-            return found
-        found = {name: _NARROW.get(name, width) for name, width in found.items()}
-        columns = {name: SETTINGS[name].column for name in (*_OPTIONAL, "n_gpu_layers")}
-        columns["model"] = "model"
-        alike = [column for name, column in columns.items() if len(self._values(name)) == 1]
-        for name in (*_DROP, *alike):
-            if _total(found) > self.room:
-                found.pop(name, None)
+    names = ["model", "size", "params", "backend", *(["n_gpu_layers"] if gpu else [])]
+    names += [
+        SETTINGS[name].column
+        for name in _OPTIONAL
+        if values(name) != {getattr(default, name)} or (name == "n_threads" and cpu)
+    ]
+    found = {name: _width(name) for name in (*names, *["engine"] * engines, "test", "t/s")}
+    if engines:
+        found["backend"] = _BOTH  # named with a peer's engine
+    if room is None or _total(found) <= room:
         return found
+    found = {name: _NARROW.get(name, width) for name, width in found.items()}
+    columns = {name: SETTINGS[name].column for name in (*_OPTIONAL, "n_gpu_layers")}
+    columns["model"] = "model"
+    alike = [column for name, column in columns.items() if len(values(name)) == 1]
+    for name in (*_DROP, *alike):
+        if _total(found) > room:
+            found.pop(name, None)
+    return found
 
-    def _values(self, name: str) -> set[Any]:
-        return {getattr(settings, name) for settings in self.settings}
 
-
-def markdown(build: BuildInfo, columns: TableColumns) -> Format:
-    """The table to the character, and `build: …` below it."""
-    widths = columns.widths()
+def markdown(build: BuildInfo, widths: Mapping[str, int]) -> Format:
+    """The table to the character, and `build: …` below it. `widths`: see `table_widths`."""
     lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values()]
     return Format(
         head=_line([_cell(_heading(name), width) for name, width in widths.items()]) + _line(lines),
