@@ -110,7 +110,7 @@ def runs_of(rate: Rate) -> int:
     return USUAL_RUNS if rate.runs is None else rate.runs
 
 
-_PANELS = 128  # of Simpson's rule: nine digits
+_PANELS = 512  # of Simpson's rule: ten digits
 
 
 @cache
