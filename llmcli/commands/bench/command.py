@@ -179,10 +179,13 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format | None:
         return None if out.json else FORMATS.get(plan.runs.output or "")
     found = {gpu(settings.device, settings.n_gpu_layers) for settings in plan.configurations}
     widths = table_widths(
-        plan.configurations, plan.default, gpu=True in found, cpu=False in found,
+        plan.configurations,
+        plan.default,
+        gpu=True in found,
+        cpu=False in found,
         engines=plan.ours.against is not None,
         room=out.out.width if plan.runs.output is None else None,
-    )  # fmt: skip
+    )
     return markdown(build, widths)
 
 
@@ -203,9 +206,10 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
 
     if out.json:
         out.document(
-            _document(report), model=report.models[0] if report.models else None,
+            _document(report),
+            model=report.models[0] if report.models else None,
             environment=environment(kernels=kernels_of(*report.models)),
-        )  # fmt: skip
+        )
     elif plan.runs.output in (None, "md"):
         weights = f"random weights (seed {plan.ours.seed})" if plan.ours.random_weights else ""
         out.show(render_beside(report, _machine_words(*report.models), weights=weights))
@@ -265,9 +269,11 @@ def build_info() -> BuildInfo:
         if revision and count.isdecimal():
             commit, number = revision, int(count)
     return BuildInfo(
-        build_commit=commit, build_number=number, cpu_info=machine.processor,
+        build_commit=commit,
+        build_number=number,
+        cpu_info=machine.processor,
         gpu_info=", ".join(machine.gpus),
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -275,9 +281,12 @@ def _git(root: Path, *words: str) -> str:
     """What git prints, nothing where it is not installed or refuses."""
     try:
         ran = subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True,
-            timeout=_GIT_SECONDS, check=True,
-        )  # fmt: skip
+            ["git", "-C", str(root), *words],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return ran.stdout.strip()

@@ -133,4 +133,3 @@ def _require(report: ComparisonReport) -> None:
     else:
         hint = "the result says why, at `no rate in B`"
     raise CheckFailed(failures(report), hint=hint)
-

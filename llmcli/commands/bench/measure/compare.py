@@ -27,9 +27,7 @@ _LEARNED |= {"type_v", "n_gpu_layers", "flash_attn"}
 Key = tuple[str, tuple[str, ...]]  # a test's name, and the values of the fields that vary
 
 
-def compare_results(
-    a: Source, b: Source, *, slower_than: float | None = None
-) -> ComparisonReport:
+def compare_results(a: Source, b: Source, *, slower_than: float | None = None) -> ComparisonReport:
     """B against A, test by test.
 
     A setting that takes several values on a side tells tests apart: its values have to be equal.

@@ -39,9 +39,12 @@ def calls(
 
 
 def work(
-    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings,
+    config: ModelConfig,
+    numbers: Arithmetic,
+    test: Test,
+    settings: Settings,
     reads: Reads = "prompt",
-) -> PartWork:  # fmt: skip
+) -> PartWork:
     """Of one run: what comes before it (`n_depth`) is there already."""
     phases = _phases(config, numbers, test, settings, reads)
     return sum((added(works) for _, works in phases), PartWork())
@@ -53,9 +56,13 @@ def working_set(config: ModelConfig, numbers: Arithmetic, test: Test) -> int:
 
 
 def roofline_ns(
-    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, ceilings: Ceilings,
+    config: ModelConfig,
+    numbers: Arithmetic,
+    test: Test,
+    settings: Settings,
+    ceilings: Ceilings,
     reads: Reads = "prompt",
-) -> float | None:  # fmt: skip
+) -> float | None:
     """The lower bound of one run's time, each part waiting for its bytes or for its products.
 
     See `measure.roofline`. None where the rate of such products was not measured.

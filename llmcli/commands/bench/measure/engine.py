@@ -110,8 +110,11 @@ def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "meta": "meta"}
 # what llama.cpp calls our dtypes in a file
 _FILE_TYPES = {
-    "float64": "all F64", "float32": "all F32", "float16": "F16", "bfloat16": "BF16",
-}  # fmt: skip
+    "float64": "all F64",
+    "float32": "all F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+}
 
 
 def engine_info(

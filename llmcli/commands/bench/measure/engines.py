@@ -234,10 +234,15 @@ class Engines:
             checkpoint, open_s = self._open(name)
             begin = perf_counter()
             self._model = load_checkpoint(
-                checkpoint, device=device, dtype=dtype, quantize=ours.quantize,
-                activations=activations, text=False, progress=self._listener,
+                checkpoint,
+                device=device,
+                dtype=dtype,
+                quantize=ours.quantize,
+                activations=activations,
+                text=False,
+                progress=self._listener,
                 random_weights=ours.seed if ours.random_weights else None,
-            )  # fmt: skip
+            )
             load_s = open_s + perf_counter() - begin
         held = phase_peak("load", [peak])
         self._info = engine_info(self._model, load_s, base=base, peak=held)
@@ -258,9 +263,12 @@ class Engines:
             checkpoint, _ = self._stack.enter_context(opened_headers(options, self._out))
             return checkpoint, perf_counter() - begin
         name, path = find(
-            name, revision=ours.revision, offline=ours.offline, progress=self._listener,
+            name,
+            revision=ours.revision,
+            offline=ours.offline,
+            progress=self._listener,
             note=self._out.note,
-        )  # fmt: skip
+        )
         begin = perf_counter()
         return open_checkpoint(path, name=name), perf_counter() - begin
 
@@ -276,9 +284,12 @@ class Engines:
                 checkpoint = open_checkpoint(path, name=name)
             on = torch.device("meta") if device == "meta" else resolve_device(device)
             model = load_shapes(
-                checkpoint, dtype=dtype, quantize=self._plan.ours.quantize,
-                activations=activations, like="auto" if device == "meta" else str(on),
-            )  # fmt: skip
+                checkpoint,
+                dtype=dtype,
+                quantize=self._plan.ours.quantize,
+                activations=activations,
+                like="auto" if device == "meta" else str(on),
+            )
             return engine_info(model, None, on=on)
         except (LlmcliError, OSError):
             return None

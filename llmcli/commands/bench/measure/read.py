@@ -55,9 +55,12 @@ def to_result(row: Mapping[str, Any], where: str) -> Result:
     if rate is None and not error:
         error = "not timed"
     return Result(
-        test=test.name, facts=facts, rate=rate, error=error,
+        test=test.name,
+        facts=facts,
+        rate=rate,
+        error=error,
         inconsistency=_inconsistency(row, rate, where),
-    )  # fmt: skip
+    )
 
 
 def _inconsistency(row: Mapping[str, Any], rate: Rate | None, where: str) -> str:

@@ -67,18 +67,24 @@ def sweep(
             slot.close()
     ceilings = tuple(found for found in run.ceilings.values() if found is not None)
     return BenchReport(
-        rows=tuple(run.rows), against=tuple(run.against), ceilings=ceilings,
+        rows=tuple(run.rows),
+        against=tuple(run.against),
+        ceilings=ceilings,
         interrupted=interrupted,
-    )  # fmt: skip
+    )
 
 
 class _Sweep:
     """The plan, and its results so far."""
 
     def __init__(
-        self, plan: Plan, engines: Engines, build: BuildInfo, on_row: Callable[[Row], None],
+        self,
+        plan: Plan,
+        engines: Engines,
+        build: BuildInfo,
+        on_row: Callable[[Row], None],
         on_status: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan, self.engines, self.build = plan, engines, build
         self.on_row, self.on_status = on_row, on_status
         peer, seed = plan.ours.against, plan.ours.seed
@@ -149,9 +155,11 @@ class _Sweep:
             pair = against(rows[0], rows[1], order)
             self.against.append(pair)
             rows[0] = replace(
-                rows[0], against_ratio=pair.median, against_ratios=pair.ratios,
+                rows[0],
+                against_ratio=pair.median,
+                against_ratios=pair.ratios,
                 against_order=pair.order,
-            )  # fmt: skip
+            )
         self.rows += rows
         for row in rows:
             self.on_row(row)

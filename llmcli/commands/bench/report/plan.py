@@ -244,9 +244,14 @@ class Plan:
 
     @classmethod
     def of(
-        cls, models: Sequence[str], threads: int, tests: TestOptions, swept: SweptOptions,
-        runs: RunOptions, ours: OurOptions,
-    ) -> Plan:  # fmt: skip
+        cls,
+        models: Sequence[str],
+        threads: int,
+        tests: TestOptions,
+        swept: SweptOptions,
+        runs: RunOptions,
+        ours: OurOptions,
+    ) -> Plan:
         """Raises UsageError. `threads`: used where `--threads` is not given."""
         default = Settings(model=models[0], n_threads=threads)
         axes = {name: (value,) for name, value in vars(default).items()} | {"model": tuple(models)}
@@ -260,9 +265,13 @@ class Plan:
         planned = tests.tests(math.prod(map(len, axes.values())))
         grid = (dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values()))
         return cls(
-            configurations=tuple(Settings(**each) for each in grid), tests=planned,
-            default=default, runs=runs, ours=ours, like_for_like=both,
-        )  # fmt: skip
+            configurations=tuple(Settings(**each) for each in grid),
+            tests=planned,
+            default=default,
+            runs=runs,
+            ours=ours,
+            like_for_like=both,
+        )
 
     @property
     def longest(self) -> Test:

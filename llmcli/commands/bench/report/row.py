@@ -89,12 +89,21 @@ class EngineInfo:
         """Of a model that was not loaded and whose headers cannot be read: what was requested."""
         kind = settings.device.partition(":")[0]
         return cls(
-            engine=engine, engine_version=None, model_type=settings.model, model_size=0,
-            model_n_params=0, device=settings.device, dtype=settings.dtype, type_k=settings.type_k,
+            engine=engine,
+            engine_version=None,
+            model_type=settings.model,
+            model_size=0,
+            model_n_params=0,
+            device=settings.device,
+            dtype=settings.dtype,
+            type_k=settings.type_k,
             backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
-            weight_format=None, product_format=None, gpu_layers=None, load_s=None,
+            weight_format=None,
+            product_format=None,
+            gpu_layers=None,
+            load_s=None,
             bits_per_weight=None,
-        )  # fmt: skip
+        )
 
     def without_memory(self) -> EngineInfo:
         """Without the memory of loading: not measured, or that of two engines in one process."""
@@ -223,10 +232,20 @@ class Row:
 
     @classmethod
     def of(
-        cls, number: int, settings: Settings, test: Test, info: EngineInfo, build: BuildInfo,
-        test_time: str, runs: Sequence[Run] = (), *, peaks: Sequence[PhasePeak] = (),
-        work: PartWork | None = None, roofline_ns: float | None = None, **more: Any,
-    ) -> Row:  # fmt: skip
+        cls,
+        number: int,
+        settings: Settings,
+        test: Test,
+        info: EngineInfo,
+        build: BuildInfo,
+        test_time: str,
+        runs: Sequence[Run] = (),
+        *,
+        peaks: Sequence[PhasePeak] = (),
+        work: PartWork | None = None,
+        roofline_ns: float | None = None,
+        **more: Any,
+    ) -> Row:
         """What was requested, what ran, and the statistics of its runs.
 
         `more`: fields of the row by name; `error` is (exit code, kind, message).

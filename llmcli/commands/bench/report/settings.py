@@ -127,9 +127,10 @@ def _choice(*choices: str) -> Callable[..., tuple[str, ...]]:
 
 _cache_type = _choice("auto", *dict.fromkeys((*CACHE_OF.values(), *CACHE_TYPES)))
 _SPELLINGS = {
-    "on": ("on", "enabled", "true", "1"), "off": ("off", "disabled", "false", "0"),
+    "on": ("on", "enabled", "true", "1"),
+    "off": ("off", "disabled", "false", "0"),
     "auto": ("auto", "-1"),
-}  # fmt: skip
+}
 _flash = partial(words, choices={text: way for way, all_ in _SPELLINGS.items() for text in all_})
 
 
@@ -251,12 +252,13 @@ class Settings:
 
 SETTINGS: dict[str, Setting] = {
     one.name: replace(
-        setting, column=setting.column or one.name,
+        setting,
+        column=setting.column or one.name,
         heading=setting.heading or setting.column or one.name,
     )
     for one in fields(Settings)
     if (setting := one.metadata.get("setting"))
-}  # fmt: skip
+}
 COLUMNS = {one.column: one for one in SETTINGS.values()}
 
 if TYPE_CHECKING:
@@ -268,5 +270,7 @@ else:
             (one.name, Texts, opt(None, *one.names, one.metavar, one.help, panel=one.panel))
             for one in SETTINGS.values()
         ],
-        namespace={"panel": "Swept (lists as for tests)"}, frozen=True, kw_only=True,
-    )  # fmt: skip
+        namespace={"panel": "Swept (lists as for tests)"},
+        frozen=True,
+        kw_only=True,
+    )

@@ -118,7 +118,13 @@ FORMATS = {"csv": CSV, "json": JSON, "jsonl": JSON_LINES, "sql": SQL}
 
 # of a cell in the Markdown table, beside those of settings; below 0 it is aligned left
 _WIDTHS = {
-    "model": -30, "size": 10, "params": 10, "backend": -10, "engine": -12, "test": 15, "t/s": 20
+    "model": -30,
+    "size": 10,
+    "params": 10,
+    "backend": -10,
+    "engine": -12,
+    "test": 15,
+    "t/s": 20,
 }
 _BOTH = -17  # `CUDA,transformers`
 # settings whose columns are shown where they vary or were given, in llama-bench's order
