@@ -31,8 +31,8 @@ from torch import Tensor
 sys.path.insert(0, str(ROOT))  # the working tree's llmcli
 
 from llmcli.checkpoints import open_model
-from llmcli.commands.bench.measure.peers.llama_cpp import LlamaCpp, open_llama_cpp
-from llmcli.commands.bench.report.results import Settings
+from llmcli.commands.bench.measure.llama_cpp import LlamaCpp, open_llama_cpp
+from llmcli.commands.bench.report.settings import Settings
 from llmcli.engine.session import Session
 from llmcli.engine.ties import NearTies
 from llmcli.errors import UsageError

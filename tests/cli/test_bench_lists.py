@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 import pytest
 
 from llmcli.cli.tree import root
-from llmcli.commands.bench.options import (
-    IGNORED,
-    OurOptions,
-    RunOptions,
-    SubjectOptions,
-    SweptOptions,
-)
-from llmcli.commands.bench.request import bench_request, flags, model_names, numbers, pairs, words
+from llmcli.commands.bench.measure.read import COMPARED
+from llmcli.commands.bench.report.plan import IGNORED, OurOptions, Plan, RunOptions, pairs
+from llmcli.commands.bench.report.plan import TestOptions as Asked
+from llmcli.commands.bench.report.row import KEYS
+from llmcli.commands.bench.report.settings import SETTINGS, Settings, SweptOptions, numbers, words
 from llmcli.errors import UsageError
 
 NUMBERS = {
@@ -24,30 +22,71 @@ NUMBERS = {
 }  # fmt: skip
 
 
-def test_numbers():
+def plan(models=("m",), *, tests=None, swept=None, ours=None):
+    return Plan.of(
+        models, 2, Asked(**(tests or {})), SweptOptions(**(swept or {})), RunOptions(),
+        OurOptions(**(ours or {})),
+    )  # fmt: skip
+
+
+def test_lists():
     """Of an option that was given several times, too."""
     for given, expected in NUMBERS.items():
-        assert numbers("--n-prompt", given.split(), (512,)) == expected
-    assert numbers("--n-prompt", None, (512,)) == (512,)
-    assert numbers("--n-gpu-layers", ["-1", "0"], (), at_least=-1) == (-1, 0)  # -1: all
+        assert numbers("--n-prompt", given.split()) == expected
+    assert pairs(()) == ()
+    assert pairs(["512,128", "16,0"]) == ((512, 128), (16, 0))
+    assert words("-m", ["a,b", "c"]) == ("a", "b", "c")
+    assert Asked().models() == ()
+    named = Asked(model=["a,b"], hf_repo=["org/x,org/y"], hf_file=["x.gguf"])
+    assert named.models() == ("a", "b", "hf:org/x/x.gguf", "hf:org/y")
 
 
-def test_pairs_flags_and_words():
-    assert pairs("-pg", None) == ()
-    assert pairs("-pg", ["512,128", "16,0"]) == ((512, 128), (16, 0))
-    assert flags("-nkvo", None, True) == (True,)
-    assert flags("-nkvo", ["0,1"], True) == (False, True)
-    assert words("-ctk", ["f16,f32"], "auto") == ("f16", "f32")
-    assert model_names(SubjectOptions()) == ()
-    asked = SubjectOptions(model=["a,b"], hf_repo=["org/x,org/y"], hf_file=["x.gguf"])
-    assert model_names(asked) == ("a", "b", "hf:org/x/x.gguf", "hf:org/y")
+# what is written for each setting, its values, and what it refuses
+TYPES = ("q8_0,auto", ("q8_0", "auto"), "f15", "has no choice `f15`")
+FLAG = ("0,1", (False, True), "yes", "takes 0 or 1, not `yes`")
+COUNT = ("64,32", (64, 32), "0,64", "must be at least 1, not `0`")
+GIVEN = {
+    "n_gpu_layers": ("-1,0", (-1, 0), "-2", "must be at least -1, not `-2`"),
+    "device": (
+        "auto,none,cpu,CUDA0,cuda,cuda:1,Metal,MTL0,meta,CUDA0/CUDA1",
+        ("auto", "cpu", "cpu", "cuda:0", "cuda", "cuda:1", "mps", "mps", "meta", "cuda0/cuda1"),
+        "cpu,", "has an empty value",
+    ),
+    "dtype": ("auto,float64", ("auto", "float64"), "f16", "has no choice `f16`"),
+    "activations": ("8,16", ("8", "16"), "4", "has no choice `4`"),
+    "embeddings": FLAG, "no_kv_offload": FLAG,
+    "n_batch": COUNT, "n_ubatch": COUNT, "type_k": TYPES, "type_v": TYPES,
+    "flash_attn": (
+        "1,on,true,0,off,auto,-1", ("on", "on", "on", "off", "off", "auto", "auto"),
+        "x", "has no choice `x`",
+    ),
+    "n_threads": ("1-4*2", (1, 2, 4), "5000", "must be at most 4096, not `5000`"),
+}  # fmt: skip
 
 
-def plan(*, tests=None, swept=None, models=("m",), ours=None):
-    return bench_request(
-        models, threads=2, tests=SubjectOptions(**(tests or {})),
-        swept=SweptOptions(**(swept or {})), runs=RunOptions(), ours=OurOptions(**(ours or {})),
-    )  # fmt: skip
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_from_its_option_to_its_column(name):
+    """Option, sweep, default, field of a row, reader: all from the one declaration."""
+    setting = SETTINGS[name]
+    text, values, wrong, message = GIVEN[name]
+    command = root().get_command(None, "bench")
+    for option in setting.names:
+        given = command.make_context("bench", [option, text]).params
+        assert given[setting.name] == [text], option
+    found = plan(swept={setting.name: [text]})
+    assert tuple(getattr(one, name) for one in found.configurations) == values
+    assert {getattr(one, name) for one in plan().configurations} == {getattr(found.default, name)}
+    assert setting.column in KEYS
+    assert setting.column in COMPARED
+    with pytest.raises(UsageError) as caught:
+        plan(swept={setting.name: [wrong]})
+    assert caught.value.message.startswith(f"`{setting.option}` ")
+    assert caught.value.message.endswith(message)
+
+
+def test_every_setting_is_declared():
+    assert list(SETTINGS) == [one.name for one in fields(Settings)][1:] != []
+    assert set(GIVEN) == set(SETTINGS)
 
 
 WRONG_NUMBERS = [
@@ -70,30 +109,20 @@ WRONG_NUMBERS = [
 ]
 WRONG_PAIRS = {"512": "", "1,2,3": "", "1-2,3": " and no ranges", "a,b": " and no ranges"}
 REFUSED = [
-    *((lambda given=given: numbers("-t", [given], ()), said) for given, said in WRONG_NUMBERS),
-    *((lambda given=given: pairs("-pg", [given]), f"`-pg` takes two numbers{more}, not `{given}`")
+    *((lambda given=given: numbers("-t", [given]), said) for given, said in WRONG_NUMBERS),
+    *((lambda given=given: pairs([given]), f"`-pg` takes two numbers{more}, not `{given}`")
       for given, more in WRONG_PAIRS.items()),
-    (lambda: pairs("-pg", ["9" * 30 + ",1"]),
-     f"`-pg` must be at most 2147483647, not `{'9' * 18}…`"),
-    (lambda: flags("-nkvo", ["yes"], True), "`-nkvo` takes 0 or 1, not `yes`"),
-    (lambda: words("-ctk", ["f15"], "auto", allowed=("f16",)), "`-ctk` has no choice `f15`"),
-    (lambda: words("-m", ["a,"], ""), "`-m` has an empty value"),
-    (lambda: plan(swept={"activations": ["4"]}), "`--activations` has no choice `4`"),
-    (lambda: plan(swept={"flash_attn": ["x"]}), "`--flash-attn` has no choice `x`"),
-    (lambda: plan(swept={"batch_size": ["0,64"]}), "`--batch-size` must be at least 1, not `0`"),
-    (lambda: plan(swept={"ubatch_size": ["0,64"]}), "`--ubatch-size` must be at least 1, not `0`"),
+    (lambda: pairs(["9" * 30 + ",1"]), f"`-pg` must be at most 2147483647, not `{'9' * 18}…`"),
     (lambda: plan(tests={"n_prompt": ["0"], "n_gen": ["0"], "n_pg": ["0,0"]}),
      "all tests have 0 tokens"),
-    # more than anybody can wait for; tests are counted before they are made
+    # tests are counted before they are made
     (lambda: plan(swept={"threads": ["1-1000"], "batch_size": ["1-1000"]}, tests={"n_gen": ["0"]}),
      "these are 1,000,000 tests, and no more than 100,000 can be run"),
     (lambda: plan(tests={"n_prompt": ["0-9999"], "n_gen": ["1-9999"], "n_depth": ["1-9999"],
                          "n_pg": ["4,4", "0,0"]}, swept={"threads": ["1"]}),
      "these are 199,970,001 tests, and no more than 100,000 can be run"),
-    (lambda: model_names(SubjectOptions(hf_repo=["org/x:Q4_K_M"])),
-     "`--hf-repo org/x:Q4_K_M` names no file"),
-    (lambda: model_names(SubjectOptions(hf_file=["x.gguf"])),
-     "`--hf-file` goes with a `--hf-repo`"),
+    (lambda: Asked(hf_repo=["org/x:Q4_K_M"]).models(), "`--hf-repo org/x:Q4_K_M` names no file"),
+    (lambda: Asked(hf_file=["x.gguf"]).models(), "`--hf-file` goes with a `--hf-repo`"),
 ]  # fmt: skip
 
 
@@ -141,22 +170,6 @@ def test_the_order_of_tests_and_configurations():
         ("a", 64, 1), ("a", 64, 2), ("a", 32, 1), ("a", 32, 2),
         ("b", 64, 1), ("b", 64, 2), ("b", 32, 1), ("b", 32, 2),
     ]  # fmt: skip
-
-
-# devices by our names and by those of llama.cpp
-DEVICES = {
-    "auto": "auto", "none": "cpu", "cpu": "cpu", "CUDA0": "cuda:0", "cuda": "cuda",
-    "cuda:1": "cuda:1", "Metal": "mps", "MTL0": "mps", "meta": "meta",
-    "CUDA0/CUDA1": "cuda0/cuda1",
-}  # fmt: skip
-FLASH = {"1": "on", "on": "on", "0": "off", "auto": "auto", "-1": "auto", "true": "on"}
-
-
-def test_fields_of_a_configuration():
-    for given, ours in DEVICES.items():
-        assert plan(swept={"device": [given]}).configurations[0].device == ours, given
-    for given, way in FLASH.items():
-        assert plan(swept={"flash_attn": [given]}).configurations[0].flash_attn == way, given
 
 
 def test_what_has_no_effect_takes_a_value_and_changes_nothing():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
-import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import datetime
@@ -24,22 +21,14 @@ from tiny_checkpoints import LLAMA
 
 import llmcli
 from llmcli.cli.app import main
-from llmcli.commands.bench import ending
-from llmcli.commands.bench.measure.ours import Ours
-from llmcli.commands.bench.report.fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
+from llmcli.commands.bench import command
+from llmcli.commands.bench.measure import engines
+from llmcli.commands.bench.measure.engine import LlmcliEngine
+from llmcli.commands.bench.report.row import KEYS, THEIRS
 from llmcli.measure import ceilings
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 
-NAMES = [field.name for field in FIELDS]
-# the published list, by hand: what other programs look for
-PUBLISHED = [
-    "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
-    "model_type", "model_size", "model_n_params", "n_batch", "n_ubatch", "n_threads",
-    "cpu_mask", "cpu_strict", "poll", "type_k", "type_v", "n_gpu_layers", "n_cpu_moe",
-    "split_mode", "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
-    "tensor_buft_overrides", "use_mmap", "embeddings", "no_op_offload", "no_host", "n_prompt",
-    "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts",
-]  # fmt: skip
+NAMES = list(THEIRS)
 BEFORE = str(Path(__file__).parents[1] / "data" / "llama_bench" / "results.json")
 
 
@@ -90,11 +79,10 @@ def test_markdown(bench):
 
 
 def test_json_has_their_keys_then_ours(bench, weighted):
-    assert NAMES == PUBLISHED
+    assert list(peer_reader.FIELDS) == NAMES  # the published list, by hand
     found = rows(bench("-r", "4", "-pg", "4,2", "-o", "json"))
-    ours = [field.name for field in (*OURS, *OUR_SAMPLES)]
     for row in found:
-        assert list(row) == [*NAMES, *(field.name for field in SAMPLES), *ours]
+        assert list(row) == list(KEYS)
         assert not [name for name in NAMES if row[name] is None]
         assert row["model_filename"] == weighted
         assert type(row["build_number"]) is int
@@ -124,29 +112,6 @@ def test_json_has_their_keys_then_ours(bench, weighted):
     assert writing["decode_resident_bytes"] > 0
 
 
-def test_lines_values_and_tables(bench):
-    """Rows of a stream keep llama-bench's own fields of the machine, not the environment."""
-    lines = [json.loads(line) for line in bench("-o", "jsonl").out.splitlines()]
-    assert [row["n_prompt"] for row in lines] == [8, 0]
-    for row in lines:
-        assert "environment" not in row
-        assert {"cpu_info", "gpu_info", "backends", "build_commit"} <= set(row)
-    text = bench("-o", "csv").out
-    assert text.splitlines()[0].split(",")[: len(NAMES)] == PUBLISHED
-    assert text.splitlines()[1].startswith('"')
-    table = list(csv.DictReader(io.StringIO(text)))
-    assert [row["n_gen"] for row in table] == ["0", "3"]
-    assert re.fullmatch(r"\d+\.\d{6}", table[0]["avg_ts"])
-    base = sqlite3.connect(":memory:")
-    for _ in range(2):  # what is in the tables stays
-        base.executescript(bench("-o", "sql").out)
-    found = base.execute(
-        "SELECT n_prompt, n_gen, avg_ts > 0, engine, ttft_ns IS NULL FROM llama_bench "
-        "JOIN llmcli_bench ON llama_bench.rowid = llama_bench_rowid"
-    ).fetchall()
-    assert found == [(8, 0, 1, "llmcli", 0), (0, 3, 1, "llmcli", 1)] * 2
-
-
 @pytest.mark.parametrize(
     ("format", "first", "second"),
     [("md", "pp8", "tg3"), ("csv", '"8"', '"3"'), ("json", '"n_prompt": 8', '"n_gen": 3'),
@@ -167,19 +132,12 @@ def test_rows_are_written_as_they_are_measured(weighted, tmp_path, format, first
     assert second in after
 
 
-def test_a_row_that_could_not_run_has_every_field(bench):
-    found = rows(bench("-ctk", "q8_0,auto", "-o", "json"))
-    assert not [name for row in found for name in NAMES if row[name] is None]
-    assert (found[0]["avg_ts"], found[0]["avg_ns"], found[0]["samples_ns"]) == (0, 0, [])
-    assert bench("-ctk", "q8_0,auto", "-o", "csv").out.count("has no kernel") == 2
-
-
 def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
 def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
-    monkeypatch.setattr(Ours, "step", interrupted)  # the first test has none
+    monkeypatch.setattr(LlmcliEngine, "step", interrupted)  # the first test has none
     said = {
         kind: bench(*([kind] if kind == "--json" else ["-o", kind]))
         for kind in ("json", "csv", "md", "--json")
@@ -196,8 +154,8 @@ def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
 
 @pytest.mark.parametrize("place", ["find", "open_checkpoint"])
 def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
-    module = "llmcli.checkpoints" + (".locate" if place == "find" else "")
-    monkeypatch.setattr(import_module(module), place, interrupted)
+    module = "checkpoints.locate" if place == "find" else "commands.bench.measure.engines"
+    monkeypatch.setattr(import_module(f"llmcli.{module}"), place, interrupted)
     model = [] if place == "find" else ["-m", weighted]
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
     assert (result.code, result.out) == (130, "[]\n")
@@ -228,14 +186,13 @@ def test_packed_weights_say_what_is_multiplied_and_kept(bench):
 def test_what_is_looked_for(bench, monkeypatch):
     """A revision is one of the hub; nothing is fetched for a row that cannot run."""
     asked = []
-    locate = import_module("llmcli.checkpoints.locate")  # a function has its name, too
-    find = locate.find
+    find = engines.find
 
     def found(spec, *, revision=None, offline=False, **_):
         asked.append((revision, offline))
         return find(spec)
 
-    monkeypatch.setattr(locate, "find", found)
+    monkeypatch.setattr(engines, "find", found)
     assert bench("--revision", "v2", "-p", "4", "-n", "0", "-o", "none").code == 0
     result = bench("-ctk", "q8_0", "-o", "json")
     assert (result.code, asked) == (2, [("v2", False), (None, True)])
@@ -291,10 +248,10 @@ def test_a_loaded_machine_is_said(bench, others_take):
 
 
 def test_the_program_is_named_by_its_version_where_it_is_no_checkout(monkeypatch):
-    by = ending.build_info()
+    by = command.build_info()
     assert re.fullmatch(r"[0-9a-f]{8}", by.build_commit) or by.build_number == 0
-    monkeypatch.setattr(ending, "_git", lambda root, *words: "")
-    by = ending.build_info()
+    monkeypatch.setattr(command, "_git", lambda root, *words: "")
+    by = command.build_info()
     assert (by.build_commit, by.build_number) == (llmcli.__version__, 0)
 
 
@@ -451,15 +408,15 @@ def test_on_the_screen_the_engines_are_named_with_their_bits(against):
 
 def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
     """A planted fault: transformers' weights are changed after it has loaded them."""
-    from llmcli.commands.bench.measure.peers import transformers as peer
+    from llmcli.commands.bench.measure import transformers as peer
 
     good = peer.read_model
 
     @torch.no_grad()
     def bad(ours):
-        model = good(ours)
+        model, seconds = good(ours)
         model.model.layers[1].mlp.down_proj.weight.mul_(-1)
-        return model
+        return model, seconds
 
     monkeypatch.setattr(peer, "read_model", bad)
     result = against("transformers")
@@ -471,8 +428,8 @@ def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
 
 
 def test_each_dtype_has_its_own_check(against, tmp_path):
-    """Random weights are the same on both sides; without a comparison there is no check."""
-    model = ("-m", str(write_tiny(tmp_path / "model")), "--random-weights", "--seed", "7")
+    """Without a comparison there is no check."""
+    model = ("-m", str(write_tiny(tmp_path / "model", weights=True)))
     how = {"model": model, "dtype": "float32,bfloat16"}
     found = against("transformers", "--json", **how).json()
     assert {name: check["tolerance"] for name, check in found["checks"].items()} == {
@@ -549,14 +506,6 @@ def test_no_torch():
     )
     run = children.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert run.returncode == 0, run.stderr
-
-
-def test_help(cli):
-    result = cli("bench", "compare", "-h")
-    assert result.code == 0
-    assert "usage: llmcli bench compare [OPTIONS] A B" in result.out
-    assert "--fail-if-slower PERCENT" in result.out
-    assert "within noise or not" in " ".join(result.out.split())
 
 
 def test_our_own_results_in_every_format(cli, tmp_path):

@@ -10,7 +10,7 @@ import signal
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.commands.bench.measure.slot import failure, hint_for
+from llmcli.commands.bench.measure.run import failure
 from llmcli.errors import (
     CheckpointError,
     NetworkError,
@@ -79,8 +79,9 @@ def test_what_the_system_lacks_is_no_internal_error(capsys, exception, cause, hi
     assert cause in error
     assert "internal error" not in error
     assert hint in told
-    assert cause in failure(exception)[2]
-    assert hint in hint_for(exception)
+    (_, _, message), advice = failure(exception)
+    assert cause in message
+    assert hint in advice
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,57 +17,51 @@ import peer_reader as peer
 import pytest
 
 from llmcli.commands.bench.measure.read import read_results
-from llmcli.commands.bench.report.fields import BuildInfo
-from llmcli.commands.bench.report.results import BenchRow, EngineInfo, Settings
-from llmcli.commands.bench.report.results import Test as Counts
-from llmcli.commands.bench.view import formats
-from llmcli.commands.bench.view.markdown import MarkdownWriter, TableColumns
+from llmcli.commands.bench.report.plan import Test as Counts
+from llmcli.commands.bench.report.row import BuildInfo, EngineInfo, Row, Run
+from llmcli.commands.bench.report.settings import Settings
+from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
 
 BY = BuildInfo(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
 SETTINGS = Settings(
-    model="it's a model", device="cpu", dtype="float32", n_batch=2048, n_ubatch=512, n_threads=2,
-    type_k="f16", type_v="f16", n_gpu_layers=-1, flash_attn="auto", no_kv_offload=False,
-    embeddings=False,
-)  # fmt: skip
+    model="it's a model", device="cpu", dtype="float32", n_threads=2, type_k="f16", type_v="f16"
+)
 RAN = EngineInfo(
-    engine="llmcli", version="0.1.0", model_type="llama 135M F32", model_size=538_060_032,
-    model_n_params=134_515_008, backend="CPU", device="cpu", dtype="float32",
-    weight_format="float32", product_format="float32", type_k="f32", n_gpu_layers=0, load_s=0.5,
+    engine="llmcli", engine_version="0.1.0", model_type="llama 135M F32", model_size=538_060_032,
+    model_n_params=134_515_008, backends="CPU", device="cpu", dtype="float32",
+    weight_format="float32", product_format="float32", type_k="f32", gpu_layers=0, load_s=0.5,
     bits_per_weight=32.0,
 )  # fmt: skip
-READING = BenchRow(
-    number=1, settings=SETTINGS, test=Counts(n_prompt=512, n_gen=0, depth=0), engine="llmcli",
-    test_time="2026-11-22T10:00:00Z", info=RAN,
-    samples_ns=(1_000_000_000, 2_000_000_000, 4_000_000_000),
-    first_ns=(1_000_000_000, 2_000_000_000, 4_000_000_000),
-)  # fmt: skip
-WRITING = replace(
-    READING, number=2, test=Counts(n_prompt=0, n_gen=100, depth=1024), samples_ns=(1_000_000_000,),
-    first_ns=(), token_ns=(10_000_000,) * 100,
-)  # fmt: skip
-FAILED = replace(
-    WRITING, number=3, settings=replace(SETTINGS, n_threads=4), info=None, samples_ns=(),
-    token_ns=(), error=(5, "out_of_memory", "it does not fit: 'a' \"b\" | c"),
+TIME = "2026-11-22T10:00:00Z"
+
+
+def prompt(*seconds: float) -> list[Run]:
+    return [Run(total=int(s * 1e9), first=int(s * 1e9)) for s in seconds]
+
+
+READING = Row.of(1, SETTINGS, Counts(n_prompt=512, n_gen=0), RAN, BY, TIME, prompt(1, 2, 4))
+TEXT = Counts(n_prompt=0, n_gen=100, n_depth=1024)
+TOKENS = Run(total=1_000_000_000, tokens=(10_000_000,) * 100)
+WRITING = Row.of(2, SETTINGS, TEXT, RAN, BY, TIME, [TOKENS])
+FOUR = replace(SETTINGS, n_threads=4)
+FAILED = Row.of(
+    3, FOUR, TEXT, EngineInfo.unknown("llmcli", FOUR), BY, TIME,
+    error=(5, "out_of_memory", "it does not fit: 'a' \"b\" | c"),
 )  # fmt: skip
 ROWS = (READING, WRITING, FAILED)
 # 512, 256 and 128 tokens a second: their mean is not that of 1536 tokens in 7 seconds
 MEAN = (512 + 256 + 128) / 3
 STD = (((512 - MEAN) ** 2 + (256 - MEAN) ** 2 + (128 - MEAN) ** 2) / (3 - 1)) ** 0.5
-SHOWN = TableColumns(settings=(SETTINGS, FAILED.settings), default=SETTINGS, gpu=False, cpu=True)
-WRITERS: dict[str, Callable[[], formats.Writer]] = {
-    "json": lambda: formats.JsonWriter(BY), "jsonl": lambda: formats.JsonLinesWriter(BY),
-    "csv": lambda: formats.CsvWriter(BY), "sql": lambda: formats.SqlWriter(BY),
-    "md": lambda: MarkdownWriter(by=BY, columns=SHOWN),
-}  # fmt: skip
+SHOWN = table_widths((SETTINGS, FOUR), SETTINGS, gpu=False, cpu=True)
 READ = ("json", "jsonl", "csv")  # by `bench compare`
 TABLES = {
     "json": peer.from_json, "jsonl": peer.from_jsonl, "csv": peer.from_csv, "sql": peer.from_sql,
 }  # fmt: skip
 
 
-def written(kind: str, *rows: BenchRow) -> str:
-    writer = WRITERS[kind]()
-    return writer.header() + "".join(map(writer.row, rows)) + writer.footer()
+def written(kind: str, *rows: Row) -> str:
+    found = markdown(BY, SHOWN) if kind == "md" else FORMATS[kind]
+    return found.head + "".join(map(found.row, rows)) + found.foot(len(rows))
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -146,7 +139,7 @@ def test_as_it_is_written(golden: Any) -> None:
 def test_what_we_write_we_read(kind: str, tmp_path: Path) -> None:
     found = read_results(written(kind, *ROWS).encode(), kind)
     assert found.builds == ("abc1234 (12)",)
-    reading, writing, failed = found.rows
+    reading, writing, failed = found.results
     assert (reading.test, writing.test, failed.test) == ("pp512", *["tg100 @ d1024"] * 2)
     assert reading.rate is not None
     assert writing.rate is not None
@@ -156,13 +149,13 @@ def test_what_we_write_we_read(kind: str, tmp_path: Path) -> None:
     assert (reading.rate.runs, writing.rate.runs) == (3, 1)
     assert (failed.rate, failed.facts["n_threads"]) == (None, "4")
     assert failed.error == "it does not fit: 'a' \"b\" | c"
-    whole = read_results(written("json", *ROWS).encode(), "json").rows[0].facts
+    whole = read_results(written("json", *ROWS).encode(), "json").results[0].facts
     assert reading.facts == whole
 
 
 @pytest.mark.parametrize("kind", READ)
 def test_a_row_of_the_meta_device_has_no_rate(kind: str) -> None:
-    row = replace(READING, samples_ns=(), first_ns=(), meta=True)
-    (found,) = read_results(written(kind, row).encode(), "x").rows
+    row = Row.of(1, SETTINGS, READING.test, RAN, BY, TIME, meta=True)
+    (found,) = read_results(written(kind, row).encode(), "x").results
     assert found.rate is None
-    assert found.error.startswith("not timed")
+    assert str(found.error).startswith("not timed")

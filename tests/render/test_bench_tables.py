@@ -8,16 +8,10 @@ from typing import Any
 import test_bench_formats as formats
 from drawn import changes, shown
 
-from llmcli.commands.bench.report.fields import BuildInfo
-from llmcli.commands.bench.report.results import (
-    Against,
-    BenchReport,
-    BenchRow,
-    Settings,
-)
-from llmcli.commands.bench.report.results import Test as Counts
-from llmcli.commands.bench.view.formats import CsvWriter
-from llmcli.commands.bench.view.markdown import MarkdownWriter, TableColumns
+from llmcli.commands.bench.report.plan import Test as Counts
+from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run
+from llmcli.commands.bench.report.settings import Settings
+from llmcli.commands.bench.view.formats import CSV, markdown, table_widths
 from llmcli.commands.bench.view.table import render_beside
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.records.work import PartWork
@@ -28,31 +22,38 @@ DEFAULT = replace(
     type_v="auto",
 )  # fmt: skip
 RAN = replace(
-    formats.RAN, version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
-    model_n_params=6_738_415_616, backend="CUDA", device="cuda:0", dtype="bfloat16",
-    weight_format="bfloat16", product_format="bfloat16", type_k="bf16", n_gpu_layers=33,
+    formats.RAN, engine_version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
+    model_n_params=6_738_415_616, backends="CUDA", device="cuda:0", dtype="bfloat16",
+    weight_format="bfloat16", product_format="bfloat16", type_k="bf16", gpu_layers=33,
     load_s=1.5, bits_per_weight=4.5,
 )  # fmt: skip
-PROMPT = replace(
-    formats.READING, settings=DEFAULT, info=RAN, samples_ns=(200_000_000, 250_000_000),
-    first_ns=(200_000_000, 250_000_000), peak_memory_bytes=5 << 30, roofline_ns=90_000_000.0,
-    work=PartWork(flops=7_000_000_000_000, weights=10**9),
-)  # fmt: skip
-TEXT = replace(
-    PROMPT, number=2, test=Counts(n_prompt=0, n_gen=4, depth=1024), first_ns=(),
-    samples_ns=(100_000_000,), token_ns=(10_000_000, 20_000_000, 30_000_000, 40_000_000),
-)  # fmt: skip
-FAILED = replace(
-    PROMPT, info=None, samples_ns=(), first_ns=(), work=None, roofline_ns=None,
-    error=(5, "out_of_memory", "no room | for\nit"),
+WORK = PartWork(flops=7_000_000_000_000, weights=10**9)
+PP, TG = Counts(n_prompt=512, n_gen=0), Counts(n_prompt=0, n_gen=4, n_depth=1024)
+TOKENS = Run(total=100_000_000, tokens=(10_000_000, 20_000_000, 30_000_000, 40_000_000))
+
+
+def row(
+    number: int = 1, test: Counts = PP, settings: Settings = DEFAULT, info: EngineInfo = RAN,
+    **more: Any,
+) -> Row:  # fmt: skip
+    """Two runs of a prompt, or one of a text, on a GPU."""
+    runs = formats.prompt(0.2, 0.25) if test.n_prompt else [TOKENS]
+    known = {"runs": runs, "peak_memory_bytes": 5 << 30, "work": WORK, "roofline_ns": 9e7}
+    return Row.of(number, settings, test, info, BY, formats.TIME, **(known | more))
+
+
+PROMPT, TEXT = row(), row(2, TG)
+NOTHING: dict[str, Any] = {"runs": (), "work": None, "roofline_ns": None}
+FAILED = row(
+    info=EngineInfo.unknown("llmcli", DEFAULT), error=(5, "out_of_memory", "no room | for\nit"),
+    **NOTHING,
 )  # fmt: skip
 
 
-def markdown(*rows: BenchRow, settings: tuple[Settings, ...] = (DEFAULT,), **more: Any) -> str:
+def table(*rows: Row, settings: tuple[Settings, ...] = (DEFAULT,), **more: Any) -> str:
     where = {"gpu": True, "cpu": False} | more
-    columns = TableColumns(settings=settings, default=DEFAULT, **where)
-    writer = MarkdownWriter(by=BY, columns=columns)
-    return writer.header() + "".join(map(writer.row, rows)) + writer.footer()
+    found = markdown(BY, table_widths(settings, DEFAULT, **where))
+    return found.head + "".join(map(found.row, rows)) + found.foot(len(rows))
 
 
 CEILINGS = Ceilings(
@@ -60,39 +61,38 @@ CEILINGS = Ceilings(
     matrices=(MatrixRate(dtype="bfloat16", flops_per_s=7e14),), caches=(), seconds=1.0,
 )  # fmt: skip
 RATIO = Against(
-    test=TEXT.test, peer="transformers", ratios=(1.0, 2.0, 3.0), median=2.0, lowest=1.0,
+    test=TEXT.test.name, peer="transformers", ratios=(1.0, 2.0, 3.0), median=2.0, lowest=1.0,
     highest=3.0, quartiles=(1.5, 2.5), of_means=1.9, number=2, order=("llmcli", "transformers") * 3,
 )  # fmt: skip
-CPU = replace(RAN, backend="CPU", device="cpu", n_gpu_layers=0)
+CPU = replace(RAN, backends="CPU", device="cpu", gpu_layers=0)
 
 
-def beside(width: int, *rows: BenchRow, weights: str = "", **more: object) -> str:
+def beside(width: int, *rows: Row, weights: str = "", **more: object) -> str:
     report = BenchReport(rows=rows, **more)  # type: ignore[arg-type]
     view = render_beside(report, ("A CPU", "8 cores", "1 thread"), weights=weights)
     return shown(view, width=width)
 
 
 def named(*names: str) -> str:
-    rows = [replace(PROMPT, settings=replace(DEFAULT, model=name)) for name in names]
+    rows = [row(settings=replace(DEFAULT, model=name)) for name in names]
     return "\n".join(beside(140, *rows).split("\n")[3:5])
 
 
 def test_screens(golden: Any) -> None:
     """The first table is llama-bench's; the second stands beside it."""
-    meta = replace(PROMPT, samples_ns=(), first_ns=(), meta=True)
-    small = replace(PROMPT, info=replace(RAN, model_size=98_362_432, model_n_params=134_515_008))
+    meta = row(runs=(), meta=True)
+    small = row(info=replace(RAN, model_size=98_362_432, model_n_params=134_515_008))
     one = replace(DEFAULT, model="other", n_threads=DEFAULT.n_threads + 1)
     work = PartWork(flops=7_000_000_000_000, flops_full=9_000_000_000_000, weights=10**9)
-    square = replace(PROMPT, info=replace(CPU, base_bytes=3 << 28), work=work)
-    shapes = replace(
-        meta, peak_memory_bytes=None, work=None, estimated_memory_bytes=3 << 30,
-        info=replace(CPU, device="meta", load_s=None),
+    base = replace(CPU, base_bytes=3 << 28)
+    square = row(info=base, work=work)
+    shapes = row(
+        info=replace(CPU, device="meta", load_s=None), runs=(), meta=True, work=None,
+        peak_memory_bytes=None, estimated_memory_bytes=3 << 30,
     )  # fmt: skip
-    theirs = replace(
-        TEXT, number=3, engine="transformers", info=replace(RAN, engine="transformers")
-    )
+    theirs = row(3, TG, info=replace(RAN, engine="transformers"))
     ratios = (
-        replace(RATIO, test=PROMPT.test, number=1), replace(RATIO, ratios=(1.9, 2.0, 2.1)),
+        replace(RATIO, test=PROMPT.test.name, number=1), replace(RATIO, ratios=(1.9, 2.0, 2.1)),
         replace(RATIO, median=0.5, ratios=(0.49, 0.5, 0.51)), replace(RATIO, ratios=(2.0,)),
     )  # fmt: skip
     matrices = (MatrixRate(dtype="float32", flops_per_s=1e11),)
@@ -101,35 +101,35 @@ def test_screens(golden: Any) -> None:
         DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True,
         embeddings=True,
     )  # fmt: skip
-    both = (PROMPT, replace(PROMPT, number=2, settings=varied))
+    both = (PROMPT, row(2, settings=varied))
     everything = replace(
         varied, n_batch=1, n_ubatch=1, flash_attn="on", dtype="float32", type_k="f16", type_v="f16",
     )
     cpu: dict[str, Any] = {"gpu": False, "cpu": True}
     plain = beside(200, PROMPT, TEXT)
     golden("bench", {
-        "on a GPU it is what llama-bench prints": markdown(PROMPT, TEXT),
-        "columns of a processor": markdown(**cpu),
-        "columns of what was asked for": markdown(settings=(replace(DEFAULT, n_threads=2),)),
+        "on a GPU it is what llama-bench prints": table(PROMPT, TEXT),
+        "columns of a processor": table(**cpu),
+        "columns of what was asked for": table(settings=(replace(DEFAULT, n_threads=2),)),
         "columns of what is not the default":
-            markdown(settings=(replace(DEFAULT, n_batch=64),), **cpu),
+            table(settings=(replace(DEFAULT, n_batch=64),), **cpu),
         "columns of what varies":
-            markdown(settings=(DEFAULT, replace(DEFAULT, type_k="f16")), engines=True, **cpu),
-        "all columns": markdown(settings=(everything,), **cpu),
+            table(settings=(DEFAULT, replace(DEFAULT, type_k="f16")), engines=True, **cpu),
+        "all columns": table(settings=(everything,), **cpu),
         "what every row repeats goes where there is no room": [
-            markdown(PROMPT, TEXT, room=room).split("\n")[row]
+            table(PROMPT, TEXT, room=room).split("\n")[row]
             for room in (120, 100, 90, 80, 60, 55, 40, 20) for row in (0, 3)
         ],
         "what tells rows apart stays where there is little room":
-            markdown(PROMPT, settings=(DEFAULT, one), room=40),
-        "an error is one cell, of the model as it was named": markdown(FAILED),
-        "a row of shapes alone has no rate": markdown(meta),
-        "sizes below a gibibyte and a billion": markdown(small),
+            table(PROMPT, settings=(DEFAULT, one), room=40),
+        "an error is one cell, of the model as it was named": table(FAILED),
+        "a row of shapes alone has no rate": table(meta),
+        "sizes below a gibibyte and a billion": table(small),
         "the second table; an error is in the first alone":
             beside(140, PROMPT, TEXT, FAILED, ceilings=(CEILINGS,), against=(RATIO,)),
         "both counts, and the memory before": beside(140, square),
         "counts that are nearly alike are one":
-            beside(140, replace(square, work=replace(work, flops_full=work.flops + 1))),
+            beside(140, row(info=base, work=replace(work, flops_full=work.flops + 1))),
         "an estimate": beside(140, shapes),
         "in few columns it keeps what nobody else measures": beside(44, PROMPT, TEXT),
         "whose weights are random": changes(
@@ -138,12 +138,15 @@ def test_screens(golden: Any) -> None:
         "ratios have a verdict and that of the means":
             beside(140, PROMPT, TEXT, theirs, against=ratios),
         "an engine that failed shared the process, too": changes(
-            beside(200, PROMPT), beside(200, PROMPT, replace(FAILED, engine="transformers"))
+            beside(200, PROMPT), beside(200, PROMPT, row(
+                info=EngineInfo.unknown("transformers", DEFAULT), error=(5, "x", "no room"),
+                **NOTHING,
+            ))
         ),
         "more than a ceiling is a ceiling that was none":
-            changes(plain, beside(200, replace(PROMPT, roofline_ns=1.2 * PROMPT.avg_ns), TEXT)),
+            changes(plain, beside(200, row(roofline_ns=1.2 * PROMPT.avg_ns), TEXT)),
         "a little more is not": changes(
-            plain, beside(200, replace(PROMPT, roofline_ns=1.09 * PROMPT.avg_ns), TEXT)
+            plain, beside(200, row(roofline_ns=1.09 * PROMPT.avg_ns), TEXT)
         ),
         "each device and dtype has its ceilings":
             changes(beside(200, PROMPT), beside(200, PROMPT, ceilings=(CEILINGS, other))),
@@ -152,16 +155,14 @@ def test_screens(golden: Any) -> None:
             named("./models/first", "tiny"), named("./a/m.gguf", "./ab/m.gguf"),
         ],
         "configurations are told apart": beside(
-            160, PROMPT, replace(PROMPT, settings=replace(DEFAULT, n_threads=2, model="other"))
+            160, PROMPT, row(settings=replace(DEFAULT, n_threads=2, model="other"))
         ),
         "by whatever varies, in ratios, too": beside(
             300, *both, against=(replace(RATIO, number=1), replace(RATIO, number=2))
         ),
     })  # fmt: skip
     for room in (120, 100, 90, 80, 60, 55, 40):
-        assert max(map(len, markdown(PROMPT, TEXT, room=room).splitlines()[:4])) <= room
+        assert max(map(len, table(PROMPT, TEXT, room=room).splitlines()[:4])) <= room
     assert beside(80, FAILED) == "", "nothing ran"
     assert max(map(len, beside(44, PROMPT, TEXT).split("\n"))) <= 44
-    assert ',"a ""b"",c",' in CsvWriter(BY).row(
-        replace(PROMPT, settings=replace(DEFAULT, model='a "b",c'))
-    )
+    assert ',"a ""b"",c",' in CSV.row(row(settings=replace(DEFAULT, model='a "b",c')))

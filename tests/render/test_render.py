@@ -8,7 +8,7 @@ from dataclasses import replace
 from drawn import shown
 
 from llmcli.commands.attention.view.map import short
-from llmcli.commands.bench.report.fields import percentile
+from llmcli.commands.bench.report.row import percentile
 from llmcli.commands.env import report as env
 from llmcli.commands.env.view import Settings, render_environment
 from llmcli.commands.explain.view import number

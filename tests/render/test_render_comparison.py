@@ -11,6 +11,7 @@ from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
     Difference,
+    MissingSetting,
     Rate,
     Source,
     UnmatchedTest,
@@ -18,7 +19,7 @@ from llmcli.commands.bench.report.comparison import (
 from llmcli.commands.bench.view.comparison import change, render_comparison, words
 
 FAST = ComparedTest(
-    test="pp512", settings=(("n_threads", "4"),), a=Rate(mean=100.0, std=1.0, runs=5),
+    test="pp512", settings={"n_threads": "4"}, a=Rate(mean=100.0, std=1.0, runs=5),
     b=Rate(mean=150.0, std=2.0, runs=5), ratio=1.5, low=1.45, high=1.55,
 )  # fmt: skip
 SLOW = replace(FAST, test="tg128", b=Rate(mean=50.0, std=1, runs=5), ratio=0.5, low=0.4, high=0.6)
@@ -27,15 +28,16 @@ ONCE = replace(FAST, test="pp8", b=Rate(mean=120.0, std=0, runs=1), ratio=1.2, l
 LUCKLESS = replace(NOISY, test="pp16", ratio=0.785, low=0.7)
 ONLY = replace(ONCE, ratio=0.5)
 LOST = UnmatchedTest(
-    side="b", test="tg9", settings=(), rate=None, error="it does not fit", other=FAST.a
+    side="b", test="tg9", settings={}, rate=None, error="it does not fit", other=FAST.a
 )
-ALONE = UnmatchedTest(side="a", test="pp9", settings=(("n_threads", "8"),), rate=FAST.a)
+ALONE = UnmatchedTest(side="a", test="pp9", settings={"n_threads": "8"}, rate=FAST.a)
 REPORT = ComparisonReport(
     a=Source(name="old.json", format="JSON", builds=("abc (1)",), rows=4),
     b=Source(name="new.csv", format="CSV", builds=("d (2)", "e (3)"), rows=1),
     tests=(FAST, SLOW, NOISY, ONCE), lone=(ALONE, LOST),
     differences=(Difference(field="dtype", a="float32", b="bfloat16"),),
-    unsaid=(("b", "n_batch"), ("b", "poll")), assumed_runs=5,
+    unsaid=tuple(MissingSetting(side="b", field=name) for name in ("n_batch", "poll")),
+    assumed_runs=5,
 )  # fmt: skip
 
 
@@ -44,8 +46,8 @@ def test_screens(golden: Any) -> None:
     evil = "\x1b[2J[red]a\nb" + "x" * 5000
     hostile = replace(
         REPORT, a=Source(name=evil, format="JSON", builds=(evil,), rows=1),
-        tests=(replace(FAST, settings=(("n_threads", evil),)),),
-        lone=(replace(LOST, error=evil, settings=(("model_type", evil),)),),
+        tests=(replace(FAST, settings={"n_threads": evil}),),
+        lone=(replace(LOST, error=evil, settings={"model_type": evil}),),
         differences=(Difference(field="dtype", a=evil, b=evil),),
     )  # fmt: skip
     footers = [
@@ -56,7 +58,7 @@ def test_screens(golden: Any) -> None:
         replace(FAST, ratio=ratio, low=ratio / 1.0001, high=ratio * 1.0001)
         for ratio in (1.0, 1.059, 1.9999, 2.0, 31.4159, 0.95, 0.001)
     ]
-    unsaid = tuple(("a", f"field{number}") for number in range(20))
+    unsaid = tuple(MissingSetting(side="a", field=f"field{number}") for number in range(20))
 
     def text(report: ComparisonReport, width: int = 200) -> str:
         return shown(render_comparison(report), width=width)
@@ -75,7 +77,7 @@ def test_screens(golden: Any) -> None:
         "what a file says stays on its line, and is cut": text(hostile, 100_000),
         "ratios in words": [f"{test.ratio}: {change(test)}" for test in close],
         "many settings that a side does not say are counted":
-            changes(text(REPORT), text(replace(REPORT, unsaid=unsaid))),  # type: ignore[arg-type]
+            changes(text(REPORT), text(replace(REPORT, unsaid=unsaid))),
     })  # fmt: skip
     for test in close:
         assert words(replace(test, low=0.0001, high=40.0)) == "within noise"

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from llmcli.commands.bench.options import (
+import llmcli
+from llmcli.commands.bench.report.plan import (
     BenchOutput,
     OurOptions,
+    Plan,
     RunOptions,
-    SubjectOptions,
-    SweptOptions,
+    TestOptions,
 )
-from llmcli.errors import UsageError
+from llmcli.commands.bench.report.settings import SweptOptions
+from llmcli.errors import LlmcliError, UsageError
+from llmcli.records.checks import checks_document
+from llmcli.records.document import members
+from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import require_cwd
+from llmcli.shell.running import kernels_of, require_cwd
 
 if TYPE_CHECKING:
-    from llmcli.commands.bench.report.results import BenchRequest, BenchRow
+    from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
+    from llmcli.commands.bench.view.formats import Format
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
 PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
@@ -45,10 +54,11 @@ Examples:
   llmcli bench --against transformers
   llmcli bench compare before.json after.json --fail-if-slower 5%
 """
+_GIT_SECONDS = 5
 
 
 def command(
-    tests: SubjectOptions,
+    tests: TestOptions,
     swept: SweptOptions,
     runs: RunOptions,
     ours: OurOptions,
@@ -62,49 +72,19 @@ def command(
     measured ceilings allow. A configuration that cannot run is a row with its error. Options of
     llama-bench that change nothing here are accepted and ignored.
     """
-    from llmcli.commands.bench.request import bench_request, model_names
 
     out = Output("bench", output)
     _check(runs, ours, output)
     if tests.hf_token:
         os.environ["HF_TOKEN"] = tests.hf_token
-    models = model_names(tests)
-    request = partial(bench_request, tests=tests, swept=swept, runs=runs, ours=ours)
-    request(models or ("",), threads=1)  # refused before anything is imported
+    models = tests.models()
+    plan = partial(Plan.of, tests=tests, swept=swept, runs=runs, ours=ours)
+    plan(models or ("",), threads=1)  # refused before anything is imported
     require_cwd()
     with Progress(out, "starting …"), SIGNALS.abrupt():
         import torch
     models = models or (_default_model(ours, runs, out),)
-    _run(request(models, threads=torch.get_num_threads()), runs, out)
-
-
-def _run(request: BenchRequest, runs: RunOptions, out: Output) -> None:
-    """Measures, writing each row as it is there, and ends with what the rows have in common."""
-    from llmcli.commands.bench.ending import build_info, finish, machine_words
-    from llmcli.commands.bench.measure.sweep import sweep
-    from llmcli.commands.bench.streams import RowStream, Status
-    from llmcli.commands.bench.suppliers import Suppliers
-    from llmcli.measure.busy import CpuContention
-
-    by, status = build_info(), Status(out, lines=runs.progress)
-    stream = RowStream.of(out, by, request, runs)
-    if request.verbose:
-        out.note(", ".join(machine_words()))
-
-    def on_row(row: BenchRow) -> None:
-        status.erase()
-        SIGNALS.check()
-        stream.row(row)
-
-    with Suppliers(request, out, status) as suppliers:
-        stream.begin()
-        busy = CpuContention()
-        report = sweep(request, suppliers, on_row=on_row, on_progress=status.said)
-        status.erase()
-        stream.end()
-        load = busy.load(report.cpu_threads)
-        report = replace(report, checks=suppliers.checks, machine_load=load)
-        finish(report, runs.output, by, request, list(suppliers.models.values()), out)
+    _run(plan(models, threads=torch.get_num_threads()), out)
 
 
 def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
@@ -143,3 +123,171 @@ def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
         if runs.output == "json":
             out.write("[]\n")
         raise
+
+
+def _run(plan: Plan, out: Output) -> None:
+    """Measures, writes each row when it is complete, and ends with what the rows have in common."""
+    from llmcli.commands.bench.measure.engines import Engines
+    from llmcli.commands.bench.measure.sweep import sweep
+    from llmcli.commands.bench.status import Status
+    from llmcli.measure.busy import CpuContention
+
+    build = build_info()
+    status = Status(out, lines=plan.runs.progress, verbose=plan.runs.verbose)
+    format = _format(plan, out, build)
+    if plan.runs.verbose:
+        out.note(", ".join(_machine_words()))
+
+    def write(text: str) -> None:
+        if text:
+            out.write(text)
+
+    def on_row(row: Row) -> None:
+        status.erase()
+        SIGNALS.check()
+        if format is not None:
+            write(format.row(row))
+
+    with Engines(plan, out, status) as engines:
+        if format is not None:
+            write(format.head)
+        contention = CpuContention()
+        report = sweep(plan, engines, build, on_row=on_row, on_status=status.on_status)
+        status.erase()
+        if format is not None:
+            write(format.foot(len(report.rows)))
+        load = contention.load(report.cpu_threads)
+        report = replace(
+            report, checks=engines.checks, machine_load=load, models=tuple(engines.models.values())
+        )
+        _finish(report, plan, out)
+
+
+def _format(plan: Plan, out: Output, build: BuildInfo) -> Format | None:
+    """The format of the rows that `-o` says; None without rows, as with `--json`.
+
+    Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
+    """
+    from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
+    from llmcli.devices import resolve_device
+
+    def gpu(device: str, layers: int) -> bool:
+        if device == "auto":
+            return layers != 0 and resolve_device("auto").type != "cpu"
+        return device.partition(":")[0] in ("cuda", "mps")
+
+    if out.json or plan.runs.output not in (None, "md"):
+        return None if out.json else FORMATS.get(plan.runs.output or "")
+    found = {gpu(settings.device, settings.n_gpu_layers) for settings in plan.configurations}
+    widths = table_widths(
+        plan.configurations,
+        plan.default,
+        gpu=True in found,
+        cpu=False in found,
+        engines=plan.ours.against is not None,
+        room=out.out.width if plan.runs.output is None else None,
+    )
+    return markdown(build, widths)
+
+
+class NothingRan(LlmcliError):
+    """No test of a sweep could run: ends as the first of them did. `told`: stdout says so."""
+
+    told = True
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row.error or "", hint=row.hint)
+        self.code, self.kind = row.error_code or LlmcliError.code, row.error_kind or ""
+
+
+def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
+    """The second table or the document, the notes, and the exit code."""
+    from llmcli.commands.bench.view.table import against_notes, render_beside
+    from llmcli.measure.environment import environment
+
+    if out.json:
+        out.document(
+            _document(report),
+            model=report.models[0] if report.models else None,
+            environment=environment(kernels=kernels_of(*report.models)),
+        )
+    elif plan.runs.output in (None, "md"):
+        weights = f"random weights (seed {plan.ours.seed})" if plan.ours.random_weights else ""
+        out.show(render_beside(report, _machine_words(*report.models), weights=weights))
+    else:
+        for words in against_notes(report):
+            out.note(words)
+    if report.machine_load is not None and report.machine_load.slowed:
+        out.note(report.machine_load.words)
+    if report.interrupted:
+        after = f" after {counted(len(report.rows), 'test')}" if report.rows else ""
+        raise SIGNALS.stopped(told=out.json, where=after)
+    failed = [row for row in report.rows if row.error is not None]
+    if failed and len(failed) == len(report.rows):
+        raise NothingRan(failed[0])
+    if failed:
+        out.note(f"{len(failed)} of {len(report.rows)} tests could not run")
+
+
+def _document(report: BenchReport) -> dict[str, Any]:
+    """The report; its rows have the keys of `-o json`, and the time of every token."""
+    from llmcli.commands.bench.view.formats import row_object
+
+    caches = [[{"level": level, "bytes": n} for level, n in one.caches] for one in report.ceilings]
+    return members(report) | {
+        "rows": [row_object(row, members(row)) for row in report.rows],
+        "ceilings": [
+            members(one) | {"caches": listed}
+            for one, listed in zip(report.ceilings, caches, strict=True)
+        ],
+        "machine_load": report.machine_load and report.machine_load.document(),
+        "checks": checks_document(report.checks),
+    }
+
+
+def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:
+    """What a result of these models depends on, for a line: `environment_words`."""
+    from llmcli.measure.environment import environment
+    from llmcli.ui.environment import environment_words
+
+    return environment_words(environment(kernels=kernels_of(*models)))
+
+
+def build_info() -> BuildInfo:
+    """The program and the machine; a number of 0 stands for an installed version.
+
+    llama-bench's number counts the commits, and so does ours in a checkout.
+    """
+    from llmcli.commands.bench.report.row import BuildInfo
+    from llmcli.measure.environment import environment
+
+    machine = environment()
+    root = Path(llmcli.__file__).resolve().parents[1]
+    commit, number = llmcli.__version__, 0
+    if (root / ".git").exists():  # not that of a project which has us in its own environment
+        revision = _git(root, "rev-parse", "--short=8", "HEAD")
+        count = _git(root, "rev-list", "--count", "HEAD")
+        if revision and count.isdecimal():
+            commit, number = revision, int(count)
+    return BuildInfo(
+        build_commit=commit,
+        build_number=number,
+        cpu_info=machine.processor,
+        gpu_info=", ".join(machine.gpus),
+    )
+
+
+@cache
+def _git(root: Path, *words: str) -> str:
+    """What git prints, nothing where it is not installed or refuses."""
+    try:
+        ran = subprocess.run(
+            ["git", "-C", str(root), *words],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return ran.stdout.strip()

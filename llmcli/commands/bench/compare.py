@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg, opt
 from llmcli.shell.prompts import read_bytes, refuse_wide, stdin_bytes
 
 if TYPE_CHECKING:
-    from llmcli.commands.bench.report.comparison import ComparisonReport, Results, UnmatchedTest
+    from llmcli.commands.bench.report.comparison import ComparisonReport, Source
 
 EPILOG = """
 Examples:
@@ -65,7 +66,7 @@ def command(sides: CompareOptions, output: OutputOptions) -> None:
     read = [_read(path, out) for path in (sides.first, sides.second)]
     report = compare_results(*read, slower_than=bound)
     out.present(
-        lambda: render_comparison(report), _body(report), model=None, environment=environment()
+        lambda: render_comparison(report), members(report), model=None, environment=environment()
     )
     _require(report)
 
@@ -87,7 +88,7 @@ def _share(text: str) -> float:
     return value / 100
 
 
-def _read(path: str, out: Output) -> Results:
+def _read(path: str, out: Output) -> Source:
     from llmcli.commands.bench.measure.read import read_results
 
     name = "stdin" if path == "-" else path
@@ -101,7 +102,7 @@ def _read(path: str, out: Output) -> Results:
         raise UsageError(f"`{name}` is too large for results of a benchmark", hint=HINT)
     refuse_wide(data, f"`{name}`")
     results = read_results(data, name)
-    doubts = [row.doubt for row in results.rows if row.doubt]
+    doubts = [row.inconsistency for row in results.results if row.inconsistency]
     if doubts:
         more = f" (and {len(doubts) - 1} more)" if len(doubts) > 1 else ""
         out.note(f"{doubts[0]}: compared are the runs{more}")
@@ -125,33 +126,10 @@ def _require(report: ComparisonReport) -> None:
         )
     if report.ok:
         return
-    if any(test.verdict != "slower" for test in report.too_slow):
+    if any(test.verdict != "slower" for test in report.slow_tests):
         hint = "more repetitions (`-r`) make the noise smaller"
-    elif report.too_slow:
+    elif report.slow_tests:
         hint = "that is beyond noise; measure both again on a machine at rest to be sure"
     else:
         hint = "the result says why, at `no rate in B`"
     raise CheckFailed(failures(report), hint=hint)
-
-
-def _body(report: ComparisonReport) -> dict[str, Any]:
-    """The report as JSON has it: settings as objects, and the verdicts that follow from it."""
-    return {
-        "a": report.a,
-        "b": report.b,
-        "differences": report.differences,
-        "unsaid": [{"side": side, "field": field} for side, field in report.unsaid],
-        "tests": [
-            vars(test) | {"settings": dict(test.settings), "verdict": test.verdict}
-            for test in report.tests
-        ],
-        "lone": [_lone(test) for test in report.lone],
-        "assumed_runs": report.assumed_runs,
-        "slower_than": report.slower_than,
-        "too_slow": [report.tests.index(test) for test in report.too_slow],
-        "ok": report.ok,
-    }
-
-
-def _lone(test: UnmatchedTest) -> dict[str, Any]:
-    return vars(test) | {"settings": dict(test.settings), "error": test.error or None}

@@ -4,8 +4,10 @@ from contextlib import contextmanager
 
 from llmcli.commands.bench.measure import run
 from llmcli.commands.bench.measure.sweep import sweep
-from llmcli.commands.bench.report.results import BenchRequest, EngineInfo, Settings
-from llmcli.commands.bench.report.results import Test as Case
+from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
+from llmcli.commands.bench.report.plan import Test as Case
+from llmcli.commands.bench.report.row import BuildInfo, EngineInfo
+from llmcli.commands.bench.report.settings import Settings
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 
 
@@ -27,22 +29,18 @@ def watch(monkeypatch):
 
 
 def settings(**other):
-    return Settings(
-        **{
-            "model": "tiny", "device": "cpu", "dtype": "float32", "n_batch": 2048, "n_ubatch": 512,
-            "n_threads": 1, "type_k": "auto", "type_v": "auto", "n_gpu_layers": -1,
-            "flash_attn": "auto", "no_kv_offload": False, "embeddings": False,
-        } | other
-    )  # fmt: skip
+    own = {"model": "tiny", "device": "cpu", "dtype": "float32", "n_threads": 1}
+    return Settings(**(own | other))
 
 
 def info(engine="llmcli", **other):
     return EngineInfo(
         **{
-            "engine": engine, "version": "1", "model_type": "llama 1M F16", "model_size": 2_000_000,
-            "model_n_params": 1_000_000, "backend": "CPU", "device": "cpu", "dtype": "float32",
-            "weight_format": "float32", "product_format": "float32",
-            "type_k": "f32", "n_gpu_layers": 0, "load_s": 0.5, "bits_per_weight": 16.0,
+            "engine": engine, "engine_version": "1", "model_type": "llama 1M F16",
+            "model_size": 2_000_000, "model_n_params": 1_000_000, "backends": "CPU",
+            "device": "cpu", "dtype": "float32", "weight_format": "float32",
+            "product_format": "float32", "type_k": "f32", "gpu_layers": 0, "load_s": 0.5,
+            "bits_per_weight": 16.0,
         } | other
     )  # fmt: skip
 
@@ -121,29 +119,36 @@ class FakeEngine:
         assert len(self.held) <= self.room, "no room"
 
 
-TESTS = Case(n_prompt=8, n_gen=0, depth=0), Case(n_prompt=0, n_gen=4, depth=0)
+TESTS = Case(n_prompt=8, n_gen=0), Case(n_prompt=0, n_gen=4)
+BUILD = BuildInfo(build_commit="abc", build_number=1, cpu_info="A CPU", gpu_info="")
 
 
-class Supplies:
-    """A sweep's, of functions; without them no peer, no ceilings, nothing known of headers."""
+class Loads:
+    """`Engines` of functions; without them no peer, no ceilings, nothing known of headers."""
 
     def __init__(self, load, peer=None, ceilings=lambda engine, reads: None,
                  known=lambda settings: None):  # fmt: skip
         self.load, self.peer, self.ceilings, self.known = load, peer, ceilings, known
 
 
-def swept(load, *, configurations=None, tests=TESTS, on_row=None, on_progress=None,
-          peer=None, peer_name="transformers", **other):  # fmt: skip
+def planned(configurations=None, tests=TESTS, *, peer=None, like_for_like=False, repetitions=2,
+            warmup=False, delay=0.0, seed=1, **ours):  # fmt: skip
+    return Plan(
+        configurations=tuple(configurations or [settings()]), tests=tuple(tests),
+        default=settings(), like_for_like=like_for_like,
+        runs=RunOptions(repetitions=repetitions, no_warmup=not warmup, delay=delay),
+        ours=OurOptions(seed=seed, against=peer, **ours),
+    )  # fmt: skip
+
+
+def swept(load, *, on_row=None, on_status=lambda words: None, peer=None, ceilings=None, known=None,
+          **plan):  # fmt: skip
     """(the report, the rows as they were handed out)."""
     rows = []
-    functions = {name: other.pop(name) for name in ("ceilings", "known") if name in other}
-    request = BenchRequest(
-        configurations=tuple(configurations or [settings()]), tests=tuple(tests),
-        default=settings(), against=peer_name if peer else None,
-        **({"repetitions": 2, "warmup": False, "seed": 1} | other),
-    )  # fmt: skip
+    functions = {"ceilings": ceilings, "known": known}
+    loads = Loads(load, peer, **{name: one for name, one in functions.items() if one})
     report = sweep(
-        request, Supplies(load, peer, **functions), on_row=on_row or rows.append,
-        on_progress=on_progress,
+        planned(peer="transformers" if peer else None, **plan), loads, BUILD,
+        on_row=on_row or rows.append, on_status=on_status,
     )  # fmt: skip
     return report, rows

@@ -13,25 +13,24 @@ from statistics import fmean, stdev
 import pytest
 
 from llmcli.commands.bench.measure.compare import compare_results
-from llmcli.commands.bench.report.comparison import Rate, Result, Results
+from llmcli.commands.bench.report.comparison import Rate, Result, Source
 from llmcli.commands.bench.report.intervals import (
     correlation,
     interval,
     pool,
     two_sided,
 )
-from llmcli.commands.bench.report.results import Against
-from llmcli.commands.bench.report.results import Test as Case
+from llmcli.commands.bench.report.row import Against
 
 
 def rate(mean: float, std: float = 1.0, runs: int | None = 5) -> Rate:
     return Rate(mean=mean, std=std, runs=runs)
 
 
-def side(of: Rate) -> Results:
+def side(of: Rate) -> Source:
     """The result of a single test."""
-    row = Result(test="pp8", facts={"model_type": "m"}, rate=of, error="")
-    return Results(name="x", format="JSON", builds=(), rows=(row,))
+    row = Result(test="pp8", facts={"model_type": "m"}, rate=of)
+    return Source(name="x", format="JSON", builds=(), rows=1, results=(row,))
 
 
 # Student's t and Welch's interval
@@ -111,7 +110,7 @@ def test_equal_engines_are_called_faster_or_slower_in_5_percent_of_cases(pairs: 
         ratios = tuple(
             (1 + 0.03 * draw.gauss(0, 1)) / (1 + 0.03 * draw.gauss(0, 1)) for _ in range(pairs)
         )
-        pair = Against(test=Case(n_prompt=1, n_gen=0, depth=0), peer="transformers",
+        pair = Against(test="pp1", peer="transformers",
                        ratios=ratios, median=1.0, lowest=1.0, highest=1.0, order=())  # fmt: skip
         decided += not pair.undecided
     assert decided / 1000 == pytest.approx(0.05 if pairs > 1 else 0.0, abs=0.015)

@@ -13,8 +13,7 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import part_work, total_work
 from llmcli.commands.bench.measure import counts
 from llmcli.commands.bench.measure.run import random_ids
-from llmcli.commands.bench.report.results import Test as Case
-from llmcli.commands.bench.request import all_tests
+from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.graph.spec import Call
 from llmcli.records.ceilings import MatrixRate, ReadRate
 from llmcli.records.work import PartWork
@@ -31,7 +30,7 @@ def made(flops_per_s, *reads):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "window", "layers that differ"])
 def test_work_is_that_of_every_call(name):
-    config, test = CONFIGS[name], Case(n_prompt=11, n_gen=3, depth=5)
+    config, test = CONFIGS[name], Case(n_prompt=11, n_gen=3, n_depth=5)
     calls = [("prefill", 5, 4, "none"), ("prefill", 9, 2, "last")]  # 6 at a time: two batches,
     calls += [("prefill", 11, 4, "none"), ("prefill", 15, 1, "last")]  # each ends with logits
     calls += [("decode", past, 1, "last") for past in (16, 17, 18)]
@@ -49,7 +48,7 @@ def test_work_is_that_of_every_call(name):
 def test_a_depth_is_not_counted_but_read():
     config = llama()
     flat, deep = (
-        counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=1, depth=d), settings())
+        counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=1, n_depth=d), settings())
         for d in (0, 30)
     )
     assert deep.weights == flat.weights
@@ -59,7 +58,7 @@ def test_a_depth_is_not_counted_but_read():
 
 
 def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
-    config, test = llama(), Case(n_prompt=0, n_gen=1, depth=0)
+    config, test = llama(), Case(n_prompt=0, n_gen=1)
     work = counts.work(config, FLOAT32, test, settings())
 
     def least(bytes_per_s, flops_per_s):
@@ -82,40 +81,40 @@ def test_weights_come_from_where_all_that_a_step_reads_lies_and_activations_from
     def least(tokens, nbytes):
         cache = ReadRate(nbytes=nbytes, bytes_per_s=4e9, level="L2")
         ceilings = made(1e30, cache, CEILINGS.reads[1])
-        test = Case(n_prompt=0, n_gen=tokens, depth=0)
+        test = Case(n_prompt=0, n_gen=tokens)
         return counts.roofline_ns(config, FLOAT32, test, settings(), ceilings)
 
-    test = Case(n_prompt=0, n_gen=1, depth=0)
+    test = Case(n_prompt=0, n_gen=1)
     one = counts.work(config, FLOAT32, test, settings())
     streamed = one.weights + one.cache
     assert least(1, streamed) == pytest.approx((streamed + one.activations) / 4)
     # what a part passes on still fits
     assert least(1, streamed - 1) == pytest.approx(streamed + one.activations / 4)
     # a second token reads it all again, out of the same cache: not twice as much at a time
-    two = counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=2, depth=0), settings())
+    two = counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=2), settings())
     assert least(2, streamed + 1000) == pytest.approx(two.bytes / 4)
 
 
 def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
     config = llama()
     empty, full = (
-        counts.working_set(config, FLOAT32, Case(n_prompt=p, n_gen=g, depth=d))
+        counts.working_set(config, FLOAT32, Case(n_prompt=p, n_gen=g, n_depth=d))
         for p, g, d in ((0, 1, 0), (8, 3, 20))
     )
-    one = counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=1, depth=0), settings())
+    one = counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=1), settings())
     assert empty == one.weights + one.cache
     assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 
 def test_there_is_no_roofline_where_the_dtype_was_not_measured():
-    test = Case(n_prompt=1, n_gen=0, depth=0)
+    test = Case(n_prompt=1, n_gen=0)
     assert counts.roofline_ns(llama(), BFLOAT16, test, settings(), CEILINGS) is None
 
 
 def test_memory_is_that_of_all_tokens():
     config = llama()
     one, other = (
-        counts.memory_bytes(config, FLOAT32, Case(n_prompt=n, n_gen=1, depth=d), settings())
+        counts.memory_bytes(config, FLOAT32, Case(n_prompt=n, n_gen=1, n_depth=d), settings())
         for n, d in ((4, 0), (2, 2))
     )
     assert one == other
@@ -123,19 +122,11 @@ def test_memory_is_that_of_all_tokens():
         (43 * 16 * 2, 16, *(2 * 16, 2 * 16 * 32, 2 * 16 * 16, 3 * 16 * 30) * 2)
     )
     assert one > 4 * weights
-    long = Case(n_prompt=900, n_gen=0, depth=0)
+    long = Case(n_prompt=900, n_gen=0)
     needs = [
         counts.memory_bytes(config, FLOAT32, long, settings(n_ubatch=n)) for n in (1, 64, 512)
     ]
     assert needs[0] < needs[1] < needs[2]
-
-
-def test_at_each_depth_prompts_then_generations_then_pairs():
-    names = [test.name for test in all_tests([512, 0, 16], [128], [(8, 4), (0, 0)], [0, 64])]
-    assert names == [
-        "pp512", "pp16", "tg128", "pp8+tg4",
-        "pp512 @ d64", "pp16 @ d64", "tg128 @ d64", "pp8+tg4 @ d64",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -160,14 +151,6 @@ def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(
     assert chosen.chunk == min(batch, ubatch)
 
 
-def test_one_engine_serves_what_it_is_told_at_its_start():
-    one = settings()
-    for same in ({"n_batch": 1}, {"n_ubatch": 1}, {"n_threads": 7}):
-        assert one.same_engine(settings(**same))
-    for other in ({"model": "x"}, {"dtype": "bfloat16"}, {"device": "meta"}, {"type_k": "f16"}):
-        assert not one.same_engine(settings(**other))
-
-
 def test_ids_are_random_repeatable_and_begin_with_bos():
     ids = random_ids(1, "pp512 0", 512, 97, None)
     assert ids == random_ids(1, "pp512 0", 512, 97, None)
@@ -178,7 +161,3 @@ def test_ids_are_random_repeatable_and_begin_with_bos():
     assert ids != random_ids(2, "pp512 0", 512, 97, None)
     assert random_ids(1, "pp512 0", 512, 97, 5) == [5, *ids[1:]]
     assert random_ids(1, "pp512 0", 0, 97, 5) == []
-
-
-def test_the_memory_has_room_for_depth_prompt_and_text():
-    assert Case(n_prompt=5, n_gen=3, depth=7).capacity == 15

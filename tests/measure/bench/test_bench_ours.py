@@ -1,21 +1,24 @@
 """Our decoder as an engine: it computes what it says, and refuses what it cannot."""
 
 import dataclasses
+from functools import partial
+from unittest.mock import MagicMock
 
 import pytest
 import torch
-from bench_engines import settings, swept
+from bench_engines import planned, settings, swept
 from tiny_checkpoints import LLAMA, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.bench.measure import loader as loader_module
-from llmcli.commands.bench.measure.loader import Loader
-from llmcli.commands.bench.measure.ours import Ours, engine_info, has_flash
-from llmcli.commands.bench.request import all_tests
+from llmcli.commands.bench.measure import engines
+from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info, has_flash
+from llmcli.commands.bench.measure.engines import Engines, refuse_for
+from llmcli.commands.bench.report.plan import BenchOutput, all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.decoder import Decoder
+from llmcli.shell.output import Output
 
 IDS = [5, 17, 96, 0, 3, 44, 8, 12, 60]
 
@@ -25,8 +28,28 @@ def folder(tmp_path):
     return write_llama(tmp_path / "model")
 
 
-def loader(folder, **options):
-    return Loader(lambda name: (open_checkpoint(folder), 0.25), **options)
+def loads(*configurations, **options):
+    """`Engines` for a plan with these configurations."""
+    return Engines(planned(configurations, **options), Output("bench", BenchOutput()), MagicMock())
+
+
+def load(folder, **how):
+    """Our engine of the model in that folder."""
+    chosen = settings(model=str(folder), **how)
+    return loads(chosen).load(chosen)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The names of the checkpoints that are opened."""
+    names = []
+
+    def watched(path, *, name):
+        names.append(name)
+        return open_checkpoint(path, name=name)
+
+    monkeypatch.setattr(engines, "open_checkpoint", watched)
+    return names
 
 
 @pytest.fixture
@@ -51,7 +74,7 @@ def reference(folder, ids, **options):
 
 
 def test_it_computes_the_logits_of_the_last_token_in_chunks(folder, calls, monkeypatch):
-    engine = loader(folder)(settings())
+    engine = load(folder)
     engine.start(len(IDS) + 2, 1, 4)
     engine.read(IDS)
     engine.step(7)
@@ -79,7 +102,7 @@ def test_only_off_takes_the_fused_kernel_away_and_all_compute_the_same(folder, c
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     for way, fast in (("on", True), ("off", False), ("auto", True)):
-        engine = loader(folder)(settings(flash_attn=way))
+        engine = load(folder, flash_attn=way)
         engine.start(len(IDS) + 1, 1, 4)
         with engine.computing():
             engine.read(IDS)
@@ -94,74 +117,69 @@ def test_only_off_takes_the_fused_kernel_away_and_all_compute_the_same(folder, c
 
 
 def test_it_says_what_ran(folder):
-    engine = loader(folder)(settings())
+    engine = load(folder)
     tensors = llama_tensors()
     numbers = sum(tensor.numel() for tensor in tensors.values())
     ran = engine.info
     assert (ran.model_n_params, ran.model_size) == (numbers, 4 * numbers)
     assert (ran.bits_per_weight, ran.model_type) == (32, "llama 0M all F32")
-    assert (ran.engine, ran.backend, ran.device, ran.dtype) == ("llmcli", "CPU", "cpu", "float32")
-    assert (ran.type_k, ran.n_gpu_layers) == ("f32", 0)
-    assert ran.load_s > 0.25
+    assert (ran.engine, ran.backends, ran.device, ran.dtype) == ("llmcli", "CPU", "cpu", "float32")
+    assert (ran.type_k, ran.gpu_layers) == ("f32", 0)
+    assert ran.load_s > 0
     assert (ran.load_peak.phase, ran.load_peak.device_bytes) == ("load", None)
     assert ran.base_bytes > 10 * 2**20  # of Python and PyTorch
     assert engine.vocab == LLAMA["vocab_size"]
     assert engine.bos is None  # there is no tokenizer
-    half = loader(folder)(settings(dtype="bfloat16")).info
+    half = load(folder, dtype="bfloat16").info
     assert (half.model_size, half.bits_per_weight, half.type_k) == (2 * numbers, 16, "bf16")
 
 
 def test_threads_are_those_of_the_settings(folder):
-    engine = loader(folder)(settings())
+    engine = load(folder)
     engine.start(4, 2, 4)
     assert torch.get_num_threads() == 2
     engine.start(4, 1, 4)
     assert torch.get_num_threads() == 1
 
 
-def test_a_model_is_loaded_once_for_settings_that_share_it(folder):
-    opened = []
-
-    def open(name):
-        opened.append(name)
-        return open_checkpoint(folder), 0.0
-
-    load = Loader(open)
-    one = load(settings())
-    other = load(settings(flash_attn="off"))
-    assert opened == ["tiny"]
-    assert one.info == other.info
+def test_a_model_is_loaded_once_for_settings_that_share_it(folder, tmp_path, opened):
+    chosen = partial(settings, model=str(folder))
+    other = str(write_llama(tmp_path / "other"))
+    found = loads(chosen())
+    one, off = found.load(chosen()), found.load(chosen(flash_attn="off"))
+    assert opened == [str(folder)]
+    assert one.info == off.info
     with pytest.raises(UsageError):
-        load(settings(type_k="f16"))
-    known = load.known(settings(type_k="f16"))  # as it was loaded
+        found.load(chosen(type_k="f16"))
+    known = found.known(chosen(type_k="f16"))  # as it was loaded
     assert (known.model_size, known.load_s) == (one.info.model_size, None)
-    load(settings(dtype="bfloat16"))
-    load(settings(dtype="bfloat16", model="other"))
-    assert opened == ["tiny", "tiny", "other"]
+    found.load(chosen(dtype="bfloat16"))
+    found.load(settings(dtype="bfloat16", model=other))
+    assert opened == [str(folder), str(folder), other]
+    assert [model["weight_format"] for model in found.models.values()] == [
+        "float32", "bfloat16", "bfloat16",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
         ({"type_k": "q8_0"}, "type_k"), ({"type_v": "q4_0"}, "type_v"), ({"type_k": "f16"}, "f16"),
-        ({"embeddings": True}, "embeddings"), ({"n_ubatch": 0}, "n_ubatch"),
-        ({"n_batch": -1}, "n_batch"), ({"flash_attn": "perhaps"}, "perhaps"),
+        ({"embeddings": True}, "embeddings"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_refused(folder, asked, word):
     with pytest.raises(UsageError, match=word):
-        loader(folder)(settings(**asked))
+        load(folder, **asked)
 
 
 def test_what_makes_no_difference_on_a_cpu_is_not(folder):
     for asked in ({"type_k": "f32", "type_v": "f32"}, {"n_gpu_layers": 99}, {"no_kv_offload": True},
                   {"n_gpu_layers": 0, "device": "auto"}):  # fmt: skip
-        assert loader(folder)(settings(**asked)).info.device == "cpu"
+        assert load(folder, **asked).info.device == "cpu"
 
 
 def test_on_a_gpu_all_layers_are_there_or_none():
-    from llmcli.commands.bench.measure.loader import refuse_for
-
     def ask(rounds=True, **asked):
         refuse_for(
             settings(**asked), cache_type="f16", gpu=True, layers=4, flash=True, rounds=rounds
@@ -179,8 +197,8 @@ def test_on_a_gpu_all_layers_are_there_or_none():
 
 
 def test_what_does_not_fit_is_out_of_memory(folder, monkeypatch):
-    engine = loader(folder)(settings())
-    slow = loader(folder)(settings(flash_attn="off"))
+    engine = load(folder)
+    slow = load(folder, flash_attn="off")
     engine.start(8, 1, 4)
     monkeypatch.setattr(devices, "available_bytes", lambda device: 1_400_000)
     engine.start(900, 1, 4)
@@ -195,14 +213,14 @@ def test_what_does_not_fit_is_out_of_memory(folder, monkeypatch):
 
 
 def test_learned_positions_are_a_limit(tmp_path):
-    engine = loader(write_gpt2(tmp_path))(settings())
+    engine = load(write_gpt2(tmp_path))
     engine.start(32, 1, 8)
     with pytest.raises(UsageError, match="32 positions"):
         engine.start(33, 1, 8)
 
 
 def test_an_engine_that_is_closed_computes_nothing(folder):
-    engine = loader(folder)(settings())
+    engine = load(folder)
     engine.start(8, 1, 4)
     engine.close()
     with pytest.raises(ValueError, match="not been started"):
@@ -212,14 +230,15 @@ def test_an_engine_that_is_closed_computes_nothing(folder):
 def test_a_configuration_alone_is_enough_with_random_weights_or_for_shapes(folder, calls):
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no weights"):
-        loader(folder)(settings())
-    engine = loader(folder, random_weights=3)(settings())
+        load(folder)
+    drawn = settings(model=str(folder))
+    engine = loads(drawn, random_weights=True, seed=3).load(drawn)
     engine.start(8, 1, 4)
     engine.read([1, 2])
     calls.clear()
-    engine = loader(folder)(settings(device="meta"))
+    engine = load(folder, device="meta")
     found = engine.info
-    assert (found.device, found.backend, found.dtype) == ("meta", "meta", "float32")
+    assert (found.device, found.backends, found.dtype) == ("meta", "meta", "float32")
     assert (found.base_bytes, found.load_peak) == (None, None)
     engine.start(12, 1, 4)
     engine.read(IDS)
@@ -241,24 +260,24 @@ def test_shapes_are_of_the_dtype_that_the_device_would_have(folder):
 
 def test_a_whole_sweep(folder):
     """Rows of a real engine, those that cannot be among them."""
-    configurations = [
-        settings(), settings(type_k="q8_0"), settings(device="meta"), settings(n_ubatch=2)
-    ]  # fmt: skip
+    chosen = partial(settings, model=str(folder))
+    configurations = [chosen(), chosen(type_k="q8_0"), chosen(device="meta"), chosen(n_ubatch=2)]
     tests = all_tests([6], [3], [(4, 2)], [0, 5])
     report, rows = swept(
-        loader(folder), configurations=configurations, tests=tests, repetitions=3, warmup=True
-    )
+        loads(*configurations).load, configurations=configurations, tests=tests, repetitions=3,
+        warmup=True,
+    )  # fmt: skip
     assert report.rows == tuple(rows)
     assert [bool(row.error) for row in rows] == [False] * 6 + [True] * 6 + [False] * 12
     for row in rows[:6] + rows[18:]:
         assert len(row.samples_ns) == 3
-        assert len(row.token_ns) == 3 * row.test.n_gen
-        assert len(row.first_ns) == (3 if row.test.n_prompt else 0)
+        assert len(row.samples_token_ns) == 3 * row.n_gen
+        assert len(row.samples_ttft_ns) == (3 if row.n_prompt else 0)
         assert min(row.samples_ns) > 0
-        whole = sum(row.first_ns) + sum(row.token_ns)
+        whole = sum(row.samples_ttft_ns) + sum(row.samples_token_ns)
         assert whole == sum(row.samples_ns)
-        assert row.peak_memory_bytes > row.info.model_size
-    assert [row.work for row in rows[:6]] == [row.work for row in rows[12:18]]
+        assert row.peak_memory_bytes > row.model_size
+    assert [row.flops for row in rows[:6]] == [row.flops for row in rows[12:18]]
 
 
 def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
@@ -266,38 +285,25 @@ def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
         bos_id, add_bos = 11, True
 
     model = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32")
-    engine = Ours(model, engine_info(model, 0.0))
-    assert engine.bos is None
+    assert LlmcliEngine(model, engine_info(model, 0.0)).bos is None
     model.tokenizer = Tokenizer()
-    assert engine.bos == 11
+    assert LlmcliEngine(model, engine_info(model, 0.0)).bos == 11
     Tokenizer.add_bos = False
-    assert engine.bos is None
+    assert LlmcliEngine(model, engine_info(model, 0.0)).bos is None
 
 
-def test_headers_say_what_a_model_is_that_was_not_loaded(folder):
-    asked = []
-
-    def headers(name):
-        asked.append(name)
-        return open_checkpoint(folder)
-
-    def never(name):
-        raise AssertionError("nothing is fetched for a row that has failed")
-
-    load = Loader(never, headers=headers)
-    known = load.known(settings(type_k="q8_0"))
-    there = loader(folder)(settings()).info
-    assert known == dataclasses.replace(there, load_s=None, base_bytes=None, load_peak=None)
-    assert load.known(settings(type_k="q4_0")) is known
-    assert asked == ["tiny"]
-    assert load.known(settings(dtype="bfloat16")).type_k == "bf16"
-    assert load.known(settings(device="meta")).device == "meta"
-    assert load.known(settings(device="cuda:99")) is None  # where nobody knows in what dtype
-
-    def gone(name):
-        raise CheckpointError("it is broken")
-
-    assert Loader(never, headers=gone).known(settings()) is None
+def test_headers_say_what_a_model_is_that_was_not_loaded(folder, opened, tmp_path):
+    chosen = partial(settings, model=str(folder))
+    found = loads(chosen())
+    known = found.known(chosen(type_k="q8_0"))
+    there = load(folder).info
+    assert known == dataclasses.replace(there.without_memory(), load_s=None)
+    assert found.known(chosen(type_k="q4_0")) is known
+    assert opened == [str(folder)] * 2
+    assert found.known(chosen(dtype="bfloat16")).type_k == "bf16"
+    assert found.known(chosen(device="meta")).device == "meta"
+    assert found.known(chosen(device="cuda:99")) is None  # in a dtype that cannot be known
+    assert found.known(settings(model=str(tmp_path / "nowhere"))) is None
 
 
 @pytest.mark.parametrize(
@@ -315,30 +321,31 @@ def test_where_there_is_flash_attention(monkeypatch, device, dtype, capability, 
 
 
 def test_flash_attention_that_is_not_there_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(loader_module, "has_flash", lambda device, dtype: False)
+    monkeypatch.setattr(engines, "has_flash", lambda device, dtype: False)
     with pytest.raises(UsageError, match="no flash attention in f32") as error:
-        loader(folder)(settings(flash_attn="on"))
+        load(folder, flash_attn="on")
     assert "-fa" in error.value.hint
     for way in ("auto", "off"):
-        loader(folder)(settings(flash_attn=way))
+        load(folder, flash_attn=way)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_on_a_gpu_every_call_is_done_when_it_returns(folder):
-    engine = loader(folder)(settings(device="cuda:0"))
-    assert (engine.info.backend, engine.info.n_gpu_layers) == ("CUDA", 3)
+    engine = load(folder, device="cuda:0")
+    assert (engine.info.backends, engine.info.gpu_layers) == ("CUDA", 3)
     engine.start(len(IDS) + 1, 1, 4)
     for call in (lambda: engine.read(IDS), lambda: engine.step(3)):
         call()
         assert torch.cuda.current_stream().query()
-    gpu = [settings(device="cuda:0"), settings(device="cuda:0", n_gpu_layers=1)]
+    chosen = partial(settings, model=str(folder), device="cuda:0")
+    gpu = [chosen(), chosen(n_gpu_layers=1)]
     tests = all_tests([6], [3], [], [0, 4])
-    _, rows = swept(loader(folder), configurations=gpu, tests=tests, warmup=True)
+    _, rows = swept(loads(*gpu).load, configurations=gpu, tests=tests, warmup=True)
     assert [bool(row.error) for row in rows] == [False] * 4 + [True] * 4
-    assert all(row.peak_memory_bytes >= row.info.model_size for row in rows[:4])
     for row in rows[:4]:
-        assert all(one.device_bytes >= row.info.model_size for one in row.peaks[1:])
+        most = (row.peak_memory_bytes, row.prefill_device_bytes, row.decode_device_bytes)
+        assert all(one >= row.model_size for one in most if one is not None)
     with pytest.raises(UsageError, match="no flash attention in f32"):
-        loader(folder)(settings(device="cuda:0", flash_attn="on"))
-    loader(folder)(settings(device="cuda:0", dtype="bfloat16", flash_attn="on"))
+        load(folder, device="cuda:0", flash_attn="on")
+    load(folder, device="cuda:0", dtype="bfloat16", flash_attn="on")

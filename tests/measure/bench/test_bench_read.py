@@ -10,9 +10,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from llmcli.commands.bench.measure.read import read_results
-from llmcli.commands.bench.measure.row import SETTINGS
-from llmcli.commands.bench.report.comparison import Results
+from llmcli.commands.bench.measure.read import COMPARED, read_results
+from llmcli.commands.bench.report.comparison import Source
 from llmcli.errors import UsageError
 
 DATA = Path(__file__).parents[2] / "data" / "llama_bench"
@@ -25,7 +24,7 @@ RUNS = {
 }
 
 
-def read(kind: str) -> Results:
+def read(kind: str) -> Source:
     return read_results((DATA / f"results.{kind}").read_bytes(), kind)
 
 
@@ -33,12 +32,12 @@ def read(kind: str) -> Results:
 def test_the_same_results_from_every_format(kind: str) -> None:
     found = read(kind)
     assert (found.name, found.format, found.builds) == (kind, FORMATS[kind], ("1a2b3c4d (6001)",))
-    assert [row.test for row in found.rows] == list(RUNS)
+    assert [row.test for row in found.results] == list(RUNS)
     digits = {"json": 1e-12, "jsonl": 1e-12, "csv": 1e-6}[kind]
-    for row, (tokens, times) in zip(found.rows, RUNS.values(), strict=True):
+    for row, (tokens, times) in zip(found.results, RUNS.values(), strict=True):
         rates = [tokens / (ns / 1e9) for ns in times]
         assert row.rate is not None
-        assert row.error == ""
+        assert row.error is None
         assert row.rate.mean == pytest.approx(fmean(rates), abs=digits)
         assert row.rate.std == pytest.approx(stdev(rates), abs=digits)
         assert row.rate.runs == (5 if kind.startswith("json") else None)
@@ -46,7 +45,7 @@ def test_the_same_results_from_every_format(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_settings_are_spelled_alike(kind: str) -> None:
-    facts, whole = read(kind).rows[0].facts, read("json").rows[0].facts
+    facts, whole = read(kind).results[0].facts, read("json").results[0].facts
     assert facts == whole
     assert (facts["model_size"], facts["model_n_params"]) == ("87.00 MiB", "134.52 M")
     assert facts["model_filename"] == "small-135M-Q4_1.gguf"
@@ -72,13 +71,13 @@ def test_sql_is_refused_with_the_way_out(database: bool, cut: int | None) -> Non
 @pytest.mark.parametrize("kind", FORMATS)
 def test_runs_that_stand_one_after_the_other(kind: str) -> None:
     once = (DATA / f"results.{kind}").read_bytes()
-    assert len(read_results(once + b"\n" + once, "twice").rows) == 6
+    assert read_results(once + b"\n" + once, "twice").rows == 6
 
 
 @pytest.mark.parametrize("kind", ["json", "csv"])
 def test_what_windows_writes(kind: str) -> None:
     text = (DATA / f"results.{kind}").read_text("utf-8").replace("\n", "\r\n")
-    assert read_results(text.encode("utf-8-sig"), kind).rows == read(kind).rows
+    assert read_results(text.encode("utf-8-sig"), kind).results == read(kind).results
 
 
 # files that are none
@@ -110,14 +109,14 @@ def test_what_is_no_result_is_one_line(data: bytes, words: str) -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_no_cut_makes_a_traceback(kind: str) -> None:
     data = (DATA / f"results.{kind}").read_bytes()
-    whole = len(read_results(data, "x").rows)
+    whole = read_results(data, "x").rows
     for end in range(0, len(data), 37):
         with suppress(UsageError):
-            assert len(read_results(data[:end], "x").rows) <= whole
+            assert read_results(data[:end], "x").rows <= whole
 
 
 def test_settings_hold_every_field_of_llama_bench_that_is_one() -> None:
     measured = {"build_commit", "build_number", "n_prompt", "n_gen", "n_depth", "test_time"}
     measured |= {"avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns", "samples_ts"}
     (first, *_) = json.loads((DATA / "results.json").read_text())
-    assert set(first) - measured <= set(SETTINGS)
+    assert set(first) - measured <= set(COMPARED)

@@ -17,14 +17,14 @@ from zoo import llama
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.bench.measure import counts
 from llmcli.commands.bench.measure import sweep as module
-from llmcli.commands.bench.report.results import Test as Case
-from llmcli.commands.bench.request import all_tests
+from llmcli.commands.bench.report.plan import Test as Case
+from llmcli.commands.bench.report.plan import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure.held import Held
 from llmcli.records.text import PhasePeak
 
-PP, TG = TESTS[0], Case(n_prompt=0, n_gen=2, depth=0)
-DEEP = Case(n_prompt=4, n_gen=2, depth=6)
+PP, TG = TESTS[0], Case(n_prompt=0, n_gen=2)
+DEEP = Case(n_prompt=4, n_gen=2, n_depth=6)
 DEEP_PP, DEEP_TG = (dataclasses.replace(DEEP, **none) for none in ({"n_gen": 0}, {"n_prompt": 0}))
 
 
@@ -34,8 +34,8 @@ class Counting(FakeEngine):
     config = llama()
     reads = "prompt"
 
-    def __init__(self, *, rounds=False, log=None, **facts):
-        super().__init__(log=log)
+    def __init__(self, clock=None, *, rounds=False, log=None, **facts):
+        super().__init__(clock, log=log)
         self.info = info(**facts)
         self._formats = {"head.W": "Q8_0"} if rounds else {}
 
@@ -68,20 +68,22 @@ CASES = {
         "tests": all_tests([8], [2], [(2, 1)], [0, 3]), "repetitions": 1,
     },
     "a depth is read once for all tests that begin with it, and warmed up behind it": {
-        "tests": [DEEP_PP, Case(n_prompt=0, n_gen=5, depth=6), Case(n_prompt=4, n_gen=0, depth=5)],
+        "tests": [
+            DEEP_PP, Case(n_prompt=0, n_gen=5, n_depth=6), Case(n_prompt=4, n_gen=0, n_depth=5),
+        ],
         "warmup": True,
     },
     "the memory is emptied before each repetition and keeps the depth": {
         "tests": [DEEP], "repetitions": 3,
     },
     "a warm-up is the whole prompt and one token": {
-        "tests": [Case(n_prompt=4, n_gen=2, depth=0), TG], "warmup": True, "repetitions": 1,
+        "tests": [Case(n_prompt=4, n_gen=2), TG], "warmup": True, "repetitions": 1,
     },
     "batches are read, and the engine is told the micro-batch": {
-        "tests": [Case(n_prompt=10, n_gen=0, depth=9)], "repetitions": 1,
+        "tests": [Case(n_prompt=10, n_gen=0, n_depth=9)], "repetitions": 1,
         "configurations": [settings(n_batch=4, n_ubatch=3, n_threads=2)],
     },
-    "a delay passes before each test": {"tests": [PP, TG], "delay_s": 0.5, "repetitions": 1},
+    "a delay passes before each test": {"tests": [PP, TG], "delay": 0.5, "repetitions": 1},
     "an engine is kept as long as it serves": {
         "configurations": [
             settings(n_ubatch=4), settings(n_ubatch=8, n_threads=3), settings(dtype="bfloat16"),
@@ -131,14 +133,14 @@ CASES = {
     "without ceilings": {"engine": Counting, "tests": [PP]},
     "ceilings for an engine whose work is not known": {"tests": [PP], "ceilings": CEILINGS},
     "on the device meta nothing is timed, shapes are computed once": {
-        "engine": lambda log: Counting(log=log, device="meta"), "ceilings": CEILINGS,
+        "engine": lambda clock, log: Counting(log=log, device="meta"), "ceilings": CEILINGS,
         "repetitions": 5,
     },
 } | {
     f"activations of the peer{', like for like' * alike}{', rounded' * rounds}": {
-        "engine": lambda log, rounds=rounds: Counting(rounds=rounds, log=log), "tests": [PP],
-        "configurations": [settings(), settings(activations="8")], "like_for_like": alike,
-        "repetitions": 1,
+        "engine": lambda clock, log, rounds=rounds: Counting(clock, rounds=rounds, log=log),
+        "tests": [PP], "configurations": [settings(), settings(activations="8")],
+        "like_for_like": alike, "repetitions": 1,
     }
     for alike in (False, True) for rounds in (False, True)
 }  # fmt: skip
@@ -151,7 +153,7 @@ def told(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings
         log.append(f"load {chosen.model} {chosen.dtype}")
         if chosen.model in loads:
             raise loads[chosen.model]
-        return engine(log=log) if engine else FakeEngine(clock, log=log, trouble=trouble)
+        return engine(clock, log=log) if engine else FakeEngine(clock, log=log, trouble=trouble)
 
     def other(chosen):
         log.append(f"load {chosen.model} of the peer")
@@ -166,28 +168,33 @@ def told(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings
 
     def on_row(row):
         said = f"= {row.number} {row.test.name} by {row.engine}"
-        said += f" ({row.info.version or 'no version'}, {row.info.model_type})" if row.info else ""
+        if row.engine_version is not None:
+            said += f" ({row.engine_version or 'no version'}, {row.model_type})"
         said += " in shapes" * row.meta + f", activations {row.settings.activations}"
         if row.error:
-            log.append(f"{said}: {row.error} {row.hint or ''}".rstrip())
+            error = (row.error_code, row.error_kind, row.error)
+            log.append(f"{said}: {error} {row.hint or ''}".rstrip())
             return
-        log.append(f"{said}: {row.samples_ns}, first {row.first_ns}, tokens {row.token_ns}")
+        times = f"first {row.samples_ttft_ns}, tokens {row.samples_token_ns}"
+        log.append(f"{said}: {row.samples_ns}, {times}")
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row.test_time)
-        if row.work:
-            bound = f"{row.roofline_ns:.0f} ns" if row.roofline_ns else "no roofline"
-            log.append(f"  {row.work.flops} FLOPs, {bound}")
+        if row.flops:
+            bound = f"{row.roofline_ns} ns" if row.roofline_ns else "no roofline"
+            log.append(f"  {row.flops} FLOPs, {bound}")
         if row.meta:
-            log.append(f"  {row.estimated_memory_bytes} bytes, peaks {row.peaks}")
-        if pair := row.against:
-            log.append(f"  against {pair.peer} {pair.ratios} {' '.join(pair.order)}")
+            assert row.prefill_resident_bytes is row.decode_resident_bytes is None
+            log.append(f"  {row.estimated_memory_bytes} bytes")
+        if row.against_ratio:
+            log.append(f"  against the peer {row.against_ratios} {' '.join(row.against_order)}")
 
     rows = []
     report, _ = swept(
-        load, peer=other if peer else None, ceilings=asked, on_progress=log.append,
+        load, peer=other if peer else None, ceilings=asked, on_status=log.append,
         on_row=lambda row: rows.append(row) or on_row(row), **options,
     )  # fmt: skip
     assert report.rows == tuple(rows)
-    assert report.against == tuple(row.against for row in rows if row.against)
+    paired = [row.against_ratios for row in rows if row.against_ratio]
+    assert [pair.ratios for pair in report.against] == paired
     log += ["interrupted"] * report.interrupted
 
 
@@ -210,16 +217,17 @@ def costing(clock, *costs, **how):
 def test_statistics_are_those_of_a_hand_computation(monkeypatch):
     clock = watch(monkeypatch)
     _, [one] = swept(lambda chosen: FakeEngine(clock), tests=[TG], repetitions=1)
-    assert (one.stddev_ns, one.stddev_ts, one.token_ns, one.avg_ts) == (0, 0, (100,) * 2, 1e7)
+    assert (one.stddev_ns, one.stddev_ts, one.avg_ts) == (0, 0, 1e7)
+    assert one.samples_token_ns == (100,) * 2
     _, [row] = swept(lambda chosen: costing(clock, 100, 250, 400), tests=[PP], repetitions=3)
-    assert row.samples_ns == row.first_ns == (100, 250, 400)
+    assert row.samples_ns == row.samples_ttft_ns == (100, 250, 400)
     rates = [8e9 / 100, 8e9 / 250, 8e9 / 400]  # tokens per second of each run
     assert row.samples_ts == pytest.approx(rates)
     assert row.avg_ts == pytest.approx(mean(rates))
     assert row.avg_ts != pytest.approx(8e9 / row.avg_ns)  # not tokens by mean time
     apart = sum((rate - mean(rates)) ** 2 for rate in rates)
     assert row.stddev_ts == pytest.approx((apart / 2) ** 0.5)
-    assert (row.avg_ns, row.stddev_ns) == (250, pytest.approx(150))
+    assert (row.avg_ns, row.stddev_ns) == (250, 150)
     report, _ = swept(
         lambda chosen: costing(clock, 10, 20, 40), tests=[PP], repetitions=3,
         peer=lambda chosen: costing(clock, 20, 10, 40, name="transformers"),
@@ -250,7 +258,7 @@ def test_ids_are_those_of_any_engine_with_bos_in_front():
     for bos in (3, None):
         engine = FakeEngine(bos=bos)
         engine.close = lambda engine=engine: held.append(engine.held)
-        swept(lambda chosen, engine=engine: engine, tests=[Case(n_prompt=6, n_gen=4, depth=0)])
+        swept(lambda chosen, engine=engine: engine, tests=[Case(n_prompt=6, n_gen=4)])
     ours, theirs = held
     assert ours[0] == ours[6] == 3
     differ = {n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b}
@@ -286,24 +294,26 @@ class Greedy(FakeEngine):
 
 
 def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
-    tests = [Case(n_prompt=8, n_gen=2, depth=0), TG, Case(n_prompt=0, n_gen=2, depth=4)]
+    tests = [Case(n_prompt=8, n_gen=2), TG, Case(n_prompt=0, n_gen=2, n_depth=4)]
     memory = FakeProcess(monkeypatch)
     for warmup in (False, True):
         _, rows = swept(lambda c: Greedy(memory), tests=tests, warmup=warmup)
-        found = [{one.phase: one.resident_bytes for one in row.peaks} for row in rows]
-        whole = {"load": 5, "prefill": 300 * MIB, "decode": 150 * MIB}
-        text = {"load": 5, "decode": 150 * MIB}  # nothing was read
+        found = [
+            (row.load_resident_bytes, row.prefill_resident_bytes, row.decode_resident_bytes)
+            for row in rows
+        ]
+        whole, text = (5, 300 * MIB, 150 * MIB), (5, None, 150 * MIB)  # nothing was read
         assert found == [whole, text, whole]
         # the most of the whole test, its start included
         assert [row.peak_memory_bytes for row in rows] == [400 * MIB] * 3
-        assert all(row.info.base_bytes == 3 for row in rows)
-        assert all(one.device_bytes is None for row in rows for one in row.peaks)
+        assert all(row.base_bytes == 3 for row in rows)
+        assert all(row.load_device_bytes is row.decode_device_bytes is None for row in rows)
     # memory of two engines in one process is nobody's
     _, rows = swept(lambda c: Greedy(memory), peer=lambda c: Greedy(memory), tests=[PP])
     for row in rows:
         assert row.samples_ns
-        assert (row.peak_memory_bytes, row.peaks) == (None, ())
-        assert (row.info.base_bytes, row.info.load_peak) == (None, None)
+        assert row.peak_memory_bytes is row.prefill_resident_bytes is None
+        assert row.base_bytes is row.load_resident_bytes is None
 
 
 def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
@@ -316,15 +326,15 @@ def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
 
     monkeypatch.setattr(Held, "phase", slow)
     _, [row] = swept(
-        lambda c: FakeEngine(clock), tests=[Case(n_prompt=8, n_gen=2, depth=3)], warmup=True
+        lambda c: FakeEngine(clock), tests=[Case(n_prompt=8, n_gen=2, n_depth=3)], warmup=True
     )
     assert row.samples_ns == (80 + 200,) * 2
-    assert (row.first_ns, row.token_ns) == ((80,) * 2, (100,) * 4)
+    assert (row.samples_ttft_ns, row.samples_token_ns) == ((80,) * 2, (100,) * 4)
 
 
-def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads():
+def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads(monkeypatch):
     """With room for the longest test."""
-    asked = []
+    asked, clock = [], watch(monkeypatch)
 
     def ceilings(engine, reads):
         asked.append((engine.info.dtype, reads))
@@ -333,9 +343,9 @@ def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads():
     chosen = [settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
               for name in ("one", "other")]  # fmt: skip
     chosen += [settings(n_threads=2), settings(n_threads=2, n_ubatch=3)]
-    deep = Case(n_prompt=0, n_gen=1, depth=40)
+    deep = Case(n_prompt=0, n_gen=1, n_depth=40)
     report, rows = swept(
-        lambda chosen: Counting(dtype=chosen.dtype), configurations=chosen, tests=[PP, deep],
+        lambda chosen: Counting(clock, dtype=chosen.dtype), configurations=chosen, tests=[PP, deep],
         ceilings=ceilings,
     )  # fmt: skip
     assert asked == [

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from llmcli.commands.bench.measure.row import SETTINGS
+from llmcli.commands.bench.measure.read import COMPARED
 from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
     Difference,
+    MissingSetting,
     Rate,
     Result,
-    Results,
     Side,
     Source,
     UnmatchedTest,
 )
 from llmcli.commands.bench.report.intervals import USUAL_RUNS, interval, pool
+from llmcli.commands.bench.report.row import EngineInfo
 
 # Known only when a model has been loaded, so that a row which failed may say anything there.
-_LEARNED = {
-    "backends", "model_type", "model_size", "model_n_params", "dtype", "weight_format",
-    "product_format", "device", "type_k", "type_v", "n_gpu_layers", "flash_attn",
-}  # fmt: skip
+_LEARNED = {one.name for one in fields(EngineInfo)} - {"engine"}
+_LEARNED |= {"type_v", "n_gpu_layers", "flash_attn"}
 
 Key = tuple[str, tuple[str, ...]]  # a test's name, and the values of the fields that vary
 
 
-def compare_results(
-    a: Results, b: Results, *, slower_than: float | None = None
-) -> ComparisonReport:
+def compare_results(a: Source, b: Source, *, slower_than: float | None = None) -> ComparisonReport:
     """B against A, test by test.
 
     A setting that takes several values on a side tells tests apart: its values have to be equal.
@@ -38,20 +35,20 @@ def compare_results(
     not agree: two builds, two machines or two dtypes can be compared. Rows of a side that are the
     same test are pooled, run by run. `slower_than`: the share (0 … 1) that B may be slower.
     """
-    fields = tuple(field for field in SETTINGS if _varies(a, field) or _varies(b, field))
-    one, two = _Tests.of("a", a.rows, fields), _Tests.of("b", b.rows, fields)
+    varying = tuple(field for field in COMPARED if _varies(a, field) or _varies(b, field))
+    one, two = _Tests.of("a", a.results, varying), _Tests.of("b", b.results, varying)
     ran = [*one.rates, *two.rates]
-    naming = _Naming.of(fields, ran or [key for key, _ in (*one.failed, *two.failed)])
+    naming = _Naming.of(varying, ran or [key for key, _ in (*one.failed, *two.failed)])
     tests = [
         _compared(key, naming, rate, two.rates[key])
         for key, rate in one.rates.items()
         if key in two.rates
     ]
-    fixed = [field for field in SETTINGS if field not in fields]
+    fixed = [field for field in COMPARED if field not in varying]
     differences, unsaid = _differences(a, b, fixed)
     return ComparisonReport(
-        a=_source(a),
-        b=_source(b),
+        a=a,
+        b=b,
         tests=tuple(tests),
         lone=tuple(_lone(one, two, naming)),
         differences=tuple(differences),
@@ -62,12 +59,12 @@ def compare_results(
 
 
 def _ran(rows: Sequence[Result]) -> Sequence[Result]:
-    """Those with a rate: they know their settings. All of them where there is none."""
+    """Rows with a rate: they know their settings. All rows where there is none."""
     return [row for row in rows if row.rate] or rows
 
 
-def _varies(results: Results, field: str) -> bool:
-    return len({row.facts.get(field, "") for row in _ran(results.rows)}) > 1
+def _varies(side: Source, field: str) -> bool:
+    return len({row.facts.get(field, "") for row in _ran(side.results)}) > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +73,7 @@ class _Tests:
 
     side: Side
     rates: Mapping[Key, Rate]
-    failed: Sequence[tuple[Key, str]]
+    failed: Sequence[tuple[Key, str | None]]
 
     @classmethod
     def of(cls, side: Side, rows: Iterable[Result], fields: Sequence[str]) -> _Tests:
@@ -114,8 +111,8 @@ class _Naming:
                 shown, known = more, count
         return cls(fields=fields, shown=tuple(sorted(shown)))
 
-    def settings(self, key: Key) -> tuple[tuple[str, str], ...]:
-        return tuple((self.fields[place], key[1][place]) for place in self.shown)
+    def settings(self, key: Key) -> dict[str, str]:
+        return {self.fields[place]: key[1][place] for place in self.shown}
 
     def sure(self, key: Key) -> Key:
         """What a row that failed knows of itself."""
@@ -168,26 +165,16 @@ def _lone(one: _Tests, two: _Tests, naming: _Naming) -> Iterator[UnmatchedTest]:
 
 
 def _differences(
-    a: Results, b: Results, fields: Iterable[str]
-) -> tuple[list[Difference], list[tuple[Side, str]]]:
+    a: Source, b: Source, fields: Iterable[str]
+) -> tuple[list[Difference], list[MissingSetting]]:
     """What is one value throughout each side: where they disagree, and what one does not say."""
     differences: list[Difference] = []
-    unsaid: list[tuple[Side, str]] = []
+    unsaid: list[MissingSetting] = []
     for field in fields:
-        one, two = (_ran(side.rows)[0].facts.get(field) for side in (a, b))
+        one, two = (_ran(side.results)[0].facts.get(field) for side in (a, b))
         if one is not None and two is not None:
             if one != two:
                 differences.append(Difference(field=field, a=one, b=two))
         elif one or two:
-            unsaid.append(("b" if one else "a", field))
+            unsaid.append(MissingSetting(side="b" if one else "a", field=field))
     return differences, unsaid
-
-
-def _source(results: Results) -> Source:
-    return Source(
-        name=results.name,
-        format=results.format,
-        builds=results.builds,
-        rows=len(results.rows),
-        slowed=results.slowed,
-    )

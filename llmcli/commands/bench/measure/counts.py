@@ -16,7 +16,8 @@ from llmcli.anatomy.work import (
     step_bytes,
 )
 from llmcli.commands.bench.measure.engine import Reads
-from llmcli.commands.bench.report.results import Settings, Test
+from llmcli.commands.bench.report.plan import Test
+from llmcli.commands.bench.report.settings import Settings
 from llmcli.config import ModelConfig
 from llmcli.devices import resolve_device
 from llmcli.graph.spec import Call, Logits
@@ -38,10 +39,13 @@ def calls(
 
 
 def work(
-    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings,
+    config: ModelConfig,
+    numbers: Arithmetic,
+    test: Test,
+    settings: Settings,
     reads: Reads = "prompt",
-) -> PartWork:  # fmt: skip
-    """Of one run: what comes before it (`depth`) is there already."""
+) -> PartWork:
+    """Of one run: what comes before it (`n_depth`) is there already."""
     phases = _phases(config, numbers, test, settings, reads)
     return sum((added(works) for _, works in phases), PartWork())
 
@@ -52,16 +56,20 @@ def working_set(config: ModelConfig, numbers: Arithmetic, test: Test) -> int:
 
 
 def roofline_ns(
-    config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, ceilings: Ceilings,
+    config: ModelConfig,
+    numbers: Arithmetic,
+    test: Test,
+    settings: Settings,
+    ceilings: Ceilings,
     reads: Reads = "prompt",
-) -> float | None:  # fmt: skip
+) -> float | None:
     """The lower bound of one run's time, each part waiting for its bytes or for its products.
 
-    See `observe.roofline`. None where the rate of such products was not measured.
+    See `measure.roofline`. None where the rate of such products was not measured.
     """
-    held = working_set(config, numbers, test)
+    nbytes = working_set(config, numbers, test)
     seconds = [
-        lower_bound_seconds(works, calls, ceilings, numbers=numbers, working_set=held)
+        lower_bound_seconds(works, calls, ceilings, numbers=numbers, working_set=nbytes)
         for calls, works in _phases(config, numbers, test, settings, reads)
     ]
     known = [one for one in seconds if one is not None]
@@ -85,22 +93,17 @@ def memory_bytes(config: ModelConfig, numbers: Arithmetic, test: Test, settings:
     return need.total
 
 
+@lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
 def _phases(
     config: ModelConfig, numbers: Arithmetic, test: Test, settings: Settings, reads: Reads
 ) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
-    reading = tuple(calls(test.n_prompt, settings, test.depth, reads))
-    return _counted(config, numbers, test, reading, reads == "whole")
-
-
-@lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
-def _counted(
-    config: ModelConfig, numbers: Arithmetic, test: Test, reading: tuple[tuple[Call, Logits], ...],
-    whole: bool,
-) -> tuple[tuple[int, Works], ...]:  # fmt: skip
-    found = [(1, calls_work(config, (call,), numbers=numbers, whole=whole)) for call in reading]
+    found = [
+        (1, calls_work(config, (call,), numbers=numbers, whole=reads == "whole"))
+        for call in calls(test.n_prompt, settings, test.n_depth, reads)
+    ]
     if test.n_gen:
-        past = test.depth + test.n_prompt
+        past = test.n_depth + test.n_prompt
         works = decode_work(config, batch=1, tokens=test.n_gen, past=past, numbers=numbers)
         found.append((test.n_gen, works))
     return tuple(found)

@@ -1,14 +1,28 @@
-"""Who computes in a benchmark: this program's decoder, or a peer on the same weights."""
+"""Who computes in a benchmark: the protocol of an engine, and this program's own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import llmcli
+from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.commands.bench.report.results import EngineInfo
+from llmcli.anatomy.counts import prefill_peak
+from llmcli.anatomy.graph import graph
+from llmcli.commands.bench.report.row import EngineInfo
+from llmcli.commands.bench.report.settings import CACHE_OF
 from llmcli.config import ModelConfig
+from llmcli.engine.session import Session
+from llmcli.errors import UsageError
+from llmcli.graph.ops import Score
+from llmcli.model import Model
+from llmcli.ops.processor import has_bfloat16
+from llmcli.records.text import PhasePeak
 
 # The logits of a prompt's last token, or of each call's last; in the latter case layers that keep
 # nothing (`Graph.readers`) compute that token alone, as in the former, or the whole call.
@@ -72,3 +86,169 @@ class Counted(Engine, Protocol):
     @property
     def reads(self) -> Reads:
         """Which logits it computes while it reads a prompt, and of which tokens the last layers."""
+
+
+def attention(*, flash: bool) -> AbstractContextManager[None]:
+    """Within it, without `flash`, the scores of all pairs are computed as in the formula."""
+    return nullcontext() if flash else sdpa_kernel(SDPBackend.MATH)
+
+
+_NARROW = (torch.float16, torch.bfloat16)
+_AMPERE = (8, 0)
+
+
+def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is such a kernel: on a CPU, and on newer CUDA devices for 16 bits."""
+    if device.type == "cuda":
+        available: bool = torch.backends.cuda.is_flash_attention_available()
+        return (
+            available and dtype in _NARROW and torch.cuda.get_device_capability(device) >= _AMPERE
+        )
+    return device.type != "mps"  # and so for shapes, where it makes no difference
+
+
+_BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "meta": "meta"}
+# what llama.cpp calls our dtypes in a file
+_FILE_TYPES = {
+    "float64": "all F64",
+    "float32": "all F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+}
+
+
+def engine_info(
+    model: Model,
+    load_s: float | None,
+    *,
+    numbers: Arithmetic | None = None,
+    base: int | None = None,
+    peak: PhasePeak | None = None,
+    on: torch.device | None = None,
+) -> EngineInfo:
+    """The facts of a model that was loaded in `load_s` seconds.
+
+    `numbers`: another arithmetic than its own. `base`, `peak`: bytes held before loading and in it.
+    `on`: where a model of which there are only shapes was to be loaded.
+    """
+    device = on or model.device
+    count, numbers = model.parameter_count, numbers or model.arithmetic
+    weights = numbers.weight_format(model.config)
+    file = _FILE_TYPES.get(weights, weights.partition(" ")[0])
+    size = f"{count / 1e6:.0f}M"  # `135M`, `1.5B`, `8B`: as models are called
+    if count >= 1e9:
+        size = f"{count / 1e9:.1f}".removesuffix(".0") + "B"
+    layers = len(model.config.layers) + 1  # the head counts as one
+    return EngineInfo(
+        engine="llmcli",
+        engine_version=llmcli.__version__,
+        model_type=f"{model.config.model_type} {size} {file}",
+        model_size=model.weight_bytes,
+        model_n_params=count,
+        backends=_BACKENDS[device.type],
+        device=str(device),
+        dtype=numbers.dtype,
+        weight_format=weights,
+        product_format=numbers.products,
+        type_k=CACHE_OF[numbers.cache],
+        gpu_layers=layers if device.type in ("cuda", "mps") else 0,
+        load_s=load_s,
+        bits_per_weight=8 * model.weight_bytes / count,
+        base_bytes=base,
+        load_peak=peak,
+    )
+
+
+def bos_of(model: Model) -> int | None:
+    """The id that its tokenizer puts in front of a text, None where it puts none."""
+    tokenizer = model.tokenizer
+    return tokenizer.bos_id if tokenizer is not None and tokenizer.add_bos else None
+
+
+class LlmcliEngine:
+    """Our decoder with one sequence's cache. On a GPU every call waits until it is done."""
+
+    reads: Reads = "prompt"
+
+    def __init__(self, model: Model, info: EngineInfo, *, flash: bool = True) -> None:
+        self.info = info
+        self.config, self.numbers = model.config, model.arithmetic
+        self.vocab, self.bos = model.config.vocab, bos_of(model)
+        self._model = model
+        self._flash = flash
+        self._session: Session | None = None
+        self._chunk = 0
+
+    def start(self, tokens: int, threads: int, chunk: int) -> None:
+        """An empty cache; the threads are PyTorch's and stay so.
+
+        Raises UsageError for more tokens than the model has learned positions, OutOfMemory.
+        """
+        positions = self.config.embedding.positions
+        self._session = None  # before the next one is there
+        if positions is not None and tokens > positions:
+            raise UsageError(
+                f"a test of {tokens} tokens does not fit the {positions} positions that "
+                "the model has learned",
+                hint=f"`-d`, `-p` and `-n` of a test are {positions} tokens at most",
+            )
+        if self._model.device.type != "meta":
+            devices.require_memory(
+                self._needed(tokens, chunk),
+                self._model.device,
+                f"the cache of {tokens} tokens and reading {min(chunk, tokens)} of them at a time",
+                "use shorter tests or a lower -ub",
+            )
+        if threads > 0:
+            torch.set_num_threads(threads)
+        self._chunk = chunk
+        self._session = Session(self._model.decoder, 1, tokens)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """With the requested kernel of attention."""
+        return attention(flash=self._flash)
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Prompt tokens, `chunk` of them in a forward call."""
+        self._started.prefill([ids], chunk=self._chunk)
+        self._started.keep()
+        devices.wait_for(self._model.device)
+
+    def step(self, id: int) -> None:
+        """One token."""
+        # made on the device: a copy from the host would wait for all that runs there
+        id_BT = torch.full((1, 1), id, device=self._model.device)
+        self._started.extend(id_BT)
+        devices.wait_for(self._model.device)
+
+    def rewind(self, tokens: int) -> None:
+        """Back to the first `tokens`."""
+        self._started.rewind(tokens)
+
+    def close(self) -> None:
+        """The cache goes; the model belongs to whoever loaded it."""
+        self._session = None
+
+    def _needed(self, tokens: int, chunk: int) -> int:
+        """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
+        peak = prefill_peak(
+            self.config,
+            self.numbers,
+            1,
+            tokens,
+            cuda=self._model.device.type == "cuda",
+            native=has_bfloat16(),
+            chunk=chunk,
+        )
+        if not self._flash:  # scores and pattern of all heads of a layer
+            model = graph(self.config)
+            scored = (node for node in model.nodes.values() if isinstance(node.op, Score))
+            heads = max((model.sizes(node.layer)["H"] for node in scored), default=0)
+            peak += 2 * heads * min(chunk, tokens) * tokens * max(self._model.dtype.itemsize, 4)
+        return self._model.decoder.state_bytes(1, tokens) + peak
+
+    @property
+    def _started(self) -> Session:
+        if self._session is None:
+            raise ValueError("the engine has not been started")
+        return self._session

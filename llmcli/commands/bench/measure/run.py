@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
 
+import torch
+
 from llmcli.commands.bench.measure.engine import Engine
-from llmcli.commands.bench.report.results import Settings, Test
-from llmcli.errors import OutOfMemory, UsageError
+from llmcli.commands.bench.report.plan import EngineName, Test
+from llmcli.commands.bench.report.row import Run
+from llmcli.commands.bench.report.settings import Settings
+from llmcli.errors import (
+    LlmcliError,
+    OutOfMemory,
+    UsageError,
+    as_lacking,
+    as_out_of_memory,
+    first_line,
+)
 from llmcli.measure.held import Held
+from llmcli.measure.peaks import Peak
 from llmcli.measure.quiet import quiet
 
-Said = Callable[[str], None]
+Status = Callable[[str], None]
+Failure = tuple[int, str, str]  # exit code, kind, one line
+_HINT = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
+
+
+def failure(error: Exception) -> tuple[Failure, str | None]:
+    """An exception as a row has it, and what can be done about it.
+
+    Memory that is missing is OutOfMemory. Anything that is not ours is a bug here or in a peer:
+    exit 1, the exception named.
+    """
+    known = error if isinstance(error, LlmcliError) else None
+    known = known or as_out_of_memory(error, hint=_HINT) or as_lacking(error)
+    if known is None:
+        words = f"internal error: {type(error).__name__}: {first_line(error)}"
+        return (LlmcliError.code, LlmcliError.kind, words), None
+    return (known.code, known.kind, known.message), known.hint
 
 
 def random_ids(seed: int, what: str, tokens: int, vocab: int, bos: int | None) -> list[int]:
@@ -29,102 +56,161 @@ def random_ids(seed: int, what: str, tokens: int, vocab: int, bos: int | None) -
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """Nanoseconds of one repetition, `total` of reading and writing together.
+class Slot:
+    """A place for one engine of a sweep: what is loaded in it, or why nothing is (`failed`).
 
-    `first` until the prompt's last logits are there, None without a prompt; `tokens` of each
-    generated one.
+    Has the runs and the peak of the test at hand, and keeps a depth that was read once. What it
+    reads is drawn from `seed` and the name of the run. `sole`: no other engine is in this
+    process, whose memory would be in every peak.
     """
 
-    total: int
-    first: int | None
-    tokens: tuple[int, ...]
-
-
-class Bench:
-    """An engine with the settings of one configuration; keeps a depth that was read once.
-
-    What it reads is drawn from `seed` and the name of the run. `held`: the memory that the test
-    at hand takes.
-    """
-
-    def __init__(self, engine: Engine, settings: Settings, seed: int) -> None:
-        self.engine = engine
-        self.held = Held()
-        self._settings = settings
+    def __init__(
+        self, name: EngineName, load: Callable[[Settings], Engine], seed: int, *, sole: bool
+    ) -> None:
+        self.name = name
+        self.sole = sole
+        self.engine: Engine | None = None
+        self.settings: Settings | None = None
+        self.failed: Failure | None = None
+        self.hint: str | None = None
+        self.runs: list[Run] = []
+        self.peak: int | None = None
+        self.memory = Held()
+        self._load = load
         self._seed = seed
         self._room = 0
-        self._filled = 0  # depth that lies at the beginning of the memory
+        self._filled = 0  # the depth that is at the beginning of the memory
 
-    def prepare(self, test: Test, room: int, *, warmup: bool, said: Said) -> None:
-        """A memory for the test, and a warm-up run: its prompt, and one token if it writes some.
+    def open(self, settings: Settings, *, beside: Slot | None = None) -> None:
+        """Loads the engine for those settings, unless the one that is there serves them too.
 
-        `room` is what the following tests of the same depth need, too: with it the depth is
-        read once for all of them. Where so much does not fit, the machine or the positions that
-        the model has learned, the test has its own.
+        Where the one `beside` was not loaded there is nothing to compare with: this fails alike.
         """
-        if not (test.depth and self._filled == test.depth and self._room >= test.capacity):
+        if self.settings is None:
+            self.failed = self.hint = None
+            if beside is not None and beside.engine is None:
+                self.failed, self.hint = beside.failed, beside.hint
+            else:
+                try:
+                    self.engine = self._load(settings)
+                except Exception as error:
+                    self.failed, self.hint = failure(error)
+        self.settings = settings
+        self._forget()
+
+    def close(self) -> None:
+        """Gives the engine back."""
+        engine, self.engine, self.settings = self.engine, None, None
+        if engine is not None:
+            engine.close()
+
+    @property
+    def meta(self) -> bool:
+        """Whether there are only shapes: nothing to time."""
+        return self.engine is not None and self.engine.info.device == "meta"
+
+    def prepare(self, test: Test, room: int, *, warmup: bool, on_status: Status) -> None:
+        """Begins another test, in a memory with `room` for it and those after it at its depth.
+
+        A depth is read once for all of them. Where so much does not fit, the machine or the
+        positions that the model has learned, the test has its own memory.
+        """
+        self.runs, self.peak = [], None
+        if self.engine is not None:
+            self.failed = None
+            self.memory = Held(self._gpu)
+        self._attempt(lambda engine: self._prepare(engine, test, room, warmup, on_status))
+
+    def repeat(self, test: Test, number: int, of: int, on_status: Status) -> None:
+        """Repetition `number` (from 0) on an empty memory, or one with the depth in it."""
+        counted = f"{number + 1}/{of}"
+        self._attempt(lambda engine: self._repeat(engine, test, number, counted, on_status))
+
+    def _attempt(self, action: Callable[[Engine], Run | None]) -> None:
+        """Does it unless something has failed, and keeps the run, the peak, or the failure."""
+        if self.engine is None or self.failed is not None:
+            return
+        with Peak(self._gpu) as peak:
             try:
-                self._start(room)
+                run = action(self.engine)
+            except Exception as error:
+                self.failed, self.hint = failure(error)
+                self._forget()
+                return
+        self.runs += [run] if run is not None else []
+        self.peak = max((n for n in (self.peak, peak.nbytes) if n is not None), default=None)
+
+    @property
+    def _gpu(self) -> torch.device | None:
+        """The GPU whose memory counts, None where it is the process's."""
+        device = "" if self.engine is None else self.engine.info.device
+        return torch.device(device) if device.startswith("cuda") else None
+
+    def _forget(self) -> None:
+        """Makes the next test begin with a new memory, as after an error."""
+        self._room = self._filled = 0
+
+    def _start(self, engine: Engine, room: int) -> None:
+        assert self.settings is not None
+        self._forget()
+        engine.start(room, self.settings.n_threads, self.settings.chunk)
+        self._room = room
+
+    def _prepare(
+        self, engine: Engine, test: Test, room: int, warmup: bool, on_status: Status
+    ) -> None:
+        if not (test.n_depth and self._filled == test.n_depth and self._room >= test.capacity):
+            try:
+                self._start(engine, room)
             except (OutOfMemory, UsageError):
                 if room == test.capacity:
                     raise
-                self._start(test.capacity)
+                self._start(engine, test.capacity)
         if not warmup:
             return
-        with self.engine.computing():
-            self._warm_up(test, said)
-
-    def _warm_up(self, test: Test, said: Said) -> None:
         keep = self._filled  # the warm-up goes behind it: what is there need not be read again
-        self.engine.rewind(keep)
-        if test.n_prompt:
-            said("warmup prompt run")
-            self._read(self._ids("warm-up", test.n_prompt))
-            self.engine.rewind(keep)
-        if test.n_gen:
-            said("warmup generation run")
-            with self.held.phase("decode"):
-                self.engine.step(self._ids("warm-up", 1)[0])
-            self.engine.rewind(keep)
+        with engine.computing():
+            engine.rewind(keep)
+            if test.n_prompt:
+                on_status("warmup prompt run")
+                self._read(engine, self._ids(engine, "warm-up", test.n_prompt))
+                engine.rewind(keep)
+            if test.n_gen:
+                on_status("warmup generation run")
+                with self.memory.phase("decode"):
+                    engine.step(self._ids(engine, "warm-up", 1)[0])
+                engine.rewind(keep)
 
-    def repeat(self, test: Test, number: int, of: int, said: Said) -> Run:
-        """Repetition `number` (from 0) on an empty memory, or one with the depth in it."""
-        with self.engine.computing():
-            return self._repeat(test, number, f"{number + 1}/{of}", said)
+    def _repeat(
+        self, engine: Engine, test: Test, number: int, counted: str, on_status: Status
+    ) -> Run:
+        with engine.computing():
+            if test.n_depth:
+                cached = self._filled == test.n_depth
+                on_status(f"depth run {counted}" + (" (cached)" if cached else ""))
+                if not cached:
+                    engine.rewind(0)
+                    self._filled = 0
+                    self._read(engine, self._ids(engine, "depth", test.n_depth))
+                    self._filled = test.n_depth
+            engine.rewind(test.n_depth)
+            on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
+            prompt = self._ids(engine, f"{test.name} {number}", test.n_prompt)
+            written = self._ids(engine, f"{test.name} {number} after", test.n_gen)
+            with quiet():
+                return self._timed(engine, self._split(prompt), written)
 
-    def _repeat(self, test: Test, number: int, counted: str, said: Said) -> Run:
-        if test.depth:
-            cached = self._filled == test.depth
-            said(f"depth run {counted}" + (" (cached)" if cached else ""))
-            if not cached:
-                self.engine.rewind(0)
-                self._filled = 0
-                self._read(self._ids("depth", test.depth))
-                self._filled = test.depth
-        self.engine.rewind(test.depth)
-        said(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
-        prompt = self._ids(f"{test.name} {number}", test.n_prompt)
-        written = self._ids(f"{test.name} {number} after", test.n_gen)
-        with quiet():
-            return self._timed(self._split(prompt), written)
-
-    def forget(self) -> None:
-        """After an error nothing is known of the memory: the next test begins with a new one."""
-        self._room = self._filled = 0
-
-    def _timed(self, prompt: list[list[int]], written: list[int]) -> Run:
-        read, step = self.engine.read, self.engine.step
+    def _timed(self, engine: Engine, prompt: list[list[int]], written: list[int]) -> Run:
+        read, step = engine.read, engine.step
         first, marks = None, [0]
         if prompt:
-            with self.held.phase("prefill"):
+            with self.memory.phase("prefill"):
                 begin = perf_counter_ns()
                 for piece in prompt:
                     read(piece)
                 first = perf_counter_ns() - begin
         if written:  # reading the marks of the memory is in neither time
-            with self.held.phase("decode"):
+            with self.memory.phase("decode"):
                 marks = [perf_counter_ns()]
                 for id in written:
                     step(id)
@@ -135,22 +221,18 @@ class Bench:
             tokens=tuple(after - before for before, after in pairwise(marks)),
         )
 
-    def _start(self, room: int) -> None:
-        self.forget()
-        self.engine.start(room, self._settings.n_threads, self._settings.chunk)
-        self._room = room
-
-    def _read(self, ids: list[int]) -> None:
-        with self.held.phase("prefill"):
+    def _read(self, engine: Engine, ids: list[int]) -> None:
+        with self.memory.phase("prefill"):
             for piece in self._split(ids):
-                self.engine.read(piece)
+                engine.read(piece)
 
     def _split(self, ids: list[int]) -> list[list[int]]:
+        assert self.settings is not None
         found, done = [], 0
-        for size in self._settings.pieces(len(ids)):
+        for size in self.settings.pieces(len(ids)):
             found.append(ids[done : done + size])
             done += size
         return found
 
-    def _ids(self, what: str, tokens: int) -> list[int]:
-        return random_ids(self._seed, what, tokens, self.engine.vocab, self.engine.bos)
+    def _ids(self, engine: Engine, what: str, tokens: int) -> list[int]:
+        return random_ids(self._seed, what, tokens, engine.vocab, engine.bos)

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from time import sleep
-from typing import Protocol
+from typing import Any
 
 from llmcli.commands.bench.measure import counts
-from llmcli.commands.bench.measure.engine import Counted, Engine
-from llmcli.commands.bench.measure.run import Bench, Run
-from llmcli.commands.bench.measure.slot import EngineSlot
-from llmcli.commands.bench.report.results import (
-    Against,
-    BenchReport,
-    BenchRequest,
-    BenchRow,
-    EngineInfo,
-    EngineName,
-    Settings,
-    Test,
-)
+from llmcli.commands.bench.measure.engine import Counted
+from llmcli.commands.bench.measure.engines import Engines
+from llmcli.commands.bench.measure.run import Slot
+from llmcli.commands.bench.report.plan import EngineName, Plan, Test
+from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row
+from llmcli.commands.bench.report.settings import Settings
 from llmcli.measure.ratios import paired
 from llmcli.records.ceilings import Ceilings
 
 
-def against(ours: BenchRow, theirs: BenchRow, order: Sequence[EngineName]) -> Against:
+def against(ours: Row, theirs: Row, order: Sequence[EngineName]) -> Against:
     """Ours ÷ theirs in tokens per second of each pair of runs, which `order` lists as made."""
     ratios = paired(theirs.samples_ns, ours.samples_ns)
     return Against(
-        test=ours.test,
-        peer=theirs.engine,
+        test=ours.test.name,
+        peer=theirs.info.engine,
         ratios=ratios.values,
         median=ratios.median,
         lowest=ratios.lowest,
@@ -44,128 +37,108 @@ def against(ours: BenchRow, theirs: BenchRow, order: Sequence[EngineName]) -> Ag
     )
 
 
-class Supplies(Protocol):
-    """What a sweep needs from outside: engines, ceilings, and what headers say."""
-
-    def load(self, settings: Settings) -> Engine:
-        """This program's engine for those settings."""
-
-    def peer(self, settings: Settings) -> Engine:
-        """The peer's, with the same weights; called only where `BenchRequest.against` is given."""
-
-    def ceilings(self, engine: Counted, working_set: int) -> Ceilings | None:
-        """Of the machine, for an engine that is loaded and the bytes that a step of the longest
-        test reads; called once for every device, arithmetic and number of threads.
-        """
-
-    def known(self, settings: Settings) -> EngineInfo | None:
-        """What the headers say of a model that was not loaded."""
-
-
 def sweep(
-    request: BenchRequest,
-    supplies: Supplies,
+    plan: Plan,
+    engines: Engines,
+    build: BuildInfo,
     *,
-    on_row: Callable[[BenchRow], None],
-    on_progress: Callable[[str], None] | None = None,
+    on_row: Callable[[Row], None],
+    on_status: Callable[[str], None] = lambda words: None,
 ) -> BenchReport:
     """Every test of every configuration, in that order; each row is handed out when it is there.
 
     An engine is kept while the configurations differ in what `start` takes only. With a peer both
     engines are loaded and their runs take turns, who begins changing each time; a row of ours
-    comes before the peer's of the same test. `on_progress` hears what llama-bench says,
+    comes before the peer's of the same test. `on_status` receives what llama-bench prints,
     `benchmark 1/4: prompt run 1/5`.
 
-    Errors that a user can cause, memory that is not there, and whatever a peer raises make rows
-    of their kind. KeyboardInterrupt ends the sweep: the report has the rows that are whole.
+    Errors that a user can cause, memory that is missing, and any error of a peer make rows of
+    their kind. KeyboardInterrupt ends the sweep: the report has the rows that are whole.
     """
-    alone = request.against is None
-    slots = [EngineSlot(name="llmcli", load=supplies.load, alone=alone)]
-    if request.against is not None:
-        slots.append(EngineSlot(name=request.against, load=supplies.peer, alone=False))
-    run = _Sweep(request, supplies, slots, on_row, on_progress)
+    run = _Sweep(plan, engines, build, on_row, on_status)
+    interrupted = False
     try:
-        for settings in request.configurations:
+        for settings in plan.configurations:
             run.configuration(settings)
     except KeyboardInterrupt:
-        run.report = replace(run.report, interrupted=True)
+        interrupted = True
     finally:
-        run.close()
-    return run.report
-
-
-@dataclass
-class _Sweep:
-    """The request, and what has come of it so far."""
-
-    request: BenchRequest
-    supplies: Supplies
-    slots: list[EngineSlot]
-    on_row: Callable[[BenchRow], None]
-    on_progress: Callable[[str], None] | None
-    report: BenchReport = field(default_factory=lambda: BenchReport(rows=()))
-    done: int = 0
-    left_out: int = 0
-    measured: dict[tuple[str, str, str, int], Ceilings | None] = field(default_factory=dict)
-
-    def close(self) -> None:
-        """Gives the engines back."""
-        for slot in self.slots:
+        for slot in run.slots:
             slot.close()
+    ceilings = tuple(found for found in run.ceilings.values() if found is not None)
+    return BenchReport(
+        rows=tuple(run.rows),
+        against=tuple(run.against),
+        ceilings=ceilings,
+        interrupted=interrupted,
+    )
+
+
+class _Sweep:
+    """The plan, and its results so far."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        engines: Engines,
+        build: BuildInfo,
+        on_row: Callable[[Row], None],
+        on_status: Callable[[str], None],
+    ) -> None:
+        self.plan, self.engines, self.build = plan, engines, build
+        self.on_row, self.on_status = on_row, on_status
+        peer, seed = plan.ours.against, plan.ours.seed
+        self.slots = [Slot("llmcli", engines.load, seed, sole=peer is None)]
+        if peer is not None:
+            self.slots.append(Slot(peer, engines.peer, seed, sole=False))
+        self.rows: list[Row] = []
+        self.against: list[Against] = []
+        self.ceilings: dict[tuple[str, str, str, int], Ceilings | None] = {}
+        self.done = 0
+        self.total = len(plan.configurations) * len(plan.tests)
 
     def configuration(self, settings: Settings) -> None:
         """All tests with those settings."""
-        tests = self.request.tests
-        second = self.request.like_for_like and settings.activations == "8"
+        tests = self.plan.tests
+        second = self.plan.like_for_like and settings.activations == "8"
         if second and not _rounds(self.slots[0]):
-            self.left_out += len(tests)
+            self.total -= len(tests)
             return
         for slot in self.slots:
             if slot.settings is not None and not slot.settings.same_engine(settings):
                 slot.close()  # all of them before one is loaded: old and new may not fit
         ours, *others = self.slots
-        ours.open(settings, self.request.seed)
+        ours.open(settings)
         for slot in others:
-            slot.open(settings, self.request.seed, beside=ours)
+            slot.open(settings, beside=ours)
         for number, test in enumerate(tests):
-            if self.request.delay_s:
-                sleep(self.request.delay_s)
+            if self.plan.runs.delay:
+                sleep(self.plan.runs.delay)
             self.done += 1
             self._say("starting")
             began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             order = self._runs(test, _room(tests[number:]))
             self._add_rows(settings, test, began, order)
 
-    def _say(self, what: str) -> None:
-        if self.on_progress is not None:
-            total = len(self.request.configurations) * len(self.request.tests) - self.left_out
-            self.on_progress(f"benchmark {self.done}/{total}: {what}")
-
-    def _said(self, bench: Bench) -> Callable[[str], None]:
-        """Which engine it is, where there are two: `prompt run 1/5 (transformers)`."""
-        if len(self.slots) == 1:
-            return self._say
-        return lambda what: self._say(f"{what} ({bench.engine.info.engine})")
+    def _say(self, what: str, slot: Slot | None = None) -> None:
+        """Names the engine where there are two: `prompt run 1/5 (transformers)`."""
+        if slot is not None and len(self.slots) > 1:
+            what += f" ({slot.name})"
+        self.on_status(f"benchmark {self.done}/{self.total}: {what}")
 
     def _runs(self, test: Test, room: int) -> list[EngineName]:
         """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
         order: list[EngineName] = []
-        for slot in self.slots:
-            slot.begin()
-            warmup = self.request.warmup or slot.meta  # so that the shapes are really computed
-
-            def prepare(bench: Bench, warmup: bool = warmup) -> None:
-                bench.prepare(test, room, warmup=warmup, said=self._said(bench))
-
-            slot.attempt(prepare)
-        for number in range(self.request.repetitions):
-
-            def repeat(bench: Bench, number: int = number) -> Run:
-                return bench.repeat(test, number, self.request.repetitions, self._said(bench))
-
-            for slot in self.slots[:: 1 if number % 2 == 0 else -1]:
+        repetitions = self.plan.runs.repetitions
+        said = [lambda words, slot=slot: self._say(words, slot) for slot in self.slots]
+        turns = list(zip(self.slots, said, strict=True))
+        for slot, on_status in turns:
+            warmup = not self.plan.runs.no_warmup or slot.meta  # so that shapes are computed
+            slot.prepare(test, room, warmup=warmup, on_status=on_status)
+        for number in range(repetitions):
+            for slot, on_status in turns[:: 1 if number % 2 == 0 else -1]:
                 if not slot.meta:
-                    slot.attempt(repeat)
+                    slot.repeat(test, number, repetitions, on_status)
                     order.append(slot.name)
         return order
 
@@ -173,73 +146,74 @@ class _Sweep:
         self, settings: Settings, test: Test, began: str, order: list[EngineName]
     ) -> None:
         """The rows of a test, ours first, and how they compare."""
-        rows = [self._row(slot, settings, test, began) for slot in self.slots]
+        first = len(self.rows) + 1
         rows = [
-            replace(row, number=len(self.report.rows) + place)
-            for place, row in enumerate(rows, start=1)
+            self._row(slot, number, settings, test, began)
+            for number, slot in enumerate(self.slots, start=first)
         ]
-        pairs = self.report.against
-        if len(rows) == 2 and all(row.samples_ns for row in rows):
+        if len(rows) == 2 and all(row.runs for row in rows):
             pair = against(rows[0], rows[1], order)
-            rows[0], pairs = replace(rows[0], against=pair), (*pairs, pair)
-        self.report = replace(self.report, rows=self.report.rows + tuple(rows), against=pairs)
+            self.against.append(pair)
+            rows[0] = replace(
+                rows[0],
+                against_ratio=pair.median,
+                against_ratios=pair.ratios,
+                against_order=pair.order,
+            )
+        self.rows += rows
         for row in rows:
             self.on_row(row)
 
-    def _row(self, slot: EngineSlot, settings: Settings, test: Test, began: str) -> BenchRow:
-        row = BenchRow(
-            number=0,
-            settings=settings,
-            test=test,
-            engine=slot.name,
-            test_time=began,
-            error=slot.failed,
-            hint=slot.hint if slot.failed is not None else None,
-        )
-        engine = slot.engine
+    def _row(self, slot: Slot, number: int, settings: Settings, test: Test, began: str) -> Row:
+        engine, more = slot.engine, dict[str, Any](meta=slot.meta)
+        if slot.failed is not None:
+            more |= {"error": slot.failed, "hint": slot.hint}
         if engine is None:
-            return replace(row, info=self._known(slot))
-        row = slot.measured(row)
-        if slot.failed is not None or not isinstance(engine, Counted):
-            return row
-        return self._counted(row, engine)
+            info = self._known(slot, settings)
+        else:
+            info = engine.info if slot.sole else engine.info.without_memory()
+        if slot.failed is None and slot.sole and not slot.meta:
+            load = () if info.load_peak is None else (info.load_peak,)
+            more |= {"peak_memory_bytes": slot.peak, "peaks": load + slot.memory.peaks}
+        if slot.failed is None and isinstance(engine, Counted):
+            more |= self._counted(engine, settings, test)
+        runs = slot.runs if slot.failed is None else ()
+        return Row.of(number, settings, test, info, self.build, began, runs, **more)
 
-    def _known(self, slot: EngineSlot) -> EngineInfo | None:
+    def _known(self, slot: Slot, settings: Settings) -> EngineInfo:
         """What the headers say of a model that the engine of this slot did not load."""
-        assert slot.settings is not None
-        found = self.supplies.known(slot.settings)
-        if found is None or slot.name == found.engine:
+        found = self.engines.known(settings)
+        if found is None:
+            return EngineInfo.unknown(slot.name, settings)
+        if slot.name == found.engine:
             return found
-        return replace(found, engine=slot.name, version="")
+        return replace(found, engine=slot.name, engine_version="")
 
-    def _counted(self, row: BenchRow, engine: Counted) -> BenchRow:
-        """With what is known from the configuration; on the device `meta` it is all there is."""
-        config, numbers, device = engine.config, engine.numbers, engine.info.device
-        settings, test = row.settings, row.test
-        row = replace(row, work=counts.work(config, numbers, test, settings, engine.reads))
-        if row.meta:
+    def _counted(self, engine: Counted, settings: Settings, test: Test) -> dict[str, Any]:
+        """What is known from the configuration; on the device `meta` it is all there is."""
+        config, numbers, reads = engine.config, engine.numbers, engine.reads
+        found: dict[str, Any] = {"work": counts.work(config, numbers, test, settings, reads)}
+        if engine.info.device == "meta":
             need = counts.memory_bytes(config, numbers, test, settings)
-            row = replace(row, estimated_memory_bytes=need)
-        key = (device, numbers.dtype, numbers.products, settings.n_threads)
-        if key not in self.measured:
-            reads = counts.working_set(config, numbers, self.request.longest)
-            self.measured[key] = found = self.supplies.ceilings(engine, reads)
-            if found is not None:
-                self.report = replace(self.report, ceilings=(*self.report.ceilings, found))
-        ceilings = self.measured[key]
-        if ceilings is None:
-            return row
-        bound = counts.roofline_ns(config, numbers, test, settings, ceilings, engine.reads)
-        return replace(row, roofline_ns=bound)
+            found["estimated_memory_bytes"] = need
+        key = (engine.info.device, numbers.dtype, numbers.products, settings.n_threads)
+        if key not in self.ceilings:
+            working_set = counts.working_set(config, numbers, self.plan.longest)
+            self.ceilings[key] = self.engines.ceilings(engine, working_set)
+        if (ceilings := self.ceilings[key]) is not None:
+            found["roofline_ns"] = counts.roofline_ns(
+                config, numbers, test, settings, ceilings, reads
+            )
+        return found
 
 
-def _rounds(slot: EngineSlot) -> bool:
+def _rounds(slot: Slot) -> bool:
     """Whether activations are rounded for products with the weights of its model."""
     return isinstance(slot.engine, Counted) and slot.engine.numbers.rounds_inputs
 
 
 def _room(tests: Sequence[Test]) -> int:
     """What the first test needs, and those after it that begin with the same depth."""
-    depth = tests[0].depth
-    alike = takewhile(lambda test: depth and test.depth == depth, tests[1:])
+    depth = tests[0].n_depth
+    alike = takewhile(lambda test: depth and test.n_depth == depth, tests[1:])
     return max(test.capacity for test in (tests[0], *alike))

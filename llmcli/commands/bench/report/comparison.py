@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from llmcli.records.document import APART, derived
 
 Side = Literal["a", "b"]
 Verdict = Literal["faster", "slower", "noise", "inconclusive", "unknown"]
@@ -29,35 +31,22 @@ class Result:
     """One row as it was read. `test` is `pp512 @ d1024`; `rate` is None where it did not run.
 
     `facts` are settings by llama-bench's names, spelled alike whatever the format: yes is `1`,
-    sizes are `258.05 MiB`. `error` says why there is no rate, `doubt` what contradicts it.
+    sizes are `258.05 MiB`. `error` says why there is no rate, `inconsistency` what contradicts it.
     """
 
     test: str
     facts: Mapping[str, str]
     rate: Rate | None
-    error: str = ""
-    doubt: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """A file of results. `name` as the user gave it; `builds` are `commit (number)`.
-
-    `slowed`: whether it says that other programs took processors meanwhile, None where it does not
-    say.
-    """
-
-    name: str
-    format: str
-    builds: tuple[str, ...]
-    rows: tuple[Result, ...]
-    slowed: bool | None = None
+    error: str | None = None
+    inconsistency: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where one side comes from. `rows` are those of the file, before any are pooled; `slowed` as
-    in `Results`.
+    """A file of results. `name` as the user gave it; `builds` are `commit (number)`.
+
+    `rows`: how many it has. `slowed`: whether it says that other programs took processors
+    meanwhile, None where it does not say.
     """
 
     name: str
@@ -65,6 +54,7 @@ class Source:
     builds: tuple[str, ...]
     rows: int
     slowed: bool | None = None
+    results: tuple[Result, ...] = field(default=(), metadata=APART)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +67,24 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MissingSetting:
+    """A setting that only the file of the other side has."""
+
+    side: Side
+    field: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparedTest:
     """A test of both sides. `ratio` is B ÷ A in tokens per second.
 
     `low` … `high` hold the true ratio with 95 % confidence as far as the spread of the runs tells
     (Welch, with their correlation); None where a side has a single run. `independent` is what they
-    would be if no run resembled the one before. `settings`: what tells it from the other rows.
+    would be if no run resembled the one before. `settings`: those that tell it from other rows.
     """
 
     test: str
-    settings: tuple[tuple[str, str], ...]
+    settings: Mapping[str, str]
     a: Rate
     b: Rate
     ratio: float
@@ -94,7 +92,7 @@ class ComparedTest:
     high: float | None
     independent: tuple[float, float] | None = None
 
-    @property
+    @derived
     def verdict(self) -> Verdict:
         """`noise` where 1 lies in the interval, `inconclusive` where only the runs' likeness to
         their neighbours puts it there, `unknown` where there is none.
@@ -116,15 +114,15 @@ class UnmatchedTest:
 
     side: Side
     test: str
-    settings: tuple[tuple[str, str], ...]
+    settings: Mapping[str, str]
     rate: Rate | None
-    error: str = ""
+    error: str | None = None
     other: Rate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonReport:
-    """`unsaid`: (side, setting) where only the other side's file says what it was.
+    """B against A. `lone`: tests that have no rate on both sides; `unsaid`: missing settings.
 
     `assumed_runs`: what is taken for `Rate.runs` where it is None. `slower_than` is the share
     that B may be slower, None where no bound was given.
@@ -132,19 +130,25 @@ class ComparisonReport:
 
     a: Source
     b: Source
+    differences: tuple[Difference, ...]
+    unsaid: tuple[MissingSetting, ...]
     tests: tuple[ComparedTest, ...]
     lone: tuple[UnmatchedTest, ...]
-    differences: tuple[Difference, ...]
-    unsaid: tuple[tuple[Side, str], ...]
     assumed_runs: int
     slower_than: float | None = None
 
-    @property
-    def too_slow(self) -> tuple[ComparedTest, ...]:
-        """Tests of B that are slower by more than was allowed, whatever their noise."""
+    @derived
+    def too_slow(self) -> tuple[int, ...]:
+        """Places of tests of B that are slower by more than was allowed, whatever their noise."""
         if self.slower_than is None:
             return ()
-        return tuple(test for test in self.tests if test.ratio < 1.0 - self.slower_than)
+        least = 1.0 - self.slower_than
+        return tuple(place for place, test in enumerate(self.tests) if test.ratio < least)
+
+    @property
+    def slow_tests(self) -> tuple[ComparedTest, ...]:
+        """The tests at these places."""
+        return tuple(self.tests[place] for place in self.too_slow)
 
     @property
     def broken(self) -> tuple[UnmatchedTest, ...]:
@@ -153,8 +157,8 @@ class ComparisonReport:
             test for test in self.lone if test.side == "b" and test.error and test.other is not None
         )
 
-    @property
+    @derived
     def ok(self) -> bool:
-        """Something was compared, and where a bound was given nothing is beyond it or broken."""
+        """Something was compared, and where a bound was given nothing exceeds it or is broken."""
         held = self.slower_than is None or not (self.too_slow or self.broken)
         return bool(self.tests) and held

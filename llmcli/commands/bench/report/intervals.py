@@ -39,7 +39,7 @@ def pool(rates: Sequence[Rate]) -> Rate:
 
 
 def correlation(runs: Sequence[float]) -> float | None:
-    """How far each run resembles the one before, -1 … 1; None of fewer than three or equal ones."""
+    """Lag-1 autocorrelation of the runs, -1 … 1; None of fewer than three or of equal ones."""
     middle = fmean(runs)
     off = [run - middle for run in runs]
     whole = sum(one * one for one in off)
@@ -95,7 +95,7 @@ def _likeness(rate: Rate) -> float:
 
 
 def _variance(rate: Rate, likeness: float) -> tuple[float, float]:
-    """That of the mean's logarithm, and its degrees of freedom, for AR(1) runs."""
+    """Variance of the mean's logarithm, and its degrees of freedom, for AR(1) runs."""
     runs, kept = runs_of(rate), 1.0 - likeness
     # of the mean, as a multiple of that of independent runs; and what the runs' deviation from
     # their own mean shows of theirs from the true one
@@ -106,59 +106,29 @@ def _variance(rate: Rate, likeness: float) -> tuple[float, float]:
 
 
 def runs_of(rate: Rate) -> int:
-    """How many, or the usual number where nobody says."""
+    """Number of runs; llama-bench's default (5) if the file does not say."""
     return USUAL_RUNS if rate.runs is None else rate.runs
 
 
-_TINY = 1e-300  # keeps the continued fraction from dividing by 0
+_PANELS = 512  # of Simpson's rule: ten digits
 
 
 @cache
 def two_sided(confidence: float, freedom: float) -> float:
-    """The t for which |T| ≤ t with that probability (0 … 1), at `freedom` > 0 degrees of freedom.
+    """The t for which |T| ≤ t with that probability (0 … 1), at `freedom` ≥ 1 degrees of freedom.
 
-    By halving: the probability outside is I_x(freedom / 2, 1 / 2) with x = ν / (ν + t²).
+    With t = √ν tan θ the density of θ is cos^(ν - 1) θ over its integral from 0 to π/2. It falls,
+    so that Newton's method climbs to the θ from below.
     """
-    outside = 1.0 - confidence
-    low, high = 0.0, 2.0
-    while _outside(high, freedom) > outside:
-        high *= 2.0
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if _outside(middle, freedom) > outside else (low, middle)
-    return (low + high) / 2.0
-
-
-def _outside(t: float, freedom: float) -> float:
-    return _beta(freedom / (freedom + t * t), freedom / 2.0, 0.5)
-
-
-def _beta(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function I_x(a, b)."""
-    if x <= 0.0 or x >= 1.0:
-        return float(x >= 1.0)
-    if x > (a + 1.0) / (a + b + 2.0):  # where the fraction converges slowly
-        return 1.0 - _beta(1.0 - x, b, a)
-    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front += a * math.log(x) + b * math.log1p(-x)
-    return math.exp(front) * _fraction(x, a, b) / a
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """Its continued fraction (Abramowitz & Stegun 26.5.8), evaluated as Lentz does."""
-    c, d = 1.0, 1.0 / _away(1.0 - (a + b) * x / (a + 1.0))
-    value = d
-    for m in range(1, 1000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1.0 / _away(1.0 + term * d)
-            c = _away(1.0 + term / c)
-            value *= c * d
-        if abs(c * d - 1.0) < 1e-15:
+    half = math.lgamma(freedom / 2.0) - math.lgamma((freedom + 1.0) / 2.0)
+    whole = math.sqrt(math.pi) / 2.0 * math.exp(half)
+    angle = 0.0
+    for _ in range(100):
+        wide = angle / _PANELS
+        at = [math.cos(wide * place) ** (freedom - 1.0) for place in range(_PANELS + 1)]
+        inside = wide / 3.0 * (at[0] + 4.0 * sum(at[1::2]) + 2.0 * sum(at[2:-1:2]) + at[-1])
+        more = (confidence * whole - inside) / at[-1]
+        angle += more
+        if more <= 1e-14 * angle:
             break
-    return value
-
-
-def _away(number: float) -> float:
-    return number if abs(number) > _TINY else _TINY
+    return math.sqrt(freedom) * math.tan(angle)

@@ -73,10 +73,10 @@ def change(test: ComparedTest) -> str:
 def failures(report: ComparisonReport) -> str:
     """`1 test is more than 5 % slower: pp16 (0.785, within noise) · 1 test has failed: tg9`."""
     found = []
-    if report.too_slow:
-        count, bound = len(report.too_slow), percent(report.slower_than or 0)
+    if report.slow_tests:
+        count, bound = len(report.slow_tests), percent(report.slower_than or 0)
         named = _first(
-            f"{test.test} ({test.ratio:.3f}{_DOUBTS[test.verdict]})" for test in report.too_slow
+            f"{test.test} ({test.ratio:.3f}{_DOUBTS[test.verdict]})" for test in report.slow_tests
         )
         are = "is" if count == 1 else "are"
         found.append(f"{counted(count, 'test')} {are} more than {bound} slower: {named}")
@@ -105,7 +105,7 @@ def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
     if differing:
         yield Dotted([f"A → B: {differing[0]}", *differing[1:]])
     for side in ("a", "b"):
-        fields = [field for where, field in report.unsaid if where == side]
+        fields = [missing.field for missing in report.unsaid if missing.side == side]
         if fields:
             more = len(fields) - _NAMED
             named = [f"{side.upper()} does not say: {fields[0]}", *fields[1:_NAMED]]
@@ -137,7 +137,7 @@ def _table(tests: Iterable[ComparedTest]) -> Rows:
         Column("test", right=False),
         *(
             Column(field, right=False, cut=True, drop=2, labelled=True)
-            for field, _ in tests[0].settings
+            for field in tests[0].settings
         ),
         Column("A t/s", drop=1, labelled=True),
         Column("B t/s", drop=1, labelled=True),
@@ -157,7 +157,7 @@ def _row(test: ComparedTest) -> list[Text]:
     style = _STYLES[test.verdict]
     return [
         Text(test.test),
-        *(Text(_clipped(value)) for _, value in test.settings),
+        *(Text(_clipped(value)) for value in test.settings.values()),
         Text(_rate(test.a)),
         Text(_rate(test.b)),
         Text(f"{test.ratio:.3f}" if test.ratio < 1e6 else f"{test.ratio:.2e}", style=style),
@@ -172,7 +172,7 @@ def _rate(rate: Rate) -> str:
 
 
 def _lone(test: UnmatchedTest) -> str:
-    known = [f"{field} {_clipped(value)}" for field, value in test.settings if value]
+    known = [f"{field} {_clipped(value)}" for field, value in test.settings.items() if value]
     settings = SEPARATOR.join(known)
     name = f"{test.test} ({settings})" if known else test.test
     side = test.side.upper()
@@ -200,7 +200,7 @@ def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
         yield Marked(BAD, f"{NOTHING_IN_COMMON} in A and in B", WRONG)
     if report.slower_than is None:
         return
-    if report.too_slow or report.broken:
+    if report.slow_tests or report.broken:
         yield Marked(BAD, failures(report), WRONG)
     elif report.tests:
         bound = percent(report.slower_than)

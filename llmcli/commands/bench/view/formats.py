@@ -1,81 +1,69 @@
-"""Rows as CSV, JSON, JSON lines and SQL, each as llama-bench writes it."""
+"""Rows as llama-bench writes them: CSV, JSON, JSON lines, SQL and Markdown, byte for byte."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from llmcli.commands.bench.report.fields import (
-    FIELDS,
-    OUR_SAMPLES,
+from llmcli.commands.bench.report.row import (
+    KEYS,
+    KINDS,
     OURS,
-    SAMPLES,
+    THEIRS,
     BuildInfo,
-    Field,
-    Value,
+    Row,
+    count_words,
+    size_words,
 )
-from llmcli.commands.bench.report.results import BenchRow
+from llmcli.commands.bench.report.settings import COLUMNS, SETTINGS, Settings
 from llmcli.ui.theme import csv_cell, encodable, one_line
 
 
-class Writer(Protocol):
-    """Text for one stream. `header`, then `row` for each, then `footer`, whatever happened."""
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """The text before the first row, of each row, and after the last of so many rows.
 
-    def header(self) -> str:
-        """What comes before the first row is measured."""
+    What is written is valid after an interruption, too, if `foot` is.
+    """
 
-    def row(self, row: BenchRow) -> str:
-        """One row, whole lines of it or what ends in an unfinished one."""
-
-    def footer(self) -> str:
-        """What closes it."""
+    head: str
+    row: Callable[[Row], str]
+    foot: Callable[[int], str] = lambda rows: ""
 
 
-def plain(field: Field, value: Value) -> str:
+def plain(row: Row, name: str) -> str:
     """A value as llama-bench writes it in text: flags 0 and 1, reals with 6 decimals.
 
     Texts are on one line, with control characters spelled out. Empty where there is none, which
     only a field of ours can be.
     """
+    value = getattr(row, name)
     if value is None:
         return ""
-    if field.kind == "real":
+    if KINDS[name] == "float":
         return f"{value:.6f}"
     return str(int(value)) if isinstance(value, bool) else one_line(str(value))
 
 
-class CsvWriter:
-    """llama-bench's columns, then ours."""
-
-    def __init__(self, by: BuildInfo) -> None:
-        self._by = by
-
-    def header(self) -> str:
-        """The names."""
-        return ",".join(field.name for field in (*FIELDS, *OURS)) + "\n"
-
-    def row(self, row: BenchRow) -> str:
-        """One line; a quote in a value is doubled."""
-        found = [(field, field.value(row, self._by)) for field in (*FIELDS, *OURS)]
-        values = [csv_cell(v) if isinstance(v, str) else plain(field, v) for field, v in found]
-        return ",".join('"' + value.replace('"', '""') + '"' for value in values) + "\n"
-
-    def footer(self) -> str:
-        """Nothing."""
-        return ""
+def _csv_row(row: Row) -> str:
+    """A quote in a value is doubled."""
+    found = [(name, getattr(row, name)) for name in (*THEIRS, *OURS)]
+    cells = [csv_cell(value) if isinstance(value, str) else plain(row, n) for n, value in found]
+    return ",".join('"' + cell.replace('"', '""') + '"' for cell in cells) + "\n"
 
 
-KEYS = (*FIELDS, *SAMPLES, *OURS, *OUR_SAMPLES)
+CSV = Format(head=",".join((*THEIRS, *OURS)) + "\n", row=_csv_row)
 
 
-def row_object(row: BenchRow, by: BuildInfo) -> dict[str, Any]:
-    """All keys of a row; reals have 6 decimals, which is what llama-bench writes."""
-    return {field.name: _jsonable(field.value(row, by)) for field in KEYS}
+def row_object(row: Row, keys: Collection[str] = KEYS) -> dict[str, Any]:
+    """These keys of a row; reals have 6 decimals, which is what llama-bench writes."""
+    return {name: _jsonable(getattr(row, name)) for name in keys}
 
 
-def _jsonable(value: Value) -> Any:
+def _jsonable(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_jsonable(item) for item in value]
     if isinstance(value, str):
@@ -85,105 +73,156 @@ def _jsonable(value: Value) -> Any:
     return value
 
 
-class JsonWriter:
-    """A bare array. It is closed by `footer`, so it is valid after an interruption too.
-
-    Without a row it is `[]`.
-    """
-
-    def __init__(self, by: BuildInfo) -> None:
-        self._by = by
-        self._first = True
-
-    def header(self) -> str:
-        """The bracket that opens."""
-        return "["
-
-    def row(self, row: BenchRow) -> str:
-        """One element, with the comma before it."""
-        before, self._first = "\n" if self._first else ",\n", False
-        lines = [
-            f"    {json.dumps(name)}: {json.dumps(value)}"
-            for name, value in row_object(row, self._by).items()
-        ]
-        return before + "  {\n" + ",\n".join(lines) + "\n  }"
-
-    def footer(self) -> str:
-        """The bracket that closes."""
-        return "]\n" if self._first else "\n]\n"
+def _json_row(row: Row) -> str:
+    """One element, with the comma before it."""
+    found = row_object(row).items()
+    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(value)}" for name, value in found)
+    return ("\n" if row.number == 1 else ",\n") + "  {\n" + lines + "\n  }"
 
 
-class JsonLinesWriter:
-    """An object a line."""
+JSON = Format(head="[", row=_json_row, foot=lambda rows: "\n]\n" if rows else "]\n")
+JSON_LINES = Format(head="", row=lambda row: json.dumps(row_object(row)) + "\n")
 
-    def __init__(self, by: BuildInfo) -> None:
-        self._by = by
-
-    def header(self) -> str:
-        """Nothing."""
-        return ""
-
-    def row(self, row: BenchRow) -> str:
-        """One line."""
-        return json.dumps(row_object(row, self._by)) + "\n"
-
-    def footer(self) -> str:
-        """Nothing."""
-        return ""
-
-
-THEIRS, BESIDE = "llama_bench", "llmcli_bench"
-TYPES = {"text": "TEXT", "integer": "INTEGER", "boolean": "INTEGER", "real": "REAL"}
-
+TABLE, BESIDE = "llama_bench", "llmcli_bench"
 # which row of the other table it belongs to: that table has no key, but a number SQLite gives it
 _NUMBER = "llama_bench_rowid"
+_TYPES = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
 
 
-class SqlWriter:
-    """Both tables are created where they are not there yet; each row is one INSERT into each."""
-
-    def __init__(self, by: BuildInfo) -> None:
-        self._by = by
-
-    def header(self) -> str:
-        """The two tables."""
-        theirs = [f"  {field.name} {TYPES[field.kind]}" for field in FIELDS]
-        ours = [f"  {field.name} {TYPES[field.kind]}" for field in OURS]
-        return _table(THEIRS, theirs) + _table(BESIDE, [f"  {_NUMBER} INTEGER", *ours])
-
-    def row(self, row: BenchRow) -> str:
-        """Two lines."""
-        return (
-            f"INSERT INTO {THEIRS} ({_names(FIELDS)}) VALUES ({self._values(FIELDS, row)});\n"
-            f"INSERT INTO {BESIDE} ({_NUMBER}, {_names(OURS)}) "
-            f"VALUES (last_insert_rowid(), {self._values(OURS, row)});\n"
-        )
-
-    def footer(self) -> str:
-        """Nothing."""
-        return ""
-
-    def _values(self, fields: Sequence[Field], row: BenchRow) -> str:
-        return ", ".join(_quoted(field, row, self._by) for field in fields)
+def _create(table: str, names: Sequence[str], *first: str) -> str:
+    columns = [*first, *(f"  {name} {_TYPES[KINDS[name]]}" for name in names)]
+    return f"CREATE TABLE IF NOT EXISTS {table} (\n" + ",\n".join(columns) + "\n);\n\n"
 
 
-def _table(name: str, columns: Sequence[str]) -> str:
-    return f"CREATE TABLE IF NOT EXISTS {name} (\n" + ",\n".join(columns) + "\n);\n\n"
+def _sql_row(row: Row) -> str:
+    """One INSERT into each table."""
+    theirs, ours = (", ".join(_quoted(row, name) for name in names) for names in (THEIRS, OURS))
+    return (
+        f"INSERT INTO {TABLE} ({', '.join(THEIRS)}) VALUES ({theirs});\n"
+        f"INSERT INTO {BESIDE} ({_NUMBER}, {', '.join(OURS)}) "
+        f"VALUES (last_insert_rowid(), {ours});\n"
+    )
 
 
-def _names(fields: Sequence[Field]) -> str:
-    return ", ".join(field.name for field in fields)
+def _quoted(row: Row, name: str) -> str:
+    """Every value in quotes, as llama-bench writes it; NULL where one of ours is missing."""
+    if getattr(row, name) is None:
+        return "NULL"
+    return "'" + plain(row, name).replace("'", "''") + "'"
 
 
-def _quoted(field: Field, row: BenchRow, by: BuildInfo) -> str:
-    """Every value in quotes, as llama-bench writes it; NULL where one of ours is not there."""
-    value = field.value(row, by)
-    return "NULL" if value is None else "'" + plain(field, value).replace("'", "''") + "'"
+SQL = Format(
+    head=_create(TABLE, THEIRS) + _create(BESIDE, OURS, f"  {_NUMBER} INTEGER"), row=_sql_row
+)
+FORMATS = {"csv": CSV, "json": JSON, "jsonl": JSON_LINES, "sql": SQL}
 
-
-WRITERS: dict[str, Callable[[BuildInfo], Writer]] = {
-    "csv": CsvWriter,
-    "json": JsonWriter,
-    "jsonl": JsonLinesWriter,
-    "sql": SqlWriter,
+# of a cell in the Markdown table, beside those of settings; below 0 it is aligned left
+_WIDTHS = {
+    "model": -30,
+    "size": 10,
+    "params": 10,
+    "backend": -10,
+    "engine": -12,
+    "test": 15,
+    "t/s": 20,
 }
+_BOTH = -17  # `CUDA,transformers`
+# settings whose columns are shown where they vary or were given, in llama-bench's order
+_OPTIONAL = (
+    "n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "no_kv_offload", "flash_attn",
+    "device", "embeddings", "dtype", "activations",
+)  # fmt: skip
+# Where llama-bench's table is wider than the terminal: narrower cells, and columns that go, in
+# this order, before those that are the same in every row
+_NARROW = {"model": -16, "test": 10, "t/s": 16}
+_DROP = ("params", "size", "backend")
+
+
+def table_widths(
+    configurations: Sequence[Settings], default: Settings, *, gpu: bool, cpu: bool,
+    engines: bool = False, room: int | None = None,
+) -> dict[str, int]:  # fmt: skip
+    """The columns of the Markdown table that there is room for, with the width of their cells.
+
+    `default`: what each option is where none is given. `gpu`: some configurations run on one;
+    `cpu`: some do not. `engines`: more than ours. `room`: the columns of the terminal, None where
+    the table is llama-bench's whatever its width.
+    """
+
+    def values(name: str) -> set[Any]:
+        return {getattr(settings, name) for settings in configurations}
+
+    names = ["model", "size", "params", "backend", *(["n_gpu_layers"] if gpu else [])]
+    names += [
+        SETTINGS[name].column
+        for name in _OPTIONAL
+        if values(name) != {getattr(default, name)} or (name == "n_threads" and cpu)
+    ]
+    found = {name: _width(name) for name in (*names, *["engine"] * engines, "test", "t/s")}
+    if engines:
+        found["backend"] = _BOTH  # named with a peer's engine
+    if room is None or _total(found) <= room:
+        return found
+    found = {name: _NARROW.get(name, width) for name, width in found.items()}
+    columns = {name: SETTINGS[name].column for name in (*_OPTIONAL, "n_gpu_layers")}
+    columns["model"] = "model"
+    alike = [column for name, column in columns.items() if len(values(name)) == 1]
+    for name in (*_DROP, *alike):
+        if _total(found) > room:
+            found.pop(name, None)
+    return found
+
+
+def markdown(build: BuildInfo, widths: Mapping[str, int]) -> Format:
+    """The table to the character, and `build: …` below it. `widths`: see `table_widths`."""
+    lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values()]
+    return Format(
+        head=_line([_cell(_heading(name), width) for name, width in widths.items()]) + _line(lines),
+        row=lambda row: _line([_cell(_text(row, name), w) for name, w in widths.items()]),
+        foot=lambda rows: f"\nbuild: {build.build_commit} ({build.build_number})\n",
+    )
+
+
+def _heading(name: str) -> str:
+    return COLUMNS[name].heading if name in COLUMNS else name
+
+
+def _text(row: Row, name: str) -> str:
+    match name:
+        case "t/s":
+            return rate(row)
+        case "test":
+            return row.test.name
+        case "size":
+            return size_words(row.model_size) if row.model_size else ""
+        case "params":
+            return count_words(row.model_n_params) if row.model_n_params else ""
+        case _:
+            return plain(row, {"model": "model_type", "backend": "backends"}.get(name, name))
+
+
+def rate(row: Row) -> str:
+    """`12.34 ± 0.56`, or why there is none."""
+    if row.error is not None:
+        return f"error: {row.error}"
+    return f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}" if row.runs else "not run"
+
+
+def _cell(text: str, width: int) -> str:
+    """A bar in it would begin the next cell, and a line break the next row."""
+    text = one_line(text).replace("|", "\\|")
+    return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
+
+
+def _width(name: str) -> int:
+    width = COLUMNS[name].width if name in COLUMNS else _WIDTHS[name]
+    return width or max(len(name), 10) * (-1 if KINDS[name] == "str" else 1)
+
+
+def _total(widths: Mapping[str, int]) -> int:
+    """Columns of a line with its bars."""
+    return sum(abs(width) + 3 for width in widths.values()) + 1
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |\n"

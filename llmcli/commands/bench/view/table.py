@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from os.path import commonprefix
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.bench.report.fields import device_words, percentile
-from llmcli.commands.bench.report.results import (
-    Against,
-    BenchReport,
-    BenchRow,
-    EngineInfo,
-    Settings,
-)
-from llmcli.commands.bench.view.markdown import SHORT
+from llmcli.commands.bench.report.row import Against, BenchReport, EngineInfo, Row
+from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_words
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import render_checks
@@ -27,15 +19,15 @@ from llmcli.ui.rates import unit
 from llmcli.ui.stats import duration, size
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
-_Cell = Callable[[BenchRow], str]
+_Cell = Callable[[Row], str]
 _Label = tuple[Column, list[str]]  # what tells rows apart: the column, and its cell for each row
 
 _MEASURED: tuple[tuple[Column, _Cell], ...] = (
-    (Column("first token"), lambda row: _ns(_mean(row.first_ns))),
-    (Column("token p50"), lambda row: _ns(percentile(row.token_ns, 50))),
-    (Column("p90", drop=2), lambda row: _ns(percentile(row.token_ns, 90))),
-    (Column("p99", drop=2), lambda row: _ns(percentile(row.token_ns, 99))),
-    (Column("FLOPs", drop=4), lambda row: unit(row.work.flops, "") if row.work else ""),
+    (Column("first token"), lambda row: _ns(row.ttft_ns)),
+    (Column("token p50"), lambda row: _ns(row.token_p50_ns)),
+    (Column("p90", drop=2), lambda row: _ns(row.token_p90_ns)),
+    (Column("p99", drop=2), lambda row: _ns(row.token_p99_ns)),
+    (Column("FLOPs", drop=4), lambda row: "" if row.flops is None else unit(row.flops, "")),
     (Column("full square", drop=5), lambda row: _full(row)),
     (Column("peak RSS", drop=1), lambda row: _peak(row, gpu=False)),
     (Column("peak GPU", drop=1), lambda row: _peak(row, gpu=True)),
@@ -63,7 +55,7 @@ def render_beside(
     return Group(*parts, *footer(report, rows, machine, weights))
 
 
-def _table(rows: Sequence[BenchRow]) -> RenderableType:
+def _table(rows: Sequence[Row]) -> RenderableType:
     labels = _labels(rows)
     columns = [column for column, _ in labels]
     cells = [found for _, found in labels]
@@ -77,25 +69,26 @@ def _table(rows: Sequence[BenchRow]) -> RenderableType:
     return Rows(columns, [[Text(cell) for cell in row] for row in zip(*cells, strict=True)])
 
 
-def _labels(rows: Sequence[BenchRow]) -> list[_Label]:
-    """A column for every setting that varies, and for the engine where there are two."""
-    labels = []
-    for field in fields(Settings):
-        found = [_setting(row.settings, field.name) for row in rows]
+def _labels(rows: Sequence[Row]) -> list[_Label]:
+    """A column for every setting that varies, and for the engine where there are two.
+
+    Models are named without the directories that all of their names begin with.
+    """
+    labels: list[_Label] = []
+    models = [one_line(row.settings.model) for row in rows]
+    if len(set(models)) > 1:
+        shared = commonprefix(models).rpartition("/")  # noqa: RUF071 - up to its last slash
+        names = [name.removeprefix("".join(shared[:2])) for name in models]
+        labels.append((Column("model", right=False, cut=True), names))
+    for name, setting in SETTINGS.items():
+        found = [_setting(row.settings, name) for row in rows]
         if len(set(found)) > 1:
-            found = _apart(found) if field.name == "model" else found
-            heading = SHORT.get({"device": "devices"}.get(field.name, field.name), field.name)
-            labels.append((Column(heading, right=False, cut=heading == "model"), found))
-    engines: list[str] = [row.engine for row in rows]
+            heading = name if name == "activations" else setting.heading
+            labels.append((Column(heading, right=False), found))
+    engines = [row.engine for row in rows]
     if len(set(engines)) > 1:
         labels.append((Column("engine", right=False), engines))
     return labels
-
-
-def _apart(names: Sequence[str]) -> list[str]:
-    """The same without the directories that all of them begin with."""
-    shared = commonprefix(list(names)).rpartition("/")  # noqa: RUF071 - up to its last slash
-    return [name.removeprefix("".join(shared[:2])) for name in names]
 
 
 def _setting(settings: Settings, name: str) -> str:
@@ -126,7 +119,7 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
 
 
 def _ratio(pair: Against) -> Iterator[str]:
-    yield pair.test.name
+    yield pair.test
     yield f"{pair.median:.2f}×"
     yield _interval(pair)
     yield str(len(pair.ratios))
@@ -138,21 +131,16 @@ def _interval(pair: Against) -> str:
     return "" if pair.interval is None else "{:.2f}× … {:.2f}×".format(*pair.interval)
 
 
-def _full(row: BenchRow) -> str:
+def _full(row: Row) -> str:
     """Products of the whole rectangle of queries and keys, where that reads as another number."""
-    if row.work is None or not row.work.flops_full:
+    if not row.flops_full:
         return ""
-    full = unit(row.work.flops_full, "")
-    return "" if full == unit(row.work.flops, "") else full
+    full = unit(row.flops_full, "")
+    return "" if full == unit(row.flops or 0, "") else full
 
 
-def _peak(row: BenchRow, *, gpu: bool) -> str:
-    on_gpu = row.info is not None and row.info.device.startswith("cuda")
-    return _bytes(row.peak_memory_bytes if on_gpu is gpu else None)
-
-
-def _mean(values: Sequence[int]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _peak(row: Row, *, gpu: bool) -> str:
+    return _bytes(row.peak_memory_bytes if row.device.startswith("cuda") is gpu else None)
 
 
 def _ns(value: float | None) -> str:
@@ -171,10 +159,10 @@ SHARED = "both engines are in this process: neither has a peak memory of its own
 
 
 def footer(
-    report: BenchReport, rows: Sequence[BenchRow], machine: Sequence[str], weights: str
+    report: BenchReport, rows: Sequence[Row], machine: Sequence[str], weights: str
 ) -> Iterator[RenderableType]:
     """Lines of words, after an empty one. `rows` are those that ran."""
-    infos = list(dict.fromkeys(row.info for row in rows if row.info is not None))
+    infos = list(dict.fromkeys(row.info for row in rows))
     lines = [[*([weights] if weights else []), *_loaded(infos), *_ceilings(report.ceilings)]]
     if any(row.engine != "llmcli" for row in report.rows):  # also one that could not run
         lines += [[*_engines(infos)], [SHARED]]
@@ -193,7 +181,7 @@ def against_notes(report: BenchReport) -> Iterator[str]:
     """The ratios and the check of the weights in words, for formats that have only rows."""
     for pair in report.against:
         yield (
-            f"llmcli ÷ {pair.peer}, {pair.test.name}: {pair.median:.2f}×, the median of "
+            f"llmcli ÷ {pair.peer}, {pair.test}: {pair.median:.2f}×, the median of "
             f"{counted(len(pair.ratios), 'pair')} (95 % interval {_interval(pair) or 'unknown'}): "
             f"{verdict(pair)}"
         )
@@ -222,7 +210,8 @@ def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:
 def _engines(infos: Sequence[EngineInfo]) -> Iterator[str]:
     """What each engine is, and in what it holds the weights."""
     for info in infos:
-        version = info.version if info.version[:1].isdigit() else f"({info.version})"
+        version = info.engine_version or ""
+        version = version if version[:1].isdigit() else f"({version})"
         yield f"{info.engine} {version}: {info.formats}, {info.bits_per_weight:.3g} bits a weight"
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.peers.peer import silent
-from llmcli.commands.bench.report.llama_names import CACHE_OF, CACHE_TYPES, FLASH
-from llmcli.commands.bench.report.results import EngineInfo, Settings
+from llmcli.commands.bench.measure.peer import silent
+from llmcli.commands.bench.report.row import EngineInfo
+from llmcli.commands.bench.report.settings import CACHE_OF, CACHE_TYPES, FLASH, Settings
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.model import Model
 
@@ -73,10 +73,10 @@ class LlamaCpp:
         self._tokens = 0
         self._kept: dict[int, Any] = {}
         vocabulary = library.llama_model_get_vocab(model)
-        self._vocab = int(library.llama_vocab_n_tokens(vocabulary))
-        self._bos = None
+        self.vocab = int(library.llama_vocab_n_tokens(vocabulary))
+        self.bos: int | None = None
         if library.llama_vocab_get_add_bos(vocabulary):
-            self._bos = int(library.llama_vocab_bos(vocabulary))
+            self.bos = int(library.llama_vocab_bos(vocabulary))
         self._type_k, self._type_v = cache_type(settings.type_k), cache_type(settings.type_v)
         text = ctypes.create_string_buffer(256)
         library.llama_model_desc(model, text, len(text))
@@ -85,37 +85,22 @@ class LlamaCpp:
         size = int(library.llama_model_size(model))
         count = int(library.llama_model_n_params(model))
         on_gpu = _on_gpu(library, ours)
-        self._info = EngineInfo(
+        self.info = EngineInfo(  # `dtype` is the file's type, `Q4_K - Medium`
             engine="llama.cpp",
-            version=f"llama-cpp-python {library.__version__}",
+            engine_version=f"llama-cpp-python {library.__version__}",
             model_type=described,
             model_size=size,
             model_n_params=count,
-            backend=_BACKENDS[ours.device.type] if on_gpu else "CPU",
+            backends=_BACKENDS[ours.device.type] if on_gpu else "CPU",
             device=str(ours.device) if on_gpu else "cpu",
             dtype=format,
             weight_format=format,
             product_format=format,
             type_k=self._type_k[0],
-            n_gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
+            gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,
             bits_per_weight=8 * size / count,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """Of llama.cpp and the file; `dtype` is the file's type, `Q4_K - Medium`."""
-        return self._info
-
-    @property
-    def vocab(self) -> int:
-        """Tokens of the file's vocabulary."""
-        return self._vocab
-
-    @property
-    def bos(self) -> int | None:
-        """Where the file says that it is to be added."""
-        return self._bos
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """A new context: `n_ubatch` is `chunk`, keys and values of the requested types.
@@ -198,7 +183,7 @@ class LlamaCpp:
     def logits(self) -> Tensor:
         """Of the last token, `[V]` float32."""
         values = self._lib.llama_get_logits_ith(self._context, -1)
-        array = ctypes.cast(values, ctypes.POINTER(ctypes.c_float * self._vocab)).contents
+        array = ctypes.cast(values, ctypes.POINTER(ctypes.c_float * self.vocab)).contents
         return torch.frombuffer(bytearray(bytes(array)), dtype=torch.float32)
 
     def close(self) -> None:

@@ -17,18 +17,10 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
-from llmcli.commands.bench.measure.engine import Reads
-from llmcli.commands.bench.measure.ours import attention, bos_of, engine_info
-from llmcli.commands.bench.measure.peers.filled import (
-    filled,
-    read_model,
-    reads_itself,
-    without_weights,
-)
-from llmcli.commands.bench.measure.peers.peer import silent
-from llmcli.commands.bench.report.results import EngineInfo, Settings
-from llmcli.config import ModelConfig
-from llmcli.errors import LlmcliError, OutOfMemory, UsageError
+from llmcli.commands.bench.measure.engine import Reads, attention, bos_of, engine_info
+from llmcli.commands.bench.measure.peer import silent
+from llmcli.commands.bench.report.settings import Settings
+from llmcli.errors import OutOfMemory, UsageError
 from llmcli.model import Model, dtype_name
 
 _OLDEST = 5
@@ -43,14 +35,17 @@ class Transformers:
     """
 
     def __init__(
-        self, model: Any, ours: Model, version: str, load_s: float | None, *, flash: bool
+        self, model: Any, ours: Model, version: str, load_s: float, *, flash: bool
     ) -> None:
+        # its work is counted by our formulas; packed weights of ours are dequantized
+        self.config, self.numbers = ours.config, Arithmetic.of(dtype_name(ours.dtype))
+        self.vocab, self.bos = ours.config.vocab, bos_of(ours)
+        # each call has logits; newer versions leave out what Gemma 4 needs for no other token
+        narrows = any(hasattr(part, _NARROWS) for part in model.modules())
+        self.reads: Reads = "calls" if narrows else "whole"
         self._model = model
         self._device = ours.device
         self._flash = flash
-        self._bos = bos_of(ours)
-        self._config = ours.config
-        self._numbers = Arithmetic.of(dtype_name(ours.dtype))
         self._chunk = 1
         self._tokens = 0
         self._cache: Any = None
@@ -59,49 +54,18 @@ class Transformers:
         parameters = list(model.parameters())
         count = sum(value.numel() for value in parameters)
         size = sum(value.nbytes for value in parameters)
-        self._info = replace(
-            engine_info(ours, load_s, numbers=self._numbers),
+        self.info = replace(
+            engine_info(ours, load_s, numbers=self.numbers),
             engine="transformers",
-            version=version,
+            engine_version=version,
             model_size=size,
             model_n_params=count,
             bits_per_weight=8 * size / count,
         )
 
-    @property
-    def info(self) -> EngineInfo:
-        """Of transformers and its model."""
-        return self._info
-
-    @property
-    def config(self) -> ModelConfig:
-        """Of the model, which is ours: its work is counted by the same formulas."""
-        return self._config
-
-    @property
-    def numbers(self) -> Arithmetic:
-        """All in our dtype: packed weights of ours are dequantized."""
-        return self._numbers
-
-    @property
-    def reads(self) -> Reads:
-        """Each call has logits; newer versions leave out what Gemma 4 needs for no other token."""
-        narrows = any(hasattr(part, _NARROWS) for part in self._model.modules())
-        return "calls" if narrows else "whole"
-
-    @property
-    def vocab(self) -> int:
-        """Rows of the embedding."""
-        return self._config.vocab
-
-    @property
-    def bos(self) -> int | None:
-        """As our tokenizer has it."""
-        return self._bos
-
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty cache, which grows by itself: `tokens` only have to fit learned positions."""
-        positions = self._config.embedding.positions
+        positions = self.config.embedding.positions
         if positions is not None and tokens > positions:
             raise UsageError(
                 f"{tokens} tokens do not fit {positions} learned positions",
@@ -116,7 +80,7 @@ class Transformers:
         from transformers import DynamicCache
 
         # of a window of one token transformers' cache drops nothing where its mask counts on it
-        narrow = any(layer.window == 1 for layer in self._config.layers)
+        narrow = any(layer.window == 1 for layer in self.config.layers)
         self._cache = DynamicCache(config=None if narrow else self._model.config)
         self._tokens, self._kept = 0, {}
 
@@ -169,12 +133,49 @@ class Transformers:
             torch.cuda.empty_cache()
 
 
+def read_model(ours: Model) -> tuple[Any, float]:
+    """The weights of `ours` as transformers reads its directory or GGUF file, and the seconds.
+
+    Importing the model's own code is not in the time. The reader of GGUF files is called here,
+    for `from_pretrained` needs one more package for them. Remote code and pickles are never used.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    gguf = ours.checkpoint.files[0] if ours.checkpoint.kind == "gguf" else None
+    path = str(ours.checkpoint.path if gguf is None else gguf.parent)
+    local = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(path, gguf_file=gguf and gguf.name, **local)
+    with torch.device("meta"):
+        bare = AutoModelForCausalLM.from_config(config, dtype=ours.dtype)
+    start = time.perf_counter()
+    if gguf is None:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=ours.dtype, use_safetensors=True, **local
+        )
+    else:
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+        state = load_gguf_checkpoint(
+            str(gguf), return_tensors=True, model_to_load=bare, torch_dtype=ours.dtype
+        )["tensors"]
+        model = type(bare).from_pretrained(None, config=config, state_dict=state, dtype=ours.dtype)
+    return model.to(ours.device).eval(), time.perf_counter() - start
+
+
 def open_transformers(ours: Model, settings: Settings) -> Transformers:
     """transformers' model in our dtype on our device, its attention by the requested kernel.
 
-    Its time to load is that of a directory that it reads itself, None where it is filled.
-    Raises UsageError where it is not installed or has no such model, OutOfMemory.
+    Raises UsageError where it is not installed, has no such model or cannot read its weights,
+    OutOfMemory.
     """
+    kind = ours.checkpoint.kind
+    readable = kind == "gguf" or (kind == "safetensors" and ours.checkpoint.path.is_dir())
+    if ours.random_seed is not None or not readable:
+        what = "random weights" if ours.random_seed is not None else "a single file"
+        raise UsageError(
+            f"transformers reads directories and GGUF files, and `{ours.name}` is {what}",
+            hint="give a directory or a .gguf file with -m, or leave out `--against`",
+        )
     if any("S" not in state.axes for state in graph(ours.config).states.values()):
         raise UsageError(
             "transformers is measured with a cache of keys and values, and layers of this model "
@@ -200,12 +201,7 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
     logging.disable_progress_bar()
     try:
         with silent():
-            bare = without_weights(ours)
-            start = time.perf_counter()
-            model = read_model(ours) if reads_itself(ours) else filled(bare, ours)
-            load_s = time.perf_counter() - start if reads_itself(ours) else None
-    except LlmcliError:
-        raise
+            model, load_s = read_model(ours)
     except (MemoryError, torch.OutOfMemoryError):
         raise OutOfMemory(
             "the weights do not fit a second time, for transformers",

@@ -7,14 +7,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from llmcli.commands.bench.measure.engine import Engine
 from llmcli.commands.bench.measure.run import random_ids
-from llmcli.commands.bench.report.results import EngineName, Settings
+from llmcli.commands.bench.report.plan import EngineName
+from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import UsageError
 from llmcli.model import Model
 from llmcli.records.checks import ViewCheck
@@ -51,9 +52,6 @@ def _flush() -> None:
             stream.flush()
 
 
-PEERS: tuple[EngineName, ...] = tuple(name for name in get_args(EngineName) if name != "llmcli")
-
-
 class PeerEngine(Engine, Protocol):
     """An engine that also shows what it computed, so that other weights are noticed."""
 
@@ -67,20 +65,16 @@ def open_peer(name: EngineName, ours: Model, settings: Settings) -> PeerEngine:
     transformers computes in our dtype, llama.cpp in the formats of the file. Raises UsageError
     where it is not installed or cannot run this model, OutOfMemory where it does not fit.
     """
-    if name not in PEERS:
-        raise UsageError(
-            f"`{name}` is no engine to compare with", hint=f"one of {', '.join(PEERS)}"
-        )
     if ours.device.type == "meta":
         raise UsageError(
             "on the meta device nothing is computed that could be compared",
             hint="leave out `--against` or the device",
         )
     if name == "transformers":
-        from llmcli.commands.bench.measure.peers.transformers import open_transformers
+        from llmcli.commands.bench.measure.transformers import open_transformers
 
         return open_transformers(ours, settings)
-    from llmcli.commands.bench.measure.peers.llama_cpp import open_llama_cpp
+    from llmcli.commands.bench.measure.llama_cpp import open_llama_cpp
 
     return open_llama_cpp(ours, settings)
 

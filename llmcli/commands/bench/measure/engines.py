@@ -1,0 +1,316 @@
+"""The engines of a sweep: our model, loaded as seldom as possible, and the peer beside it."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import ExitStack
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from llmcli.checkpoints import Checkpoint, open_checkpoint
+from llmcli.checkpoints.locate import find
+from llmcli.commands.bench.measure.engine import Counted, LlmcliEngine, engine_info, has_flash
+from llmcli.commands.bench.measure.peer import PeerEngine, open_peer, same_model
+from llmcli.commands.bench.report.plan import Plan
+from llmcli.commands.bench.report.row import EngineInfo
+from llmcli.commands.bench.report.settings import CACHE_OF, Settings
+from llmcli.devices import resolve_device
+from llmcli.errors import LlmcliError, UsageError
+from llmcli.loading.arithmetic import quantize_without_effect
+from llmcli.loading.load import load_checkpoint, load_shapes
+from llmcli.measure import ceilings
+from llmcli.measure.held import phase_peak
+from llmcli.measure.peaks import Peak, resident_bytes
+from llmcli.model import Model
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.checks import ViewCheck
+from llmcli.shell.exits import SIGNALS
+from llmcli.shell.headers import opened_headers
+from llmcli.shell.options import ModelOptions
+from llmcli.shell.output import Output
+
+Key = tuple[str, str, str, str]  # model, device, dtype, activations
+_DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
+
+
+class Listener(Protocol):
+    """Receives the progress of a load, notes, and what only `--verbose` shows."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Progress of a load or a measurement."""
+
+    def note(self, words: str) -> None:
+        """A line for the user."""
+
+    def loaded(self, words: str) -> None:
+        """A model was loaded."""
+
+    def measured(self, ceilings: Ceilings, products: str) -> None:
+        """The machine's ceilings, those of products in that format among them."""
+
+
+def refuse(settings: Settings) -> None:
+    """Raises UsageError for settings that no model can be run with."""
+    for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
+        if kind not in ("auto", *_DTYPES):
+            raise UsageError(
+                f"a cache of `{kind}` ({name}) has no kernel in this version",
+                hint=f"leave out `-ct{name[-1]}`: the cache is kept in the numbers of the model",
+            )
+    if settings.embeddings:
+        raise UsageError(
+            "embeddings instead of logits cannot be benchmarked", hint="leave out `-embd`"
+        )
+
+
+def refuse_for(
+    settings: Settings, *, cache_type: str, gpu: bool, layers: int, flash: bool, rounds: bool
+) -> None:
+    """Raises UsageError for settings that a loaded model cannot be run with.
+
+    `flash`: it has a kernel of attention that keeps no scores. `rounds`: it has products for which
+    activations are rounded to integers.
+    """
+    if settings.activations != "auto" and not rounds:
+        raise UsageError(
+            f"`--activations {settings.activations}` has no effect: no weights are multiplied in "
+            "the blocks of their file",
+            hint="leave it out",
+        )
+    if settings.flash_attn == "on" and not flash:
+        raise UsageError(
+            f"there is no flash attention in {cache_type} on this device",
+            hint="leave out `-fa`, or try `--dtype bfloat16`",
+        )
+    for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
+        if kind not in ("auto", cache_type):
+            raise UsageError(
+                f"a cache of `{kind}` ({name}) in a model that keeps it in {cache_type} has no "
+                "kernel in this version",
+                hint=f"leave out `-ct{name[-1]}`, or compute in it too: `--dtype {_DTYPES[kind]}`",
+            )
+    if gpu and settings.no_kv_offload:
+        raise UsageError(
+            "a cache on the CPU for a model on a GPU is not supported", hint="leave out `-nkvo`"
+        )
+    if gpu and 0 <= settings.n_gpu_layers <= layers:
+        raise UsageError(
+            f"{settings.n_gpu_layers} of {layers + 1} layers on a GPU: it has all or none",
+            hint="write `-ngl 0` for the CPU alone, or leave it out",
+        )
+
+
+class Engines:
+    """Loads engines for settings, measures ceilings, and reads headers. A context manager.
+
+    A model stays for the next settings with the same device and arithmetic. `models` are those
+    that were loaded, as documents describe them; headers that were fetched for shapes alone are
+    removed at the end.
+    """
+
+    def __init__(self, plan: Plan, out: Output, listener: Listener) -> None:
+        self.models: dict[tuple[str | None, ...], dict[str, Any]] = {}
+        self._plan = plan
+        self._out = out
+        self._listener = listener
+        self._stack = ExitStack()
+        self._key: Key | None = None
+        self._model: Model | None = None
+        self._info: EngineInfo | None = None
+        self._known: dict[Key, EngineInfo | None] = {}
+        self._same: dict[tuple[str, str, str], ViewCheck] = {}
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unload()
+        self._stack.close()
+
+    def load(self, settings: Settings) -> LlmcliEngine:
+        """This program's engine.
+
+        Raises UsageError for what is not supported, and what opening and loading raise.
+        """
+        refuse(settings)
+        key = _key(settings)
+        if self._model is None or key != self._key:
+            self._load(*key)
+        self._key = key
+        model, info = self._model, self._info
+        assert model is not None
+        assert info is not None
+        refuse_for(
+            settings,
+            cache_type=info.type_k,
+            gpu=model.device.type in ("cuda", "mps"),
+            layers=len(model.config.layers),
+            flash=has_flash(model.device, model.dtype),
+            rounds=model.arithmetic.rounds_inputs,
+        )
+        SIGNALS.check()  # a signal's exception may have got lost in a library
+        described = (settings.model, info.device, info.weight_format, info.product_format)
+        if described not in self.models:
+            if not any(name == settings.model for name, *_ in self.models):
+                self._note(settings.model, model)
+            self.models[described] = model.describe()
+            self._listener.loaded(
+                f"loaded {settings.model} in {info.load_s or 0:.3g} s: "
+                f"{info.formats} on {info.device}"
+            )
+        return LlmcliEngine(model, info, flash=settings.flash_attn != "off")
+
+    def known(self, settings: Settings) -> EngineInfo | None:
+        """What the headers say of a model that was not loaded; None where they cannot be read."""
+        key = _key(settings)
+        if self._info is not None and key == self._key:
+            return replace(self._info.without_memory(), load_s=None)
+        if key not in self._known:
+            self._known[key] = self._from_headers(*key)
+        return self._known[key]
+
+    def peer(self, settings: Settings) -> PeerEngine:
+        """The engine of `--against` with the same weights, compared with ours once."""
+        model = self._model if _key(settings) == self._key else None
+        if model is None or self._plan.ours.against is None:
+            raise LlmcliError("the model could not be loaded")
+        engine = open_peer(self._plan.ours.against, model, settings)
+        weights = model.arithmetic.weight_format(model.config)
+        key = (settings.model, engine.info.device, weights)
+        if key not in self._same:
+            same = same_model(model, engine, threads=settings.n_threads, seed=self._plan.ours.seed)
+            if self._same:  # the names of a document's checks differ
+                same = replace(same, name=f"{same.name}_{len(self._same) + 1}")
+            self._same[key] = replace(same, words=f"{', '.join(key)}: {same.words}")
+            if not same.ok:
+                self._listener.note(
+                    f"{engine.info.engine} does not compute what llmcli does with "
+                    f"`{settings.model}`: KL {same.value:.2g} nats, where rounding explains "
+                    f"{same.tolerance:.2g}"
+                )
+        return engine
+
+    @property
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """Whether the two engines compute the same: each model, device and weight format once."""
+        return tuple(self._same.values())
+
+    def ceilings(self, engine: Counted, working_set: int) -> Ceilings | None:
+        """What the machine can do at most with the threads and numbers of `engine`.
+
+        Called once for every device, arithmetic and number of threads. `working_set`: bytes that a
+        step of the longest test reads again and again. Of shapes alone: what it could do on the
+        device that `auto` is.
+        """
+        if self._plan.ours.no_ceilings:
+            return None
+        meta = engine.info.device == "meta"
+        found = ceilings.measure_ceilings(
+            resolve_device("auto" if meta else engine.info.device),
+            engine.numbers,
+            threads=torch.get_num_threads(),
+            working_set=working_set,
+            progress=self._listener,
+        )
+        self._listener.measured(found, engine.numbers.products)
+        return found
+
+    def _load(self, name: str, device: str, dtype: str, activations: str) -> None:
+        self._unload()
+        ours = self._plan.ours
+        if device == "meta":
+            checkpoint, open_s = self._open(name)
+            begin = perf_counter()
+            self._model = load_shapes(
+                checkpoint, dtype=dtype, quantize=ours.quantize, activations=activations
+            )
+            self._info = engine_info(self._model, open_s + perf_counter() - begin)
+            return
+        on, base = resolve_device(device), resident_bytes()
+        with Peak(on) as peak:
+            checkpoint, open_s = self._open(name)
+            begin = perf_counter()
+            self._model = load_checkpoint(
+                checkpoint,
+                device=device,
+                dtype=dtype,
+                quantize=ours.quantize,
+                activations=activations,
+                text=False,
+                progress=self._listener,
+                random_weights=ours.seed if ours.random_weights else None,
+            )
+            load_s = open_s + perf_counter() - begin
+        held = phase_peak("load", [peak])
+        self._info = engine_info(self._model, load_s, base=base, peak=held)
+
+    def _unload(self) -> None:
+        """Gives the model's memory back."""
+        had, self._model, self._info = self._model is not None, None, None
+        if had:
+            gc.collect()
+            torch.cuda.empty_cache()  # nothing where CUDA was never used
+
+    def _open(self, name: str) -> tuple[Checkpoint, float]:
+        """The checkpoint, and the seconds that its headers took once they were there."""
+        ours = self._plan.ours
+        if self._plan.shapes_only:
+            options = ModelOptions(model=name, revision=ours.revision, offline=ours.offline)
+            begin = perf_counter()
+            checkpoint, _ = self._stack.enter_context(opened_headers(options, self._out))
+            return checkpoint, perf_counter() - begin
+        name, path = find(
+            name,
+            revision=ours.revision,
+            offline=ours.offline,
+            progress=self._listener,
+            note=self._out.note,
+        )
+        begin = perf_counter()
+        return open_checkpoint(path, name=name), perf_counter() - begin
+
+    def _from_headers(
+        self, name: str, device: str, dtype: str, activations: str
+    ) -> EngineInfo | None:
+        """Of a model that is not to be loaded: nothing is fetched for it."""
+        try:
+            if self._plan.shapes_only:
+                checkpoint = self._open(name)[0]
+            else:
+                name, path = find(name, revision=self._plan.ours.revision, offline=True)
+                checkpoint = open_checkpoint(path, name=name)
+            on = torch.device("meta") if device == "meta" else resolve_device(device)
+            model = load_shapes(
+                checkpoint,
+                dtype=dtype,
+                quantize=self._plan.ours.quantize,
+                activations=activations,
+                like="auto" if device == "meta" else str(on),
+            )
+            return engine_info(model, None, on=on)
+        except (LlmcliError, OSError):
+            return None
+
+    def _note(self, name: str, model: Model) -> None:
+        """Warns once per model: a test exceeds its trained context, `--quantize` has no effect."""
+        longest, trained = self._plan.longest.capacity, model.config.context
+        # beyond learned positions nothing runs
+        if model.config.embedding.positions is None and longest > trained:
+            self._listener.note(
+                f"tests of {longest:,} tokens go beyond the {trained:,} that `{name}` was trained "
+                "with"
+            )
+        if not self._plan.ours.random_weights:
+            words = quantize_without_effect(model.checkpoint, self._plan.ours.quantize)
+            if words:
+                self._listener.note(words)
+
+
+def _key(settings: Settings) -> Key:
+    # llama-bench's `-ngl 0`: everything on the CPU
+    on_cpu = settings.device == "auto" and settings.n_gpu_layers == 0
+    device = "cpu" if on_cpu else settings.device
+    return settings.model, device, settings.dtype, settings.activations

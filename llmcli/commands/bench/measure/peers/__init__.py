@@ -1,1 +1,0 @@
-"""Other engines that run the same weights beside ours, where they are installed."""

@@ -1,0 +1,284 @@
+"""The options of `llmcli bench` and what they plan: every test of every configuration.
+
+llama-bench's options have its names, ours are long ones only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from llmcli.commands.bench.report.settings import (
+    SETTINGS,
+    Settings,
+    SweptOptions,
+    Texts,
+    numbers,
+    words,
+)
+from llmcli.errors import UsageError
+from llmcli.shell.options import MODEL, OUTPUT, OutputOptions
+from llmcli.shell.params import opt
+
+# llama-bench's options that have no effect here; each takes one value, which is ignored
+IGNORED = (
+    "-C", "--cpu-mask", "--cpu-strict", "--poll", "-ncmoe", "--n-cpu-moe", "-sm", "--split-mode",
+    "-mg", "--main-gpu", "-ts", "--tensor-split", "-ot", "--override-tensor", "-mmp", "--mmap",
+    "-lm", "--load-mode", "-dio", "--direct-io", "-nopo", "--no-op-offload", "--no-host",
+    "-fitt", "--fit-target", "-fitc", "--fit-ctx", "-rpc", "--rpc", "--numa", "--prio",
+)  # fmt: skip
+MOST_ROWS = 100_000
+
+Format = Literal["csv", "json", "jsonl", "md", "sql", "none"]
+EngineName = Literal["llmcli", "transformers", "llama.cpp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """`n_prompt` tokens read at once, then `n_gen` one by one, after `n_depth` cached ones."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """`pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` where there is a depth."""
+        both = [f"{word}{n}" for word, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
+        return "+".join(both) + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one run that are counted."""
+        return self.n_prompt + self.n_gen
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the cache must have room for."""
+        return self.n_depth + self.tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestOptions:
+    """What is measured, on which models."""
+
+    panel: ClassVar[str] = "Tests"
+    model: Texts = opt(
+        None, "-m", "--model", "MODEL",
+        "A catalog name (smollm2, tiny), a path, or org/name[@rev] on the hub. "
+        "[default: $LLMCLI_MODEL, else smollm2]", panel=MODEL,
+    )  # fmt: skip
+    hf_repo: Texts = opt(
+        None, "-hf", "-hfr", "--hf-repo", "ORG/NAME", "A model on the hub.", panel=MODEL,
+    )  # fmt: skip
+    hf_file: Texts = opt(
+        None, "-hff", "--hf-file", "FILE", "One file of --hf-repo.", panel=MODEL,
+    )  # fmt: skip
+    hf_token: str | None = opt(
+        None, "-hft", "--hf-token", "TOKEN", "For the hub, instead of $HF_TOKEN.", panel=MODEL,
+    )  # fmt: skip
+    n_prompt: Texts = opt(
+        None, "-p", "--n-prompt", "N",
+        "Prompts of so many tokens, 0 for none; a list (16,32) or a range (1-4, 1-9+2, 1-8*2). "
+        "[default: 512]",
+    )  # fmt: skip
+    n_gen: Texts = opt(None, "-n", "--n-gen", "N", "Texts of so many new tokens. [default: 128]")
+    n_pg: Texts = opt(
+        None, "-pg", "PP,TG", "A prompt and new tokens after it, in one run; may be repeated."
+    )
+    n_depth: Texts = opt(
+        None, "-d", "--n-depth", "N",
+        "Tokens that are in the cache before the clock starts. [default: 0]",
+    )  # fmt: skip
+
+    def models(self) -> tuple[str, ...]:
+        """The models that are named, those of `-hf` last; none for the default model.
+
+        Raises UsageError.
+        """
+        named = [*words("--model", self.model or ())]
+        repositories = words("--hf-repo", self.hf_repo or ())
+        files = words("--hf-file", self.hf_file or ())
+        if len(files) > len(repositories):
+            raise UsageError("`--hf-file` goes with a `--hf-repo`", hint="name the repository, too")
+        for repository, file in itertools.zip_longest(repositories, files):
+            if ":" in repository:
+                raise UsageError(
+                    f"`--hf-repo {repository}` names no file", hint="name it with `--hf-file`"
+                )
+            named.append(f"hf:{repository}" + (f"/{file}" if file else ""))
+        return tuple(named)
+
+    def tests(self, configurations: int) -> tuple[Test, ...]:
+        """At each depth all prompts, then all texts, then all pairs; one of 0 tokens is none.
+
+        Counted before they are made: three lists of thousands are more than memory holds. Raises
+        UsageError for none and for more than can be run.
+        """
+        prompts = numbers("--n-prompt", self.n_prompt or ("512",))
+        texts = numbers("--n-gen", self.n_gen or ("128",))
+        depths = numbers("--n-depth", self.n_depth or ("0",))
+        both = pairs(self.n_pg or ())
+        each = sum(map(bool, prompts)) + sum(map(bool, texts)) + sum(map(any, both))
+        rows = configurations * len(depths) * each
+        if rows > MOST_ROWS:
+            raise UsageError(
+                f"these are {rows:,} tests, and no more than {MOST_ROWS:,} can be run",
+                hint="shorten the lists",
+            )
+        if not rows:
+            raise UsageError(
+                "all tests have 0 tokens", hint="give `--n-prompt`, `--n-gen` or `-pg` a number"
+            )
+        return all_tests(prompts, texts, both, depths)
+
+
+def pairs(given: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """`512,128` of every `-pg`: a prompt, and tokens after it. Raises UsageError."""
+    found = []
+    for text in given:
+        parts = [part.strip() for part in text.split(",")]
+        plain = all(re.fullmatch(r"\d+", part, re.ASCII) for part in parts)
+        if len(parts) != 2 or not plain:
+            more = " and no ranges" if len(parts) == 2 else ""
+            raise UsageError(
+                f"`-pg` takes two numbers{more}, not `{text}`",
+                hint="write `-pg 512,128`, once for each pair",
+            )
+        prompt, new = numbers("-pg", parts)
+        found.append((prompt, new))
+    return tuple(found)
+
+
+def all_tests(
+    n_prompt: Sequence[int],
+    n_gen: Sequence[int],
+    both: Sequence[tuple[int, int]],
+    depths: Sequence[int] = (0,),
+) -> tuple[Test, ...]:
+    """At each depth all prompts, then all generations, then all pairs of both; 0 is no test."""
+    each = [(n, 0) for n in n_prompt] + [(0, n) for n in n_gen] + list(both)
+    return tuple(
+        Test(n_prompt=p, n_gen=g, n_depth=depth) for depth in depths for p, g in each if p or g
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How it is measured and shown."""
+
+    panel: ClassVar[str] = "Runs"
+    repetitions: int = opt(
+        5, "-r", "--repetitions", "N", "Runs of each test.", at_least=1, at_most=1_000_000
+    )
+    delay: float = opt(
+        0.0, "--delay", "SECONDS", "Pause before each test. [default: 0]",
+        at_least=0, at_most=86_400,
+    )  # fmt: skip
+    no_warmup: bool = opt(False, "--no-warmup", "No runs before those that count.")
+    output: Format | None = opt(
+        None, "-o", "--output", "FORMAT",
+        "Format on stdout: csv, json, jsonl, md, sql or none. [default: md]",
+    )  # fmt: skip
+    progress: bool = opt(False, "--progress", "A line on stderr for every run.")
+    verbose: bool = opt(False, "-v", "--verbose", "Machine, ceilings and loads on stderr.")
+    ignored: Texts = opt(None, *IGNORED, "VALUE", "Has no effect.", hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OurOptions:
+    """What llama-bench has not."""
+
+    panel: ClassVar[str] = "Beyond llama-bench"
+    against: Literal["transformers", "llama.cpp"] | None = opt(
+        None, "--against", "ENGINE",
+        "Measure transformers or llama.cpp on the same weights, too, the runs of both in turns.",
+    )  # fmt: skip
+    random_weights: bool = opt(
+        False, "--random-weights",
+        "The model from its configuration alone, its weights drawn with --seed.",
+    )  # fmt: skip
+    seed: int = opt(
+        0, "--seed", "N", "Seed of the random tokens. [default: 0]",
+        at_least=0, at_most=2**63 - 1,
+    )  # fmt: skip
+    no_ceilings: bool = opt(
+        False, "--no-ceilings",
+        "Do not measure what the machine can do at most, which takes a second; the share of the "
+        "roofline is left out.",
+    )  # fmt: skip
+    revision: str | None = opt(None, "--revision", "REV", "Branch, tag or commit on the hub.")
+    quantize: Literal["auto", "none", "int8", "int4"] = opt(
+        "auto", "--quantize", "FORMAT",
+        "Weight format: auto (the file's), none, int8 or int4.",
+    )  # fmt: skip
+    offline: bool = opt(False, "--offline", "Use only what is on this machine.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOutput(OutputOptions):
+    """As everywhere, without `-q`: short options are llama-bench's."""
+
+    quiet: bool = opt(False, "--quiet", "No progress, notes or warnings.", panel=OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a benchmark measures: every test of every configuration, in that order.
+
+    `default` is the configuration without any option. `like_for_like`: of two configurations that
+    differ in their `activations` alone, skip the second if the model has no products for which
+    activations are rounded.
+    """
+
+    configurations: tuple[Settings, ...]
+    tests: tuple[Test, ...]
+    default: Settings
+    runs: RunOptions
+    ours: OurOptions
+    like_for_like: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[str],
+        threads: int,
+        tests: TestOptions,
+        swept: SweptOptions,
+        runs: RunOptions,
+        ours: OurOptions,
+    ) -> Plan:
+        """Raises UsageError. `threads`: used where `--threads` is not given."""
+        default = Settings(model=models[0], n_threads=threads)
+        axes = {name: (value,) for name, value in vars(default).items()} | {"model": tuple(models)}
+        for name, setting in SETTINGS.items():
+            given = getattr(swept, setting.name)
+            if given is not None:
+                axes[name] = setting.read(setting.option, given)
+        both = ours.against == "llama.cpp" and swept.activations is None
+        if both:
+            axes["activations"] = ("auto", "8")
+        planned = tests.tests(math.prod(map(len, axes.values())))
+        grid = (dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values()))
+        return cls(
+            configurations=tuple(Settings(**each) for each in grid),
+            tests=planned,
+            default=default,
+            runs=runs,
+            ours=ours,
+            like_for_like=both,
+        )
+
+    @property
+    def longest(self) -> Test:
+        """The test that needs the most room."""
+        return max(self.tests, key=lambda test: test.capacity)
+
+    @property
+    def shapes_only(self) -> bool:
+        """Whether nothing is loaded: every configuration is on the device `meta`."""
+        return all(settings.device == "meta" for settings in self.configurations)

@@ -1,0 +1,362 @@
+"""A row of a benchmark: llama-bench's fields and ours, under the names that every format has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from statistics import fmean, stdev
+from typing import Any
+
+from llmcli.commands.bench.report.intervals import interval_of_pairs
+from llmcli.commands.bench.report.plan import EngineName, Test
+from llmcli.commands.bench.report.settings import CACHE_OF, FLASH, Settings, device_words
+from llmcli.records.ceilings import Ceilings
+from llmcli.records.checks import ViewCheck
+from llmcli.records.document import APART, derived
+from llmcli.records.machine_load import MachineLoad
+from llmcli.records.text import PhasePeak
+from llmcli.records.work import PartWork
+
+
+def size_words(nbytes: int) -> str:
+    """Bytes of a model as llama-bench writes them: `258.05 MiB`, `1.25 GiB`."""
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.2f} MiB"
+
+
+def count_words(number: int) -> str:
+    """Parameters of a model as llama-bench writes them: `134.52 M`, `1.10 B`."""
+    return f"{number / 1e9:.2f} B" if number >= 10**9 else f"{number / 1e6:.2f} M"
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The value that `percent` of them do not exceed, interpolated between two; None of none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low, high = math.floor(place), math.ceil(place)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildInfo:
+    """What measured: the program's commit and number, and the machine that it ran on."""
+
+    build_commit: str
+    build_number: int
+    cpu_info: str
+    gpu_info: str
+
+    def of(self, engine: EngineInfo) -> BuildInfo:
+        """The build of `engine`: a peer's version, or its name where that is not known."""
+        if engine.engine == "llmcli":
+            return self
+        return replace(self, build_commit=engine.engine_version or engine.engine, build_number=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """What an engine says of itself and of the model that it has loaded; fields as in rows.
+
+    `type_k`, `backends` and `device` are those in force. `dtype` is that of the activations,
+    `weight_format` and `product_format` are those of weights and of what they are multiplied with;
+    another engine may call them as its file does. `model_size`: bytes of the weights as they are
+    computed with, `bits_per_weight` of the same. `load_s` is None where nothing was loaded (then
+    all this is known from the model's headers) or where loading was not reading a file.
+    `base_bytes` were resident before it was loaded, `load_peak` the most during it.
+    """
+
+    engine: EngineName
+    engine_version: str | None
+    model_type: str
+    model_size: int
+    model_n_params: int
+    backends: str
+    device: str
+    dtype: str
+    weight_format: str | None
+    product_format: str | None
+    type_k: str
+    gpu_layers: int | None
+    load_s: float | None
+    bits_per_weight: float | None
+    base_bytes: int | None = None
+    load_peak: PhasePeak | None = None
+
+    @classmethod
+    def unknown(cls, engine: EngineName, settings: Settings) -> EngineInfo:
+        """Of a model that was not loaded and whose headers cannot be read: what was requested."""
+        kind = settings.device.partition(":")[0]
+        return cls(
+            engine=engine,
+            engine_version=None,
+            model_type=settings.model,
+            model_size=0,
+            model_n_params=0,
+            device=settings.device,
+            dtype=settings.dtype,
+            type_k=settings.type_k,
+            backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
+            weight_format=None,
+            product_format=None,
+            gpu_layers=None,
+            load_s=None,
+            bits_per_weight=None,
+        )
+
+    def without_memory(self) -> EngineInfo:
+        """Without the memory of loading: not measured, or that of two engines in one process."""
+        return replace(self, base_bytes=None, load_peak=None)
+
+    @property
+    def formats(self) -> str:
+        """`float32`, or `Q4_1 + Q8_0, int8 products, float32 activations, bf16 cache`."""
+        found = [str(self.weight_format)]
+        if self.product_format != self.weight_format:
+            found += [f"{self.product_format} products", f"{self.dtype} activations"]
+        if CACHE_OF.get(str(self.weight_format)) != self.type_k:
+            found.append(f"{self.type_k} cache")
+        return ", ".join(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Nanoseconds of one repetition, `total` of reading and writing together.
+
+    `first` until the prompt's last logits are there, None without a prompt; `tokens` of each
+    generated one.
+    """
+
+    total: int
+    first: int | None = None
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One test of one configuration by one engine: its runs, or why there are none.
+
+    Its fields are the keys of `-o json`, in that order: llama-bench's up to `samples_ts`, none of
+    which is ever null, then ours; `number` and `samples_token_ns` are in the document alone. Times
+    are nanoseconds. Fields with a default are llama-bench's defaults of options without effect.
+
+    `…_resident_bytes` and `…_device_bytes`: the most that this process and its GPU held during
+    `load`, `prefill` (reading the depth and prompts) and `decode`; `peak_memory_bytes` during the
+    whole test. None where two engines share the process. `estimated_memory_bytes`: what a test of
+    which only shapes were computed would take. `flops`, `bytes`, `roofline_ns`: of one run.
+    """
+
+    build_commit: str
+    build_number: int
+    cpu_info: str
+    gpu_info: str
+    backends: str
+    model_filename: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    cpu_mask: str = "0x0"
+    cpu_strict: bool = False
+    poll: int = 50
+    type_k: str
+    type_v: str
+    n_gpu_layers: int
+    n_cpu_moe: int = 0
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    no_kv_offload: bool
+    flash_attn: int
+    devices: str
+    tensor_split: str = "0.00"
+    tensor_buft_overrides: str = "none"
+    use_mmap: bool = True
+    embeddings: bool
+    no_op_offload: int = 0
+    no_host: bool = False
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    test_time: str
+    avg_ns: int
+    stddev_ns: int
+    avg_ts: float
+    stddev_ts: float
+    samples_ns: tuple[int, ...]
+    samples_ts: tuple[float, ...]
+    engine: str
+    engine_version: str | None
+    device: str
+    dtype: str
+    weight_format: str | None
+    product_format: str | None
+    gpu_layers: int | None
+    bits_per_weight: float | None
+    load_s: float | None
+    runs: int
+    ttft_ns: int | None
+    token_p50_ns: int | None
+    token_p90_ns: int | None
+    token_p99_ns: int | None
+    peak_memory_bytes: int | None = None
+    base_bytes: int | None = None
+    load_resident_bytes: int | None = None
+    load_device_bytes: int | None = None
+    prefill_resident_bytes: int | None = None
+    prefill_device_bytes: int | None = None
+    decode_resident_bytes: int | None = None
+    decode_device_bytes: int | None = None
+    estimated_memory_bytes: int | None = None
+    flops: int | None = None
+    flops_full: int | None = None
+    bytes: int | None = None
+    roofline_ns: int | None = None
+    roofline_share: float | None = None
+    against_ratio: float | None = None
+    meta: bool = False
+    error_code: int | None = None
+    error_kind: str | None = None
+    error: str | None = None
+    samples_ttft_ns: tuple[int, ...]
+    against_ratios: tuple[float, ...] = ()
+    against_order: tuple[str, ...] = ()
+    number: int
+    samples_token_ns: tuple[int, ...]
+    test: Test = field(metadata=APART)
+    settings: Settings = field(metadata=APART)
+    info: EngineInfo = field(metadata=APART)
+    hint: str | None = field(default=None, metadata=APART)
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        settings: Settings,
+        test: Test,
+        info: EngineInfo,
+        build: BuildInfo,
+        test_time: str,
+        runs: Sequence[Run] = (),
+        *,
+        peaks: Sequence[PhasePeak] = (),
+        work: PartWork | None = None,
+        roofline_ns: float | None = None,
+        **more: Any,
+    ) -> Row:
+        """What was requested, what ran, and the statistics of its runs.
+
+        `more`: fields of the row by name; `error` is (exit code, kind, message).
+        """
+        times = [run.total for run in runs]
+        rates = tuple(1e9 * test.tokens / ns for ns in times)
+        first = tuple(run.first for run in runs if run.first is not None)
+        tokens = tuple(ns for run in runs for ns in run.tokens)
+        code, kind, message = more.pop("error", None) or (None, None, None)
+        found = vars(settings) | vars(test) | vars(info) | vars(build.of(info))
+        for peak in peaks:
+            found[f"{peak.phase}_resident_bytes"] = peak.resident_bytes
+            found[f"{peak.phase}_device_bytes"] = peak.device_bytes
+        found |= {
+            "model_filename": settings.model,
+            "type_k": settings.type_k if settings.type_k != "auto" else info.type_k,
+            "type_v": settings.type_v if settings.type_v != "auto" else info.type_k,
+            "flash_attn": FLASH.get(settings.flash_attn, -1),
+            "devices": device_words(settings.device),
+        }
+        if work is not None:
+            found |= {"flops": work.flops, "flops_full": work.flops_full, "bytes": work.bytes}
+        if info.engine != "llmcli":  # a reader that groups rows never takes two engines for one
+            found["backends"] = f"{info.backends},{info.engine}"
+        names = [one.name for one in fields(cls)]
+        return cls(
+            **{name: value for name, value in found.items() if name in names},
+            number=number, settings=settings, test=test, info=info, test_time=test_time,
+            # cut off, as llama-bench does; the rate is the mean of rates, not tokens by mean time
+            avg_ns=int(fmean(times)) if times else 0,
+            stddev_ns=int(stdev(times)) if len(times) > 1 else 0,
+            avg_ts=fmean(rates) if rates else 0.0,
+            stddev_ts=stdev(rates) if len(rates) > 1 else 0.0,
+            samples_ns=tuple(times), samples_ts=rates, runs=len(times),
+            ttft_ns=int(fmean(first)) if first else None,
+            token_p50_ns=_rounded(percentile(tokens, 50)),
+            token_p90_ns=_rounded(percentile(tokens, 90)),
+            token_p99_ns=_rounded(percentile(tokens, 99)),
+            samples_ttft_ns=first, samples_token_ns=tokens,
+            roofline_ns=_rounded(roofline_ns),
+            roofline_share=None if roofline_ns is None or not times else roofline_ns / fmean(times),
+            error_code=code, error_kind=kind, error=message, **more,
+        )  # fmt: skip
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+# the fields of a row and their types as declared, `float` of `float | None`
+KINDS = {one.name: str(one.type).partition(" ")[0] for one in fields(Row)}
+KEYS = tuple(KINDS)[: list(KINDS).index("number")]
+LISTS = tuple(name for name in KEYS if KINDS[name].startswith("tuple"))  # in JSON alone
+THEIRS = KEYS[: KEYS.index("samples_ns")]
+OURS = tuple(name for name in KEYS[KEYS.index("engine") :] if name not in LISTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """One test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise.
+
+    `quartiles` are the first and the third of the ratios, `of_means` is the ratio of the mean
+    rates that the rows have. `order` is that of the runs, `number` that of our row.
+    """
+
+    test: str
+    peer: EngineName
+    ratios: tuple[float, ...]
+    median: float
+    lowest: float
+    highest: float
+    order: tuple[EngineName, ...]
+    number: int = 0
+    quartiles: tuple[float, float] = (0.0, math.inf)
+    of_means: float | None = None
+
+    @derived
+    def interval(self) -> tuple[float, float] | None:
+        """Where the true ratio lies with 95 % confidence; None of a single pair."""
+        return interval_of_pairs(self.ratios)
+
+    @derived
+    def undecided(self) -> bool:
+        """Whether the runs leave open which engine is faster: 1 lies in the interval, if any."""
+        low, high = self.interval or (1.0, 1.0)
+        return bool(low <= 1 <= high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """All rows in the order in which they were measured.
+
+    `models`: those that were loaded, as documents describe them. `ceilings`: one for each device,
+    number of threads and arithmetic. `checks`: whether the two engines of a comparison compute the
+    same model. `machine_load`: what other programs took.
+    """
+
+    models: tuple[Mapping[str, Any], ...] = ()
+    rows: tuple[Row, ...] = ()
+    against: tuple[Against, ...] = ()
+    ceilings: tuple[Ceilings, ...] = ()
+    machine_load: MachineLoad | None = None
+    checks: tuple[ViewCheck, ...] = ()
+    interrupted: bool = False
+
+    @derived
+    def finish_reason(self) -> str:
+        """`interrupted`, or `complete`."""
+        return "interrupted" if self.interrupted else "complete"
+
+    @property
+    def cpu_threads(self) -> int:
+        """The most threads that computed on the CPU, 1 where none did."""
+        return max((row.n_threads for row in self.rows if row.info.device == "cpu"), default=1)

@@ -1,0 +1,276 @@
+"""The settings of a benchmark, each declared once: option, order of the sweep, and column.
+
+`Settings` is one configuration. Its fields are in the order in which llama-bench nests its loops,
+the outermost first; `SETTINGS` says of each but the model how its option is called and read, and
+`SweptOptions` has these options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from llmcli.errors import UsageError
+from llmcli.shell.options import MODEL
+from llmcli.shell.params import opt
+
+FLASH = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+# enum ggml_type, as far as a cache can have them
+CACHE_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20,
+    "bf16": 30,
+}  # fmt: skip
+# what llama.cpp calls our dtypes in a cache
+CACHE_OF = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+Texts = list[str] | None  # lists and ranges, given once or several times
+MOST = 10_000  # values of one option: a typo is quickly that long
+LARGEST = 2**31 - 1
+_DIGITS = 18  # Python refuses to read thousands of them
+_RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?", re.ASCII)
+
+
+def numbers(
+    option: str, given: Sequence[str], *, low: int = 0, high: int = LARGEST
+) -> tuple[int, ...]:
+    """`16,32`, `1-4`, `1-9+2`, `1-8*2`, or several of these: the values in the order given.
+
+    Raises UsageError for other texts and for values that are out of bounds.
+    """
+    found: list[int] = []
+    for text in given:
+        for part in text.split(","):
+            found += _range(option, part, high)
+            if len(found) > MOST:
+                raise UsageError(f"`{option} {text}` are more than {MOST:,} values")
+    for value in found:
+        if not low <= value <= high:
+            bounds = f"at least {low}" if value < low else f"at most {high}"
+            raise UsageError(f"`{option}` must be {bounds}, not `{value}`")
+    return tuple(found)
+
+
+def _range(option: str, part: str, most: int) -> list[int]:
+    match = _RANGE.fullmatch(part.strip())
+    if not part.strip():
+        raise UsageError(f"`{option}` has an empty value", hint=f"write `{option} 16,32`")
+    if match is None:
+        raise UsageError(
+            f"`{option}` takes numbers, not `{part}`",
+            hint=f"write `{option} 16,32`, `1-4`, `1-9+2` or `1-8*2`",
+        )
+    for digits in filter(None, match.group(1, 2, 4)):
+        if len(digits) > _DIGITS:
+            raise UsageError(f"`{option}` must be at most {most}, not `{digits[:_DIGITS]}…`")
+    value, last = int(match[1]), int(match[2] or match[1])
+    step, multiply = int(match[4] or 1), match[3] == "*"
+    if last < value:
+        raise UsageError(f"`{option} {part}` ends before it begins")
+    if last > value and (step < 1 or (multiply and (step < 2 or value < 1))):
+        raise UsageError(f"the steps of `{option} {part}` lead nowhere")
+    found: list[int] = []
+    while value <= last and len(found) <= MOST:
+        found.append(value)
+        if value == last:
+            break
+        value = value * step if multiply else value + step
+    return found
+
+
+def words(
+    option: str, given: Sequence[str], choices: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Words separated by commas; `choices` maps spellings to values. Raises UsageError."""
+    texts = [part.strip() for text in given for part in text.split(",")]
+    for text in texts:
+        if not text:
+            raise UsageError(f"`{option}` has an empty value")
+        if choices and text not in choices:
+            listed = ", ".join(dict.fromkeys(choices.values()))
+            raise UsageError(f"`{option}` has no choice `{text}`", hint=f"choose from {listed}")
+    return tuple(choices[text] if choices else text for text in texts)
+
+
+def _flags(option: str, given: Sequence[str]) -> tuple[bool, ...]:
+    texts = [part.strip() for text in given for part in text.split(",")]
+    for text in texts:
+        if text not in ("0", "1"):
+            raise UsageError(f"`{option}` takes 0 or 1, not `{text}`")
+    return tuple(text == "1" for text in texts)
+
+
+def _devices(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Our names for devices of ours or of llama.cpp; unknown ones stay as they are."""
+    found = []
+    for text in words(option, given):
+        name = text.lower()
+        if cuda := re.fullmatch(r"cuda:?(\d*)", name):
+            name = f"cuda:{cuda[1]}" if cuda[1] else "cuda"
+        found.append({"none": "cpu", "metal": "mps", "mtl0": "mps"}.get(name, name))
+    return tuple(found)
+
+
+def device_words(device: str) -> str:
+    """llama-bench's name of a device: `CUDA0`, `none` (the CPU alone), `auto` …"""
+    if device == "cpu":
+        return "none"
+    kind, _, index = device.partition(":")
+    return f"CUDA{index or 0}" if kind == "cuda" else {"mps": "Metal"}.get(kind, device)
+
+
+def _choice(*choices: str) -> Callable[..., tuple[str, ...]]:
+    return partial(words, choices={choice: choice for choice in choices})
+
+
+_cache_type = _choice("auto", *dict.fromkeys((*CACHE_OF.values(), *CACHE_TYPES)))
+_SPELLINGS = {
+    "on": ("on", "enabled", "true", "1"),
+    "off": ("off", "disabled", "false", "0"),
+    "auto": ("auto", "-1"),
+}
+_flash = partial(words, choices={text: way for way, all_ in _SPELLINGS.items() for text in all_})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The option of one setting, and its column in tables.
+
+    `read(option, given)` returns the values of an option that was given. `column`: the field of a
+    row that shows it, if it has another name. `heading` and `width`: what tables call that field,
+    and its width in llama-bench's table, below 0 if aligned left; empty and 0 for the usual ones.
+    """
+
+    names: tuple[str, ...]
+    metavar: str
+    help: str
+    read: Callable[[str, Sequence[str]], tuple[Any, ...]]
+    panel: str | None = None
+    column: str = ""
+    heading: str = ""
+    width: int = 0
+
+    @property
+    def option(self) -> str:
+        """The long name, with its dashes."""
+        return self.names[-1]
+
+    @property
+    def name(self) -> str:
+        """The long name as the options have it: `batch_size`."""
+        return self.option.lstrip("-").replace("-", "_")
+
+
+def _setting(default: Any, *text: str, **more: Any) -> Any:
+    """A field of `Settings`. `text`: names, metavar and help; `more`: fields of `Setting`."""
+    *names, metavar, help = text
+    setting = Setting(names=tuple(names), metavar=metavar, help=help, **more)
+    return field(default=default, metadata={"setting": setting})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One configuration of a sweep: what the options request, in our words.
+
+    `model` as the user named it. Settings that are not supported stay as requested: they make the
+    row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`; `activations` are their bits.
+    """
+
+    model: str
+    n_gpu_layers: int = _setting(
+        -1, "-ngl", "--n-gpu-layers", "N", "Layers on the GPU; -1 for all. [default: -1]",
+        read=partial(numbers, low=-1), heading="ngl", width=3,
+    )  # fmt: skip
+    device: str = _setting(
+        "auto", "-dev", "--device", "DEVICE",
+        "auto, cpu (or none), cuda:0 (or CUDA0), mps, or meta: no weights, memory and FLOPs only. "
+        "[default: auto]", read=_devices, panel=MODEL,
+        column="devices", heading="dev", width=-12,
+    )  # fmt: skip
+    dtype: str = _setting(
+        "auto", "--dtype", "DTYPE",
+        "Arithmetic: auto, float64, float32, bfloat16 or float16. [default: auto]",
+        read=_choice("auto", "float64", "float32", "bfloat16", "float16"), panel=MODEL,
+    )  # fmt: skip
+    activations: str = _setting(
+        "auto", "--activations", "BITS",
+        "Bits of activations in products with packed weights: auto, 16 or 8. [default: auto, which "
+        "is 16; beside llama.cpp, whose are 8, both]",
+        read=_choice("auto", "16", "8"), panel=MODEL, column="product_format", heading="products",
+    )  # fmt: skip
+    embeddings: bool = _setting(
+        False, "-embd", "--embeddings", "0|1", "Embeddings instead of logits. [default: 0]",
+        read=_flags, heading="embd",
+    )  # fmt: skip
+    n_batch: int = _setting(
+        2048, "-b", "--batch-size", "N", "Tokens of a prompt handed over at once. [default: 2048]",
+        read=partial(numbers, low=1), width=7,
+    )  # fmt: skip
+    n_ubatch: int = _setting(
+        512, "-ub", "--ubatch-size", "N", "Tokens of a prompt computed at once. [default: 512]",
+        read=partial(numbers, low=1), width=8,
+    )  # fmt: skip
+    type_k: str = _setting(
+        "auto", "-ctk", "--cache-type-k", "TYPE",
+        "Keys in the cache: f32, f16, bf16 … [default: that of the arithmetic]", read=_cache_type,
+        width=6,
+    )  # fmt: skip
+    type_v: str = _setting(
+        "auto", "-ctv", "--cache-type-v", "TYPE", "Values in the cache.", read=_cache_type, width=6
+    )
+    no_kv_offload: bool = _setting(
+        False, "-nkvo", "--no-kv-offload", "0|1", "Keep the cache off the GPU. [default: 0]",
+        read=_flags, heading="nkvo",
+    )  # fmt: skip
+    flash_attn: str = _setting(
+        "auto", "-fa", "--flash-attn", "on|off|auto", "Fused attention. [default: auto]",
+        read=_flash, heading="fa", width=2,
+    )  # fmt: skip
+    n_threads: int = _setting(
+        0, "-t", "--threads", "N", "CPU threads. [default: OMP_NUM_THREADS, else one per core]",
+        read=partial(numbers, low=1, high=4096), panel=MODEL, heading="threads", width=7,
+    )  # fmt: skip
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of one forward call: `n_ubatch`, which is at most `n_batch` (llama.cpp's rule)."""
+        return min(self.n_ubatch, self.n_batch)
+
+    def pieces(self, tokens: int) -> list[int]:
+        """A prompt in pieces of `n_batch`; each is read in calls of `chunk`."""
+        whole, rest = divmod(tokens, self.n_batch)
+        return [self.n_batch] * whole + [rest] * (rest > 0)
+
+    def same_engine(self, other: Settings) -> bool:
+        """Whether one engine serves both: they differ at most in what `Engine.start` takes."""
+        return self == replace(
+            other, n_batch=self.n_batch, n_ubatch=self.n_ubatch, n_threads=self.n_threads
+        )
+
+
+SETTINGS: dict[str, Setting] = {
+    one.name: replace(
+        setting,
+        column=setting.column or one.name,
+        heading=setting.heading or setting.column or one.name,
+    )
+    for one in fields(Settings)
+    if (setting := one.metadata.get("setting"))
+}
+COLUMNS = {one.column: one for one in SETTINGS.values()}
+
+if TYPE_CHECKING:
+    SweptOptions = Any
+else:
+    SweptOptions = make_dataclass(
+        "SweptOptions",
+        [
+            (one.name, Texts, opt(None, *one.names, one.metavar, one.help, panel=one.panel))
+            for one in SETTINGS.values()
+        ],
+        namespace={"panel": "Swept (lists as for tests)"},
+        frozen=True,
+        kw_only=True,
+    )
