@@ -19,7 +19,7 @@ from llmcli.records.info import NO_FORMATS
 from llmcli.records.models import ago
 from llmcli.records.text import PhasePeak, Timings
 from llmcli.ui import rates, stats, theme
-from llmcli.ui.heatmap import brief
+from llmcli.ui.grid import brief
 from llmcli.ui.letters import LETTERS, letter_lines
 from llmcli.ui.rates import scaled
 from llmcli.ui.token_text import percent

@@ -8,7 +8,7 @@ from llmcli.commands.attention.report.states import HeadStates, LayerStates, Sta
 from llmcli.commands.attention.view.states import render_states, states_csv
 from llmcli.records.checks import ViewCheck
 from llmcli.records.matrix import Matrix
-from llmcli.ui.heatmap import pooled
+from llmcli.ui.grid import pooled
 
 
 def report(heads=2, points=24):

@@ -25,7 +25,7 @@ from llmcli.commands.attention.view.tables import (
 from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
 from llmcli.records.matrix import Matrix
 from llmcli.records.numbers import spans
-from llmcli.ui.heatmap import ColourBar, Heatmap, Panels
+from llmcli.ui.grid import ColourBar, Heatmap, Panels
 from llmcli.ui.layout import SEPARATOR, WIDEST, Dotted
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT, HEADING, one_line

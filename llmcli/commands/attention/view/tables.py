@@ -12,7 +12,7 @@ from rich.text import Text
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Pair
 from llmcli.commands.attention.view.map import heads_of, shares
 from llmcli.records.head_metrics import LINEAR, OVERWRITTEN, Metric
-from llmcli.ui.heatmap import span
+from llmcli.ui.grid import span
 from llmcli.ui.layout import GAP, Column, Dotted, Rows
 from llmcli.ui.theme import FAINT, NUMBER, quoted
 

@@ -10,13 +10,12 @@ import numpy as np
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
 from llmcli.ui.cells import Ink, fitted
-from llmcli.ui.heatmap import ColourBar
+from llmcli.ui.grid import ColourBar, Grid, bar, gaps
 from llmcli.ui.layout import WIDEST, Column, Dotted, Rows
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
@@ -81,16 +80,17 @@ class Map:
         places = range(len(report.positions) - shown, len(report.positions))
         positions = [report.positions[place] for place in places]
         tokens = [in_cell(*report.tokens[position], ink) for position in positions]
-        yield from self._words("at", [str(position) for position in positions], cell, ink, FAINT)
-        yield from self._words("token", tokens, cell, ink, HEADING)
+        before = ["", *gaps(places, GAP, report.from_prompt, ink)[1:]]
+        grid, widths = Grid(ink=ink, gutter=NAME, before=before), [cell] * shown
+        yield from grid.words("at", [str(position) for position in positions], widths)
+        yield from grid.words("token", tokens, widths, HEADING)
         for layer in report.layers:
             codes = ink.codes(self.scale.fractions(layer.weights[places.start :]))
-            yield Segment(f"{layer.layer:>{NAME - 2}}  ", Style.parse(FAINT))
-            for at, place in enumerate(places):
-                if at:
-                    yield self._gap(place, ink)
-                yield from _cell(layer.chosen[place], codes[at], (named, digits, cell), ink)
-            yield Segment.line()
+            cells = [
+                list(_cell(layer.chosen[place], codes[at], (named, digits, cell), ink))
+                for at, place in enumerate(places)
+            ]
+            yield from grid.line(f"{layer.layer:>{NAME - 2}}", cells)
         yield Dotted(list(self._about(named, most, positions, ink)), FAINT)
 
     def _named(self, digits: int, most: int, width: int) -> int:
@@ -101,22 +101,6 @@ class Map:
             fit -= 1
         return fit
 
-    def _words(
-        self, name: str, words: Sequence[str], cell: int, ink: Ink, style: str
-    ) -> Iterator[Segment]:
-        yield Segment(f"{name:<{NAME}}", Style.parse(FAINT))
-        first = len(self.report.positions) - len(words)
-        for at, text in enumerate(words):
-            if at:
-                yield self._gap(first + at, ink)
-            yield Segment(fitted(text, cell, ink), Style.parse(style))
-        yield Segment.line()
-
-    def _gap(self, place: int, ink: Ink) -> Segment:
-        """What is before a column: the line where the model began to write."""
-        begins = place == self.report.from_prompt
-        return Segment(("|" if ink.ascii else "│") if begins else " ", Style.parse(FAINT))
-
     def _about(
         self, named: int, most: int, positions: Sequence[int], ink: Ink
     ) -> Iterator[str]:
@@ -125,8 +109,7 @@ class Map:
         if named < most:
             yield f"the first {named} of {most}"
         if report.from_prompt < len(report.positions):
-            bar = "|" if ink.ascii else "│"
-            yield f"{bar} from position {report.prompt_tokens} on the model wrote it"
+            yield f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it"
         if len(positions) < len(report.positions):
             first, last = positions[0], positions[-1]
             yield f"positions {first} to {last} of {len(report.tokens)} tokens"

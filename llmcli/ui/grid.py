@@ -1,12 +1,14 @@
-"""Matrices of attention as heatmaps: one with its tokens, several beside each other.
+"""Grids of cells with their names around them: heatmaps, maps of heads, the lens, experts.
 
-A row is a query, a column a key. A cell that stands for several is the largest of them.
+On a terminal `Grid` puts cells of any kind beside their names; `Boxes` draws them in a picture.
+A matrix of attention has a row for each query, a column for each key; a cell that stands for
+several is the largest of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +36,71 @@ KEYS = 48  # so many keys are spelled out below, where the rows do not name them
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Lines of cells: a name in `gutter` columns, then each cell behind what `before` it has.
+
+    `before` is the gap of every column that is shown, or a bar (see `gaps`).
+    """
+
+    ink: Ink
+    gutter: int
+    before: Sequence[str]
+
+    def line(self, name: str, cells: Sequence[Line], style: str = FAINT) -> Iterator[Segment]:
+        """A line of cells, each as wide as its column; spaces at its end are left out."""
+        *segments, last = self.part(name, cells, style)
+        yield from segments
+        coloured = last.style is not None and last.style.bgcolor is not None
+        yield last if coloured else Segment(last.text.rstrip(), last.style)
+        yield Segment.line()
+
+    def part(self, name: str, cells: Sequence[Line], style: str = FAINT) -> Iterator[Segment]:
+        """The cells of a line that goes on."""
+        yield Segment(name + " " * (self.gutter - cell_len(name)), Style.parse(style))
+        for before, cell in zip(self.before, cells, strict=True):
+            if before:
+                yield Segment(before, Style.parse(FAINT))
+            yield from cell
+
+    def words(
+        self, name: str, words: Sequence[str], widths: Sequence[int], style: str = FAINT
+    ) -> Iterator[Segment]:
+        """A line of words, one for each column."""
+        pairs = zip(words, widths, strict=True)
+        shown = [[Segment(fitted(word, width, self.ink), Style.parse(style))]
+                 for word, width in pairs]  # fmt: skip
+        return self.line(name, shown)
+
+    def rule(self, name: str, widths: Sequence[int]) -> Iterator[Segment]:
+        """A line as long as the others, with the name of the rows below it."""
+        line = f"{name} ".ljust(self.gutter, "─") if name else "─" * self.gutter
+        for before, width in zip(self.before, widths, strict=True):
+            cross = "─" if before.isspace() else "┼"
+            line += cross + "─" * (len(before) - 1 + width)
+        yield Segment(line, Style.parse(FAINT))
+        yield Segment.line()
+
+
+def gaps(columns: range, gap: int, written: int, ink: Ink) -> list[str]:
+    """The gaps before these columns, with a bar before the first one that the model wrote."""
+    return [f"{bar(ink) if at == written else '':<{gap}}" for at in columns]
+
+
+def bar(ink: Ink) -> str:
+    """The bar before a column."""
+    return "|" if ink.ascii else "│"
+
+
+def last_columns(widths: Sequence[int], room: int, gap: int) -> range:
+    """As many of the last columns as fit `room`, each behind a gap; at least one."""
+    first, used = len(widths), 0
+    while first and used + gap + widths[first - 1] <= room:
+        first -= 1
+        used += gap + widths[first]
+    return range(min(first, len(widths) - 1), len(widths))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Heatmap:
     """One head's matrix with `tokens` (the text of every position) on the left and below.
 
@@ -57,19 +124,17 @@ class Heatmap:
         names = [self._column(at) for at in range(*shown.keys)] if shown.pool == 1 else []
         longest = max((cell_len(name) for name in names), default=0)
         cells = Cells.of([shown], ink, width - gutter, longest)
-        lines = cells.painted(shown, self.scale)
-        for at, line in enumerate(lines):
-            here = [self._position(shown, at * each + below, rows) for below in range(each)]
-            yield Segment(self._label(here, gutter - 1, ink) + " ")
-            yield from line
-            yield Segment.line()
-        yield from _faint_line(f"{'key':>{gutter - 1}} {cells.ticks(shown)}")
-        named = cells.width >= NAMED and names
-        if named:
-            below = "".join(_under(name, cells.width, ink) for name in names)
-            yield from _faint_line(" " * gutter + below)
-        if border := written(shown, self.given, cells.width, width - gutter):
-            yield from _faint_line(f"{'':{gutter}}{border}")
+        grid = Grid(ink=ink, gutter=gutter, before=[""])
+        for at, line in enumerate(cells.painted(shown, self.scale)):
+            here = [shown.queries[0] + row * shown.pool
+                    for row in range(at * each, min(rows, (at + 1) * each))]  # fmt: skip
+            yield from grid.line(self._label(here, gutter - 1, ink), [line], "")
+        named = bool(names) and cells.width >= NAMED
+        below = [(f"{'key':>{gutter - 1}}", cells.ticks(shown))]
+        below += [("", "".join(_under(name, cells.width, ink) for name in names))] * named
+        border = written(shown, self.given, cells.width, width - gutter)
+        for name, text in below + [("", border)] * bool(border):
+            yield from grid.line(name, [[Segment(text, Style.parse(FAINT))]])
         whole = (0, len(self.tokens))
         notes = list(about(shown, self.given))
         if not cells.numbers:
@@ -89,16 +154,10 @@ class Heatmap:
         digits = len(str(len(self.tokens) - 1))
         return max(GUTTER, digits + 1 + each * (1 + min(self._longest, LABEL - digits - 2)))
 
-    def _position(self, shown: Matrix, row: int, rows: int) -> int | None:
-        return shown.queries[0] + row * shown.pool if row < rows else None
-
-    def _label(self, positions: Sequence[int | None], width: int, ink: Ink) -> str:
+    def _label(self, known: Sequence[int], width: int, ink: Ink) -> str:
         """The position of the first query of a line, and the tokens of all that have room."""
-        first = positions[0]
-        assert first is not None
         digits = len(str(len(self.tokens) - 1))
-        number, room = f"{first:>{digits}} ", width - digits - 1
-        known = [at for at in positions if at is not None]
+        number, room = f"{known[0]:>{digits}} ", width - digits - 1
         each = (room + 1) // len(known)  # with the gap after it
         if each <= min(self._longest, SHORTEST):  # only the upper one's is readable
             known, each = known[:1], room + 1
@@ -149,12 +208,10 @@ class Panels:
                 yield Segment.line()
             some = range(first, min(first + beside, len(self.matrices)))
             panels = [self._panel(parts[at], self.titles[at], room, cells) for at in some]
+            grid = Grid(ink=ink, gutter=gutter, before=["", *[" " * GAP] * (len(some) - 1)])
             sides = self._sides(parts[0], gutter, cells)
             for side, *lines in zip(sides, *panels, strict=True):
-                yield Segment(side, Style.parse(FAINT))
-                for number, line in enumerate(lines):
-                    yield from padded(line, room + GAP) if number < len(lines) - 1 else line
-                yield Segment.line()
+                yield from grid.line(side, [padded(line, room) for line in lines])
         values = np.concatenate([matrix.values.ravel() for matrix in self.matrices])
         notes = [*about(parts[0], self.given), *([] if cells.numbers else [spread(values)])]
         yield from console.render(Dotted(notes, FAINT), options)
@@ -173,8 +230,8 @@ class Panels:
         last = shown.queries[0] + len(shown.values) * shown.pool
         for at in range(shown.queries[0], last, step * shown.pool):
             mark = "+" if self.given is not None and at >= self.given else " "
-            sides.append(f"{at:>{gutter - 2}}{mark} ")
-        return [" " * gutter, *sides, " " * gutter]
+            sides.append(f"{at:>{gutter - 2}}{mark}")
+        return ["", *sides, ""]
 
     def _panel(self, shown: Matrix, title: str, room: int, cells: Cells) -> list[Line]:
         heading = Segment(fitted(title, room, cells.ink), Style.parse(HEADING))
@@ -229,11 +286,6 @@ def _under(name: str, width: int, ink: Ink) -> str:
     name = cut(name, room) if room < SHORTEST else name
     shown = fitted(name, min(cell_len(name), room), ink)
     return " " * (width - 1 - cell_len(shown)) + shown + " "
-
-
-def _faint_line(text: str) -> Iterator[Segment]:
-    yield Segment(text.rstrip(), Style.parse(FAINT))
-    yield Segment.line()
 
 
 @dataclass(frozen=True)
@@ -295,16 +347,7 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
     if matrix.signed:
         lowest = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
         values = np.where(-lowest > values, lowest, values)
-    return Matrix(
-        layer=matrix.layer,
-        head=matrix.head,
-        kv_head=matrix.kv_head,
-        queries=matrix.queries,
-        keys=matrix.keys,
-        pool=matrix.pool * side,
-        values=values.astype(np.float32),
-        signed=matrix.signed,
-    )
+    return replace(matrix, pool=matrix.pool * side, values=values.astype(np.float32))
 
 
 def about(shown: Matrix, given: int | None) -> Iterator[str]:
