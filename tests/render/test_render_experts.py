@@ -13,9 +13,10 @@ from drawn import shown
 from files_reports import WRONG, experts_report
 
 from llmcli.commands.experts.view.export import experts_csv, experts_page
-from llmcli.commands.experts.view.picture import MOST, experts_png
+from llmcli.commands.experts.view.picture import experts_png
 from llmcli.commands.experts.view.screen import load_bars, render_experts
 from llmcli.ui.cells import Ink
+from llmcli.ui.png import MOST_TOKENS
 
 TITLE = "tiny (float32)"
 
@@ -65,7 +66,7 @@ def test_the_page_has_every_choice_and_null_for_what_is_not_there():
 @pytest.mark.parametrize(
     "report",
     [
-        experts_report(3), experts_report(MOST + 50, layers=3, experts=128, per_token=8),
+        experts_report(3), experts_report(MOST_TOKENS + 50, layers=3, experts=128, per_token=8),
         experts_report(5, layers=40, experts=256, per_token=1), experts_report(check=WRONG),
     ],
 )  # fmt: skip
