@@ -18,7 +18,6 @@ from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.dump.measure.plan import plan_dump
 from llmcli.commands.dump.measure.run import measure_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
-from llmcli.engine.sampling import Sampling
 from llmcli.loading.load import load_checkpoint
 from llmcli.model import dtype_name
 
@@ -40,10 +39,7 @@ def attention(model, ids):
 
 
 def lens(model, ids):
-    greedy = Sampling(temperature=0.0)
-    report = measure_lens(
-        model, ids, span=range, places=Places(mid=True), generate=2, sampling=greedy
-    )
+    report = measure_lens(model, ids, span=range, places=Places(mid=True), generate=2)
     return {"report": report}
 
 

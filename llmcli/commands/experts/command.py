@@ -18,7 +18,6 @@ from llmcli.shell.looking import (
     NewTokensOptions,
     check_span,
     encode_prompt,
-    greedy,
     parse_numbers,
     parse_span,
 )
@@ -166,7 +165,7 @@ def experts_report(
         check_size(path, size, force=experts.force, smaller=smaller)
     with Progress(out) as progress:
         return measure_experts(
-            model, ids, layers, span=span, generate=generate, sampling=greedy(), progress=progress
+            model, ids, layers, span=span, generate=generate, progress=progress
         )
 
 

@@ -18,7 +18,6 @@ from llmcli.shell.looking import (
     NewTokensOptions,
     check_span,
     encode_prompt,
-    greedy,
     parse_numbers,
     parse_span,
 )
@@ -184,7 +183,6 @@ def lens_report(
             top=lens.top,
             target=target,
             generate=generate,
-            sampling=greedy(),
             progress=progress,
         )
     if isinstance(target, int):

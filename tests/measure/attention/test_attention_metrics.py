@@ -56,7 +56,7 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     model, ids = small(kind), ids_of(75)
     expected = measure_attention(model, ids)
     sizes, make = [], Block.__init__
-    for module in ("observe.attention.rows", "commands.attention.measure.metrics"):
+    for module in ("inspect.attention.rows", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", cells)
     monkeypatch.setattr(
         Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
