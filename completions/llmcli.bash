@@ -128,7 +128,7 @@ _llmcli() {
         attention\ --map) values='entropy normalized_entropy effective_keys max_weight current_token previous_token sink sink_rate learned_sink negative half_life overwritten induction duplicate distance distance_without_sink locality_8 locality_64 effective_rank'; kind=words ;;
         attention\ --metrics) values='all entropy normalized_entropy effective_keys max_weight current_token previous_token sink sink_rate learned_sink negative half_life overwritten induction duplicate distance distance_without_sink locality_8 locality_64 effective_rank'; kind=list ;;
         attention\ --top-pairs) values=''; kind=text ;;
-        attention\ -o|attention\ --output) values='safetensors npz json csv html png'; kind=outputs ;;
+        attention\ -o|attention\ --output) values='safetensors npz json html png'; kind=outputs ;;
         attention\ -m|attention\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         attention\ --device) values='auto cpu cuda mps'; kind=words ;;
         attention\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
@@ -146,7 +146,7 @@ _llmcli() {
         experts\ --generate) values=''; kind=text ;;
         experts\ --position) values=''; kind=text ;;
         experts\ --layer) values=''; kind=layers ;;
-        experts\ -o|experts\ --output) values='html png json csv'; kind=outputs ;;
+        experts\ -o|experts\ --output) values='html png json'; kind=outputs ;;
         experts\ -m|experts\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         experts\ --device) values='auto cpu cuda mps'; kind=words ;;
         experts\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
@@ -166,7 +166,7 @@ _llmcli() {
         lens\ --layer) values=''; kind=layers ;;
         lens\ -k|lens\ --top) values=''; kind=text ;;
         lens\ --target) values='next output'; kind=words ;;
-        lens\ -o|lens\ --output) values='html png json csv'; kind=outputs ;;
+        lens\ -o|lens\ --output) values='html png json'; kind=outputs ;;
         lens\ -m|lens\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         lens\ --device) values='auto cpu cuda mps'; kind=words ;;
         lens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;

@@ -99,9 +99,9 @@ ELSEWHERE = {
 def named():
     """(command line, file) of every command that writes a file which the user names."""
     kinds = {
-        "attention": ("safetensors", "npz", "json", "csv", "html", "png"),
-        "experts": ("json", "csv", "html", "png"),
-        "lens": ("json", "csv", "html", "png"),
+        "attention": ("safetensors", "npz", "json", "html", "png"),
+        "experts": ("json", "html", "png"),
+        "lens": ("json", "html", "png"),
         "dump": ("safetensors", "npz"),
         "ladder": ("json", "png"),
     }
@@ -109,7 +109,7 @@ def named():
     for command, endings in kinds.items():
         for ending in endings:
             yield [command, "abcdefgh", *extra.get(command, []), "-o", f"out.{ending}"]
-    yield ["attention", "abcdefgh", "--what", "state", "-o", "states.csv"]
+    yield ["attention", "abcdefgh", "--what", "state", "-o", "states.json"]
     yield ["chat", "--prompt", "ab", "-n", "2", "--no-stdin", "--save", "out.json"]
     yield ["timing", "ab", "--pairs", "1", "-n", "1", "--threads", "1", "--trace", "out.json"]
 

@@ -12,7 +12,7 @@ import pytest
 from drawn import shown
 from files_reports import WRONG, experts_report
 
-from llmcli.commands.experts.view.export import experts_csv, experts_page
+from llmcli.commands.experts.view.export import experts_page
 from llmcli.commands.experts.view.picture import experts_png
 from llmcli.commands.experts.view.screen import load_bars, render_experts
 from llmcli.ui.cells import Ink
@@ -45,7 +45,6 @@ def test_screens(golden):
             experts(many, 40).partition("\nlayer")[0],
         "a wide one more": [line for line in experts(many, 120).split("\n") if "of 8" in line],
         "colour is the weight": experts(one(experts_report()), colour="standard").split("\n")[3],
-        "CSV has a line for every choice": experts_csv(one(experts_report()), TITLE).decode(),
         "bars of the load, of one expert or two, of some or nobody": [
             load_bars((0, 1, 4, 8), 1, ink).plain, load_bars((0, 1, 4, 8), 2, ink).plain,
             load_bars((0, 1, 4, 8), 1, Ink("shades", ascii=True)).plain,

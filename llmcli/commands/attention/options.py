@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmcli.records.matrix import What
 
 HEADS, VIEW = "Heads", "View"
-FILES = ("safetensors", "npz", "json", "csv", "html", "png")
+FILES = ("safetensors", "npz", "json", "html", "png")
 MOST_DRAWN = 12  # matrices on one screen
 
 

@@ -17,5 +17,5 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
     last = {"position": f"-{answer}:"} if answer else {}
     options = ExpertsOptions(**dict[str, Any](last | given))
     options.check(chat.model.config)
-    report = experts_report(chat.model, chat.ids, 0, options, None, chat.out)
+    report = experts_report(chat.model, chat.ids, 0, options, chat.out)
     return render_experts(report, model_line(chat.model.describe())), report.checks

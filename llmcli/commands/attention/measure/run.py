@@ -32,7 +32,7 @@ from llmcli.records.progress import Progress
 FORMULA_ROWS = 12
 
 Seen = dict[str, Tensor]
-Skipped = tuple[tuple[str, str], ...]  # metrics that are left out, with the reason
+Skipped = dict[str, str]  # metrics that are left out, with the reason
 
 
 def measure_attention(
@@ -72,9 +72,9 @@ def _possible(
         if metric.name in request.metrics and metric.name not in unknown
     )  # fmt: skip
     if RANK not in names or tokens <= MOST_RANKED:
-        return names, ()
+        return names, {}
     reason = f"it needs whole matrices: up to {MOST_RANKED} tokens, and there are {tokens}"
-    return tuple(name for name in names if name != RANK), ((RANK, reason),)
+    return tuple(name for name in names if name != RANK), {RANK: reason}
 
 
 class _Look:
@@ -131,7 +131,7 @@ class _Look:
             pairs=self._shared.pairs.pairs(),
             checks=(*self._checks(), *steps),
             skipped=self._skipped,
-            unlabelled=tuple(self._unlabelled()),
+            unlabelled=dict(self._unlabelled()),
         )
 
     def _unlabelled(self) -> Iterator[tuple[str, str]]:

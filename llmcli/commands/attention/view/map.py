@@ -291,7 +291,7 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
     but for those that are `left` to others.
     """
     shown: list[RenderableType] = []
-    none, undetermined = [], dict(report.unlabelled)
+    none, undetermined = [], report.unlabelled
     unclear: dict[str, list[str]] = {}
     for label in report.labels:
         found = Found(report, label)

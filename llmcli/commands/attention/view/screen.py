@@ -56,7 +56,8 @@ def render_attention(
         shown.append(PromptLine(report))
     for number, view in enumerate(views):
         shown += [Text(), view] if number else [view]
-    notes = [*layer_notes(report), *(f"{name} was left out: {why}" for name, why in report.skipped)]
+    left = [f"{name} was left out: {why}" for name, why in report.skipped.items()]
+    notes = [*layer_notes(report), *left]
     return Group(*shown, *(Text(note, style=FAINT) for note in notes))
 
 
@@ -260,7 +261,7 @@ def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
     for label in found:
         yield f"{label.name} ({short(head.metrics[label.metric], True)} ≥ {label.threshold:g})"
     unclear: dict[str, list[str]] = {}
-    for name, why in report.unlabelled:
+    for name, why in report.unlabelled.items():
         unclear.setdefault(why, []).append(name)
     if unclear:
         parts = (f"{', '.join(names)} ({why})" for why, names in unclear.items())
@@ -269,7 +270,7 @@ def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
 
 def _numbers(report: AttentionReport, head: HeadReport) -> Iterator[str]:
     """The metrics that say most, but for those of kinds, and those that it has no value of."""
-    left = (*head.labels, *dict(report.unlabelled))
+    left = (*head.labels, *report.unlabelled)
     said = [label.metric for label in report.labels if label.name in left]
     names = [label.metric for label in report.labels if label.metric not in said]
     for metric in report.metrics:
