@@ -90,7 +90,7 @@ def command(
         look = Inspection("attention", view, states.FILES, output)
         states.show(look, Reading.of(prompt, template, new, heads, model, look.out), heads)
         return
-    view.check(heads, json=output.json)
+    view.check(heads)
     look = Inspection("attention", view, FILES, output)
     reading = Reading.of(prompt, template, new, heads, model, look.out)
 

@@ -33,11 +33,6 @@ def check_options(heads: HeadOptions, view: ViewOptions) -> None:
                 f"`{option}` is about maps of tokens, and `--what state` shows states",
                 hint="leave one of them out",
             )
-    if view.force and view.save is None:
-        raise UsageError(
-            "`--force` is about the size of a file, and none is written",
-            hint="add `-o FILE`, or leave it out",
-        )
 
 
 def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
