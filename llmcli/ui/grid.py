@@ -19,8 +19,9 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.records.matrix import Matrix
-from llmcli.ui.cells import Ink, Line, cut, fitted, padded, painted
-from llmcli.ui.layout import WIDEST, Dotted
+from llmcli.ui.cells import Ink, Segments, cut, fitted, padded, painted
+from llmcli.ui.layout import WIDEST, Line
+from llmcli.ui.numbers import brief, number, span
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, SPACE, quoted
 
@@ -46,7 +47,7 @@ class Grid:
     gutter: int
     before: Sequence[str]
 
-    def line(self, name: str, cells: Sequence[Line], style: str = FAINT) -> Iterator[Segment]:
+    def line(self, name: str, cells: Sequence[Segments], style: str = FAINT) -> Iterator[Segment]:
         """A line of cells, each as wide as its column; spaces at its end are left out."""
         *segments, last = self.part(name, cells, style)
         yield from segments
@@ -54,7 +55,7 @@ class Grid:
         yield last if coloured else Segment(last.text.rstrip(), last.style)
         yield Segment.line()
 
-    def part(self, name: str, cells: Sequence[Line], style: str = FAINT) -> Iterator[Segment]:
+    def part(self, name: str, cells: Sequence[Segments], style: str = FAINT) -> Iterator[Segment]:
         """The cells of a line that goes on."""
         yield Segment(name + " " * (self.gutter - cell_len(name)), Style.parse(style))
         for before, cell in zip(self.before, cells, strict=True):
@@ -140,7 +141,7 @@ class Heatmap:
         if not cells.numbers:
             notes.append(spread(shown.values))
         if not cells.numbers or len(notes) > 1 or (shown.queries, shown.keys) != (whole, whole):
-            yield from console.render(Dotted(notes, FAINT), options)
+            yield from console.render(Line(notes, FAINT), options)
         if not named or longest >= cells.width:
             yield from self._keys(console, options, shown)
 
@@ -180,7 +181,7 @@ class Heatmap:
         if named or last - first > KEYS or not any(self.tokens[first:last]):
             return
         names = [f"{at} {self._text(at)}" for at in range(first, last)]
-        yield from console.render(Dotted(["keys", *names], FAINT), options)
+        yield from console.render(Line(["keys", *names], FAINT), options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +215,7 @@ class Panels:
                 yield from grid.line(side, [padded(line, room) for line in lines])
         values = np.concatenate([matrix.values.ravel() for matrix in self.matrices])
         notes = [*about(parts[0], self.given), *([] if cells.numbers else [spread(values)])]
-        yield from console.render(Dotted(notes, FAINT), options)
+        yield from console.render(Line(notes, FAINT), options)
 
     def _beside(self, width: int) -> int:
         """How many stand beside each other: whole where two of them fit, else as small as goes."""
@@ -233,7 +234,7 @@ class Panels:
             sides.append(f"{at:>{gutter - 2}}{mark}")
         return ["", *sides, ""]
 
-    def _panel(self, shown: Matrix, title: str, room: int, cells: Cells) -> list[Line]:
+    def _panel(self, shown: Matrix, title: str, room: int, cells: Cells) -> list[Segments]:
         heading = Segment(fitted(title, room, cells.ink), Style.parse(HEADING))
         below = Segment(cells.ticks(shown), Style.parse(FAINT))
         return [[heading], *cells.painted(shown, self.scale), [below]]
@@ -264,7 +265,7 @@ class Cells:
         telling = bool(digits) and float(np.nanmax(np.abs(values))) >= LEAST_NUMBER
         return cls(ink, width, numbers=telling and matrices[0].pool == 1 and needed <= width)
 
-    def painted(self, shown: Matrix, scale: Scale) -> list[Line]:
+    def painted(self, shown: Matrix, scale: Scale) -> list[Segments]:
         """The lines of the matrix."""
         texts = [[brief(value) for value in row] for row in shown.values] if self.numbers else ()
         return painted(scale.fractions(shown.values), self.ink, width=self.width, texts=texts)
@@ -375,33 +376,12 @@ def written(shown: Matrix, given: int | None, cell: int, room: int) -> str:
     return f"{'':{at}}^ {words if at + 2 + len(words) <= room else ''}".rstrip()
 
 
-def span(positions: tuple[int, int]) -> str:
-    """`40:80` for positions 40 … 79, as `--query` takes them, `7` for a single one."""
-    first, last = positions
-    return str(first) if last - first == 1 else f"{first}:{last}"
-
-
 def spread(values: np.ndarray) -> str:
     """`values 0.00012 … 0.98`, of what is not masked."""
     seen = values[~np.isnan(values)]
     if not seen.size:
         return "all masked"
     return f"values {number(float(seen.min()))} … {number(float(seen.max()))}"
-
-
-def number(value: float) -> str:
-    """Three digits, with a minus sign."""
-    return f"{value + 0.0:.3g}".replace("-", "−")
-
-
-def brief(value: float) -> str:
-    """A number in a cell: `.07`, `1.0`, `−3.4`, `12`."""
-    size = abs(float(value))
-    if size < 0.995:
-        digits = f"{size:.2f}"[1:]
-        return digits if value > 0 or digits == ".00" else f"−{digits}"
-    digits = f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
-    return digits if value > 0 else f"−{digits}"
 
 
 def ticks(first: int, pool: int, columns: int, cell: int) -> str:

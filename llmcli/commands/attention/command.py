@@ -17,7 +17,7 @@ from llmcli.commands.attention.prompt import Reading
 from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.errors import UsageError
-from llmcli.inspect.inspection import Inspection
+from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import NewTokensOptions
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import Output

@@ -16,10 +16,10 @@ from llmcli.commands.attention.options import ViewOptions
 from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
 from llmcli.errors import UsageError
-from llmcli.inspect.inspection import Inspection, body_of
 from llmcli.records.document import members
 from llmcli.records.numbers import spans
 from llmcli.shell.files import FILE_CAP, whole_file
+from llmcli.shell.inspection import Inspection, body_of
 from llmcli.shell.looking import token_texts
 from llmcli.shell.output import ExportFile, write_document
 

@@ -9,8 +9,8 @@ from llmcli.commands.attention.options import HeadOptions, ViewOptions
 from llmcli.commands.attention.prompt import Reading
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
-from llmcli.inspect.inspection import Inspection, body_of
 from llmcli.records.numbers import spans
+from llmcli.shell.inspection import Inspection, body_of
 from llmcli.shell.looking import parse_numbers
 from llmcli.shell.progress import Progress
 

@@ -10,8 +10,8 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.experts.report import ExpertsReport
 from llmcli.errors import UsageError
 from llmcli.graph.routing import Choose
-from llmcli.inspect.inspection import Inspection
 from llmcli.records.numbers import counted, spans
+from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import NewTokensOptions, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import Output

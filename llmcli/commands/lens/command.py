@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.lens.report import LensReport
 from llmcli.errors import UsageError
-from llmcli.inspect.inspection import Inspection
 from llmcli.records.numbers import counted
+from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import NewTokensOptions, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import ExportFile, Output

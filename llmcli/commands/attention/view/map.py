@@ -19,7 +19,8 @@ from llmcli.records.head_metrics import COMMON, Label, Metric
 from llmcli.records.numbers import spans
 from llmcli.ui.cells import Ink
 from llmcli.ui.grid import ColourBar, Grid, bar
-from llmcli.ui.layout import WIDEST, Dotted, filled
+from llmcli.ui.layout import WIDEST, Line, filled
+from llmcli.ui.numbers import short
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT
 
@@ -67,7 +68,7 @@ def head_map(
         MapKey(words, scale, undefined, numbers),
     ]
     if len(kinds := layer_kinds(report)) > 1:
-        shown.append(Dotted(kinds, FAINT))
+        shown.append(Line(kinds, FAINT))
     return Group(*shown)
 
 
@@ -274,16 +275,6 @@ class MapKey:
         yield Text("   ".join(signs), style=FAINT)
 
 
-def short(value: float, share: bool) -> str:
-    """At most four signs: `.07` and `1.0` of a share, `7.43`, `12.1`, `1234` of anything else."""
-    if math.isinf(value):
-        return "∞"
-    if share:
-        return f"{value:.2f}".lstrip("0") if abs(value) < 0.995 else f"{value:.1f}"
-    size = abs(value)
-    return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
-
-
 def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> RenderableType:
     """For every kind of head its threshold and the heads that are of it, the clearest first.
 
@@ -302,10 +293,10 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
         if label.name in undetermined and label.name not in left:
             unclear.setdefault(undetermined[label.name], []).append(label.name)
     if none:
-        shown.append(Dotted([f"no head: {none[0]}", *none[1:]], FAINT))
+        shown.append(Line([f"no head: {none[0]}", *none[1:]], FAINT))
     if unclear:
         parts = [f"{', '.join(names)} ({why})" for why, names in unclear.items()]
-        shown.append(Dotted([f"undetermined: {parts[0]}", *parts[1:]], FAINT))
+        shown.append(Line([f"undetermined: {parts[0]}", *parts[1:]], FAINT))
     return Group(*shown)
 
 

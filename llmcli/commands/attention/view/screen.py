@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport
 from llmcli.commands.attention.report.request import AttentionRequest
-from llmcli.commands.attention.view.map import head_map, heads_of, kinds_found, shares, short
+from llmcli.commands.attention.view.map import head_map, heads_of, kinds_found, shares
 from llmcli.commands.attention.view.tables import (
     definition,
     metric_notes,
@@ -26,7 +26,8 @@ from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
 from llmcli.records.matrix import Matrix
 from llmcli.records.numbers import spans
 from llmcli.ui.grid import ColourBar, Heatmap, Panels
-from llmcli.ui.layout import SEPARATOR, WIDEST, Dotted
+from llmcli.ui.layout import SEPARATOR, WIDEST, Line
+from llmcli.ui.numbers import short
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
@@ -152,7 +153,7 @@ def metric_map(
         if calls is None or calls.repeated is None or metric.name not in BY_REPEATS:
             return Text(why)
         return Group(Text(why), Hint("try:", f"{calls.repeated} --map {metric.name}"))
-    about = Dotted(definition(report, metric), FAINT)
+    about = Line(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, [metric])]
     return Group(shown, about, *unknown, *metric_notes(report))
@@ -251,7 +252,7 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
         parts += _numbers(report, head)
         parts.append("all: --metrics all")
         notes = metric_notes(report)
-    return Group(Dotted(parts), *notes)
+    return Group(Line(parts), *notes)
 
 
 def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.commands.attention.report.states import LayerStates, StatesReport
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.stats import size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
@@ -22,16 +22,16 @@ def render_states(report: StatesReport, title: str) -> RenderableType:
     shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
     new = len(report.tokens) - report.prompt_tokens
     words = [f"{len(report.tokens)} tokens" + (f", {new} of them generated" if new else "")]
-    shown.append(Dotted([*words, f"states after {_listed(report.positions)}"], FAINT))
+    shown.append(Line([*words, f"states after {_listed(report.positions)}"], FAINT))
     for layer in report.layers:
         heading = f"layer {layer.layer} ({layer.kind}), a state of {layer.rows} × {layer.columns}"
         constant = f"{size(layer.bytes)} for all heads, however long the text"
-        shown += [Text(), Text(heading, style=HEADING), Dotted([constant], FAINT), _Curves(layer)]
+        shown += [Text(), Text(heading, style=HEADING), Line([constant], FAINT), _Curves(layer)]
     notes = [
         "norm: √(Σ S²), the curve from 0 to the head's most",
         "rank: exp(−Σ p ln p), p = σ / Σσ of S, the curve from 0 to the most that is possible",
     ]
-    return Group(*shown, Text(), Dotted(notes, FAINT))
+    return Group(*shown, Text(), Line(notes, FAINT))
 
 
 def _listed(positions: Sequence[int]) -> str:

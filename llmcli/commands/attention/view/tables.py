@@ -12,8 +12,8 @@ from rich.text import Text
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Pair
 from llmcli.commands.attention.view.map import heads_of, shares
 from llmcli.records.head_metrics import LINEAR, OVERWRITTEN, Metric
-from llmcli.ui.grid import span
-from llmcli.ui.layout import GAP, Column, Dotted, Rows
+from llmcli.ui.layout import GAP, Column, Line, Rows
+from llmcli.ui.numbers import span
 from llmcli.ui.theme import FAINT, NUMBER, quoted
 
 
@@ -83,7 +83,7 @@ def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> Renderab
             metric for metric in metrics
             if not all(math.isnan(head.metrics[metric.name]) for head in heads)
         ]  # fmt: skip
-        notes = [Dotted(definition(report, metric, named=True), FAINT) for metric in metrics]
+        notes = [Line(definition(report, metric, named=True), FAINT) for metric in metrics]
         shown = [MetricTable(report, metrics), *notes, *empty] if metrics else [*empty]
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, metrics)]
     return Group(*shown, *unknown, *metric_notes(report))

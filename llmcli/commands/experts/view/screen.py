@@ -16,7 +16,8 @@ from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
 from llmcli.ui.cells import Ink, fitted
 from llmcli.ui.grid import ColourBar, Grid, bar, gaps
-from llmcli.ui.layout import WIDEST, Column, Dotted, Rows
+from llmcli.ui.layout import WIDEST, Column, Line, Rows
+from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 from llmcli.ui.token_text import in_cell, in_words
@@ -44,13 +45,6 @@ def weight_scale(report: ExpertsReport) -> Scale:
     """From nothing to the largest weight there is."""
     most = max(float(np.nanmax(layer.weights, initial=0.0)) for layer in report.layers)
     return Scale(low=0.0, high=most or 1.0)
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """So many digits, with a minus sign; – for what is not there."""
-    if value is None or math.isnan(value):
-        return "–"
-    return f"{value + 0.0:.{digits}g}".replace("-", "−")
 
 
 def share(value: float) -> str:
@@ -91,7 +85,7 @@ class Map:
                 for at, place in enumerate(places)
             ]
             yield from grid.line(f"{layer.layer:>{NAME - 2}}", cells)
-        yield Dotted(list(self._about(named, most, positions, ink)), FAINT)
+        yield Line(list(self._about(named, most, positions, ink)), FAINT)
 
     def _named(self, digits: int, most: int, width: int) -> int:
         """How many experts of a cell are named."""
@@ -142,7 +136,7 @@ class LayersTable:
         tables = [self._rows(max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT]
         table, pool = next((one for one in tables if one[0].fit(width)), tables[0])
         yield table
-        yield Dotted(list(self._about(pool, ink)), FAINT)
+        yield Line(list(self._about(pool, ink)), FAINT)
 
     def _rows(self, room: int, ink: Ink, short: int) -> tuple[Rows, int]:
         """The table with bars in `room` columns, and how many experts one of these stands for.
@@ -227,7 +221,7 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
     at = report.positions[0]
     by = "" if at < report.prompt_tokens else ", which the model wrote"
     where = f"position {at} of {len(report.tokens)}: {in_words(*report.tokens[at])}{by}"
-    yield Dotted([where, "the experts that it takes, with what each counts"])
+    yield Line([where, "the experts that it takes, with what each counts"])
     rows: list[list[Text | str]] = []
     for layer in report.layers:
         pairs = zip(layer.chosen[0].tolist(), layer.weights[0].tolist(), strict=True)

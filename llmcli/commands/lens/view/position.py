@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llmcli.commands.lens.report import LensReport, LensRow, LensToken
 from llmcli.ui.cells import Ink, fitted
-from llmcli.ui.layout import GAP, Column, Dotted, Rows
+from llmcli.ui.layout import GAP, Column, Line, Rows
 from llmcli.ui.theme import FAINT, NUMBER, confidence_style
 from llmcli.ui.token_text import in_words, percent, short
 
@@ -20,7 +20,7 @@ BAR = 10  # columns
 OTHER = 16  # columns of a token that is not the likeliest, at most
 
 
-def headline(report: LensReport) -> Dotted:
+def headline(report: LensReport) -> Line:
     """Where it is, what the model says there, and since which layer."""
     at, target = report.positions[0], report.targets[0]
     by = "" if at < report.prompt_tokens else ", which the model wrote"
@@ -29,7 +29,7 @@ def headline(report: LensReport) -> Dotted:
     parts.append(f"output {in_words(best.id, best.text)} {percent(best.probability)}")
     if target.id != best.id:
         parts.append(f"target {in_words(target.id, target.text)} {percent(target.probability)}")
-    return Dotted([*parts, f"settled at {short(report.settled[0])}"])
+    return Line([*parts, f"settled at {short(report.settled[0])}"])
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Position:
                 f"bars: entropy up to ln {report.vocabulary} = {most:.2f}, that of knowing nothing",
                 f"KL up to {apart:.2f}, its largest here, as log(1 + KL)",
             ]
-        yield Dotted(words, FAINT)
+        yield Line(words, FAINT)
 
 
 _NO_NAME = " "  # of a column of bars

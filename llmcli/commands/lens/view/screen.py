@@ -17,7 +17,7 @@ from llmcli.commands.lens.report import LensCell, LensReport, LensRow
 from llmcli.commands.lens.view.position import Position, headline
 from llmcli.ui.cells import Ink, fitted
 from llmcli.ui.grid import Grid, bar, gaps, last_columns
-from llmcli.ui.layout import WIDEST, Dotted
+from llmcli.ui.layout import WIDEST, Line
 from llmcli.ui.stats import confidence_legend
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, confidence_style, one_line
 from llmcli.ui.token_text import in_cell, short, space
@@ -155,7 +155,7 @@ class Legend:
         if report.from_prompt < len(report.positions):
             parts.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
         parts.append("settled: from this layer on the output's token stays likeliest")
-        yield Dotted(parts, FAINT)
+        yield Line(parts, FAINT)
         if ink.kind != "shades":
             yield confidence_legend()
 
@@ -174,5 +174,5 @@ def _others(
         parts.append(f"{rows} of {len(report.rows)} rows")
         more += filter(None, [whole])
     if parts:
-        yield Dotted([*parts, *([f"more: {', '.join(more)}"] if more else [])], FAINT)
+        yield Line([*parts, *([f"more: {', '.join(more)}"] if more else [])], FAINT)
 
