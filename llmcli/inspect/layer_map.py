@@ -150,7 +150,7 @@ class LayerMap:
 
     @property
     def whole(self) -> tuple[str, ...]:
-        """Those of which a row needs all tokens: keys and values; of another map all it reads.
+        """The activations whose rows are all needed for one: keys and values, or what a map reads.
 
         And what a convolution reads.
         """
@@ -194,7 +194,7 @@ class LayerMap:
         return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
 
     def map(self, seen: Mapping[str, Tensor], heads: Sequence[int]) -> MapRows:
-        """What gives the rows `[H, t, S]` of a `signed` map, best asked for in their order."""
+        """A function that computes rows `[H, t, S]` of a `signed` map, fastest in order."""
         one = self._recurrent.map(self._batched(seen), slice(heads[0], heads[-1] + 1))
         return lambda queries: one.rows(queries.start, queries.stop)[0]
 

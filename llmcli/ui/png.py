@@ -128,7 +128,7 @@ class Sheet:
             self.text((right + 16, y), _mark(scale, fraction), size, QUIET, "lm")
 
     def headings(self, words: str, title: str) -> None:
-        """What the picture shows, and of which model, above everything."""
+        """The heading and the model's line, at the top."""
         room = self.image.width - 2 * MARGIN
         self.text((MARGIN, MARGIN), fitted(words, TITLE, room), TITLE)
         self.text((MARGIN, MARGIN + 54), fitted(title, SMALL, room), SMALL, QUIET)
@@ -161,7 +161,7 @@ class Sheet:
 class TokenGrid:
     """A grid whose columns are tokens: rows of boxes below their texts and positions.
 
-    `left`: pixels before the first column, of which each takes `across`. `written`: the first
+    `left`: pixels before the first column; `across`: pixels of a column. `written`: the first
     column whose token the model wrote. `cell(row, column)`: the parts of a box side by side, each
     with the place of its colour and its words.
     """

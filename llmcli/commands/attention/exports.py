@@ -96,7 +96,7 @@ class Export:
 
     @property
     def on_matrix(self) -> OnMatrix | None:
-        """Takes all matrices of a layer, layer by layer in order; None where nobody needs them."""
+        """Takes all matrices of a layer, layers in order; None where they are not needed."""
         needed = self._writer or self._page or self._patterns or self._look.kind == "json"
         return self._take if needed else None
 
@@ -223,7 +223,7 @@ def _counted(noun: str, numbers: Sequence[int]) -> str:
 def exporting(
     look: Inspection, view: ViewOptions, request: AttentionRequest, ids: Sequence[int]
 ) -> Iterator[Export]:
-    """The file that the options name, no part of which is left after an error.
+    """The file that the options name; after an error no part of it is left.
 
     Raises UsageError where it would be too large, and WriteFailed.
     """

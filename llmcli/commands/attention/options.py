@@ -77,7 +77,7 @@ class HeadOptions:
 class ViewOptions:
     """What is shown of the heads; nothing of it: the map, or the matrices of the heads named.
 
-    A single head is drawn whatever else is shown of it.
+    A single head is always drawn, beside anything else that is shown.
     """
 
     panel: ClassVar[str] = VIEW

@@ -69,7 +69,7 @@ class ExpertsOptions:
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     def check(self, config: ModelConfig) -> None:
-        """Refuses, before the weights are read, what is wrong whatever the tokens are."""
+        """Refuses options that are wrong for any text, before the weights are read."""
         self.layers(config)
         if self.position is not None:
             check_span(self.position, "--position")

@@ -9,7 +9,7 @@ from llmcli.shell.looking import InChat, Shown
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
-    """Those of the last answer, its end included, unless other positions are named."""
+    """Shows the experts of the last answer and its end, unless positions are named."""
     from llmcli.commands.experts.view.screen import render_experts
     from llmcli.ui.stats import model_line
 

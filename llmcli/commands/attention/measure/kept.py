@@ -35,7 +35,7 @@ class TopPairs:
     def add(
         self, block: Block, ranks_HtS: Tensor, layer: int, heads: list[int], group: int
     ) -> None:
-        """Those of a block, ranked by `ranks_HtS`; `heads` are the numbers of its heads."""
+        """Adds the pairs of a block, ranked by `ranks_HtS`; `heads` are its head numbers."""
         if not self.count:
             return
         ranks_HtS = ranks_HtS.nan_to_num(0.0).masked_fill(self._ignored(block), 0.0)
@@ -79,7 +79,7 @@ class TopPairs:
 class Pooled:
     """The part of every head's matrix that is drawn; one cell is the largest of `pool` × `pool`.
 
-    `signed`: the largest whatever its sign is.
+    `signed`: the largest by magnitude.
     """
 
     def __init__(

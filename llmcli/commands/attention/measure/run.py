@@ -1,4 +1,4 @@
-"""One forward pass, and every layer's attention looked at while it is computed.
+"""One forward pass, which measures the attention of each layer while it is computed.
 
 Axes: H heads, K key/value heads, T rows, S keys, d size of a query and key, e of a value.
 """

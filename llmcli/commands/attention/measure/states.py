@@ -109,7 +109,7 @@ class _Look:
             self._settle(of, seen)
 
     def _settle(self, of: LayerMap, seen: dict[str, Tensor]) -> None:
-        """A layer of which everything was seen."""
+        """Measures a layer, all of whose activations were seen."""
         self._formulas.append(
             formula_checks(self._model, self._ids, seen, of.checked, rows=FORMULA_ROWS)
         )

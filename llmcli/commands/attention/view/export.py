@@ -130,13 +130,13 @@ def _kept(values: np.ndarray) -> dict[str, Any]:
 
 
 def _kept_scores(values: np.ndarray) -> dict[str, Any]:
-    """The same of scores: even steps from the smallest to the largest."""
+    """The visible scores of one head, in even steps from the smallest to the largest."""
     low, high = float(values.min()), float(values.max())
     return _packed(low, high, (values - low) / ((high - low) or 1.0) * _STEPS)
 
 
 def _kept_signed(values: np.ndarray) -> dict[str, Any]:
-    """The same of weights with signs: step 127 is 0."""
+    """The visible signed weights of one head, in 255 steps; step 127 is 0."""
     high = float(np.abs(values).max())
     parts = np.sign(values) * np.sqrt(np.abs(values) / (high or 1.0))
     return _packed(-high, high, 127 + parts * 127)

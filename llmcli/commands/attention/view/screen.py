@@ -161,7 +161,7 @@ def metric_map(
 
 @dataclass(frozen=True)
 class Hint:
-    """Words and a command line, which is never broken: it is there to be copied."""
+    """Words and a command line, which is never wrapped, so that it can be copied."""
 
     words: str
     call: str
@@ -194,7 +194,7 @@ def _next(report: AttentionReport, calls: Calls) -> Iterator[tuple[str, str]]:
 def _clearest(report: AttentionReport, *, repeated: bool) -> Iterator[tuple[str, int, int]]:
     """(kind, layer, head): of every kind found the clearest head, unusual kinds first."""
     order = list(report.labels)
-    if repeated:  # such a text is there to show these
+    if repeated:  # the text was made to show these
         order.sort(key=lambda label: label.name not in BY_REPEATS)
     order.sort(key=lambda label: label.name in COMMON)
     for label in order:

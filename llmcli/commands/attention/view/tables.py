@@ -172,7 +172,7 @@ def pair_table(
     report: AttentionReport,
     spans: tuple[tuple[int, int], tuple[int, int]] | None = None,
 ) -> RenderableType:
-    """Which tokens attend to which, the largest first; `spans`: of which queries and keys."""
+    """Which tokens attend to which, the largest first; `spans`: the queries and keys shown."""
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
     columns = [
         Column("head", right=False),

@@ -54,7 +54,7 @@ class Places:
         return tuple(dict.fromkeys([*found, f"blocks.{count - 1}.resid_post"]))
 
     def every(self, config: ModelConfig) -> tuple[str, ...]:
-        """Those of all layers, whichever are chosen."""
+        """The rows of all layers, chosen or not."""
         return Places(mid=self.mid).names(config)
 
 
