@@ -7,13 +7,13 @@ several is the largest of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -80,6 +80,16 @@ class Grid:
             line += cross + "─" * (len(before) - 1 + width)
         yield Segment(line, Style.parse(FAINT))
         yield Segment.line()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A view that depends on the console: `draw(columns, ink)` gives its parts."""
+
+    draw: Callable[[int, Ink], Iterable[RenderableType | Segment]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self.draw(options.max_width, Ink.of(console, options))
 
 
 def gaps(columns: range, gap: int, written: int, ink: Ink) -> list[str]:

@@ -18,7 +18,7 @@ from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
 from llmcli.records.head_metrics import COMMON, Label, Metric
 from llmcli.records.numbers import spans
 from llmcli.ui.cells import Ink
-from llmcli.ui.grid import ColourBar, Grid, bar
+from llmcli.ui.grid import ColourBar, Fit, Grid, bar
 from llmcli.ui.layout import WIDEST, Line, filled
 from llmcli.ui.numbers import short
 from llmcli.ui.palette import Kind, Scale
@@ -65,7 +65,7 @@ def head_map(
     undefined = any(math.isnan(head.metrics[metric.name]) for head in heads_of(report))
     shown: list[RenderableType] = [
         HeadMap(report=report, metric=metric, scale=scale, numbers=numbers),
-        MapKey(words, scale, undefined, numbers),
+        Fit(lambda width, ink: _key(words, scale, undefined, numbers, ink)),
     ]
     if len(kinds := layer_kinds(report)) > 1:
         shown.append(Line(kinds, FAINT))
@@ -251,28 +251,20 @@ class _Layout:
     blocks: Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True)
-class MapKey:
+def _key(
+    words: str, scale: Scale, undefined: bool, numbers: bool, ink: Ink
+) -> Iterator[RenderableType]:
     """What a map's colours mean, and its signs; without colour a map has signs alone.
 
     `words` say what the metric is; `undefined`: of some heads it is. `numbers`: the signs are the
     metric's values.
     """
-
-    words: str
-    scale: Scale
-    undefined: bool
-    numbers: bool
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        ink = Ink.of(console, options)
-        if ink.kind != "shades":
-            masked = "undefined" if self.undefined and self.numbers else ""
-            yield ColourBar(self.words, self.scale, masked)
-            return
-        signs = ["- unclassified"] if not self.numbers else [self.words]
-        signs += [f"{ink.dot if self.numbers else '?'} undefined"] if self.undefined else []
-        yield Text("   ".join(signs), style=FAINT)
+    if ink.kind != "shades":
+        yield ColourBar(words, scale, "undefined" if undefined and numbers else "")
+        return
+    signs = ["- unclassified"] if not numbers else [words]
+    signs += [f"{ink.dot if numbers else '?'} undefined"] if undefined else []
+    yield Text("   ".join(signs), style=FAINT)
 
 
 def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> RenderableType:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import ne
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -16,7 +15,7 @@ from rich.text import Text
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow
 from llmcli.commands.lens.view.position import Position, headline
 from llmcli.ui.cells import Ink, fitted
-from llmcli.ui.grid import Grid, bar, gaps, last_columns
+from llmcli.ui.grid import Fit, Grid, bar, gaps, last_columns
 from llmcli.ui.layout import WIDEST, Line
 from llmcli.ui.stats import confidence_legend
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, confidence_style, one_line
@@ -44,7 +43,8 @@ def render_lens(
         rows = some_rows(report.rows, None if height is None else height - AROUND_POSITION)
         table = Position(report, rows, spill=height is None)
         return Group(heading, headline(report), table, *_others(report, len(rows), whole))
-    return Group(heading, Layers(report, ranks, height, whole), Legend(report, ranks))
+    grid = Fit(lambda width, ink: _layers(report, ranks, height, whole, width, ink))
+    return Group(heading, grid, Fit(lambda width, ink: _legend(report, ranks, ink)))
 
 
 def some_rows(rows: Sequence[LensRow], most: int | None) -> Sequence[LensRow]:
@@ -74,90 +74,71 @@ def room(columns: int) -> int:
     return max(1, (min(columns, WIDEST) - GUTTER - GAP) // (LEAST + GAP))
 
 
-@dataclass(frozen=True)
-class Layers:
+def _layers(
+    report: LensReport, ranks: bool, height: int | None, whole: str, width: int, ink: Ink
+) -> Iterator[RenderableType | Segment]:
     """As many of the last positions as fit; a bar before those that the model wrote.
 
     Colours say how probable a token is; where there are none, a number does. Of more layers than
     fit `height` some are shown.
     """
+    around = AROUND_GRID + ranks - (ink.kind == "shades" and not ranks)
+    rows = some_rows(report.rows, None if height is None else height - around)
+    texts = [[_text(cell, ranks, ink) for cell in row.cells] for row in rows]
+    tokens = [in_cell(*report.tokens[position], ink) for position in report.positions]
+    targets = [in_cell(t.id, t.text, ink) for t in report.targets] if ranks else []
+    settled = [short(name) for name in report.settled]
+    columns = list(zip(*texts, tokens, settled, *([targets] if targets else []), strict=True))
+    share = SHARE if ink.kind == "shades" and not ranks else 0
+    every = [share + min(MOST, max([LEAST, *map(cell_len, column)])) for column in columns]
+    shown = last_columns(every, min(width, WIDEST) - GUTTER, GAP)
+    widths = [every[at] for at in shown]
+    grid = Grid(ink=ink, gutter=GUTTER, before=gaps(shown, GAP, report.from_prompt, ink))
 
-    report: LensReport
-    ranks: bool
-    height: int | None
-    whole: str
+    def words(name: str, words: Sequence[str], style: str = FAINT) -> Iterator[Segment]:
+        return grid.words(name, [words[at] for at in shown], widths, style)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, ink = self.report, Ink.of(console, options)
-        around = AROUND_GRID + self.ranks - (ink.kind == "shades" and not self.ranks)
-        rows = some_rows(report.rows, None if self.height is None else self.height - around)
-        texts = [[self._text(cell, ink) for cell in row.cells] for row in rows]
-        tokens = [in_cell(*report.tokens[position], ink) for position in report.positions]
-        targets = [in_cell(t.id, t.text, ink) for t in report.targets] if self.ranks else []
-        settled = [short(name) for name in report.settled]
-        columns = list(zip(*texts, tokens, settled, *([targets] if targets else []), strict=True))
-        share = SHARE if ink.kind == "shades" and not self.ranks else 0
-        every = [share + min(MOST, max([LEAST, *map(cell_len, column)])) for column in columns]
-        shown = last_columns(every, min(options.max_width, WIDEST) - GUTTER, GAP)
-        widths = [every[at] for at in shown]
-        before = gaps(shown, GAP, report.from_prompt, ink)
-        grid = Grid(ink=ink, gutter=GUTTER, before=before)
-
-        def words(name: str, words: Sequence[str], style: str = FAINT) -> Iterator[Segment]:
-            return grid.words(name, [words[at] for at in shown], widths, style)
-
-        yield from words("position", [str(position) for position in report.positions])
-        yield from words("token", tokens, HEADING)
-        if targets:
-            yield from words("target", targets, NUMBER)
-        yield from grid.rule("layer", widths)
-        for row, own in zip(rows, texts, strict=True):
-            cells = [
-                [_cell(own[at], self._probability(row.cells[at]), every[at], share, ink)]
-                for at in shown
-            ]
-            yield from grid.line(short(row.name), cells)
-        yield from grid.rule("", widths)
-        yield from words("settled", settled)
-        yield from _others(report, len(rows), self.whole, shown)
-
-    def _text(self, cell: LensCell, ink: Ink) -> str:
-        if self.ranks:
-            share = f" ({cell.target_probability:.0%})" if ink.kind == "shades" else ""
-            return f"{cell.target_rank}{share}"
-        return in_cell(cell.top[0].id, cell.top[0].text, ink)
-
-    def _probability(self, cell: LensCell) -> float:
-        return cell.target_probability if self.ranks else cell.top[0].probability
+    yield from words("position", [str(position) for position in report.positions])
+    yield from words("token", tokens, HEADING)
+    if targets:
+        yield from words("target", targets, NUMBER)
+    yield from grid.rule("layer", widths)
+    for row, own in zip(rows, texts, strict=True):
+        cells = [[_cell(own[at], row.cells[at], ranks, every[at], share, ink)] for at in shown]
+        yield from grid.line(short(row.name), cells)
+    yield from grid.rule("", widths)
+    yield from words("settled", settled)
+    yield from _others(report, len(rows), whole, shown)
 
 
-def _cell(text: str, probability: float, width: int, share: int, ink: Ink) -> Segment:
+def _text(cell: LensCell, ranks: bool, ink: Ink) -> str:
+    if ranks:
+        share = f" ({cell.target_probability:.0%})" if ink.kind == "shades" else ""
+        return f"{cell.target_rank}{share}"
+    return in_cell(cell.top[0].id, cell.top[0].text, ink)
+
+
+def _cell(text: str, cell: LensCell, ranks: bool, width: int, share: int, ink: Ink) -> Segment:
     """A token in the colour of its probability, or `share` columns with it in percent."""
+    probability = cell.target_probability if ranks else cell.top[0].probability
     style = "" if ink.kind == "shades" else confidence_style(probability)
     number = f"{100 * probability:>{share}.0f}" if share else ""
     return Segment(fitted(text, width - share, ink) + number, Style.parse(style))
 
 
-@dataclass(frozen=True)
-class Legend:
+def _legend(report: LensReport, ranks: bool, ink: Ink) -> Iterator[RenderableType]:
     """What a cell, its colour or its number, the line between columns and the last line mean."""
-
-    report: LensReport
-    ranks: bool
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, ink = self.report, Ink.of(console, options)
-        percent = f" and its probability{'' if self.ranks else ' in %'}"
-        what = f"rank of {report.target} (1: likeliest)" if self.ranks else "likeliest next token"
-        parts = [f"{what} after each layer{percent if ink.kind == 'shades' else ''}"]
-        if not self.ranks:
-            parts.append(f"{space(ink)} is a space")
-        if report.from_prompt < len(report.positions):
-            parts.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
-        parts.append("settled: from this layer on the output's token stays likeliest")
-        yield Line(parts, FAINT)
-        if ink.kind != "shades":
-            yield confidence_legend()
+    percent = f" and its probability{'' if ranks else ' in %'}"
+    what = f"rank of {report.target} (1: likeliest)" if ranks else "likeliest next token"
+    parts = [f"{what} after each layer{percent if ink.kind == 'shades' else ''}"]
+    if not ranks:
+        parts.append(f"{space(ink)} is a space")
+    if report.from_prompt < len(report.positions):
+        parts.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
+    parts.append("settled: from this layer on the output's token stays likeliest")
+    yield Line(parts, FAINT)
+    if ink.kind != "shades":
+        yield confidence_legend()
 
 
 def _others(
