@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow
-from llmcli.commands.lens.view.position import Position, headline
+from llmcli.commands.lens.view.position import headline, position_table
 from llmcli.ui.cells import Ink, fitted
 from llmcli.ui.grid import Fit, Grid, bar, gaps, last_columns
 from llmcli.ui.layout import WIDEST, Line
@@ -41,7 +41,8 @@ def render_lens(
     heading = Text(one_line(title), style=HEADING)
     if len(report.positions) == 1:
         rows = some_rows(report.rows, None if height is None else height - AROUND_POSITION)
-        table = Position(report, rows, spill=height is None)
+        spill = height is None
+        table = Fit(lambda width, ink: position_table(report, rows, spill, width, ink))
         return Group(heading, headline(report), table, *_others(report, len(rows), whole))
     grid = Fit(lambda width, ink: _layers(report, ranks, height, whole, width, ink))
     return Group(heading, grid, Fit(lambda width, ink: _legend(report, ranks, ink)))
