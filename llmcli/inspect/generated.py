@@ -112,11 +112,9 @@ class _Steps:
         """A step: what comes from its own row, and what reads the rows of all tokens."""
         whole = {name: self._every[name] for name in of.whole if name in self._every}
         names = [name for name in of.checked if name in self._now]
-        readers = [
-            name for name in names
-            if name == of.mixed or not set(of.whole).isdisjoint(self._graph[name].op.inputs)
-        ]  # fmt: skip
-        own = [name for name in names if name not in readers]
+        inputs = {name: self._graph[name].op.inputs for name in names}
+        own = [n for n in names if n != of.mixed and set(of.whole).isdisjoint(inputs[n])]
+        readers = [name for name in names if name not in own]
         with_cache = self._now | whole | of.held(caches, end)
         for emitted, some in ((self._now, own), (with_cache, readers)):
             if some:

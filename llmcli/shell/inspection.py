@@ -79,9 +79,13 @@ class Inspection:
         return self.model
 
     def read(
-        self, prompt: PromptOptions, template: TemplateOptions, new: NewTokensOptions,
-        options: ModelOptions, check: Callable[[ModelConfig], None],
-    ) -> tuple[int, ...]:  # fmt: skip
+        self,
+        prompt: PromptOptions,
+        template: TemplateOptions,
+        new: NewTokensOptions,
+        options: ModelOptions,
+        check: Callable[[ModelConfig], None],
+    ) -> tuple[int, ...]:
         """Loads the model and returns the ids of the prompt, or of the usual text without one."""
         given = prompt_or_default(prompt, self.out.note)
         model = self.load(options, check, text=given.ids is None)
@@ -109,22 +113,28 @@ class Inspection:
         """The file, made by the one of `makers` that is of its kind, else by `write`."""
         if self.path is None:
             return None
-        make = makers.get(self.kind)
-        return ExportFile(
-            path=self.path, holds=holds, make=make, open=self._options.open,
-            write=write if make is None else None,
-        )  # fmt: skip
+        show, make = self._options.open, makers.get(self.kind)
+        if make is not None:
+            return ExportFile(path=self.path, holds=holds, make=make, open=show)
+        return ExportFile(path=self.path, holds=holds, write=write, open=show)
 
     def present(
-        self, view: Callable[[], RenderableType], report: Report, file: ExportFile | None,
+        self,
+        view: Callable[[], RenderableType],
+        report: Report,
+        file: ExportFile | None,
         body: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Writes the file, shows the view or JSON; `body` where it is not `body_of(report)`."""
         about = self.model.describe()
         self.out.present(
-            view, body_of(report) if body is None else body, model=about,
-            environment=environment(kernels=kernels_of(about)), checks=report.checks, file=file,
-        )  # fmt: skip
+            view,
+            body_of(report) if body is None else body,
+            model=about,
+            environment=environment(kernels=kernels_of(about)),
+            checks=report.checks,
+            file=file,
+        )
 
 
 def body_of(report: Report) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 from rich.cells import cell_len
@@ -67,10 +68,8 @@ class Grid:
         self, name: str, words: Sequence[str], widths: Sequence[int], style: str = FAINT
     ) -> Iterator[Segment]:
         """A line of words, one for each column."""
-        pairs = zip(words, widths, strict=True)
-        shown = [[Segment(fitted(word, width, self.ink), Style.parse(style))]
-                 for word, width in pairs]  # fmt: skip
-        return self.line(name, shown)
+        texts = map(fitted, words, widths, repeat(self.ink))
+        return self.line(name, [[Segment(text, Style.parse(style))] for text in texts])
 
     def rule(self, name: str, widths: Sequence[int]) -> Iterator[Segment]:
         """A line as long as the others, with the name of the rows below it."""
@@ -137,9 +136,9 @@ class Heatmap:
         cells = Cells.of([shown], ink, width - gutter, longest)
         grid = Grid(ink=ink, gutter=gutter, before=[""])
         for at, line in enumerate(cells.painted(shown, self.scale)):
-            here = [shown.queries[0] + row * shown.pool
-                    for row in range(at * each, min(rows, (at + 1) * each))]  # fmt: skip
-            yield from grid.line(self._label(here, gutter - 1, ink), [line], "")
+            here = range(at * each, min(rows, (at + 1) * each))
+            queries = [shown.queries[0] + row * shown.pool for row in here]
+            yield from grid.line(self._label(queries, gutter - 1, ink), [line], "")
         named = bool(names) and cells.width >= NAMED
         below = [(f"{'key':>{gutter - 1}}", cells.ticks(shown))]
         below += [("", "".join(_under(name, cells.width, ink) for name in names))] * named

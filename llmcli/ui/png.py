@@ -196,10 +196,10 @@ class TokenGrid:
                 sheet.draw.rectangle(line, INK)
             for row in range(len(self.names)):
                 parts, (x, y) = self.cell(row, column), self.corner(row, column)
-                edges = [x + (self.across - BOX_GAP) * at // len(parts)
-                         for at in range(len(parts) + 1)]  # fmt: skip
+                count, wide = len(parts), self.across - BOX_GAP
+                edges = [x + wide * at // count for at in range(count + 1)]
                 for (begin, end), (fraction, words) in zip(pairwise(edges), parts, strict=True):
-                    shown = fitted(words, LEAST, end - begin - 8) if len(parts) == 1 else words
+                    shown = fitted(words, LEAST, end - begin - 8) if count == 1 else words
                     sheet.box((begin, y), (end - begin, ROW - BOX_GAP), fraction, shown)
 
     def corner(self, row: int, column: int) -> tuple[int, int]:

@@ -43,9 +43,14 @@ class Export:
     """
 
     def __init__(
-        self, look: Inspection, request: AttentionRequest, ids: Sequence[int], stack: ExitStack, *,
+        self,
+        look: Inspection,
+        request: AttentionRequest,
+        ids: Sequence[int],
+        stack: ExitStack,
+        *,
         patterns: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._stack = stack
         self._look, self._request, self._patterns = look, request, patterns
         self._known = token_texts(look.model, ids)

@@ -246,8 +246,9 @@ def _axes(sheet: Sheet, report: AttentionReport, at: tuple[int, int], cell: int)
     sheet.text((x, y - AXES + 34), "head", LEAST, QUIET, "ls")
 
 
-def _cell(sheet: Sheet, at: tuple[int, int], cell: int, value: float, fraction: float,
-          letters: str) -> None:  # fmt: skip
+def _cell(
+    sheet: Sheet, at: tuple[int, int], cell: int, value: float, fraction: float, letters: str
+) -> None:
     """A head's colour, its value where a number has room, and the letters of its kinds."""
     if math.isnan(value):
         sheet.draw.rectangle((at, (at[0] + cell - 2, at[1] + cell - 2)), MASKED, GRID)

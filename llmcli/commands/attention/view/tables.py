@@ -24,8 +24,8 @@ def _metric_rows(
 
     Columns that do not fit stand in further tables below.
     """
-    heads = [(f"{layer.layer}.{head.head}", head) for layer in report.layers
-             for head in layer.heads]  # fmt: skip
+    layers = report.layers
+    heads = [(f"{one.layer}.{head.head}", head) for one in layers for head in one.heads]
     front = [Column("head", right=False)]
     used = max(len("head"), *(len(name) for name, _ in heads))
     if shared := shares(report):

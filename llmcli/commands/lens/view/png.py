@@ -57,9 +57,8 @@ def lens_png(report: LensReport, title: str) -> bytes:
     sheet = Sheet(max(NARROW, grid.right + 40 + bar + MARGIN), grid.bottom + FINAL + FOOT)
     sheet.headings("Logit lens: the likeliest token after each layer", title)
     grid.draw(sheet)
-    beside = (HEAD + 18, "reads"), *((grid.bottom + at, name) for at, name in
-                                     zip(BELOW, ("settled", "target"), strict=True))  # fmt: skip
-    for y, words in beside:
+    ends = [grid.bottom + below for below in BELOW]
+    for y, words in zip((HEAD + 18, *ends), ("reads", "settled", "target"), strict=True):
         sheet.text((left - 12, y), words, LEAST, QUIET, "rm")
     for column in range(len(positions)):
         _below(sheet, grid, report, first, column)
