@@ -10,16 +10,13 @@ from torch import Tensor
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
-from llmcli.engine.session import Session
 from llmcli.inspect.formulas import formula_checks, worst
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
-from llmcli.inspect.observe import Watch, shown_to
 from llmcli.inspect.recurrence import End, walk
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.records.checks import ViewCheck
-from llmcli.records.progress import Progress
 
 ROWS = 64  # queries of a layer that are compared, spread over all chunks
 CHUNK_ROWS = 4  # … and of each chunk at least, its first and last among them
@@ -100,17 +97,3 @@ class ChunkProof:
         most = worst(self._found)
         words = "every chunk of the prompt, read as `generate` reads it, follows from the formulas"
         return (replace(most, name="chunks", words=words),)
-
-
-def read_in_chunks(
-    session: Session, ids: Sequence[int], watch: Watch, progress: Progress | None
-) -> None:
-    """The prompt as `generate` reads it, in the empty `session`, shown to `watch`."""
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress("reading the prompt", done, total)
-
-    tell(0, len(ids))
-    tap = shown_to(watch, session)
-    session.prefill([ids], chunk=PROMPT_CHUNK, tap=tap, on_prefill=tell)

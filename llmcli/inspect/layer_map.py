@@ -16,7 +16,6 @@ from llmcli.anatomy.block import BranchNames, block_names
 from llmcli.anatomy.graph import graph
 from llmcli.graph.node import State
 from llmcli.graph.ops import Convolve, Mix, Softmax
-from llmcli.inspect.cache import remembered
 from llmcli.inspect.formulas import formula_inputs
 from llmcli.inspect.kernel import mixer_of
 from llmcli.model import Model
@@ -150,32 +149,19 @@ class LayerMap:
         return found
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        """Which activations these are."""
-        return tuple(one.holds for one in self.states)
-
-    @property
     def whole(self) -> tuple[str, ...]:
-        """Those of which a row needs all tokens: keys and values; of another map all it reads.
+        """The activations whose rows are all needed for one: keys and values, or what a map reads.
 
         And what a convolution reads.
         """
         keys = self.sources if self.score is None else (self.score.key,)
         return tuple(dict.fromkeys((*keys, self.value, *(one.source for one in self._convolved))))
 
-    def remembered(self, state: State, rows: Tensor) -> Tensor:
-        """What that state holds of all `rows` of its activation, which a kernel writes."""
-        return remembered(self._graph, state, rows)
-
     @property
     def matrix(self) -> State:
         """What a cache has of the state of a recurrence. Raises ValueError without one."""
         (found,) = (one for one in self.kept_fixed if not self._graph.written(one.holds))
         return found
-
-    def reads_whole(self, name: str) -> bool:
-        """Whether a row of that activation needs keys or values of all tokens."""
-        return not set(self.whole).isdisjoint(self._graph[name].op.inputs) or name == self.mixed
 
     def rows(
         self,
@@ -208,7 +194,7 @@ class LayerMap:
         return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
 
     def map(self, seen: Mapping[str, Tensor], heads: Sequence[int]) -> MapRows:
-        """What gives the rows `[H, t, S]` of a `signed` map, best asked for in their order."""
+        """A function that computes rows `[H, t, S]` of a `signed` map, fastest in order."""
         one = self._recurrent.map(self._batched(seen), slice(heads[0], heads[-1] + 1))
         return lambda queries: one.rows(queries.start, queries.stop)[0]
 

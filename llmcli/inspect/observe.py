@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
@@ -67,14 +68,7 @@ def observe(
         return Observed(ids=tuple(ids), prompt_tokens=len(ids), state=None)
     if until is not None or sampling is None:
         raise ValueError("what is generated needs every layer, and a sampling")
-    capacity = len(ids) + generate
-    devices.require_memory(
-        model.decoder.state_bytes(1, capacity),
-        model.device,
-        f"the cache of {capacity} tokens",
-        "use a shorter prompt or a smaller --generate",
-    )
-    session = Session(model.decoder, 1, capacity)
+    session = session_of(model, len(ids) + generate)
     _tell(progress, "reading the prompt", 0, len(ids))
     session.extend(one, logits=logits, tap=shown_to(watch, session))
     return continued(session, model, watch, generate, sampling, progress)
@@ -109,6 +103,29 @@ def continued(
                 session.advance(tap=tap)
                 break
     return Observed(ids=tuple(every), prompt_tokens=len(prompt), state=session.state)
+
+
+def read_in_chunks(
+    session: Session, ids: Sequence[int], watch: Watch, progress: Progress | None
+) -> None:
+    """Reads a prompt in chunks, as `generate` does, in the empty `session`, shown to `watch`."""
+
+    def tell(done: int, total: int) -> None:
+        _tell(progress, "reading the prompt", done, total)
+
+    tell(0, len(ids))
+    session.prefill([ids], chunk=PROMPT_CHUNK, tap=shown_to(watch, session), on_prefill=tell)
+
+
+def session_of(model: Model, capacity: int) -> Session:
+    """A session for one sequence of so many tokens. Raises OutOfMemory."""
+    devices.require_memory(
+        model.decoder.state_bytes(1, capacity),
+        model.device,
+        f"the cache of {capacity} tokens",
+        "use a shorter prompt or a smaller --generate",
+    )
+    return Session(model.decoder, 1, capacity)
 
 
 def _tell(progress: Progress | None, words: str, done: int, total: int | None) -> None:

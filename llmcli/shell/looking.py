@@ -1,4 +1,4 @@
-"""What the commands that look inside share: which text, which layers, which positions."""
+"""Options and parsers that the inspection commands share: prompt, layers, positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from llmcli.shell.template import TemplateOptions
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llmcli.engine.sampling import Sampling
     from llmcli.model import Model
     from llmcli.shell.output import Output
     from llmcli.text.interface import TextInterface
@@ -35,7 +34,7 @@ Shown = tuple["RenderableType", Sequence[ViewCheck]]  # and what the view is che
 
 @dataclass(frozen=True, kw_only=True)
 class InChat:
-    """A conversation's tokens that are looked at: of them the last answer has `answer`.
+    """The tokens of a conversation; the last `answer` of them are the last answer.
 
     `room`: the most tokens of the context.
     """
@@ -49,7 +48,7 @@ class InChat:
 
 @dataclass(frozen=True, kw_only=True)
 class NewTokensOptions:
-    """Tokens that the model writes after the prompt, and that are looked at as well."""
+    """How many tokens the model generates after the prompt, to inspect them too."""
 
     panel: ClassVar[str] = PROMPT
     generate: int = opt(
@@ -59,17 +58,10 @@ class NewTokensOptions:
     )  # fmt: skip
 
 
-def greedy() -> Sampling:
-    """The likeliest token every time: what is looked at is the same in every run."""
-    from llmcli.engine.sampling import Sampling
-
-    return Sampling(temperature=0.0)
-
-
 def encode_prompt(
     given: Prompt, template: TemplateOptions, options: ModelOptions, model: Model, *, new: int = 0
 ) -> Encoded:
-    """The ids of the prompt that is looked at, with room for `new` tokens after it.
+    """The ids of the prompt; checks that `new` more tokens fit the context.
 
     Raises UsageError, PromptTooLong where they do not fit the context, and CheckpointError
     without a tokenizer.

@@ -28,7 +28,7 @@ _ANSI, _ANSI_DIVERGING = (8, 4, 6, 2, 3, 11), (4, 12, 6, 7, 3, 9, 1)
 _DARK_ANSI = {1, 4, 8}  # those on which white is read better than black
 _SHADES, _ASCII_SHADES = " ░▒▓█", " :-=+*#%@"
 
-Line = list[Segment]
+Segments = list[Segment]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Ink:
 
 def painted(
     fractions: np.ndarray, ink: Ink, *, width: int, texts: Sequence[Sequence[str]] = ()
-) -> list[Line]:
+) -> list[Segments]:
     """The lines of a matrix `[rows, columns]` of places 0 … 1, NaN masked; equal cells merged.
 
     A cell is `width` columns and a line; of one column it is half a line where `ink.halves`.
@@ -131,7 +131,7 @@ def _lettered(code: int, text: str, ink: Ink, width: int) -> Segment:
     return Segment(f"{text:>{width - 1}} ", ink.behind(code))
 
 
-def _whole(row: list[int], ink: Ink, width: int) -> Line:
+def _whole(row: list[int], ink: Ink, width: int) -> Segments:
     line = []
     for code, same in groupby(row):
         count = len(list(same))
@@ -145,7 +145,7 @@ def _whole(row: list[int], ink: Ink, width: int) -> Line:
     return line
 
 
-def _halves(upper: list[int], lower: list[int], ink: Ink) -> Line:
+def _halves(upper: list[int], lower: list[int], ink: Ink) -> Segments:
     line = []
     for (top, bottom), same in groupby(zip(upper, lower, strict=True)):
         count = len(list(same))
@@ -175,7 +175,7 @@ def _behind(colour: Color, dark: bool) -> Style:
     return Style(color=letters, bgcolor=colour)
 
 
-def padded(line: Line, width: int) -> Line:
+def padded(line: Segments, width: int) -> Segments:
     """The line with as many spaces after it as make it `width` columns."""
     used = sum(segment.cell_length for segment in line)
     return [*line, Segment(" " * (width - used))] if used < width else line

@@ -11,7 +11,7 @@ _MOST = 16_000  # characters that are read again for every line; Pygments takes 
 
 
 class Code:
-    """A block in the language of this name; without colours where nobody knows it."""
+    """A block in the language of this name; without colours if Pygments does not know it."""
 
     def __init__(self, language: str) -> None:
         self._language = language

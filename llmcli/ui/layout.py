@@ -31,7 +31,7 @@ def filled(parts: Sequence[str], width: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Dotted:
+class Line:
     """Parts joined by dots; lines break between them."""
 
     parts: Sequence[str]
@@ -39,6 +39,9 @@ class Dotted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text("\n".join(filled(self.parts, options.max_width)), style=self.style)
+
+
+Dotted = Line  # its name in views that are not moved yet
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def ceiling_summary(ceilings: Ceilings) -> Iterator[str]:
 
 
 def beyond(names: Iterable[str]) -> str:
-    """The same of parts or tests by their names, which can be none."""
+    """A warning that names the parts or tests faster than a ceiling; empty without any."""
     parts = list(names)
     if not parts:
         return ""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +29,11 @@ MASKED, HATCH = (246, 246, 248), (219, 219, 226)
 WIDE, NARROW = 2080, 1240
 MARGIN, HEAD, FOOT = 44, 150, 112
 TITLE, SMALL, FINE, LEAST = 40, 26, 22, 20  # font sizes; the least is what can be read on paper
+TINY = LEAST - 4  # of numbers that one can do without
 BAR = 26  # pixels that a colour bar is wide
+# of a grid of tokens: pixels of a row, and between two boxes; where the first row begins
+ROW, BOX_GAP, TOP = 36, 3, HEAD + 44
+MOST_TOKENS = 32  # with more, nothing could be read on paper
 # found by name in the system's folders; the first that has a sign draws it
 _FONTS = (
     "DejaVuSans.ttf",
@@ -95,6 +101,16 @@ class Sheet:
             colours[masked & ((rows + columns) % 12 < 2)] = HATCH
         self.image.paste(Image.fromarray(colours), at)
 
+    def box(
+        self, at: tuple[int, int], size: tuple[int, int], fraction: float, words: str
+    ) -> None:
+        """A cell in the colour of a place 0 … 1, with words that can be read on it."""
+        colour = rgb(np.array(fraction))
+        fill = (int(colour[0]), int(colour[1]), int(colour[2]))
+        self.draw.rectangle((at, (at[0] + size[0] - 1, at[1] + size[1] - 1)), fill)
+        middle = at[0] + size[0] // 2, at[1] + size[1] // 2
+        self.text(middle, words, LEAST, (255, 255, 255) if dark(colour) else INK, "mm")
+
     def frame(self, at: tuple[int, int], columns: int, rows: int, fill: Colour = QUIET) -> None:
         """A thin line around what is `columns` pixels wide and `rows` high."""
         left, top = at[0] - 2, at[1] - 2
@@ -112,7 +128,7 @@ class Sheet:
             self.text((right + 16, y), _mark(scale, fraction), size, QUIET, "lm")
 
     def headings(self, words: str, title: str) -> None:
-        """What the picture shows, and of which model, above everything."""
+        """The heading and the model's line, at the top."""
         room = self.image.width - 2 * MARGIN
         self.text((MARGIN, MARGIN), fitted(words, TITLE, room), TITLE)
         self.text((MARGIN, MARGIN + 54), fitted(title, SMALL, room), SMALL, QUIET)
@@ -139,6 +155,70 @@ class Sheet:
         file = io.BytesIO()
         self.image.save(file, "PNG", dpi=(DPI, DPI), optimize=True)
         return file.getvalue()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenGrid:
+    """A grid whose columns are tokens: rows of boxes below their texts and positions.
+
+    `left`: pixels before the first column; `across`: pixels of a column. `written`: the first
+    column whose token the model wrote. `cell(row, column)`: the parts of a box side by side, each
+    with the place of its colour and its words.
+    """
+
+    left: int
+    across: int
+    names: Sequence[str]
+    tokens: Sequence[tuple[int, str]]
+    positions: Sequence[int]
+    written: int
+    cell: Callable[[int, int], Sequence[tuple[float, str]]]
+
+    @property
+    def right(self) -> int:
+        """Pixels up to the end of the last column."""
+        return self.left + self.across * len(self.tokens)
+
+    @property
+    def bottom(self) -> int:
+        """Pixels up to the end of the last row."""
+        return TOP + ROW * len(self.names)
+
+    def draw(self, sheet: Sheet) -> None:
+        """The names of rows and columns, a line before what the model wrote, and the boxes."""
+        self.names_at(sheet, TOP)
+        for column, token in enumerate(self.tokens):
+            self.words(sheet, column, HEAD + 6, label(*token))
+            self.words(sheet, column, HEAD + 30, str(self.positions[column]), QUIET, TINY)
+            if column == self.written:
+                x = self.left + column * self.across
+                line = (x - BOX_GAP, HEAD - 8), (x - 1, self.bottom - BOX_GAP - 1)
+                sheet.draw.rectangle(line, INK)
+            for row in range(len(self.names)):
+                parts, (x, y) = self.cell(row, column), self.corner(row, column)
+                count, wide = len(parts), self.across - BOX_GAP
+                edges = [x + wide * at // count for at in range(count + 1)]
+                for (begin, end), (fraction, words) in zip(pairwise(edges), parts, strict=True):
+                    shown = fitted(words, LEAST, end - begin - 8) if count == 1 else words
+                    sheet.box((begin, y), (end - begin, ROW - BOX_GAP), fraction, shown)
+
+    def corner(self, row: int, column: int) -> tuple[int, int]:
+        """The upper left corner of a box."""
+        return self.left + column * self.across, TOP + row * ROW
+
+    def names_at(self, sheet: Sheet, top: int) -> None:
+        """The names of the rows, left of boxes that begin at `top`."""
+        for row, name in enumerate(self.names):
+            at = self.left - 12, top + row * ROW + (ROW - BOX_GAP) // 2
+            sheet.text(at, name, LEAST, QUIET, "rm")
+
+    def words(
+        self, sheet: Sheet, column: int, y: int, words: str, fill: Colour = INK, size: int = LEAST
+    ) -> None:
+        """Words in the middle of a column."""
+        x = self.left + column * self.across + (self.across - BOX_GAP) // 2
+        room = self.across - BOX_GAP - (0 if size == TINY else 8)
+        sheet.text((x, y), fitted(words, size, room), size, fill, "mm")
 
 
 def bar_width(scale: Scale, size: int) -> int:

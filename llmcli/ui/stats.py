@@ -1,4 +1,4 @@
-"""Times, sizes and what a model is, in plain words."""
+"""What a model is, and what its draft did, in plain words."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from rich.text import Text
 
 from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR
+from llmcli.ui.numbers import duration as duration
+from llmcli.ui.numbers import size as size
 from llmcli.ui.theme import CONFIDENCE, FAINT
 
 SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
@@ -53,23 +55,3 @@ def confidence_legend(*, ties: bool = False) -> Text:
         legend.append(SEPARATOR)
         legend.append("near tie: the margin is below rounding", style="underline")
     return legend
-
-
-def duration(seconds: float) -> str:
-    """`52 ms`, `1.24 s` or `2 min 5 s`."""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.3g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.2f} s"
-    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-
-
-def size(nbytes: int) -> str:
-    """`412 MiB` or `1.25 GiB`."""
-    if nbytes < 2**10:
-        return f"{nbytes} B"
-    for unit, scale in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
-        value = nbytes / scale
-        if value < 999.5 or unit == "GiB":
-            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
-    raise AssertionError("the last unit takes everything")

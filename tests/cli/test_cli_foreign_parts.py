@@ -117,7 +117,7 @@ def test_every_view_is_green(run, paths, name, dtype, tmp_path):
         return
     assert np.abs(arrays["blocks.1.ssm.state"][:, -1] - arrays["cache.1.state"]).max() < 1e-4
     assert list(attention["checks"]) == [
-        "row_sums", "masks", "causal", "values", "formulas", "cache", "state"
+        "row_sums", "masks", "causal", "values", "formulas", "steps"
     ]  # fmt: skip
     alone = run(name, "attention", *of, "--layer", "0-1", "--top-pairs", "2")
     assert list(alone["checks"]) == ["causal", "values", "formulas"]

@@ -42,9 +42,8 @@ FULL = "error: could not write the output: no space left on device"
 WRITES = {
     "cli/test_cli_full_disk.py::test_a_file_that_a_command_writes": (
         "shell.output:Output._save", "shell.output:write_document", "shell.output:write_file",
-        "commands.attention.exports:_Arrays.__init__", "commands.attention.exports:_Csv.write",
-        "commands.attention.exports:_Document.write", "commands.attention.exports:_Page.write",
-        "commands.attention.exports:_Picture.write", "commands.chat.chat:Chat.save",
+        "commands.attention.exports:Export.begin", "commands.attention.exports:Export.file.write",
+        "commands.chat.chat:Chat.save",
         "commands.dump.command:_dumped", "commands.ladder.command:_show",
         "commands.timing.command:_write_trace", "ui.arrays:NpzWriter.finish",
         "ui.arrays:NpzWriter.write_parts",
@@ -98,9 +97,9 @@ ELSEWHERE = {
 def named():
     """(command line, file) of every command that writes a file which the user names."""
     kinds = {
-        "attention": ("safetensors", "npz", "json", "csv", "html", "png"),
-        "experts": ("json", "csv", "html", "png"),
-        "lens": ("json", "csv", "html", "png"),
+        "attention": ("safetensors", "npz", "json", "html", "png"),
+        "experts": ("json", "html", "png"),
+        "lens": ("json", "html", "png"),
         "dump": ("safetensors", "npz"),
         "ladder": ("json",),
     }
@@ -108,7 +107,7 @@ def named():
     for command, endings in kinds.items():
         for ending in endings:
             yield [command, "abcdefgh", *extra.get(command, []), "-o", f"out.{ending}"]
-    yield ["attention", "abcdefgh", "--what", "state", "-o", "states.csv"]
+    yield ["attention", "abcdefgh", "--what", "state", "-o", "states.json"]
     yield ["chat", "--prompt", "ab", "-n", "2", "--no-stdin", "--save", "out.json"]
     yield ["timing", "ab", "--pairs", "1", "-n", "1", "--threads", "1", "--trace", "out.json"]
 

@@ -78,8 +78,8 @@ def test_no_view_and_no_message_has_a_raw_control_character(cli, hostile, argv):
 
 
 EXPORTS = [
-    ["lens", "a", "-o", "{}.csv"], ["lens", "a", "-o", "{}.json"],
-    ["attention", "a", "-o", "{}.csv"], ["attention", "a", "-o", "{}.json"],
+    ["lens", "a", "-o", "{}.json"],
+    ["attention", "a", "-o", "{}.json"],
     ["bench", "-o", "csv"], ["bench", "-o", "sql"], ["bench", "-o", "json"],
     ["bench", "-o", "jsonl"], ["bench", "--json"],
     ["generate", "--raw", "a", "-n", "2", "--json"],

@@ -11,7 +11,6 @@ from zoo import MODELS
 
 from llmcli.commands.experts import measure
 from llmcli.commands.experts.command import ExpertsOptions
-from llmcli.engine.sampling import Sampling
 from llmcli.errors import UsageError
 from llmcli.parts.experts import forward as experts
 
@@ -24,9 +23,7 @@ PROMPT = tuple(ids(1, 11)[0].tolist())
 
 def looked(of, prompt=PROMPT, *, generate=0, span=range):
     layers = ExpertsOptions().layers(of.config)
-    return measure.measure_experts(
-        of, prompt, layers, span=span, generate=generate, sampling=Sampling(temperature=0.0)
-    )
+    return measure.measure_experts(of, prompt, layers, span=span, generate=generate)
 
 
 def red(report):
@@ -44,7 +41,9 @@ def emitted(of, prompt=PROMPT):
 @pytest.mark.parametrize("name", MIXTURES)
 def test_every_check_is_green(name, dtype):
     report = looked(random_model(MODELS[name], dtype), generate=3)
-    assert [check.name for check in report.checks] == ["choice", "weights", "sum", "loads"]
+    assert [check.name for check in report.checks] == [
+        "choice", "weights", "sum", "loads", "steps",
+    ]  # fmt: skip
     assert red(report) == set()
     assert len(report.tokens) == len(report.positions) == 14
     assert report.from_prompt == 11

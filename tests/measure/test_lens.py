@@ -19,7 +19,6 @@ import llmcli.commands.lens.measure.run as lens_module
 import llmcli.devices
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.commands.lens.measure.unembedding import Agreement
-from llmcli.engine.sampling import Sampling
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
 from llmcli.nn.block import Block
@@ -29,7 +28,6 @@ from llmcli.parts.norm.config import NormConfig
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 CPU = torch.device("cpu")
-GREEDY = Sampling(temperature=0.0)
 CONFIGS = {name: MODELS[name] for name in ("gpt2", "llama", "window", "qk norm")}
 CONFIGS |= {
     "qwen2": MODELS["biases and relu"],
@@ -90,7 +88,7 @@ def same_cells(cells, others):
 def test_the_last_row_is_the_output(name, dtype):
     model = made(name, dtype)
     before = {name: slot.clone() for name, slot in parameters_of(model.decoder).items()}
-    report, longer = look(model), look(model, generate=3, sampling=GREEDY)
+    report, longer = look(model), look(model, generate=3)
     layers = range(len(model.config.layers))
     assert [row.layer for row in report.rows] == [None, *layers]
     assert [row.name for row in report.rows] == [
@@ -326,7 +324,7 @@ def test_names_of_places(places, config, names):
 
 def test_new_tokens_are_read_too_and_as_if_they_had_been_the_prompt():
     model = made()
-    report = look(model, span=lambda total: range(total - 4, total), generate=3, sampling=GREEDY)
+    report = look(model, span=lambda total: range(total - 4, total), generate=3)
     ids = [id for id, _ in report.tokens]
     assert len(ids) == 10
     assert report.ok
@@ -337,7 +335,7 @@ def test_new_tokens_are_read_too_and_as_if_they_had_been_the_prompt():
         same_cells(row.cells, same.cells[6:])
     # an early end moves what is counted from it
     model.eos_ids = frozenset(ids[7:8])
-    report = look(model, span=lambda total: range(total - 1, total), generate=5, sampling=GREEDY)
+    report = look(model, span=lambda total: range(total - 1, total), generate=5)
     assert len(report.tokens) == 8
     assert report.positions == (7,)
     assert len(report.rows[0].cells) == 1
@@ -362,7 +360,7 @@ def test_what_does_not_fit_in_memory_is_refused_before_the_run(monkeypatch):
     logits = (3 + 12) * 10 * VOCAB  # of all rows, and what cells are made with
     needed = (3 * 10 * 16 + logits) * 8 + model.decoder.state_bytes(1, 10)
     for ids, generate in ((IDS, 3), (tuple(range(10)), 0)):
-        options = {"ids": ids, "generate": generate, "sampling": GREEDY if generate else None}
+        options = {"ids": ids, "generate": generate}
         monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: needed)
         look(model, **options)
         monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: needed - 1)

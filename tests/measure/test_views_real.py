@@ -44,7 +44,7 @@ def attention(model: Model, ids: list[int], new: int) -> Any:
 
 def lens(model: Model, ids: list[int], new: int) -> Any:
     places = Places(mid=True)
-    return measure_lens(model, ids, span=range, places=places, generate=new, sampling=GREEDY)
+    return measure_lens(model, ids, span=range, places=places, generate=new)
 
 
 def planned(model: Model, ids: list[int], new: int, begin: str = "") -> tuple[DumpPlan, ...]:

@@ -17,7 +17,6 @@ from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
-from llmcli.engine.sampling import Sampling
 from llmcli.loading.load import load_checkpoint
 from llmcli.model import dtype_name
 
@@ -39,10 +38,7 @@ def attention(model, ids):
 
 
 def lens(model, ids):
-    greedy = Sampling(temperature=0.0)
-    report = measure_lens(
-        model, ids, span=range, places=Places(mid=True), generate=2, sampling=greedy
-    )
+    report = measure_lens(model, ids, span=range, places=Places(mid=True), generate=2)
     return {"report": report}
 
 

@@ -101,10 +101,10 @@ GIVEN = ("--ids", ",".join(map(str, IDS)))
     ("name", "new"), [*in_turn(FILES, [NEW]), (f"{VIEWED[0].name}.hf", 0)]
 )
 def test_attention(name, new, made, view, tmp_path):
-    """Patterns of the prompt's rows, and of the new tokens' rows from the cache."""
+    """Patterns of the rows of the prompt and of the new tokens."""
     both, file = made(name), tmp_path / "heads.npz"
     said = view(both.path, "attention", *GIVEN, "--generate", str(new), "-o", str(file))
-    assert ("cache" in said["checks"]) == (new > 0)
+    assert ("steps" in said["checks"]) == (new > 0)
     ids = [token["id"] for token in said["tokens"]]
     assert ids[: len(IDS)] == IDS
     assert len(ids) > len(IDS) or new == 0

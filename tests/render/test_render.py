@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from drawn import shown
 
-from llmcli.commands.attention.view.map import short
 from llmcli.commands.bench.report.row import percentile
 from llmcli.commands.env import report as env
 from llmcli.commands.env.view import Settings, render_environment
@@ -19,8 +18,8 @@ from llmcli.records.info import NO_FORMATS
 from llmcli.records.models import ago
 from llmcli.records.text import PhasePeak, Timings
 from llmcli.ui import rates, stats, theme
-from llmcli.ui.heatmap import brief
 from llmcli.ui.letters import LETTERS, letter_lines
+from llmcli.ui.numbers import brief, short
 from llmcli.ui.rates import scaled
 from llmcli.ui.token_text import percent
 

@@ -89,7 +89,7 @@ def test_maps_and_kinds(golden):
         head(1, labels=("induction",), induction=0.5),
         head(2, labels=("induction", "broad"), induction=0.7, normalized_entropy=0.8), layer=4,
     )  # fmt: skip
-    untold = {"unlabelled": (("previous-token", "only 2 rows qualify"),)}
+    untold = {"unlabelled": {"previous-token": "only 2 rows qualify"}}
     alone = of(head(0, previous_token=0.9), head(1), **untold)
     told = report(**untold)
     golden("attention-map", {
@@ -159,7 +159,7 @@ def test_maps_and_kinds(golden):
 
 
 def test_heads_and_tables(golden):
-    left_out = report(checks=(GOOD, BAD), skipped=(("effective_rank", "too long"),))
+    left_out = report(checks=(GOOD, BAD), skipped={"effective_rank": "too long"})
     two = report(matrices=tuple(matrix(pattern(3), head=n, kv_head=n // 2) for n in (1, 2)))
     scores = report(what="scores", matrices=(matrix(np.array([[-4.0, np.nan], [1.0, 2.0]])),))
     nowhere = undefined("induction")

@@ -12,10 +12,11 @@ import pytest
 from drawn import shown
 from files_reports import WRONG, experts_report
 
-from llmcli.commands.experts.view.export import experts_csv, experts_page
-from llmcli.commands.experts.view.picture import MOST, experts_png
+from llmcli.commands.experts.view.export import experts_page
+from llmcli.commands.experts.view.picture import experts_png
 from llmcli.commands.experts.view.screen import load_bars, render_experts
 from llmcli.ui.cells import Ink
+from llmcli.ui.png import MOST_TOKENS
 
 TITLE = "tiny (float32)"
 
@@ -44,7 +45,6 @@ def test_screens(golden):
             experts(many, 40).partition("\nlayer")[0],
         "a wide one more": [line for line in experts(many, 120).split("\n") if "of 8" in line],
         "colour is the weight": experts(one(experts_report()), colour="standard").split("\n")[3],
-        "CSV has a line for every choice": experts_csv(one(experts_report()), TITLE).decode(),
         "bars of the load, of one expert or two, of some or nobody": [
             load_bars((0, 1, 4, 8), 1, ink).plain, load_bars((0, 1, 4, 8), 2, ink).plain,
             load_bars((0, 1, 4, 8), 1, Ink("shades", ascii=True)).plain,
@@ -65,7 +65,7 @@ def test_the_page_has_every_choice_and_null_for_what_is_not_there():
 @pytest.mark.parametrize(
     "report",
     [
-        experts_report(3), experts_report(MOST + 50, layers=3, experts=128, per_token=8),
+        experts_report(3), experts_report(MOST_TOKENS + 50, layers=3, experts=128, per_token=8),
         experts_report(5, layers=40, experts=256, per_token=1), experts_report(check=WRONG),
     ],
 )  # fmt: skip

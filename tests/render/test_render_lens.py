@@ -10,7 +10,6 @@ from drawn import changes, lines_of, shown
 from rich.cells import cell_len
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
-from llmcli.commands.lens.view.export import lens_csv
 from llmcli.commands.lens.view.screen import render_lens, room
 from llmcli.records.checks import ViewCheck
 
@@ -82,7 +81,6 @@ def test_screens(golden):
     coloured = report(cells=lambda row, at: cell(token(9, "x", (0.9, 0.3, 0.06, 0.01)[row])))
     other = one_position(target="the token given", targets=(token(3, " cat", 0.001),))
     written = report(prompt_tokens=2)
-    evil = report(tokens=((1, 'a "quoted", one\n'), (2, "=1+1")), prompt_tokens=1)
     many = tuple(token(at, f" word{at}", 0.3 - at / 100) for at in range(9))
     many = report(first=2, cells=lambda row, at: cell(*many))
 
@@ -105,7 +103,6 @@ def test_screens(golden):
         "in colours": lens(written, colour=True),
         "of ASCII": lens(written, encoding="ascii"),
         "the one position that the model wrote": lens(report(first=2, prompt_tokens=2))[1],
-        "CSV has every token of every cell": lens_csv(evil).decode(),
         "one position has everything about it": lens(one_position(), 120),
         "a target that is not the output is named": changes(
             "\n".join(lens(one_position(), 120)), "\n".join(lens(other, 120))

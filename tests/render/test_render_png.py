@@ -12,7 +12,7 @@ from files_reports import EVIL, WRONG, attention_report, lens_report, patterns
 from PIL import Image
 
 from llmcli.commands.attention.view.png import attention_png, head_map_png
-from llmcli.commands.lens.view.png import MOST, lens_png
+from llmcli.commands.lens.view.png import lens_png
 from llmcli.ui import png
 from llmcli.ui.palette import DIVERGING, VIRIDIS, Scale, rgb
 from llmcli.ui.png import INK, MASKED, RED, Sheet
@@ -198,7 +198,7 @@ def test_the_lens_has_the_colour_of_every_probability():
 def test_of_a_long_lens_the_last_positions_are_shown():
     pixels = opened(lens_png(lens_report(positions=90, rows=2), TITLE))
     lines = np.nonzero((pixels == np.array(RED, np.uint8)).all(-1))
-    assert len(lines[0]) == (MOST - 1) * 3 * (100 - 3)
+    assert len(lines[0]) == (png.MOST_TOKENS - 1) * 3 * (100 - 3)
 
 
 @pytest.mark.parametrize("generated", [0, 1, 4, 5])

@@ -5,10 +5,10 @@ import pytest
 from drawn import lines_of
 
 from llmcli.commands.attention.report.states import HeadStates, LayerStates, StatesReport
-from llmcli.commands.attention.view.states import render_states, states_csv
+from llmcli.commands.attention.view.states import render_states
 from llmcli.records.checks import ViewCheck
 from llmcli.records.matrix import Matrix
-from llmcli.ui.heatmap import pooled
+from llmcli.ui.grid import pooled
 
 
 def report(heads=2, points=24):
@@ -30,7 +30,6 @@ def test_screens(golden):
     golden("states", {
         "in 40 columns": lines_of(render_states(report(), "a model"), width=40),
         "in 120 columns": lines_of(render_states(report(), "a model"), width=120),
-        "CSV": states_csv(report(points=4)).decode(),
     })  # fmt: skip
 
 

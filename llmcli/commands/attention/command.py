@@ -12,16 +12,16 @@ from llmcli.commands.attention.options import (
     request_of,
 )
 from llmcli.errors import UsageError
-from llmcli.measure.environment import environment
-from llmcli.shell.files import check_export
+from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import NewTokensOptions
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from llmcli.commands.attention.exports import OnMatrix
     from llmcli.commands.attention.report.heads import AttentionReport
     from llmcli.commands.attention.report.request import AttentionRequest
@@ -87,43 +87,35 @@ def command(
     from llmcli.commands.attention.exports import exporting
     from llmcli.commands.attention.prompt import Reading
 
-    out = Output("attention", output)
     if heads.what == "state":
         states.check_options(heads, view)
-        reading = Reading.of(prompt, template, new, heads, model, out)
-        states.show(reading, heads, view, out)
+        look = Inspection("attention", view, states.FILES, output)
+        states.show(look, Reading.of(prompt, template, new, heads, model, look.out), heads)
         return
-    view.check(heads, json=out.json)
-    check_export(view.save, FILES, show=view.open)
-    reading = Reading.of(prompt, template, new, heads, model, out)
+    view.check(heads)
+    look = Inspection("attention", view, FILES, output)
+    reading = Reading.of(prompt, template, new, heads, model, look.out)
 
     def check(config: ModelConfig) -> None:
         request_of(heads, view, config)
 
-    loaded = load_model(model, out, text=reading.is_text, check=check).model
+    loaded = look.load(model, check, text=reading.is_text)
     ids = reading.ids(loaded)
     request = request_of(
         heads, view, loaded.config, new=new.generate, tokens=len(ids) + new.generate
     )
     if view.draws(heads) and not request.drawn:
-        out.note(f"the map is shown: of so many matrices at most {MOST_DRAWN} are drawn")
-    with exporting(view, request, loaded, ids) as export:
-        report = measured(loaded, ids, request, out, export.on_matrix)
-        about = loaded.describe()
+        look.out.note(f"the map is shown: of so many matrices at most {MOST_DRAWN} are drawn")
+    with exporting(look, view, request, ids) as export:
+        report = measured(loaded, ids, request, look.out, export.on_matrix)
 
         from llmcli.commands.attention.view.screen import attention_views, render_attention
-        from llmcli.ui.stats import model_line
 
-        out.present(
-            lambda: render_attention(
-                report, model_line(about), attention_views(report, request, reading.calls())
-            ),
-            export.body(report),
-            model=about,
-            environment=environment(kernels=kernels_of(about)),
-            checks=report.checks,
-            file=export.file(report),
-        )
+        def screen() -> RenderableType:
+            views = attention_views(report, request, reading.calls())
+            return render_attention(report, look.title, views)
+
+        look.present(screen, report, export.file(report), export.body(report))
 
 
 def measured(

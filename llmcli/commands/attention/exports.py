@@ -1,6 +1,6 @@
-"""The files of `llmcli attention`, written while the layers are computed, whole or not at all.
+"""The file of `llmcli attention`, filled while the layers are computed, whole or not at all.
 
-How large a file gets is known before the run.
+How large it gets is known before the run.
 """
 
 from __future__ import annotations
@@ -8,26 +8,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import ViewOptions
 from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
 from llmcli.errors import UsageError
-from llmcli.records.matrix import What
+from llmcli.records.document import members
 from llmcli.records.numbers import spans
-from llmcli.shell.files import FILE_CAP, check_size, kind_of_file, page_to_open, whole_file
+from llmcli.shell.files import FILE_CAP, whole_file
+from llmcli.shell.inspection import Inspection, body_of
 from llmcli.shell.looking import token_texts
-from llmcli.shell.output import ExportFile, write_document, write_file
+from llmcli.shell.output import ExportFile, write_document
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from llmcli.model import Model
-    from llmcli.ui.arrays import ArrayPlan
+    from llmcli.commands.attention.view.export import AttentionPage
+    from llmcli.ui.arrays import ArrayPlan, ArrayWriter
 
 OnMatrix = Callable[[int, "np.ndarray"], None]
 ARRAYS = ("safetensors", "npz")
@@ -36,123 +36,187 @@ DIGITS, ZERO = 13.5, 5
 SMALLER = "name fewer layers and heads with --layer and --head"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A file with the matrices of a request over `known` tokens (id, text), and new ones."""
+class Export:
+    """Where whole matrices go: into the file that is written, and into the document.
 
-    file: str
-    kind: str
-    request: AttentionRequest
-    model: Model
-    known: Sequence[tuple[int, str]]
+    `ids` are the prompt's. `patterns`: the document of `--json` has them, too.
+    """
 
-    @cached_property
-    def title(self) -> str:
-        """The model's line."""
-        from llmcli.ui.stats import model_line
+    def __init__(
+        self,
+        look: Inspection,
+        request: AttentionRequest,
+        ids: Sequence[int],
+        stack: ExitStack,
+        *,
+        patterns: bool,
+    ) -> None:
+        self._stack = stack
+        self._look, self._request, self._patterns = look, request, patterns
+        self._known = token_texts(look.model, ids)
+        self._tokens = len(ids) + request.generate  # at most
+        config = look.model.config
+        self._heads = request.chosen(config)
+        self._windows = {layer: config.layers[layer].window for layer in self._heads}
+        self._writer: ArrayWriter | None = None
+        self._page: AttentionPage | None = None
+        self._matrices: dict[int, np.ndarray] = {}
 
-        return model_line(self.model.describe())
+    def check(self, *, force: bool) -> None:
+        """Raises UsageError, or WriteFailed, where the file or the document gets too large."""
+        from llmcli.commands.attention.view.export import page_size
+        from llmcli.ui.arrays import array_file_size
+        from llmcli.ui.stats import size
 
-    @cached_property
-    def heads(self) -> Mapping[int, tuple[int, ...]]:
-        """The numbers of every layer's heads."""
-        return self.request.chosen(self.model.config)
+        look, most = self._look, max(map(len, self._heads.values()))
+        seen = self._tokens * (self._tokens + 1) // 2
+        each = seen * DIGITS + (self._tokens**2 - seen) * ZERO  # half of each is masked
+        needed = round(sum(map(len, self._heads.values())) * each)
+        if self._patterns and needed > FILE_CAP and not force:
+            raise UsageError(
+                f"the document would take about {size(needed)}, more than {size(FILE_CAP)}",
+                hint=f"{SMALLER}, write `-o FILE.safetensors`, or add --force",
+            )
+        sizes = {"json": needed}
+        if look.kind in ARRAYS:
+            about = self._metadata(self._known, ok=True)
+            sizes[look.kind] = array_file_size(look.kind, self._arrays, about)
+        elif look.kind == "html":
+            windows = list(self._windows.values())
+            sizes["html"] = page_size(self._tokens, windows, most, len(self._request.metrics))
+        look.check_size(sizes, SMALLER)
+
+    def begin(self) -> None:
+        """Opens a file of arrays, which are written as they come."""
+        from llmcli.commands.attention.view.export import AttentionPage
+        from llmcli.ui.arrays import array_writer
+
+        kind, path = self._look.kind, self._look.path
+        if kind in ARRAYS and path is not None:
+            file = self._stack.enter_context(whole_file(path))
+            about = self._metadata(self._known, ok=True)
+            self._writer = array_writer(kind, file, self._arrays, about)
+        elif kind == "html":
+            self._page = AttentionPage(self._request.what)
 
     @property
-    def tokens(self) -> int:
-        """The most tokens that there will be."""
-        return len(self.known) + self.request.generate
+    def on_matrix(self) -> OnMatrix | None:
+        """Takes all matrices of a layer, layers in order; None where they are not needed."""
+        needed = self._writer or self._page or self._patterns or self._look.kind == "json"
+        return self._take if needed else None
+
+    def _take(self, layer: int, values_HTS: np.ndarray) -> None:
+        if self._writer is not None:
+            self._writer.write(self._array_name(layer), values_HTS)
+        if self._page is not None:
+            signed = layer in recurrent_layers(self._look.model.config)
+            self._page.add(layer, values_HTS, self._windows[layer], signed=signed)
+        if self._patterns or self._look.kind == "json":
+            self._matrices[layer] = values_HTS.astype("float32")  # as a document has them
+
+    def body(self, report: AttentionReport) -> dict[str, Any]:
+        """The report as JSON has it."""
+        body = body_of(report)
+        return self._with_matrices(report, body) if self._patterns else body
+
+    def _with_matrices(
+        self, report: AttentionReport, document: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The document with each head's matrix in it, under the name of what it is."""
+        layers = [
+            members(layer) | {"heads": [
+                members(head) | {self._request.what: matrix}
+                for head, matrix in zip(layer.heads, self._matrices[layer.layer], strict=True)
+            ]}
+            for layer in report.layers
+        ]  # fmt: skip
+        return dict(document) | {"layers": layers}
+
+    def file(self, report: AttentionReport) -> ExportFile | None:
+        """The file, for `Output.present`."""
+        from llmcli.commands.attention.view.png import attention_png, head_map_png
+
+        request, look, page, writer = self._request, self._look, self._page, self._writer
+        scale = request.matrix_scale
+
+        def write(document: Mapping[str, Any]) -> None:
+            if writer is None:
+                assert look.path is not None
+                write_document(look.path, self._with_matrices(report, document))
+                return
+            writer.finish(self._metadata(report.tokens, ok=report.ok))
+            self._stack.close()
+
+        def picture() -> bytes:
+            if request.drawn:
+                return attention_png(report, look.title, kind=scale)
+            kind = request.scale or "linear"
+            return head_map_png(report, request.coloured_by, look.title, kind=kind)
+
+        makers = {"png": picture}
+        if page is not None:
+            makers["html"] = lambda: page.html(report, look.title, kind=scale)
+        return look.file(self._holds(len(report.tokens)), makers, write)
 
     @cached_property
-    def windows(self) -> dict[int, int | None]:
-        """How many keys a query of each layer sees at most, None for all."""
-        return {layer: self.model.config.layers[layer].window for layer in self.heads}
-
-    @cached_property
-    def signed(self) -> frozenset[int]:
-        """The layers whose weights have signs."""
-        return frozenset(recurrent_layers(self.model.config))
-
-    def arrays(self) -> list[ArrayPlan]:
+    def _arrays(self) -> list[ArrayPlan]:
         """The arrays, one a layer, float32 but for a model in float64."""
         from llmcli.ui.arrays import ArrayPlan
 
-        wide = str(self.model.dtype) == "torch.float64"
+        wide = str(self._look.model.dtype) == "torch.float64"
         dtype: Literal["float64", "float32"] = "float64" if wide else "float32"
         return [
-            ArrayPlan(self.array_name(layer), dtype, (len(heads), self.tokens, self.tokens))
-            for layer, heads in self.heads.items()
+            ArrayPlan(self._array_name(layer), dtype, (len(heads), self._tokens, self._tokens))
+            for layer, heads in self._heads.items()
         ]
 
-    def array_name(self, layer: int) -> str:
+    def _array_name(self, layer: int) -> str:
         """`blocks.3.attn.pattern`."""
-        node = graph(self.model.config).mixing(layer)
+        node = graph(self._look.model.config).mixing(layer)
         assert node is not None
-        return f"{node.name.rpartition('.')[0]}.{self.request.what}"
+        return f"{node.name.rpartition('.')[0]}.{self._request.what}"
 
-    def metadata(self, tokens: Sequence[tuple[int, str]], *, ok: bool) -> dict[str, str]:
+    def _metadata(self, tokens: Sequence[tuple[int, str]], *, ok: bool) -> dict[str, str]:
         """What stands beside arrays: JSON of the ids and the texts of all `tokens`."""
-        heads = {str(layer): list(numbers) for layer, numbers in self.heads.items()}
         return {
             "schema": "llmcli.attention/1",
-            "model": self.model.name,
-            "what": self.request.what,
+            "model": self._look.model.name,
+            "what": self._request.what,
             "ids": json.dumps([id for id, _ in tokens]),
             "tokens": json.dumps([text for _, text in tokens]),
-            "prompt_tokens": str(len(self.known)),
-            "heads": json.dumps(heads),
+            "prompt_tokens": str(len(self._known)),
+            "heads": json.dumps({str(layer): list(own) for layer, own in self._heads.items()}),
             "ok": json.dumps(ok),
         }
 
-    def size(self) -> int:
-        """Bytes of the file, about."""
-        most = max(map(len, self.heads.values()))
-        windows = [self.windows[layer] for layer in self.heads]
-        if self.kind in ARRAYS:
-            from llmcli.ui.arrays import array_file_size
-
-            return array_file_size(self.kind, self.arrays(), self.metadata(self.known, ok=True))
-        if self.kind == "csv":
-            from llmcli.commands.attention.view.export import csv_file_size
-
-            texts = [text for _, text in self.known]
-            new = [texts[at % len(texts)] for at in range(self.request.generate)]
-            return csv_file_size([*texts, *new], windows, most)
-        if self.kind == "html":
-            from llmcli.commands.attention.view.export import page_size
-
-            return page_size(self.tokens, windows, most, len(self.request.metrics))
-        return 0 if self.kind == "png" else text_size(self.heads, self.tokens)
-
-    def check(self, *, force: bool) -> None:
-        """Raises UsageError, or WriteFailed, where the file would be too large."""
-        check_size(self.file, self.size(), force=force, smaller=SMALLER)
-
-    def holds(self, tokens: int) -> str:
+    def _holds(self, tokens: int) -> str:
         """What a reader finds in the file, written of so many tokens."""
-        alike = list(dict.fromkeys(self.heads.values()))
-        if self.kind in ARRAYS:
-            return "; ".join(self._arrays_of(heads, tokens) for heads in alike)
+        kind, request = self._look.kind, self._request
+        alike: dict[tuple[int, ...], list[int]] = {}  # layers, by their heads
+        for layer, heads in self._heads.items():
+            alike.setdefault(heads, []).append(layer)
+        if kind in ARRAYS:
+            return "; ".join(
+                self._arrays_of(heads, layers, tokens) for heads, layers in alike.items()
+            )
         named = "; ".join(
-            f"{_counted('layer', self._with(heads))} {_counted('head', heads)}" for heads in alike
+            f"{_counted('layer', layers)} {_counted('head', heads)}"
+            for heads, layers in alike.items()
         )
-        if self.kind == "png" and not self.request.drawn:
-            return f"the map of {self.request.coloured_by}, {named}"
-        cells = "" if self.kind == "png" else f", {tokens} × {tokens} tokens"
-        return f"{self.request.what} of {named}{cells}"
+        if kind == "png" and not request.drawn:
+            return f"the map of {request.coloured_by}, {named}"
+        cells = "" if kind == "png" else f", {tokens} × {tokens} tokens"
+        return f"{request.what} of {named}{cells}"
 
-    def _with(self, heads: tuple[int, ...]) -> list[int]:
-        return [layer for layer, chosen in self.heads.items() if chosen == heads]
-
-    def _arrays_of(self, heads: tuple[int, ...], tokens: int) -> str:
+    def _arrays_of(self, heads: tuple[int, ...], layers: Sequence[int], tokens: int) -> str:
         parts: dict[str, list[int]] = {}  # by what they are called in a block
-        for layer in self._with(heads):
-            parts.setdefault(self.array_name(layer).split(".", 2)[2], []).append(layer)
+        for layer in layers:
+            parts.setdefault(self._array_name(layer).split(".", 2)[2], []).append(layer)
         counted = _counted("head", heads)
         return "; ".join(
-            f"blocks.{spans(layers)}.{name} [{len(heads)} {tokens} {tokens}]"
-            f"{'' if len(layers) == 1 else ' each'}, {counted}"
-            for name, layers in parts.items()
+            f"blocks.{spans(some)}.{name} [{len(heads)} {tokens} {tokens}]"
+            f"{'' if len(some) == 1 else ' each'}, {counted}"
+            for name, some in parts.items()
         )
 
 
@@ -160,187 +224,16 @@ def _counted(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'s' if len(numbers) != 1 else ''} {spans(numbers)}"
 
 
-def text_size(heads: Mapping[int, tuple[int, ...]], tokens: int) -> int:
-    """Bytes of causal matrices as JSON, about: half of each is masked."""
-    seen = tokens * (tokens + 1) // 2
-    each = seen * DIGITS + (tokens * tokens - seen) * ZERO
-    return round(sum(map(len, heads.values())) * each)
-
-
-class _Arrays:
-    """Arrays, which are written as they come; the file is there once all is written."""
-
-    def __init__(self, planned: Planned, stack: ExitStack) -> None:
-        from llmcli.ui.arrays import array_writer
-
-        self._planned, self._stack = planned, stack
-        file: BinaryIO = stack.enter_context(whole_file(planned.file))
-        about = planned.metadata(planned.known, ok=True)
-        self._writer = array_writer(planned.kind, file, planned.arrays(), about)
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        self._writer.write(self._planned.array_name(layer), values_HTS)
-
-    def write(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        self._writer.finish(self._planned.metadata(report.tokens, ok=report.ok))
-        self._stack.close()
-
-
-@dataclass
-class Matrices:
-    """The matrices of a run by layer, kept for a document."""
-
-    what: What
-    by_layer: dict[int, np.ndarray] = field(default_factory=dict)
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        """All matrices of a layer, whose float32 a document has."""
-        self.by_layer[layer] = values_HTS.astype("float32")
-
-    def into(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """The document with each head's matrix in it, under the name of what it is."""
-        layers = [
-            layer | {"heads": [
-                head | {self.what: self.by_layer[layer["layer"]][at]}
-                for at, head in enumerate(layer["heads"])
-            ]}
-            for layer in document["layers"]
-        ]  # fmt: skip
-        return dict(document) | {"layers": layers}
-
-
-class _Document(Matrices):
-    def __init__(self, planned: Planned, stack: ExitStack) -> None:
-        super().__init__(planned.request.what)
-        self._file = planned.file
-
-    def write(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        write_document(self._file, self.into(document))
-
-
-class _Csv:
-    def __init__(self, planned: Planned, stack: ExitStack) -> None:
-        from llmcli.commands.attention.view.export import AttentionCsv
-
-        self._planned, self._table = planned, AttentionCsv()
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        self._table.add(layer, values_HTS, self._planned.windows[layer])
-
-    def write(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        with whole_file(self._planned.file) as file:
-            for piece in self._table.pieces(report):
-                file.write(piece)
-
-
-class _Page:
-    def __init__(self, planned: Planned, stack: ExitStack) -> None:
-        from llmcli.commands.attention.view.export import AttentionPage
-
-        self._planned, self._page = planned, AttentionPage(planned.request.what)
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        planned = self._planned
-        self._page.add(
-            layer, values_HTS, planned.windows[layer], signed=layer in planned.signed
-        )
-
-    def write(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        planned = self._planned
-        page = self._page.html(report, planned.title, kind=planned.request.matrix_scale)
-        write_file(planned.file, page)
-
-
-class _Picture:
-    """The matrices that are drawn, of many heads the map."""
-
-    add = None
-
-    def __init__(self, planned: Planned, stack: ExitStack) -> None:
-        self._planned = planned
-
-    def write(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        from llmcli.commands.attention.view.png import attention_png, head_map_png
-
-        request, title = self._planned.request, self._planned.title
-        if request.drawn:
-            image = attention_png(report, title, kind=request.matrix_scale)
-        else:
-            image = head_map_png(report, request.coloured_by, title, kind=request.scale or "linear")
-        write_file(self._planned.file, image)
-
-
-@dataclass(frozen=True)
-class Export:
-    """Where whole matrices go: into a file that is being written, and into the document."""
-
-    planned: Planned | None
-    writing: Any
-    kept: Matrices | None
-    opened: bool
-
-    @property
-    def on_matrix(self) -> OnMatrix | None:
-        """Takes all matrices of a layer, layer by layer in order; None where nobody needs them."""
-        takers = [part.add for part in (self.writing, self.kept) if part is not None and part.add]
-
-        def take(layer: int, values_HTS: np.ndarray) -> None:
-            for one in takers:
-                one(layer, values_HTS)
-
-        return take if takers else None
-
-    def body(self, report: AttentionReport) -> dict[str, Any]:
-        """The report as JSON has it, but for the checks."""
-        left = ("matrices", "checks")
-        body = {name: value for name, value in vars(report).items() if name not in left} | {
-            "tokens": [{"id": id, "text": text} for id, text in report.tokens],
-            "layers": [
-                vars(layer) | {"heads": [dict(vars(head)) for head in layer.heads]}
-                for layer in report.layers
-            ],
-            "skipped": dict(report.skipped),
-            "unlabelled": dict(report.unlabelled),
-        }
-        return body if self.kept is None else self.kept.into(body)
-
-    def file(self, report: AttentionReport) -> ExportFile | None:
-        """The file, for `Output.present`."""
-        if self.planned is None:
-            return None
-        return ExportFile(
-            path=self.planned.file,
-            holds=self.planned.holds(len(report.tokens)),
-            write=lambda document: self.writing.write(report, document),
-            open=self.opened,
-        )
-
-
 @contextmanager
 def exporting(
-    view: ViewOptions, request: AttentionRequest, model: Model, ids: Sequence[int]
+    look: Inspection, view: ViewOptions, request: AttentionRequest, ids: Sequence[int]
 ) -> Iterator[Export]:
-    """The file that the options name, half of which is nowhere left, and the document's matrices.
+    """The file that the options name; after an error no part of it is left.
 
-    Raises UsageError where they would be too large, and WriteFailed.
+    Raises UsageError where it would be too large, and WriteFailed.
     """
-    from llmcli.ui.stats import size
-
-    known = token_texts(model, ids)
-    kept = Matrices(request.what) if view.patterns else None
-    needed = text_size(request.chosen(model.config), len(ids) + request.generate)
-    if kept is not None and needed > FILE_CAP and not view.force:
-        raise UsageError(
-            f"the document would take about {size(needed)}, more than {size(FILE_CAP)}",
-            hint=f"{SMALLER}, write `-o FILE.safetensors`, or add --force",
-        )
-    path = page_to_open("attention") if view.open and view.save is None else view.save
-    if path is None:
-        yield Export(None, None, kept, opened=False)
-        return
-    kind = kind_of_file(path, (*ARRAYS, "json", "csv", "html", "png"))
-    planned = Planned(file=path, kind=kind, request=request, model=model, known=known)
-    planned.check(force=view.force)
-    writers = {"json": _Document, "html": _Page, "png": _Picture, "csv": _Csv}
     with ExitStack() as stack:
-        yield Export(planned, writers.get(kind, _Arrays)(planned, stack), kept, opened=view.open)
+        export = Export(look, request, ids, stack, patterns=view.patterns)
+        export.check(force=view.force)
+        export.begin()
+        yield export

@@ -18,7 +18,7 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
     named: dict[str, Any] = {name: given[name] for name in ("layer", "head") if name in given}
     rest: dict[str, Any] = {name: text for name, text in given.items() if name not in named}
     heads, view = HeadOptions(**named), ViewOptions(**rest)
-    view.check(heads, json=False)
+    view.check(heads)
     request = request_of(heads, view, chat.model.config, tokens=len(chat.ids))
     report = measured(chat.model, tuple(chat.ids), request, chat.out)
     repeated = shlex.join(["llmcli", "attention", "--synthetic", "32", "-m", chat.model.name])

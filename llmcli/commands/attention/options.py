@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmcli.records.matrix import What
 
 HEADS, VIEW = "Heads", "View"
-FILES = ("safetensors", "npz", "json", "csv", "html", "png")
+FILES = ("safetensors", "npz", "json", "html", "png")
 MOST_DRAWN = 12  # matrices on one screen
 
 
@@ -47,6 +47,7 @@ class HeadOptions:
         None, "--synthetic", "N",
         "Instead of a text N random tokens, twice (32 is plenty): induction and duplicate-token "
         "heads show there. --seed (here 0 by default) draws others.", at_least=2, at_most=100_000,
+        excludes=("PROMPT", "--file", "--ids", "--chat", "--system", "--set"),
     )  # fmt: skip
 
     @property
@@ -69,7 +70,7 @@ class HeadOptions:
 class ViewOptions:
     """What is shown of the heads; nothing of it: the map, or the matrices of the heads named.
 
-    A single head is drawn whatever else is shown of it.
+    A single head is always drawn, beside anything else that is shown.
     """
 
     panel: ClassVar[str] = VIEW
@@ -98,7 +99,9 @@ class ViewOptions:
         "The N largest weights (within --query and --key), without the first key and the token "
         "itself.", at_least=0, at_most=10_000,
     )  # fmt: skip
-    patterns: bool = opt(False, "--patterns", "With --json: the matrices are in it, too.")
+    patterns: bool = opt(
+        False, "--patterns", "With --json: the matrices are in it, too.", needs=("--json",)
+    )
     save: str | None = opt(
         None, "-o", "--output", "FILE",
         f"Also write the heads to a file, by its ending: {', '.join(FILES)}.",
@@ -107,7 +110,10 @@ class ViewOptions:
         False, "--open",
         "Show it in a browser: the .html or .png of -o, without that a page with every head.",
     )  # fmt: skip
-    force: bool = opt(False, "--force", "Write a file however large it gets.")
+    force: bool = opt(
+        False, "--force", "Write a file however large it gets.",
+        needs=("--output", "--open", "--patterns"),
+    )  # fmt: skip
 
     @property
     def listed(self) -> bool:
@@ -132,7 +138,7 @@ class ViewOptions:
         table = () if self.metrics is None else metrics_named(self.metrics, "--metrics")
         return (mapped[0] if mapped else None), table
 
-    def check(self, heads: HeadOptions, *, json: bool) -> None:
+    def check(self, heads: HeadOptions) -> None:
         """Raises UsageError for options that have nothing to act on, and for unknown metrics."""
         mapped, _ = self.named
         drawn = self.draws(heads)
@@ -145,14 +151,7 @@ class ViewOptions:
                 f"and {'none is shown' if heads.named else 'no head is named'}",
                 hint="add --layer and --head, or `--top-pairs 20` for pairs of that part",
             )
-        if self.patterns and not json:
-            raise UsageError("`--patterns` is for --json", hint="or write them with `-o FILE.json`")
         exported = self.save is not None or self.open
-        if self.force and not (exported or self.patterns):
-            raise UsageError(
-                "`--force` is about the size of a file, and none is written",
-                hint="add `-o FILE`, or leave it out",
-            )
         if heads.what == "scores" and not (drawn or exported or self.patterns):
             raise UsageError(
                 "`--what scores` is about matrices, and none is shown",

@@ -42,15 +42,8 @@ class Reading:
         cls, prompt: PromptOptions, template: TemplateOptions, new: NewTokensOptions,
         heads: HeadOptions, model: ModelOptions, out: Output,
     ) -> Reading:  # fmt: skip
-        """Reads the prompt. Raises UsageError for a prompt beside `--synthetic`."""
-        given = None
-        if heads.synthetic is None:
-            given = prompt_or_default(prompt, out.note)
-        elif not template.options().raw or any((prompt.prompt, prompt.file, prompt.ids)):
-            raise UsageError(
-                "`--synthetic` makes its own prompt and goes without any other",
-                hint="leave one of them out",
-            )
+        """Reads the prompt; with `--synthetic` there is none."""
+        given = None if heads.synthetic is not None else prompt_or_default(prompt, out.note)
         return cls(
             prompt=prompt, template=template, new=new, heads=heads, model=model, given=given
         )

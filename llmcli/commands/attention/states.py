@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import HeadOptions, ViewOptions
 from llmcli.commands.attention.prompt import Reading
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
-from llmcli.measure.environment import environment
 from llmcli.records.numbers import spans
-from llmcli.shell.files import check_export
+from llmcli.shell.inspection import Inspection, body_of
 from llmcli.shell.looking import parse_numbers
-from llmcli.shell.output import ExportFile, Output
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import kernels_of, load_model
 
 if TYPE_CHECKING:
-    from llmcli.commands.attention.report.states import StatesReport
     from llmcli.config import ModelConfig
 
-FILES = ("json", "csv")
+FILES = ("json",)
 
 
 def check_options(heads: HeadOptions, view: ViewOptions) -> None:
@@ -38,12 +33,6 @@ def check_options(heads: HeadOptions, view: ViewOptions) -> None:
                 f"`{option}` is about maps of tokens, and `--what state` shows states",
                 hint="leave one of them out",
             )
-    if view.force and view.save is None:
-        raise UsageError(
-            "`--force` is about the size of a file, and none is written",
-            hint="add `-o FILE`, or leave it out",
-        )
-    check_export(view.save, FILES, show=False)
 
 
 def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -75,50 +64,24 @@ def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tu
     return tuple(sorted(layers)), numbers
 
 
-def show(reading: Reading, heads: HeadOptions, view: ViewOptions, out: Output) -> None:
+def show(look: Inspection, reading: Reading, heads: HeadOptions) -> None:
     """Measures the states, writes the requested file, and shows them."""
-    from llmcli.commands.attention.view.states import render_states, states_csv
-    from llmcli.ui.stats import model_line
-
+    from llmcli.commands.attention.view.states import render_states
 
     def check(config: ModelConfig) -> None:
         chosen(heads, config)
 
-    model = load_model(reading.model, out, text=reading.is_text, check=check).model
+    model = look.load(reading.model, check, text=reading.is_text)
     ids = reading.ids(model)
     layers, numbers = chosen(heads, model.config)
 
     from llmcli.commands.attention.measure.states import measure_states
 
-    with Progress(out) as progress:
+    with Progress(look.out) as progress:
         report = measure_states(
             model, ids, layers=layers, heads=numbers, generate=reading.new.generate,
             progress=progress,
         )  # fmt: skip
-    about, file = model.describe(), None
-    if view.save is not None:
-        table = None if view.save.lower().endswith(".json") else partial(states_csv, report)
-        file = ExportFile(path=view.save, holds=f"states of layers {spans(layers)}", make=table)
-    out.present(
-        lambda: render_states(report, model_line(about)),
-        _body(report),
-        model=about,
-        environment=environment(kernels=kernels_of(about)),
-        checks=report.checks,
-        file=file,
-    )
-
-
-def _body(report: StatesReport) -> dict[str, Any]:
-    """The report as JSON has it, but for the checks."""
-    return {
-        "what": "state",
-        "dtype": report.dtype,
-        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
-        "prompt_tokens": report.prompt_tokens,
-        "positions": list(report.positions),
-        "layers": [
-            vars(layer) | {"heads": [dict(vars(head)) for head in layer.heads]}
-            for layer in report.layers
-        ],
-    }
+    file = look.file(f"states of layers {spans(layers)}", {})
+    body = {"what": "state"} | body_of(report)
+    look.present(lambda: render_states(report, look.title), report, file, body)

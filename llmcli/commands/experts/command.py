@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.measure.environment import environment
 from llmcli.records.numbers import counted, spans
-from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_open
-from llmcli.shell.looking import (
-    NewTokensOptions,
-    check_span,
-    encode_prompt,
-    greedy,
-    parse_numbers,
-    parse_span,
-)
+from llmcli.shell.inspection import Inspection
+from llmcli.shell.looking import NewTokensOptions, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import ExportFile, Output
+from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import prompt_or_default
-from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
@@ -33,9 +22,8 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 EXPERTS = "Experts"
-FILES = ("html", "png", "json", "csv")
-# bytes, measured: of a choice, of a layer's token besides, and of what the file has besides
-SIZES = {"json": (28, 24, 4000), "csv": (66, 0, 120), "html": (9, 14, 40_000)}
+FILES = ("html", "png", "json")
+SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
 EPILOG = """
 A cell of the map has the numbers of the chosen experts, the largest score
@@ -79,7 +67,7 @@ class ExpertsOptions:
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     def check(self, config: ModelConfig) -> None:
-        """Refuses, before the weights are read, what is wrong whatever the tokens are."""
+        """Refuses options that are wrong for any text, before the weights are read."""
         self.layers(config)
         if self.position is not None:
             check_span(self.position, "--position")
@@ -124,65 +112,44 @@ def command(
     and the shared expert is what the layer adds, and loads count every choice once; or the command
     exits 1.
     """
+    from llmcli.anatomy.graph import graph
+    from llmcli.commands.experts.view.export import experts_page
+    from llmcli.commands.experts.view.picture import experts_png
     from llmcli.commands.experts.view.screen import render_experts
-    from llmcli.ui.stats import model_line
 
-    out = Output("experts", output)
-    check_export(experts.save, FILES, show=experts.open)
-    path = page_to_open("experts") if experts.open and experts.save is None else experts.save
-    given = prompt_or_default(prompt, out.note)
-    loaded = load_model(model, out, text=given.ids is None, check=experts.check).model
-    ids = encode_prompt(given, template, model, loaded, new=new.generate).ids
-    report = experts_report(loaded, ids, new.generate, experts, path, out)
-    about = loaded.describe()
-    title = model_line(about)
-    out.present(
-        lambda: render_experts(report, title),
-        _body(report),
-        model=about,
-        environment=environment(kernels=kernels_of(about)),
-        checks=report.checks,
-        file=None if path is None else _file(path, report, title, show=experts.open),
-    )
+    look = Inspection("experts", experts, FILES, output)
+    ids = look.read(prompt, template, new, model, experts.check)
+    layers = experts.layers(look.model.config)
+    first, last = parse_span(experts.position, len(ids) + new.generate, "--position")
+    chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
+    look.check_size(_sizes(len(layers) * (last - first), chosen), SMALLER)
+    report = experts_report(look.model, ids, new.generate, experts, look.out)
+    holds = f"the choices at {counted(len(report.positions), 'position')}"
+    look.present(lambda: render_experts(report, look.title), report, look.file(holds, {
+        "png": lambda: experts_png(report, look.title),
+        "html": lambda: experts_page(report, look.title),
+    }))  # fmt: skip
 
 
 def experts_report(
-    model: Model, ids: Sequence[int], generate: int, experts: ExpertsOptions, path: str | None,
-    out: Output,
-) -> ExpertsReport:  # fmt: skip
-    """What the options request of a model; `path` of the file that will hold it, if any."""
-    from llmcli.anatomy.graph import graph
+    model: Model, ids: Sequence[int], generate: int, experts: ExpertsOptions, out: Output
+) -> ExpertsReport:
+    """What the options request of a model."""
     from llmcli.commands.experts.measure import measure_experts
-
-    layers = experts.layers(model.config)
 
     def span(total: int) -> range:
         return range(*parse_span(experts.position, total, "--position"))
 
-    positions = span(len(ids) + generate)
-    if path is not None and (sizes := SIZES.get(kind_of_file(path, FILES))):
-        choice, cell, besides = sizes
-        chosen = max(graph(model.config).sizes(layer)["K"] for layer in layers)
-        size = besides + len(layers) * len(positions) * (cell + chosen * choice)
-        smaller = "choose fewer positions with `--position` or layers with `--layer`"
-        check_size(path, size, force=experts.force, smaller=smaller)
     with Progress(out) as progress:
         return measure_experts(
-            model, ids, layers, span=span, generate=generate, sampling=greedy(), progress=progress
-        )
+            model, ids, experts.layers(model.config), span=span, generate=generate,
+            progress=progress,
+        )  # fmt: skip
 
 
-def _file(path: str, report: ExpertsReport, title: str, *, show: bool) -> ExportFile:
-    """`report` as a file; `title` names the model."""
-    from llmcli.commands.experts.view import export, picture
+def _sizes(cells: int, chosen: int) -> dict[str, int]:
+    """About how many bytes the files take, as measured.
 
-    makers = {"csv": export.experts_csv, "png": picture.experts_png, "html": export.experts_page}
-    kind = kind_of_file(path, FILES)
-    make = None if kind == "json" else partial(makers[kind], report, title)
-    holds = counted(len(report.positions), "position")
-    return ExportFile(path=path, holds=f"the choices at {holds}", make=make, open=show)
-
-
-def _body(report: ExpertsReport) -> dict[str, Any]:
-    """The report as JSON has it, but for the checks: tokens as objects."""
-    return vars(report) | {"tokens": [{"id": id, "text": text} for id, text in report.tokens]}
+    What a file has besides, and for each token in each layer some numbers and `chosen` experts.
+    """
+    return {"json": 4000 + cells * (24 + 28 * chosen), "html": 40_000 + cells * (14 + 9 * chosen)}

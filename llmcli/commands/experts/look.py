@@ -9,7 +9,7 @@ from llmcli.shell.looking import InChat, Shown
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
-    """Those of the last answer, its end included, unless other positions are named."""
+    """Shows the experts of the last answer and its end, unless positions are named."""
     from llmcli.commands.experts.view.screen import render_experts
     from llmcli.ui.stats import model_line
 
@@ -17,5 +17,5 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
     last = {"position": f"-{answer}:"} if answer else {}
     options = ExpertsOptions(**dict[str, Any](last | given))
     options.check(chat.model.config)
-    report = experts_report(chat.model, chat.ids, 0, options, None, chat.out)
+    report = experts_report(chat.model, chat.ids, 0, options, chat.out)
     return render_experts(report, model_line(chat.model.describe())), report.checks

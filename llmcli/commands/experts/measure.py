@@ -19,15 +19,15 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.graph import graph
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
-from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.graph.evaluation import routing as evaluation
 from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh
-from llmcli.inspect.chunks import ChunkProof, read_in_chunks
+from llmcli.inspect.chunks import ChunkProof
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
+from llmcli.inspect.generated import generated
 from llmcli.inspect.kernel import Kernel, layer_of
-from llmcli.inspect.observe import continued
+from llmcli.inspect.observe import read_in_chunks
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
@@ -50,24 +50,25 @@ def measure_experts(
     *,
     span: Callable[[int], range],
     generate: int = 0,
-    sampling: Sampling | None = None,
     progress: Progress | None = None,
 ) -> ExpertsReport:
     """The mixtures of `layers` at the positions `span(number of tokens)`.
 
-    The tokens are read once, as `generate` reads them, and up to `generate` new ones after them.
-    Raises OutOfMemory, NotFinite, and what `span` raises.
+    Up to `generate` new tokens are generated first; then all tokens are read once, as `generate`
+    reads a prompt. Raises OutOfMemory, NotFinite, and what `span` raises.
     """
     total = len(ids) + generate
-    mixtures = {layer: Mixture(model, layer, len(ids)) for layer in layers}
+    mixtures = {layer: Mixture(model, layer) for layer in layers}
     held = sum(mixture.token_bytes for mixture in mixtures.values()) * total
     devices.require_memory(
         held + model.decoder.state_bytes(1, total), model.device,
         f"the cache of {total} tokens and what they choose in {len(layers)} layers",
         "use a shorter prompt, a smaller --generate, or fewer layers with --layer",
     )  # fmt: skip
-    session = Session(model.decoder, 1, total)
-    proof = ChunkProof(model, ids, session.state)
+    known, steps = generated(model, ids, generate, progress)
+    positions = span(len(known))
+    session = Session(model.decoder, 1, len(known))
+    proof = ChunkProof(model, known, session.state)
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
         proof.watch(first, name, tensor)
@@ -75,28 +76,26 @@ def measure_experts(
             mixtures[layer].watch(first, name, tensor)
 
     with torch.inference_mode():
-        read_in_chunks(session, ids, watch, progress)
-        run = continued(session, model, watch, generate, sampling, progress)
-    positions = span(len(run.ids))
+        read_in_chunks(session, known, watch, progress)
     found = tuple(mixture.report(positions) for mixture in mixtures.values())
     formulas = tuple(
         _named(name, worst(mixture.checks[name] for mixture in mixtures.values())) for name in WORDS
     )
     return ExpertsReport(
         dtype=dtype_name(model.dtype),
-        tokens=tuple((id, model.token_text(id)) for id in run.ids),
+        tokens=tuple((id, model.token_text(id)) for id in known),
         prompt_tokens=len(ids),
         positions=tuple(positions),
         layers=found,
-        checks=(*formulas, loads_check(found), *proof.checks()),
+        checks=(*formulas, loads_check(found), *proof.checks(), *steps),
     )
 
 
 class Mixture:
-    """Watches the mixture of one layer; the first `prompt` tokens are read in chunks."""
+    """Watches the mixture of one layer while tokens are read in chunks."""
 
-    def __init__(self, model: Model, layer: int, prompt: int) -> None:
-        self._model, self._layer, self._prompt = model, layer, prompt
+    def __init__(self, model: Model, layer: int) -> None:
+        self._model, self._layer = model, layer
         self._graph = graph(model.config)
         self._chosen, self._choose = self._of(Choose)
         self._weights, _ = self._of(Weigh)
@@ -144,7 +143,7 @@ class Mixture:
         end = first + seen[self._out].shape[-2]
         ids = range(end)  # no formula here reads them
         for check, names in self._names.items():
-            found = formula_checks(self._model, ids, seen, names, prompt_tokens=self._prompt)
+            found = formula_checks(self._model, ids, seen, names)
             self.checks[check] = worst((*filter(None, [self.checks.get(check)]), found))
         chosen_TK = seen[self._chosen][0].int()
         kept = [chosen_TK, seen[self._weights][0], self._margins(first, seen, chosen_TK)]
@@ -161,7 +160,7 @@ class Mixture:
         own = Kernel(
             self._model, known, range(first + tokens), (),
             emitted={name: tensor[0] for name, tensor in seen.items()},
-            positions=range(first, first + tokens), prompt_tokens=self._prompt,
+            positions=range(first, first + tokens), prompt_tokens=first + tokens,
             alone=[tokens == 1] * tokens,
         )  # fmt: skip
         score_TE = cast("evaluation.Choose", known[self._chosen]).eligible(own)

@@ -24,8 +24,8 @@ class ExpertsLayer:
     `kept_groups` are chosen from, by the sum of the `group_best` largest scores of each.
 
     `load`: how many of the positions chose each expert; `mean_weights`: what it counted there,
-    NaN where nobody chose it. `entropy` of the load in nats, `balance` as a share of ln E; `unused`
-    are the experts that nobody chose.
+    NaN for an expert that no token chose. `entropy` of the load in nats, `balance` as a share of
+    ln E; `unused` are the experts that no token chose.
 
     `chosen` `[P, K]`, the largest score first, with their `weights` `[P, K]`. `margins` `[P]`: the
     smallest score of the chosen minus the largest of those refused, as they choose (corrected,

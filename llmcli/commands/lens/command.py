@@ -5,28 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.measure.environment import environment
 from llmcli.records.numbers import counted
-from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_open
-from llmcli.shell.looking import (
-    NewTokensOptions,
-    check_span,
-    encode_prompt,
-    greedy,
-    parse_numbers,
-    parse_span,
-)
+from llmcli.shell.inspection import Inspection
+from llmcli.shell.looking import NewTokensOptions, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import ExportFile, Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import prompt_or_default
-from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
@@ -37,12 +26,8 @@ if TYPE_CHECKING:
     from llmcli.text import Tokenizer
 
 LENS = "Lens"
-FILES = ("html", "png", "json", "csv")
-
-# bytes, measured on ordinary texts: of one of the likeliest tokens of a cell, and of what the
-# cell has besides; of the heading, and what a JSON document says of the model
-_CSV, _JSON, _JSON_CELL = 127, 65, 142
-_CSV_HEADING, _JSON_HEADING = 150, 2450
+FILES = ("html", "png", "json")
+SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
 EPILOG = """
 Early layers do not yet write in the basis that the output is read in: their tokens say less about
@@ -102,7 +87,7 @@ class LensOptions:
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     def check(self, config: ModelConfig) -> None:
-        """Refuses, before the weights are read, what is wrong whatever the tokens are."""
+        """Refuses options that are wrong for any text, before the weights are read."""
         self.layers(len(config.layers))
         if self.position is not None:
             check_span(self.position, "--position")
@@ -129,64 +114,44 @@ def command(
     target, entropy and the divergence from the model's output. The last row has to be the
     model's output as a distribution, or the command exits 1.
     """
+    from llmcli.commands.lens.measure.run import Places
     from llmcli.commands.lens.view.screen import render_lens
-    from llmcli.ui.stats import model_line
 
-    out = Output("lens", output)
-    check_export(lens.save, FILES, show=lens.open)
-    path = page_to_open("lens") if lens.open and lens.save is None else lens.save
-    given = prompt_or_default(prompt, out.note)
-    loaded = load_model(model, out, text=given.ids is None, check=lens.check).model
-    ids = encode_prompt(given, template, model, loaded, new=new.generate).ids
-    report = lens_report(loaded, ids, new.generate, lens, path, out)
-    about = loaded.describe()
-    title = model_line(about)
-    tall = lens.every or not out.out.terminal
-    out.present(
-        lambda: render_lens(
-            report, title, ranks=lens.target != "output", whole="--all",
-            height=None if tall else get_terminal_size().lines,
-        ),
-        _body(report),
-        model=about,
-        environment=environment(kernels=kernels_of(about)),
-        checks=report.checks,
-        file=None if path is None else _file(path, report, title, show=lens.open),
+    look = Inspection("lens", lens, FILES, output)
+    ids = look.read(prompt, template, new, model, lens.check)
+    places = Places(layers=lens.layers(len(look.model.config.layers)), mid=lens.mid)
+    most = len(range(*parse_span(lens.position, len(ids) + new.generate, "--position")))
+    look.check_size(_sizes(len(places.names(look.model.config)), most, lens.top), SMALLER)
+    whole = look.out.json or look.path is not None
+    report = lens_report(look.model, ids, new.generate, lens, look.out, whole=whole)
+    height = None if lens.every or not look.out.out.terminal else get_terminal_size().lines
+    ranks = lens.target != "output"
+    look.present(
+        lambda: render_lens(report, look.title, ranks=ranks, whole="--all", height=height),
+        report, _file(look, report),
     )  # fmt: skip
 
 
 def lens_report(
-    model: Model, ids: Sequence[int], generate: int, lens: LensOptions, path: str | None,
-    out: Output,
+    model: Model, ids: Sequence[int], generate: int, lens: LensOptions, out: Output, *,
+    whole: bool = False,
 ) -> LensReport:  # fmt: skip
-    """What the options request of a model; `path` of the file that will hold it, if any."""
+    """What the options request of a model; not `whole`: of as many positions as a screen holds."""
     from llmcli.commands.lens.measure.run import Places, measure_lens
     from llmcli.commands.lens.view.screen import room
 
-    layers = len(model.config.layers)
-    places = Places(layers=lens.layers(layers), mid=lens.mid)
+    places = Places(layers=lens.layers(len(model.config.layers)), mid=lens.mid)
     target = parse_target(lens.target, model.tokenizer, model.config.vocab)
-    on_screen = None if out.json or path is not None else room(out.out.width)
 
     def span(total: int) -> range:
         first, last = parse_span(lens.position, total, "--position")
-        return range(first if on_screen is None else max(first, last - on_screen), last)
+        return range(first if whole else max(first, last - room(out.out.width)), last)
 
-    if path is not None:
-        count = len(places.names(model.config)), len(span(len(ids) + generate))
-        _check_size(path, *count, lens)
     with Progress(out) as progress:
         report = measure_lens(
-            model,
-            ids,
-            span=span,
-            places=places,
-            top=lens.top,
-            target=target,
-            generate=generate,
-            sampling=greedy(),
-            progress=progress,
-        )
+            model, ids, span=span, places=places, top=lens.top, target=target,
+            generate=generate, progress=progress,
+        )  # fmt: skip
     if isinstance(target, int):
         note = space_note(lens.target, target, report, model.tokenizer)
         if note is not None:
@@ -194,40 +159,23 @@ def lens_report(
     return report
 
 
-def _check_size(path: str, rows: int, positions: int, lens: LensOptions) -> None:
-    """Refuses, before anything is computed, a file that gets too large.
+def _sizes(rows: int, positions: int, top: int) -> dict[str, int]:
+    """About how many bytes the files take, measured on ordinary texts.
 
-    Raises UsageError and WriteFailed as `check_size` does. A picture has a bounded size.
+    A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
     """
-    from llmcli.commands.lens.view.export import lens_page_size
-
     cells = rows * positions
-    sizes = {
-        "html": lens_page_size(rows, positions, lens.top),
-        "json": _JSON_HEADING + cells * (_JSON_CELL + lens.top * _JSON),
-        "csv": _CSV_HEADING + cells * lens.top * _CSV,
-    }
-    smaller = "choose fewer positions with `--position` or layers with `--layer`"
-    check_size(path, sizes.get(kind_of_file(path, FILES), 0), force=lens.force, smaller=smaller)
+    return {"html": (29 << 10) + cells * (31 + 16 * top), "json": 2450 + cells * (142 + 65 * top)}
 
 
-def _file(path: str, report: LensReport, title: str, *, show: bool) -> ExportFile:
-    """`report` as a file; `title` names the model."""
-    from llmcli.commands.lens.view.export import lens_csv, lens_page
+def _file(look: Inspection, report: LensReport) -> ExportFile | None:
+    from llmcli.commands.lens.view.export import lens_page
     from llmcli.commands.lens.view.png import lens_png
 
-    kind = kind_of_file(path, FILES)
-    makers = {
-        "csv": partial(lens_csv, report), "png": partial(lens_png, report, title),
-        "html": partial(lens_page, report, title),
-    }  # fmt: skip
     holds = f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}"
-    return ExportFile(path=path, holds=holds, make=makers.get(kind), open=show)
-
-
-def _body(report: LensReport) -> dict[str, Any]:
-    """The report as JSON has it, but for the checks: tokens as objects."""
-    return vars(report) | {"tokens": [{"id": id, "text": text} for id, text in report.tokens]}
+    return look.file(holds, {
+        "png": lambda: lens_png(report, look.title), "html": lambda: lens_page(report, look.title),
+    })  # fmt: skip
 
 
 def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Target:

@@ -16,7 +16,7 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
 
     options = LensOptions(**dict[str, Any](given))
     options.check(chat.model.config)
-    report = lens_report(chat.model, chat.ids, 0, options, None, chat.out)
+    report = lens_report(chat.model, chat.ids, 0, options, chat.out)
     title = model_line(chat.model.describe())
     height = get_terminal_size().lines
     shown = render_lens(report, title, ranks=options.target != "output", height=height)

@@ -101,7 +101,7 @@ def _shares(
 ) -> Iterator[tuple[slice, slice]]:
     """Which of `heads` are computed together, and their key/value heads.
 
-    Those of one key/value head; of several where all heads are wanted and rows are short.
+    Heads of one key/value head; of several where all heads are wanted and rows are short.
     """
     together = 1
     if len(heads) == of.heads:

@@ -99,7 +99,7 @@ def test_pooled_cells_are_the_largest_of_their_squares(most, queries, keys, rows
         pooled.add(cut, slice(0, 2), first, low)
     q, k = queries or (0, 40), keys or (0, 40)
     for head in range(2):
-        *found, values = pooled.cells(head, 40)
+        *found, values = pooled.cells(head)
         assert found == [q, k]
         assert max(values.shape) <= most
         for (row, column), value in np.ndenumerate(values):
@@ -247,10 +247,13 @@ def test_one_forward_pass_whose_numbers_are_the_usual_ones(monkeypatch, dtype, g
 
     monkeypatch.setattr(Decoder, "__call__", counted)
     exported(model, ids, drawn(9, pairs=3, generate=generate))
-    assert [begin for begin, *_ in calls] == [0, *range(18, 18 + generate)]
-    state = model.decoder.new_state(1, 30) if generate else None
-    for _, tokens, options, out in calls:
+    steps = [0, *range(18, 18 + generate)] if generate else []
+    assert [begin for begin, *_ in calls] == [*steps, 0]
+    state = model.decoder.new_state(1, 30)
+    for _, tokens, options, out in calls[:-1]:
         assert torch.equal(plain(model.decoder, tokens, state, **options), out)
+    _, tokens, options, out = calls[-1]
+    assert torch.equal(plain(model.decoder, tokens, **options), out)
     assert len(captured) > 20
     for name, tensor, before in captured:
         assert torch.equal(tensor, before), name
@@ -273,7 +276,7 @@ class Largest(TorchDispatchMode):
 def test_nothing_square_is_kept_for_metrics(monkeypatch):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
     monkeypatch.setattr("llmcli.inspect.formulas.CHEAP", 1)
-    for module in ("observe.attention.rows", "commands.attention.measure.metrics"):
+    for module in ("inspect.attention.rows", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 240
     with Largest() as seen:

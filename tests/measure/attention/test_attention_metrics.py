@@ -56,7 +56,7 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     model, ids = small(kind), ids_of(75)
     expected = measure_attention(model, ids)
     sizes, make = [], Block.__init__
-    for module in ("observe.attention.rows", "commands.attention.measure.metrics"):
+    for module in ("inspect.attention.rows", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", cells)
     monkeypatch.setattr(
         Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
@@ -209,13 +209,13 @@ def test_one_token_has_the_metrics_that_it_can_have():
     }  # fmt: skip
     assert all(report.rows[name] == 0 for name in absent)
     assert report.layers[0].heads[0].labels == ()
-    assert {name for name, _ in report.unlabelled} == {label.name for label in LABELS}
+    assert set(report.unlabelled) == {label.name for label in LABELS}
 
 
 def labelled(targets, ids):
     report = measure_attention(built(targets, len(ids)), ids)
     assert report.ok, report.checks
-    return [head.labels for head in report.layers[0].heads], dict(report.unlabelled)
+    return [head.labels for head in report.layers[0].heads], report.unlabelled
 
 
 def test_a_short_prompt_tells_no_kind_that_equal_weights_have_too():
@@ -256,7 +256,7 @@ def test_a_window_is_no_kind_of_head():
     for name in ("previous_token", "sink", "induction", "duplicate", "locality_8"):
         assert math.isnan(found[name]), name
         assert report.rows[name] == 0
-    assert dict(report.unlabelled).keys() == {label.name for label in LABELS}
+    assert report.unlabelled.keys() == {label.name for label in LABELS}
     model = small("window")  # of 5
     found = metrics_of(measure_attention(model, ids))[0]
     assert math.isnan(found["locality_8"])
@@ -269,13 +269,13 @@ def test_a_window_is_no_kind_of_head():
 def test_the_reason_names_the_kind_of_layer_where_there_are_several():
     full, near = (dataclasses.replace(BASE, window=window) for window in (None, 2))
     report = measure_attention(model_of(config_of(full, near)), ids_of(30))
-    why = dict(report.unlabelled)
+    why = report.unlabelled
     assert why["local"] == "window 2: no row qualifies"
     assert why["previous-token"] == "window 2: equal weights would give 0.50"
     assert "broad" not in why
     second = AttentionRequest(heads={1: tuple(range(4))})
     alone = measure_attention(model_of(config_of(full, near)), ids_of(30), second)
-    assert dict(alone.unlabelled)["local"] == "no row qualifies"
+    assert alone.unlabelled["local"] == "no row qualifies"
 
 
 def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch):
@@ -288,8 +288,8 @@ def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch
     assert ranks == pytest.approx(effective_rank(a), rel=1e-9)
     beyond = measure_attention(model, ids_of(21), names)
     assert list(beyond.layers[0].heads[0].metrics) == ["entropy"]
-    assert [name for name, _ in beyond.skipped] == ["effective_rank"]
-    assert "21" in beyond.skipped[0][1]
+    assert list(beyond.skipped) == ["effective_rank"]
+    assert "21" in beyond.skipped["effective_rank"]
 
 
 def test_labels_begin_at_their_thresholds():

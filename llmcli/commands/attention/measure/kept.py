@@ -35,7 +35,7 @@ class TopPairs:
     def add(
         self, block: Block, ranks_HtS: Tensor, layer: int, heads: list[int], group: int
     ) -> None:
-        """Those of a block, ranked by `ranks_HtS`; `heads` are the numbers of its heads."""
+        """Adds the pairs of a block, ranked by `ranks_HtS`; `heads` are its head numbers."""
         if not self.count:
             return
         ranks_HtS = ranks_HtS.nan_to_num(0.0).masked_fill(self._ignored(block), 0.0)
@@ -79,7 +79,7 @@ class TopPairs:
 class Pooled:
     """The part of every head's matrix that is drawn; one cell is the largest of `pool` × `pool`.
 
-    `tokens` is the most tokens that there will be. `signed`: the largest whatever its sign is.
+    `signed`: the largest by magnitude.
     """
 
     def __init__(
@@ -122,18 +122,15 @@ class Pooled:
             pooled_HRC = part_HtS.reshape(shape).amin((2, 4)).to("cpu", torch.float32)
             torch.minimum(there(self._least_HRC), pooled_HRC, out=there(self._least_HRC))
 
-    def cells(self, head: int, tokens: int) -> tuple[Span, Span, np.ndarray]:
-        """Queries, keys and the cells `[R, C]` of one head, NaN where masked, up to `tokens`."""
-        spans = [(first, min(last, tokens)) for first, last in (self.queries, self.keys)]
-        rows, columns = (math.ceil((last - first) / self.pool) for first, last in spans)
-        part = (head, slice(max(rows, 0)), slice(max(columns, 0)))
-        cells_RC = self._most_HRC[part]
+    def cells(self, head: int) -> tuple[Span, Span, np.ndarray]:
+        """Queries, keys and the cells `[R, C]` of one head, NaN where masked."""
+        cells_RC = self._most_HRC[head]
         if self._least_HRC is not None:
-            least_RC = self._least_HRC[part]
+            least_RC = self._least_HRC[head]
             # both are infinite where all is masked
             cells_RC = torch.where(-least_RC > cells_RC, least_RC, cells_RC)
         values = torch.where(cells_RC == -math.inf, math.nan, cells_RC).numpy()
-        return spans[0], spans[1], values
+        return self.queries, self.keys, values
 
 
 class Whole:

@@ -48,10 +48,10 @@ class Shared:
 
 
 class Layer:
-    """The requested `heads` of one layer; `most` is the most tokens that there will be."""
+    """The requested `heads` of one layer over so many `tokens`."""
 
     def __init__(
-        self, model: Model, of: LayerMap, heads: Sequence[int], most: int, shared: Shared
+        self, model: Model, of: LayerMap, heads: Sequence[int], tokens: int, shared: Shared
     ) -> None:
         self.number = of.number
         self.of = of
@@ -61,33 +61,38 @@ class Layer:
         dtype = model.stream_dtype
         needed = {*shared.metrics, *(label.metric for label in LABELS)}
         self._means = RowMeans(tuple(name for name in USUAL if name in needed), len(self.heads))
-        self._walked: Walk | None = None
         self._pooled = None
         if request.drawn:
-            self._pooled = Pooled(request, len(self.heads), most, signed=of.signed)
-        self._ranked = Whole(len(self.heads), most, 0.0, dtype) if RANK in shared.metrics else None
+            self._pooled = Pooled(request, len(self.heads), tokens, signed=of.signed)
+        self._ranked = None
+        if RANK in shared.metrics:
+            self._ranked = Whole(len(self.heads), tokens, 0.0, dtype)
         masked = 0.0 if request.what == "pattern" else -math.inf
         self._exported = None
         if shared.on_matrix is not None:
-            self._exported = Whole(len(self.heads), most, masked, dtype)
+            self._exported = Whole(len(self.heads), tokens, masked, dtype)
 
-    def add(self, first: int, tokens: Tokens, seen: Mapping[str, Tensor]) -> None:
-        """The rows of the queries from position `first` on; see `checked_rows`."""
-        if self.of.signed:
-            self._walked = walk(self.of.recurrence(seen))
+    def read(
+        self, tokens: Tokens, seen: Mapping[str, Tensor], undetermined: Container[str]
+    ) -> tuple[LayerReport, tuple[Matrix, ...], dict[str, int]]:
+        """The report of the layer, its matrices, and how many rows each metric counts.
+
+        `seen` are its activations (see `checked_rows`); no head is of the kinds that are
+        `undetermined`. Hands whole matrices on where `on_matrix` takes them.
+        """
+        walked = walk(self.of.recurrence(seen)) if self.of.signed else None
         shown = checked_rows(
-            self._shared.proof, self.of, self.heads, first, tokens, seen, self._shared.block_rows,
-            self._walked,
+            self._shared.proof, self.of, self.heads, 0, tokens, seen, self._shared.block_rows,
+            walked,
         )  # fmt: skip
         for rows in shown:
             self._keep(rows)
             self._summarize(rows.block, rows.at)
             self._shared.advance(rows.block.a_HtS[:, :, 0].numel())
-
-    @property
-    def walked(self) -> Walk | None:
-        """Where the last rows ended, of a recurrence."""
-        return self._walked
+        if self._exported is not None and self._shared.on_matrix is not None:
+            self._shared.on_matrix(self.number, self._exported.values_HTS.numpy())
+        report, counts = self._report(walked, len(tokens.ids_N), undetermined)
+        return report, self._matrices(), counts
 
     def _keep(self, rows: Rows) -> None:
         block, scores_HtS = rows.block, rows.scores_HtS
@@ -112,31 +117,21 @@ class Layer:
         if self._ranked is not None:
             self._ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
 
-    def finish(
-        self, tokens: int, undetermined: Container[str]
-    ) -> tuple[LayerReport, tuple[Matrix, ...], dict[str, int]]:
-        """The report of the layer, its matrices, and how many rows each metric counts.
-
-        No head is of the kinds that are `undetermined`.
-
-        Hands the whole matrices on where somebody takes them, and forgets them.
-        """
+    def _report(
+        self, walked: Walk | None, tokens: int, undetermined: Container[str]
+    ) -> tuple[LayerReport, dict[str, int]]:
         metrics, counts = self._means.means(), self._means.rows()
         if self._ranked is not None:
-            ranks = effective_rank(self._ranked.values_HTS[:, :tokens, :tokens]).tolist()
+            ranks = effective_rank(self._ranked.values_HTS).tolist()
             metrics = [one | {RANK: rank} for one, rank in zip(metrics, ranks, strict=True)]
         memory = dict.fromkeys((HALF_LIFE, OVERWRITTEN), [math.nan] * self.of.heads)
-        if (walked := self._walked) is not None:
+        if walked is not None:
             memory = {HALF_LIFE: walked.half_lives(), OVERWRITTEN: walked.overwritten()}
             counts |= dict.fromkeys(memory, tokens)
         metrics = [
             one | {name: values[head] for name, values in memory.items()}
             for one, head in zip(metrics, self.heads, strict=True)
         ]
-        if self._exported is not None and self._shared.on_matrix is not None:
-            shown_HTS = self._exported.values_HTS[:, :tokens, :tokens]
-            self._shared.on_matrix(self.number, shown_HTS.numpy())
-        self._ranked = self._exported = self._walked = None
         report = LayerReport(
             layer=self.number,
             kind=self.of.kind,
@@ -154,14 +149,14 @@ class Layer:
                 for head, found in zip(self.heads, metrics, strict=True)
             ),
         )
-        return report, self._matrices(tokens), counts
+        return report, counts
 
-    def _matrices(self, tokens: int) -> tuple[Matrix, ...]:
+    def _matrices(self) -> tuple[Matrix, ...]:
         if self._pooled is None:
             return ()
         found = []
         for at, head in enumerate(self.heads):
-            queries, keys, values = self._pooled.cells(at, tokens)
+            queries, keys, values = self._pooled.cells(at)
             found.append(
                 Matrix(
                     layer=self.number,

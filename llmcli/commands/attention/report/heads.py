@@ -6,9 +6,10 @@ logarithms are natural.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmcli.records.checks import ViewCheck
+from llmcli.records.document import APART
 from llmcli.records.head_metrics import Label, Metric
 from llmcli.records.matrix import Matrix, What
 
@@ -77,11 +78,11 @@ class AttentionReport:
     rows: dict[str, int]
     labels: tuple[Label, ...]
     layers: tuple[LayerReport, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[Matrix, ...] = field(metadata=APART)
     pairs: tuple[Pair, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+    unlabelled: dict[str, str] = field(default_factory=dict)
     checks: tuple[ViewCheck, ...]
-    skipped: tuple[tuple[str, str], ...] = ()
-    unlabelled: tuple[tuple[str, str], ...] = ()
 
     @property
     def sinks(self) -> bool:

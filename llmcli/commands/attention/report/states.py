@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmcli.records.checks import ViewCheck
 
-POINTS = 24  # positions at which states are looked at
+POINTS = 24  # positions at which states are measured
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,12 @@
-"""Attention in files: a table for a data frame, and a page to explore heads on.
+"""Attention as a page to explore heads on.
 
-Both collect the matrices of one layer after the other, and are written when all is known.
+It collects the matrices of one layer after the other, and is written when all is known.
 """
 
 from __future__ import annotations
 
 import base64
-import csv
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,7 @@ from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
 from llmcli.records.matrix import What
 from llmcli.ui.page.build import checks, finite, page, token
 from llmcli.ui.palette import Kind
-from llmcli.ui.theme import csv_cell
 
-COLUMNS = ("layer", "head", "query", "key", "query_token", "key_token", "value")
 FRAME = 40 << 10  # bytes of a page without its heads
 _STEPS = 255
 PRECISION = {
@@ -44,65 +40,6 @@ def visible_count(tokens: int, window: int | None) -> int:
     """How many cells of a matrix are not masked."""
     inside = tokens if window is None else min(tokens, window)
     return inside * (inside + 1) // 2 + (tokens - inside) * inside
-
-
-class AttentionCsv:
-    """A line for each cell that is not masked; these are kept, four bytes a cell."""
-
-    def __init__(self) -> None:
-        self._layers: dict[int, tuple[int | None, list[np.ndarray]]] = {}
-
-    def add(self, layer: int, values: np.ndarray, window: int | None = None) -> None:
-        """All chosen heads of a layer, `[H, T, T]`; with a `window` a query sees so many keys."""
-        seen = visible(values.shape[-1], window)
-        self._layers[layer] = window, [matrix[seen].astype(np.float32) for matrix in values]
-
-    def pieces(self, report: AttentionReport) -> Iterator[bytes]:
-        """The file, a query at a time: layers, heads, queries, keys in order, nine digits a value.
-
-        Tokens are as `csv_cell` writes them, so that a line is a line.
-        """
-        yield (",".join(COLUMNS) + "\r\n").encode()
-        texts = [_field(text) for _, text in report.tokens]
-        for layer in report.layers:
-            window, kept = self._layers[layer.layer]
-            for head, values in zip(layer.heads, kept, strict=True):
-                yield from _lines(f"{layer.layer},{head.head}", values, texts, window)
-
-
-def csv_file_size(texts: Sequence[str], windows: Sequence[int | None], heads: int) -> int:
-    """Bytes of the file, to within about a tenth: a window (None: all) for each layer.
-
-    `heads` of every layer are in it. `texts`: of the tokens that are known.
-    """
-    count = len(texts)
-    token = sum(len(_field(text).encode()) for text in texts) / max(1, count)
-    position = sum(len(str(at)) for at in range(count)) / max(1, count)
-    cells = sum(visible_count(count, window) for window in windows) * heads
-    place = 2.0 + (len(windows) > 10) + (heads > 10)
-    return round(cells * (place + 2 * position + 2 * token + 13 + len(COLUMNS)))
-
-
-def _lines(
-    place: str, values: np.ndarray, texts: Sequence[str], window: int | None
-) -> Iterator[bytes]:
-    at = 0
-    for query, text in enumerate(texts):
-        first = 0 if window is None else max(0, query - window + 1)
-        count = query + 1 - first
-        row = values[at : at + count].tolist()
-        at += count
-        yield "".join(
-            f"{place},{query},{key},{text},{texts[key]},{value:.9g}\r\n"
-            for key, value in zip(range(first, query + 1), row, strict=True)
-        ).encode()
-
-
-def _field(text: str) -> str:
-    """A token as one cell, in quotes where it has a comma or a quote in it."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow([csv_cell(text)])
-    return line.getvalue()
 
 
 class AttentionPage:
@@ -193,13 +130,13 @@ def _kept(values: np.ndarray) -> dict[str, Any]:
 
 
 def _kept_scores(values: np.ndarray) -> dict[str, Any]:
-    """The same of scores: even steps from the smallest to the largest."""
+    """The visible scores of one head, in even steps from the smallest to the largest."""
     low, high = float(values.min()), float(values.max())
     return _packed(low, high, (values - low) / ((high - low) or 1.0) * _STEPS)
 
 
 def _kept_signed(values: np.ndarray) -> dict[str, Any]:
-    """The same of weights with signs: step 127 is 0."""
+    """The visible signed weights of one head, in 255 steps; step 127 is 0."""
     high = float(np.abs(values).max())
     parts = np.sign(values) * np.sqrt(np.abs(values) / (high or 1.0))
     return _packed(-high, high, 127 + parts * 127)

@@ -18,8 +18,9 @@ from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
 from llmcli.records.head_metrics import COMMON, Label, Metric
 from llmcli.records.numbers import spans
 from llmcli.ui.cells import Ink
-from llmcli.ui.heatmap import ColourBar
-from llmcli.ui.layout import WIDEST, Dotted, filled
+from llmcli.ui.grid import ColourBar, Fit, Grid, bar
+from llmcli.ui.layout import WIDEST, Line, filled
+from llmcli.ui.numbers import short
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT
 
@@ -64,10 +65,10 @@ def head_map(
     undefined = any(math.isnan(head.metrics[metric.name]) for head in heads_of(report))
     shown: list[RenderableType] = [
         HeadMap(report=report, metric=metric, scale=scale, numbers=numbers),
-        MapKey(words, scale, undefined, numbers),
+        Fit(lambda width, ink: _key(words, scale, undefined, numbers, ink)),
     ]
     if len(kinds := layer_kinds(report)) > 1:
-        shown.append(Dotted(kinds, FAINT))
+        shown.append(Line(kinds, FAINT))
     return Group(*shown)
 
 
@@ -96,57 +97,50 @@ class HeadMap:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ink = Ink.of(console, options)
-        grid = self._arranged(min(options.max_width, WIDEST), ink)
+        layout = self._arranged(min(options.max_width, WIDEST), ink)
         layers = self.report.layers
-        for number, heads in enumerate(grid.blocks):
+        for number, heads in enumerate(layout.blocks):
             if number:
                 yield Segment.line()
-            name = "layer" if grid.gutter > len("layer") else ""
-            header = f"{name:<{grid.gutter}}{self._header(heads, grid, ink)}"
-            width = grid.gutter + self._width(heads, grid) + BESIDE
-            yield Segment(f"{header:<{width}}" * (grid.beside - 1) + header, Style.parse(FAINT))
+            name = "layer" if layout.gutter > len("layer") else ""
+            header = f"{name:<{layout.gutter}}{self._header(heads, layout, ink)}"
+            width = layout.gutter + self._width(heads, layout) + BESIDE
+            yield Segment(f"{header:<{width}}" * (layout.beside - 1) + header, Style.parse(FAINT))
             yield Segment.line()
-            for row in range(grid.lines):
-                for at in range(row, len(layers), grid.lines):
-                    if at >= grid.lines:
+            parted = [layout.bars and self._parted(*pair) for pair in pairwise(heads)]
+            before = ["", *(bar(ink) if one else "" for one in parted)]
+            lines = Grid(ink=ink, gutter=layout.gutter, before=before)
+            for row in range(layout.lines):
+                for at in range(row, len(layers), layout.lines):
+                    if at >= layout.lines:
                         yield Segment(" " * BESIDE)
-                    named = str(layers[at].layer)
-                    yield Segment(
-                        f"{named:<{grid.gutter}}" if grid.beside == 1
-                        else f"{named:>{grid.gutter - 1}} "
-                    )  # fmt: skip
-                    yield from self._row(layers[at].heads, heads, grid, ink)
+                    name = str(layers[at].layer)
+                    name = name if layout.beside == 1 else f"{name:>{layout.gutter - 1}}"
+                    known = {head.head: head for head in layers[at].heads}
+                    cells = [[self._segment(known.get(one), layout, ink)] for one in heads]
+                    yield from lines.part(name, cells, "")
                 yield Segment.line()
 
-    def _row(
-        self, own: Sequence[HeadReport], heads: Sequence[int], grid: _Grid, ink: Ink
-    ) -> Iterator[Segment]:
-        known = {head.head: head for head in own}
-        for at, number in enumerate(heads):
-            if grid.bars and at and self._parted(heads[at - 1], number):
-                yield Segment("|" if ink.ascii else "│", Style.parse(FAINT))
-            yield self._segment(known.get(number), grid, ink)
-
-    def _arranged(self, width: int, ink: Ink) -> _Grid:
-        """The roomiest of the grids that have few lines, else the one with fewest."""
+    def _arranged(self, width: int, ink: Ink) -> _Layout:
+        """The roomiest of the layouts that have few lines, else the one with fewest."""
         digits, count = len(str(self.report.layers[-1].layer)), len(self.report.layers)
-        grids = []
+        layouts = []
         for letters, cell, bars in self._cells(ink):
-            grid = _Grid(letters, cell, bars, digits + 1, count, 1, (self._heads,))
-            used = self._width(self._heads, grid) + grid.gutter
+            layout = _Layout(letters, cell, bars, digits + 1, count, 1, (self._heads,))
+            used = self._width(self._heads, layout) + layout.gutter
             beside = min((width + BESIDE) // (used + BESIDE), -(-count // LINES))
             if beside:
                 lines = -(-count // beside)
-                gutter = grid.gutter
+                gutter = layout.gutter
                 if beside == 1 and used - gutter + len("layer ") <= width:
                     gutter = max(gutter, len("layer "))
-                grids.append(_Grid(letters, cell, bars, gutter, lines, beside, (self._heads,)))
-        few = next((grid for grid in grids if grid.lines <= LINES), None)
-        if few or grids:
-            return few or min(grids, key=lambda grid: grid.lines)
+                layouts.append(_Layout(letters, cell, bars, gutter, lines, beside, (self._heads,)))
+        few = next((layout for layout in layouts if layout.lines <= LINES), None)
+        if few or layouts:
+            return few or min(layouts, key=lambda layout: layout.lines)
         letters, cell, bars = self._cells(ink)[0 if self.numbers else -1]
         blocks = tuple(self._blocks(width - digits - 1, cell, bars=bars))
-        return _Grid(letters, cell, bars, digits + 1, count, 1, blocks)
+        return _Layout(letters, cell, bars, digits + 1, count, 1, blocks)
 
     def _cells(self, ink: Ink) -> list[tuple[int, int, bool]]:
         """Letters of a cell, its columns, and whether bars part groups: the roomiest first."""
@@ -164,9 +158,9 @@ class HeadMap:
     def _heads(self) -> list[int]:
         return sorted({head.head for head in heads_of(self.report)})
 
-    def _width(self, heads: Sequence[int], grid: _Grid) -> int:
+    def _width(self, heads: Sequence[int], layout: _Layout) -> int:
         parted = sum(self._parted(*pair) for pair in pairwise(heads))
-        return len(heads) * grid.cell + parted * grid.bars
+        return len(heads) * layout.cell + parted * layout.bars
 
     def _blocks(self, room: int, cell: int, *, bars: bool) -> Iterator[list[int]]:
         """The numbers of the heads in blocks as wide as there is room, groups whole if they fit."""
@@ -201,11 +195,11 @@ class HeadMap:
     def _quiet(self) -> tuple[str, ...]:
         return quiet_kinds(self.report)
 
-    def _header(self, heads: Sequence[int], grid: _Grid, ink: Ink) -> str:
+    def _header(self, heads: Sequence[int], layout: _Layout, ink: Ink) -> str:
         """The numbers of the heads over their cells, of those that have room."""
-        line, place, cell, width = "", 0, grid.cell, self._width(heads, grid)
+        line, place, cell, width = "", 0, layout.cell, self._width(heads, layout)
         for at, head in enumerate(heads):
-            place += grid.bars and at > 0 and self._parted(heads[at - 1], head)
+            place += layout.bars and at > 0 and self._parted(heads[at - 1], head)
             start = place + cell - len(str(head)) if cell > len(str(head)) else place
             fits = start + len(str(head)) <= width
             if fits and (start > len(line) or not line):
@@ -230,19 +224,19 @@ class HeadMap:
             return ink.dot
         return "?" if math.isnan(value) else "" if ink.kind != "shades" else "-"
 
-    def _segment(self, head: HeadReport | None, grid: _Grid, ink: Ink) -> Segment:
+    def _segment(self, head: HeadReport | None, layout: _Layout, ink: Ink) -> Segment:
         if head is None:
-            return Segment(" " * grid.cell)
+            return Segment(" " * layout.cell)
         value = np.array([head.metrics[self.metric.name]])
         style = ink.behind(int(ink.codes(self.scale.fractions(value))[0]))
-        text = self._cell(head, grid.letters, ink)
+        text = self._cell(head, layout.letters, ink)
         if not self.numbers:  # what is unusual stands out
             style += Style(dim=True) if text == ink.dot else Style(bold=True)
-        return Segment(f"{text:>{grid.cell}}", style)
+        return Segment(f"{text:>{layout.cell}}", style)
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _Layout:
     """How a map is arranged: `beside` groups of `lines` layers, the heads in `blocks` below.
 
     Of each head so many `letters` in `cell` columns, with `bars` between groups of heads.
@@ -257,38 +251,20 @@ class _Grid:
     blocks: Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True)
-class MapKey:
+def _key(
+    words: str, scale: Scale, undefined: bool, numbers: bool, ink: Ink
+) -> Iterator[RenderableType]:
     """What a map's colours mean, and its signs; without colour a map has signs alone.
 
     `words` say what the metric is; `undefined`: of some heads it is. `numbers`: the signs are the
     metric's values.
     """
-
-    words: str
-    scale: Scale
-    undefined: bool
-    numbers: bool
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        ink = Ink.of(console, options)
-        if ink.kind != "shades":
-            masked = "undefined" if self.undefined and self.numbers else ""
-            yield ColourBar(self.words, self.scale, masked)
-            return
-        signs = ["- unclassified"] if not self.numbers else [self.words]
-        signs += [f"{ink.dot if self.numbers else '?'} undefined"] if self.undefined else []
-        yield Text("   ".join(signs), style=FAINT)
-
-
-def short(value: float, share: bool) -> str:
-    """At most four signs: `.07` and `1.0` of a share, `7.43`, `12.1`, `1234` of anything else."""
-    if math.isinf(value):
-        return "∞"
-    if share:
-        return f"{value:.2f}".lstrip("0") if abs(value) < 0.995 else f"{value:.1f}"
-    size = abs(value)
-    return f"{value:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
+    if ink.kind != "shades":
+        yield ColourBar(words, scale, "undefined" if undefined and numbers else "")
+        return
+    signs = ["- unclassified"] if not numbers else [words]
+    signs += [f"{ink.dot if numbers else '?'} undefined"] if undefined else []
+    yield Text("   ".join(signs), style=FAINT)
 
 
 def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> RenderableType:
@@ -298,7 +274,7 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
     but for those that are `left` to others.
     """
     shown: list[RenderableType] = []
-    none, undetermined = [], dict(report.unlabelled)
+    none, undetermined = [], report.unlabelled
     unclear: dict[str, list[str]] = {}
     for label in report.labels:
         found = Found(report, label)
@@ -309,10 +285,10 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
         if label.name in undetermined and label.name not in left:
             unclear.setdefault(undetermined[label.name], []).append(label.name)
     if none:
-        shown.append(Dotted([f"no head: {none[0]}", *none[1:]], FAINT))
+        shown.append(Line([f"no head: {none[0]}", *none[1:]], FAINT))
     if unclear:
         parts = [f"{', '.join(names)} ({why})" for why, names in unclear.items()]
-        shown.append(Dotted([f"undetermined: {parts[0]}", *parts[1:]], FAINT))
+        shown.append(Line([f"undetermined: {parts[0]}", *parts[1:]], FAINT))
     return Group(*shown)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
 from llmcli.commands.attention.view.map import scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
-from llmcli.records.head_metrics import Label
 from llmcli.records.matrix import Matrix
 from llmcli.ui.palette import Kind, Scale, rgb
 from llmcli.ui.png import (
@@ -197,10 +196,11 @@ def head_map_png(
     left, top = MARGIN + AXES, HEAD + AXES
     right = max(_place(layer.heads, len(layer.heads) - 1, cell) for layer in report.layers)
     down = left, top + len(report.layers) * cell
+    found = {name for layer in report.layers for head in layer.heads for name in head.labels}
     legend = [
-        f"{kind.letter}  {kind.name}: {kind.metric} at least {kind.threshold:g}"
-        for kind in _found(report)
-    ]
+        f"{label.letter}  {label.name}: {label.metric} at least {label.threshold:g}"
+        for label in report.labels if label.name in found
+    ]  # fmt: skip
     sheet = Sheet(
         max(NARROW, left + right + cell + 50 + bar_width(scale, SMALL) + MARGIN),
         down[1] + 36 + LINE * len(legend) + FOOT,
@@ -210,7 +210,10 @@ def head_map_png(
     for row, layer in enumerate(report.layers):
         for column, head in enumerate(layer.heads):
             at = left + _place(layer.heads, column, cell), top + row * cell
-            _cell(sheet, at, cell, head, scale, metric, report.labels)
+            value = head.metrics[metric]
+            letters = "".join(one.letter for one in report.labels if one.name in head.labels)
+            fraction = float(scale.fractions(np.array(value)))
+            _cell(sheet, at, cell, value, fraction, letters)
     bar = min(700, max(160, len(report.layers) * cell))
     sheet.colour_bar((left + right + cell + 50, top), bar, scale, SMALL)
     for line, words in enumerate(legend):
@@ -244,36 +247,21 @@ def _axes(sheet: Sheet, report: AttentionReport, at: tuple[int, int], cell: int)
 
 
 def _cell(
-    sheet: Sheet,
-    at: tuple[int, int],
-    cell: int,
-    head: HeadReport,
-    scale: Scale,
-    metric: str,
-    labels: tuple[Label, ...],
+    sheet: Sheet, at: tuple[int, int], cell: int, value: float, fraction: float, letters: str
 ) -> None:
     """A head's colour, its value where a number has room, and the letters of its kinds."""
-    value = head.metrics[metric]
-    box = (at, (at[0] + cell - 2, at[1] + cell - 2))
     if math.isnan(value):
-        sheet.draw.rectangle(box, MASKED, GRID)
+        sheet.draw.rectangle((at, (at[0] + cell - 2, at[1] + cell - 2)), MASKED, GRID)
         sheet.draw.line((at[0], at[1] + cell - 2, at[0] + cell - 2, at[1]), HATCH, 2)
         return
-    colour = rgb(scale.fractions(np.array(value)))
-    sheet.draw.rectangle(box, (int(colour[0]), int(colour[1]), int(colour[2])))
-    fill = (255, 255, 255) if dark(colour) else INK
-    letters = "".join(kind.letter for kind in labels if kind.name in head.labels)
-    words = number(value) if abs(value) < 0.995 else f"{value:.1f}" if value < math.inf else "inf"
-    if cell >= 56:
-        words = f"{value:.2f}".lstrip("0") if 0 <= value < 0.995 else words
-        middle = at[1] + cell // 2 + (11 if letters else 0)
-        if width(words, LEAST) < cell - 6:
-            sheet.text((at[0] + cell // 2, middle), words, LEAST, fill, "mm")
-        sheet.text((at[0] + cell // 2, at[1] + cell // 2 - 13), letters, SMALL, fill, "mm")
-    elif letters and cell >= 24:
-        sheet.text((at[0] + cell // 2, at[1] + cell // 2), letters[:1], LEAST, fill, "mm")
-
-
-def _found(report: AttentionReport) -> list[Label]:
-    found = {name for layer in report.layers for head in layer.heads for name in head.labels}
-    return [kind for kind in report.labels if kind.name in found]
+    roomy, x, y = cell >= 56, at[0] + cell // 2, at[1] + cell // 2
+    sheet.box(at, (cell - 1, cell - 1), fraction, letters[:1] if cell >= 24 and not roomy else "")
+    if not roomy:
+        return
+    fill = (255, 255, 255) if dark(rgb(np.array(fraction))) else INK
+    words = f"{value:.2f}".lstrip("0") if 0 <= value < 0.995 else number(value)
+    if value >= 0.995:
+        words = f"{value:.1f}" if value < math.inf else "inf"
+    if width(words, LEAST) < cell - 6:
+        sheet.text((x, y + (11 if letters else 0)), words, LEAST, fill, "mm")
+    sheet.text((x, y - 13), letters, SMALL, fill, "mm")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport
 from llmcli.commands.attention.report.request import AttentionRequest
-from llmcli.commands.attention.view.map import head_map, heads_of, kinds_found, shares, short
+from llmcli.commands.attention.view.map import head_map, heads_of, kinds_found, shares
 from llmcli.commands.attention.view.tables import (
     definition,
     metric_notes,
@@ -25,8 +25,10 @@ from llmcli.commands.attention.view.tables import (
 from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
 from llmcli.records.matrix import Matrix
 from llmcli.records.numbers import spans
-from llmcli.ui.heatmap import ColourBar, Heatmap, Panels
-from llmcli.ui.layout import SEPARATOR, WIDEST, Dotted
+from llmcli.ui.cells import Ink
+from llmcli.ui.grid import ColourBar, Fit, Heatmap, Panels
+from llmcli.ui.layout import SEPARATOR, WIDEST, Line
+from llmcli.ui.numbers import short
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
@@ -53,10 +55,11 @@ def render_attention(
     """The model's line, the prompt, and the views."""
     shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
     if not _names_all(report):
-        shown.append(PromptLine(report))
+        shown.append(Fit(lambda width, ink: _prompt_line(report, width)))
     for number, view in enumerate(views):
         shown += [Text(), view] if number else [view]
-    notes = [*layer_notes(report), *(f"{name} was left out: {why}" for name, why in report.skipped)]
+    left = [f"{name} was left out: {why}" for name, why in report.skipped.items()]
+    notes = [*layer_notes(report), *left]
     return Group(*shown, *(Text(note, style=FAINT) for note in notes))
 
 
@@ -90,27 +93,19 @@ def attention_views(
     return shown or [overview(report, calls)]
 
 
-@dataclass(frozen=True)
-class PromptLine:
+def _prompt_line(report: AttentionReport, width: int) -> Iterator[RenderableType]:
     """How many tokens there are, and as many of the first and the last as a line holds."""
-
-    report: AttentionReport
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        count, words = len(self.report.tokens), _count(self.report)
-        width, most = min(options.max_width, WIDEST), min(count, WIDEST)
-        yield Text(next(self._lines(words, count, most, width)), style=FAINT)
-
-    def _lines(self, words: str, count: int, most: int, width: int) -> Iterator[str]:
-        for kept in range(most, -1, -1):
-            first, last = kept - kept // 3, kept // 3
-            left = [f"… {count - kept} more"] if kept < count else []
-            tokens = [token(self.report, at) for at in range(first)]
-            ending = [token(self.report, at) for at in range(count - last, count)]
-            line = SEPARATOR.join([words, *tokens, *left, *ending])
-            if cell_len(line) <= width:
-                yield line
-        yield words
+    count, words, width = len(report.tokens), _count(report), min(width, WIDEST)
+    line = words
+    for kept in range(min(count, WIDEST), -1, -1):
+        last = kept // 3
+        left = [f"… {count - kept} more"] if kept < count else []
+        tokens = [token(report, at) for at in (*range(kept - last), *range(count - last, count))]
+        tokens[kept - last : kept - last] = left
+        if cell_len(longer := SEPARATOR.join([words, *tokens])) <= width:
+            line = longer
+            break
+    yield Text(line, style=FAINT)
 
 
 def _count(report: AttentionReport) -> str:
@@ -138,7 +133,7 @@ def overview(report: AttentionReport, calls: Calls) -> RenderableType:
     metric = next(metric for metric in report.metrics if metric.name == COLOURED_BY)
     left = BY_REPEATS if calls.repeated else ()
     found = [head_map(report, metric, numbers=False), kinds_found(report, left)]
-    hints = [Hint(*hint) for hint in _next(report, calls)]
+    hints = [_hint(*hint) for hint in _next(report, calls)]
     return Group(*found, *metric_notes(report), *hints)
 
 
@@ -150,26 +145,24 @@ def metric_map(
         [why] = undefined_metrics(report, [metric])
         if calls is None or calls.repeated is None or metric.name not in BY_REPEATS:
             return Text(why)
-        return Group(Text(why), Hint("try:", f"{calls.repeated} --map {metric.name}"))
-    about = Dotted(definition(report, metric), FAINT)
+        return Group(Text(why), _hint("try:", f"{calls.repeated} --map {metric.name}"))
+    about = Line(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, [metric])]
     return Group(shown, about, *unknown, *metric_notes(report))
 
 
-@dataclass(frozen=True)
-class Hint:
-    """Words and a command line, which is never broken: it is there to be copied."""
+def _hint(words: str, call: str) -> RenderableType:
+    """Words and a command line, which is never wrapped, so that it can be copied."""
 
-    words: str
-    call: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        beside = cell_len(f"{self.words} {self.call}") <= options.max_width
+    def draw(width: int, ink: Ink) -> Iterator[RenderableType]:
+        beside = cell_len(f"{words} {call}") <= width
         if not beside:
-            yield Text(self.words, style=FAINT)
-        line = f"{self.words} {self.call}" if beside else self.call
+            yield Text(words, style=FAINT)
+        line = f"{words} {call}" if beside else call
         yield Text(line, style=FAINT, no_wrap=True, overflow="ignore")
+
+    return Fit(draw)
 
 
 def _next(report: AttentionReport, calls: Calls) -> Iterator[tuple[str, str]]:
@@ -192,7 +185,7 @@ def _next(report: AttentionReport, calls: Calls) -> Iterator[tuple[str, str]]:
 def _clearest(report: AttentionReport, *, repeated: bool) -> Iterator[tuple[str, int, int]]:
     """(kind, layer, head): of every kind found the clearest head, unusual kinds first."""
     order = list(report.labels)
-    if repeated:  # such a text is there to show these
+    if repeated:  # the text was made to show these
         order.sort(key=lambda label: label.name not in BY_REPEATS)
     order.sort(key=lambda label: label.name in COMMON)
     for label in order:
@@ -250,7 +243,7 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
         parts += _numbers(report, head)
         parts.append("all: --metrics all")
         notes = metric_notes(report)
-    return Group(Dotted(parts), *notes)
+    return Group(Line(parts), *notes)
 
 
 def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
@@ -260,7 +253,7 @@ def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
     for label in found:
         yield f"{label.name} ({short(head.metrics[label.metric], True)} ≥ {label.threshold:g})"
     unclear: dict[str, list[str]] = {}
-    for name, why in report.unlabelled:
+    for name, why in report.unlabelled.items():
         unclear.setdefault(why, []).append(name)
     if unclear:
         parts = (f"{', '.join(names)} ({why})" for why, names in unclear.items())
@@ -269,7 +262,7 @@ def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
 
 def _numbers(report: AttentionReport, head: HeadReport) -> Iterator[str]:
     """The metrics that say most, but for those of kinds, and those that it has no value of."""
-    left = (*head.labels, *dict(report.unlabelled))
+    left = (*head.labels, *report.unlabelled)
     said = [label.metric for label in report.labels if label.name in left]
     names = [label.metric for label in report.labels if label.metric not in said]
     for metric in report.metrics:

@@ -1,9 +1,7 @@
-"""States over time: norm and effective rank of every head as small curves, and as CSV."""
+"""States over time: norm and effective rank of every head as small curves."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +9,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.commands.attention.report.states import LayerStates, StatesReport
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.stats import size
-from llmcli.ui.theme import FAINT, HEADING, NUMBER, csv_cell, one_line
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
-COLUMNS = ("layer", "head", "position", "token", "norm", "effective_rank")
 _STEPS, _ASCII_STEPS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 _GAP = 3  # columns between two of a table
 
@@ -25,16 +22,16 @@ def render_states(report: StatesReport, title: str) -> RenderableType:
     shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
     new = len(report.tokens) - report.prompt_tokens
     words = [f"{len(report.tokens)} tokens" + (f", {new} of them generated" if new else "")]
-    shown.append(Dotted([*words, f"states after {_listed(report.positions)}"], FAINT))
+    shown.append(Line([*words, f"states after {_listed(report.positions)}"], FAINT))
     for layer in report.layers:
         heading = f"layer {layer.layer} ({layer.kind}), a state of {layer.rows} × {layer.columns}"
         constant = f"{size(layer.bytes)} for all heads, however long the text"
-        shown += [Text(), Text(heading, style=HEADING), Dotted([constant], FAINT), _Curves(layer)]
+        shown += [Text(), Text(heading, style=HEADING), Line([constant], FAINT), _Curves(layer)]
     notes = [
         "norm: √(Σ S²), the curve from 0 to the head's most",
         "rank: exp(−Σ p ln p), p = σ / Σσ of S, the curve from 0 to the most that is possible",
     ]
-    return Group(*shown, Text(), Dotted(notes, FAINT))
+    return Group(*shown, Text(), Line(notes, FAINT))
 
 
 def _listed(positions: Sequence[int]) -> str:
@@ -87,18 +84,3 @@ def _curve(values: Sequence[float], most: float, room: int, options: ConsoleOpti
     kept = values[::-1][::every][::-1]
     places = [round(value / (most or 1.0) * (len(signs) - 1)) for value in kept]
     return "".join(signs[min(place, len(signs) - 1)] for place in places)
-
-
-def states_csv(report: StatesReport) -> bytes:
-    """A line for each layer, head and position."""
-    file = io.StringIO(newline="")
-    writer = csv.writer(file)
-    writer.writerow(COLUMNS)
-    for layer in report.layers:
-        for head in layer.heads:
-            both = zip(report.positions, head.norms, head.effective_ranks, strict=True)
-            for position, norm, rank in both:
-                token = csv_cell(report.tokens[position][1])
-                place = (layer.layer, head.head, position, token)
-                writer.writerow((*place, f"{norm:.9g}", f"{rank:.9g}"))
-    return file.getvalue().encode()

@@ -4,65 +4,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Pair
 from llmcli.commands.attention.view.map import heads_of, shares
 from llmcli.records.head_metrics import LINEAR, OVERWRITTEN, Metric
-from llmcli.ui.heatmap import span
-from llmcli.ui.layout import GAP, Column, Dotted, Rows
+from llmcli.ui.grid import Fit
+from llmcli.ui.layout import GAP, Column, Line, Rows
+from llmcli.ui.numbers import span
 from llmcli.ui.theme import FAINT, NUMBER, quoted
 
 
-@dataclass(frozen=True)
-class MetricTable:
+def _metric_rows(
+    report: AttentionReport, metrics: Sequence[Metric], width: int
+) -> Iterator[RenderableType]:
     """A row for each head, a column for each of `metrics`.
 
     Columns that do not fit stand in further tables below.
     """
-
-    report: AttentionReport
-    metrics: Sequence[Metric]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        heads = [(f"{layer.layer}.{head.head}", head) for layer in self.report.layers
-                 for head in layer.heads]  # fmt: skip
-        shared = shares(self.report)
-        front = [Column("head", right=False)] + ([Column("kv")] if shared else [])
-        used = max(len("head"), *(len(name) for name, _ in heads)) + shared * (len("kv" + GAP))
-        for number, some in enumerate(self._packed(options.max_width - used)):
-            if number:
-                yield Text()
-            rows = [
-                [
-                    Text(name),
-                    *([Text(str(head.kv_head))] if shared else []),
-                    *(_value(head, metric) for metric in some),
-                ]
-                for name, head in heads
+    layers = report.layers
+    heads = [(f"{one.layer}.{head.head}", head) for one in layers for head in one.heads]
+    front = [Column("head", right=False)]
+    used = max(len("head"), *(len(name) for name, _ in heads))
+    if shared := shares(report):
+        front.append(Column("kv"))
+        used += len("kv" + GAP)
+    for number, some in enumerate(_packed(report, metrics, width - used)):
+        if number:
+            yield Text()
+        rows = [
+            [
+                Text(name),
+                *([Text(str(head.kv_head))] if shared else []),
+                *(_value(head, metric) for metric in some),
             ]
-            yield Rows([*front, *(Column(metric.name) for metric in some)], rows)
+            for name, head in heads
+        ]
+        yield Rows([*front, *(Column(metric.name) for metric in some)], rows)
 
-    def _packed(self, room: int) -> Iterator[list[Metric]]:
-        """The metrics in groups that have room beside each other."""
-        some: list[Metric] = []
-        used = 0
-        for metric in self.metrics:
-            width = len(GAP) + max(
-                len(metric.name), *(cell.cell_len for cell in self._cells(metric))
-            )
-            if some and used + width > room:
-                yield some
-                some, used = [], 0
-            some.append(metric)
-            used += width
-        yield some
 
-    def _cells(self, metric: Metric) -> list[Text]:
-        return [_value(head, metric) for layer in self.report.layers for head in layer.heads]
+def _packed(
+    report: AttentionReport, metrics: Sequence[Metric], room: int
+) -> Iterator[list[Metric]]:
+    """The metrics in groups that have room beside each other."""
+    some: list[Metric] = []
+    used = 0
+    for metric in metrics:
+        values = (_value(head, metric).cell_len for head in heads_of(report))
+        width = len(GAP) + max(len(metric.name), *values)
+        if some and used + width > room:
+            yield some
+            some, used = [], 0
+        some.append(metric)
+        used += width
+    yield some
 
 
 def _value(head: HeadReport, metric: Metric) -> Text:
@@ -83,8 +80,9 @@ def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> Renderab
             metric for metric in metrics
             if not all(math.isnan(head.metrics[metric.name]) for head in heads)
         ]  # fmt: skip
-        notes = [Dotted(definition(report, metric, named=True), FAINT) for metric in metrics]
-        shown = [MetricTable(report, metrics), *notes, *empty] if metrics else [*empty]
+        notes = [Line(definition(report, metric, named=True), FAINT) for metric in metrics]
+        table = Fit(lambda width, ink: _metric_rows(report, metrics, width))
+        shown = [table, *notes, *empty] if metrics else [*empty]
     unknown = [Text(words, style=FAINT) for words in unknown_values(report, metrics)]
     return Group(*shown, *unknown, *metric_notes(report))
 
@@ -172,7 +170,7 @@ def pair_table(
     report: AttentionReport,
     spans: tuple[tuple[int, int], tuple[int, int]] | None = None,
 ) -> RenderableType:
-    """Which tokens attend to which, the largest first; `spans`: of which queries and keys."""
+    """Which tokens attend to which, the largest first; `spans`: the queries and keys shown."""
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
     columns = [
         Column("head", right=False),

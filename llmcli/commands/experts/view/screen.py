@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
 from llmcli.ui.cells import Ink, fitted
-from llmcli.ui.heatmap import ColourBar
-from llmcli.ui.layout import WIDEST, Column, Dotted, Rows
+from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps
+from llmcli.ui.layout import WIDEST, Column, Line, Rows
+from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 from llmcli.ui.token_text import in_cell, in_words
@@ -37,8 +36,10 @@ def render_experts(report: ExpertsReport, title: str) -> RenderableType:
     if len(report.positions) == 1:
         return Group(heading, *_position(report))
     scale = weight_scale(report)
-    bar = ColourBar("weight of the chosen experts", scale, masked="")
-    return Group(heading, Map(report, scale), bar, Text(), LayersTable(report))
+    legend = ColourBar("weight of the chosen experts", scale, masked="")
+    grid = Fit(lambda width, ink: _map(report, scale, width, ink))
+    table = Fit(lambda width, ink: _layers_table(report, width, ink))
+    return Group(heading, grid, legend, Text(), table)
 
 
 def weight_scale(report: ExpertsReport) -> Scale:
@@ -47,90 +48,57 @@ def weight_scale(report: ExpertsReport) -> Scale:
     return Scale(low=0.0, high=most or 1.0)
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """So many digits, with a minus sign; – for what is not there."""
-    if value is None or math.isnan(value):
-        return "–"
-    return f"{value + 0.0:.{digits}g}".replace("-", "−")
-
-
 def share(value: float) -> str:
     """`31 %`."""
     return f"{100 * value:.0f} %"
 
 
-@dataclass(frozen=True)
-class Map:
+def _map(
+    report: ExpertsReport, scale: Scale, width: int, ink: Ink
+) -> Iterator[RenderableType | Segment]:
     """A line for each layer, a column for each of as many of the last positions as fit.
 
     In a cell the numbers of the chosen experts, the largest score first, as many as fit; behind
     each the colour of its weight, or a shade after it. A line parts what the model wrote.
     """
+    width = min(width, WIDEST)
+    digits = len(str(max(layer.experts for layer in report.layers) - 1))
+    most = max(layer.per_token for layer in report.layers)
+    named = max(1, min(most, MOST // (digits + 1)))  # experts of a cell
+    few = min(FEW, len(report.positions))
+    while named > 1 and (width - NAME + GAP) // (named * (digits + 1) + GAP) < few:
+        named -= 1
+    cell = max(LEAST, named * (digits + 1))
+    shown = min(len(report.positions), max(1, (width - NAME + GAP) // (cell + GAP)))
+    places = range(len(report.positions) - shown, len(report.positions))
+    positions = [report.positions[place] for place in places]
+    tokens = [in_cell(*report.tokens[position], ink) for position in positions]
+    before = ["", *gaps(places, GAP, report.from_prompt, ink)[1:]]
+    grid, widths = Grid(ink=ink, gutter=NAME, before=before), [cell] * shown
+    yield from grid.words("at", [str(position) for position in positions], widths)
+    yield from grid.words("token", tokens, widths, HEADING)
+    for layer in report.layers:
+        codes = ink.codes(scale.fractions(layer.weights[places.start :]))
+        cells = [
+            list(_cell(layer.chosen[place], codes[at], (named, digits, cell), ink))
+            for at, place in enumerate(places)
+        ]
+        yield from grid.line(f"{layer.layer:>{NAME - 2}}", cells)
+    left = f"the first {named} of {most}" if named < most else ""
+    yield Line([one for one in _about_map(report, left, positions, ink) if one], FAINT)
 
-    report: ExpertsReport
-    scale: Scale
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, ink = self.report, Ink.of(console, options)
-        width = min(options.max_width, WIDEST)
-        digits = len(str(max(layer.experts for layer in report.layers) - 1))
-        most = max(layer.per_token for layer in report.layers)
-        named = self._named(digits, most, width)
-        cell = max(LEAST, named * (digits + 1))
-        shown = min(len(report.positions), max(1, (width - NAME + GAP) // (cell + GAP)))
-        places = range(len(report.positions) - shown, len(report.positions))
-        positions = [report.positions[place] for place in places]
-        tokens = [in_cell(*report.tokens[position], ink) for position in positions]
-        yield from self._words("at", [str(position) for position in positions], cell, ink, FAINT)
-        yield from self._words("token", tokens, cell, ink, HEADING)
-        for layer in report.layers:
-            codes = ink.codes(self.scale.fractions(layer.weights[places.start :]))
-            yield Segment(f"{layer.layer:>{NAME - 2}}  ", Style.parse(FAINT))
-            for at, place in enumerate(places):
-                if at:
-                    yield self._gap(place, ink)
-                yield from _cell(layer.chosen[place], codes[at], (named, digits, cell), ink)
-            yield Segment.line()
-        yield Dotted(list(self._about(named, most, positions, ink)), FAINT)
-
-    def _named(self, digits: int, most: int, width: int) -> int:
-        """How many experts of a cell are named."""
-        fit = max(1, min(most, MOST // (digits + 1)))
-        few = min(FEW, len(self.report.positions))
-        while fit > 1 and (width - NAME + GAP) // (fit * (digits + 1) + GAP) < few:
-            fit -= 1
-        return fit
-
-    def _words(
-        self, name: str, words: Sequence[str], cell: int, ink: Ink, style: str
-    ) -> Iterator[Segment]:
-        yield Segment(f"{name:<{NAME}}", Style.parse(FAINT))
-        first = len(self.report.positions) - len(words)
-        for at, text in enumerate(words):
-            if at:
-                yield self._gap(first + at, ink)
-            yield Segment(fitted(text, cell, ink), Style.parse(style))
-        yield Segment.line()
-
-    def _gap(self, place: int, ink: Ink) -> Segment:
-        """What is before a column: the line where the model began to write."""
-        begins = place == self.report.from_prompt
-        return Segment(("|" if ink.ascii else "│") if begins else " ", Style.parse(FAINT))
-
-    def _about(
-        self, named: int, most: int, positions: Sequence[int], ink: Ink
-    ) -> Iterator[str]:
-        report = self.report
-        yield "the experts that each token takes in each layer, the largest score first"
-        if named < most:
-            yield f"the first {named} of {most}"
-        if report.from_prompt < len(report.positions):
-            bar = "|" if ink.ascii else "│"
-            yield f"{bar} from position {report.prompt_tokens} on the model wrote it"
-        if len(positions) < len(report.positions):
-            first, last = positions[0], positions[-1]
-            yield f"positions {first} to {last} of {len(report.tokens)} tokens"
-            yield "others with --position, --json and -o have all"
+def _about_map(
+    report: ExpertsReport, left: str, positions: Sequence[int], ink: Ink
+) -> Iterator[str]:
+    yield "the experts that each token takes in each layer, the largest score first"
+    yield left
+    if report.from_prompt < len(report.positions):
+        yield f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it"
+    if len(positions) < len(report.positions):
+        first, last = positions[0], positions[-1]
+        yield f"positions {first} to {last} of {len(report.tokens)} tokens"
+        yield "others with --position, --json and -o have all"
 
 
 def _cell(
@@ -145,80 +113,83 @@ def _cell(
     yield Segment(" " * (cell - len(pairs) * (digits + 1)))
 
 
-@dataclass(frozen=True)
-class LayersTable:
+def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[RenderableType]:
     """A row for each layer: load, the experts chosen most, balance, margins, the shared expert.
 
     Where that is too wide it is said shorter, before anything stands on a line of its own.
     """
+    width = min(width, WIDEST)
+    tables = [
+        _rows(report, max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT
+    ]
+    table, pool = next((one for one in tables if one[0].fit(width)), tables[0])
+    yield table
+    yield Line(list(_about_layers(report, pool, ink)), FAINT)
 
-    report: ExpertsReport
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        ink, width = Ink.of(console, options), min(options.max_width, WIDEST)
-        tables = [self._rows(max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT]
-        table, pool = next((one for one in tables if one[0].fit(width)), tables[0])
-        yield table
-        yield Dotted(list(self._about(pool, ink)), FAINT)
+def _rows(report: ExpertsReport, room: int, ink: Ink, short: int) -> tuple[Rows, int]:
+    """The table with bars in `room` columns, and how many experts one of these stands for.
 
-    def _rows(self, room: int, ink: Ink, short: int) -> tuple[Rows, int]:
-        """The table with bars in `room` columns, and how many experts one of these stands for.
+    `short`: without the token of the smallest margin, and without what says nothing; so many
+    fewer experts are named.
+    """
+    layers = report.layers
+    pool = max(-(-layer.experts // room) for layer in layers)
+    columns = [
+        Column("layer"), Column("load", right=False),
+        Column("most", right=False, drop=1),
+        Column("balance", drop=2, labelled=True),
+        Column("unused", drop=3, labelled=True),
+        Column("margin", drop=4, labelled=True),
+        Column("min", right=False, drop=5, labelled=True),
+        Column("shared", drop=6, labelled=True),
+    ]  # fmt: skip
+    left = {"unused"} if short and not any(layer.unused for layer in layers) else set()
+    if all(layer.shared_share is None for layer in layers):
+        left.add("shared")
+    kept = [at for at, column in enumerate(columns) if column.name not in left]
+    rows = [_row(report, layer, pool, ink, short) for layer in layers]
+    picked = [[row[at] for at in kept] for row in rows]
+    return Rows([columns[at] for at in kept], picked, spill=True), pool
 
-        `short`: without the token of the smallest margin, and without what says nothing; so many
-        fewer experts are named.
-        """
-        layers = self.report.layers
-        pool = max(-(-layer.experts // room) for layer in layers)
-        columns = [
-            Column("layer"), Column("load", right=False),
-            Column("most", right=False, drop=1),
-            Column("balance", drop=2, labelled=True),
-            Column("unused", drop=3, labelled=True),
-            Column("margin", drop=4, labelled=True),
-            Column("min", right=False, drop=5, labelled=True),
-            Column("shared", drop=6, labelled=True),
-        ]  # fmt: skip
-        left = {"unused"} if short and not any(layer.unused for layer in layers) else set()
-        if all(layer.shared_share is None for layer in layers):
-            left.add("shared")
-        kept = [at for at, column in enumerate(columns) if column.name not in left]
-        rows = [self._row(layer, pool, ink, short) for layer in layers]
-        picked = [[row[at] for at in kept] for row in rows]
-        return Rows([columns[at] for at in kept], picked, spill=True), pool
 
-    def _row(self, layer: ExpertsLayer, pool: int, ink: Ink, short: int) -> list[Text | str]:
-        shared, margin = layer.shared_share, layer.mean_margin
-        return [
-            str(layer.layer), load_bars(layer.load, pool, ink), _most(layer, TOP - short),
-            f"{layer.balance:.2f}", str(len(layer.unused)), number(margin, 2 if short else 3),
-            self._smallest(layer, ink, short), "–" if shared is None else share(shared),
-        ]  # fmt: skip
+def _row(
+    report: ExpertsReport, layer: ExpertsLayer, pool: int, ink: Ink, short: int
+) -> list[Text | str]:
+    shared, margin = layer.shared_share, layer.mean_margin
+    return [
+        str(layer.layer), load_bars(layer.load, pool, ink), _most(layer, TOP - short),
+        f"{layer.balance:.2f}", str(len(layer.unused)), number(margin, 2 if short else 3),
+        _smallest(report, layer, ink, short), "–" if shared is None else share(shared),
+    ]  # fmt: skip
 
-    def _smallest(self, layer: ExpertsLayer, ink: Ink, short: int) -> str:
-        """The smallest margin, and the token that it is of."""
-        at = layer.smallest_at
-        if at is None:
-            return "–"
-        if short:
-            return number(layer.smallest_margin, 1)
-        words = in_words(*self.report.tokens[at])
-        words = fitted(words, min(TOKEN, cell_len(words)), ink)
-        return f"{number(layer.smallest_margin)} at {at} {words}"
 
-    def _about(self, pool: int, ink: Ink) -> Iterator[str]:
-        layers = self.report.layers
-        each = "an expert" if pool == 1 else f"{pool} experts"
-        yield f"load: one mark per {each}, {UNUSED if not ink.ascii else '-'} unused"
-        yield "balance: entropy of the load / ln E, 1 where all are chosen alike"
-        scores = {layer.scores + " + correction" * layer.corrected for layer in layers}
-        of = " or ".join(sorted(scores))
-        yield f"margin: last chosen − first refused, mean and smallest, of {of}"
-        grouped = next((layer for layer in layers if layer.groups > 1), None)
-        if grouped is not None:
-            best = best_groups(grouped.kept_groups, grouped.groups, grouped.group_best)
-            yield f"within the best {best}"
-        if any(layer.shared_share is not None for layer in layers):
-            yield "shared: ‖shared‖ / (‖shared‖ + ‖routed‖), mean"
+def _smallest(report: ExpertsReport, layer: ExpertsLayer, ink: Ink, short: int) -> str:
+    """The smallest margin, and the token that it is of."""
+    at = layer.smallest_at
+    if at is None:
+        return "–"
+    if short:
+        return number(layer.smallest_margin, 1)
+    words = in_words(*report.tokens[at])
+    words = fitted(words, min(TOKEN, cell_len(words)), ink)
+    return f"{number(layer.smallest_margin)} at {at} {words}"
+
+
+def _about_layers(report: ExpertsReport, pool: int, ink: Ink) -> Iterator[str]:
+    layers = report.layers
+    each = "an expert" if pool == 1 else f"{pool} experts"
+    yield f"load: one mark per {each}, {UNUSED if not ink.ascii else '-'} unused"
+    yield "balance: entropy of the load / ln E, 1 where all are chosen alike"
+    scores = {layer.scores + " + correction" * layer.corrected for layer in layers}
+    of = " or ".join(sorted(scores))
+    yield f"margin: last chosen − first refused, mean and smallest, of {of}"
+    grouped = next((layer for layer in layers if layer.groups > 1), None)
+    if grouped is not None:
+        best = best_groups(grouped.kept_groups, grouped.groups, grouped.group_best)
+        yield f"within the best {best}"
+    if any(layer.shared_share is not None for layer in layers):
+        yield "shared: ‖shared‖ / (‖shared‖ + ‖routed‖), mean"
 
 
 def load_bars(load: Sequence[int], pool: int, ink: Ink) -> Text:
@@ -244,7 +215,7 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
     at = report.positions[0]
     by = "" if at < report.prompt_tokens else ", which the model wrote"
     where = f"position {at} of {len(report.tokens)}: {in_words(*report.tokens[at])}{by}"
-    yield Dotted([where, "the experts that it takes, with what each counts"])
+    yield Line([where, "the experts that it takes, with what each counts"])
     rows: list[list[Text | str]] = []
     for layer in report.layers:
         pairs = zip(layer.chosen[0].tolist(), layer.weights[0].tolist(), strict=True)

@@ -129,7 +129,7 @@ class Reader:
 
 
 def _rank(logits_PV: Tensor, ids_P: Tensor) -> Tensor:
-    """1 for a token that no other is likelier than."""
+    """The rank of each token: 1 for the likeliest."""
     return (logits_PV > logits_PV.gather(1, ids_P[:, None])).sum(-1) + 1
 
 

@@ -22,12 +22,11 @@ from llmcli.commands.lens.measure.stream import Stream
 from llmcli.commands.lens.measure.unembedding import Agreement, unembed
 from llmcli.commands.lens.report import LensReport
 from llmcli.config import ModelConfig
-from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.inspect.chunks import ChunkProof, read_in_chunks
-from llmcli.inspect.observe import continued
+from llmcli.inspect.chunks import ChunkProof
+from llmcli.inspect.generated import generated
+from llmcli.inspect.observe import read_in_chunks
 from llmcli.model import Model
-from llmcli.records.checks import ViewCheck
 from llmcli.records.progress import Progress
 
 CHUNK = 1 << 25  # logits R · P · V that exist at a time: 128 MiB of float32
@@ -55,7 +54,7 @@ class Places:
         return tuple(dict.fromkeys([*found, f"blocks.{count - 1}.resid_post"]))
 
     def every(self, config: ModelConfig) -> tuple[str, ...]:
-        """Those of all layers, whichever are chosen."""
+        """The rows of all layers, chosen or not."""
         return Places(mid=self.mid).names(config)
 
 
@@ -68,61 +67,46 @@ def measure_lens(
     top: int = 5,
     target: Target = "output",
     generate: int = 0,
-    sampling: Sampling | None = None,
     progress: Progress | None = None,
 ) -> LensReport:
     """Reads every row at the positions `span(number of tokens)`, `top` tokens of each.
 
     `target`, whose rank is followed: the output's own likeliest token, the text's next one (at
-    the last position the output's), or a token id. The tokens are read once, as `generate` reads
-    them; kept are the rows of all layers at the positions (R · P · D numbers) beside the cache, and
-    never all logits. Raises OutOfMemory, NotFinite and what `span` raises.
+    the last position the output's), or a token id. New tokens are generated first; then all are
+    read once, as `generate` reads a prompt; kept are the rows of all layers at the positions
+    (R · P · D numbers) beside the cache, and never all logits. Raises OutOfMemory, NotFinite and
+    what `span` raises.
     """
     every = places.every(model.config)
     total = len(ids) + generate
-    # an end of text would move what counts from it
-    kept = range(total) if generate else span(total)
-    _need(model, len(every), len(kept), total)
-    stream = Stream(model, every, kept)
+    # an end of text moves what counts from it
+    _need(model, len(every), total if generate else len(span(total)), total)
+    known, steps = generated(model, ids, generate, progress)
+    positions = span(len(known))
+    stream = Stream(model, every, positions)
     agreement = Agreement(model.dtype, model.device)
-    with torch.inference_mode():
-        known, also = _run(model, ids, stream, agreement, generate, sampling, progress)
-        positions = span(len(known))
-        names = places.names(model.config)
-        reader = Reader(model, known, stream, agreement, names, top, target)
-        step = max(1, CHUNK // (len(every) * model.config.vocab))
-        for start in range(positions.start, positions.stop, step):
-            if progress is not None:
-                progress("reading the rows", start - positions.start, len(positions))
-            reader.read(range(start, min(start + step, positions.stop)))
-    return reader.report(positions, len(ids), also)
-
-
-def _run(
-    model: Model,
-    ids: Sequence[int],
-    stream: Stream,
-    agreement: Agreement,
-    generate: int,
-    sampling: Sampling | None,
-    progress: Progress | None,
-) -> tuple[tuple[int, ...], tuple[ViewCheck, ...]]:
-    """All token ids, and the check of chunks. The cache is freed at the end."""
-    session = Session(model.decoder, 1, len(ids) + generate)
-    proof = ChunkProof(model, ids, session.state)
+    session = Session(model.decoder, 1, len(known))
+    proof = ChunkProof(model, known, session.state)
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
-        for one in (stream, proof):
-            one.watch(first, name, tensor)
+        stream.watch(first, name, tensor)
+        proof.watch(first, name, tensor)
         if name == "logits":  # of each call's last token, where there are any
             h_TD = stream.last_TD
             position = first + len(h_TD) - 1
             need_finite(tensor, range(position, position + 1), model)
             agreement.add([position], unembed(model, h_TD[-1:]), tensor[0, -1:])
 
-    read_in_chunks(session, ids, watch, progress)
-    run = continued(session, model, watch, generate, sampling, progress)
-    return run.ids, proof.checks()
+    with torch.inference_mode():
+        read_in_chunks(session, known, watch, progress)
+        del session  # the cache
+        reader = Reader(model, known, stream, agreement, places.names(model.config), top, target)
+        step = max(1, CHUNK // (len(every) * model.config.vocab))
+        for start in range(positions.start, positions.stop, step):
+            if progress is not None:
+                progress("reading the rows", start - positions.start, len(positions))
+            reader.read(range(start, min(start + step, positions.stop)))
+    return reader.report(positions, len(ids), (*proof.checks(), *steps))
 
 
 def _need(model: Model, rows: int, positions: int, tokens: int) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import RenderableType
 from rich.text import Text
 
 from llmcli.commands.lens.report import LensReport, LensRow, LensToken
 from llmcli.ui.cells import Ink, fitted
-from llmcli.ui.layout import GAP, Column, Dotted, Rows
+from llmcli.ui.layout import GAP, Column, Line, Rows
 from llmcli.ui.theme import FAINT, NUMBER, confidence_style
 from llmcli.ui.token_text import in_words, percent, short
 
@@ -20,7 +19,7 @@ BAR = 10  # columns
 OTHER = 16  # columns of a token that is not the likeliest, at most
 
 
-def headline(report: LensReport) -> Dotted:
+def headline(report: LensReport) -> Line:
     """Where it is, what the model says there, and since which layer."""
     at, target = report.positions[0], report.targets[0]
     by = "" if at < report.prompt_tokens else ", which the model wrote"
@@ -29,45 +28,39 @@ def headline(report: LensReport) -> Dotted:
     parts.append(f"output {in_words(best.id, best.text)} {percent(best.probability)}")
     if target.id != best.id:
         parts.append(f"target {in_words(target.id, target.text)} {percent(target.probability)}")
-    return Dotted([*parts, f"settled at {short(report.settled[0])}"])
+    return Line([*parts, f"settled at {short(report.settled[0])}"])
 
 
-@dataclass(frozen=True)
-class Position:
+def position_table(
+    report: LensReport, rows: Sequence[LensRow], spill: bool, width: int, ink: Ink
+) -> Iterator[RenderableType]:
     """The table of some `rows`: bars where there is room for all.
 
     `spill`: what has no room stands on a second line, else it is left out.
     """
-
-    report: LensReport
-    rows: Sequence[LensRow]
-    spill: bool
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, ink = self.report, Ink.of(console, options)
-        most = math.log(max(2, report.vocabulary))
-        found = [row.cells[0].kl for row in report.rows if math.isfinite(row.cells[0].kl)]
-        apart = max(found, default=0.0)
-        rows = [_row(row, ink, most, math.log1p(apart)) for row in self.rows]
-        columns = _columns(len(rows[0]))
-        bars = _width(columns, rows) <= options.max_width
-        if not bars:
-            kept = [at for at, column in enumerate(columns) if column.name != _NO_NAME]
-            columns = [columns[at] for at in kept]
-            rows = [[row[at] for at in kept] for row in rows]
-        yield Rows(columns, rows, spill=self.spill)
-        target = report.targets[0]
-        words = [
-            f"target, rank: probability and rank of {in_words(target.id, target.text)}, "
-            f"{report.target}",
-            "entropy and KL(output ‖ layer) in nats",
+    most = math.log(max(2, report.vocabulary))
+    found = [row.cells[0].kl for row in report.rows if math.isfinite(row.cells[0].kl)]
+    apart = max(found, default=0.0)
+    cells = [_row(row, ink, most, math.log1p(apart)) for row in rows]
+    columns = _columns(len(cells[0]))
+    bars = _width(columns, cells) <= width
+    if not bars:
+        kept = [at for at, column in enumerate(columns) if column.name != _NO_NAME]
+        columns = [columns[at] for at in kept]
+        cells = [[row[at] for at in kept] for row in cells]
+    yield Rows(columns, cells, spill=spill)
+    target = report.targets[0]
+    words = [
+        f"target, rank: probability and rank of {in_words(target.id, target.text)}, "
+        f"{report.target}",
+        "entropy and KL(output ‖ layer) in nats",
+    ]
+    if bars:
+        words += [
+            f"bars: entropy up to ln {report.vocabulary} = {most:.2f}, that of knowing nothing",
+            f"KL up to {apart:.2f}, its largest here, as log(1 + KL)",
         ]
-        if bars:
-            words += [
-                f"bars: entropy up to ln {report.vocabulary} = {most:.2f}, that of knowing nothing",
-                f"KL up to {apart:.2f}, its largest here, as log(1 + KL)",
-            ]
-        yield Dotted(words, FAINT)
+    yield Line(words, FAINT)
 
 
 _NO_NAME = " "  # of a column of bars

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import ne
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow
-from llmcli.commands.lens.view.position import Position, headline
+from llmcli.commands.lens.view.position import headline, position_table
 from llmcli.ui.cells import Ink, fitted
-from llmcli.ui.layout import WIDEST, Dotted
+from llmcli.ui.grid import Fit, Grid, bar, gaps, last_columns
+from llmcli.ui.layout import WIDEST, Line
 from llmcli.ui.stats import confidence_legend
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, confidence_style, one_line
 from llmcli.ui.token_text import in_cell, short, space
 
-NAME = 10  # columns of a row's name
+GUTTER = 8  # columns of a row's name
 LEAST, MOST, GAP = 4, 12, 2  # columns of a cell, and those between two
 # lines of the screen beside the rows, the checks and the prompt of the shell included
 AROUND_GRID, AROUND_POSITION, LEAST_ROWS = 13, 12, 4
@@ -39,9 +41,11 @@ def render_lens(
     heading = Text(one_line(title), style=HEADING)
     if len(report.positions) == 1:
         rows = some_rows(report.rows, None if height is None else height - AROUND_POSITION)
-        table = Position(report, rows, spill=height is None)
+        spill = height is None
+        table = Fit(lambda width, ink: position_table(report, rows, spill, width, ink))
         return Group(heading, headline(report), table, *_others(report, len(rows), whole))
-    return Group(heading, Grid(report, ranks, height, whole), Legend(report, ranks))
+    grid = Fit(lambda width, ink: _layers(report, ranks, height, whole, width, ink))
+    return Group(heading, grid, Fit(lambda width, ink: _legend(report, ranks, ink)))
 
 
 def some_rows(rows: Sequence[LensRow], most: int | None) -> Sequence[LensRow]:
@@ -68,143 +72,74 @@ def some_rows(rows: Sequence[LensRow], most: int | None) -> Sequence[LensRow]:
 
 def room(columns: int) -> int:
     """How many positions a grid of that width can have at most."""
-    return max(1, (min(columns, WIDEST) - NAME) // (LEAST + GAP))
+    return max(1, (min(columns, WIDEST) - GUTTER - GAP) // (LEAST + GAP))
 
 
-@dataclass(frozen=True)
-class _Cell:
-    text: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """Which columns are shown, how wide each is, and with what.
-
-    `written` is the first of the columns whose token the model wrote, if there is one. `share`:
-    the columns at the end of a cell that have its probability.
-    """
-
-    ink: Ink
-    widths: Sequence[int]
-    shown: range
-    written: int
-    share: int
-
-    @classmethod
-    def of(
-        cls, columns: Sequence[Sequence[str]], ink: Ink, width: int, *, written: int, share: int
-    ) -> _Frame:
-        """As many of the last columns as fit `width`, at least one."""
-        widths = [share + min(MOST, max([LEAST, *map(cell_len, column)])) for column in columns]
-        first, used = len(widths), NAME - GAP
-        while first and used + GAP + widths[first - 1] <= width:
-            first -= 1
-            used += GAP + widths[first]
-        shown = range(min(first, len(widths) - 1), len(widths))
-        return cls(ink, widths, shown, written, share)
-
-    def words(self, name: str, words: Sequence[str], style: str = FAINT) -> Text:
-        """A line of words, one for every column there is."""
-        line = self._named(name)
-        for at in self.shown:
-            self._part(line, at)
-            line.append(fitted(words[at], self.widths[at], self.ink), style=style)
-        return _line(line)
-
-    def cells(self, name: str, cells: Sequence[_Cell]) -> Text:
-        """A line of cells: coloured by their probability where there are colours."""
-        line = self._named(name)
-        for at in self.shown:
-            cell, width = cells[at], self.widths[at]
-            style = "" if self.ink.kind == "shades" else confidence_style(cell.probability)
-            share = f"{100 * cell.probability:>{SHARE}.0f}" if self.share else ""
-            self._part(line, at)
-            line.append(fitted(cell.text, width - len(share), self.ink) + share, style=style)
-        return _line(line)
-
-    def rule(self, name: str = "") -> Text:
-        """A line as long as the others, with the name of the rows below it."""
-        line = self._named(f"{name} " if name else "", "─")
-        for at in self.shown:
-            cross = "┼" if at == self.written else "─"
-            line.append(cross + "─" * (GAP - 1 + self.widths[at]), style=FAINT)
-        return _line(line)
-
-    def _named(self, name: str, fill: str = " ") -> Text:
-        return Text().append(f"{name:{fill}<{NAME - GAP}}", style=FAINT)
-
-    def _part(self, line: Text, at: int) -> None:
-        """What is before a column: a gap, or the line where the model began to write."""
-        line.append(f"{_bar(self.ink) if at == self.written else '':<{GAP}}", style=FAINT)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """As many of the last positions as fit; a line before those that the model wrote.
+def _layers(
+    report: LensReport, ranks: bool, height: int | None, whole: str, width: int, ink: Ink
+) -> Iterator[RenderableType | Segment]:
+    """As many of the last positions as fit; a bar before those that the model wrote.
 
     Colours say how probable a token is; where there are none, a number does. Of more layers than
     fit `height` some are shown.
     """
+    around = AROUND_GRID + ranks - (ink.kind == "shades" and not ranks)
+    rows = some_rows(report.rows, None if height is None else height - around)
+    texts = [[_text(cell, ranks, ink) for cell in row.cells] for row in rows]
+    tokens = [in_cell(*report.tokens[position], ink) for position in report.positions]
+    targets = [in_cell(t.id, t.text, ink) for t in report.targets] if ranks else []
+    settled = [short(name) for name in report.settled]
+    columns = list(zip(*texts, tokens, settled, *([targets] if targets else []), strict=True))
+    share = SHARE if ink.kind == "shades" and not ranks else 0
+    every = [share + min(MOST, max([LEAST, *map(cell_len, column)])) for column in columns]
+    shown = last_columns(every, min(width, WIDEST) - GUTTER, GAP)
+    widths = [every[at] for at in shown]
+    grid = Grid(ink=ink, gutter=GUTTER, before=gaps(shown, GAP, report.from_prompt, ink))
 
-    report: LensReport
-    ranks: bool
-    height: int | None
-    whole: str
+    def words(name: str, words: Sequence[str], style: str = FAINT) -> Iterator[Segment]:
+        return grid.words(name, [words[at] for at in shown], widths, style)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, ink = self.report, Ink.of(console, options)
-        around = AROUND_GRID + self.ranks - (ink.kind == "shades" and not self.ranks)
-        rows = some_rows(report.rows, None if self.height is None else self.height - around)
-        lines = [[self._cell(cell, ink) for cell in row.cells] for row in rows]
-        tokens = [in_cell(*report.tokens[position], ink) for position in report.positions]
-        targets = [in_cell(t.id, t.text, ink) for t in report.targets] if self.ranks else []
-        settled = [short(name) for name in report.settled]
-        words = [[cell.text for cell in cells] for cells in lines] + [tokens, settled]
-        columns = list(zip(*words, *([targets] if targets else []), strict=True))
-        frame = _Frame.of(
-            columns, ink, min(options.max_width, WIDEST), written=report.from_prompt,
-            share=SHARE if ink.kind == "shades" and not self.ranks else 0,
-        )  # fmt: skip
-        yield frame.words("position", [str(position) for position in report.positions])
-        yield frame.words("token", tokens, HEADING)
-        if targets:
-            yield frame.words("target", targets, NUMBER)
-        yield frame.rule("layer")
-        for row, cells in zip(rows, lines, strict=True):
-            yield frame.cells(short(row.name), cells)
-        yield frame.rule()
-        yield frame.words("settled", settled)
-        yield from _others(report, len(rows), self.whole, frame.shown)
-
-    def _cell(self, cell: LensCell, ink: Ink) -> _Cell:
-        if self.ranks:
-            share = f" ({cell.target_probability:.0%})" if ink.kind == "shades" else ""
-            return _Cell(f"{cell.target_rank}{share}", cell.target_probability)
-        first = cell.top[0]
-        return _Cell(in_cell(first.id, first.text, ink), first.probability)
+    yield from words("position", [str(position) for position in report.positions])
+    yield from words("token", tokens, HEADING)
+    if targets:
+        yield from words("target", targets, NUMBER)
+    yield from grid.rule("layer", widths)
+    for row, own in zip(rows, texts, strict=True):
+        cells = [[_cell(own[at], row.cells[at], ranks, every[at], share, ink)] for at in shown]
+        yield from grid.line(short(row.name), cells)
+    yield from grid.rule("", widths)
+    yield from words("settled", settled)
+    yield from _others(report, len(rows), whole, shown)
 
 
-@dataclass(frozen=True)
-class Legend:
+def _text(cell: LensCell, ranks: bool, ink: Ink) -> str:
+    if ranks:
+        share = f" ({cell.target_probability:.0%})" if ink.kind == "shades" else ""
+        return f"{cell.target_rank}{share}"
+    return in_cell(cell.top[0].id, cell.top[0].text, ink)
+
+
+def _cell(text: str, cell: LensCell, ranks: bool, width: int, share: int, ink: Ink) -> Segment:
+    """A token in the colour of its probability, or `share` columns with it in percent."""
+    probability = cell.target_probability if ranks else cell.top[0].probability
+    style = "" if ink.kind == "shades" else confidence_style(probability)
+    number = f"{100 * probability:>{share}.0f}" if share else ""
+    return Segment(fitted(text, width - share, ink) + number, Style.parse(style))
+
+
+def _legend(report: LensReport, ranks: bool, ink: Ink) -> Iterator[RenderableType]:
     """What a cell, its colour or its number, the line between columns and the last line mean."""
-
-    report: LensReport
-    ranks: bool
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, ink = self.report, Ink.of(console, options)
-        percent = f" and its probability{'' if self.ranks else ' in %'}"
-        what = f"rank of {report.target} (1: likeliest)" if self.ranks else "likeliest next token"
-        parts = [f"{what} after each layer{percent if ink.kind == 'shades' else ''}"]
-        if not self.ranks:
-            parts.append(f"{space(ink)} is a space")
-        if report.from_prompt < len(report.positions):
-            parts.append(f"{_bar(ink)} from position {report.prompt_tokens} on the model wrote it")
-        parts.append("settled: from this layer on the output's token stays likeliest")
-        yield Dotted(parts, FAINT)
-        if ink.kind != "shades":
-            yield confidence_legend()
+    percent = f" and its probability{'' if ranks else ' in %'}"
+    what = f"rank of {report.target} (1: likeliest)" if ranks else "likeliest next token"
+    parts = [f"{what} after each layer{percent if ink.kind == 'shades' else ''}"]
+    if not ranks:
+        parts.append(f"{space(ink)} is a space")
+    if report.from_prompt < len(report.positions):
+        parts.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
+    parts.append("settled: from this layer on the output's token stays likeliest")
+    yield Line(parts, FAINT)
+    if ink.kind != "shades":
+        yield confidence_legend()
 
 
 def _others(
@@ -221,14 +156,5 @@ def _others(
         parts.append(f"{rows} of {len(report.rows)} rows")
         more += filter(None, [whole])
     if parts:
-        yield Dotted([*parts, *([f"more: {', '.join(more)}"] if more else [])], FAINT)
+        yield Line([*parts, *([f"more: {', '.join(more)}"] if more else [])], FAINT)
 
-
-def _bar(ink: Ink) -> str:
-    return "|" if ink.ascii else "│"
-
-
-def _line(text: Text) -> Text:
-    text.rstrip()
-    text.no_wrap, text.overflow = True, "ignore"
-    return text

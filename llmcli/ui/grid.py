@@ -1,24 +1,28 @@
-"""Matrices of attention as heatmaps: one with its tokens, several beside each other.
+"""Grids of cells with their names around them: heatmaps, maps of heads, the lens, experts.
 
-A row is a query, a column a key. A cell that stands for several is the largest of them.
+On a terminal `Grid` puts cells of any kind beside their names; `Boxes` draws them in a picture.
+A matrix of attention has a row for each query, a column for each key; a cell that stands for
+several is the largest of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
 from llmcli.records.matrix import Matrix
-from llmcli.ui.cells import Ink, Line, cut, fitted, padded, painted
-from llmcli.ui.layout import WIDEST, Dotted
+from llmcli.ui.cells import Ink, Segments, cut, fitted, padded, painted
+from llmcli.ui.layout import WIDEST, Line
+from llmcli.ui.numbers import brief, number, span
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, SPACE, quoted
 
@@ -31,6 +35,79 @@ WIDE = 12  # columns of a cell at most
 PANEL, GAP = 24, 2  # fewest columns of one of several heatmaps, and those between two
 SHORT = 6  # columns of half a colour bar beside its words
 KEYS = 48  # so many keys are spelled out below, where the rows do not name them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Lines of cells: a name in `gutter` columns, then each cell behind what `before` it has.
+
+    `before` is the gap of every column that is shown, or a bar (see `gaps`).
+    """
+
+    ink: Ink
+    gutter: int
+    before: Sequence[str]
+
+    def line(self, name: str, cells: Sequence[Segments], style: str = FAINT) -> Iterator[Segment]:
+        """A line of cells, each as wide as its column; spaces at its end are left out."""
+        *segments, last = self.part(name, cells, style)
+        yield from segments
+        coloured = last.style is not None and last.style.bgcolor is not None
+        yield last if coloured else Segment(last.text.rstrip(), last.style)
+        yield Segment.line()
+
+    def part(self, name: str, cells: Sequence[Segments], style: str = FAINT) -> Iterator[Segment]:
+        """The cells of a line that goes on."""
+        yield Segment(name + " " * (self.gutter - cell_len(name)), Style.parse(style))
+        for before, cell in zip(self.before, cells, strict=True):
+            if before:
+                yield Segment(before, Style.parse(FAINT))
+            yield from cell
+
+    def words(
+        self, name: str, words: Sequence[str], widths: Sequence[int], style: str = FAINT
+    ) -> Iterator[Segment]:
+        """A line of words, one for each column."""
+        texts = map(fitted, words, widths, repeat(self.ink))
+        return self.line(name, [[Segment(text, Style.parse(style))] for text in texts])
+
+    def rule(self, name: str, widths: Sequence[int]) -> Iterator[Segment]:
+        """A line as long as the others, with the name of the rows below it."""
+        line = f"{name} ".ljust(self.gutter, "─") if name else "─" * self.gutter
+        for before, width in zip(self.before, widths, strict=True):
+            cross = "─" if before.isspace() else "┼"
+            line += cross + "─" * (len(before) - 1 + width)
+        yield Segment(line, Style.parse(FAINT))
+        yield Segment.line()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A view that depends on the console: `draw(columns, ink)` gives its parts."""
+
+    draw: Callable[[int, Ink], Iterable[RenderableType | Segment]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self.draw(options.max_width, Ink.of(console, options))
+
+
+def gaps(columns: range, gap: int, written: int, ink: Ink) -> list[str]:
+    """The gaps before these columns, with a bar before the first one that the model wrote."""
+    return [f"{bar(ink) if at == written else '':<{gap}}" for at in columns]
+
+
+def bar(ink: Ink) -> str:
+    """The bar before a column."""
+    return "|" if ink.ascii else "│"
+
+
+def last_columns(widths: Sequence[int], room: int, gap: int) -> range:
+    """As many of the last columns as fit `room`, each behind a gap; at least one."""
+    first, used = len(widths), 0
+    while first and used + gap + widths[first - 1] <= room:
+        first -= 1
+        used += gap + widths[first]
+    return range(min(first, len(widths) - 1), len(widths))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +134,23 @@ class Heatmap:
         names = [self._column(at) for at in range(*shown.keys)] if shown.pool == 1 else []
         longest = max((cell_len(name) for name in names), default=0)
         cells = Cells.of([shown], ink, width - gutter, longest)
-        lines = cells.painted(shown, self.scale)
-        for at, line in enumerate(lines):
-            here = [self._position(shown, at * each + below, rows) for below in range(each)]
-            yield Segment(self._label(here, gutter - 1, ink) + " ")
-            yield from line
-            yield Segment.line()
-        yield from _faint_line(f"{'key':>{gutter - 1}} {cells.ticks(shown)}")
-        named = cells.width >= NAMED and names
-        if named:
-            below = "".join(_under(name, cells.width, ink) for name in names)
-            yield from _faint_line(" " * gutter + below)
-        if border := written(shown, self.given, cells.width, width - gutter):
-            yield from _faint_line(f"{'':{gutter}}{border}")
+        grid = Grid(ink=ink, gutter=gutter, before=[""])
+        for at, line in enumerate(cells.painted(shown, self.scale)):
+            here = range(at * each, min(rows, (at + 1) * each))
+            queries = [shown.queries[0] + row * shown.pool for row in here]
+            yield from grid.line(self._label(queries, gutter - 1, ink), [line], "")
+        named = bool(names) and cells.width >= NAMED
+        below = [(f"{'key':>{gutter - 1}}", cells.ticks(shown))]
+        below += [("", "".join(_under(name, cells.width, ink) for name in names))] * named
+        border = written(shown, self.given, cells.width, width - gutter)
+        for name, text in below + [("", border)] * bool(border):
+            yield from grid.line(name, [[Segment(text, Style.parse(FAINT))]])
         whole = (0, len(self.tokens))
         notes = list(about(shown, self.given))
         if not cells.numbers:
             notes.append(spread(shown.values))
         if not cells.numbers or len(notes) > 1 or (shown.queries, shown.keys) != (whole, whole):
-            yield from console.render(Dotted(notes, FAINT), options)
+            yield from console.render(Line(notes, FAINT), options)
         if not named or longest >= cells.width:
             yield from self._keys(console, options, shown)
 
@@ -89,16 +164,10 @@ class Heatmap:
         digits = len(str(len(self.tokens) - 1))
         return max(GUTTER, digits + 1 + each * (1 + min(self._longest, LABEL - digits - 2)))
 
-    def _position(self, shown: Matrix, row: int, rows: int) -> int | None:
-        return shown.queries[0] + row * shown.pool if row < rows else None
-
-    def _label(self, positions: Sequence[int | None], width: int, ink: Ink) -> str:
+    def _label(self, known: Sequence[int], width: int, ink: Ink) -> str:
         """The position of the first query of a line, and the tokens of all that have room."""
-        first = positions[0]
-        assert first is not None
         digits = len(str(len(self.tokens) - 1))
-        number, room = f"{first:>{digits}} ", width - digits - 1
-        known = [at for at in positions if at is not None]
+        number, room = f"{known[0]:>{digits}} ", width - digits - 1
         each = (room + 1) // len(known)  # with the gap after it
         if each <= min(self._longest, SHORTEST):  # only the upper one's is readable
             known, each = known[:1], room + 1
@@ -121,7 +190,7 @@ class Heatmap:
         if named or last - first > KEYS or not any(self.tokens[first:last]):
             return
         names = [f"{at} {self._text(at)}" for at in range(first, last)]
-        yield from console.render(Dotted(["keys", *names], FAINT), options)
+        yield from console.render(Line(["keys", *names], FAINT), options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +218,13 @@ class Panels:
                 yield Segment.line()
             some = range(first, min(first + beside, len(self.matrices)))
             panels = [self._panel(parts[at], self.titles[at], room, cells) for at in some]
+            grid = Grid(ink=ink, gutter=gutter, before=["", *[" " * GAP] * (len(some) - 1)])
             sides = self._sides(parts[0], gutter, cells)
             for side, *lines in zip(sides, *panels, strict=True):
-                yield Segment(side, Style.parse(FAINT))
-                for number, line in enumerate(lines):
-                    yield from padded(line, room + GAP) if number < len(lines) - 1 else line
-                yield Segment.line()
+                yield from grid.line(side, [padded(line, room) for line in lines])
         values = np.concatenate([matrix.values.ravel() for matrix in self.matrices])
         notes = [*about(parts[0], self.given), *([] if cells.numbers else [spread(values)])]
-        yield from console.render(Dotted(notes, FAINT), options)
+        yield from console.render(Line(notes, FAINT), options)
 
     def _beside(self, width: int) -> int:
         """How many stand beside each other: whole where two of them fit, else as small as goes."""
@@ -173,10 +240,10 @@ class Panels:
         last = shown.queries[0] + len(shown.values) * shown.pool
         for at in range(shown.queries[0], last, step * shown.pool):
             mark = "+" if self.given is not None and at >= self.given else " "
-            sides.append(f"{at:>{gutter - 2}}{mark} ")
-        return [" " * gutter, *sides, " " * gutter]
+            sides.append(f"{at:>{gutter - 2}}{mark}")
+        return ["", *sides, ""]
 
-    def _panel(self, shown: Matrix, title: str, room: int, cells: Cells) -> list[Line]:
+    def _panel(self, shown: Matrix, title: str, room: int, cells: Cells) -> list[Segments]:
         heading = Segment(fitted(title, room, cells.ink), Style.parse(HEADING))
         below = Segment(cells.ticks(shown), Style.parse(FAINT))
         return [[heading], *cells.painted(shown, self.scale), [below]]
@@ -207,7 +274,7 @@ class Cells:
         telling = bool(digits) and float(np.nanmax(np.abs(values))) >= LEAST_NUMBER
         return cls(ink, width, numbers=telling and matrices[0].pool == 1 and needed <= width)
 
-    def painted(self, shown: Matrix, scale: Scale) -> list[Line]:
+    def painted(self, shown: Matrix, scale: Scale) -> list[Segments]:
         """The lines of the matrix."""
         texts = [[brief(value) for value in row] for row in shown.values] if self.numbers else ()
         return painted(scale.fractions(shown.values), self.ink, width=self.width, texts=texts)
@@ -229,11 +296,6 @@ def _under(name: str, width: int, ink: Ink) -> str:
     name = cut(name, room) if room < SHORTEST else name
     shown = fitted(name, min(cell_len(name), room), ink)
     return " " * (width - 1 - cell_len(shown)) + shown + " "
-
-
-def _faint_line(text: str) -> Iterator[Segment]:
-    yield Segment(text.rstrip(), Style.parse(FAINT))
-    yield Segment.line()
 
 
 @dataclass(frozen=True)
@@ -295,16 +357,7 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
     if matrix.signed:
         lowest = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
         values = np.where(-lowest > values, lowest, values)
-    return Matrix(
-        layer=matrix.layer,
-        head=matrix.head,
-        kv_head=matrix.kv_head,
-        queries=matrix.queries,
-        keys=matrix.keys,
-        pool=matrix.pool * side,
-        values=values.astype(np.float32),
-        signed=matrix.signed,
-    )
+    return replace(matrix, pool=matrix.pool * side, values=values.astype(np.float32))
 
 
 def about(shown: Matrix, given: int | None) -> Iterator[str]:
@@ -332,33 +385,12 @@ def written(shown: Matrix, given: int | None, cell: int, room: int) -> str:
     return f"{'':{at}}^ {words if at + 2 + len(words) <= room else ''}".rstrip()
 
 
-def span(positions: tuple[int, int]) -> str:
-    """`40:80` for positions 40 … 79, as `--query` takes them, `7` for a single one."""
-    first, last = positions
-    return str(first) if last - first == 1 else f"{first}:{last}"
-
-
 def spread(values: np.ndarray) -> str:
     """`values 0.00012 … 0.98`, of what is not masked."""
     seen = values[~np.isnan(values)]
     if not seen.size:
         return "all masked"
     return f"values {number(float(seen.min()))} … {number(float(seen.max()))}"
-
-
-def number(value: float) -> str:
-    """Three digits, with a minus sign."""
-    return f"{value + 0.0:.3g}".replace("-", "−")
-
-
-def brief(value: float) -> str:
-    """A number in a cell: `.07`, `1.0`, `−3.4`, `12`."""
-    size = abs(float(value))
-    if size < 0.995:
-        digits = f"{size:.2f}"[1:]
-        return digits if value > 0 or digits == ".00" else f"−{digits}"
-    digits = f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
-    return digits if value > 0 else f"−{digits}"
 
 
 def ticks(first: int, pool: int, columns: int, cell: int) -> str:

@@ -1,0 +1,129 @@
+"""New tokens, generated before everything is read in one pass, with the proof of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llmcli.anatomy.graph import graph
+from llmcli.engine.sampling import Sampling
+from llmcli.inspect.cache import cache_check, filled, remembered
+from llmcli.inspect.formulas import formula_checks, worst
+from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.observe import continued, read_in_chunks, session_of
+from llmcli.inspect.recurrence import End, walk
+from llmcli.model import Model
+from llmcli.nn.state import State
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
+
+WORDS = "every new token, read as `generate` reads it, follows from the formulas and the cache"
+
+
+class Generated(NamedTuple):
+    """All token ids, the prompt's and the new ones, and the check of their steps, if any."""
+
+    ids: tuple[int, ...]
+    checks: tuple[ViewCheck, ...] = ()
+
+
+def generated(
+    model: Model, ids: Sequence[int], limit: int, progress: Progress | None = None
+) -> Generated:
+    """`ids` and up to `limit` likeliest tokens after them; an end-of-text token is the last.
+
+    Raises OutOfMemory where the cache does not fit, and NotFinite for NaN.
+    """
+    if limit < 1:
+        return Generated(tuple(ids))
+    session = session_of(model, len(ids) + limit)
+    proof = _Steps(model, len(ids), session.state)
+    with torch.inference_mode():
+        read_in_chunks(session, ids, proof.watch, progress)
+        greedy = Sampling(temperature=0.0)
+        every = continued(session, model, proof.watch, limit, greedy, progress).ids
+    return Generated(every, proof.checks())
+
+
+class _Steps:
+    """Watches a prompt of so many tokens and the steps after it, all read into `state`.
+
+    What a step makes of its token has to follow from the formulas, with the keys and values that
+    the cache holds by then; what the cache holds has to be what was computed, bit by bit; and a
+    recurrence has to go on from the state that the call before left.
+    """
+
+    def __init__(self, model: Model, prompt: int, state: State) -> None:
+        self._model, self._prompt, self._state = model, prompt, state
+        self._graph = graph(model.config)
+        layers = range(len(model.config.layers))
+        mixing = (layer for layer in layers if self._graph.mixing(layer) is not None)
+        self._maps = {layer: LayerMap(model, layer) for layer in mixing}
+        self._now: dict[str, Tensor] = {}
+        self._every: dict[str, Tensor] = {}  # rows of all calls, where a cache does not have them
+        self._ends: dict[int, End] = {}  # of recurrences, after the last call
+        self._found: list[ViewCheck] = []
+
+    def watch(self, first: int, name: str, tensor: Tensor) -> None:
+        """An activation of the call whose tokens begin at `first`. Raises NotFinite for a NaN."""
+        layer = layer_of(name)
+        if layer not in self._maps:
+            return
+        of = self._maps[layer]
+        if name in of.inputs or name in of.checked:
+            self._now[name] = tensor
+        if name == of.adds:
+            self._read(of, first, first + tensor.shape[-2])
+            self._now = {}
+
+    def _read(self, of: LayerMap, first: int, end: int) -> None:
+        """All that one call emitted of a layer."""
+        states, caches = (*of.states, *of.kept_fixed), self._state.tensors()
+        kept = {one.holds for one in of.kept_fixed} | (set(of.whole) if of.score is None else set())
+        for name in kept & self._now.keys():
+            parts = [self._every[name]] if name in self._every else []
+            at = 1 + self._graph[name].axes.index("T")
+            self._every[name] = torch.cat((*parts, self._now[name]), at)
+        for one in (one for one in states if one.holds in self._now):
+            cached = filled(one, caches[one.name][0], end)
+            rows = self._every[one.holds] if one.holds in kept else self._now[one.holds]
+            if one.holds not in kept:
+                at = one.axes.index("S")
+                cached = cached.narrow(at, first, end - first)
+            made = remembered(self._graph, one, rows[0]) if one.holds in kept else rows[0]
+            self._found.append(cache_check(made, cached, one.name))
+        if of.signed:
+            self._walk(of, caches)
+        if first >= self._prompt:
+            self._prove(of, end, caches)
+
+    def _walk(self, of: LayerMap, caches: dict[str, Tensor]) -> None:
+        seen = {name: tensor[0] for name, tensor in self._now.items()}
+        walked = walk(of.recurrence(seen), before=self._ends.get(of.number))
+        self._ends[of.number] = walked.end
+        self._found.append(walked.check(caches[of.matrix.name][0], of.matrix.name))
+
+    def _prove(self, of: LayerMap, end: int, caches: dict[str, Tensor]) -> None:
+        """A step: what comes from its own row, and what reads the rows of all tokens."""
+        whole = {name: self._every[name] for name in of.whole if name in self._every}
+        names = [name for name in of.checked if name in self._now]
+        inputs = {name: self._graph[name].op.inputs for name in names}
+        own = [n for n in names if n != of.mixed and set(of.whole).isdisjoint(inputs[n])]
+        readers = [name for name in names if name not in own]
+        with_cache = self._now | whole | of.held(caches, end)
+        for emitted, some in ((self._now, own), (with_cache, readers)):
+            if some:
+                self._found.append(
+                    formula_checks(
+                        self._model, range(end), emitted, some, prompt_tokens=self._prompt
+                    )
+                )
+
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """One, of all steps."""
+        return (replace(worst(self._found), name="steps", words=WORDS),) if self._found else ()

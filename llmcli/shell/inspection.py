@@ -1,0 +1,142 @@
+"""A command that looks inside a model: the file it writes, the model it reads, what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llmcli.measure.environment import environment
+from llmcli.records.checks import ViewCheck
+from llmcli.records.document import members
+from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_open
+from llmcli.shell.looking import NewTokensOptions, encode_prompt
+from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.shell.output import ExportFile, Output
+from llmcli.shell.prompts import prompt_or_default
+from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.template import TemplateOptions
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from llmcli.config import ModelConfig
+    from llmcli.model import Model
+
+Makers = Mapping[str, Callable[[], bytes]]
+
+
+class FileOptions(Protocol):
+    """`-o`, `--open` and `--force`."""
+
+    @property
+    def save(self) -> str | None:
+        """The file that is written."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it, or else a page that is made for it, is shown in a browser."""
+
+    @property
+    def force(self) -> bool:
+        """Whether it is written however large it gets."""
+
+
+class Report(Protocol):
+    """What was measured of some tokens, (id, text)."""
+
+    @property
+    def tokens(self) -> tuple[tuple[int, str], ...]:
+        """All of them, those that the model wrote too."""
+
+    @property
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """What the report is checked by."""
+
+
+class Inspection:
+    """One run of such a command. `kinds` are the files that it writes, by their endings.
+
+    Raises UsageError for another file, before anything is read. `path` and `kind` are of the file,
+    None and empty without one.
+    """
+
+    model: Model
+
+    def __init__(
+        self, command: str, file: FileOptions, kinds: Sequence[str], output: ViewOutputOptions
+    ) -> None:
+        self.out = Output(command, output)
+        self._options = file
+        check_export(file.save, kinds, show=file.open)
+        self.path = page_to_open(command) if file.open and file.save is None else file.save
+        self.kind = "" if self.path is None else kind_of_file(self.path, kinds)
+
+    def load(
+        self, options: ModelOptions, check: Callable[[ModelConfig], None], *, text: bool
+    ) -> Model:
+        """Loads the model, with its tokenizer for a `text`; `check` refuses before weights."""
+        self.model = load_model(options, self.out, text=text, check=check).model
+        return self.model
+
+    def read(
+        self,
+        prompt: PromptOptions,
+        template: TemplateOptions,
+        new: NewTokensOptions,
+        options: ModelOptions,
+        check: Callable[[ModelConfig], None],
+    ) -> tuple[int, ...]:
+        """Loads the model and returns the ids of the prompt, or of the usual text without one."""
+        given = prompt_or_default(prompt, self.out.note)
+        model = self.load(options, check, text=given.ids is None)
+        return encode_prompt(given, template, options, model, new=new.generate).ids
+
+    @property
+    def title(self) -> str:
+        """The model's line."""
+        from llmcli.ui.stats import model_line
+
+        return model_line(self.model.describe())
+
+    def check_size(self, sizes: Mapping[str, int], smaller: str) -> None:
+        """Refuses a file that gets too large; `sizes`: about how many bytes, by its kind.
+
+        Raises UsageError and WriteFailed as `check_size` does. A kind without a size is small.
+        """
+        if self.path is not None:
+            size = sizes.get(self.kind, 0)
+            check_size(self.path, size, force=self._options.force, smaller=smaller)
+
+    def file(
+        self, holds: str, makers: Makers, write: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> ExportFile | None:
+        """The file, made by the one of `makers` that is of its kind, else by `write`."""
+        if self.path is None:
+            return None
+        show, make = self._options.open, makers.get(self.kind)
+        if make is not None:
+            return ExportFile(path=self.path, holds=holds, make=make, open=show)
+        return ExportFile(path=self.path, holds=holds, write=write, open=show)
+
+    def present(
+        self,
+        view: Callable[[], RenderableType],
+        report: Report,
+        file: ExportFile | None,
+        body: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes the file, shows the view or JSON; `body` where it is not `body_of(report)`."""
+        about = self.model.describe()
+        self.out.present(
+            view,
+            body_of(report) if body is None else body,
+            model=about,
+            environment=environment(kernels=kernels_of(about)),
+            checks=report.checks,
+            file=file,
+        )
+
+
+def body_of(report: Report) -> dict[str, Any]:
+    """The report as JSON has it: tokens as objects."""
+    return members(report) | {"tokens": [{"id": id, "text": text} for id, text in report.tokens]}
