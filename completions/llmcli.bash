@@ -1,0 +1,1 @@
+../llmcli/assets/completions/llmcli.bash
