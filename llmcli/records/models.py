@@ -87,7 +87,10 @@ class PullFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class PullReport:
-    """The models that are here now, and those that could not be fetched."""
+    """The models that are here now, and those that could not be fetched.
+
+    Where it was interrupted, names in neither list were not tried.
+    """
 
     models: tuple[PulledModel, ...]
     failed: tuple[PullFailure, ...]

@@ -15,6 +15,7 @@ from cli_tiny import write_mixture, write_tiny
 from hub_cache_files import OLD, write_revision
 from json_schemas import REGISTRY, SCHEMAS, errors, valid
 from jsonschema import Draft202012Validator
+from schema_types import FOLDER, schemas
 
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.commands.selftest.measure import arithmetic, run
@@ -180,6 +181,12 @@ def schema_of(argv):
     """`bench-compare` for that command of two words; `models` alone is `models list`."""
     both = " ".join(["models", "list"] if argv == ["models"] else argv[:2])
     return both.replace(" ", "-") if both in NESTED else argv[0]
+
+
+def test_the_files_are_what_the_types_of_reports_give():
+    """`python tests/schema_types.py` writes them."""
+    for name, text in schemas().items():
+        assert (FOLDER / name).read_text("utf-8") == text, name
 
 
 # of whose documents each key is left out, and given another type

@@ -1,0 +1,272 @@
+"""The JSON schemas of `llmcli/assets/schemas`, from the types of reports: run this to write them.
+
+A dataclass is an object with its fields (all but `OPTIONAL` ones are required) and its `derived`
+properties; its docstring is the description. A float may be null, for that is what NaN becomes.
+What commands share is in `common.1.json`, where the model, which is no dataclass, and the rule of
+checks are written by hand. So are whole files: of reports that are put together for the document.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import llmcli
+from llmcli.records.document import derived
+from llmcli.records.environment import Environment
+from llmcli.records.machine_load import MachineLoad
+from llmcli.records.text import Token
+
+FOLDER = Path(llmcli.__file__).parent / "assets" / "schemas"
+PLAIN = {str: "string", int: "integer", bool: "boolean", PurePath: "string"}
+COMMON = {Environment: "environment", MachineLoad: "machine_load"}  # names in `common.1.json`
+MODEL = {"$ref": "common.1.json#/$defs/model"}
+WHOLE_MODEL = {"$ref": "common.1.json#/$defs/whole_model"}
+NONE = {"type": "null"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """What a command prints: a report (`module:class`) and what is around it.
+
+    `judged`: it has `checks` and `ok`. `others`: types, or schemas, of what is in the document
+    besides the report's members, or in place of one. `rules`: keywords about the whole.
+    """
+
+    report: str
+    model: Mapping[str, Any] = field(default_factory=lambda: WHOLE_MODEL)
+    judged: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> type:
+        """The class of the report."""
+        module, name = self.report.split(":")
+        kind: type = getattr(import_module(f"llmcli.{module}"), name)
+        return kind
+
+
+def object_of(kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """An object with these keys, of plain types."""
+    properties = {name: schema_of(kind, {}) for name, kind in kinds.items()}
+    return {"type": "object", "required": list(kinds), "properties": properties}
+
+
+def bad(*conditions: Any) -> dict[str, Any]:
+    """A rule: where one of `conditions` holds, `ok` is false; a text names a member that is one."""
+    known = [{"properties": {one: {"type": "string"}}} if isinstance(one, str) else one
+             for one in conditions]  # fmt: skip
+    return {"if": {"anyOf": known}, "then": {"properties": {"ok": {"const": False}}}}
+
+
+# where nothing was loaded of a model, its file is known and no more
+LOADED = {
+    "if": {"properties": {"dtype": {"type": "null"}}},
+    "then": {"properties": {"model": {"required": ["stored_formats"]}}},
+    "else": {"properties": {"model": WHOLE_MODEL}},
+}
+REFUSED = {"properties": {"claims": {
+    "contains": {"properties": {"ok": {"const": False}, "must": {"const": True}}}
+}}}  # fmt: skip
+
+
+def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a type; those of the dataclasses in it are put into `definitions` by name."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is float:
+        return {"type": ["number", "null"]}
+    if kind in PLAIN:
+        return {"type": PLAIN[kind]}
+    if kind in (None, type(None)):
+        return {"type": "null"}
+    if origin is Literal:
+        return {"enum": list(parts)}
+    if origin in (Union, types.UnionType):
+        return either([schema_of(part, definitions) for part in parts])
+    if kind in COMMON:
+        return {"$ref": f"common.1.json#/$defs/{COMMON[kind]}"}
+    if dataclasses.is_dataclass(kind):
+        name = kind.__name__
+        if name not in definitions:
+            definitions[name] = {}  # for a type that has itself in it
+            definitions[name] = of_dataclass(kind, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": schema_of(parts[1], definitions)}
+    if origin is tuple and Ellipsis not in parts:
+        items = [schema_of(part, definitions) for part in parts]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return {"type": "array", "items": schema_of(parts[0], definitions)}
+    if kind not in (Any, object):
+        raise TypeError(f"no schema for {kind}")
+    return {}
+
+
+def either(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    """One of these; types without more to say are one list."""
+    if not all(set(schema) == {"type"} for schema in schemas):
+        return {"anyOf": schemas}
+    names = [schema["type"] for schema in schemas]
+    flat = [one for name in names for one in (name if isinstance(name, list) else [name])]
+    return {"type": list(dict.fromkeys(flat))}
+
+
+def of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The object that a dataclass is in a document."""
+    hints = hints_of(kind)
+    found = {
+        one.name: schema_of(hints[one.name], definitions)
+        for one in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if not one.metadata.get("apart")
+    }
+    for owner in reversed(kind.__mro__):
+        for name, one in vars(owner).items():
+            if isinstance(one, derived):
+                hint = hints_of(one.fget, owner).get("return", Any)
+                found[name] = schema_of(hint, definitions) | {"description": words(one)}
+    optional = {f.name for f in dataclasses.fields(kind) if f.metadata.get("optional")}
+    return {
+        "description": words(kind),
+        "type": "object",
+        "required": [name for name in found if name not in optional],
+        "properties": found,
+    }
+
+
+def hints_of(of: Any, owner: type | None = None) -> dict[str, Any]:
+    """Annotations, with the names that a module imports for its types alone."""
+    module = sys.modules[(owner or of).__module__]
+    names = dict(vars(module))
+    pattern = re.compile(r"^    from (\S+) import (.+)$", re.MULTILINE)
+    for where, imported in pattern.findall(inspect.getsource(module)):
+        found = vars(import_module(where))
+        names |= {name: found[name] for name in re.findall(r"\w+", imported) if name in found}
+    return get_type_hints(of, names)
+
+
+def words(documented: Any) -> str:
+    """A docstring on one line, with JSON's word for None."""
+    return re.sub(r"\bNone\b", "null", " ".join((inspect.getdoc(documented) or "").split()))
+
+
+DOCUMENTS = {
+    "env": Document(report="commands.env.report:EnvironmentReport", model=NONE),
+    "models-list": Document(report="records.models:ModelsReport", model=NONE),
+    "models-pull": Document(report="records.models:PullReport", model=NONE),
+    "models-rm": Document(report="records.models:RemovalReport", model=NONE),
+    "models-prune": Document(report="records.models:PruneReport", model=NONE),
+    "tokens": Document(
+        report="commands.tokens.report:TokensReport",
+        model=MODEL | {
+            "required": ["model_type", "tokenizer"], "properties": {"tokenizer": {"type": "string"}}
+        },
+    ),
+    "dump": Document(
+        report="commands.dump.report:DumpReport", judged=True, rules=bad("not_finite"),
+        others={
+            "prompt": object_of({"text": str | None, "ids": tuple[int, ...]}),
+            "file": either([object_of({"path": str, "bytes": int}), {"type": "null"}]),
+        },
+    ),
+    "lens": Document(
+        report="commands.lens.report:LensReport", judged=True,
+        others={"tokens": tuple[Token, ...]},
+    ),
+    "ladder": Document(
+        report="commands.ladder.report:LadderReport",
+        rules=bad({"properties": {"rungs": {"contains": {"properties": {"ok": {"const": False}}}}}}),
+    ),
+    "explain": Document(
+        report="commands.explain.report:Explanation",
+        others={
+            **dict.fromkeys(("value", "kernel", "difference", "tolerance"), float),
+            "name": str, "index": tuple[int, ...],
+            "letters": {"type": "array",
+                        "items": object_of({"letter": str, "value": int, "words": str})},
+        },
+    ),
+    "load": Document(
+        report="commands.load.report:LoadReport", model=MODEL, judged=True,
+        rules={**bad("not_finite", "fault", REFUSED), "allOf": [LOADED]},
+    ),
+    "bench-compare": Document(
+        report="commands.bench.report.comparison:ComparisonReport", model=NONE
+    ),
+}  # fmt: skip
+
+
+def schema(name: str, document: Document) -> dict[str, Any]:
+    """The schema of one command's document."""
+    definitions: dict[str, Any] = {}
+    whole = of_dataclass(document.kind, definitions)
+    if document.judged:
+        for shared in ("checks", "ok"):
+            whole["properties"].pop(shared, None)
+    found = {
+        "schema": {"const": f"llmcli.{name}/1"},
+        "model": document.model,
+        "environment": {"$ref": "common.1.json#/$defs/environment"},
+        **whole["properties"],
+    }
+    for other, kind in document.others.items():
+        found[other] = kind if isinstance(kind, dict) else schema_of(kind, definitions)
+    optional = {*whole["properties"]} - {*whole["required"]}
+    used = str([found, definitions])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"llmcli {name.replace('-', ' ', 1)} --json",
+        "description": whole["description"],
+        **({"$ref": "common.1.json#/$defs/judged"} if document.judged else {"type": "object"}),
+        "required": [name for name in found if name not in optional],
+        "properties": found,
+        **document.rules,
+        "$defs": {one: d for one, d in definitions.items() if f"'#/$defs/{one}'" in used},
+    }
+
+
+def common() -> dict[str, Any]:
+    """What the documents share: the file as it is, with what has a type written anew."""
+    whole: dict[str, Any] = json.loads((FOLDER / "common.1.json").read_text("utf-8"))
+    for kind, name in COMMON.items():
+        whole["$defs"][name] = of_dataclass(kind, {})
+    return whole
+
+
+def schemas() -> dict[str, str]:
+    """The text of each file that is written from types, by its name."""
+    found = {f"{name}.1.json": schema(name, one) for name, one in DOCUMENTS.items()}
+    found["common.1.json"] = common()
+    return {name: pretty(one) + "\n" for name, one in found.items()}
+
+
+def pretty(value: Any, indent: str = "") -> str:
+    """JSON; what fits into a line of 110 columns is on one."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(line) <= 110 or not isinstance(value, dict | list):
+        return line
+    inner = indent + "  "
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(inner + pretty(v, inner) for v in value) + f"\n{indent}]"
+    pairs = (f"{inner}{json.dumps(key)}: {pretty(v, inner)}" for key, v in value.items())
+    return "{\n" + ",\n".join(pairs) + f"\n{indent}}}"
+
+
+def main() -> None:
+    """Writes the files."""
+    for name, text in schemas().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
