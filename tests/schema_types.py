@@ -75,6 +75,7 @@ LOADED = {
     "then": {"properties": {"model": {"required": ["stored_formats"]}}},
     "else": {"properties": {"model": WHOLE_MODEL}},
 }
+FAILED = {"properties": {"ok": {"const": False}}}
 REFUSED = {"properties": {"claims": {
     "contains": {"properties": {"ok": {"const": False}, "must": {"const": True}}}
 }}}  # fmt: skip
@@ -185,7 +186,7 @@ DOCUMENTS = {
     ),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",
-        rules=bad({"properties": {"rungs": {"contains": {"properties": {"ok": {"const": False}}}}}}),
+        rules=bad({"properties": {"rungs": {"contains": FAILED}}}),
     ),
     "explain": Document(
         report="commands.explain.report:Explanation",
