@@ -116,7 +116,8 @@ const struct kernel kernel_combine = {items_combine, work_combine, NULL};
  * 0 q, 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 stride of sequences of k, 4 of v,
  * 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e, 12 scale,
  * 13 window or 0, 14 starts, 15 starts_stride, 16 `enum numbers` of k and v, 17 stride of
- * sequences of q, 18 of heads, 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0, 23 sinks [K, G] or 0 */
+ * sequences of q, 18 of heads, 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0,
+ * 23 sinks [K, G] or 0 */
 #define MOST_ROWS 64 /* per item, or G */
 
 INLINE int64_t tokens_of_tile(const struct op *op) {

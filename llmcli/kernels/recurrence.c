@@ -183,8 +183,8 @@ BY_LEVEL(recur)
 const struct kernel kernel_recur = {items_recur, work_recur, fetch_recur};
 
 /* ADD_SCALED: out = z + factor of each head * x. An item is a sequence.
- * 0 z [B, H, e], 1 x [B, H, e], 2 stride of sequences of x, 3 numbers [H], 4 out [B, H, e], 5 B, 6 H,
- * 7 e */
+ * 0 z [B, H, e], 1 x [B, H, e], 2 stride of sequences of x, 3 factors [H], 4 out [B, H, e], 5 B,
+ * 6 H, 7 e */
 static int64_t items_add_scaled(const struct op *op) { return op->arg[5]; }
 
 INLINE void add_scaled(const struct op *op, int64_t item) {
