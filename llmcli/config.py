@@ -113,5 +113,5 @@ class ModelConfig:
     eos: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
-        """Hash few fields: hashing all layers takes milliseconds, and graphs are looked up by it."""
+        """Hash few fields: hashing layers takes milliseconds, and graphs are looked up by it."""
         return hash((self.model_type, self.vocab, self.width, self.context, len(self.layers)))
