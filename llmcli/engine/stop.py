@@ -20,9 +20,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
-            raise UsageError(
-                "a stop string must not be empty", hint="omit `--stop` to use none"
-            )
+            raise UsageError("a stop string must not be empty", hint="omit `--stop` to use none")
         self._stops = tuple(stops)
         self._held: list[tuple[str, bool]] = []  # characters, and whether they are hidden
         self.stopped = False

@@ -34,9 +34,7 @@ def as_ours(model: HubId, error: Exception) -> LlmcliError:
             hint="unset HF_HUB_OFFLINE where there is a network",
         )
     if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
-        return NetworkError(
-            "the hub token has invalid characters", hint="check HF_TOKEN"
-        )
+        return NetworkError("the hub token has invalid characters", hint="check HF_TOKEN")
     full = "No space left" in str(error)  # Xet writes files itself and reports errors as text
     if full or (isinstance(error, OSError) and _of_the_disk(error)):
         return unwritable(error if isinstance(error, OSError) else None)
