@@ -1,7 +1,7 @@
-"""What a model is, as nested frozen values: the parts' own configurations, layers fully unrolled.
+"""A model's configuration as nested frozen values: parts' configurations, layers unrolled.
 
-No torch here, and no family's name: a family translates its own configuration into these values and
-nothing else asks who it was.
+No torch, and independent of families: a family translates its configuration into these values, and
+no other code depends on the family.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from llmcli.parts.norm.config import NormConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """`multiplier · post_norm(part(pre_norm(x)))`: one of the terms that a sublayer adds.
+    """`multiplier · post_norm(part(pre_norm(x)))`: one term of a sublayer.
 
-    `part` is a configuration of any kind in `parts.registry`. `shares_norm`: the part reads what
-    the branch before it reads, so that parallel branches have one norm.
+    `part`: a configuration of any kind in `parts.registry`. `shares_norm`: the part has the same
+    input as the branch before, so that parallel branches share one norm.
     """
 
     part: object
@@ -31,11 +31,10 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """One block: one to three sublayers `x + Σ branches`, each reading what the last one left.
+    """One block: one to three sublayers `x + Σ branches`, in sequence.
 
-    `scale` multiplies what leaves the block, and so does a number among its parameters where it is
-    `scaled`. Where several branches stand side by side, `sum_norm` normalizes their sum before it
-    is added; these have no multipliers.
+    `scale` multiplies the block's output, as does a scalar parameter if `scaled`. With parallel
+    branches, `sum_norm` normalizes their sum before it is added; these have no multipliers.
     """
 
     sublayers: tuple[tuple[Branch, ...], ...]
@@ -44,13 +43,13 @@ class LayerConfig:
     scaled: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a branch has a multiplier beside the norm of the sum."""
+        """Raise ValueError if a branch has a multiplier and the sum a norm."""
         if self.sum_norm is not None and any(one.multiplier != 1 for one in self.branches):
             raise ValueError("branches whose sum is normalized have no multipliers")
 
     @property
     def branches(self) -> Iterator[Branch]:
-        """Those of all sublayers, in execution order."""
+        """The branches of all sublayers, in execution order."""
         return (branch for sublayer in self.sublayers for branch in sublayer)
 
     @property
@@ -60,16 +59,16 @@ class LayerConfig:
 
     @property
     def attention(self) -> AttentionConfig | None:
-        """Its softmax attention, where it has one."""
+        """The layer's softmax attention, or None."""
         return next((part for part in self.parts if isinstance(part, AttentionConfig)), None)
 
     @property
     def window(self) -> int | None:
-        """How many keys a query of its attention sees at most; None for all before it."""
+        """The most keys that a query of its attention sees; None: all earlier ones."""
         return None if self.attention is None else self.attention.window
 
     def with_attention(self, attention: AttentionConfig) -> LayerConfig:
-        """The same with another attention in the place of its own."""
+        """The layer with its attention replaced."""
         sublayers = tuple(
             tuple(
                 replace(branch, part=attention) if branch.part is self.attention else branch
@@ -84,7 +83,7 @@ def sequential(
     *parts: object, norm: NormConfig | None, after: NormConfig | None = None,
     multiplier: float = 1.0,
 ) -> LayerConfig:  # fmt: skip
-    """The usual block: `x + multiplier · after(part(norm(x)))`, one part after the other."""
+    """The usual block: `x + multiplier · after(part(norm(x)))` for each part in sequence."""
     return LayerConfig(
         sublayers=tuple(
             (Branch(part=part, pre_norm=norm, post_norm=after, multiplier=multiplier),)
@@ -95,9 +94,10 @@ def sequential(
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A whole model. `context` is the length it was trained for; `bos`/`eos` are token ids.
+    """A whole model.
 
-    `family` and `model_type` are for people to read; no code branches on them.
+    `context`: the trained length; `bos`/`eos`: token ids. `family` and `model_type` are for
+    display; no code branches on them.
     """
 
     family: str
@@ -113,5 +113,5 @@ class ModelConfig:
     eos: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
-        """Of little: hashing every layer takes milliseconds, and graphs are looked up by it."""
+        """Hash few fields: hashing layers takes milliseconds, and graphs are looked up by it."""
         return hash((self.model_type, self.vocab, self.width, self.context, len(self.layers)))

@@ -1,4 +1,4 @@
-"""Where a model runs, in which arithmetic, and whether it fits there."""
+"""Devices: selection, dtypes, memory and threads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DTYPES = {
 def resolve_device(name: str) -> torch.device:
     """`auto` (CUDA, else the CPU), `cpu`, `cuda`, `cuda:1` or `mps`.
 
-    `auto` leaves Apple's GPU out: llmcli has not been tried there. Raises UsageError for anything
-    else and for a device that is not there.
+    `auto` excludes Apple's GPU, where llmcli is untested. Raises UsageError for other names and for
+    a missing device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,7 +48,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def check_dtype(name: str, device: torch.device) -> None:
-    """Raises UsageError for an unknown name, and for what the device has not got."""
+    """Raise UsageError for an unknown name, and for a dtype that the device lacks."""
     if name not in ("auto", WIDE, *DTYPES):
         raise UsageError(f"`{name}` is not a dtype", hint=f"use auto, {', '.join(DTYPES)}")
     if name == "float64" and device.type == "mps":
@@ -56,24 +56,24 @@ def check_dtype(name: str, device: torch.device) -> None:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the device has instructions for it."""
+    """Whether the device has bfloat16 instructions."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "mps" or processor.has_bfloat16()
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where numbers of `device` are computed with in float64: there, or on the CPU.
+    """The device for float64 arithmetic: `device` itself, or the CPU.
 
-    Apple's GPU has no float64; of devices other than CUDA nothing is assumed.
+    Apple's GPU has no float64; other devices than CUDA are assumed to lack it.
     """
     return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
 def on_the_way(x: Tensor) -> Callable[[], Tensor]:
-    """Starts to copy `x` to the host: what is returned waits for the copy, and not for more.
+    """Start copying `x` to the host; the returned function waits for the copy only.
 
-    Of CUDA's; other devices are waited for at once.
+    For CUDA; on other devices the copy is synchronous.
     """
     if x.device.type != "cuda":
         here = x.cpu()
@@ -91,7 +91,7 @@ def on_the_way(x: Tensor) -> Callable[[], Tensor]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns when the device has done all that was started; a CPU has when a call returns."""
+    """Wait until the device has finished all work; a no-op for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -99,11 +99,11 @@ def wait_for(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Has the allocator of a CPU keep what activations leave, for the next layer's.
+    """Make the CPU allocator keep freed activations for the next layer.
 
-    By default glibc gives every block above a limit of its own back to the system, which then
-    clears it page by page for the next layer: 90,000 page faults and a fifth of the time for 512
-    tokens of SmolLM2. Up to 64 MiB are kept, in blocks of up to 32, the most that glibc allows.
+    By default glibc returns large blocks to the system, which then clears pages again for the next
+    layer: 90,000 page faults and a fifth of the time for 512 tokens of SmolLM2. Up to 64 MiB are
+    kept, in blocks of up to 32 MiB, glibc's maximum.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -112,7 +112,7 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Gives back to the system what was freed and kept, after much was freed at once."""
+    """Return freed memory to the system, after much was freed at once."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
@@ -120,7 +120,7 @@ def release_freed_memory() -> None:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """PyTorch's operations on a CPU with so many threads, None: as many as before."""
+    """Run PyTorch's CPU operations with `count` threads; None: unchanged."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -131,7 +131,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Free memory of `device` in bytes, within a container's limit; None where unknown."""
+    """Free memory of `device` in bytes, within a container's limit; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()
@@ -140,11 +140,11 @@ def available_bytes(device: torch.device) -> int | None:
 def require_memory(
     nbytes: int, device: torch.device, what: str, hint: str | Callable[[], str]
 ) -> None:
-    """Raises OutOfMemory where `nbytes` for `what` exceed what is free on `device`.
+    """Raise OutOfMemory if `nbytes` for `what` exceed the free memory of `device`.
 
-    A hint that takes time to find is a function, which is called only then.
+    `hint` may be a function, called only in this case.
 
-    Asked before allocating: Linux grants memory it has not got and kills the process later.
+    To be called before allocating: Linux overcommits memory and kills the process later.
     """
     free = available_bytes(device)
     if free is not None and nbytes > free:
@@ -155,5 +155,5 @@ def require_memory(
 
 
 def gib(nbytes: int) -> str:
-    """`1.25 GiB`, or MiB below a tenth of that."""
+    """`1.25 GiB`, or MiB below 0.1 GiB."""
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 / 10 else f"{nbytes / 2**20:.1f} MiB"

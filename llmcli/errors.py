@@ -1,7 +1,7 @@
-"""Errors that a user sees: one line with the cause, a hint with the next thing to do, an exit code.
+"""Errors shown to users: one line with the cause, a hint, and an exit code.
 
-No torch here. Everything that can go wrong through the user's input raises one of these;
-anything else that escapes is a bug of ours and exits 1.
+No torch. All errors caused by user input are of these types; any other exception is a bug and exits
+1.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Sequence
 class LlmcliError(Exception):
     """Base of all errors shown to the user as one line.
 
-    `message` is lower case, one sentence, with backticks around what the user typed;
-    `hint` is the next thing to do; where it is not given, the class's own, if it has one.
-    `code` is the process's exit status and `kind` the stable word for it in JSON.
+    `message`: one lower-case sentence, with backticks around user input; `hint`: what to do next,
+    by default the class's; `code`: the process's exit status; `kind`: its stable name in JSON.
     """
 
     code = 1
@@ -46,7 +45,7 @@ class WriteFailed(LlmcliError):
 
 
 class UsageError(LlmcliError):
-    """An option or argument that cannot be right (exit 2)."""
+    """An invalid option or argument (exit 2)."""
 
     code = 2
     kind = "usage"
@@ -59,14 +58,14 @@ class PromptTooLong(UsageError):
 
 
 class ModelNotFound(LlmcliError):
-    """No model, file or catalog entry of that name (exit 3)."""
+    """No model, file or catalog entry with this name (exit 3)."""
 
     code = 3
     kind = "model_not_found"
 
 
 class CheckpointError(LlmcliError):
-    """A checkpoint that is truncated, lying, hostile, pickled or not configured (exit 4)."""
+    """A checkpoint that is truncated, inconsistent, hostile, pickled or not configured (exit 4)."""
 
     code = 4
     kind = "checkpoint"
@@ -74,7 +73,7 @@ class CheckpointError(LlmcliError):
 
 
 class UnsupportedModel(CheckpointError):
-    """An architecture, tokenizer or tensor format that llmcli does not know (exit 4)."""
+    """An unsupported architecture, tokenizer or tensor format (exit 4)."""
 
     kind = "unsupported"
     usual_hint = "`llmcli info --families` lists what can be run"
@@ -83,8 +82,8 @@ class UnsupportedModel(CheckpointError):
 class WeightMismatch(CheckpointError):
     """Checkpoint tensors and model parameters do not match one to one (exit 4).
 
-    `missing`: parameters that nothing fills, the first of them in vain from the tensor `source`;
-    `unexpected`: checkpoint tensors that no rule names; `misshapen`: (parameter, checkpoint
+    `missing`: parameters without a tensor; `source`: the expected tensor of the first one;
+    `unexpected`: checkpoint tensors that no rule matches; `misshapen`: (parameter, checkpoint
     tensor, shape expected, shape found).
     """
 
@@ -129,7 +128,7 @@ class OutOfMemory(LlmcliError):
     kind = "out_of_memory"
 
 
-# what can be done offline: `tiny` is part of the package, the list says what was fetched before
+# offline options: `tiny` is part of the package; the list has fetched models
 WITHOUT_NETWORK = "`llmcli models` lists what is on this machine, such as `-m tiny`"
 
 
@@ -144,8 +143,8 @@ class NetworkError(LlmcliError):
 class NotFinite(LlmcliError):
     """NaN or infinity in weights, activations or logits (exit 7).
 
-    `dtype`: the arithmetic that it came out of, for a hint that can help: float16
-    overflows in some models, where it is nothing else the weights are at fault.
+    `dtype`: the arithmetic, for the hint: float16 overflows in some models; with other dtypes the
+    weights are the likely cause.
     """
 
     code = 7
@@ -159,14 +158,14 @@ class NotFinite(LlmcliError):
 
 
 def as_out_of_memory(exception: BaseException, *, hint: str | None = None) -> OutOfMemory | None:
-    """The same in our words where Python, CUDA, the CPU's allocator or its loader have no memory.
+    """Convert out-of-memory errors of Python, CUDA, the CPU allocator or the loader.
 
-    None for anything else. Imports no torch to know its errors.
+    None for other errors. Does not import torch.
     """
     text = str(exception)
-    if isinstance(exception, ImportError):  # of a library, by the system's loader
+    if isinstance(exception, ImportError):  # from the system's loader
         none = "failed to map segment" in text or "Cannot allocate memory" in text
-        found = none and "static TLS" not in text  # which is a table of the loader's
+        found = none and "static TLS" not in text  # a table of the loader
     else:
         found = isinstance(exception, MemoryError) or (
             isinstance(exception, RuntimeError)
@@ -183,10 +182,7 @@ def as_out_of_memory(exception: BaseException, *, hint: str | None = None) -> Ou
 
 
 def as_lacking(exception: BaseException) -> LlmcliError | None:
-    """The same in our words where the system has no more open files for us, or no `/proc`.
-
-    None for anything else.
-    """
+    """Convert errors of exhausted file descriptors or a missing `/proc`; None for others."""
     if isinstance(exception, OSError) and exception.errno in (errno.EMFILE, errno.ENFILE):
         return LlmcliError(
             "too many open files: this process, or the system, may have no more",
@@ -201,7 +197,7 @@ def as_lacking(exception: BaseException) -> LlmcliError | None:
 
 
 def first_line(exception: BaseException) -> str:
-    """Of its message, `no message` where it has none."""
+    """The first line of the message; `no message` if empty."""
     return next(iter(str(exception).strip().splitlines()), "no message")
 
 

@@ -4,13 +4,13 @@ groups. No torch, and nothing imported: the package asks before the program hand
 
 import os
 
-_NO_LIMIT = 1 << 60  # bytes: where there is none, version 1 has the last page below 2^63
+_NO_LIMIT = 1 << 60  # bytes; without a limit, version 1 has the last page below 2^63
 
 
 def free_memory(root: str | os.PathLike[str] = "/") -> int | None:
-    """Bytes that a new allocation may take: MemAvailable, within the limits of control groups.
+    """Bytes available for allocations: MemAvailable, within the limits of control groups.
 
-    None where the system does not say (outside Linux). `root` is for tests.
+    None if unknown (outside Linux). `root` is for tests.
     """
     free = [limit - used for limit, used in _memory(root)]
     for name, *rest in _lines(root, "proc/meminfo"):
@@ -20,14 +20,14 @@ def free_memory(root: str | os.PathLike[str] = "/") -> int | None:
 
 
 def memory_limit(root: str | os.PathLike[str] = "/") -> int | None:
-    """The least limit of the control groups in bytes, None where there is none."""
+    """The smallest limit of the control groups in bytes; None without a limit."""
     return min((limit for limit, _ in _memory(root)), default=None)
 
 
 def processors(root: str | os.PathLike[str] = "/") -> int:
-    """How many threads can run at once: logical processors, within the quotas of control groups.
+    """Number of threads that can run at once: logical processors, within control group quotas.
 
-    A quota is rounded down, to no less than one: threads beyond it make all others wait.
+    A quota is rounded down, to at least one: more threads would make all others wait.
     """
     count = len(processor_numbers())
     for group in _groups(root, "cpu"):
@@ -41,20 +41,20 @@ def processors(root: str | os.PathLike[str] = "/") -> int:
 
 def processor_numbers() -> list[int]:
     """The numbers of the logical processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # which a control group limits too
+    if hasattr(os, "sched_getaffinity"):  # includes limits of control groups
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def _memory(root: str | os.PathLike[str]) -> list[tuple[int, int]]:
-    """Limit and use of each control group that this process is in.
+    """Limit and use of each control group of this process.
 
-    Files that the kernel keeps in memory and drops when it is needed are not counted as used.
+    Reclaimable file cache is not counted as used.
     """
     found = []
     for group in _groups(root, "memory"):
         stat = {words[0]: words[1] for words in _lines(root, group, "memory.stat") if words[1:]}
-        # of each version the limit, the use, and a prefix of numbers that count groups below, too
+        # per version: limit, use, and the prefix of hierarchical counters
         for most, used, prefix in (
             ("memory.max", "memory.current", ""),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -69,7 +69,7 @@ def _memory(root: str | os.PathLike[str]) -> list[tuple[int, int]]:
 
 
 def _groups(root: str | os.PathLike[str], controller: str) -> list[str]:
-    """Folders of the control groups that this process is in, the nested ones and both versions."""
+    """Directories of this process's control groups, nested ones and both versions."""
     paths = {""}
     for line in _read(root, "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -87,7 +87,7 @@ def _words(*path: str | os.PathLike[str]) -> list[str]:
 
 
 def _lines(*path: str | os.PathLike[str]) -> list[list[str]]:
-    """The words of each line that has some."""
+    """The words of each non-empty line."""
     return [line.split() for line in _read(*path).splitlines() if line.split()]
 
 

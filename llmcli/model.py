@@ -1,4 +1,4 @@
-"""A loaded model, and the ledger of where its weights came from."""
+"""A loaded model, and the ledger of its weights' origins."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from llmcli.text.interface import TextInterface
 class LedgerEntry:
     """One parameter, or one item along its first axis (`blocks.0.moe.W_up[3]`), and its tensor.
 
-    `operations` were done on the way; `stored` is the format in the file, `shape` the shape of what
-    is filled and `dtype` its dtype or block format, None where nothing is filled; `nbytes` is what
-    it takes of the tensor.
-    `scale` says what stored numbers of 8 bits were multiplied with before all else, and
-    `scale_tensors` are the checkpoint's tensors that were read for it.
+    `operations`: applied on loading; `stored`: the format in the file; `shape`: of the parameter or
+    item; `dtype`: its dtype or block format, None if not loaded; `nbytes`: bytes used of the
+    tensor. `scale`: the scaling applied first to 8-bit numbers; `scale_tensors`: the checkpoint's
+    tensors with the scale.
     """
 
     parameter: str
@@ -45,29 +44,29 @@ class LedgerEntry:
 
     @property
     def dequantized(self) -> bool:
-        """Whether blocks did not stay as they are stored, or numbers were scaled."""
+        """Whether blocks were dequantized, or numbers scaled."""
         kept = self.stored in PLAIN or self.dtype in (None, self.stored)
         return self.scale is not None or not kept
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All that was done to the stored numbers, in order."""
+        """The operations on the stored numbers, in order."""
         return self.operations if self.scale is None else (self.scale, *self.operations)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """What became of every checkpoint tensor: filled parameters, or dropped with a reason."""
+    """The use of every checkpoint tensor: filled parameters, or dropped with a reason."""
 
     entries: tuple[LedgerEntry, ...] = ()
     dropped: tuple[tuple[str, str], ...] = ()
-    surplus: tuple[str, ...] = ()  # of these, what the model has no parameter for
+    surplus: tuple[str, ...] = ()  # dropped ones without a parameter in the model
 
 
 class Stages:
-    """Seconds, and bytes where there are any, of the parts of loading, in order of their start.
+    """Seconds and bytes of the stages of loading, in order of their start.
 
-    `with stages("read", nbytes): …` adds to what the part has already. Parts are not nested.
+    `with stages("read", nbytes): …` adds to a stage. Stages are not nested.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class Stages:
 
     @contextmanager
     def __call__(self, name: str, nbytes: int = 0) -> Iterator[None]:
-        """Times what is inside, also where it raises."""
+        """Time the context, also if it raises."""
         begin = perf_counter()
         try:
             yield
@@ -84,7 +83,7 @@ class Stages:
             self.add(name, perf_counter() - begin, nbytes)
 
     def add(self, name: str, seconds: float, nbytes: int = 0) -> None:
-        """The same for what was timed elsewhere."""
+        """Add time measured elsewhere."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         if nbytes:
             self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
@@ -101,37 +100,37 @@ class Model(TextInterface):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.decoder.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and of dense weights."""
+        """The dtype of activations and dense weights."""
         return self.decoder.dtype
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What it runs in: dtypes, and the formats of packed weights."""
+        """The arithmetic: dtypes, and the formats of packed weights."""
         return self.decoder.arithmetic
 
     @property
     def stream_dtype(self) -> torch.dtype:
-        """Of the residual stream, the inputs of norms and the logits: at least float32."""
+        """The dtype of the residual stream, norm inputs and logits: at least float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def parameter_count(self) -> int:
-        """Numbers of all parameters, a tied head counted once."""
+        """Number of parameters; a tied head is counted once."""
         return sum(self.decoder.weight(name).count for name in self.decoder.weight_names)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters as they lie in memory, a tied head counted once."""
+        """Bytes of all parameters in memory; a tied head is counted once."""
         return sum(self.decoder.weight(name).nbytes for name in self.decoder.weight_names)
 
     @property
     def mapped_bytes(self) -> int:
-        """Of these the bytes that stay in the mapped file, since they do not fit into memory."""
+        """Bytes of parameters that stay in the mapped file, since they do not fit into memory."""
         weights = map(self.decoder.weight, self.decoder.weight_names)
         return sum(weight.nbytes for weight in weights if weight.in_file)
 

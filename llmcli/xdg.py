@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def folder(variable: str, default: str) -> Path:
-    """The folder that $VARIABLE names; `default` (`~/.config`) where it is unset or relative.
+    """The directory in $VARIABLE; `default` (`~/.config`) if it is unset or relative.
 
-    The specification says that relative paths are to be ignored. Raises RuntimeError where
-    there is no home directory.
+    Relative paths are ignored, as required by the specification. Raises RuntimeError without a home
+    directory.
     """
     named = os.environ.get(variable, "")
     return Path(named if os.path.isabs(named) else default).expanduser()

@@ -133,7 +133,7 @@ def test_without_effect_it_says_why(tmp_path, quantized):
     }
     done = quantize_without_effect(replace(checkpoint, tensors=packed), quantized)
     no_effect = f"`--quantize {quantized}` has no effect: "
-    assert done == f"{no_effect}`{checkpoint.name}` is quantized already (Q4_1)"
+    assert done == f"{no_effect}`{checkpoint.name}` is already quantized (Q4_1)"
     narrow = open_checkpoint(write_llama(tmp_path / "narrow", hidden_size=16))
     why = quantize_without_effect(narrow, quantized)
     assert why.startswith(no_effect)

@@ -1,4 +1,4 @@
-"""For each part of a model: its tensors, formulas, FLOPs and bytes. No torch."""
+"""Tensors, formulas, FLOPs and bytes of each part of a model. No torch."""
 
 from llmcli.anatomy.model import parameters, states, stored_shapes
 from llmcli.anatomy.plan import Plan, plan

@@ -1,9 +1,9 @@
-"""What others call the same tensors: TransformerLens, transformers and llama.cpp.
+"""Names of tensors in TransformerLens, transformers and llama.cpp.
 
-TransformerLens' names are said by the parts, and a test holds them against what its hooks really
-hold. Those of transformers and llama.cpp follow from a family's own rules: from which checkpoint
-tensor a parameter comes says which module holds it, and what that module puts out. A name is
-accepted only where it means the same; see `UNLIKE`.
+The parts provide TransformerLens' names, which a test compares with its hooks' values. Names of
+transformers and llama.cpp follow from a family's rules: a parameter's checkpoint tensor determines
+its module, and the module's output. A name is accepted only if it means the same tensor; see
+`UNLIKE`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmcli.graph.node import Node, Parameter
 from llmcli.parts.registry import part_of
 
 Sources = Mapping[str, tuple[str, ...]]
-"""Checkpoint tensor → the parameters that it fills; a fused one (`c_attn`) fills several."""
+"""Checkpoint tensor → parameters that it fills; a fused one (`c_attn`) fills several."""
 
 # TransformerLens' `get_act_name`: `k6` is `blocks.6.attn.hook_k`, `scale4ln1` its norm's
 _SHORT = re.compile(r"(?:(?P<norm>ln[12])\.|attn\.|mlp\.)?hook_(?P<word>[a-z_]+)")
@@ -31,9 +31,9 @@ _SHORTER = {
     "mlp.hook_pre": "mlp_pre",
     "mlp.hook_post": "mlp_post",
 }
-_NOT_SHORT = ("in", "out")  # only the names of before 3.0 have a short form
+_NOT_SHORT = ("in", "out")  # only names before 3.0 have a short form
 
-# Names of others that are not one thing: (pattern, what they mean, ours to use instead).
+# Ambiguous names: (pattern, meaning, our names to use instead).
 UNLIKE = (
     (
         r"(?P<norm>(?:blocks\.[^.]+\.)?ln(?:1|2|_final))\.hook_normalized",
@@ -55,25 +55,24 @@ UNLIKE = (
     ),
 )
 
-# llama.cpp has tensors and no modules: without `.weight` they are meant as well
+# llama.cpp has tensors but no modules; names without `.weight` are accepted too
 _GGUF = re.compile(r"blk\.|(?:token_embd|position_embd|output_norm|output)\.")
 
 
 def others(config: ModelConfig, sources: Sources) -> dict[str, tuple[str, ...]]:
-    """Every name of others → what it is called here: one name, or several where it is fused.
+    """Every other program's name → our names (several for a fused tensor).
 
-    The result may be something that this model has not got (`hook_pos_embed`): why it has not is
-    `missing.why_absent`'s to say.
+    Names may be missing in this model (`hook_pos_embed`); `missing.why_absent` gives the reason.
     """
     found: dict[str, tuple[str, ...]] = {name: (ours,) for name, ours in listed(config)}
-    found |= sources  # the checkpoint's own rules know best
+    found |= sources  # the checkpoint's rules take precedence
     for name, made in modules(config, sources):
         found.setdefault(name, made)
     return found
 
 
 def listed(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """TransformerLens' names of this model, and of what others have that it has not."""
+    """Yield TransformerLens' names for this model, and for tensors that only other models have."""
     model = graph(config)
     rows: list[Node | Parameter] = [*model.nodes.values(), *model.parameters.values()]
     for row in rows:
@@ -88,7 +87,7 @@ def listed(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def _forms(name: str, ours: str, layer: int | None) -> Iterator[tuple[str, str]]:
-    """A name as it is, and in a block with its number, and the short forms of it."""
+    """Yield a name, with its block number if any, and its short forms."""
     if layer is None:
         yield name, ours
         return
@@ -101,10 +100,10 @@ def _forms(name: str, ours: str, layer: int | None) -> Iterator[tuple[str, str]]
 
 
 def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """transformers' modules → what they put out; and llama.cpp's tensors without their ending.
+    """Yield transformers' modules → their outputs; and llama.cpp's tensors without suffix.
 
-    A module that holds a parameter puts out what that parameter makes; the modules around the
-    output projections are the attention, the feed-forward and their block.
+    A module's output is the activation that its parameter makes; the modules around the output
+    projections are the attention, the feed-forward and their block.
     """
     model = graph(config)
     branches = [
@@ -113,13 +112,13 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
         for sublayer in block_names(layer, f"blocks.{i}")
         for one in sublayer.branches
     ]
-    # what is made → the block that is a module around its module, and whether it mixes tokens
+    # output → (block around its module, whether it mixes tokens)
     outputs: dict[str, tuple[str | None, bool]] = {}
     for block, one in branches:
         mixes = part_of(one.config.part).mixes
         alone = len(config.layers[int(block.rpartition(".")[2])].parts) == 1
         outputs[one.makes] = (block if mixes or alone else None, mixes)
-    # a mixture's output is made by no matrix; its shared expert is a module of its own
+    # a mixture's output has no matrix; its shared expert is a separate module
     mixtures = {f"{one.part}.W_router": one.makes for _, one in branches}
     shared: dict[str, list[str]] = {}
     for row in model.parameters.values():
@@ -136,17 +135,17 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             yield module, filled
             continue
         if any("E" in model.parameters[one].axes[:1] for one in filled if one in model.parameters):
-            continue  # an expert puts out rows of some tokens
+            continue  # an expert's output has only some tokens' rows
         made = [_made_by(parameter, model) for parameter in filled]
         yield module, tuple(made)
         if filled[0] in mixtures:
             around, part = module.rpartition(".")[0], filled[0].rpartition(".")[0]
-            if f"{part}.router_norm.w" in model.parameters:  # the router is a module of its own
+            if f"{part}.router_norm.w" in model.parameters:  # the router is a separate module
                 yield around, (f"{part}.router_probs",)
                 around = f"{around.rpartition('.')[0]}.experts"
             within = shared.get(f"{part}.shared.W_down")
             if within is not None and not any(one.startswith(f"{around}.") for one in within):
-                continue  # a module that the shared expert stands beside
+                continue  # a module beside the shared expert
             yield around, (mixtures[filled[0]],)
             if (own := outputs[mixtures[filled[0]]][0]) is not None:
                 yield around.rpartition(".")[0], (f"{own}.resid_post",)
@@ -154,7 +153,7 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             continue
         own, mixes = outputs[made[0]]
         around = module.rpartition(".")[0]
-        if around.rpartition(".")[2].isdigit():  # the block itself: what is in it has no module
+        if around.rpartition(".")[2].isdigit():  # the block itself: its contents have no module
             act = f"{made[0].rpartition('.')[0]}.act"
             if act in model:
                 yield f"{around}.act_fn", (act,)
@@ -178,11 +177,11 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
 def _made_by(parameter: str, model: Graph) -> str:
     """The activation that a weight makes: `blocks.0.attn.W_q` → `blocks.0.attn.q`.
 
-    The norm of what a recurrence puts out is one module with its gate.
+    A recurrence's output norm and gate are one module.
     """
     if parameter in model.parameters:
         made = model.parameters[parameter].makes
         part, normed, _ = made.partition(".z_norm")
         return f"{part}.out" if normed else made
-    # a tied head is no parameter, and a family's rules name norms that this model has not
+    # a tied head is not a parameter, and rules may name norms that this model lacks
     return "logits_raw" if parameter == "head.W" else parameter.removesuffix(".w")

@@ -1,4 +1,4 @@
-"""In which arithmetic a model runs where none is requested, and how far it rounds. No torch."""
+"""The default arithmetic of a model, and its rounding errors. No torch."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from llmcli.graph.ops import LookUp, Project
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, TensorSpec
 
-# The distance between neighbouring numbers, relative to the power of two below them.
+# The distance between adjacent numbers, relative to the power of two below them.
 EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
-# Which stored numbers 16 bits hold exactly. Wider dtypes hold all that is rounded less than they
-# are; blocks of integers are defined by their dequantized float32.
+# 16-bit dtype → the stored format that it holds exactly. Wider dtypes hold all narrower ones;
+# integer blocks are defined by their dequantized float32.
 HELD = {dtype: stored for stored, dtype in IN_16_BITS.items()}
 
-# Formats of quantized weights and of what lies beside them: they say nothing of the arithmetic.
+# Formats of quantized weights and their scales, which do not determine the arithmetic.
 _QUANTIZED = {"F8_E4M3", "F8_E5M2", "I8", "U8"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """What a model computes in: `dtype` is that of activations and of dense parameters.
+    """A model's arithmetic: `dtype` of activations and dense parameters.
 
-    `cache` is that of keys and values. `formats` are those of parameters that stay as the file has
-    them, by name: in 16 bits or in blocks, for whose products the `activations` are rounded to
-    integers of so many bits, 16 or 8.
-    `as_stored`: blocks lie in the memory of a card as in the file. Then products of few rows have
-    activations as they are, and for those of many rows the blocks are dequantized to `dtype`.
-    `pairs`: for products with matrices that stay in bfloat16 activations are rounded to it, but not
-    for those of the head and of routers. `portable`: on a processor without vector instructions
-    that we know, PyTorch's attention reads prompts, from copies of a narrower cache in `dtype`.
+    `cache`: dtype of keys and values. `formats`: of parameters kept in the file's format, by name:
+    in 16 bits, or in blocks, for whose products activations are rounded to integers of
+    `activations` (16 or 8) bits. `as_stored`: GPU memory has blocks in the file's layout; products
+    of few rows then do not round activations, and for many rows blocks are dequantized to `dtype`.
+    `pairs`: for products with bfloat16 matrices, except head and routers, activations are rounded
+    to bfloat16. `portable`: without known vector instructions PyTorch's attention processes
+    prompts, from copies of a narrower cache in `dtype`.
     """
 
     dtype: str
@@ -51,54 +50,54 @@ class Arithmetic:
 
     @classmethod
     def of(cls, dtype: str) -> Arithmetic:
-        """All in one dtype."""
+        """Arithmetic entirely in `dtype`."""
         return cls(dtype=dtype, cache=dtype)
 
     @property
     def products(self) -> str:
-        """The numbers that weights are multiplied with: `int16` or `int8` with packed ones."""
+        """The format of inputs multiplied with weights: `int16` or `int8` with packed weights."""
         if self.rounds_inputs:
             return f"int{self.activations}"
         return "bfloat16" if self.pairs and "bfloat16" in self.formats.values() else self.dtype
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether there are products for which activations are rounded to integers."""
+        """Whether some products round activations to integers."""
         return not self.as_stored and bool(set(self.formats.values()) - set(HELD))
 
     def given(self, activations: str, cache: str) -> Arithmetic:
-        """The same with `--activations` and `--cache-type`, where they are not `auto`.
+        """Apply `--activations` and `--cache-type`, unless `auto`.
 
-        Raises UsageError for a cache whose numbers are not narrower than those that go into it.
+        Raises UsageError for a cache type that is not narrower than activations.
         """
         if cache not in ("auto", self.dtype) and DTYPE_BYTES[cache] >= DTYPE_BYTES[self.dtype]:
             raise UsageError(
-                f"`--cache-type {cache}` has nothing to gain with {self.dtype} activations",
-                hint="leave it out, or name a narrower type",
+                f"`--cache-type {cache}` is not narrower than {self.dtype} activations",
+                hint="leave it out, or use a narrower type",
             )
         bits = self.activations if activations == "auto" else int(activations)
         return replace(self, activations=bits, cache=self.cache if cache == "auto" else cache)
 
     def call(self, call: Call) -> Call:
-        """The same forward call, in these dtypes."""
+        """The forward call `call` in these dtypes."""
         return replace(call, dtype=self.dtype, cache=self.cache)
 
     def parameters(self, config: ModelConfig) -> tuple[TensorSpec, ...]:
-        """Every parameter as it lies in memory."""
+        """Every parameter as stored in memory."""
         return parameters(
             config, dtype=self.dtype, formats=self.formats, as_stored=self.as_stored
         )
 
     def states(self, config: ModelConfig, *, batch: int, capacity: int) -> tuple[TensorSpec, ...]:
-        """What is kept between calls, for `capacity` positions."""
+        """States kept between calls, for `capacity` positions."""
         return states(config, batch=batch, capacity=capacity, dtype=self.dtype, cache=self.cache)
 
     def weight_bytes(self, config: ModelConfig) -> int:
-        """Of all parameters, a tied head counted once."""
+        """Bytes of all parameters; a tied head is counted once."""
         return sum(spec.bytes or 0 for spec in self.parameters(config))
 
     def weight_format(self, config: ModelConfig) -> str:
-        """The dtype, or where some are packed the formats of all matrices, most bytes first."""
+        """The dtype, or with packed weights the formats of all matrices, by descending bytes."""
         if not self.formats:
             return self.dtype
         held: Counter[str] = Counter()
@@ -109,7 +108,7 @@ class Arithmetic:
         return " + ".join(name for name, _ in held.most_common())
 
     def describe(self, config: ModelConfig) -> dict[str, str]:
-        """The formats of weights, activations, cache and products, as every document has them."""
+        """The formats of weights, activations, cache and products, for JSON documents."""
         return {
             "weight_format": self.weight_format(config),
             "activation_format": self.dtype,
@@ -118,15 +117,15 @@ class Arithmetic:
         }
 
 
-# `--dtype auto` where numbers are proven: as they are computed, but in no 16 bits.
+# `--dtype auto` for commands that check numbers: as computed, but not in 16 bits.
 WIDE = "wide"
 
-# Levels of the kernels whose products of many float32 rows with bfloat16 weights are not far behind
-# PyTorch's of bfloat16 rows: AMX has 0.3 of its speed, AVX-512 on Zen 5 0.45, where PyTorch's of
-# float32 has 0.2. Steps of one token are 1.7 to 2.2 times as fast as those that are all bfloat16.
+# Kernel levels with fast products of many float32 rows and bfloat16 weights, relative to PyTorch's
+# all-bfloat16 products: AMX 0.3, AVX-512 on Zen 5 0.45, where PyTorch's float32 has 0.2.
+# Single-token steps are 1.7 to 2.2 times as fast as all-bfloat16 ones.
 FAST_WIDE = ("avx512", "vnni", "bf16", "amx")
 
-# What `--quantize` makes of the matrices of a dense checkpoint, and of those with a row per token.
+# Formats of `--quantize`: (matrices of a dense checkpoint, matrices with a row per token).
 QUANTIZED = {"int8": ("Q8_0", "Q8_0"), "int4": ("Q4_1", "Q8_0")}
 
 
@@ -141,12 +140,12 @@ def arithmetic(
     kernels: str | None,
     packable: Mapping[str, str],
 ) -> Arithmetic:
-    """What a model runs in on a `cpu`, `cuda` or `mps`, as `--dtype` and `--quantize` say.
+    """The arithmetic on a `cpu`, `cuda` or `mps` device for `--dtype` and `--quantize`.
 
-    `stored`, `bfloat16` as `auto_dtype` has them. `kernels`: those for packed weights
-    (`kernels.native.kernels_of`), None without them; `packable`: what the file has in blocks or in
-    16 bits. It stays so where neither option is given; quantizing needs no dtype either. Raises
-    UsageError where there are no kernels to quantize for, or where a dtype is given, too.
+    `stored`, `bfloat16`: see `auto_dtype`. `kernels`: for packed weights
+    (`kernels.native.kernels_of`), None without; `packable`: parameters in blocks or 16 bits in the
+    file, kept so by default; quantizing also needs no dtype. Raises UsageError if there are no
+    kernels for quantized weights, or a dtype is given too.
     """
     if quantize not in ("auto", "none", *QUANTIZED):
         raise UsageError(
@@ -165,7 +164,7 @@ def arithmetic(
     if set(formats.values()) <= set(HELD) and (
         dtype == WIDE or (bfloat16 and kernels not in FAST_WIDE)
     ):
-        formats = {}  # then all of it has 16 bits, products of many rows among it, or none
+        formats = {}  # all or nothing in 16 bits, including products of many rows
     if quantize in QUANTIZED:
         if given:
             raise UsageError(
@@ -195,9 +194,9 @@ def arithmetic(
 
 
 def quantizable(config: ModelConfig, formats: Mapping[str, str]) -> list[str]:
-    """The matrices that `--quantize` packs: whole blocks in a row, and not packed in the file.
+    """The matrices that `--quantize` packs: rows of whole blocks, not packed in the file.
 
-    `formats`: what stays as the file has it, by name.
+    `formats`: of parameters kept in the file's format, by name.
     """
     no_blocks = in_no_blocks(config)
     return [
@@ -211,7 +210,7 @@ def quantizable(config: ModelConfig, formats: Mapping[str, str]) -> list[str]:
 
 
 def matrices(config: ModelConfig) -> dict[str, int]:
-    """What is multiplied with, and tables of which rows are looked up: the columns as stored."""
+    """Weight matrices and lookup tables → stored number of columns."""
     model = graph(config)
     return {
         spec.name: (spec.stored_shape or spec.shape)[-1]
@@ -225,10 +224,10 @@ def matrices(config: ModelConfig) -> dict[str, int]:
 
 
 def in_no_blocks(config: ModelConfig, *, card: bool = False) -> frozenset[str]:
-    """Matrices that are kept in 16 bits at least.
+    """Matrices kept in at least 16 bits.
 
-    Experts without whole groups of rows, but on a card; routers, small matrices whose numbers
-    decide; those that are `dense`.
+    Experts without whole groups of rows (except on a GPU), routers (small but decisive), and
+    `dense` parameters.
     """
     model = graph(config)
     return frozenset(
@@ -241,12 +240,12 @@ def in_no_blocks(config: ModelConfig, *, card: bool = False) -> frozenset[str]:
 
 
 def auto_dtype(device: str, stored: Set[str], *, bfloat16: bool) -> str:
-    """What `--dtype auto` is on a `cpu`, `cuda` or `mps` for weights stored in those formats.
+    """The dtype for `--dtype auto` on a `cpu`, `cuda` or `mps` device and these stored formats.
 
-    `bfloat16`: whether the device multiplies it in hardware. A CPU takes it only then (16-bit
-    arithmetic without such instructions is many times slower). A GPU takes what the checkpoint
-    holds, of weights in 8 bits what is not: float16 for blocks of a GGUF file, and where all of it
-    is in 8 bits, where the card has no bfloat16.
+    `bfloat16`: whether the device has bfloat16 hardware. A CPU uses bfloat16 only then (16-bit
+    arithmetic without such instructions is many times slower). A GPU uses the checkpoint's dtype,
+    ignoring 8-bit weights: float16 for GGUF blocks, or if all weights have 8 bits and the GPU lacks
+    bfloat16.
     """
     if device == "cpu":
         return "bfloat16" if bfloat16 else "float32"
@@ -257,48 +256,46 @@ def auto_dtype(device: str, stored: Set[str], *, bfloat16: bool) -> str:
 
 
 def rounding(dtype: str) -> float:
-    """The root mean square of one rounding to `dtype`, relative to the number, at most.
+    """Upper bound of the RMS of one rounding to `dtype`, relative to the number.
 
-    It moves a number by up to eps/2 of the power of two below it, one distance as likely as the
-    other: by eps/√12 of that.
+    Errors are uniform up to eps/2 of the power of two below the number: RMS eps/√12 of that.
     """
     return EPS[dtype] / math.sqrt(12)
 
 
-# One rounding of the input of a product with blocks, by its bits, relative to the length of the
-# row: of 32 numbers each is moved by as much as 1/127 of their largest, or a 256th of that, times
-# 1/√12, and the largest is no longer than all 32 together. Measured with SmolLM2 in 8 bits, the
-# mean of the rows of each kind of input: 0.007 to 0.011.
+# RMS of rounding the input of a product with blocks, by bits, relative to the row's norm: each of
+# 32 numbers has a step of 1/127 of their largest, or 1/256 of that, times 1/√12; the largest is at
+# most the norm of all 32. Measured with SmolLM2 in 8 bits, mean per kind of input: 0.007 to 0.011.
 INPUT_ROUNDING = {8: math.sqrt(RUN / 12) / 127, 16: math.sqrt(RUN / 12) / 127 / 256}
 
 
 def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[str]) -> float:
-    """How far one step's roundings move the end of the residual stream, relative to its length.
+    """Estimated RMS change of the final stream by one step's roundings, relative to its norm.
 
-    An estimate (root mean square), too large rather than too small. What is rounded:
+    Rather too large than too small. The roundings are of:
 
-    - every activation that a step writes, to the dtype in which `anatomy` says that it is written;
-    - rows of the stream that enter a product as they are, without a norm before;
-    - every matrix that the checkpoint stores (`matrices`: their formats) in a format that 16 bits
-      do not hold; packed ones are what their blocks say, but on a card for products of many rows;
-    - to 16 or 8 bits, what enters a product with packed matrices, that of the head included, and
-      to bfloat16 what enters one of `pairs`;
-    - the sums in products, taken in at least float32: K terms of any sign are as K/2 roundings of
-      the whole sum, if they are added up one after the other.
+    - every stored activation, to its dtype in `anatomy`;
+    - rows of the stream that enter a product without a norm;
+    - every matrix stored (`matrices`: their formats) in a format that 16 bits do not hold exactly;
+    packed ones only on a GPU for products of many rows;
+    - inputs of products with packed matrices, head included, to 16 or 8 bits, and inputs of `pairs`
+    products to bfloat16;
+    - sums in products, in at least float32: K sequentially added terms of any sign count as K/2
+    roundings of the whole sum.
 
-    Roundings know nothing of each other, so their squares add up. Each counts as if it moved the
-    whole stream: a branch is taken to be as large as the stream that it is added to, and most are
-    smaller. Measured (SmolLM2 and tiny, in float32 and 16 bits), the noise is 0.2 to 0.7 of the
-    estimate in the root mean square of all positions, and up to 3 times the estimate at single
-    ones. SmolLM2 in its blocks and activations of 8 bits, against the same weights in float32 (1024
-    tokens in 4 parts): 0.026, which is 0.18 of the estimate, and at most 0.079.
+    Roundings are independent, so their squares add up. Each counts for the whole stream: branches
+    are assumed as large as the stream, though most are smaller. Measured (SmolLM2 and tiny, in
+    float32 and 16 bits), the RMS noise over all positions is 0.2 to 0.7 of the estimate, and up to
+    3 times the estimate at single positions. SmolLM2 in blocks with 8-bit activations, against its
+    weights in float32 (1024 tokens in 4 parts): 0.026, which is 0.18 of the estimate, and at most
+    0.079.
     """
     dtype = numbers.dtype
     specs = [spec for spec in _written(config, numbers) if spec.dtype != "int64"]
     names = {spec.name for spec in specs}
-    # what is a view of another one is not rounded a second time
+    # views are not rounded again
     squares = [rounding(spec.dtype or dtype) ** 2 for spec in specs if spec.shares not in names]
-    nodes = graph(config).nodes  # rows of the stream that enter a product without a norm
+    nodes = graph(config).nodes  # stream rows that enter a product without a norm
     entering = {n.op.fused or n.name for n in nodes.values()
                 if isinstance(n.op, Project) and nodes[n.op.source].wide}  # fmt: skip
     squares += [rounding(dtype) ** 2] * len(entering)
@@ -313,7 +310,7 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
 
 
 def _inputs_rounded(config: ModelConfig, numbers: Arithmetic) -> list[float]:
-    """The squares of the roundings of what enters products: each input is rounded once."""
+    """Squared roundings of product inputs; each input is rounded once."""
     if numbers.as_stored:
         return []
     formats = dict(numbers.formats)

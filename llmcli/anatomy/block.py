@@ -1,10 +1,10 @@
-"""A block of sublayers and branches: the names of its tensors, and their rows. No torch.
+"""A block of sublayers and branches: its tensors and their names. No torch.
 
 x ──┬── pre-norm ── part ── post-norm ── · multiplier ──(+)── x of the next sublayer
     ├── … a branch beside it ────────────────────────────┤
     └────────────────────────────────────────────────────┘
 
-Where the sum of branches has a norm of its own, that is what is added.
+If the sum of branches has a norm, the normalized sum is added.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.registry import PARTS, part_of
 
 _NUMBERS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-_NORMS = {  # what other programs call them (`PartGraph.similar`)
+_NORMS = {  # other programs' names (`PartGraph.similar`)
     "ln1": r"(input_layernorm|ln_1)(\.weight)?",
     "ln2": r"(post_attention_layernorm|ln_2)(\.weight)?",
 }
@@ -30,10 +30,10 @@ _NORMS = {  # what other programs call them (`PartGraph.similar`)
 
 @dataclass(frozen=True, kw_only=True)
 class BranchNames:
-    """The names of a branch: of what its part reads and makes, of the norms, of what is added.
+    """The names of a branch: its part's input and output, norms, and the added tensor.
 
-    `norm` and `post` are the modules' (`blocks.3.ln1`), None where there is none, or where the
-    norm is that of the branch before.
+    `norm` and `post` are modules (`blocks.3.ln1`); None if there is none, or the norm is shared
+    with the branch before.
     """
 
     config: Branch
@@ -47,7 +47,7 @@ class BranchNames:
 
 @dataclass(frozen=True, kw_only=True)
 class SumNames:
-    """The names of a sum of branches, and of its norm's module."""
+    """The names of a sum of branches and of its norm module."""
 
     config: NormConfig
     sum: str
@@ -56,9 +56,9 @@ class SumNames:
 
 @dataclass(frozen=True, kw_only=True)
 class SublayerNames:
-    """The residual stream before and after a sublayer, and the branches between.
+    """The residual stream before and after a sublayer, and its branches.
 
-    `adds`: what is added to the stream. `summed`: the sum of the branches, where that has a norm.
+    `adds`: tensors added to the stream. `summed`: the sum of branches, if it has a norm.
     """
 
     stream: str
@@ -71,8 +71,8 @@ class SublayerNames:
 def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
     """The names in `block` (`blocks.3`): norms are numbered by branch (`ln1`, `ln1_post`, `ln2`).
 
-    What the first mixer adds is `attn_out`, whatever it is, and the first feed-forward `mlp_out`;
-    another one adds `<its prefix>_out`. The sum of branches with a norm is one of these.
+    The first mixer of any kind adds `attn_out`, the first feed-forward `mlp_out`, others
+    `<prefix>_out`. The normalized sum of branches has one of these names.
     """
     numbers, found, used = count(1), [], Counter[str]()
     stream = f"{block}.resid_pre"
@@ -128,9 +128,9 @@ def block_rows(
     enters: Add,
     copied: str | None,
 ) -> tuple[tuple[PartGraph, ...], tuple[str, ...]]:
-    """The rows of block `number` in execution order, and what the stream is made of after it.
+    """The tensors of block `number` in execution order, and the parts of the stream after it.
 
-    `enters` makes its residual stream, a copy of the activation `copied` where it is one.
+    `enters`: the op of its residual stream, possibly a copy of the activation `copied`.
     """
     names = block_names(layer, f"blocks.{number}")
     letters = _letters(names)
@@ -190,16 +190,16 @@ def block_rows(
 
 
 def _scale(number: int) -> tuple[Parameter]:
-    """`out_scale.w` `[1]`, what the block's output is multiplied by."""
+    """`out_scale.w` `[1]`, the factor on the block's output."""
     block = f"blocks.{number}"
     return (Parameter(
         name=f"{block}.out_scale.w", axes=("1",), makes=f"{block}.resid_post", kind="norms",
-        words="what leaves the block is multiplied by it", letter="c", layer=number, wide=True,
+        words="the factor on the block's output", letter="c", layer=number, wide=True,
     ),)  # fmt: skip
 
 
 def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
-    """`T¹`, `T²` … in execution order, and `H` for what leaves the block."""
+    """`T¹`, `T²` … in execution order, and `H` for the block's output."""
     numbered: dict[str, str] = {}
 
     def number(name: str) -> None:
@@ -243,7 +243,7 @@ def _nouns(sublayer: SublayerNames) -> str:
 
 
 def _same(name: str, words: str, post: PartGraph, number: int) -> Node:
-    """What is added, where that is what a norm gives: the same tensor."""
+    """The added tensor, if it is the output of a norm: the same tensor."""
     normed = post.nodes[-1]
     return Node(
         name=name, letter=normed.letter, axes=("T", "D"), op=normed.op, words=words, group="norm",
@@ -259,17 +259,17 @@ def _hook(name: str) -> tuple[str, ...]:
 def _sum(
     sublayer: SublayerNames, summed: SumNames, letters: Mapping[str, str], number: int
 ) -> Iterator[PartGraph]:
-    """The sum of branches, its norm, and what is added."""
+    """The sum of branches, its norm, and the added tensor."""
     nouns = _nouns(sublayer)
     parts = tuple(one.adds for one in sublayer.branches)
     yield PartGraph(nodes=(Node(
         name=summed.sum, letter=letters[summed.sum], axes=("T", "D"),
-        op=Add(parts=parts, before=()), words=f"what {nouns} give together", group="residual",
+        op=Add(parts=parts, before=()), words=f"the sum of {nouns}", group="residual",
         layer=number, wide=True,
     ),))  # fmt: skip
     post = norm_graph(
         summed.config, summed.norm, summed.sum, letters[f"{summed.norm}.out"],
-        (f"the norm after {nouns}", f"what {nouns} give together, normalized", ""),
+        (f"the norm after {nouns}", f"the sum of {nouns}, normalized", ""),
         layer=number, wide=True,
     )  # fmt: skip
     words = f"what {nouns} add to the residual stream"
@@ -283,7 +283,7 @@ def _branch(
     letters: Mapping[str, str],
     number: int,
 ) -> Iterator[PartGraph]:
-    """Norm, part, norm, and what is added."""
+    """Norm, part, norm, and the added tensor."""
     branch, noun = one.config, part_of(one.config.part).noun
     if one.norm is not None and branch.pre_norm is not None:
         readers = [other for other in sublayer.branches if other.reads == one.reads]
@@ -297,7 +297,7 @@ def _branch(
     source = one.makes
     if one.post is not None and branch.post_norm is not None:
         source = f"{one.post}.out"
-        words = (f"the norm after {noun}", f"what {noun} gives, normalized", "")
+        words = (f"the norm after {noun}", f"the output of {noun}, normalized", "")
         post = norm_graph(
             branch.post_norm, one.post, one.makes, letters[source], words, layer=number, wide=True
         )
@@ -316,7 +316,7 @@ def _branch(
 
 
 def _absent(layer: LayerConfig, names: Sequence[SublayerNames]) -> Iterator[Absent]:
-    """Norms, streams and kinds of parts that other blocks have."""
+    """Norms, streams and parts that only other blocks have."""
     branches = [one for sublayer in names for one in sublayer.branches]
     nouns = [part_of(one.config.part).noun for one in branches]
     for number in range(1, 4):
@@ -330,11 +330,11 @@ def _absent(layer: LayerConfig, names: Sequence[SublayerNames]) -> Iterator[Abse
                 names=rf"ln{number}_post\b", why="no norm follows its attention or feed-forward"
             )
         if here.norm is None:
-            yield Absent(names=rf"ln{number}\b", why=f"no norm of its own precedes {noun}")
+            yield Absent(names=rf"ln{number}\b", why=f"no separate norm precedes {noun}")
     if all(sublayer.summed is None for sublayer in names):
-        yield Absent(names=r"(branch_sum|sum_norm)\b", why="no sum of its parts has a norm")
+        yield Absent(names=r"(branch_sum|sum_norm)\b", why="the sum of its parts has no norm")
     if not layer.scaled:
-        yield Absent(names=r"out_scale\b", why="no parameter multiplies what leaves its block")
+        yield Absent(names=r"out_scale\b", why="no parameter multiplies its block's output")
     own = {part_of(one.config.part).prefix for one in branches}
     for part in PARTS.values():
         if part.prefix not in own:

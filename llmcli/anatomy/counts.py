@@ -1,4 +1,4 @@
-"""How many parameters a model has and how much memory a run takes, from its configuration."""
+"""Counts a model's parameters and estimates memory of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from llmcli.parts.ple.part import layer_embedding_workspace
 from llmcli.parts.registry import part_of
 from llmcli.records.info import LayerType, MemoryNeed, ParameterCounts, StateNeed
 
-PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`Session.prefill`)
+PROMPT_CHUNK = 512  # tokens per prefill call (`Session.prefill`)
 
-# Measured on x86 with PyTorch 2.13 and two threads (tests/benchmarks/memory_estimate.py): pages of
-# its code that computing brings in, and memory that is free but not given back. Less of it where
-# matrices are as in the file, whose products are our kernels'.
-_CODE = {False: 33 << 20, True: 36 << 20}  # by whether numbers have 16 bits
+# Measured on x86 with PyTorch 2.13 and two threads (tests/benchmarks/memory_estimate.py): code
+# pages loaded by computing, and freed memory not returned to the system. Less if matrices are in
+# the file's format, with products by our kernels.
+_CODE = {False: 33 << 20, True: 36 << 20}  # by whether the dtype has 16 bits
 _CODE_OF_KERNELS = 27 << 20
-# What oneDNN generates for a product of 16 bits, and keeps: for every number of rows anew. Measured
-# with AVX512-BF16 and one thread.
+# Code that oneDNN generates and caches per 16-bit product and number of rows. Measured with
+# AVX512-BF16 and one thread.
 _GENERATED = 600 << 10
-# of a matrix that are converted to float32 at a time: 2 MiB, in L2 (`ops.product`)
+# numbers of a matrix converted to float32 at a time: 2 MiB, in L2 (`ops.product`)
 HEAD_NUMBERS = 1 << 19
-# Bytes for each number of blocks that is decoded: float32, and codes and what is made of them.
+# Bytes per decoded number: float32, codes and intermediate values.
 _DECODING = 8
-_CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 MiB on others
+_CUBLAS = 32 << 20  # PyTorch's workspace for cuBLAS on Hopper; 8 MiB on others
 
 
 def count_parameters(config: ModelConfig) -> ParameterCounts:
-    """Every parameter once, by the part that it belongs to; a tied head has none of its own.
+    """Count every parameter once, by part; a tied head counts 0.
 
-    Of the matrices of experts as many are active as a token chooses.
+    Active experts: as many as a token chooses.
     """
     model = graph(config)
     parts = dict.fromkeys(("embedding", "attention", "mixers", "mlp", "norms", "head"), 0)
@@ -57,7 +57,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
 
 
 def layer_types(config: ModelConfig) -> tuple[LayerType, ...]:
-    """The layers grouped by what `LayerType` says of them, in the order of their first one."""
+    """The layers grouped by their `LayerType`, ordered by first layer."""
     found: dict[LayerType, list[int]] = {}
     for index, layer in enumerate(config.layers):
         found.setdefault(_layer_type(layer), []).append(index)
@@ -73,7 +73,7 @@ def _layer_type(layer: LayerConfig) -> LayerType:
         kinds += [facts.pop("kind")] if "kind" in facts else []
         details += facts.pop("details", ())
         found |= facts
-    if not kinds:  # no tokens are mixed in it
+    if not kinds:  # without a token mixer
         kinds = [part_of(part).noun.removeprefix("the ") for part in layer.parts]
     return LayerType(
         layers=(), kind=" + ".join(kinds), norm=_norms(layer), details=tuple(details), **found
@@ -81,7 +81,7 @@ def _layer_type(layer: LayerConfig) -> LayerType:
 
 
 def _norms(layer: LayerConfig) -> str:
-    """`RMSNorm`, `RMSNorm after`, `RMSNorm before and after` each part, empty without any."""
+    """`RMSNorm`, `RMSNorm after`, `RMSNorm before and after` (each part); empty without norms."""
     places = {
         "before": [one.pre_norm for one in layer.branches if one.pre_norm is not None],
         "after": [
@@ -107,17 +107,17 @@ def memory_need(
     tokenizer: int = 0,
     chunk: int = PROMPT_CHUNK,
 ) -> MemoryNeed:
-    """Bytes of a run of `batch` sequences of `context` tokens each, in that arithmetic.
+    """Bytes of a run with `batch` sequences of `context` tokens in arithmetic `numbers`.
 
-    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only what is
-    taken there is counted. `native`: the processor multiplies numbers of 16 bits itself. There is
-    a tokenizer of so many bytes in the process. A prompt is read `chunk` tokens at a time.
+    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only GPU memory
+    is counted. `native`: the processor has 16-bit multiplication. `tokenizer`: its bytes. Prompts
+    are processed `chunk` tokens at a time.
     """
     fixed, one = (
         sum(spec.bytes or 0 for spec in numbers.states(config, batch=batch, capacity=n))
         for n in (0, 1)
     )
-    per_token = one - fixed  # some states do not grow
+    per_token = one - fixed  # states of fixed size
     cache = fixed + per_token * context
     return MemoryNeed(
         formats=numbers.describe(config),
@@ -127,7 +127,7 @@ def memory_need(
         cache=cache,
         cache_per_token=per_token,
         states=state_need(config, numbers),
-        # a sequence that ends leaves the batch: the caches of the others are copied
+        # when a sequence ends, the caches of the others are copied
         copies=cache // batch * (batch - 1),
         activations=prefill_peak(
             config, numbers, batch, context, cuda=cuda, native=native, chunk=chunk
@@ -137,7 +137,7 @@ def memory_need(
 
 
 def state_need(config: ModelConfig, numbers: Arithmetic) -> StateNeed | None:
-    """What recurrent mixers keep, and when that is less than a cache; None without any."""
+    """States of recurrent mixers, and the length from which a cache would be larger; or None."""
     model = graph(config)
     mixing = {layer: model.mixing(layer) for layer in range(len(config.layers))}
     mixed = {layer: node.op for layer, node in mixing.items()
@@ -171,7 +171,7 @@ def _bytes_by_layer(states: Iterable[TensorSpec]) -> Counter[int]:
 
 
 def _keys_and_values(model: Graph, layer: int, op: Mix) -> int:
-    """Numbers of a token's keys and values of a recurrence."""
+    """Numbers of keys and values per token in a recurrence."""
     of = model[op.pattern].op
     names = (of.of.key, op.value) if isinstance(of, LinearMap) else (op.value,)
     sizes = {**model.sizes(layer), "T": 1}
@@ -181,7 +181,7 @@ def _keys_and_values(model: Graph, layer: int, op: Mix) -> int:
 def _runtime(
     config: ModelConfig, numbers: Arithmetic, context: int, native: bool, chunk: int
 ) -> int:
-    """The libraries' code, what is generated for products included."""
+    """Bytes of the libraries' code, including generated code."""
     short = DTYPE_BYTES[numbers.dtype] < 4
     if numbers.formats and not short:
         return _CODE_OF_KERNELS
@@ -193,7 +193,7 @@ def _runtime(
             leaf = (spec.shares or spec.name).split(".", 2)[2]
             parts.setdefault((spec.layer, leaf), []).append(spec.stored_shape)
     products = {(leaf, *shapes) for (_, leaf), shapes in parts.items()}
-    chunks = 2 if context > chunk else 1  # the last one has less rows
+    chunks = 2 if context > chunk else 1  # the last one has fewer rows
     # experts have any number of rows, in lots of 32 (`ops.linear`)
     each = [-(-min(context, chunk) // 32) if len(shapes[0]) == 3 else chunks
             for _, *shapes in products]  # fmt: skip
@@ -210,9 +210,9 @@ def longest_context(
     cuda: bool = False,
     native: bool = False,
 ) -> int:
-    """The largest number of tokens, up to `most`, that `free` bytes are enough for.
+    """The largest number of tokens, up to `most`, that fits in `free` bytes.
 
-    `need` is that of the same run at any length. 0 where not even one token fits.
+    `need`: of the same run at any length. 0 if not even one token fits.
     """
     batch = need.batch
     fixed = need.cache - need.cache_per_token * need.context
@@ -240,14 +240,13 @@ def prefill_peak(
     native: bool = False,
     chunk: int = PROMPT_CHUNK,
 ) -> int:
-    """Bytes that are alive at once, at most, while the last chunk of a prompt is read.
+    """Peak bytes while the last chunk of a prompt is processed.
 
-    An estimate that leans to too much, counted from `nn`: what each part holds while it runs,
-    the largest of them, and what all share: rotation tables, masks. `native`: see `memory_need`.
+    A conservative estimate from the code in `nn`: the largest part's memory, plus shared RoPE
+    tables and masks. `native`: see `memory_need`.
 
-    Of PyTorch's own tensors: for smollm2 on one thread of a CPU 17.9 MiB of 512 tokens, of which
-    its allocator has 17.9, and 21.1 of 3,072, of which it has 19.1. The process grows by 13 to 19
-    MiB more than that: see `_CODE`.
+    PyTorch's tensors, smollm2 on one CPU thread: estimated 17.9 MiB for 512 tokens (measured 17.9),
+    and 21.1 MiB for 3,072 (measured 19.1). The process grows by 13 to 19 MiB more: see `_CODE`.
     """
     size = DTYPE_BYTES[numbers.dtype]
     wide = max(size, 4)
@@ -267,17 +266,17 @@ def prefill_peak(
     for layer in dict.fromkeys(config.layers):
         for branch in layer.branches:
             workspace = part_of(branch.part).workspace(branch.part, reading)
-            # a norm that follows has what the part gives, and its own; a sum what others gave
+            # a post-norm holds the part's output and its own; a sum the other branches' outputs
             following = (branch.post_norm is not None) + (layer.sum_norm is not None)
             after = following * reading.rows * config.width * wide
             peak = max(peak, workspace.peak + after)
             shared |= workspace.shared
     peak += _dequantized(config, numbers)
-    return peak + sum(shared.values()) + 8 * reading.tokens  # the last: positions, whole numbers
+    return peak + sum(shared.values()) + 8 * reading.tokens  # the last: int64 positions
 
 
 def _dequantized(config: ModelConfig, numbers: Arithmetic) -> int:
-    """What products of many rows with blocks on a card take: the most of a matrix, as numbers."""
+    """Bytes for dequantized weights in products of many rows on a GPU."""
     if not numbers.as_stored:
         return 0
     specs = [spec for spec in numbers.parameters(config) if spec.name in numbers.formats]

@@ -1,7 +1,7 @@
-"""Repeated layers in one row: only where their tensors are equal up to the layer's number.
+"""Merges repeated layers into one row if their tensors are equal up to the layer's number.
 
-Nothing is assumed about layers: they are compared, configuration and specs, and what differs (a
-window, a head count, a stored format) stays apart.
+Configuration and specs of layers are compared; any difference (a window, a head count, a stored
+format) keeps them separate.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from llmcli.config import ModelConfig
 from llmcli.graph.spec import TensorSpec
 from llmcli.records.numbers import spans
 
-# a layer's number where a name or a formula has one: `blocks.3.`, `cache.3.`, `H of block 3`
+# a layer's number in a name or formula: `blocks.3.`, `cache.3.`, `H of block 3`
 _NUMBER = re.compile(r"((?<=blocks\.)\d+|(?<=cache\.)\d+|(?<=of block )\d+)")
-# what a layer reads from the one before it: the first has another, and is alike all the same
+# a layer's input, whose formula differs in the first layer and is ignored
 _ENTRY = ".resid_pre"
 
-# one tensor in every phase that is looked at: the specs differ in shapes and dtypes only
+# one tensor in every phase: specs that differ in shapes and dtypes only
 Phases = tuple[TensorSpec, ...]
-Member = tuple[Phases, Hashable]  # with everything that its specs say but the layer's number
+Member = tuple[Phases, Hashable]  # with its specs' contents without the layer's number
 Extra = Callable[[TensorSpec], Hashable]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folded:
-    """A row: `phases` are those of its first layer; `layers` is empty outside the blocks."""
+    """A row: `phases` of its first layer; `layers` is empty outside the blocks."""
 
     name: str
     layers: tuple[int, ...]
@@ -37,7 +37,7 @@ class Folded:
 
     @property
     def formula(self) -> str:
-        """The formula; where it names the block before the first one, for all of them."""
+        """The formula; a reference to the previous block is generalized for all layers."""
         formula = self.phases[0].formula
         if len(self.layers) < 2:
             return formula
@@ -53,9 +53,9 @@ def fold_kinds(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> 
 
 
 def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
-    """The rows of `tensors`, layers of one kind together where the first of them stands.
+    """The rows of `tensors`, with equal layers merged at the first one's place.
 
-    `extra`: what else must be equal for two tensors to be one row, numbers taken out.
+    `extra`: additional key that must be equal, without layer numbers.
     """
     layers: dict[int, list[Member]] = {}
     for phases in tensors:
@@ -77,9 +77,9 @@ def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[
 
 
 def unfold(row: Folded) -> tuple[Phases, ...]:
-    """What a row says of each of its layers: the first one's specs with the numbers of the others.
+    """Expand a row to its layers: the first one's specs with the others' numbers.
 
-    A test of the folding: the real specs must be these.
+    Used to test the folding.
     """
     if not row.layers:
         return (row.phases,)
@@ -88,7 +88,7 @@ def unfold(row: Folded) -> tuple[Phases, ...]:
 
 
 def numbered(text: str, layer: int, number: str) -> str:
-    """`text` with `number` in place of the layer's own, where it stands as a part of a name."""
+    """`text` with `number` in place of the layer's number between dots."""
     return re.sub(rf"(?<![^.]){layer}(?![^.])", lambda _: number, text)
 
 
@@ -98,7 +98,7 @@ def _kind(layer: int, members: Sequence[Member], config: ModelConfig) -> Hashabl
 
 
 def _rows(layers: Sequence[Sequence[Member]], extra: Extra) -> list[Folded]:
-    """The rows of layers of one kind, tensor by tensor."""
+    """The rows of equal layers, tensor by tensor."""
     rows = []
     for same in zip(*layers, strict=True):
         parts: dict[Hashable, list[Phases]] = {}
@@ -118,7 +118,7 @@ def _row(part: Sequence[Phases]) -> Folded:
 
 
 def _template(spec: TensorSpec) -> Hashable:
-    """Everything that a spec says, the layer's number taken out."""
+    """A spec's contents without the layer's number."""
     layer = spec.layer or 0
     return (
         _moved_text(spec.name, -layer),
@@ -137,7 +137,7 @@ _plain = attrgetter(*_PLAIN)
 
 
 def _moved(spec: TensorSpec, by: int) -> TensorSpec:
-    """The same tensor so many layers further on."""
+    """The same tensor `by` layers later."""
     values = dict(zip(_PLAIN, _plain(spec), strict=True))
     return TensorSpec(
         name=_moved_text(spec.name, by),
@@ -157,5 +157,5 @@ def _moved_text(text: str, by: int) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def _pieces(text: str) -> tuple[str, ...]:
-    """What stands between the numbers, and every second piece a number: layers repeat texts."""
+    """Split at layer numbers, every second piece a number; cached, since layers repeat texts."""
     return tuple(_NUMBER.split(text))

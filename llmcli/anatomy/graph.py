@@ -1,4 +1,4 @@
-"""A whole model as a graph of named tensors, assembled from the rows of its parts. No torch."""
+"""A model as a graph of named tensors, assembled from its parts. No torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.ple.graph import layer_embedding_graph
 
-Place = tuple[str, int | None]  # a group of activations and its layer, None outside of the layers
+Place = tuple[str, int | None]  # a group of activations and its layer (None: outside)
 
 
 class Graph:
     """Every tensor of a model: activations in execution order, parameters, states.
 
-    Raises ValueError where two mixers of a layer call what they keep the same.
+    Raises ValueError if two mixers of a layer use the same state name.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -41,29 +41,29 @@ class Graph:
         return name in self.nodes
 
     def __getitem__(self, name: str) -> Node:
-        """The activation of that name. Raises KeyError."""
+        """The activation `name`. Raises KeyError."""
         return self.nodes[name]
 
     def letter(self, name: str) -> str:
-        """How formulas write an activation or a parameter (`head.W` also where it is tied)."""
+        """The symbol of an activation or a parameter in formulas (also of a tied `head.W`)."""
         if name in self.nodes:
             return self.nodes[name].letter
         return "W_head" if name == "head.W" else self.parameters[name].letter
 
     def formula(self, node: Node) -> str:
-        """`Q = T¹ W_q + b_q`."""
+        """The formula, such as `Q = T¹ W_q + b_q`."""
         return node.op.formula(node.formula_letter or node.letter, self.letter)
 
     def words(self, name: str) -> str:
-        """What it is, in a few words. Raises KeyError."""
+        """The description of a tensor. Raises KeyError."""
         row = self.nodes.get(name) or self.parameters.get(name) or self.states[name]
         return row.words
 
     def place(self, name: str) -> Place:
-        """Where `timing` counts an activation or a parameter: one of `groups`, and the layer.
+        """The group and layer in which `timing` counts an activation or a parameter.
 
-        What comes before the blocks is in no layer, though it ends in the first one's `resid_pre`.
-        Raises KeyError.
+        Activations before the blocks have no layer, including the first `resid_pre`. Raises
+        KeyError.
         """
         makes = self.parameters[name].makes if name in self.parameters else name
         node = self.nodes[makes]
@@ -71,10 +71,10 @@ class Graph:
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
-        """Where `timing` counts activations, in the order of execution; without `gaps`.
+        """The groups of `timing` in execution order, without `gaps`.
 
-        Norms come before and between a block's parts, sums into the stream between and behind them:
-        here they are first and last. A group of some layers alone stands before what follows there.
+        Norms come first and sums into the stream last, although blocks interleave them. A group of
+        some layers only is placed before the group that follows it there.
         """
         places: dict[int | None, dict[str, None]] = {layer: {} for layer in self._sizes}
         for name in self.nodes:
@@ -96,24 +96,24 @@ class Graph:
 
     @cached_property
     def readers(self) -> int:
-        """The first of the last layers that keep nothing: they read what layers before them keep.
+        """Index of the first of the last layers without a state, which share earlier layers' state.
 
-        Of a prompt they need compute only the tokens whose logits are asked for.
+        In prefill these only process tokens with requested logits.
         """
         return 1 + max(state.layer for state in self.states.values())
 
     def sizes(self, layer: int | None) -> Mapping[str, int]:
-        """Letter of an axis → size: of the whole model, and of that layer where one is given."""
+        """Letter of an axis → size: of the model, plus those of `layer` if given."""
         return self._sizes[layer]
 
     def documents(self, layer: int | None) -> Mapping[str, str]:
-        """How the documents write the letters that are a part's own."""
+        """The documents' notation of letters specific to a part."""
         return self._documents[layer]
 
     def entering(self, layer: int) -> tuple[str, str]:
-        """The queries and keys of a layer as they enter the scores: rotated, normalized or plain.
+        """The queries and keys of a layer that enter the scores: rotated, normalized or plain.
 
-        Raises KeyError where that layer has no scores.
+        Raises KeyError if the layer has no scores.
         """
         op = self.nodes[f"blocks.{layer}.attn.scores"].op
         if not isinstance(op, Score):
@@ -153,35 +153,35 @@ class Graph:
         self._add(head_graph(config.head, "ln_final.out"), None)
 
     def derived(self, edited: Container[str]) -> frozenset[str]:
-        """What no kernel writes where those activations are edited: it is computed to be shown."""
+        """Activations that no kernel stores if `edited` are edited; computed only for display."""
         covered = (one.covers for one in self.kernels if one.runs(edited))
         shown = (name for name, node in self.nodes.items() if node.op.only_shown)
         return frozenset(shown).union(*covered)
 
     def written(self, name: str) -> bool:
-        """Whether an activation is written by a kernel where nothing is edited."""
+        """Whether a kernel stores an activation (without edits)."""
         return name not in self._derived
 
     def sources(self, name: str) -> tuple[str, ...]:
-        """What a kernel writes and `name`, which it does not, is computed from."""
+        """The stored activations from which the derived activation `name` is computed."""
         found: dict[str, None] = {}
         for source in self.nodes[name].op.inputs:
             found |= dict.fromkeys((source,) if self.written(source) else self.sources(source))
         return tuple(found)
 
     def after(self, state: State) -> str:
-        """The first activation that a kernel writes when the state already holds the new rows."""
+        """The first stored activation after the state's update."""
         names = list(self.nodes)
         behind = names[names.index(state.before) :]
         return next(name for name in behind if self.written(name))
 
     def mixing(self, layer: int) -> Node | None:
-        """What mixes the layer's values by a map `[H, T, S]` (`op.pattern`); None without one."""
+        """The node that mixes the layer's values by a map `[H, T, S]` (`op.pattern`), or None."""
         inside = (node for node in self.nodes.values() if node.layer == layer)
         return next((node for node in inside if isinstance(node.op, Mix)), None)
 
     def score(self, mix: Mix) -> Score | None:
-        """The scores that the map of `mix` is the softmax of; None where it is no such map."""
+        """The scores of a softmax map; None for other maps."""
         softmax = self.nodes[mix.pattern].op
         score = self.nodes[softmax.source].op if isinstance(softmax, Softmax) else None
         return score if isinstance(score, Score) else None

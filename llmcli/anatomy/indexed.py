@@ -1,4 +1,4 @@
-"""`NAME[INDEX]` as it was typed: a name, and numbers and quoted tokens."""
+"""Parses `NAME[INDEX]`: a name, and numbers and quoted tokens."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _ONE = "explain takes one number, no globs or ranges"
 
 @dataclass(frozen=True)
 class NumberRef:
-    """What was typed: a name, and its index as numbers and quoted tokens (None: no index)."""
+    """A parsed reference: a name, and its index as numbers and quoted tokens (None: no index)."""
 
     name: str
     items: tuple[int | str, ...] | None
 
     @property
     def parameter(self) -> bool:
-        """Whether it is named as parameters are (`W_q`, `b`, theirs `weight`): no prompt for it."""
+        """Whether the name is a parameter's (`W_q`, `b`, or `weight`), which needs no prompt."""
         return re.fullmatch(r"[Wb](_\w+)?|w|weight|bias", self.name.rpartition(".")[2]) is not None
 
 
 def parse(text: str) -> NumberRef:
-    """Reads `NAME[INDEX]`; raises UsageError for what is none."""
+    """Parse `NAME[INDEX]`; raises UsageError for invalid text."""
     inner = re.match(r"([\w.]*)\[(\d+)\](?=\.)", text.strip(), re.ASCII)
-    if inner is not None:  # `blocks[0].attn.q[…]`, as a program would write it
+    if inner is not None:  # `blocks[0].attn.q[…]`, as in code
         whole = f"{inner[1]}.{inner[2]}{text.strip()[inner.end() :]}"
         raise UsageError(f"`{text}` has an index in its name", hint=f"did you mean `{whole}`?")
     name, bracket, rest = text.strip().partition("[")
@@ -47,9 +47,9 @@ def parse(text: str) -> NumberRef:
     if name[:1] in ("'", '"'):
         raise UsageError(f"`{text}` begins with a quote that the shell has left", hint=_WHOLE)
     if re.search(r"[*?{}:]", name):
-        raise UsageError(f"`{name}` names no one tensor", hint=f"{_ONE}; {EXAMPLE}")
+        raise UsageError(f"`{name}` does not name one tensor", hint=f"{_ONE}; {EXAMPLE}")
     if re.search(r"\s", name):
-        raise UsageError(f"`{text}` is no name: it comes first, then the text", hint=EXAMPLE)
+        raise UsageError(f"`{text}` is not a name: it comes first, then the text", hint=EXAMPLE)
     if not name:
         raise UsageError(f"`{text}` has no name", hint=EXAMPLE)
     if not bracket:
@@ -65,7 +65,7 @@ def parse(text: str) -> NumberRef:
 
 
 def split_by_the_shell(word: str) -> UsageError:
-    """For a word such as `logits[-1,`, which the shell has made of `logits[-1, 'a']`."""
+    """The error for a word such as `logits[-1,`, split by the shell from `logits[-1, 'a']`."""
     return UsageError(
         f"`{word}` has no `]`: the shell split NAME[INDEX]",
         hint=_WHOLE,
@@ -92,7 +92,7 @@ def _items(inside: str, text: str) -> tuple[int | str, ...]:
 
 
 def _unread(inside: str, at: int, text: str) -> UsageError:
-    """For what is neither a number nor a token, from `at` to the next comma."""
+    """The error for an invalid item, from `at` to the next comma."""
     wrong = inside[at:].partition(",")[0].strip() or "nothing"
     if re.search(r"[*:?]|\.\.", wrong) or re.fullmatch(r"\d+\s*-\s*\d+", wrong):
         return UsageError(f"`{wrong}` in `{text}` is not one number", hint=f"{_ONE}; {EXAMPLE}")
@@ -103,7 +103,7 @@ def _unread(inside: str, at: int, text: str) -> UsageError:
 
 
 def _quote(inside: str, at: int, name: str) -> str:
-    """What to type instead of the item at `at`; a bare word is a token without its quotes."""
+    """A hint for the item at `at`; a bare word is taken as an unquoted token."""
     word, comma, rest = inside[at:].partition(",")
     if not re.fullmatch(r"\s*\w+\s*", word) or word.strip()[0].isdecimal():
         return EXAMPLE + "; the shell needs quotes around all of it"
@@ -121,7 +121,7 @@ def _character(escape: re.Match[str]) -> str:
         return chr(int(hexadecimal, 16)) if hexadecimal else _ESCAPES[escape["one"]]
     except (KeyError, ValueError, OverflowError):
         raise UsageError(
-            f"`{escape[0]}` is no escape that is known",
+            f"unknown escape `{escape[0]}`",
             hint="these are: \\n \\t \\r \\\\ \\' \\\" \\xNN \\uNNNN \\UNNNNNNNN; for part of a "
             "character give its position or id",
         ) from None

@@ -1,6 +1,6 @@
-"""What the letters of the axes stand for in one model, and what the documents call the same.
+"""Sizes of axis letters in a model, and their notation in the documents.
 
-The sizes are those that the parts say, not those of the specs that they are held against.
+The sizes come from the parts, independent of the specs that are compared with them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmcli.config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Letters:
-    """The axes of one call: `batch` sequences bring `tokens` each to `past` cached ones."""
+    """The axes of one call: `batch` sequences of `tokens` new tokens after `past` cached ones."""
 
     config: ModelConfig
     batch: int
@@ -24,7 +24,7 @@ class Letters:
     past: int
 
     def size(self, axis: str, layer: int | None) -> int:
-        """How long an axis is, a product (`H·dh`) too; `layer` for letters that layers differ in.
+        """The size of an axis or a product (`H·dh`); `layer`: for letters that differ by layer.
 
         Raises KeyError for an unknown letter.
         """
@@ -32,7 +32,7 @@ class Letters:
         return prod(sizes[letter] for letter in axis.split("·"))
 
     def sizes(self, layer: int | None) -> Mapping[str, int]:
-        """Letter → size: of the whole model, and of that layer where one is given."""
+        """Letter → size: of the model, plus those of `layer` if given."""
         if layer not in self._found:
             self._found[layer] = self._sizes(layer)
         return self._found[layer]
@@ -46,9 +46,9 @@ class Letters:
         return {**graph(self.config).sizes(layer), **call}
 
     def documented(self, axes: tuple[str, ...], layer: int | None) -> tuple[str, ...]:
-        """The same axes as the documents write them: `b`, `h`, `n`, `d/h`.
+        """The axes in the documents' notation: `b`, `h`, `n`, `d/h`. n is all tokens so far.
 
-        n is all tokens so far. A decode step computes the last row only, so that its T is `1`.
+        A decode step only computes the last row, so its T is `1`.
         """
         whole = {"B": "b", "S": "n", "D": "d", "V": "v"}
         whole["T"] = "n" if self.past == 0 else str(self.tokens)
@@ -57,6 +57,6 @@ class Letters:
 
 
 def _together(axis: str, letters: Mapping[str, str]) -> str:
-    """`d` for the axis of all heads' numbers, where they share the width."""
+    """The axis in the documents' notation: `d` for all heads if they divide the width."""
     written = [letters.get(one, one) for one in axis.split("·")]
     return "d" if written == ["h", "d/h"] else "·".join(written)

@@ -1,4 +1,4 @@
-"""Why a model has not got a tensor that others have, and what of its own is near a name."""
+"""The reason why a model lacks a tensor, and similar names that it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBERED = re.compile(r"(?:^|\.)(blocks|cache|layers|h|blk)\.(-?\d{1,9})(?=\.|$
 
 
 def why_absent(name: str, config: ModelConfig) -> str:
-    """The reason for `this model has no …`; empty where no model has a tensor of that name."""
+    """The reason for `this model has no …`; empty for a name unknown to every model."""
     layer = _NUMBERED.search(name)
     if layer and not 0 <= int(layer[2]) < len(config.layers):
         return layers_there_are(config, "cache" if layer[1] == "cache" else "blocks")
@@ -22,7 +22,7 @@ def why_absent(name: str, config: ModelConfig) -> str:
     inside = _NUMBERED.sub(lambda found: "cache" if found[1] == "cache" else "", name).lstrip(".")
     layers = [int(layer[2])] if layer else range(len(config.layers))
     whys = [_why(inside, model.absent[at]) for at in layers]
-    if whys and all(whys):  # what some layers have is not absent
+    if whys and all(whys):  # some layers have it
         return whys[0]
     return "" if layer else _why(name, model.absent[None])
 
@@ -40,26 +40,24 @@ def layers_there_are(config: ModelConfig, part: str = "blocks") -> str:
 
 
 def near(name: str, known: Collection[str], model: Graph) -> tuple[str, ...]:
-    """At most three of `known` that may have been meant: another program's word, a typing error,
-    a block or part named for what is in it, or a last word without where it is.
-    """
+    """At most three similar names: for other programs' names, typos, blocks or parts, suffixes."""
     close = _similar(name, known, model)
     typed = re.match(r"blocks\.\d+\.", name)
     block = typed[0] if typed else ""
-    inside = [n for n in known if n.startswith(block)]  # a block that was typed is kept
+    inside = [n for n in known if n.startswith(block)]  # keep a given block
     if not close:
         parts = {n.removeprefix(block): n for n in inside}
         close = [parts[n] for n in get_close_matches(name.removeprefix(block), parts, 1, 0.8)]
     if not close:
         close = get_close_matches(name, inside, 3, 0.75)
-    if not close:  # a short name, `pattern`: in which block, and where
+    if not close:  # a short name such as `pattern`: add its block and part
         inner = near_ends(name, known)
         close = inner[:1] + inner[-1:] if len(inner) > 1 else inner
     return tuple(close)
 
 
 def near_ends(name: str, known: Collection[str]) -> list[str]:
-    """Those that end so, or nearly so: `pattern`, `attn.patern`, `wq`, `resid`."""
+    """Names with this or a similar suffix: `pattern`, `attn.patern`, `wq`, `resid`."""
     inner = [n for n in known if n.endswith(f".{name}")]
     inner = inner or [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2]]
     return inner or _misspelled(name, known)
@@ -83,7 +81,7 @@ def _letters(name: str) -> str:
 
 
 def _similar(name: str, known: Collection[str], model: Graph) -> list[str]:
-    """What another program's name is called here, in the block that it names or the first."""
+    """Our names for another program's name, in its block or the first."""
     number = re.search(r"\.(\d{1,9})\.", name)
     layers = [int(number[1])] if number else range(len(model.config.layers))
     for at in (*layers, None):

@@ -1,4 +1,4 @@
-"""What a model has whatever it is called with: its parameters, and its states. No torch."""
+"""A model's parameters and states, independent of calls. No torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def parameters(
     config: ModelConfig, *, dtype: str | None = None, formats: Mapping[str, str] = _DENSE,
     as_stored: bool = False,
 ) -> tuple[TensorSpec, ...]:
-    """Every parameter of the model in execution order; a tied head has none of its own.
+    """Every parameter of the model in execution order; a tied head has none.
 
-    `dtype` is what the model computes in: some are kept in at least float32 all the same. Those in
-    `formats`, by name, are as stored: in blocks (`Q4_K`) each in memory of its own, in 16 bits with
-    those of the same dtype that share a product. `as_stored`: blocks lie as a file has them. A
-    stack of matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
+    `dtype`: of the model's arithmetic; some parameters have at least float32. Parameters in
+    `formats` (by name) keep the file's format: blocks (`Q4_K`) in separate memory, 16 bits together
+    with those of the same dtype and product. `as_stored`: blocks in the file's layout. A stack of
+    matrices is `[E, in, out]` in the formula's orientation, each stored transposed.
     """
     return _parameters(config, dtype, tuple(formats.items()), as_stored)
 
@@ -32,7 +32,7 @@ def parameters(
 def _parameters(
     config: ModelConfig, dtype: str | None, formats: tuple[tuple[str, str], ...], as_stored: bool
 ) -> tuple[TensorSpec, ...]:
-    """Once for what a load asks for several times."""
+    """Cached, since a load needs it several times."""
     model, stored = graph(config), dict(formats)
     together: dict[str, set[str | None]] = {}
     for row in model.parameters.values():
@@ -56,7 +56,7 @@ def _parameters(
 
 
 def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter as a checkpoint fills it, by name."""
+    """Name → stored shape of every parameter."""
     return {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
 
 
@@ -68,9 +68,9 @@ def states(
     dtype: str | None = None,
     cache: str | None = None,
 ) -> tuple[TensorSpec, ...]:
-    """What is kept between calls, for `capacity` positions: keys and values of every layer.
+    """States kept between calls, for `capacity` positions: keys and values of every layer.
 
-    `cache` is the dtype of keys and values, where it is not `dtype`.
+    `cache`: dtype of keys and values if different from `dtype`.
     """
     model = graph(config)
     found = []

@@ -1,10 +1,9 @@
-"""The names of a model's tensors, and from a name or pattern that was typed to these names.
+"""The names of a model's tensors, and their resolution from user input.
 
-One vocabulary for every view: what a model has (`known`), which of it a pattern means (`select`),
-what another program's name is called here (`canonical`) and the other way round (`aliases`). The
-end of a name stands for all names that end so: `pattern`, `attn.z`, `3.resid_post`,
-`hook_resid_pre`. A refusal says why a name is missing, or which one is near it. `Names` holds all
-of it for one model and is what to keep where several names are resolved.
+Shared by all views: a model's names (`known`), pattern matching (`select`), other programs' names →
+ours (`canonical`) and back (`aliases`). A suffix stands for all names ending in it: `pattern`,
+`attn.z`, `3.resid_post`, `hook_resid_pre`. Errors explain why a name is missing, or suggest a
+similar one. `Names` caches all of it for one model.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LISTED = "`llmcli shapes --names` has them all"
 _GLOB = re.compile(r"[*?\[]")
 _IN_A_BLOCK = re.compile(r"^(blocks|cache)\.\d+\.")
 _BLOCK = re.compile(r"blocks\.[^.]+\.")
-# a block's number, or a range of them, negative ones counted from the last
+# a block's number or range; negative ones count from the end
 _LAYERS = re.compile(
     r"(?:(?<=^)|(?<=\.))(?P<part>blocks|cache|layers|h|blk)\."
     r"(?P<first>-?\d{1,6})(?:-(?P<last>-?\d{1,6}))?(?=\.|$)"
@@ -43,7 +42,7 @@ _NUMBER = re.compile(r"(?:blocks\.)?(\d{1,6})\.")
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """One name: what it is, in which block, its axes (`B H T dh`) and the formula that makes it."""
+    """A name with its kind, block, axes (`B H T dh`) and formula."""
 
     name: str
     kind: Kind
@@ -53,10 +52,10 @@ class Named:
 
 
 def known(config: ModelConfig) -> dict[str, Named]:
-    """Every tensor of the model: its parameters, then activations and states as they come to be.
+    """Every tensor of the model: parameters, then activations and states in execution order.
 
-    With what the fused attention never writes: `attn.scores`, `attn.pattern`, `attn.result`. A
-    layer's part of the cache stands where it is written, before its scores.
+    Includes tensors that fused attention does not store: `attn.scores`, `attn.pattern`,
+    `attn.result`. A layer's cache comes where it is written, before its scores.
     """
     specs = list(parameters(config))
     kept: dict[str, list[TensorSpec]] = {}
@@ -77,10 +76,10 @@ def known(config: ModelConfig) -> dict[str, Named]:
 
 
 def canonical(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> str | None:
-    """What a name is called here; None where this model has no tensor of that name.
+    """Our name for a name of any program; None if this model has no such tensor.
 
-    `sources`: `families.sources.sources(config)`, for the names of transformers and llama.cpp.
-    Raises UsageError for what means several tensors (`c_attn`) or not the same everywhere.
+    `sources`: `families.sources.sources(config)`, for names of transformers and llama.cpp. Raises
+    UsageError for ambiguous names: several tensors (`c_attn`), or version-dependent ones.
     """
     return Names(config, sources).canonical(name)
 
@@ -92,21 +91,21 @@ def select(
     kinds: Sequence[Kind] = LOOKED_AT,
     sources: Sources = NO_SOURCES,
 ) -> tuple[str, ...]:
-    """The names of those kinds that `pattern` means; see `Names.select`."""
+    """The names of these kinds that match `pattern`; see `Names.select`."""
     return Names(config, sources).select(pattern, kinds)
 
 
 def aliases(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> tuple[str, ...]:
-    """What others call one of our names: TransformerLens first, the checkpoint's names last.
+    """Other programs' names for one of ours: TransformerLens first, checkpoint names last.
 
-    Each of them alone means this one tensor: a fused tensor is nobody's alias. Of names that
-    differ in what stands before or after them (`layers.0…` of a bare decoder) the long one.
+    Each alias means exactly this tensor; fused tensors are no aliases. Of names that differ by a
+    prefix or suffix (`layers.0…` of a bare decoder) only the longest.
     """
     return Names(config, sources).aliases(name)
 
 
 class Names:
-    """The names of one model and what others call them."""
+    """The names of one model and other programs' names for them."""
 
     def __init__(self, config: ModelConfig, sources: Sources = NO_SOURCES) -> None:
         self.config = config
@@ -114,7 +113,7 @@ class Names:
         self.known: Mapping[str, Named] = known(config)
 
     def canonical(self, name: str) -> str | None:
-        """As the function of that name says."""
+        """See the function `canonical`."""
         if name in self.known:
             return name
         _refuse_unlike(name)
@@ -124,9 +123,9 @@ class Names:
         return meant[0] if meant and meant[0] in self.known else None
 
     def one(self, name: str, kinds: Sequence[Kind]) -> str | None:
-        """The name that is meant by it or by its end; None where there is none.
+        """Resolve a name or suffix to one name of these kinds; None if there is none.
 
-        Raises UsageError where several names of those kinds end so, and as `canonical` does.
+        Raises UsageError if several names match, and errors of `canonical`.
         """
         found = self.canonical(name)
         if found is not None:
@@ -142,10 +141,10 @@ class Names:
         return meant[0] if meant else None
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """As the function of that name says."""
+        """See the function `aliases`."""
         theirs = self._theirs.get(name, [])
-        # not those that another one of them has in it: a decoder without its head writes names
-        # without what stands before them, and `blk.0.attn_q` is `blk.0.attn_q.weight`
+        # without names contained in another: a bare decoder's names lack a prefix, and
+        # `blk.0.attn_q` is `blk.0.attn_q.weight`
         return tuple(
             a
             for a in theirs
@@ -153,12 +152,12 @@ class Names:
         )
 
     def select(self, pattern: str, kinds: Sequence[Kind] = LOOKED_AT) -> tuple[str, ...]:
-        """The names of those kinds that a pattern means, in execution order, each once.
+        """The names of these kinds that match a pattern, in execution order without duplicates.
 
-        Names, aliases and globs (`*` also across dots, `?`, `[qk]`), separated by commas; where a
-        block's number stands also a range `0-3` and numbers from the end, `-1`, `-2--1`. What
-        matches nothing as a whole is the end of names. Raises UsageError for what matches nothing
-        then, saying why, and for names of other kinds.
+        Patterns are comma-separated names, aliases and globs (`*` also across dots, `?`, `[qk]`); a
+        block's number may be a range `0-3` or count from the end, `-1`, `-2--1`. An item that
+        matches no whole name is matched as a suffix. Raises UsageError with the reason if nothing
+        matches, and for names of other kinds.
         """
         items = [item.strip() for item in pattern.split(",")]
         if not all(items):
@@ -171,7 +170,7 @@ class Names:
         return tuple(name for name in self.known if name in chosen)
 
     def refusal(self, name: str, kinds: Sequence[Kind], otherwise: str = _LISTED) -> UsageError:
-        """Why there is no such name among those kinds; `otherwise`: the hint if none is near."""
+        """The error for an unknown name; `otherwise`: the hint if no name is similar."""
         return self._refusal(name, name, kinds, otherwise, globs=False)
 
     @cached_property
@@ -187,7 +186,7 @@ class Names:
         return found
 
     def _chosen(self, item: str, kinds: Sequence[Kind]) -> set[str]:
-        """What one item of a pattern means: blocks of a range may lack it, not all of them."""
+        """The names that match one item; some but not all blocks of a range may lack it."""
         _refuse_unlike(item)
         blocks = tuple(_expanded(item, self.config))
         every = {name for one in blocks for name in self._matched(one)}
@@ -204,14 +203,14 @@ class Names:
         raise self._matches_nothing(blocks[0], item, kinds)
 
     def _matched(self, item: str) -> set[str]:
-        """What an item without ranges means, of any kind."""
+        """The names of any kind that match an item without ranges."""
         if _GLOB.search(item):
             return self._globbed(item)
         name = self.canonical(item)
         return set() if name is None else {name}
 
     def _globbed(self, glob: str) -> set[str]:
-        """Our names that match; only where none does, the names of others."""
+        """Our matching names; if there are none, other programs' matching names."""
         matches = re.compile(fnmatch.translate(glob)).match
         ours = {name for name in self.known if matches(name)}
         if ours:
@@ -220,9 +219,7 @@ class Names:
         return {name for meant in theirs for name in meant if name in self.known}
 
     def _ending(self, item: str) -> set[str]:
-        """The names, of any kind, that end so, in its block where it has one; else those that
-        others call so.
-        """
+        """Names of any kind with this suffix (in its block if given), else by others' names."""
         block = _NUMBER.match(item)
         within, tail = (f"blocks.{block[1]}.", item[block.end() :]) if block else ("", item)
         ends = re.compile(fnmatch.translate(f"*.{tail}")).match
@@ -234,22 +231,22 @@ class Names:
         return {name for name in found if name.startswith(within)}
 
     def _is_part(self, name: str) -> bool:
-        """Whether it is what names have before a dot: `blocks.0.attn`, `attn`."""
+        """Whether `name` is a component before a dot: `blocks.0.attn`, `attn`."""
         return any(f".{name}." in f".{one}" for one in self.known)
 
     def _matches_nothing(self, first: str, typed: str, kinds: Sequence[Kind]) -> UsageError:
-        """`first`: the item for the first of its range's blocks."""
+        """The error if nothing matches; `first`: the item for the first block of its range."""
         if self._is_part(first):
             return UsageError(
-                f"`{typed}` is a part of the model, no tensor", hint=f"use `{typed}.*`"
+                f"`{typed}` is a part of the model, not a tensor", hint=f"use `{typed}.*`"
             )
-        example = re.sub(r"(?<=\.)\*(?=\.)", "0", first, count=1)  # a name that it could mean
+        example = re.sub(r"(?<=\.)\*(?=\.)", "0", first, count=1)  # an example name
         return self._refusal(typed, example, kinds, _LISTED, globs=not _BLOCK.match(first))
 
     def _refusal(
         self, typed: str, example: str, kinds: Sequence[Kind], otherwise: str, *, globs: bool
     ) -> UsageError:
-        """`globs`: what is near a name without a block is that of all blocks, `blocks.*.attn.q`."""
+        """The error for an unknown name; `globs`: suggest `blocks.*.attn.q` without a block."""
         plain = self._others.get(example, (example,))[0]
         reason = why_absent(plain, self.config) or self._why_no_name_ends(plain)
         *others, last = kinds
@@ -263,7 +260,7 @@ class Names:
         close = near(plain, there, graph(self.config))
         if not close:
             return UsageError(message, hint=otherwise)
-        # in the blocks that were typed: `blocks.*.` where only the rest is wrong
+        # keep the given blocks, such as `blocks.*.`
         one, blocks = _BLOCK.match(example), _BLOCK.match(typed)
         if one and blocks:
             close = tuple(name.replace(one[0], blocks[0], 1) for name in close)
@@ -272,20 +269,20 @@ class Names:
         return UsageError(message, hint=f"did you mean {either(close)}?")
 
     def _why_no_name_ends(self, tail: str) -> str:
-        """The reason where no name of ours or of others ends so, empty where nothing is known."""
+        """The reason why no name has this suffix; empty if unknown."""
         tail = _NUMBER.sub("", tail)
         for name, meant in self._others.items():
             if name.endswith(f".{tail}") and (why := why_absent(meant[0], self.config)):
                 return why
         for part in ("attn", "mlp"):
             why = why_absent(f"{part}.{tail}", self.config)
-            if why and why != why_absent(f"{part}.-", self.config):  # not said of the whole part
+            if why and why != why_absent(f"{part}.-", self.config):  # a specific reason
                 return why
         return ""
 
 
 def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
-    """An item for every block of its range, the numbers counted from 0."""
+    """Yield an item for every block of its range, with numbers from 0."""
     typed = item
     if _BARE_NUMBER.match(item):
         item = f"blocks.{item}"
@@ -303,13 +300,13 @@ def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
         )
     first, last = numbers[0] % layers, numbers[-1] % layers
     if first > last:
-        raise UsageError(f"`{item}` begins after its end", hint=f"the range is `{last}-{first}`")
+        raise UsageError(f"empty range `{item}`", hint=f"the range is `{last}-{first}`")
     for number in range(first, last + 1):
         yield f"{item[: found.start()]}{found['part']}.{number}{item[found.end() :]}"
 
 
 def _refuse_unlike(name: str) -> None:
-    """Raises UsageError for a name of others that is not one thing."""
+    """Raise UsageError for an ambiguous name of other programs."""
     whole = f"blocks.{name}" if _BARE_NUMBER.match(name) else f"blocks.*.{name}"
     for pattern, words, ours, which in UNLIKE:
         ways = (re.fullmatch(pattern, one) for one in (name, whole, f"ln1.{name}"))

@@ -1,7 +1,7 @@
-"""What one forward call makes of a model's graph: which activations, how large, in which memory.
+"""The activations of one forward call: sizes and memory. No torch.
 
-The graph says what follows from what; the call decides the rest: its kernels write an activation,
-leave it to be derived, or keep it as a view of another. No torch.
+The graph defines dependencies; the call determines whether an activation is stored, derived, or a
+view of another.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ class Plan:
 
     @cached_property
     def written(self) -> tuple[TensorSpec, ...]:
-        """Those that a tap sees: kernels write them, each into its own memory or as a view."""
+        """Activations visible to a tap: stored by kernels, in separate memory or as views."""
         return tuple(spec for spec in self.tensors if spec.written)
 
     @cached_property
     def derived(self) -> tuple[TensorSpec, ...]:
-        """Those that no kernel writes: they are computed from the others to be shown."""
+        """Activations that no kernel stores, computed from others for display."""
         return tuple(spec for spec in self.tensors if not spec.written)
 
 
 def plan(
     config: ModelConfig, call: Call, *, logits: Logits = "all", edited: Collection[str] = ()
 ) -> Plan:
-    """What `call` makes. With `logits="last"` only the last position goes through the final norm
-    and the head, with `none` no position does. A kernel does not run in the layers where an
-    activation that it covers is `edited`.
+    """The activations of `call`.
+
+    With `logits="last"` final norm and head are computed for the last position only, with `none`
+    for no position. A kernel is not used in layers where a covered activation is `edited`.
     """
     return Plan(call=call, tensors=tuple(_tensors(graph(config), call, logits, edited)))
 
@@ -82,9 +83,9 @@ def _dtype(node: Node, call: Call, cached: set[str]) -> str | None:
 
 
 def _memory(node: Node, call: Call, wide: set[str], cached: set[str]) -> str | None:
-    """What it is a view of: what one product gives for several is in its widest dtype.
+    """The memory that a node is a view of: a fused product's result has the widest dtype.
 
-    What of it is kept narrower is a copy, as are keys and values in a dtype of their own.
+    Narrower parts are copies, as are keys and values in the cache's dtype.
     """
     if node.name in cached and call.cache_dtype != call.dtype:
         return None

@@ -1,12 +1,11 @@
-"""What each part of a forward call takes: FLOPs, and bytes read and written. No torch.
+"""Work of each part of a forward call: FLOPs, and bytes read and written.
 
-FLOPs are those of the specs: matrix products, 2 a multiply-add, whatever kernel computes them.
-Bytes are counted once a call, as if what a part reads a second time were in a cache by then:
-parameters as they lie in memory, the keys and values that some new token sees, and each named
-activation written once and read by what is computed from it. Of experts those count that ran,
-where that was measured, else as many as one token chooses: no call reads fewer. What a kernel keeps
-for itself (float32 copies, tiles, masks) is in none of them, nor is what only a tap asks for, such
-as the `scale` of a norm.
+No torch. FLOPs are those of the specs: matrix products, 2 per multiply-add, for any kernel. Bytes
+are counted once per call, as if repeated reads hit a cache: parameters as stored in memory, the
+visible keys and values, and each named activation written once and read by its consumers. Experts
+count if they ran, when measured, otherwise as many as one token chooses (the minimum of a call).
+Kernels' internal memory (float32 copies, tiles, masks) is not counted, nor are tensors computed
+only for a tap, such as a norm's `scale`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.records.work import PartWork
 
-Works = tuple[tuple[str, int | None, PartWork], ...]  # part, layer, what it takes
-Ran = Mapping[int, int]  # layer → how many experts ran there, over all calls
+Works = tuple[tuple[str, int | None, PartWork], ...]  # part, layer, work
+Ran = Mapping[int, int]  # layer → number of experts that ran, over all calls
 
 
 def part_work(
@@ -37,9 +36,9 @@ def part_work(
     numbers: Arithmetic,
     logits: Logits = "last",
 ) -> Works:
-    """Each (part, layer) of one call in the order of the forward pass, the layer None outside.
+    """Work of each (part, layer) of one call in execution order; layer None outside the blocks.
 
-    `numbers` is what it is computed in, and what weights, activations and the cache are kept in.
+    `numbers`: the arithmetic, and the formats of weights, activations and cache.
     """
     return calls_work(config, ((call, logits),), numbers=numbers)
 
@@ -47,7 +46,7 @@ def part_work(
 def prompt_calls(
     *, batch: int, tokens: int, past: int = 0, chunk: int = PROMPT_CHUNK
 ) -> Iterator[tuple[Call, Logits]]:
-    """The forward calls that read `batch` prompts of `tokens` tokens, `chunk` at a time.
+    """The forward calls for `batch` prompts of `tokens` tokens, `chunk` at a time.
 
     Only the last one has logits (`Session.prefill`).
     """
@@ -58,7 +57,7 @@ def prompt_calls(
 
 
 def decode_calls(*, batch: int, tokens: int, past: int) -> Iterator[tuple[Call, Logits]]:
-    """Those that write `tokens` tokens after `past` ones, one a call."""
+    """The forward calls that decode `tokens` tokens after `past` ones, one per call."""
     for later in range(tokens):
         yield Call(batch=batch, tokens=1, past=past + later, phase="decode"), "last"
 
@@ -72,7 +71,7 @@ def prompt_work(
     chunk: int = PROMPT_CHUNK,
     numbers: Arithmetic,
 ) -> Works:
-    """The same of a whole prompt, read `chunk` tokens at a time: the sum over those calls."""
+    """Work of a whole prompt, `chunk` tokens at a time, summed over the calls."""
     calls = prompt_calls(batch=batch, tokens=tokens, past=past, chunk=chunk)
     return calls_work(config, calls, numbers=numbers)
 
@@ -85,7 +84,7 @@ def decode_work(
     past: int,
     numbers: Arithmetic,
 ) -> Works:
-    """The same of `tokens` tokens after `past` ones, one a call: the sum over those calls."""
+    """Work of decoding `tokens` tokens after `past` ones, summed over the calls."""
     calls = decode_calls(batch=batch, tokens=tokens, past=past)
     return calls_work(config, calls, numbers=numbers)
 
@@ -108,9 +107,9 @@ def step_bytes(
     batch: int = 1,
     numbers: Arithmetic,
 ) -> int:
-    """Bytes that the step which makes it `tokens` tokens streams: weights, keys and values.
+    """Bytes streamed by the decode step that reaches `tokens` tokens: weights, keys and values.
 
-    What is not larger than a cache stays in it from one step to the next.
+    Data smaller than a cache stays there between steps.
     """
     call = Call(batch=batch, tokens=1, past=max(0, tokens - 1), phase="decode")
     work = total_work(config, call, numbers=numbers)
@@ -130,12 +129,12 @@ def calls_work(
     ran: Ran | None = None,
     whole: bool = False,
 ) -> Works:
-    """The same of several calls: the sum over them; `ran` are the experts that were measured.
+    """Work summed over several calls; `ran`: measured experts.
 
-    Layers that keep nothing (`Graph.readers`) compute only tokens with logits, all with `whole`.
+    Layers without a state (`Graph.readers`) only process tokens with logits, or all with `whole`.
     """
     readers = len(config.layers) if whole else graph(config).readers
-    # layers that are alike are counted once; their weights may differ in size
+    # equal layers are counted once; their weights may differ in size
     alike: dict[LayerConfig, tuple[ModelConfig, bool]] = {}
     for index, layer in enumerate(config.layers):
         alike.setdefault(layer, (_alone(config, layer), index >= readers))
@@ -161,7 +160,7 @@ def calls_work(
 
 
 def _alone(config: ModelConfig, layer: LayerConfig) -> ModelConfig:
-    """A model of that layer, the last one, and of the layer whose keys and values it reads."""
+    """A model with only this layer, after the layer whose keys and values it shares."""
     attention = layer.attention
     if attention is None or attention.kv.layer is None:
         return replace(config, layers=(layer,))
@@ -173,7 +172,7 @@ def _alone(config: ModelConfig, layer: LayerConfig) -> ModelConfig:
 def _unrolled(
     config: ModelConfig, sums: Mapping[LayerConfig, Mapping[Place, PartWork]]
 ) -> Iterator[tuple[str, int | None, PartWork]]:
-    """What comes before the layers, every layer, what comes after them."""
+    """Yield the work before the layers, of every layer, and after them."""
     outside = [item for item in sums[config.layers[0]].items() if item[0][1] is None]
     yield from ((part, None, work) for (part, _), work in outside if part == "embed")
     for index, layer in enumerate(config.layers):
@@ -193,9 +192,9 @@ def _weights(
     ran: Ran | None,
     readers: int,
 ) -> Counter[Place]:
-    """Bytes of parameters that each part reads: all of them in each call, or rows of a table.
+    """Bytes of parameters read by each part: all in each call, or rows of a table.
 
-    `heads` of the calls have logits: layers from `readers` on are computed in no other.
+    `heads`: number of calls with logits; layers from `readers` on run only in these.
     """
     found: Counter[Place] = Counter()
     model = graph(config)
@@ -220,7 +219,7 @@ def _weights(
 
 
 class _LayerCall:
-    """One call of a model with one layer, all but its parameters."""
+    """Work of one call of a model with one layer, without parameters."""
 
     def __init__(
         self, config: ModelConfig, call: Call, logits: Logits, numbers: Arithmetic
@@ -235,8 +234,8 @@ class _LayerCall:
         }
 
     def works(self) -> Iterator[tuple[Place, PartWork]]:
-        """What each activation takes; several may be of one part."""
-        shared: set[str] = set()  # products and rotations that several activations have in common
+        """Yield the work of each activation; several may belong to one part."""
+        shared: set[str] = set()  # products and rotations shared by activations
         last = len(self.model.config.layers) - 1
         for name, spec in self.specs.items():
             node, place = self.model[name], self.model.place(name)
@@ -262,9 +261,7 @@ class _LayerCall:
             yield place, work + self._cached(node)
 
     def _cached(self, node: Node) -> PartWork:
-        """What a state holds of it: keys and values that some new token sees, and the new ones put
-        beside them; of a state that does not grow all of it, read and written.
-        """
+        """Bytes moved in states: visible and new keys and values; all of a fixed-size state."""
         found = PartWork()
         for state in self.model.states.values():
             grows, mix = "S" in state.axes, node.op if isinstance(node.op, Mix) else None
@@ -281,19 +278,19 @@ class _LayerCall:
         return found
 
     def _reads(self, mix: Mix, state: State) -> bool:
-        """Whether the keys or values that are mixed are those of that cache."""
+        """Whether the mixed keys or values are those of this cache."""
         score = self.model.score(mix)
         return state.holds in (mix.value, score and score.key)
 
     def _moved(self, node: Node, spec: TensorSpec, first: bool) -> int:
-        """Bytes that are read to compute an activation, and written.
+        """Bytes read and written to compute an activation.
 
-        `first`: of those that one product, or one rotation, gives.
+        `first`: it is the first result of a fused product or rotation.
         """
         op = node.op
         if isinstance(op, LookUp) and op.by_position:  # once for all sequences
             return _bytes(spec) // self.call.batch
-        if isinstance(op, LookUp):  # ids, and the rows where the head counts the whole table
+        if isinstance(op, LookUp):  # ids, plus rows if the head counts the whole table
             ids = self.call.batch * self.call.tokens
             rows = _bytes(self.table) * ids // self.table.shape[0]
             tied = self.model.config.head.tied and op.table == self.table.name
@@ -306,16 +303,16 @@ class _LayerCall:
         if isinstance(op, Rotate) and first:  # cos and sin of the new positions
             tables = 2 * self.call.tokens * op.rope.dims * self.wide
         read = sum(self._read(name, spec) for name in op.reads)
-        if isinstance(op, Gate) and op.item is not None:  # one layer's of all
+        if isinstance(op, Gate) and op.item is not None:  # only one layer's slice
             read -= self._read(op.up, spec)
             read += self._read(op.up, spec) // self.specs[op.up].shape[1]
         return _bytes(spec) + tables + read
 
     def _read(self, name: str, by: TensorSpec) -> int:
-        """Bytes of the rows of an activation that another one is computed from."""
+        """Bytes of an activation's rows read for another activation."""
         nbytes = _bytes(self.specs[name])
         if isinstance(self.model[name].op, LookUp) and self.model[name].shares:
-            return nbytes // self.call.batch  # rows that all sequences share
+            return nbytes // self.call.batch  # rows shared by all sequences
         return nbytes * by.shape[-2] // self.specs[name].shape[-2]
 
 

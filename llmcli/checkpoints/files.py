@@ -1,4 +1,4 @@
-"""Opening files that somebody else wrote: regular files only, bounded sizes, one clear error."""
+"""Opens untrusted files: regular files only, bounded sizes, clear errors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import Any
 
 from llmcli.errors import CheckpointError, ModelNotFound, as_lacking
 
-_read: set[Path] = set()  # every file of a model that this process has opened
-MAX_JSON_BYTES = 100_000_000  # the cap that the safetensors library puts on its own header
+_read: set[Path] = set()  # every model file that this process has opened
+MAX_JSON_BYTES = 100_000_000  # the safetensors library's limit for its header
 
 
 def shown(text: object, limit: int = 80) -> str:
-    """`text` for use inside a message: control characters escaped, cut after `limit` characters.
+    """`text` for a message: control characters escaped, cut after `limit` characters.
 
-    A path is shown whole, because its end is what matters.
-    A tensor name is under the control of whoever made the file, so that a raw one could
+    Paths are not cut, because their end matters. Names in files are untrusted: unescaped ones could
     move the cursor or recolour the terminal.
     """
     if isinstance(text, Path):
@@ -35,33 +34,33 @@ def shown(text: object, limit: int = 80) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """Names of files for use inside a message, the first four of them."""
+    """The first four file names, for a message."""
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(f"`{shown(name)}`" for name in names[:4]) + more
 
 
 def why(error: OSError) -> str:
-    """The operating system's reason, in lower case and without the path."""
+    """The operating system's reason, in lower case without the path."""
     reason = error.strerror or type(error).__name__
     return reason[:1].lower() + reason[1:]
 
 
 def put(part: Path, path: Path, mode: int | None = None) -> None:
-    """Renames the finished file `part` to `path`, so that not even a power loss leaves half of it.
+    """Rename the finished file `part` to `path`, atomically even across a power loss.
 
-    What it holds is on the disk before the name leads to it. `mode`: its permissions (None: as
-    they are). Raises OSError.
+    The contents are synced before the rename. `mode`: permissions (None: unchanged). Raises
+    OSError.
     """
     if mode is not None:
         os.chmod(part, mode)
     sync(part)
     os.replace(part, path)
-    with contextlib.suppress(OSError):  # a folder that may not be read, or cannot be synced
+    with contextlib.suppress(OSError):  # unreadable, or cannot be synced
         sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """What `path`, a file or a folder, holds is on the disk after this. Raises OSError."""
+    """Sync the file or directory `path` to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -72,9 +71,9 @@ def sync(path: Path) -> None:
 def open_regular(path: Path) -> tuple[int, int]:
     """Open a regular file for reading; returns (file descriptor, size in bytes).
 
-    Raises ModelNotFound where nothing is there, CheckpointError for directories, pipes,
-    devices, sockets, empty files and files that may not be read. Never blocks: a FIFO
-    without a writer would hang an ordinary open.
+    Raises ModelNotFound if it does not exist, CheckpointError for directories, pipes, devices,
+    sockets, empty files and unreadable files. Never blocks: a FIFO without a writer would hang an
+    ordinary open.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -103,7 +102,7 @@ def open_regular(path: Path) -> tuple[int, int]:
 
 
 def was_read(status: os.stat_result) -> bool:
-    """Whether this process has opened that file as one of a model, under whatever name."""
+    """Whether this process has opened the file as a model file, under any name."""
     for path in _read:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(path), status):
@@ -112,7 +111,7 @@ def was_read(status: os.stat_result) -> bool:
 
 
 def read_bytes(path: Path, most: int, *, hint: str) -> bytes:
-    """All of the file `path`; CheckpointError with `hint` where it has more than `most` bytes."""
+    """The contents of `path`; CheckpointError with `hint` if it has more than `most` bytes."""
     descriptor, size = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         if size > most:
@@ -123,8 +122,8 @@ def read_bytes(path: Path, most: int, *, hint: str) -> bytes:
 def read_json(path: Path) -> Any:
     """The JSON document in `path`, or CheckpointError.
 
-    NaN and Infinity are accepted, as the reference implementation writes them into
-    `config.json` (`time_step_limit` of Mamba-2).
+    NaN and Infinity are accepted, since the reference implementation writes them into `config.json`
+    (`time_step_limit` of Mamba-2).
     """
     descriptor, size = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
@@ -144,23 +143,23 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`; None where there is no such file; otherwise CheckpointError."""
+    """The JSON object in `path`; None if the file does not exist. Raises CheckpointError."""
     if not os.path.lexists(path):
         return None
     try:
         document = read_json(path)
     except ModelNotFound:
-        raise CheckpointError(f"`{shown(path)}` is a link to a file that is not there") from None
+        raise CheckpointError(f"`{shown(path)}` is a broken link") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"`{shown(path)}` is not a json object")
     return document
 
 
 class WeightFile:
-    """One open weight file: a shared read-only mapping and plain reads of the same bytes.
+    """A weight file: a shared read-only mapping and plain reads of the same bytes.
 
-    Opened when first used. `size` is what the header was checked against: a file that has
-    another size by then was replaced or truncated, and mapping it could crash the process.
+    Opened on first use. `size` is the size at the header check: a file that has another size by
+    then was replaced or truncated, and mapping it could crash the process.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -182,7 +181,7 @@ class WeightFile:
 
     @property
     def descriptor(self) -> int:
-        """Of the open file, until `release`. Raises CheckpointError where the file has changed."""
+        """The file descriptor, valid until `release`. Raises CheckpointError for a changed file."""
         return self._open()
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -195,7 +194,7 @@ class WeightFile:
         return memoryview(self._map)[offset : offset + nbytes]
 
     def read(self, offset: int, nbytes: int) -> bytearray:
-        """Copy of `nbytes` bytes at `offset`, without touching the mapping; the caller's own."""
+        """A copy of `nbytes` bytes at `offset`, read without the mapping."""
         data, descriptor, done = bytearray(nbytes), self._open(), 0
         while done < nbytes:  # one call returns at most 2 GiB
             try:
@@ -210,14 +209,14 @@ class WeightFile:
         return data
 
     def release(self) -> None:
-        """Give the mapped pages back and close the file; views that exist stay valid."""
+        """Release the mapped pages and close the file; existing views stay valid."""
         if self._map is not None:
             if hasattr(mmap, "MADV_DONTNEED"):
                 self._map.madvise(mmap.MADV_DONTNEED)
             try:
                 self._map.close()
                 self._map = None
-            except BufferError:  # a view is still in use: keep its mapping, the pages are gone
+            except BufferError:  # a view is in use: keep the mapping; its pages are released
                 pass
         if self._close is not None:
             self._close()
@@ -225,5 +224,5 @@ class WeightFile:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a write failed for want of space."""
+    """Whether a write failed for lack of space."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

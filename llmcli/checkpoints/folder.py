@@ -1,4 +1,4 @@
-"""What a model's directory holds: configuration, and which files carry the weights."""
+"""Reads a model's directory: configuration and names of weight files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A directory as found: safetensors `shards` in order with the `index` (tensor -> shard)
-    where there is one, or one `gguf` file (the first of its parts), or a configuration alone.
+    """Contents of a directory: safetensors `shards`, one `gguf` file, or only a configuration.
+
+    `shards` are in order, with the `index` (tensor -> shard) if there is one; `gguf` is the first
+    part of a split model.
     """
 
     config: Mapping[str, Any] | None
@@ -32,13 +34,13 @@ class Folder:
 
 
 def read_folder(path: Path, *, only: Path | None = None, weights: bool = True) -> Folder:
-    """Look through a directory; with `only`, read the configuration beside that one file, which
-    stands for all shards of a model that are there, and without `weights` the configuration alone.
+    """Read a directory; with `only`, the configuration beside this file.
+
+    That file selects all shards of its model. Without `weights`, only the configuration is read.
 
     Weights, in this order: `model.safetensors`, the shards of the index, one other
     `.safetensors` or the shards of one, one `.gguf` or the parts of one. Raises ModelNotFound
-    where there is no model at all, and CheckpointError for a choice that is not ours, a pickle, or
-    JSON that is broken.
+    if there is no model, and CheckpointError for an ambiguous choice, a pickle, or broken JSON.
     """
     config = read_object(path / "config.json")
     generation = read_object(path / "generation_config.json")
@@ -86,8 +88,7 @@ def read_folder(path: Path, *, only: Path | None = None, weights: bool = True) -
 def read_index(path: Path) -> dict[str, Path]:
     """`weight_map` of a sharded checkpoint in directory `path`: tensor name -> shard.
 
-    A shard must be a file in that directory or below it: the index comes from a stranger and has
-    no business elsewhere.
+    A shard must be a file in or below this directory, since the index is untrusted.
     """
     where = shown(path / INDEX)
     document = read_json(path / INDEX)
@@ -102,7 +103,7 @@ def read_index(path: Path) -> dict[str, Path]:
             continue
         if not is_shard(name):
             raise CheckpointError(
-                f"`{where}` names `{shown(name)}`, no .safetensors file beside it"
+                f"`{where}` names `{shown(name)}`, not a .safetensors file beside it"
             )
         shards[name] = path / name
     for name in sorted(shards):
@@ -115,7 +116,7 @@ def read_index(path: Path) -> dict[str, Path]:
 
 
 def is_shard(name: str) -> bool:
-    """Whether an index may name that file: safetensors in its own directory or below."""
+    """Whether an index may name this file: a .safetensors file in or below its directory."""
     inside = all(part not in ("", ".", "..") for part in name.split("/"))
     return inside and name.endswith(".safetensors") and not set(name) & set("\\\0")
 
@@ -128,11 +129,10 @@ def _names(path: Path) -> set[str]:
 
 
 def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
-    """The one file with that ending, or none; CheckpointError lists several.
+    """The only file with this suffix, or none; CheckpointError if there are several.
 
-    Of a GGUF model in parts it is the first part, also where that one is missing: the reader says
-    so. Of one in shards without an index they are all its shards. What belongs to a model and is
-    none, such as a projector, does not count beside others.
+    For a split GGUF model the first part, even if missing (the reader reports it). For shards
+    without an index all shards. Auxiliary files, such as a projector, do not count beside others.
     """
     found = list(dict.fromkeys(part_names(name) or (name,) for name in _visible(names, suffix)))
     if len(found) > 1:
@@ -155,12 +155,12 @@ def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
 
 
 def _aside(file: Path) -> bool:
-    """Whether a file belongs to a model and is none: by its name, or what a GGUF file says."""
+    """Whether a file is auxiliary, not a model: by its name or its GGUF metadata."""
     if file.suffix.lower() == ".safetensors":
         return file.name.startswith(("adapter_model", "consolidated"))
     try:
         return aside(read_gguf(file)[0]) is not None
-    except LlmcliError:  # it is said when it is read
+    except LlmcliError:  # reported when it is read
         return False
 
 

@@ -1,8 +1,8 @@
 """Reads the header of a GGUF file (version 2 and 3), bounded in time and memory.
 
-Source: the GGUF specification in ggml's docs/gguf.md. Every count and length is compared
-with what is left of the file before anything is allocated or looped over, and the totals
-have caps of their own, because eight bytes of an array cost fifty bytes of Python strings.
+Source: the GGUF specification in ggml's docs/gguf.md. Every count and length is compared with the
+rest of the file before anything is allocated or looped over. Totals have caps too, because eight
+bytes of an array cost fifty bytes of Python strings.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _u32 = struct.Struct("<I").unpack_from
 _u64 = struct.Struct("<Q").unpack_from
 
 
-_FIRST_BYTES = 1 << 21  # what is read of a file at first: most headers
+_FIRST_BYTES = 1 << 21  # of the first read, enough for most headers
 
 
 class _More(Exception):
-    """The header goes on beyond what was read of the file."""
+    """The header continues beyond the bytes read so far."""
 
 
 class _Header:
@@ -52,7 +52,7 @@ class _Header:
     def __init__(self, path: Path, data: bytes, size: int) -> None:
         self.path, self.data, self.size = path, data, size
         self.at = 0
-        self.elements, self.string_bytes = MAX_ELEMENTS, MAX_STRING_BYTES  # what may still come
+        self.elements, self.string_bytes = MAX_ELEMENTS, MAX_STRING_BYTES  # remaining budget
 
     def fail(self, cause: str, hint: str | None = None) -> CheckpointError:
         return CheckpointError(
@@ -60,7 +60,7 @@ class _Header:
         )
 
     def need(self, nbytes: int, what: str) -> int:
-        """Where the next `nbytes` bytes begin, and step over them."""
+        """Skip `nbytes` bytes; returns their start."""
         start = self.at
         if nbytes > self.size - start:
             raise self.fail(f"it ends inside {what}", hint="fetch or copy the file again")
@@ -94,8 +94,8 @@ class _Header:
     def strings(self, count: int, key: str) -> list[str]:
         """`count` strings; bytes that are not UTF-8 become lone surrogates (PEP 383).
 
-        Tokens of a byte vocabulary need not be UTF-8, and so their bytes can be had back.
-        The loop is written for speed: 0.35 µs a string.
+        Tokens of a byte vocabulary need not be UTF-8; their bytes can be recovered. The loop is
+        written for speed: 0.35 µs per string.
         """
         out: list[str] = []
         data, at = self.data, self.at
@@ -167,15 +167,15 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo], int]:
 
     Metadata values are int, float, bool, str or a list of one of these; strings that are not
     UTF-8 hold lone surrogates (`.encode("utf-8", "surrogateescape")` gives their bytes).
-    Raises CheckpointError for anything that does not add up, ModelNotFound where there is no
-    file. Costs 0.05 s for SmolLM2 and about 0.1 s for a vocabulary of 262k tokens.
+    Raises CheckpointError for an inconsistent header, ModelNotFound for a missing file. Costs 0.05
+    s for SmolLM2 and about 0.1 s for a vocabulary of 262k tokens.
     """
     descriptor, size = open_regular(path)
     data, wanted = b"", min(size, _FIRST_BYTES)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         while True:
             try:
-                while len(data) < wanted:  # not mapped: a file may shrink while it is read
+                while len(data) < wanted:  # not mapped: the file may shrink
                     if not (more := file.read(wanted - len(data))):
                         raise CheckpointError(f"`{shown(path)}` ends early: it was truncated")
                     data += more
@@ -191,7 +191,7 @@ def parse_gguf(
 ) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     """Parse the header at the start of a file of `size` bytes (None: as long as `data`).
 
-    `path` is for messages and tensors. Raises `_More` where `data` does not have all of it.
+    `path` is for messages and tensors. Raises `_More` if `data` does not contain all of it.
     """
     header = _Header(path, data, len(data) if size is None else size)
     keys, count = _counts(header)
@@ -240,7 +240,7 @@ def _alignment(header: _Header, metadata: dict[str, Any]) -> int:
 
 
 def _tensors(header: _Header, count: int, alignment: int) -> dict[str, TensorInfo]:
-    """Tensor table; offsets in the file count from the first aligned byte after the table."""
+    """The tensor table; stored offsets count from the first aligned byte after the table."""
     entries: dict[str, tuple[tuple[int, ...], str, int, int]] = {}
     for _ in range(count):
         name = header.name("a tensor's name")
@@ -286,7 +286,7 @@ def _entry(header: _Header, name: str, alignment: int) -> tuple[tuple[int, ...],
     if not 0 < elements < 1 << 63:
         raise header.fail(f"{what} has the impossible shape {list(dims[::-1])}")
     if dims[0] % block:
-        raise header.fail(f"{what} has rows of {dims[0]} numbers, no multiple of {kind}'s {block}")
+        raise header.fail(f"{what} has rows of {dims[0]}, not a multiple of {kind}'s {block}")
     if offset % alignment:
-        raise header.fail(f"{what} lies at {offset}, not a multiple of the alignment {alignment}")
+        raise header.fail(f"{what} is at {offset}, not a multiple of the alignment {alignment}")
     return dims[::-1], kind, offset, elements // block * block_bytes

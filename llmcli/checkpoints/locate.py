@@ -1,4 +1,4 @@
-"""Turns what a person typed after `-m` into a path on this machine."""
+"""Resolves the value of `-m` to a path on this machine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def locate(
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Path:
-    """The file or directory that holds the model `spec`, fetched if it has to be.
+    """The file or directory of the model `spec`, fetched if necessary.
 
-    None stands for $LLMCLI_MODEL, else `smollm2`, else `tiny`: see `find`.
+    None: $LLMCLI_MODEL, else `smollm2`, else `tiny`; see `find`.
     """
     return find(spec, revision=revision, offline=offline, progress=progress, note=note)[1]
 
@@ -42,14 +42,13 @@ def find(
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> tuple[str, Path]:
-    """The name of the model that `spec` stands for, and the file or directory that holds it.
+    """The name of the model `spec`, and its file or directory.
 
-    None stands for $LLMCLI_MODEL, else `smollm2`; where that one cannot be fetched, for `tiny`,
-    if there is a `note` to say so: without one the error is raised, and a model that was named,
-    in the variable too, is never replaced. `progress(what, bytes done, bytes in all)` hears of
-    downloads, `note(text)` of what is worth a line on stderr. Makes no network call where the
-    file is cached, nor with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE). What lies in a cache
-    is not removed while this process runs, and has been used now.
+    None: $LLMCLI_MODEL, else `smollm2`, or `tiny` if that cannot be fetched and `note` is given;
+    without `note` the error is raised. A named model (also by the variable) is never replaced.
+    `progress(what, done, total)` receives bytes of downloads, `note(text)` lines for stderr. Makes
+    no network call if the file is cached or with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE). A
+    cached model is marked as used and locked against removal while this process runs.
     Raises ModelNotFound, UsageError, NetworkError, CheckpointError or WriteFailed.
     """
     name = default_model() if spec is None else spec
@@ -86,7 +85,7 @@ def _found(
 
 
 def note_directory(spec: str, note: Callable[[str], None]) -> None:
-    """A note where `spec` names a model that is no path, and a directory of that name is there."""
+    """Send a note if `spec` is not a path but a directory of that name exists."""
     if os.path.isdir(spec):
         note(f"a directory `{shown(spec)}` exists too; write `./{shown(spec)}` for that one")
 
@@ -99,13 +98,13 @@ def open_model(
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Checkpoint:
-    """`find`, then `open_checkpoint`: the checkpoint of what a person typed."""
+    """Open the checkpoint of the model `spec`: `find`, then `open_checkpoint`."""
     name, path = find(spec, revision=revision, offline=offline, progress=progress, note=note)
     return open_checkpoint(path, name=name)
 
 
 def default_model() -> str:
-    """The model where none is named: $LLMCLI_MODEL, else `smollm2`."""
+    """The default model: $LLMCLI_MODEL, else `smollm2`."""
     return os.environ.get("LLMCLI_MODEL") or DEFAULT_MODEL
 
 
@@ -152,7 +151,7 @@ def _from_catalog(
 
 
 def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
-    """From the hub's cache, else from the hub; what is there in part where that cannot be had."""
+    """From the hub cache, else the hub; a partial copy if the hub fails."""
     if path := cached(model):
         return path
     name = shown(f"{model.repository}/{model.file}" if model.file else model.repository)

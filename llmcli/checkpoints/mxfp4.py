@@ -1,10 +1,10 @@
-"""MXFP4 as safetensors files have it: two tensors of bytes, which are one in GGML's blocks.
+"""MXFP4 in safetensors files: two byte tensors, converted to one in GGML's blocks.
 
-`X_blocks` `[…, G, 16]` has two codes of 4 bits a byte, the low one of number 2i and the high one of
-2i + 1; `X_scales` `[…, G]` the exponent of every 32 numbers, with a bias of 127. A block of GGML is
-the exponent, with a bias of 128 for codes that count halves (the same byte), and 16 bytes whose low
-codes are the first 16 numbers (`ops.quant.codes`). Nothing is rounded on the way from one to the
-other. Source: `convert_moe_packed_tensors` of transformers, gpt-oss' `weights.py`.
+`X_blocks` `[…, G, 16]` has two 4-bit codes per byte, low for number 2i and high for 2i + 1;
+`X_scales` `[…, G]` has the exponent of every 32 numbers, with bias 127. A GGML block is the
+exponent, with bias 128 for codes that count halves (the same byte), and 16 bytes whose low codes
+are the first 16 numbers (`ops.quant.codes`). The conversion is exact. Source:
+`convert_moe_packed_tensors` of transformers, gpt-oss' `weights.py`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 def paired(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any] | None
 ) -> dict[str, TensorInfo]:
-    """The tensors of a file, of each such pair one: `X_blocks`, of the format MXFP4.
+    """The tensors of a file, with each pair merged into `X_blocks` of format MXFP4.
 
-    Where config.json says that weights are quantized so. Raises CheckpointError for a pair whose
-    shapes do not fit each other.
+    Only if config.json has this quantization. Raises CheckpointError for a pair with inconsistent
+    shapes.
     """
     section = (config or {}).get("quantization_config")
     found = dict(tensors)
@@ -56,7 +56,7 @@ def paired(
 
 
 def in_blocks(codes: bytes | bytearray, scales: bytes | bytearray) -> bytearray:
-    """GGML's blocks of so many stored codes, 16 bytes for each scale."""
+    """Convert stored codes, 16 bytes per scale, to GGML's blocks."""
     import numpy as np
 
     stored = np.frombuffer(codes, np.uint8).reshape(-1, _CODES)

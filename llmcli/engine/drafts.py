@@ -1,4 +1,4 @@
-"""Who proposes the next tokens before the model has computed them."""
+"""Drafts, which propose the next tokens before the model has computed them."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from llmcli.errors import UsageError
 if TYPE_CHECKING:
     from llmcli.model import Model
 
-_LONGEST, _SHORTEST = 4, 2  # tokens that are looked for
-_FIRST = 256  # tokens that a draft's session has room for; it doubles
-_BEHIND = 16  # tokens that a draft may have to read before it proposes one
+_LONGEST, _SHORTEST = 4, 2  # tokens of an n-gram
+_FIRST = 256  # initial capacity of a draft's session; it doubles
+_BEHIND = 16  # unread tokens allowed before a proposal
 
 
 class Draft(Protocol):
-    """Proposes how a text of token ids goes on."""
+    """Proposes continuations of a token sequence."""
 
     @property
     def name(self) -> str:
-        """Of the model, or `ngram`."""
+        """Name of the model, or `ngram`."""
 
     @property
     def free(self) -> bool:
-        """Whether a proposal takes no time to speak of."""
+        """Whether a proposal takes negligible time."""
 
     def begin(self, ids: Sequence[int], sampler: Sampler) -> None:
-        """A text begins with these ids; `sampler` is going to choose what follows."""
+        """Begin a text with these ids; `sampler` will choose the next tokens."""
 
     def add(self, id: int) -> None:
-        """It goes on with this one."""
+        """Append a token to the text."""
 
     def ground(self) -> int | None:
-        """What a proposal would rest on now; None where there is none.
+        """The basis of a proposal now; None if there is none.
 
-        Proposals on the same ground are about as often right.
+        Proposals with the same basis have a similar acceptance rate.
         """
 
     def catch_up(self) -> None:
-        """Reads the text where much of it was not read: no part of what a proposal takes."""
+        """Read the text if much of it is unread; not counted as proposal time."""
 
     def propose(self, count: int) -> list[int]:
-        """The next tokens, at most `count`, where `ground` is not None."""
+        """Propose at most `count` next tokens; requires a `ground` that is not None."""
 
 
 class NgramDraft:
-    """What followed the last tokens where they stood before: prompt lookup (Saxena 2023).
+    """Proposes what followed the last tokens earlier in the text: prompt lookup (Saxena 2023).
 
-    The last place of the last four of them counts, or else of three, or of two.
+    Uses the latest match of the last four tokens, else of three, or of two.
     """
 
     name, free = "ngram", True
@@ -61,7 +61,7 @@ class NgramDraft:
     def begin(self, ids: Sequence[int], sampler: Sampler) -> None:
         """See `Draft`."""
         self._ids: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}  # where what follows those tokens stands
+        self._behind: dict[tuple[int, ...], int] = {}  # n-gram → index of the next token
         for id in ids:
             self.add(id)
 
@@ -73,7 +73,7 @@ class NgramDraft:
         ids.append(id)
 
     def ground(self) -> int | None:
-        """How many tokens stood there before."""
+        """The length of the matched n-gram."""
         for size in range(min(_LONGEST, len(self._ids)), _SHORTEST - 1, -1):
             if tuple(self._ids[-size:]) in self._behind:
                 return size
@@ -83,7 +83,7 @@ class NgramDraft:
         """See `Draft`."""
 
     def propose(self, count: int) -> list[int]:
-        """See `Draft`. What repeats itself with a shorter period goes on to do so."""
+        """See `Draft`. A repetition with a shorter period is continued."""
         size = self.ground()
         assert size is not None
         found = self._ids[self._behind[tuple(self._ids[-size:])] :]
@@ -91,9 +91,9 @@ class NgramDraft:
 
 
 class ModelDraft:
-    """What a smaller model with the same vocabulary would write, by the same random numbers.
+    """Proposes the choices of a smaller model with the same vocabulary and random numbers.
 
-    Raises UsageError where the vocabulary is another one.
+    Raises UsageError for a different vocabulary.
     """
 
     free = False
@@ -109,7 +109,7 @@ class ModelDraft:
         self._session = Session(small.decoder, 1, min(_FIRST, self._room))
 
     def begin(self, ids: Sequence[int], sampler: Sampler) -> None:
-        """See `Draft`. What was read of it is not read again."""
+        """See `Draft`. Reuses the common prefix with the tokens already read."""
         self._sampler = sampler
         self._ids = list(ids)
         self._known = max(self._ids, default=0) < self.model.config.vocab
@@ -121,7 +121,7 @@ class ModelDraft:
         self._known = self._known and id < self.model.config.vocab
 
     def ground(self) -> int | None:
-        """The same at any time, as long as the text fits the model."""
+        """See `Draft`: constant, as long as the text fits the model."""
         return 0 if self._known and len(self._ids) < self._room else None
 
     def catch_up(self) -> None:
@@ -144,7 +144,7 @@ class ModelDraft:
             logits_BV = self._session.extend(torch.tensor([[id]], device=self.model.device))
 
     def _read(self, ids: list[int], further: int = 0) -> Tensor:
-        """Logits `[1, V]` behind those ids, with room for `further` tokens."""
+        """Logits `[1, V]` after `ids`, with room for `further` tokens."""
         make_room(self._session, len(ids) + further, self._room, "go without `--draft`")
         start = self._session.reuse(ids)
         if start < len(ids):
@@ -154,7 +154,7 @@ class ModelDraft:
 
 
 def check_vocabulary(small: Model, model: Model) -> None:
-    """Raises UsageError where ids do not mean the same to both, those that both have."""
+    """Raise UsageError if common ids have different tokens."""
     one, other = small.tokenizer, model.tokenizer
     if one is not None and other is not None:
         same = one.agrees(other)
@@ -162,6 +162,6 @@ def check_vocabulary(small: Model, model: Model) -> None:
         same = small.config.vocab == model.config.vocab
     if not same:
         raise UsageError(
-            f"`{small.name}` has another vocabulary than `{model.name}`",
+            f"`{small.name}` has a different vocabulary than `{model.name}`",
             hint="a draft is a smaller model of the same family, or `--draft ngram`",
         )

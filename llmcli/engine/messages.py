@@ -1,4 +1,4 @@
-"""Messages of a conversation, and the ids of its text, in which answers keep their own."""
+"""Messages of a conversation, and their encoding, in which answers keep their ids."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from llmcli.text.tokenizer import Tokenizer
 Role = Literal["system", "user", "assistant"]
 Ending = Literal["stop", "length", "eos", "interrupted"]
 
-LEAD = 32  # characters in front of an answer, by which it is found again
+LEAD = 32  # characters before an answer, used to find it again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message. `ids` of an answer are the model's own, its end token included.
+    """One message.
 
-    `lead` is the end of the text that the template had made of all that precedes it (`LEAD`
-    characters), and `finish_reason` how it ended. Empty and None of a message that no model of
-    ours wrote; no ids where they are not the text (a stop string cut it, half a character is
-    missing).
+    `ids` of an answer are the model's, including its end token. `lead`: the last `LEAD` characters
+    of the template's text before the answer; `finish_reason`: how it ended. Empty and None for
+    messages not written by the model; no ids if they do not match the text (cut by a stop string,
+    incomplete character).
 
-    `reasoning` is what an answer had besides its `content`, and `raw` all that the model wrote,
-    with the markers of these parts; None where that is the content.
+    `reasoning`: of an answer, besides its `content`; `raw`: the model's whole text with the markers
+    of these parts; None if equal to the content.
     """
 
     role: Role
@@ -44,9 +44,9 @@ class Message:
 
 
 class AnswerIds:
-    """Encodes conversations without encoding again what the model wrote.
+    """Encodes conversations without re-encoding the model's answers.
 
-    Answers may end with `eos_ids`; special tokens among `shown` are part of their text.
+    Answers may end with `eos_ids`; special tokens in `shown` are part of their text.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class AnswerIds:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> AnswerIds:
-        """With the markers of the tokenizer's chat template as text."""
+        """For a tokenizer, with its template's markers as part of the text."""
         return cls(tokenizer, eos_ids, Markers.of_tokenizer(tokenizer).special_ids(tokenizer))
 
     def checked(self, message: Message) -> Message:
-        """The message, without ids (and their lead) that are not its text."""
+        """The message, without ids (and their lead) that do not match its text."""
         ids = self.own(message.ids, message.written, message.finish_reason)
         return replace(message, ids=ids, lead=message.lead if ids else "")
 
     def own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
-        """The ids of an answer where they are its text, and an end token behind it; else none."""
+        """An answer's ids if they match its text and end token; else empty."""
         own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
         special = (self._tokenizer.special_ids - self._shown).intersection(own)
         ended = end not in (None, "stop") and self._eos_ids.issuperset(last)
@@ -75,10 +75,10 @@ class AnswerIds:
         return tuple(ids) if ended and whole and not special else ()
 
     def encoded(self, messages: Sequence[Message], text: str) -> list[int]:
-        """Ids of the text that the template made of the messages."""
+        """Ids of the template's text for the messages."""
         ids: list[int] = []
-        done = 0  # characters that they stand for
-        last = ids, done  # the same before the last answer
+        done = 0  # characters covered by the ids
+        last = ids, done  # state before the last answer
         for one in messages:
             own = one.lead + one.written + self._end_text(one)
             # the lead of a short turn begins in the answer before
@@ -92,21 +92,21 @@ class AnswerIds:
             ids = [*ids, *between, *one.ids]
             done = found + len(own)
         rest = self._behind(ids, text[done:])
-        if rest is None:  # nothing marks where the last answer ends: it is encoded once more
+        if rest is None:  # unclear end of the last answer: re-encode it
             ids, done = last
             rest = self._behind(ids, text[done:])
         return self._behind([], text) or [] if rest is None else ids + rest
 
     def _end_text(self, message: Message) -> str:
-        """What an end token stands for, which the template writes behind the answer."""
+        """The text of the end token, which the template writes after the answer."""
         if message.finish_reason != "eos":
             return ""
         return self._tokenizer.decode(message.ids[-1:], skip_special=False)
 
     def _behind(self, ids: list[int], text: str) -> list[int] | None:
-        """Ids of a text behind others; None where they cannot be known without those.
+        """Ids of a text after other ids; None if they depend on those.
 
-        Nothing merges across a special token, whichever side of the border it is on.
+        Tokens never merge across a special token on either side of the border.
         """
         if not ids:
             return self._tokenizer.encode(text, add_bos=self._tokenizer.before_chat(text))

@@ -1,4 +1,4 @@
-"""One sequence as it grows: its tokens, its text, and how it ends."""
+"""A growing sequence: its tokens, its text, and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Finish = Literal["stop", "length", "eos"]
 
 
 class Choice(NamedTuple):
-    """What was picked for one sequence: an id, and where asked for its log-probabilities."""
+    """The choice for one sequence: an id, and requested log-probabilities."""
 
     id: int
     logprob: float | None
@@ -27,15 +27,15 @@ class Choice(NamedTuple):
 class Token:
     """One generated token.
 
-    `sequence` counts prompts and within them samples: prompt · samples + sample. `index` counts
-    the tokens of the sequence from 0. `text` is what became certain with this token: it may lag
-    behind (half a character, a possible stop string) and is "" for special tokens; joined it is
-    the sequence's text. `logprob` (nats) is the model's own, before penalties and filters;
-    `top` are the best (id, logprob), best first. `finish` is set on the last token: an end
-    token (`eos`, itself counted and without text), a stop string, or no more room (`length`).
+    `sequence` is prompt · samples + sample. `index` counts the sequence's tokens from 0. `text` is
+    the text that became certain with this token: it may lag (incomplete character, possible stop
+    string) and is "" for special tokens; concatenated it is the sequence's text. `logprob` (nats)
+    is the model's, before penalties and filters; `top`: the best (id, logprob), best first.
+    `finish` is set on the last token: an end token (`eos`, counted but without text), a stop
+    string, or no more room (`length`).
 
-    Of a greedy choice, where requested: `margin` (nats) is how far the best other token is behind,
-    after penalties, and `tied` says that rounding may move it by as much (`engine.ties`).
+    For greedy choices, if requested: `margin` (nats) to the best other token, after penalties;
+    `tied`: rounding errors may be as large (`engine.ties`).
     """
 
     sequence: int
@@ -50,11 +50,11 @@ class Token:
 
 
 class Output:
-    """Turns the choices of one sequence into tokens, up to `room` of them.
+    """Turns the choices of one sequence into tokens, up to `room`.
 
-    `eos_ids` end it (an empty set: none does). A `tokenizer` of None gives no text. The text
-    goes on behind `prompt`, unless that ends with a special token: then it begins. `shown` are
-    special tokens that are text nevertheless; strings of `stop` are found in the others too.
+    `eos_ids` end it (empty: never). Without a `tokenizer` there is no text. The text continues
+    `prompt`, unless that ends with a special token: then a new text begins. `shown`: special tokens
+    that are not hidden; `stop` strings also match in hidden ones.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Output:
         self._index = 0
         self._decoder = None
         self._tokenizer = tokenizer
-        self._hidden: frozenset[int] = frozenset()  # tokens whose text only `stop` sees
+        self._hidden: frozenset[int] = frozenset()  # tokens whose text only `stop` matches
         if tokenizer is not None:
             self._hidden = (tokenizer.special_ids - shown) | eos_ids if stop else self._hidden
             begins = prompt[-1] in tokenizer.special_ids
@@ -83,7 +83,7 @@ class Output:
         self._stop = StopMatcher(stop)
 
     def add(self, choice: Choice) -> Token:
-        """Takes the next choice and returns its token, the last one where `finish` is set."""
+        """Add the next choice and return its token; it is the last one if `finish` is set."""
         text = ""
         if choice.id in self._eos_ids:
             self.finish = "eos"
@@ -103,13 +103,13 @@ class Output:
         )  # fmt: skip
 
     def _unseen(self, id: int) -> str:
-        """What is certain once a token without text has come."""
+        """The text that becomes certain by a hidden token."""
         if self._tokenizer is None or id not in self._hidden:
             return ""
         return self._stop.push(self._tokenizer.token_text(id), hidden=True)
 
     def _rest(self, last: int) -> str:
-        """The text that was held back; it may still complete a stop string, as an end token may."""
+        """The text held back; it, or the end token, may still complete a stop string."""
         if self._decoder is None:
             return ""
         text = self._stop.push(self._decoder.finish())

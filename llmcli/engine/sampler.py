@@ -1,6 +1,6 @@
-"""Picks the next token of every running sequence, and keeps what that needs between steps.
+"""Picks the next token of every running sequence, and keeps the state for this.
 
-Axes: B sequences still running, V vocabulary, S steps of random numbers made at a time.
+Axes: B sequences still running, V vocabulary, S steps per table of random numbers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from llmcli.engine.seeds import uniforms
 from llmcli.engine.ties import NearTies
 from llmcli.errors import NotFinite
 
-_STEPS = 256  # random numbers of so many steps are made and uploaded together
+_STEPS = 256  # steps per upload of random numbers
 
 
 class Sampler:
     """Sampling for a batch: `samples` sequences for each of `prompts`, prompt by prompt.
 
-    Up to `limit` tokens each (a hint: how many random numbers to make ahead; None: not known).
-    Everything is computed where the logits are; on the CPU where their device may have no float64.
-    Counts of tokens `[B, V]` exist only where a penalty needs them, random numbers only where
-    the choice is not greedy, log-probabilities (of the token and of the `logprobs` best) only
-    where `logprobs` is not None, margins only with `ties`, which says which of them are too small.
+    Up to `limit` tokens each (a hint for the number of random numbers; None: unknown). Computed on
+    the logits' device, or on the CPU if that may lack float64. Token counts `[B, V]` exist only if
+    a penalty needs them, random numbers only for non-greedy choices, log-probabilities (of the
+    token and of the `logprobs` best) only if `logprobs` is not None, margins only with `ties`,
+    which bounds their rounding errors.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Sampler:
             self._output_BV = torch.zeros(shape, dtype=torch.int64, device=device)
 
     def pick(self, logits_BV: Tensor) -> tuple[Tensor, list[Choice]]:
-        """`draw`, and the choices, for which the host waits."""
+        """`draw`, then wait for the choices."""
         ids_B, choices = self.draw(logits_BV)
         return ids_B, choices()
 
     @torch.inference_mode()
     def draw(self, logits_BV: Tensor) -> tuple[Tensor, Callable[[], list[Choice]]]:
-        """The next ids, `[B]` beside the logits, and what waits for them on the host; one step on.
+        """The next ids `[B]` on the logits' device, and a function that waits for the choices.
 
-        Nothing is waited for before, but margins. What is returned raises NotFinite for a row of
-        logits with a NaN, +inf, or nothing but -inf: its token is void.
+        Does not synchronize, except for margins. The function raises NotFinite for a row of logits
+        with NaN, +inf, or only -inf, whose token is invalid.
         """
         device, logits_BV = logits_BV.device, logits_BV.to(self._device)
         u_B = None if self._sampling.greedy else self._uniforms()
@@ -99,9 +99,9 @@ class Sampler:
 
     @torch.inference_mode()
     def guess(self, logits_1V: Tensor, ahead: int) -> int:
-        """What `pick` would choose after `ahead` further tokens, by these logits; changes nothing.
+        """The choice of `pick` after `ahead` further tokens for these logits, without side effects.
 
-        Of the only sequence. Logits of another model may lack ids at the end.
+        For a single sequence. Logits of another model may lack ids at the end.
         """
         logits_1V = logits_1V.to(self._device)
         u_B = None
@@ -116,7 +116,7 @@ class Sampler:
         return int(choose(free_1V, self._sampling, u_B, *counts)[0])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Goes on with these rows of the batch only."""
+        """Keep only these rows of the batch."""
         index = torch.tensor(rows, device=self._device)
         self._sequences = [self._sequences[row] for row in rows]
         if self._u_BS.numel():
@@ -139,18 +139,18 @@ class Sampler:
     def _margins(
         self, ties: NearTies, logits_BV: Tensor, ids_B: Tensor
     ) -> list[tuple[float, float]]:
-        """Of every row how far the best other token is behind, and what rounding may move that."""
+        """Per row the margin to the best other token, and the bound of its rounding error."""
         counts = (self._prompt_BV, self._output_BV)
         scores_BV = penalized(logits_BV, self._sampling, *counts)
         others_B = scores_BV.scatter(1, ids_B[:, None], float("-inf")).argmax(-1)
         ids_B2 = torch.stack((ids_B, others_B), 1)
 
         def pair(each_BV: Tensor) -> Tensor:
-            return each_BV.gather(1, ids_B2).cpu().double()  # not every device has float64
+            return each_BV.gather(1, ids_B2).cpu().double()  # some devices lack float64
 
         scores_B2, logits_B2 = pair(scores_BV), pair(logits_BV)
         both = (None if one is None else pair(one) for one in counts)
-        # a score is its logit times what only repetition changes, minus what logits do not change
+        # a score is linear in its logit (repetition scales it, other penalties are constant)
         doubled_B2 = penalized(2 * logits_B2, self._sampling, *both)
         slopes_B2 = torch.where(logits_B2 == 0, 1.0, (doubled_B2 - scores_B2) / logits_B2)
         margins_B = scores_B2[:, 0] - scores_B2[:, 1]

@@ -1,10 +1,9 @@
 """From logits to the next token: penalties, temperature, top-k, top-p, min-p, inverse CDF.
 
-The arithmetic is in float64, on the device of the logits: the CPU or a GPU that has it (`Sampler`
-sees to that).
+The arithmetic is in float64 on the logits' device (ensured by `Sampler`).
 
-Axes: B sequences, V vocabulary, K candidates. No random state: whoever samples brings a number
-`u` in [0, 1) for every sequence (`seeds.uniforms` makes them).
+Axes: B sequences, V vocabulary, K candidates. No random state: callers pass a number `u` in [0, 1)
+per sequence (`seeds.uniforms`).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from llmcli.ops import compiled
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen; the defaults are the command line's. `seed` ≥ 0.
+    """Sampling settings with the command line's defaults. `seed` ≥ 0.
 
     `temperature` ≥ 0 (0 is greedy); `top_k` ≥ 0 (0 is off); `top_p` in (0, 1]; `min_p` in
     [0, 1]; `repetition_penalty` > 0 over prompt and output; `presence_penalty` and
-    `frequency_penalty` any number, over the output. Anything else raises UsageError.
-    `suppress_tokens` are never chosen, `begin_suppress_tokens` not as the first one.
+    `frequency_penalty` any number, over the output. Other values raise UsageError.
+    `suppress_tokens` are never chosen, `begin_suppress_tokens` not as the first token.
     """
 
     temperature: float = 0.8
@@ -57,11 +56,11 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is always taken, and no random number needed."""
+        """Whether the best token is always chosen, without random numbers."""
         return self.temperature == 0
 
     def suppressed(self, logits: Tensor, step: int) -> Tensor:
-        """`logits` `[B, V]` for output token `step`, -inf for what must not be chosen."""
+        """`logits` `[B, V]` for output token `step`, with -inf for suppressed tokens."""
         ids = self.suppress_tokens + (self.begin_suppress_tokens if step == 0 else ())
         known = [id for id in ids if 0 <= id < logits.shape[-1]]
         if not known:
@@ -92,20 +91,20 @@ def filtered(
 ) -> Tensor:
     """Return the distribution `[B, V]` in float64 that the next token is drawn from.
 
-    `logits` is `[B, V]`; `prompt_counts` and `output_counts` are `[B, V]`, how often each token
-    is in the prompt and in the output so far (None: not at all). In this order:
+    `logits`, `prompt_counts` and `output_counts` are `[B, V]`, the latter counts of each token in
+    the prompt and in the output so far (None: zero). In this order:
 
     1. penalties (`penalized`);
-    2. temperature: w = exp((x - max x) / temperature); 0 gives all to the greatest logit, to
-       the lowest id among equals;
-    3. top-k: exactly k tokens stay, in the order of `top` (of equals the lowest ids);
-    4. top-p: tokens in the same order stay as long as those before them hold less than top-p
-       of the weight that top-k left: the token that crosses the line stays;
-    5. min-p: tokens with w ≥ min-p · (the greatest w) stay;
-    6. what stays is divided by its sum.
+    2. temperature: w = exp((x - max x) / temperature); 0: all weight on the largest logit, the
+    lowest id of equals;
+    3. top-k: exactly k tokens stay, in the order of `top` (lowest ids of equals);
+    4. top-p: tokens in this order stay while the preceding ones have less than top-p of the weight
+    left by top-k, so the token that crosses the threshold stays;
+    5. min-p: tokens with w ≥ min-p · max w stay;
+    6. remaining weights are normalized.
 
-    The best token survives every filter. Logits may be -inf, but not all of a row, and neither
-    +inf nor NaN: the caller looks at the `best` of `choose`.
+    The best token survives every filter. Logits may be -inf, but not a whole row, and not +inf or
+    NaN: callers check the `best` of `choose`.
     """
     scores = penalized(logits, sampling, prompt_counts, output_counts)
     if sampling.greedy:
@@ -127,10 +126,10 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Return the next token of every sequence, `[B]` int64, and its row's best score `[B]`.
 
-    The same as `sample(filtered(…), u)`, without spreading the candidates over the vocabulary.
-    `u` `[B]` float64 in [0, 1) may be None for a greedy choice. A `best` that is not finite
-    means that the row's logits had a NaN, +inf, or nothing but -inf, and that its token is void.
-    Float32 logits on a CPU are read by our kernel, where there is one.
+    Equal to `sample(filtered(…), u)`, without scattering the candidates to the vocabulary. `u`
+    `[B]` float64 in [0, 1) may be None for a greedy choice. A `best` that is not finite means that
+    the row's logits have NaN, +inf, or only -inf, and its token is invalid. Float32 logits on a CPU
+    use our kernel, if available.
     """
     if u is None and not sampling.greedy:
         raise ValueError("sampling needs a random number for every sequence")
@@ -138,7 +137,7 @@ def choose(
         return _by_kernel(logits, sampling, u, prompt_counts, output_counts)
     scores = penalized(logits, sampling, prompt_counts, output_counts)
     if sampling.greedy:
-        best, ids = scores.max(-1)  # of equals the first; a NaN is greater than everything
+        best, ids = scores.max(-1)  # first of equals; NaN counts as the largest
         return ids, best
     assert u is not None
     weights, candidates = _candidates(scores, sampling)
@@ -199,10 +198,10 @@ def _kernel() -> Any:
 def sample(probs: Tensor, u: Tensor) -> Tensor:
     """Return ids `[B]`: the first whose cumulative probability exceeds u times the total.
 
-    `probs` `[B, V]` need not be normalized; `u` `[B]` is in [0, 1). The order is that of the
-    ids and not of falling probability: two nearly equal tokens that swap ranks through rounding
-    (in a batch of another size, say) would exchange their whole shares there; here a rounding
-    error of ε moves one draw in 1/ε. A token of probability 0 is never drawn.
+    `probs` `[B, V]` need not be normalized; `u` `[B]` is in [0, 1). The order is by id, not by
+    descending probability: there, two nearly equal tokens that swap ranks by rounding (in another
+    batch size) would exchange their whole shares; here a rounding error of ε changes one draw in
+    1/ε. A token of probability 0 is never drawn.
     """
     cumulative = probs.double().cumsum(-1)
     reached = cumulative > u[:, None] * cumulative[:, -1:]
@@ -217,10 +216,10 @@ def penalized(
 ) -> Tensor:
     """Return the logits `[B, V]` with the penalties applied, in float64 if there are any.
 
-    Repetition (Keskar et al. 2019, section 4.1, as in transformers and llama.cpp): the logit of
-    a token that is in the prompt or the output is divided by the penalty where it is positive,
-    multiplied where not. Then presence · (in the output or not) and frequency · (times in the
-    output) are subtracted, as in OpenAI's API.
+    Repetition (Keskar et al. 2019, section 4.1, as in transformers and llama.cpp): the logit of a
+    token in the prompt or the output is divided by the penalty if positive, otherwise multiplied.
+    Then presence · (in the output) and frequency · (count in the output) are subtracted, as in
+    OpenAI's API.
     """
     if prompt_counts is None and output_counts is None:
         return logits
@@ -242,14 +241,14 @@ def penalized(
 
 
 def top(scores: Tensor, k: int) -> Tensor:
-    """Return the ids `[B, k]` of the k greatest of `scores` `[B, V]`, best first.
+    """Return the ids `[B, k]` of the k largest of `scores` `[B, V]`, best first.
 
-    Of equal scores the lowest ids come first and are kept first, where `torch.topk` alone leaves
-    open which of several equals it returns. Scores are compared in their own dtype.
+    Of equal scores the lowest ids come first and are kept first, which `torch.topk` does not
+    guarantee. Scores are compared in their dtype.
     """
     if scores.dtype == torch.float64:
         return _top_float64(scores, k)
-    # one pass over whole numbers that sort like (score, -id)
+    # one pass over integers that sort like (score, -id)
     bits = (scores.float() + 0.0).view(torch.int32)  # + 0.0: -0.0 equals 0.0
     rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
     last = scores.shape[-1] - 1
@@ -258,9 +257,9 @@ def top(scores: Tensor, k: int) -> Tensor:
 
 
 def _top_float64(scores: Tensor, k: int) -> Tensor:
-    """`top` of float64, which leaves no bits of an integer for the id: ties are looked at.
+    """`top` of float64, which leaves no bits of an integer for the id: ties are checked.
 
-    On a card all are sorted: to look would be to wait.
+    On a GPU all are sorted, since a check would synchronize.
     """
     if scores.is_cuda:
         order: Tensor = torch.sort(scores + 0.0, dim=-1, descending=True, stable=True).indices
@@ -272,21 +271,21 @@ def _top_float64(scores: Tensor, k: int) -> Tensor:
     least = scores.topk(k).values[:, -1:]
     above, equal = scores > least, scores == least
     kept = above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
-    ids = kept.nonzero()[:, 1].view(-1, k)  # rising, and as many in every row
+    ids = kept.nonzero()[:, 1].view(-1, k)  # ascending, equally many in every row
     order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices
     return ids.gather(1, order)
 
 
 def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
-    """Weights `[B, K]` of the tokens that may be drawn (0 where not) and their ids, rising.
+    """Weights `[B, K]` of candidate tokens (0 if excluded) and their ids, ascending.
 
-    None for the ids means the whole vocabulary. The greatest weight of a row is 1.
+    None for the ids: the whole vocabulary. The largest weight of a row is 1.
     """
     ids, vocab = None, scores.shape[-1]
     if 0 < sampling.top_k < vocab:
         ids = top(scores, sampling.top_k)
         scores = scores.gather(1, ids)
-    # subtracted before the division: a tiny temperature then gives -inf, never inf - inf
+    # subtract before dividing: a tiny temperature then gives -inf, never inf - inf
     scores = scores.double()
     weights = ((scores - scores.amax(-1, keepdim=True)) / sampling.temperature).exp()
     if sampling.top_p < 1:
@@ -307,10 +306,10 @@ def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | No
 
 
 def _heaviest(scores: Tensor, weights: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and weights, best first, of as many tokens as together weigh `enough` `[B, 1]`.
+    """Ids and weights, best first, of enough tokens for a total weight of `enough` `[B, 1]`.
 
-    Sorting the whole vocabulary takes longer than the model's step for one token; its best
-    thousand nearly always do. On a card to sort is faster than to wait for whether they do.
+    Sorting the whole vocabulary takes longer than a decode step; the best thousand nearly always
+    suffice. On a GPU sorting is faster than synchronizing to check.
     """
     for size in (1024, 8192):
         if size < scores.shape[-1] and not scores.is_cuda:

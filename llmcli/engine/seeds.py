@@ -1,4 +1,4 @@
-"""Random numbers that depend on (seed, sequence, step) and on nothing else."""
+"""Random numbers that depend only on (seed, sequence, step)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hashlib import blake2b
 
 
 def uniforms(seed: int, sequence: int, start: int, count: int) -> list[float]:
-    """Return `count` numbers in [0, 1), those of steps `start` and on of one sequence.
+    """Return `count` numbers in [0, 1) of one sequence, from step `start` on.
 
-    Each is a hash of (seed, sequence, step), the upper 53 bits of eight bytes of BLAKE2b, and
-    nothing else: it does not matter what else is drawn, before it or beside it. `sequence` is
-    the number of the sample of a prompt: all prompts of a batch draw with 0, as each does alone.
+    Each is a hash of (seed, sequence, step): the upper 53 bits of eight bytes of BLAKE2b,
+    independent of other draws. `sequence` is the index of a prompt's sample: all prompts of a batch
+    use 0, like each alone.
     """
     key = f"llmcli {sample_seed(seed, sequence)} ".encode()
     steps = (b"%d" % step for step in range(start, start + count))
@@ -18,11 +18,10 @@ def uniforms(seed: int, sequence: int, start: int, count: int) -> list[float]:
 
 
 def sample_seed(seed: int, sequence: int) -> int:
-    """Return the seed that alone gives what sample `sequence` of a run with `seed` gives.
+    """Return the seed with which a single run reproduces sample `sequence` of a run with `seed`.
 
-    Sample 0 is the run without further samples; the others' seeds are hashes (53 bits, exact
-    in any JSON reader) and not `seed + sequence`, so that runs with neighbouring seeds share
-    no texts.
+    Sample 0 has `seed` itself; other seeds are hashes (53 bits, exact in any JSON reader) rather
+    than `seed + sequence`, so that runs with adjacent seeds share no texts.
     """
     return seed if sequence == 0 else _hash(f"llmcli sample {seed} {sequence}".encode())
 

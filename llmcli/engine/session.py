@@ -1,7 +1,7 @@
-"""Sequences of tokens that a decoder reads and continues: their ids, its state, its last logits.
+"""Sequences that a decoder reads and continues: token ids, state, last logits.
 
-This is the only code that calls a decoder with a state. Whoever generates, scores, times or
-observes token by token does so through a `Session`.
+This is the only code that calls a decoder with a state. Generation, scoring, timing and observation
+use a `Session`.
 
 Axes: B sequences, T tokens of one call, C slots of a sequence, D width, V vocabulary.
 """
@@ -28,7 +28,7 @@ Choice = TypeVar("Choice")
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A session at some moment, to which it can be restored any number of times."""
+    """A snapshot of a session, which can be restored any number of times."""
 
     state: State
     ids: Ids
@@ -38,7 +38,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """What brings a session back to so many tokens: what cannot be rewound, and the logits."""
+    """A position that a session can return to: state that cannot be rewound, and logits."""
 
     state: State | None
     logits_BV: Tensor
@@ -47,9 +47,9 @@ class _Place:
 class Session:
     """`batch` sequences of up to `capacity` tokens each, empty at first.
 
-    `logits_BV` are those of each sequence's last token, None where they are not known: before the
-    first token, and after a call that did not compute them. `on_reread(tokens)` is called when so
-    many tokens of the longest sequence are read once more (`Decoder.outdated`).
+    `logits_BV`: of each sequence's last token, None if unknown: before the first token, and after a
+    call that did not compute them. `on_reread(tokens)` is called when `tokens` tokens of the
+    longest sequence are processed again (`Decoder.outdated`).
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Session:
         self.logits_BV: Tensor | None = None
         self._ids = Ids.none(batch, capacity, decoder.device)
         self._chosen_B: Tensor | None = None
-        self._kept: dict[int, _Place] = {}  # by tokens
-        self._before: State | None = None  # what cannot be rewound of what was last read ahead
-        self._torn = False  # a call was interrupted: layers may have read what others have not
+        self._kept: dict[int, _Place] = {}  # by length
+        self._before: State | None = None  # state before reading ahead that cannot be rewound
+        self._torn = False  # a call was interrupted: layers may be inconsistent
 
     @property
     def lengths(self) -> list[int]:
-        """How many tokens of each sequence were read; during a call, before it."""
+        """Number of tokens read per sequence; during a call, those before it."""
         return self.state.lengths
 
     @property
     def ids(self) -> list[list[int]]:
-        """The tokens that were read, by sequence. Waits for the device."""
+        """The tokens read, by sequence. Synchronizes with the device."""
         return self._ids.rows(self.lengths)
 
     @inference
@@ -89,14 +89,13 @@ class Session:
         clock: Clock | None = None,
         ahead: bool = False,
     ) -> Tensor:
-        """Reads new tokens of every sequence, `[B, T]` or lists of unequal length, in one call.
+        """Read new tokens of every sequence, `[B, T]` or lists of unequal length, in one call.
 
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
-        `[B, V]`. With `none`, and with `until=i`, neither final norm nor head is computed: the
-        residual stream `[B, T, D]` after the last layer (after the last that keeps something, where
-        nobody looks on), or after layer i. `totals`, `tap`,
-        `edits`, `clock` and `ahead` are the decoder's: what was read `ahead` can be forgotten
-        (`forget`). Raises ValueError where the tokens do not fit.
+        `[B, V]`. With `none`, and with `until=i`, final norm and head are skipped: returns the
+        residual stream `[B, T, D]` after the last layer (without a tap: after the last layer with a
+        state), or after layer i. `totals`, `tap`, `edits`, `clock` and `ahead` as in the decoder:
+        tokens read `ahead` can be removed (`forget`). Raises ValueError if the tokens do not fit.
         """
         lengths = None
         if not isinstance(ids, Tensor):
@@ -131,7 +130,7 @@ class Session:
             self.logits_BV = out[:, 0]
             return self.logits_BV
         last = [-1 if lengths is None else max(n - 1, 0) for n in lengths or starts]
-        # a copy, so that the logits of the other tokens can be freed
+        # copied, so that other tokens' logits can be freed
         self.logits_BV = torch.stack([row[at] for row, at in zip(out, last, strict=True)])
         return out
 
@@ -145,11 +144,11 @@ class Session:
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
     ) -> Tensor:
-        """Reads one prompt of every sequence in calls of at most `chunk` tokens: `[B, V]`.
+        """Read one prompt per sequence in calls of at most `chunk` tokens; returns logits `[B, V]`.
 
-        That bounds what attention needs. Final norm and head are computed only where a prompt
-        ends. `on_prefill(done, total)` is called with the tokens read after each call. Raises
-        ValueError where the prompts do not fit the session.
+        Chunks bound the memory of attention. Final norm and head are computed only at ends of
+        prompts. `on_prefill(done, total)` is called with the tokens read after each call. Raises
+        ValueError if the prompts do not fit the session.
         """
         totals = [past + len(prompt) for past, prompt in zip(self.lengths, prompts, strict=True)]
         done, total = 0, sum(map(len, prompts))
@@ -184,12 +183,12 @@ class Session:
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
     ) -> Iterator[Choice]:
-        """Chooses a token of every sequence, yields the choice, reads the token, and so on.
+        """Repeatedly choose a token per sequence, yield the choice, and read the token.
 
-        `choose` takes the logits `[B, V]` and returns the ids `[B]` beside them with whatever is
-        to be yielded. A token is read when the next one is requested: who stops before leaves the
-        last one unread (`advance` reads it). Of `limit` choices all are read. In between, `select`
-        may drop or repeat sequences.
+        `choose` maps logits `[B, V]` to ids `[B]` on the same device and a value to yield. A token
+        is read when the next one is requested: stopping before leaves the last one unread
+        (`advance` reads it). With `limit`, all tokens are read. In between, `select` may drop or
+        repeat sequences.
         """
         for _ in count() if limit is None else range(limit):
             if self.logits_BV is None:
@@ -201,10 +200,10 @@ class Session:
     def decode_queued(
         self, draw: Callable[[Tensor], tuple[Tensor, Callable[[], Choice]]], limit: int | None
     ) -> Iterator[Choice]:
-        """As `decode`, but the device reads a token before the host knows it: one step late.
+        """Like `decode`, but the device reads a token before the host knows it, one step later.
 
-        `draw` returns what waits for the choice. A token is read before its choice is yielded,
-        where the sequences have a slot left, and of `limit` choices all but the last.
+        `draw` returns a function that waits for the choice. A token is read before its choice is
+        yielded if there is a free slot; with `limit`, all but the last.
         """
         for number in count(1):
             if self.logits_BV is None:
@@ -224,17 +223,17 @@ class Session:
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
     ) -> Tensor:
-        """Reads the tokens that `decode` chose last: their logits `[B, V]`."""
+        """Read the tokens last chosen by `decode`; returns logits `[B, V]`."""
         if self._chosen_B is None:
             raise ValueError("no token was chosen since the last call")
         return self.extend(self._chosen_B[:, None], tap=tap, edits=edits, clock=clock)
 
     def reads_ahead(self, tokens: int) -> bool:
-        """Whether so many further tokens can be read at once as single steps would read them."""
+        """Whether `tokens` tokens can be read at once with the same results as single steps."""
         return self.decoder.reads_ahead(self.state, tokens)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Goes on with copies of those sequences, in that order: forks samples, drops the rest."""
+        """Continue with copies of these sequences, in this order: forks or drops samples."""
         index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
         self.state = self.state.select(rows)
         self._kept = {}
@@ -245,10 +244,10 @@ class Session:
             self._chosen_B = self._chosen_B.index_select(0, index)
 
     def rewind(self, length: int) -> None:
-        """Back to the first `length` tokens of every sequence, with their logits if they were kept.
+        """Rewind every sequence to its first `length` tokens, with logits if kept.
 
-        Where a state cannot forget single tokens, to the beginning or to what was kept (`keep`),
-        else ValueError.
+        A state that cannot remove single tokens can only rewind to the beginning or a kept place
+        (`keep`); otherwise raises ValueError.
         """
         self._torn = True
         place = self._kept.get(length)
@@ -261,10 +260,10 @@ class Session:
         self._chosen_B, self._torn = None, False
 
     def reuse(self, ids: Sequence[int]) -> int:
-        """Back to what those ids begin with, of the only sequence: how many need not be read.
+        """Rewind the only sequence to the common prefix with `ids`; returns its length.
 
-        The last one is to be read where its logits were not kept (`keep`); where a state cannot
-        forget single tokens, all that are behind what was kept.
+        It excludes the last id if its logits were not kept (`keep`), and for a state that cannot
+        remove single tokens all after the kept place.
         """
         (read,) = self.ids
         pairs = enumerate(zip(read, ids, strict=False))
@@ -280,7 +279,7 @@ class Session:
         return length
 
     def forget(self, length: int) -> None:
-        """All from that token on, of the only sequence: of what was last read `ahead`."""
+        """Remove tokens from `length` on, of the only sequence, which were last read `ahead`."""
         if length == self.lengths[0]:
             return
         if self.state.rewinds:
@@ -293,10 +292,10 @@ class Session:
         self.extend([ids[self.lengths[0] : length]], logits="none")
 
     def keep(self) -> None:
-        """Makes sure that `rewind` comes back here, and where it was called before that.
+        """Allow `rewind` to return here, and to the place of the previous call.
 
-        The last logits are kept and what cannot be rewound is copied, for these two places only.
-        Raises ValueError where the logits are not known.
+        Keeps the last logits and copies state that cannot be rewound, for these two places only.
+        Raises ValueError if the logits are unknown.
         """
         if self.logits_BV is None:
             raise ValueError("no logits to keep: the last call did not compute them")
@@ -314,9 +313,9 @@ class Session:
         )
 
     def restore(self, saved: Snapshot) -> None:
-        """Back to a snapshot of this session; where `rewind` cannot go back, this does.
+        """Restore a snapshot of this session, even where `rewind` is impossible.
 
-        Raises ValueError after a `select` of another number of sequences.
+        Raises ValueError if `select` has changed the number of sequences.
         """
         self._kept, self._torn = {}, True
         self.state.restore(saved.state)
@@ -326,12 +325,12 @@ class Session:
         self._kept, self._chosen_B, self._torn = dict(saved.kept), None, False
 
     def grow(self, capacity: int) -> None:
-        """At least `capacity` slots per sequence."""
+        """Grow to at least `capacity` slots per sequence."""
         self._ids.grow(capacity)
         self.state.grow(capacity)
 
     def _read_again(self, totals: Sequence[int], edits: Sequence[Edit]) -> None:
-        """All tokens from the first one, as the beginnings of sequences of these lengths."""
+        """Read all tokens again, as prefixes of sequences with lengths `totals`."""
         rows = self.ids
         longest = max(map(len, rows))
         if self._on_reread is not None:
@@ -344,10 +343,9 @@ class Session:
 
 
 def make_room(session: Session, tokens: int, most: int, hint: str) -> None:
-    """Slots for so many tokens per sequence, twice as many as before but at most `most`.
+    """Grow to `tokens` slots per sequence, by doubling up to `most`.
 
-    Raises OutOfMemory with that hint where there is no memory for them, ValueError where they are
-    more than `most`.
+    Raises OutOfMemory with `hint` if memory is insufficient, ValueError for more than `most`.
     """
     if tokens > most:
         raise ValueError(f"{tokens} tokens are more than {most}")
@@ -364,9 +362,9 @@ def make_room(session: Session, tokens: int, most: int, hint: str) -> None:
 
 
 class Ids:
-    """Ids `[B, C]` of B sequences, which know their lengths themselves.
+    """Ids `[B, C]` of B sequences; lengths are stored elsewhere.
 
-    They stay on the device: to know one on the host is to wait.
+    They stay on the device, since reading them on the host synchronizes.
     """
 
     def __init__(self, ids_BC: Tensor) -> None:
@@ -374,16 +372,16 @@ class Ids:
 
     @classmethod
     def none(cls, batch: int, capacity: int, device: torch.device) -> Self:
-        """Room for so many."""
+        """Empty ids for `capacity` tokens."""
         return cls(torch.zeros(batch, capacity, dtype=torch.long, device=device))
 
     def rows(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Those of every sequence, on the host."""
+        """The ids of every sequence, on the host."""
         rows = self._ids_BC.tolist()
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def write(self, ids_BT: Tensor, starts: Sequence[int]) -> None:
-        """From `starts[b]` on. Padding lands behind the last token, where the next one goes."""
+        """Write from `starts[b]` on. Padding is after the last token and overwritten later."""
         tokens = ids_BT.shape[1]
         if len(set(starts)) == 1:
             self._ids_BC[:, starts[0] : starts[0] + tokens] = ids_BT
@@ -393,11 +391,11 @@ class Ids:
             self._ids_BC.scatter_(1, at_BT, ids_BT)
 
     def write_last(self, ids_B1: Tensor, lengths_B: Tensor) -> None:
-        """The last token of sequences of these lengths, which the host does not know."""
+        """Write the last token of sequences with lengths on the device."""
         self._ids_BC.scatter_(1, (lengths_B - 1).unsqueeze(1), ids_B1)
 
     def select(self, rows: Tensor) -> Self:
-        """A copy with those sequences, in that order."""
+        """A copy with these sequences, in this order."""
         return type(self)(self._ids_BC.index_select(0, rows))
 
     def clone(self) -> Self:
@@ -405,5 +403,5 @@ class Ids:
         return type(self)(self._ids_BC.clone())
 
     def grow(self, capacity: int) -> None:
-        """At least so many slots."""
+        """Grow to at least `capacity` slots."""
         self._ids_BC = F.pad(self._ids_BC, (0, max(0, capacity - self._ids_BC.shape[1])))

@@ -1,12 +1,12 @@
 """Speculative decoding: a draft proposes tokens, and the model reads several of them at once.
 
-Every token is picked from the model's own logits, with the random number that it would have been
-picked with alone: a draft decides how many tokens are computed together, never which ones. Where
-tokens that are read together have the logits of single steps bit by bit (`Session.extend`,
-`ahead`), the text is the same; elsewhere to within rounding, as for a prompt read in chunks.
+Every token is picked from the model's logits with the same random number as without a draft: a
+draft only determines how many tokens are computed together. If tokens read together have
+bit-identical logits to single steps (`Session.extend`, `ahead`), the text is identical; otherwise
+up to rounding, as for a prompt read in chunks.
 
-After Leviathan et al. 2023 (arXiv 2211.17192), with one random number for draft and model in place
-of their acceptance rule: so a seed gives the same text with and without a draft.
+After Leviathan et al. 2023 (arXiv 2211.17192), with one random number for draft and model instead
+of their acceptance rule: a seed gives the same text with and without a draft.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from llmcli.engine.output import Choice
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.session import Session
 
-# Tokens that are read at once: the last one and what may follow. Each number is recorded once,
-# which takes as long as some steps: two would be right too seldom to pay for it.
+# Tokens read at once: the last one and proposed ones. Each size is recorded once, which takes
+# several steps; a size of two would rarely pay off.
 ROWS = (4, 8, 16)
-# The share of proposed tokens that are right, before any was seen. A draft that takes time has to
-# be asked to know; one that takes none is judged without being followed.
+# Prior acceptance rates. A draft that takes time must be used to measure it; a free one is
+# evaluated without reading ahead.
 _ASKED, _FREE = 0.6, 0.3
-# From so many proposed tokens on a draft that makes the text come this slow is not asked any more.
+# Minimum of proposed tokens, and speedup, below which a draft is stopped.
 _ENOUGH, _SLOWER = 64, 0.95
 
 
 def decode(
     session: Session, sampler: Sampler, limit: int | None, speculation: Speculation | None
 ) -> Iterator[list[Choice]]:
-    """The choices that follow in every sequence, at most `limit` of which are requested.
+    """Yield the choices of every sequence, at most `limit`.
 
-    A `speculation` takes one sequence. On a card the tokens come to the host a step late.
+    A `speculation` needs a single sequence. On a GPU tokens reach the host one step later.
     """
     if speculation is not None and session.state.batch == 1:
         return speculation.decode(session, sampler)
@@ -47,10 +47,10 @@ def decode(
 
 
 class Speculation:
-    """Decodes sequences with a draft, one at a time, and keeps count.
+    """Decodes sequences with a draft, one at a time, and counts acceptance.
 
-    Of `proposed` tokens `accepted` were right; those behind a wrong one were wrong. `stopped`: it
-    made the text slower, and is not asked any more.
+    `accepted` of `proposed` tokens were right (tokens after a wrong one are wrong). `stopped`: the
+    draft made decoding slower and is no longer used.
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -58,11 +58,11 @@ class Speculation:
         self.proposed = self.accepted = 0
         self.stopped = False
         self._pace = Pace(prior=_FREE if draft.free else _ASKED)
-        self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0  # since steps are typical
+        self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0  # since warm-up
 
     @property
     def speedup(self) -> float | None:
-        """How much longer single steps would have taken, by those that there were."""
+        """Estimated time of single steps divided by actual time; None without single steps."""
         single = self._pace.step_s(1)
         if single is None:
             return None
@@ -79,10 +79,10 @@ class Speculation:
         }
 
     def decode(self, session: Session, sampler: Sampler) -> Iterator[list[Choice]]:
-        """The choices that `session.decode(sampler.pick)` yields for its only sequence.
+        """Yield the choices of `session.decode(sampler.pick)` for its only sequence.
 
-        What they are picked from has been read; of what was read ahead, what is wrong is forgotten,
-        and what is right where the iterator is closed, before the session is used otherwise.
+        Wrong tokens read ahead are removed; so are right ones when the iterator is closed before
+        the session is used otherwise.
         """
         if session.logits_BV is None:
             raise ValueError("no logits to choose from: the last call did not compute them")
@@ -123,15 +123,15 @@ class Speculation:
             ground = None if self.stopped else self.draft.ground()
             proposed, read = self._proposal(session, ground)
             rows, step_s = _read(session, [id, *proposed[:read]])
-            if self._pace.step_s(1) is None:  # to decode without a draft begins like this, too
+            if self._pace.step_s(1) is None:  # decoding without a draft has this warm-up too
                 self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0
             else:
                 self._spent_s += perf_counter() - begin
 
     def _proposal(self, session: Session, ground: int | None) -> tuple[list[int], int]:
-        """Tokens, and how many of them are worth reading ahead: often none.
+        """Proposed tokens, and how many of them are worth reading ahead (often none).
 
-        Where a proposal is free there is one all the same: whether it is right says something.
+        A free draft always proposes, to measure its acceptance.
         """
         if ground is None:
             return [], 0
@@ -147,9 +147,9 @@ class Speculation:
 
 
 def _read(session: Session, ids: list[int]) -> tuple[torch.Tensor, float | None]:
-    """Logits `[T, V]` of further tokens, the first of which is known to be right, and the seconds.
+    """Logits `[T, V]` of further tokens, of which the first is right, and the seconds.
 
-    None for a step that was recorded.
+    None for a step that was being recorded.
     """
     known = len(ids) in session.state.replays
     begin = perf_counter()
@@ -163,47 +163,47 @@ def _read(session: Session, ids: list[int]) -> tuple[torch.Tensor, float | None]
 
 
 class Pace:
-    """How many tokens are worth reading at once, by what steps took and proposals were right."""
+    """Chooses how many tokens to read at once, from step times and acceptance rates."""
 
-    _WEIGHT = 0.1  # of the latest in a running mean, at least
-    _GAIN = 1.1  # in tokens a second, below which nothing is proposed
-    _PROMISE = 1.25  # the same where so many rows have to be recorded first
-    _FORGOTTEN = 0.005  # of what is known of a ground and of a draft, each time it is not asked
-    _PER_ROW = 0.15  # of a single step: what a further row takes, until it is measured
-    _UNTYPICAL = 1  # first steps of so many rows
+    _WEIGHT = 0.1  # minimum weight of the latest value in a running mean
+    _GAIN = 1.1  # minimum speedup for a proposal
+    _PROMISE = 1.25  # minimum speedup if this size has to be recorded first
+    _FORGOTTEN = 0.005  # decay of statistics each time a draft is not used
+    _PER_ROW = 0.15  # assumed cost of a further row in single steps, until measured
+    _UNTYPICAL = 1  # warm-up steps per size
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
         self._steps: dict[int, int] = {}  # by rows
         self._step_s: dict[int, float] = {}
         self._draft_s = 0.0  # of one proposed token
-        self._seen: dict[int | None, int] = {}  # by ground: proposed tokens
-        self._right: dict[int | None, float] = {}  # by ground: the share of them
+        self._seen: dict[int | None, int] = {}  # ground → proposed tokens
+        self._right: dict[int | None, float] = {}  # ground → acceptance rate
 
     def step_s(self, rows: int) -> float | None:
-        """Seconds of a step of so many rows; None before one was measured."""
+        """Seconds of a step with `rows` rows; None if not measured yet."""
         return self._step_s.get(rows)
 
     def took(self, rows: int, seconds: float) -> None:
-        """A step of so many rows, with what it took to forget those that were wrong."""
+        """Record the time of a step, including removal of wrong tokens."""
         self._steps[rows] = self._steps.get(rows, 0) + 1
         if self._steps[rows] > self._UNTYPICAL:
             self._step_s[rows] = self._mean(self._step_s.get(rows), seconds)
 
     def drafted(self, seconds: float) -> None:
-        """What a proposed token took."""
+        """Record the time of a proposed token."""
         self._draft_s = self._mean(self._draft_s or None, seconds)
 
     def saw(self, ground: int | None, right: bool) -> None:
-        """A token that was proposed on that ground."""
+        """Record whether a token proposed on `ground` was right."""
         self._seen[ground] = seen = self._seen.get(ground, 1) + 1
         share = self._right.get(ground, self._prior)
         self._right[ground] = share + (right - share) * max(self._WEIGHT, 1 / seen)
 
     def rows(self, ground: int, most: int) -> int:
-        """1 or one of ROWS up to `most`: what gives the most tokens a second.
+        """The size (1 or one of ROWS up to `most`) with the most expected tokens per second.
 
-        A proposed token counts only where all before it are right.
+        A proposed token counts only if all before it are right.
         """
         if 1 not in self._step_s:
             return 1

@@ -1,4 +1,4 @@
-"""Stop strings that span tokens: text is held back while it may be the beginning of one."""
+"""Matches stop strings across tokens; holds back text that may begin one."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from llmcli.text.segments import begun
 
 
 class StopMatcher:
-    """Passes a growing text through until one of `stops` has come.
+    """Passes a growing text through until one of `stops` occurs.
 
-    The text is read as if character by character: the stop string that is complete first wins
-    (of two that end together, the one that began first), so that the result does not depend on
-    how the text was cut into tokens. Neither the stop string nor anything behind it is passed.
-    Text that is hidden (of special tokens) is never passed either, but a stop string may be part
-    of it; one is found in the text with it and in the text without it.
+    The text is processed character by character: the stop string that completes first counts (of
+    two with the same end, the one that began first), so the result does not depend on token
+    boundaries. The stop string and anything after it are not passed. Hidden text (of special
+    tokens) is not passed either, but stop strings match both with and without it.
     Raises UsageError for an empty stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
-            raise UsageError(
-                "a stop string must not be empty", hint="leave `--stop` away to use none"
-            )
+            raise UsageError("a stop string must not be empty", hint="omit `--stop` to use none")
         self._stops = tuple(stops)
         self._held: list[tuple[str, bool]] = []  # characters, and whether they are hidden
         self.stopped = False
 
     def push(self, text: str, *, hidden: bool = False) -> str:
-        """Return what of the text so far is now sure to be in front of any stop string.
+        """Add text; return the text that is now certainly before any stop string.
 
-        Sets `stopped` once a stop string is complete; everything after that is dropped.
+        Sets `stopped` once a stop string is complete; all later text is dropped.
         """
         if self.stopped:
             return ""
@@ -55,7 +52,7 @@ class StopMatcher:
         return passed
 
     def finish(self) -> str:
-        """Return what was still held back: the text ended without completing a stop string."""
+        """End the text without a stop string; return the text held back."""
         held, self._held = self._shown(len(self._held)), []
         return held
 

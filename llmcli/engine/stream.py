@@ -1,7 +1,7 @@
-"""Prompts to a stream of tokens: one prefill, then one decode step for all sequences at a time.
+"""Prompts → a stream of tokens: one prefill, then decode steps for all sequences.
 
-Nothing here prints or reads a clock; whoever wants to time or show wraps the iterator. An
-exception at the caller's end (Ctrl-C, a closed generator) passes through between two steps.
+Does not print or measure time; callers wrap the iterator. Exceptions of the caller (Ctrl-C, a
+closed generator) take effect between two steps.
 
 Axes: P prompts, B sequences still running, T tokens, V vocabulary.
 """
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 _BUCKET = 64  # capacities are multiples of this, so that few sizes of cache exist
-_FIRST = 256  # new tokens that there is room for where their number is not limited; it doubles
+_FIRST = 256  # initial room for new tokens without a limit; it doubles
 _FULL = "lower --max-tokens, --context-length or --num-samples"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextRequest:
-    """Prompts (lists of ids), how many texts continue each of them, and how.
+    """Prompts (lists of ids), the number of continuations per prompt, and settings.
 
-    Every prompt is continued `samples` times, all as one batch. A text ends at one of
-    `model.eos_ids` (unless `ignore_eos`), at one of the strings `stop`, after `limit` tokens (None:
-    no limit), or when it is full: at most `capacity` tokens (default: the model's context) enter
-    the model, so that a prompt of n leaves room for `capacity - n + 1`.
+    Every prompt is continued `samples` times, all as one batch. A text ends with one of
+    `model.eos_ids` (unless `ignore_eos`), a `stop` string, after `limit` tokens (None: no limit),
+    or when full: the model reads at most `capacity` tokens (default: its context), so a prompt of n
+    leaves room for `capacity - n + 1`.
 
-    `logprobs` K requests log-probabilities of the token and of the K best, `margins` the margin of
+    `logprobs` K requests log-probabilities of the token and of the K best, `margins` the margins of
     greedy choices and whether they are near ties.
     """
 
@@ -63,19 +63,17 @@ def stream(
     on_reread: Callable[[int], None] | None = None,
     speculation: Speculation | None = None,
 ) -> Iterator[Token]:
-    """Return an iterator over the tokens that `model` writes.
+    """Return an iterator over the generated tokens.
 
-    Each step yields one token of every sequence that still runs, in order. A sequence ends alone;
-    the others go on without it.
+    Each step yields one token of every running sequence, in order. Sequences end independently.
 
-    Sample i of every prompt draws with `sample_seed(sampling.seed, i)` and nothing else: the
-    text is that of the prompt alone with that seed, within the rounding of the logits.
-    `on_prefill(done, total)` is called with the prompt tokens read, every 512 tokens of the longest
-    prompt, `on_reread(tokens)` where all of them are read once more (`Session`). `speculation`
-    decodes where there is one sequence.
+    Sample i of every prompt only depends on `sample_seed(sampling.seed, i)`: the text equals that
+    of a single run with this seed, up to rounding of the logits. `on_prefill(done, total)` is
+    called with the prompt tokens read, every 512 tokens of the longest prompt, `on_reread(tokens)`
+    when all are read again (`Session`). `speculation` is used for a single sequence.
 
-    Raises at once UsageError (nothing to continue, an id outside the vocabulary, a number below
-    1, an empty stop string) and PromptTooLong; while it runs NotFinite and OutOfMemory.
+    Raises immediately UsageError (no prompt, an id outside the vocabulary, a number below 1, an
+    empty stop string) and PromptTooLong; while running NotFinite and OutOfMemory.
     """
     prompts, limit, logprobs = request.prompts, request.limit, request.logprobs
     room = _capacity(model, request.capacity)
@@ -94,7 +92,7 @@ def stream(
     capacity = min(room, -(-(max(map(len, prompts)) + new) // _BUCKET) * _BUCKET)
 
     def tokens() -> Iterator[Token]:
-        # forking samples and dropping finished rows copies the caches of those that go on
+        # forking samples and dropping finished rows copies the remaining caches
         copies = 1 if len(outputs) == 1 else 2
         require_memory(
             model.decoder.state_bytes(copies * len(outputs), capacity), model.device,
@@ -122,7 +120,7 @@ def stream(
 
 
 def _outputs(model: Model, request: TextRequest, room: int) -> list[Output]:
-    """Of every sequence, prompt · samples + sample; the markers of reasoning are text."""
+    """Outputs by prompt · samples + sample; markers of reasoning are shown."""
     tokenizer, outputs = model.tokenizer, []
     markers = Markers.of_tokenizer(tokenizer)
     shown = frozenset() if tokenizer is None else markers.special_ids(tokenizer)
@@ -138,7 +136,7 @@ def _outputs(model: Model, request: TextRequest, room: int) -> list[Output]:
 
 
 def _capacity(model: Model, capacity: int | None) -> int:
-    """How many tokens may enter the model, the table of learned positions being a hard limit."""
+    """Number of tokens that the model may read; learned positions are a hard limit."""
     wanted = model.config.context if capacity is None else capacity
     positions = model.config.embedding.positions
     return wanted if positions is None else min(wanted, positions)

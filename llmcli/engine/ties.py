@@ -1,4 +1,4 @@
-"""Coin flips: greedy choices that another rounding would have made otherwise.
+"""Near ties: greedy choices that different rounding could change.
 
 Axes: B sequences, D width, V vocabulary; 2 are the chosen token and the best other one.
 """
@@ -13,13 +13,12 @@ from llmcli.model import Model
 
 
 class NearTies:
-    """How far rounding may move the difference of two logits of `model`, to first order.
+    """First-order bound of rounding errors in the difference of two logits of `model`.
 
-    A logit is `n·(w_f ∘ w)` with the end of the residual stream normalized to n, whose numbers are
-    1 in the root mean square, the final norm's weight w_f and the token's row w of the head. Noise
-    of the stream that has no direction of its own and a relative length of σ (`stream_noise`)
-    moves the difference of two logits by σ · ‖w_f ∘ (w_1 − w_2)‖; rounding the logits themselves
-    adds their own.
+    A logit is `n·(w_f ∘ w)` with the normalized final stream n (RMS 1), the final norm's weight w_f
+    and the token's row w of the head. Isotropic noise of the stream with relative norm σ
+    (`stream_noise`) changes the difference of two logits by σ · ‖w_f ∘ (w_1 − w_2)‖; rounding of
+    the logits adds to that.
     """
 
     def __init__(self, model: Model) -> None:
@@ -33,8 +32,8 @@ class NearTies:
     def bound(self, ids_B2: Tensor, logits_B2: Tensor, slopes_B2: Tensor) -> Tensor:
         """The bound on the difference of two scores, `[B]` float64 in nats, on the host.
 
-        `logits` and `slopes` are there, too; `slopes`: how much each score grows with its logit (1
-        where no penalty multiplies it).
+        `logits` and `slopes` are on the host too; `slopes`: derivative of each score by its logit
+        (1 unless a penalty multiplies it).
         """
         rows_B2D = self._head.rows(ids_B2).cpu().double() * slopes_B2[..., None]
         apart_B = (self._norm_D * (rows_B2D[:, 0] - rows_B2D[:, 1])).norm(dim=-1)

@@ -1,4 +1,4 @@
-"""Each family translates its checkpoints' configuration and tensor names into ours. No torch."""
+"""Families translate a checkpoint's configuration and tensor names into ours. No torch."""
 
 from llmcli.families.family import (
     Family,

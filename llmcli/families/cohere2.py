@@ -1,7 +1,7 @@
-"""Command R7B and A (Cohere 2025, arXiv 2504.00698): attention and feed-forward side by side.
+"""Command R7B and A (Cohere 2025, arXiv 2504.00698): parallel attention and feed-forward.
 
-Both read one LayerNorm without a bias. Three of four layers have a window, and they alone rotate
-queries and keys, neighbouring numbers together.
+Both read one LayerNorm without bias. Three of four layers use a sliding window; only these have
+RoPE, with adjacent dimensions paired.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from llmcli.parts.norm.config import NormConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `Cohere2Config` sets where LlamaConfig sets something else
+# defaults of `Cohere2Config` that differ from LlamaConfig's
 _DEFAULTS = {
     "max_position_embeddings": 8192, "bos_token_id": 5, "eos_token_id": 255_001,
     "tie_word_embeddings": True,
 }  # fmt: skip
 _LLAMA_ONLY = {"model_type": "llama", "mlp_bias": False}
-_PERIOD = 4  # layers, of which the last has no window
+_PERIOD = 4  # layers; the last of each period has no window
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -73,12 +73,12 @@ def _cohere2(
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     return llama_rules.rules_hf(config, norms=[("input_layernorm", "ln1")], paired=True)
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names."""
+    """Rules for llama.cpp's names."""
     return llama_rules.rules_gguf(
         config, norms=[("attn_norm", "ln1")], paired=True, everywhere=False
     )

@@ -1,6 +1,6 @@
 """DeepSeek-V2 and V3 (2024, arXiv 2405.04434, 2412.19437) and GLM-4.7-Flash.
 
-Latent attention; experts, and a shared one, in all layers but the first.
+Latent attention; a mixture of experts with a shared expert in all layers but the first.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from llmcli.parts.norm.config import NormConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-_NORM = NormConfig(kind="rms", eps=1e-6)  # of latents, whatever `rms_norm_eps` says
+_NORM = NormConfig(kind="rms", eps=1e-6)  # of latents, independent of `rms_norm_eps`
 
-_KINDS = ("dense", "sparse")  # of layers, as `mlp_layer_types` says it
+_KINDS = ("dense", "sparse")  # layer types in `mlp_layer_types`
 
-# what the configuration classes set where LlamaConfig sets something else
+# defaults of the configuration classes that differ from LlamaConfig's
 _EVERY: dict[str, Any] = {
     "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
     "v_head_dim": 128, "bos_token_id": 0, "eos_token_id": 1,
@@ -87,7 +87,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig. Files from before llama.cpp kept latents have other lengths."""
+    """GGUF metadata → ModelConfig. Files older than llama.cpp's latent cache have other lengths."""
     header = gguf_header(metadata, tensors, mixtures=mixture.GGUF_ARCHS)
     values, later = header.values, "attention.key_length_mla"
     length, value = "attention.key_length", "attention.value_length"
@@ -122,7 +122,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
 
 def _dense(values: Values, layers: int) -> list[bool]:
-    """Which layers have no experts."""
+    """Whether each layer has a dense feed-forward instead of experts."""
     if values.has("mlp_layer_types"):
         listed = values.raw("mlp_layer_types")
         if not isinstance(listed, list) or len(listed) != layers or set(listed) - {*_KINDS}:

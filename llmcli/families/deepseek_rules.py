@@ -1,4 +1,4 @@
-"""Tensor names of latent attention, as transformers and as llama.cpp write them."""
+"""Tensor names of latent attention in transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmcli.parts.latent.config import LatentConfig
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names, with `model.` before them or (a bare decoder) without."""
+    """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
     a = _attention(config)
     rules = [*_others(llama_rules.rules_hf(config)), *mixture.rules_hf(config)]
     for prefix in ("model.", ""):
@@ -32,7 +32,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; `attn_k_b` is turned, head by head, and old files have `attn_kv_b`."""
+    """Rules for llama.cpp's names; `attn_k_b` is transposed per head; old files: `attn_kv_b`."""
     a, layer, b = _attention(config), "blk.{layer}", "blocks.{layer}.attn"
     names = ("attn_q_a", "attn_q_a_norm", "attn_q" if a.query_rank is None else "attn_q_b",
              "attn_kv_a_mqa", "attn_kv_a_norm", "attn_kv_b")  # fmt: skip
@@ -46,7 +46,7 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def _rules(a: LatentConfig, names: Sequence[str]) -> Iterator[Rule]:
-    """Rows of each head together, content first; what is rotated has neighbours beside it."""
+    """Rules for rows stored per head, content dimensions first; RoPE pairs are adjacent rows."""
     b, r = "blocks.{layer}.attn", a.rope.dims
     q_a, q_norm, q_b, kv_a, kv_norm, kv_b = names
     heads, content, both = a.heads, a.content, a.content + a.value_dim
@@ -64,7 +64,7 @@ def _rules(a: LatentConfig, names: Sequence[str]) -> Iterator[Rule]:
 
 
 def _others(rules: Iterable[Rule]) -> list[Rule]:
-    """Those of what is no projection or norm to queries, keys and values."""
+    """The rules other than those of q, k, v projections and their norms."""
     return [
         rule for rule in rules
         if not isinstance(rule, Rename) or ".attn." not in rule.target or rule.target.endswith("_o")

@@ -1,6 +1,6 @@
-"""EXAONE 4 (LG AI Research 2025, arXiv 2507.11407): norms after the parts, and of each head.
+"""EXAONE 4 (LG AI Research 2025, arXiv 2507.11407): post-norms and per-head q/k norms.
 
-With windows only the layers that have one rotate queries and keys.
+In models with sliding windows, only the windowed layers use RoPE.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `Exaone4Config` sets where LlamaConfig sets something else
+# defaults of `Exaone4Config` that differ from LlamaConfig's
 _DEFAULTS = {
     "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 2,
     "sliding_window": 4096,
 }  # fmt: skip
 _LLAMA_ONLY = {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
-_PERIOD = 4  # layers, of which the last has no window
+_PERIOD = 4  # layers; the last of each period has no window
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""What a family is, and how one is found for a checkpoint."""
+"""The Family type and the lookup of a checkpoint's family."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _FILES = (
     "smollm3", "exaone4", "cohere2", "starcoder2", "gpt_neox", "ministral3", "qwen_vl", "lfm2",
     "mixtral", "qwen_moe", "qwen_next", "olmoe", "glm4_moe", "gpt_oss", "deepseek",
     "mamba2", "granite_hybrid", "nemotron_h",
-)  # of families: each has its `FAMILIES`
+)  # modules of this package; each defines `FAMILIES`
 _PIECE = 1 << 22  # bytes compared at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Pure translation: a checkpoint's configuration and names → ours. Knows nothing of torch.
+    """Translates a checkpoint's configuration and tensor names into ours, without torch.
 
     `hf_types` are `model_type`s of config.json, `gguf_archs` are `general.architecture`s.
-    `words` say what varies within it. `hf_multimodal` are `model_type`s of multimodal models whose
-    `text_config` may be of `hf_types`, or of `hf_texts`, which stand nowhere else. `gguf_reads`:
-    keys of metadata that llama.cpp reads of these architectures and ignores of others. `ran`:
-    whose own weights were run. `mixers` and `feed_forwards`: what its blocks consist of.
+    `words` describe its variants. `hf_multimodal`: `model_type`s of multimodal models whose
+    `text_config` has one of `hf_types`, or of `hf_texts`, which occur nowhere else. `gguf_reads`:
+    metadata keys that llama.cpp reads for these architectures and ignores for others. `ran`: models
+    whose published weights were run. `mixers` and `feed_forwards`: the parts of its blocks.
     `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
     """
 
@@ -59,14 +59,14 @@ class Family:
     feed_forwards: tuple[str, ...] = ("gated MLP",)
 
     def types(self, kind: Kind) -> tuple[str, ...]:
-        """The names under which checkpoints of that kind call this family."""
+        """The model types of this family in checkpoints of this kind."""
         return self.hf_types if kind == "safetensors" else self.gguf_archs
 
 
 def find(model_type: str, kind: Kind) -> Family:
-    """The family of a `model_type` (or GGUF architecture).
+    """Find the family of a `model_type` (or GGUF architecture).
 
-    Raises UnsupportedModel, which says what it needs that is not there, where that is known.
+    Raises UnsupportedModel, which names the missing parts if they are known.
     """
     known = {name: family for family in families() for name in family.types(kind)}
     if model_type not in known:
@@ -86,23 +86,23 @@ def _unsupported(model_type: str, kind: Kind, known: tuple[str, ...]) -> Unsuppo
 
 
 def families() -> tuple[Family, ...]:
-    """Every family, in the order in which they are listed to people."""
-    # when it is called: a family's file imports this one
+    """Every family, in display order."""
+    # imported on call: every family's module imports this one
     files = (import_module(f"llmcli.families.{name}") for name in _FILES)
     return tuple(family for file in files for family in file.FAMILIES)
 
 
 def describe(checkpoint: Checkpoint) -> ModelConfig:
-    """The model that a checkpoint's configuration describes; none of its weights are read.
+    """Build the ModelConfig from a checkpoint's configuration, without reading weights.
 
-    Raises CheckpointError where the configuration is missing, contradicts itself or asks for
-    the impossible, UnsupportedModel where it is of a kind that we do not have.
+    Raises CheckpointError for a missing, contradictory or impossible configuration and
+    UnsupportedModel for an unsupported architecture.
     """
     return _described(checkpoint)[1]
 
 
 def ignored_metadata(checkpoint: Checkpoint) -> dict[str, str]:
-    """Key → value of what a GGUF file says and llama.cpp does not read for its architecture."""
+    """GGUF metadata (key → value) that llama.cpp does not read for the file's architecture."""
     if checkpoint.kind != "gguf":
         return {}
     arch = checkpoint.model_type
@@ -110,7 +110,7 @@ def ignored_metadata(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
-    """The model that a checkpoint describes, and the rules that fill it from its tensors.
+    """The ModelConfig of a checkpoint, and the rules that load its tensors.
 
     Raises the errors of `describe`.
     """
@@ -127,10 +127,10 @@ def planned(
     checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Plan:  # fmt: skip
-    """What fills the parameters of those `shapes`; of a GGUF file, also what would fill none.
+    """Plan how tensors fill the parameters in `shapes`; in GGUF, surplus tensors are unexpected.
 
-    transformers runs a checkpoint that has more than the model, llama.cpp refuses it. What lies
-    beside a matrix of 8 bits, and is not used, is no surplus: that matrix would be wrong.
+    Surplus tensors are accepted by transformers and refused by llama.cpp. An unused scale of an
+    8-bit matrix is not surplus: without it the matrix would be wrong.
     """
     todo, tensors = plan(checkpoint.tensors, rules, config), checkpoint.tensors
     if checkpoint.kind == "gguf":
@@ -144,7 +144,7 @@ def planned(
 
 
 def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | None]:
-    model_type, settings = checkpoint.model_type, checkpoint.config or {}  # raises where it is none
+    model_type, settings = checkpoint.model_type, checkpoint.config or {}  # may raise
     if checkpoint.kind == "gguf":
         family = find(model_type, "gguf")
         read = partial(family.from_gguf, settings, checkpoint.tensors)
@@ -154,8 +154,8 @@ def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | No
         settings = text_settings(settings)
         family = _of_text(model_type, settings["model_type"], multimodal)
     else:
-        if model_type == "mistral" and "layer_types" in settings:  # as transformers' AutoConfig,
-            model_type = "ministral"  # and not where it is the text of a multimodal model
+        if model_type == "mistral" and "layer_types" in settings:  # like transformers' AutoConfig,
+            model_type = "ministral"  # but not for the text model of a multimodal one
             settings = {**settings, "model_type": model_type}
         family = find(model_type, "safetensors")
     if settings.get("use_bidirectional_attention") not in (None, False, "vision"):
@@ -165,7 +165,7 @@ def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | No
 
 
 def _checked(read: Callable[[], ModelConfig], settings: Mapping[str, Any]) -> ModelConfig:
-    """What `read` makes of the settings, all of whose numbers combine to finite ones."""
+    """Call `read`; raises CheckpointError if a value computed from the settings is not finite."""
     try:
         model = read()
         check_rotations(model)
@@ -179,7 +179,7 @@ def _checked(read: Callable[[], ModelConfig], settings: Mapping[str, Any]) -> Mo
 
 
 def _of_text(whole: str, text: str, multimodal: Iterable[Family]) -> Family:
-    """The family of a text model inside of a multimodal one."""
+    """The family of the text model in a multimodal one."""
     for family in multimodal:
         if text in (*family.hf_types, *family.hf_texts):
             return family
@@ -196,10 +196,10 @@ def _with_the_head_as_stored(
     found: Scheme | None,
     multimodal: bool,
 ) -> tuple[ModelConfig, tuple[Rule, ...]]:
-    """Believes the file where it stores a head that the configuration says is tied.
+    """Follow the file if it stores an output head although the configuration ties it.
 
-    As transformers 5 does: a head that is all there is of the pair fills the embedding, one that
-    differs from the embedding stays a head of its own, one that equals it is dropped.
+    Like transformers 5: a head without an embedding tensor fills the embedding, a head that differs
+    from the embedding stays separate, an equal one is dropped.
     """
     rules = _rules(family, config, multimodal)
     untied = replace(config, head=replace(config.head, tied=False))
@@ -216,7 +216,7 @@ def _with_the_head_as_stored(
 
 
 def stored_head(checkpoint: Checkpoint) -> str | None:
-    """The tensor of safetensors that is, or would be, a head of its own; None without one."""
+    """The stored safetensors tensor of a separate output head; None if there is none."""
     family, config, _ = _described(checkpoint)
     config = replace(config, head=replace(config.head, tied=False))
     rules = _rules(family, config, checkpoint.model_type in family.hf_multimodal)
@@ -237,7 +237,7 @@ def _sources(target: str, rules: tuple[Rule, ...]) -> list[str]:
 
 
 def _same(checkpoint: Checkpoint, one: str, other: str, found: Scheme | None) -> bool:
-    """Whether two tensors hold the same, and their scales too where there are any."""
+    """Whether two tensors and their scales, if any, are equal."""
     pairs = [(one, other), *zip(scale_names(one, found), scale_names(other, found), strict=True)]
     there = [tuple(name in checkpoint.tensors for name in pair) for pair in pairs]
     return all(
@@ -247,7 +247,7 @@ def _same(checkpoint: Checkpoint, one: str, other: str, found: Scheme | None) ->
 
 
 def _same_bytes(checkpoint: Checkpoint, one: str, other: str) -> bool:
-    """Whether two tensors hold the same, compared in pieces so that memory stays bounded."""
+    """Whether two tensors are equal bytewise, compared in pieces to bound memory."""
     first, second = checkpoint.tensors[one], checkpoint.tensors[other]
     if (first.format, first.shape) != (second.format, second.shape):
         return False

@@ -1,4 +1,4 @@
-"""Tensors that hold the rows of several parameters: q, k and v, or gate and up."""
+"""Rules for fused tensors, which stack the rows of q, k and v, or of gate and up."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llmcli.parts.mlp.config import MlpConfig
 
 
 def fused_qkv(config: ModelConfig, source: str, *, by_head: bool = False) -> Iterator[Rename]:
-    """Rows of all queries, then keys, then values, or (`by_head`) those of each head together.
+    """Rules for one tensor of all query, key and value rows, or (`by_head`) q, k, v per head.
 
-    `source` names the tensor of a layer, without `.weight`: `blk.{layer}.attn_qkv`.
+    `source` is the tensor's name in a layer, without `.weight`: `blk.{layer}.attn_qkv`.
     """
     a = config.layers[0].attention
     assert isinstance(a, AttentionConfig)
@@ -28,7 +28,7 @@ def fused_qkv(config: ModelConfig, source: str, *, by_head: bool = False) -> Ite
 
 
 def fused_gate_up(config: ModelConfig, source: str) -> Iterator[Rename]:
-    """Rows of the gate, then of what goes through it."""
+    """Rules for one tensor of all gate rows, then all up rows."""
     mlp = config.layers[0].parts[-1]
     assert isinstance(mlp, MlpConfig)
     for at, symbol in enumerate(("gate", "up")):

@@ -1,8 +1,8 @@
 """Gemma 1 to 3 (Google 2024 and 2025, arXiv 2403.08295, 2408.00118, 2503.19786).
 
-Norms multiply by 1 + w, embeddings by √D, GELU is in its tanh form. Gemma 2 has a norm after each
-part, too, soft caps, and windows in every other layer; Gemma 3 normalized queries and keys, and
-rotary positions of their own in layers with a window.
+Norms multiply by 1 + w, embeddings by √D; GELU uses tanh. Gemma 2 adds post-norms, soft caps and a
+sliding window in every other layer; Gemma 3 adds q/k norms and separate RoPE settings for windowed
+layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llmcli.parts.norm.config import NormConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what transformers' configurations set where LlamaConfig sets something else
+# defaults of transformers' configurations that differ from LlamaConfig's
 _DEFAULTS: Mapping[str, Any] = {
     "head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "bos_token_id": 2,
     "eos_token_id": 1, "max_position_embeddings": 8192,
@@ -39,8 +39,8 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {"num_key_value_heads": 4, "max_position_embeddings": 131_072,
                     "vocab_size": 262_208, "num_attention_heads": 8},
 }  # fmt: skip
-_PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers, the last of them without a window
-_LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of those whose queries are scaled by D / H
+_PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers; the last has no window
+_LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the models with query scale (D / H)^-½
 NORMS_HF = (
     ("input_layernorm", "ln1"), ("post_attention_layernorm", "ln1_post"),
     ("pre_feedforward_layernorm", "ln2"), ("post_feedforward_layernorm", "ln2_post"),
@@ -54,7 +54,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     values, local = Values(settings), None
     if kind != "gemma":
         settings["hidden_act"] = values.text("hidden_activation", "gelu_pytorch_tanh")
-    elif values.text("hidden_act", "gelu") == "gelu":  # the first files mean its tanh form
+    elif values.text("hidden_act", "gelu") == "gelu":  # early files mean the tanh form
         settings["hidden_act"] = "gelu_pytorch_tanh"
     settings |= {"model_type": "llama", "mlp_bias": False}
     if kind == "gemma3_text":
@@ -70,16 +70,16 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     return _gemma(
         model, kind, values.number("query_pre_attn_scalar", 256.0) ** -0.5,
         hf_windows(values, count, period=_PERIOD[kind], window=4096), local,
-        # transformers has no cap of Gemma 3's scores, whatever is written
+        # transformers ignores a score cap for Gemma 3
         values.optional_number(GGUF_CAPS[0]) if kind == "gemma2" else None,
         values.optional_number(GGUF_CAPS[1]), rounded=True,
     )  # fmt: skip
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig. Files say neither the scale of queries nor, often, the windows.
+    """GGUF metadata → ModelConfig.
 
-    What they leave out is as llama.cpp has it.
+    Files lack the query scale and often the windows. Missing values default as in llama.cpp.
     """
     arch = metadata["general.architecture"]
     values = Values(metadata, prefix=f"{arch}.")
@@ -124,13 +124,13 @@ def _gemma(
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     norms = llama_rules.NORMS_HF if config.model_type == "gemma" else NORMS_HF
     return llama_rules.rules_hf(config, norms=norms)
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     after = () if config.model_type == "gemma" else llama_rules.NORMS_AFTER_GGUF
     return llama_rules.rules_gguf(config, norms=(*llama_rules.NORMS_GGUF, *after))
 

@@ -1,9 +1,9 @@
-"""Gemma 4 (Google 2026), and the text of multimodal checkpoints.
+"""Gemma 4 (Google 2026), also as the text model of multimodal checkpoints.
 
-Norms before and after as in Gemma 3, not centred, and values normalized, too; layers without a
-window have heads of another size, some pairs of which are rotated, and may take keys for values.
-The last layers may read keys and values of earlier ones; embeddings for each layer enter its block.
-A mixture of experts may stand beside each dense feed-forward.
+Pre- and post-norms as in Gemma 3 but multiplying by w, not 1 + w, and normalized values. Layers
+without a window have another head size, rotate only some pairs and may use keys as values. The last
+layers may share keys and values of earlier ones; per-layer embeddings enter each block. A mixture
+of experts may run in parallel to each dense feed-forward.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_DEFAULTS: Mapping[str, Any] = {  # of `Gemma4TextConfig`
+_DEFAULTS: Mapping[str, Any] = {  # `Gemma4TextConfig`'s
     "vocab_size": 262_144, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131_072, "tie_word_embeddings": True, "bos_token_id": 2,
     "eos_token_id": 1,
@@ -46,11 +46,11 @@ _ROPES: Mapping[str, Any] = {
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig; layers' sizes by their type, or as transformers 5 writes them."""
+    """config.json → ModelConfig; sizes are given by layer type or as transformers 5 writes them."""
     values = Values(config)
     layers = values.integer("num_hidden_layers", most=MOST["layers"])
     windows = hf_windows(values, layers, period=6, window=512)
-    windows[-1] = None  # whatever is written
+    windows[-1] = None  # always, as in transformers
     settings = {
         **_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False,
         "hidden_act": values.text("hidden_activation", "gelu_pytorch_tanh"),
@@ -94,7 +94,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _ropes(values: Values, kinds: Collection[str]) -> Mapping[str, Any]:
-    """The rotation of each type of layers that there are, whose `rope_theta` has no default."""
+    """RoPE settings by layer type; `rope_theta` is required for every type in `kinds`."""
     if not values.has("rope_parameters"):
         return _ROPES
     written = values.section("rope_parameters") or Values({})
@@ -104,7 +104,7 @@ def _ropes(values: Values, kinds: Collection[str]) -> Mapping[str, Any]:
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig. Which layers take keys for values is seen by their tensors."""
+    """GGUF metadata → ModelConfig. A layer without a value tensor uses its keys as values."""
     arch, key = metadata["general.architecture"], "final_logit_softcapping"
     values = Values(metadata, prefix=f"{arch}.")
     rest = {name: value for name, value in metadata.items() if not name.endswith(key)}

@@ -1,4 +1,4 @@
-"""The blocks of Gemma 4: what its configurations, of either format, have in common."""
+"""The blocks of Gemma 4, shared by the readers of both formats."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def gemma4(
     model: ModelConfig, experts: ExpertsConfig | None, *, shared: int, size: int, rows: int,
     rounded: bool = False,
 ) -> ModelConfig:  # fmt: skip
-    """A Llama with Gemma 4's blocks.
+    """Replace a Llama's blocks with Gemma 4's.
 
-    `shared`: so many last layers read the keys and values of earlier ones. `size`: numbers of an
-    embedding for each layer, of `rows` tokens. `rounded`: √D is, to the weights' dtype. `experts`
-    stand beside each dense feed-forward. Raises CheckpointError.
+    `shared`: how many of the last layers use keys and values of earlier ones. `size`: width of the
+    per-layer embeddings, with `rows` tokens. `rounded`: round √D to the weights' dtype. `experts`
+    run in parallel to each dense feed-forward. Raises CheckpointError.
     """
     norm, width, count = model.final_norm, model.width, len(model.layers)
     windows, first = [layer.window for layer in model.layers], count - shared
@@ -48,7 +48,7 @@ def gemma4(
         raise CheckpointError(f"embeddings for each layer of {rows} tokens, not {model.vocab}")
     embedding = EmbeddingConfig(scale=width**0.5, rounded_scale=rounded)
     if size:
-        # the norm of a projection times width^-½ is that of the projection, with more added to it
+        # normalizing a projection scaled by width^-½ equals normalizing it with a larger ε
         embedding = replace(embedding, per_layer=LayerEmbeddingConfig(
             vocab=rows, layers=count, size=size, scale=size**0.5,
             norm=replace(norm, eps=norm.eps * width),
@@ -57,9 +57,9 @@ def gemma4(
 
 
 def _beside(layer: LayerConfig, experts: ExpertsConfig, norm: NormConfig) -> LayerConfig:
-    """The experts beside the feed-forward, both between norms; their sum has one more.
+    """Add experts in parallel to the feed-forward, each with pre- and post-norm; norm their sum.
 
-    The router's norm multiplies by a vector and D^-½, which is in the weights that are read.
+    The router's norm multiplies by a vector and D^-½, which is folded into the loaded weights.
     """
     attention, (mlp,) = layer.sublayers
     routing = replace(experts.routing, renormalized=True, norm=norm, factors=True)

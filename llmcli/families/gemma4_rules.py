@@ -1,4 +1,4 @@
-"""Tensor names of Gemma 4, as transformers and as llama.cpp write them."""
+"""Tensor names of Gemma 4 in transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _KEPT = ("attn.W_k", "attn.W_v", "attn.b_k", "attn.b_v", "attn.k_norm.w")
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names, with `model.` before them or (a bare decoder) without."""
+    """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
     rules = _llama(llama_rules.rules_hf, NORMS_HF, config, 0)
     own = (_own(config, 0, prefix, f"{prefix}layers.{{layer}}") for prefix in ("model.", ""))
     return (*rules, *(rule for some in own for rule in some))
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     norms = (*llama_rules.NORMS_GGUF, *llama_rules.NORMS_AFTER_GGUF)
     rules = _llama(llama_rules.rules_gguf, norms, config, 1)
     return (*rules, *_own(config, 1, "", "blk.{layer}"))
@@ -50,7 +50,7 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
 def _llama(
     rules: Callable[..., Iterable[Rule]], norms: llama_rules.Norms, config: ModelConfig, theirs: int
 ) -> Iterator[Rule]:
-    """Those of Llama, with the norms that these blocks have."""
+    """Llama's rules with the norms of Gemma 4's blocks."""
     if found_in(config) is not None:
         own = [(row[theirs], row[2]) for row in _NORMS]
         norms = (*(pair for pair in norms if pair[0] != own[-1][0]), *own)
@@ -63,14 +63,14 @@ def _own(config: ModelConfig, theirs: int, prefix: str, block: str) -> Iterator[
     for row in _BLOCK:
         yield Rename(f"{block}.{row[theirs]}", f"blocks.{{layer}}.{row[2]}")
     mixture, ours = found_in(config), "blocks.{layer}"
-    number = 3 if mixture is None else 4  # of the branch that adds the layer's embedding
+    number = 3 if mixture is None else 4  # the branch of the per-layer embedding
     yield Rename(f"{block}.{_PLE_NORM[theirs]}", f"{ours}.ln{number}_post.w")
     if mixture is None:
         return
     times = Multiply(config.width**-0.5)
     yield Rename(f"{block}.{_ROUTER_NORM[theirs]}", f"{ours}.moe.router_norm.w", times)
     yield Rename(f"{block}.{_FACTORS[theirs]}", f"{ours}.moe.expert_factor")
-    if theirs == 0:  # those of GGUF are every mixture's
+    if theirs == 0:  # GGUF names are the same as for other mixtures
         for name, leaf in _EXPERTS_HF:
             yield Rename(f"{block}.{name}", f"{ours}.moe.{leaf}")
         for rows, leaf in zip(halves(mixture), ("gate", "up"), strict=True):
@@ -78,7 +78,7 @@ def _own(config: ModelConfig, theirs: int, prefix: str, block: str) -> Iterator[
 
 
 def _of_own(rules: Iterable[Rule], config: ModelConfig) -> Iterator[Rule]:
-    """Keys and values of those layers that have their own; files may hold the others, too."""
+    """Keep rules for keys and values only in layers that compute them; drop the others' tensors."""
     first = sum(
         layer.attention is not None and layer.attention.kv.layer is None for layer in config.layers
     )

@@ -1,6 +1,6 @@
-"""GLM-4 (Zhipu 2024, arXiv 2406.12793): half of each head rotated, neighbouring numbers together.
+"""GLM-4 (Zhipu 2024, arXiv 2406.12793): RoPE on half of each head, adjacent dimensions paired.
 
-`glm4` (GLM-4-0414) has a norm after each part, too.
+`glm4` (GLM-4-0414) adds post-norms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `GlmConfig` sets where LlamaConfig sets something else
+# defaults of `GlmConfig` that differ from LlamaConfig's
 _DEFAULTS = {
     "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072,
     "rms_norm_eps": 0.00000015625, "attention_bias": True, "bos_token_id": None,
@@ -54,7 +54,7 @@ def _glm(model: ModelConfig, kind: str) -> ModelConfig:
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     norms = _NORMS_HF if config.model_type == "glm4" else llama_rules.NORMS_HF
     return (
         *llama_rules.rules_hf(config, norms=norms, paired=True),
@@ -63,7 +63,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names."""
+    """Rules for llama.cpp's names."""
     norms = llama_rules.NORMS_GGUF
     if config.model_type == "glm4":
         norms = (*norms, *llama_rules.NORMS_AFTER_GGUF)

@@ -1,6 +1,6 @@
 """GLM-4.5 and its successors (Zhipu 2025, arXiv 2508.06471): sigmoid routing, dense first layers.
 
-Half of each head is rotated, as in other GLMs, but its halves against each other.
+RoPE on half of each head, as in other GLMs, but pairing its two halves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `Glm4MoeConfig` sets where LlamaConfig sets something else, and what is its own
+# defaults of `Glm4MoeConfig` that differ from LlamaConfig's, and additional ones
 _DEFAULTS = {
     "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
     "bos_token_id": None, "eos_token_id": None, "n_routed_experts": 128, "num_experts_per_tok": 8,
@@ -52,7 +52,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names; the layers behind the last one predict tokens further on."""
+    """Rules for transformers' names; layers after the last one are for multi-token prediction."""
     return (
         *llama_rules.rules_hf(config),
         *mixture.rules_hf(config),
@@ -61,7 +61,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     return (
         *llama_rules.rules_gguf(config, norms=_NORMS_GGUF),
         mixture.later_layers("blk.{later}.*", config),

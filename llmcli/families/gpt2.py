@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig. Sizes have to be there; other defaults are `GPT2Config`'s."""
+    """config.json → ModelConfig. Sizes are required; other defaults are `GPT2Config`'s."""
     values = Values(_with_aliases(config))
     if values.flag("add_cross_attention", False):
         raise UnsupportedModel("GPT-2 with cross-attention is not supported")
@@ -50,7 +50,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig; llama.cpp runs this architecture with the tanh GELU."""
+    """GGUF metadata → ModelConfig; llama.cpp uses the tanh GELU for this architecture."""
     header = gguf_header(metadata, tensors)
     values = header.values
     heads = values.integer("attention.head_count", most=MOST["heads"])
@@ -71,7 +71,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Names with and without `transformer.`; Conv1D stores `[in, out]`, `c_attn` fuses q, k, v."""
+    """Rules for names with or without `transformer.`; Conv1D is `[in, out]`, `c_attn` fused."""
     rules: list[Rule] = [hf_head(config)]
     width = config.width
     for prefix in ("transformer.", ""):
@@ -96,7 +96,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names: q, k and v still fused, the matrices already `[out, in]`."""
+    """Rules for llama.cpp's names: q, k and v are fused, matrices are `[out, in]`."""
     g, b = "blk.{layer}", "blocks.{layer}"
     rules: list[Rule] = [
         Rename("token_embd.weight", "embed.W"),
@@ -167,7 +167,7 @@ def _norm(source: str, target: str) -> tuple[Rename, Rename]:
 
 
 def _qkv(source: str, target: str, width: int, *first: Transpose) -> list[Rename]:
-    """Slices of the fused tensor: rows of `[3D, D]`, which is what `first` makes of it."""
+    """Rules for the rows of a fused `[3D, D]` tensor, after the operations `first`."""
     rules = []
     for index, symbol in enumerate("qkv"):
         rows = Rows(index * width, (index + 1) * width)
@@ -177,7 +177,7 @@ def _qkv(source: str, target: str, width: int, *first: Transpose) -> list[Rename
 
 
 def _with_aliases(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The general names that `GPT2Config` takes as well as its own."""
+    """Settings with generic names mapped to `GPT2Config`'s own."""
     aliases = {
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",

@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia (EleutherAI 2022 and 2023, arXiv 2204.06745, 2304.01373).
 
-Attention and feed-forward side by side, each with its LayerNorm; a quarter of each head is rotated;
-queries, keys and values of a head are stored together.
+Parallel attention and feed-forward, each with a LayerNorm; RoPE on a quarter of each head; q, k and
+v of a head are stored together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmcli.parts.norm.config import NormConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `GPTNeoXConfig` sets where LlamaConfig sets something else
+# defaults of `GPTNeoXConfig` that differ from LlamaConfig's
 _DEFAULTS = {
     "max_position_embeddings": 2048, "hidden_act": "gelu", "bos_token_id": 0, "eos_token_id": 2,
     "attention_bias": True,
@@ -35,7 +35,7 @@ _LLAMA_ONLY = {
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig. The first files have other names for what is rotated, and how."""
+    """config.json → ModelConfig. Early files have other names for the RoPE settings."""
     settings = {**_DEFAULTS, **config}
     values = Values(settings)
     settings |= _LLAMA_ONLY
@@ -72,7 +72,7 @@ def _neox(model: ModelConfig, *, parallel: bool, biased: bool | None = None) -> 
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names, with `gpt_neox.` before them or (a bare decoder) without."""
+    """Rules for transformers' names, with or (in a bare decoder) without the prefix `gpt_neox.`."""
     tied = "tied: the head is `embed.W`"
     rules: list[Rule] = [
         Drop(name, tied) if config.head.tied else Rename(name, "head.W")
@@ -97,7 +97,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; the rows of all queries come first, then keys, then values."""
+    """Rules for llama.cpp's names; fused rows are all queries, then keys, then values."""
     return (
         *llama_rules.rules_gguf(config),
         *fused_qkv(config, "blk.{layer}.attn_qkv"),

@@ -1,7 +1,7 @@
-"""gpt-oss (OpenAI 2025, arXiv 2508.10925): sinks, clamped gates, experts with biases.
+"""gpt-oss (OpenAI 2025, arXiv 2508.10925): attention sinks, clamped gates, experts with biases.
 
-Every other layer has a window, the first one has. Experts are published in MXFP4, or in bfloat16
-with matrices stored `[in, out]`; gate and up take turns either way.
+Every other layer, from the first on, has a sliding window. Experts are published in MXFP4, or in
+bfloat16 with `[in, out]` matrices; gate and up rows are interleaved in both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmcli.parts.mlp.config import GateClamp
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `GptOssConfig` sets where LlamaConfig sets something else, and what is its own
+# defaults of `GptOssConfig` that differ from LlamaConfig's, and additional ones
 _DEFAULTS = {
     "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072,
     "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "attention_bias": True, "sliding_window": 128,
@@ -34,8 +34,8 @@ _ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
-_SLOPE, _LIMIT = 1.702, 7.0  # of gates; the slope is `quick_gelu`'s
-_PERIOD = 2  # layers, of which the last has no window
+_SLOPE, _LIMIT = 1.702, 7.0  # of gates; the slope is that of `quick_gelu`
+_PERIOD = 2  # layers; the last of each period has no window
 _NORMS_GGUF = (("attn_norm", "ln1"), ("post_attention_norm", "ln2"))
 
 
@@ -63,10 +63,10 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
     """GGUF metadata → ModelConfig.
 
-    No key says the limit of gates, nor that yarn does not round the bounds of its ramp (8.09 and
-    17.40 of the published sizes): they are as published. llama.cpp rounds them for every model, to
-    8 and 18 (`ggml_rope_yarn_corr_dims`), by which pairs 9 to 17 of its 32 turn up to 1.8 times as
-    fast: far into a text its answers differ from those of OpenAI's code and transformers, and ours.
+    No key holds the gate limit, or says that YaRN's ramp bounds are not rounded (8.09 and 17.40 at
+    the published sizes), so the published values are used. llama.cpp rounds them for every model,
+    to 8 and 18 (`ggml_rope_yarn_corr_dims`), which rotates pairs 9 to 17 of 32 up to 1.8 times as
+    fast: at large positions its output differs from OpenAI's code, transformers and llmcli.
     """
     model = llama.from_gguf(metadata, tensors, function="quick_gelu")
     values = Values(metadata, prefix="gpt-oss.")
@@ -97,7 +97,7 @@ def _gpt_oss(
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names; `_blocks` are those of experts in MXFP4, of which each row is one."""
+    """Rules for transformers' names; `_blocks` are experts in MXFP4, one row per output."""
     rules = [*llama_rules.rules_hf(config)]
     for layers in ("model.layers", "layers"):
         h, b = f"{layers}.{{layer}}", "blocks.{layer}"
@@ -128,7 +128,7 @@ def _hidden(config: ModelConfig) -> int:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     sink = Rename("blk.{layer}.attn_sinks.weight", "blocks.{layer}.attn.sink")
     return (*llama_rules.rules_gguf(config, norms=_NORMS_GGUF), sink)
 

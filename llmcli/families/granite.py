@@ -20,21 +20,22 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# as `GGUF_SCALES`; logits are divided by the last
+# in the order of `GGUF_SCALES`; logits are divided by the last
 _HF = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling")
 
 
 def from_hf(config: Mapping[str, Any], *, rotated: bool = True) -> ModelConfig:
-    """config.json → ModelConfig; `rotated`: whether queries and keys are."""
+    """config.json → ModelConfig; `rotated`: whether queries and keys use RoPE."""
     model = llama.from_hf({"bos_token_id": 1, "eos_token_id": 2, **config, "model_type": "llama"})
     values = Values(config)
     return _granite(model, *(values.number(key, 1.0) for key in _HF), rotated=rotated)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig. What is 0 or not there changes nothing, as in llama.cpp.
+    """GGUF metadata → ModelConfig.
 
-    `rope.scaling.finetuned` says there whether queries and keys are rotated.
+    A multiplier that is 0 or absent has no effect, as in llama.cpp. `rope.scaling.finetuned` says
+    whether queries and keys use RoPE.
     """
     arch = Values(metadata).text("general.architecture")
     own = {f"{arch}.{key}" for key in GGUF_SCALES}

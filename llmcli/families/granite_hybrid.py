@@ -1,6 +1,6 @@
-"""Granite 4 (IBM 2025): Granite with Mamba-2 in most layers, with experts beside a shared one.
+"""Granite 4 (IBM 2025): Granite with Mamba-2 in most layers, with routed experts and a shared one.
 
-The shared expert is all there is of the feed-forward where there are no others.
+Without routed experts, the shared expert is the feed-forward.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 def _hybrid(
     model: ModelConfig, ffns: Sequence[object], mixers: Sequence[SsmConfig | None]
 ) -> ModelConfig:
-    """Granite with these mixers, where there are some, and feed-forwards."""
+    """Granite with these feed-forwards, and these mixers in place of attention unless None."""
     layers = []
     for layer, ffn, mixer in zip(model.layers, ffns, mixers, strict=True):
         multiplier = layer.sublayers[0][0].multiplier
@@ -93,9 +93,9 @@ def _hybrid(
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names: those of Granite, of experts as they are published and as it has them.
+    """Rules for transformers' names: Granite's, and the experts' as published and as in memory.
 
-    Gate and up are one tensor everywhere.
+    Gate and up are always one tensor.
     """
 
     def found() -> Iterator[Rule]:
@@ -132,7 +132,7 @@ def _shared_size(config: ModelConfig) -> int:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names."""
+    """Rules for llama.cpp's names."""
     return (*llama_rules.rules_gguf(config, paired=True), *mamba2_rules.rules_gguf(config))
 
 

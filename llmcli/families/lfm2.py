@@ -1,6 +1,6 @@
 """LFM2 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, attention in some layers.
 
-With experts behind the first layers in LFM2-MoE.
+LFM2-MoE has experts in all but the first layers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `Lfm2Config` sets where LlamaConfig sets something else, and what it does not read
+# defaults of `Lfm2Config` that differ from LlamaConfig's, and settings that it does not read
 _DEFAULTS = {
     "rope_theta": 1e6, "num_key_value_heads": 8, "max_position_embeddings": 128_000,
     "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_MOE = {  # and what `Lfm2MoeConfig` does
+_MOE = {  # additional defaults of `Lfm2MoeConfig`
     "vocab_size": 65_536, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
     "moe_intermediate_size": 1792, "block_auto_adjust_ff_dim": False,
 }  # fmt: skip
@@ -36,7 +36,7 @@ _LLAMA_ONLY = {
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig; names of the first releases come before later ones."""
+    """config.json → ModelConfig; names of the first releases take precedence."""
     first = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
     renamed = {new: config[old] for old, new in first.items() if config.get(old) is not None}
     mixes = config["model_type"] == "lfm2_moe"
@@ -101,7 +101,7 @@ def _with_experts(model: ModelConfig, values: Values) -> ModelConfig:
 
 
 def _hidden(values: Values) -> int:
-    """Two thirds of what is written, times a factor, up to the next multiple, where it says so."""
+    """Width of the feed-forward: if auto-adjusted, 2/3 × the setting × a factor, rounded up."""
     hidden = values.integer("intermediate_size", most=MOST["hidden"])
     if not values.flag("block_auto_adjust_ff_dim", True):
         return hidden
@@ -112,8 +112,8 @@ def _hidden(values: Values) -> int:
 
 def _attends(values: Values, layers: int) -> list[bool]:
     kinds, listed = values.raw("layer_types"), values.raw("full_attn_idxs")
-    experts = values.text("model_type") == "lfm2_moe"  # whose configuration has no default
-    if kinds is None and not experts:  # the first releases: the numbers of those that attend
+    experts = values.text("model_type") == "lfm2_moe"  # its configuration has no default
+    if kinds is None and not experts:  # first releases list the attention layers
         return [not isinstance(listed, list) or i in listed for i in range(layers)]
     types = values.layer_types(layers, ("conv", "full_attention"))
     return [kind == "full_attention" for kind in types]

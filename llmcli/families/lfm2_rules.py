@@ -1,4 +1,4 @@
-"""Tensor names of LFM2, as transformers and as llama.cpp write them."""
+"""Tensor names of LFM2 in transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = (  # transformers', llama.cpp's, ours
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names, with `model.` before them or (a bare decoder) without."""
+    """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
     names = ("embed_tokens", "embedding_norm", "layers.{layer}.", "conv")
     both = (_rules(config, 0, prefix, names) for prefix in ("model.", ""))
     experts = mixture.rules_hf(config, "feed_forward", ("w1", "w3", "w2"))
@@ -36,7 +36,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     head = () if config.head.tied else (Rename("output.weight", "head.W"),)
     names = ("token_embd", "token_embd_norm", "blk.{layer}.", "shortconv")
     return (*head, *_rules(config, 1, "", names), *mixture.rules_gguf(config))

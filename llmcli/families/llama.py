@@ -1,7 +1,7 @@
-"""Llama 2/3, Mistral, SmolLM, Qwen 2/3: RMSNorm, RoPE, grouped queries, gated SiLU MLP.
+"""Llama 2/3, Mistral, SmolLM, Qwen 2/3: RMSNorm, RoPE, grouped-query attention, gated SiLU MLP.
 
-The types differ in defaults, in which projections have a bias, in the norm of queries and keys
-and in the window: values, listed in `_TYPES` as transformers' configuration classes have them.
+The types differ in defaults, biases, q/k norms and windows: values in `_TYPES`, as in transformers'
+configuration classes.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ _TYPES = {
 
 
 def from_hf(config: Mapping[str, Any], *, rotated: float | None = None) -> ModelConfig:
-    """config.json → ModelConfig. Sizes have to be there; other defaults are transformers'.
+    """config.json → ModelConfig.
 
-    `rotated`: the share of a head, of a type that can rotate less than all of it.
+    Sizes are required; other defaults are transformers'. `rotated`: default share of a head with
+    RoPE, for types with partial RoPE.
     """
     values = Values(config)
     model_type = values.text("model_type")
@@ -109,12 +110,10 @@ def from_gguf(
     metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
     function: Activation = "silu",
 ) -> ModelConfig:  # fmt: skip
-    """GGUF metadata → ModelConfig. Biases, query/key norms and mixtures are where it has tensors
-    for them.
-    """
+    """GGUF metadata → ModelConfig. Biases, q/k norms and mixtures depend on the tensors present."""
     header = gguf_header(metadata, tensors, mixtures=mixture.GGUF_ARCHS)
     values, count = header.values, header.layers
-    # LayerNorm's is called otherwise; its families have norms of their own
+    # the key for LayerNorm, whose families replace the norms
     eps = "attention.layer_norm_epsilon"
     eps = eps if values.has(eps) else "attention.layer_norm_rms_epsilon"
     norm = NormConfig(kind="rms", eps=values.number(eps, above=False))
@@ -158,7 +157,7 @@ def from_gguf(
 
 
 def first_attention(model: ModelConfig) -> AttentionConfig:
-    """That of the first layer."""
+    """The attention of the first layer."""
     found = model.layers[0].attention
     assert found is not None
     return found
@@ -169,7 +168,7 @@ def rebuilt(
     block: Callable[[int, AttentionConfig, Any], LayerConfig],
     **changes: Any,
 ) -> ModelConfig:
-    """The same with other blocks, each made of its number and of the parts that Llama's has."""
+    """Rebuild every layer with `block(number, attention, feed_forward)`."""
     layers = []
     for number, layer in enumerate(model.layers):
         attention, mlp = layer.parts
@@ -184,7 +183,7 @@ def _hf_attention(
     rotated: float | None,
 ) -> AttentionConfig:  # fmt: skip
     heads = values.integer("num_attention_heads", most=MOST["heads"])
-    # Absent is the type's default, an explicit null means as many as there are query heads.
+    # Absent: the type's default; an explicit null: the number of query heads.
     usual = heads if values.says("num_key_value_heads") or kind.kv_heads is None else kind.kv_heads
     kv_heads = values.integer("num_key_value_heads", usual, most=MOST["heads"])
     require_divisible("`num_attention_heads`", heads, "`num_key_value_heads`", kv_heads)
@@ -226,7 +225,7 @@ def _gguf_attention(
 
 
 def _windows(values: Values, kind: _Type, layers: int) -> list[int | None]:
-    """The window of every layer: Mistral has one for all, others say which layers have it."""
+    """The window of every layer: Mistral has one for all, others list the layers that have it."""
     if kind.window is None:
         return [None] * layers
     window = None
@@ -234,7 +233,7 @@ def _windows(values: Values, kind: _Type, layers: int) -> list[int | None]:
         window = values.integer("sliding_window", kind.window, most=MOST["positions"])
     if not kind.window_by_layer:
         return [window] * layers
-    qwen = values.text("model_type") in QWEN.hf_types  # these alone have two more settings
+    qwen = values.text("model_type") in QWEN.hf_types  # only these have two more settings
     if qwen and not values.flag("use_sliding_window", False):
         window = None
     if not values.has("layer_types"):

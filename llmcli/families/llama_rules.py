@@ -1,4 +1,4 @@
-"""Tensor names of Llama's relatives, as transformers and as llama.cpp write them."""
+"""Tensor names of Llama-like models in transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
 from llmcli.families.rules import AddConstant, Drop, Rename, Rows, Rule, UnpairRows
 
-Norms = Sequence[tuple[str, str]]  # of a block: theirs, and our name
+Norms = Sequence[tuple[str, str]]  # of a block: (their name, our name)
 
 NORMS_HF: Norms = (("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2"))
 NORMS_GGUF: Norms = (("attn_norm", "ln1"), ("ffn_norm", "ln2"))
@@ -21,12 +21,12 @@ NORMS_AFTER_GGUF: Norms = (("post_attention_norm", "ln1_post"), ("post_ffw_norm"
 def rules_hf(
     config: ModelConfig, *, norms: Norms = NORMS_HF, paired: bool = False
 ) -> tuple[Rule, ...]:
-    """transformers' names, with `model.` before them or (a bare decoder) without.
+    """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`.
 
-    `paired`: neighbouring numbers of a head are rotated together.
+    `paired`: RoPE pairs adjacent dimensions of a head.
     """
     rules: list[Rule] = [hf_head(config)]
-    computed = "frequencies of the rotation, which are computed"
+    computed = "RoPE frequencies, which are computed"
     for prefix in ("model.", ""):
         h, b = f"{prefix}layers.{{layer}}", "blocks.{layer}"
         rules += [
@@ -53,14 +53,14 @@ def rules_gguf(
     config: ModelConfig, *, norms: Norms = NORMS_GGUF, paired: bool = False,
     everywhere: bool = True, fused_up: bool = False,
 ) -> tuple[Rule, ...]:  # fmt: skip
-    """llama.cpp's names, where rows of queries and keys lie as we rotate them (`qwen2`, `qwen3`).
+    """Rules for llama.cpp's names; query and key rows are in our rotation order (`qwen2`, `qwen3`).
 
-    `paired`: neighbouring rows are rotated together, as in architecture `llama`; `everywhere`: also
-    layers that rotate nothing have them in that order. `fused_up`: gate and up are one tensor.
+    `paired`: RoPE pairs adjacent rows, as in architecture `llama`; `everywhere`: layers without
+    RoPE have that row order too. `fused_up`: gate and up are one tensor.
     """
     g, b = "blk.{layer}", "blocks.{layer}"
     offset = config.final_norm.offset
-    # files have what the norms multiply by, the offset included
+    # files store the norms' factors, offset included
     ops = (AddConstant(-offset),) if offset else ()
     rules: list[Rule] = [
         Rename("token_embd.weight", "embed.W"),
@@ -75,7 +75,7 @@ def rules_gguf(
             Drop(name, "read into the configuration as the rotation's frequency factors")
             for name in (GGUF_FACTORS, *GGUF_LONGROPE)
         ),
-        Drop(f"{g}.attn_rot_embd.weight", "frequencies of the rotation, which are computed"),
+        Drop(f"{g}.attn_rot_embd.weight", "RoPE frequencies, which are computed"),
     ]
     if fused_up:
         rules += fused_gate_up(config, f"{g}.ffn_up")
@@ -92,7 +92,7 @@ def rules_gguf(
 
 
 def _norms(norms: Norms, theirs: str, ours: str, ops: tuple[AddConstant, ...] = ()) -> list[Rename]:
-    """Weights and biases of norms, by the names before theirs and ours."""
+    """Rules for the weights and biases of norms, under the prefixes `theirs` and `ours`."""
     return [
         Rename(".".join(filter(None, (theirs, one, kind))),
                ".".join(filter(None, (ours, other, letter))), *(ops if letter == "w" else ()))
@@ -102,7 +102,7 @@ def _norms(norms: Norms, theirs: str, ours: str, ops: tuple[AddConstant, ...] = 
 
 
 def _queries(config: ModelConfig, source: str) -> list[Rename]:
-    """Those of all heads; with gates behind those of each head, where there are some."""
+    """Rules for the query rows of all heads; with gated attention, each head's gate rows follow."""
     found = (layer.attention for layer in config.layers)
     a = next((one for one in found if one is not None and one.gated), None)
     if a is None:
@@ -116,9 +116,9 @@ def _queries(config: ModelConfig, source: str) -> list[Rename]:
 
 
 def _unpaired(config: ModelConfig, source: str, *, everywhere: bool) -> list[Rename]:
-    """Queries and keys of a file in which neighbouring rows are rotated together.
+    """Rules for query and key rows of a file in which RoPE pairs adjacent rows.
 
-    `everywhere`: those of layers that rotate nothing lie in that order, too.
+    `everywhere`: rows of layers without RoPE are in that order too.
     """
     rules = []
     for index, layer in enumerate(config.layers):

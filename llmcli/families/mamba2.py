@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): blocks of a norm and a state space, nothing else."""
+"""Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): blocks of one norm and one state-space mixer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names, and the one of state-spaces' own checkpoints (`embedding`)."""
+    """Rules for transformers' names, and `embedding` in state-spaces' own checkpoints."""
 
     def found() -> Iterator[Rule]:
         yield hf_head(config)
@@ -81,7 +81,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names."""
+    """Rules for llama.cpp's names."""
     head = () if config.head.tied else (Rename("output.weight", "head.W"),)
     return (
         Rename("token_embd.weight", "embed.W"),

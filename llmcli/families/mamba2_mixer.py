@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer as configurations describe it, and the layers that have it."""
+"""Reads the Mamba-2 mixer, and which layers have it, from configurations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from llmcli.families.values import MOST, Values, require_divisible, shortened
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.ssm.config import SsmConfig
 
-_RECURRENT = ("mamba", "linear_attention")  # types of layers, by the first releases, and since
+_RECURRENT = ("mamba", "linear_attention")  # layer types, old and new
 _ATTENDS = ("attention", "full_attention")
 HEADS, KV_HEADS = "attention.head_count", "attention.head_count_kv"  # of a GGUF file
 NEURONS = "feed_forward_length"
-LONGEST = 1 << 20  # tokens: what is said to be the context of a model that has none
+LONGEST = 1 << 20  # tokens: nominal context of a model without a limit
 
 
 class Keys(NamedTuple):
-    """What a config.json calls the numbers of a mixer."""
+    """Keys of a mixer's settings in config.json."""
 
     heads: str
     head_dim: str
@@ -35,10 +35,10 @@ def from_hf(
     values: Values, keys: Keys, eps: float, bounds: tuple[float, float], *,
     inner: int | None = None,
 ) -> SsmConfig:  # fmt: skip
-    """The mixer under these keys; all of them but the flags have to be there.
+    """Read the mixer under these keys; all but the flags are required.
 
-    `bounds`: of dt. `inner`: what all heads have together, where something else says it; then the
-    size of a head need not be there. Raises CheckpointError and UnsupportedModel.
+    `bounds`: of dt. `inner`: total width of all heads if known otherwise; the head size is then
+    optional. Raises CheckpointError and UnsupportedModel.
     """
     if (function := values.text(keys.function, "silu")) not in ("silu", "swish"):
         raise UnsupportedModel(
@@ -63,7 +63,7 @@ def from_hf(
 
 
 def bounds(values: Values) -> tuple[float, float]:
-    """`time_step_limit`, between which dt is kept: nothing, where it is not there."""
+    """The range that dt is clamped to (`time_step_limit`); (0, ∞) if absent."""
     key = "time_step_limit"
     if not values.has(key):
         return 0.0, math.inf
@@ -74,7 +74,7 @@ def bounds(values: Values) -> tuple[float, float]:
 
 
 def from_gguf(values: Values, tensors: Container[str], layer: int, eps: float) -> SsmConfig:
-    """The mixer of a layer. `values` reads keys after the architecture; dt has no bounds there."""
+    """The mixer of a GGUF layer; dt is not clamped. `values` has the architecture as prefix."""
     heads = values.integer("ssm.time_step_rank", most=MOST["heads"])
     inner = values.integer("ssm.inner_size", most=MOST["width"])
     groups = values.integer("ssm.group_count", most=heads)
@@ -90,7 +90,7 @@ def from_gguf(values: Values, tensors: Container[str], layer: int, eps: float) -
 
 
 def attending_hf(values: Values, layers: int) -> list[bool]:
-    """Which layers attend, by types of the first releases or of later ones; else none does."""
+    """Whether each layer is attention, by old or new layer types; without types, none is."""
     key = "layer_types" if values.has("layer_types") else "layers_block_type"
     if not values.has(key):
         return [False] * layers
@@ -100,10 +100,10 @@ def attending_hf(values: Values, layers: int) -> list[bool]:
 
 
 def as_llama(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """GGUF metadata as a Llama's, and the numbers of heads and neurons of each layer.
+    """GGUF metadata in the form of a Llama's, and each layer's numbers of heads and neurons.
 
-    A layer without key/value heads does not attend, one without neurons has no feed-forward: where
-    these are listed by layer, such layers have as many in the metadata as others do.
+    A layer with 0 key/value heads has no attention, one with 0 neurons no feed-forward; in the
+    returned metadata such layers get the number of the others.
     """
     arch, found = Values(metadata).text("general.architecture"), {}
     values, filled = Values(metadata, prefix=f"{arch}."), dict(metadata)

@@ -1,4 +1,4 @@
-"""Tensor names of the Mamba-2 mixer, as transformers and as llama.cpp write them."""
+"""Tensor names of the Mamba-2 mixer in transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmcli.parts.ssm.config import SsmConfig
 
 
 def rules_hf(config: ModelConfig, source: str) -> Iterator[Rename]:
-    """transformers' names; `source` is the mixer: `model.layers.{layer}.mamba`."""
+    """Rules for transformers' names; `source` is the mixer: `model.layers.{layer}.mamba`."""
     if (ssm := _found_in(config)) is None:
         return
     b = "blocks.{layer}.ssm"
@@ -23,7 +23,7 @@ def rules_hf(config: ModelConfig, source: str) -> Iterator[Rename]:
 
 
 def rules_gguf(config: ModelConfig) -> Iterator[Rename]:
-    """llama.cpp's names; its `ssm_a` is −exp of A_log, and a column, as `ssm_d` is."""
+    """Rules for llama.cpp's names; `ssm_a` is −exp(A_log); it and `ssm_d` are columns."""
     if (ssm := _found_in(config)) is None:
         return
     g, b, column = "blk.{layer}", "blocks.{layer}.ssm", Reshape((ssm.heads,))
@@ -37,7 +37,7 @@ def rules_gguf(config: ModelConfig) -> Iterator[Rename]:
 
 
 def _projections(ssm: SsmConfig, enter: str, leave: str) -> Iterator[Rename]:
-    """Rows of the gates, then x, B and C, then dt, in one matrix; and the output's."""
+    """Rules for the input matrix (rows: gates, x, B, C, dt) and the output matrix."""
     b, first = "blocks.{layer}.ssm", 0
     for leaf, size in (("gate", ssm.inner), ("in", ssm.channels), ("dt", ssm.heads)):
         rows = Rows(first, first + size)
@@ -49,6 +49,6 @@ def _projections(ssm: SsmConfig, enter: str, leave: str) -> Iterator[Rename]:
 
 
 def _found_in(config: ModelConfig) -> SsmConfig | None:
-    """That of the first layer that has one: all of a model are alike."""
+    """The mixer of the first layer that has one; all mixers of a model are equal."""
     parts = (part for layer in config.layers for part in layer.parts)
     return next((part for part in parts if isinstance(part, SsmConfig)), None)

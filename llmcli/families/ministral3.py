@@ -1,4 +1,4 @@
-"""Ministral 3 (Mistral AI 2025): Mistral with queries that grow with their position."""
+"""Ministral 3 (Mistral AI 2025): Mistral with queries scaled by position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `Ministral3Config` sets where LlamaConfig sets something else
+# defaults of `Ministral3Config` that differ from LlamaConfig's
 _DEFAULTS = {
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144,
     "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2,
@@ -61,7 +61,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
 
 def _ministral3(model: ModelConfig, **changes: Any) -> ModelConfig:
-    """Every layer's attention has those changes."""
+    """Apply `changes` to the attention of every layer."""
 
     def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
         return sequential(replace(attention, **changes), mlp, norm=model.final_norm)

@@ -15,7 +15,7 @@ from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
 from llmcli.parts.mlp.config import MlpConfig
 
-# what `MixtralConfig` sets where MistralConfig sets something else
+# defaults of `MixtralConfig` that differ from MistralConfig's
 _DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None,
              "num_local_experts": 8, "num_experts_per_tok": 2}  # fmt: skip
 
@@ -40,7 +40,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     experts = mixture.rules_hf(config, "block_sparse_moe", ("w1", "w3", "w2"))
     return (*llama_rules.rules_hf(config), *experts)
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts as checkpoints describe and name them."""
+"""Settings and tensor names of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Leaves = tuple[str, str, str]  # of gate, up and down
 
 _GATE_UP_DOWN = ("gate", "up", "down")
 _PROJECTIONS: Leaves = ("gate_proj", "up_proj", "down_proj")
-MTP = "multi-token prediction: it guesses tokens further on, and is not needed for the next one"
+MTP = "multi-token prediction, which the next token does not need"
 
-# `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0 says nothing
+# `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
-# what the converters of llama.cpp leave to the architecture: whether weights are renormalized
+# implied by the architecture in llama.cpp's converters: whether weights are renormalized
 _RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
                  "glm4moe": False, "deepseek2": False, "gpt-oss": False,
                  "gemma4": True, "lfm2moe": True, "qwen3next": True, "qwen35moe": True,
                  "granitehybrid": False, "nemotron_h_moe": True}  # fmt: skip
-# … and by which scores experts are chosen, where it is no softmax of all
+# … and the scores that choose experts, unless a softmax over all
 _SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen",
                             "lfm2moe": "sigmoid", "granitehybrid": "softmax of the chosen",
                             "nemotron_h_moe": "sigmoid"}
-_LEAST = {"lfm2moe": 1e-6}  # what their sum is added to
-_SHARES = ("qwen2moe", "qwen3next", "qwen35moe")  # have a shared expert, with a weight of its own
+_LEAST = {"lfm2moe": 1e-6}  # lower bound added to the sum of weights
+_SHARES = ("qwen2moe", "qwen3next", "qwen35moe")  # with a gated shared expert
 GGUF_ARCHS = tuple(_RENORMALIZED)
 
 
 def from_gguf(
     values: Values, arch: str, hidden: int, function: Activation, *, correction: bool,
 ) -> ExpertsConfig:  # fmt: skip
-    """The mixture that metadata describe; `hidden`: neurons of an expert that says none.
+    """Read the mixture from GGUF metadata; `hidden`: default width of an expert.
 
     Raises CheckpointError and UnsupportedModel.
     """
@@ -45,7 +45,7 @@ def from_gguf(
     number = values.integer("expert_gating_func", 0, least=0, most=255)
     if number and number not in _GATING:
         raise UnsupportedModel(f"`expert_gating_func` = `{shortened(number)}` is not supported")
-    # files from before there was the key: those with a correction are of DeepSeek-V3's kind
+    # files older than this key: with a correction bias they are like DeepSeek-V3
     usual_scores: Scores = "sigmoid" if arch == "deepseek2" and correction else "softmax"
     scores = _GATING.get(number, _SCORES.get(arch, usual_scores))
     chosen = values.integer("expert_used_count", most=count)
@@ -74,10 +74,10 @@ def from_gguf(
 
 
 def from_hf(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:
-    """The mixture of DeepSeek-V3 and of those that write it alike, or (`second`) of V2.
+    """Read a mixture in the format of DeepSeek-V3, or (`second`) of V2.
 
-    The keys that `values` has to have are the number of experts and of the chosen ones, the size
-    of one, and how many of these the shared one is. Raises CheckpointError and UnsupportedModel.
+    Required keys: the numbers of experts and of chosen ones, an expert's width, and how many such
+    widths the shared expert has. Raises CheckpointError and UnsupportedModel.
     """
     count = values.integer("n_routed_experts", most=MOST["heads"])
     hidden = values.integer("moe_intermediate_size", most=MOST["hidden"])
@@ -98,7 +98,7 @@ def from_hf(values: Values, function: Activation, *, second: bool = False) -> Ex
         routing=RoutingConfig(
             chosen=values.integer("num_experts_per_tok", most=count),
             scores="softmax" if second else "sigmoid", correction=not second,
-            # transformers never does so in V2, whatever the key says
+            # transformers never does so in V2
             renormalized=not second and values.flag("norm_topk_prob", True),
             scale=values.number("routed_scaling_factor", 1.0), groups=groups,
             kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,
@@ -108,7 +108,7 @@ def from_hf(values: Values, function: Activation, *, second: bool = False) -> Ex
 
 
 def checked(experts: ExpertsConfig) -> ExpertsConfig:
-    """Itself; raises CheckpointError where the groups do not divide it, or leave too few."""
+    """Return `experts`; raises CheckpointError if groups do not divide it or leave too few."""
     r = experts.routing
     of = "the number of experts", experts.experts
     each = require_divisible(*of, "the number of groups", r.groups)
@@ -123,9 +123,9 @@ def checked(experts: ExpertsConfig) -> ExpertsConfig:
 def rules_hf(
     config: ModelConfig, block: str = "mlp", leaves: Leaves = _PROJECTIONS
 ) -> Iterator[Rule]:
-    """transformers' names: each expert's tensors as they are published, or all in one.
+    """Rules for transformers' names: one tensor per expert, as published, or all experts in one.
 
-    `block` and `leaves` are the published names; version 5 has gate and up as one, most in `mlp`.
+    `block` and `leaves` are the published names; version 5 fuses gate and up, mostly in `mlp`.
     """
     found = found_in(config)
     if found is None:
@@ -151,9 +151,9 @@ def rules_hf(
 
 
 def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
-    """llama.cpp's names: the experts of a layer in one tensor; a weight's row may be a vector.
+    """Rules for llama.cpp's names: one tensor for all experts of a layer; one row may be a vector.
 
-    Gates may lie before the neurons in a tensor of both (`--fuse-gate-up-exps` of its converter).
+    Gate and up may be fused, gate first (`--fuse-gate-up-exps` of its converter).
     """
     found = found_in(config)
     if found is None:
@@ -174,18 +174,18 @@ def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
 
 
 def later_layers(pattern: str, config: ModelConfig) -> Drop:
-    """The layers behind the last one; `pattern` has `{later}` for the number."""
+    """Drop layers after the last one; `pattern` has `{later}` for their number."""
     count = len(config.layers)
     return Drop(pattern, MTP, {"later": range(count, count + 16)})
 
 
 def halves(experts: ExpertsConfig) -> tuple[PerExpert, PerExpert]:
-    """The rows of gates, and of neurons, where both are one tensor."""
+    """The row operations that split a fused tensor into gate and up."""
     f = experts.hidden
     return PerExpert(Rows(0, f)), PerExpert(Rows(f, 2 * f))
 
 
 def found_in(config: ModelConfig) -> ExpertsConfig | None:
-    """That of the first layer that has one: all of a model are alike."""
+    """The mixture of the first layer that has one; all mixtures of a model are equal."""
     parts = chain.from_iterable(layer.parts for layer in config.layers)
     return next((part for part in parts if isinstance(part, ExpertsConfig)), None)

@@ -1,8 +1,7 @@
-"""The text model of a multimodal checkpoint: its configuration, and the names of its tensors.
+"""The text model of a multimodal checkpoint: its configuration and tensor names.
 
-Its config.json nests the text model's own under `text_config`, and the name of every tensor begins
-with the module that it belongs to. One reader for all families: what a family reads is a text
-model's configuration, and its rules have the names of a text model alone.
+The config.json nests the text model's settings under `text_config`, and tensor names begin with
+their module. This reader serves all families, which only see a text model's settings and names.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from llmcli.errors import CheckpointError
 from llmcli.families.rules import Drop, Rename, Rule
 from llmcli.families.values import Values
 
-# What stands before a text model's names: nothing in some older files; the rest as transformers
-# wrote it before version 4.52, and as it writes it since (there without the text model's `model.`).
+# Prefixes of the text model's names: none in some older files; transformers before 4.52; and since
+# then (without the text model's `model.`).
 PREFIXES = ("", "language_model.", "model.language_model.")
 
-# Modules beside the text model, as transformers' classes call them, and what they are.
+# Other modules than the text model, by their names in transformers.
 _OTHERS = {
     "the vision tower": ("vision_tower", "vision_model", "visual"),
     "the audio tower": ("audio_tower",),
-    "what puts images or sounds into the text": (
+    "the projector of images or sounds": (
         "multi_modal_projector", "embed_vision", "embed_audio", "image_newline",
     ),
 }  # fmt: skip
 
-# Settings of the whole that hold for its text, too.
+# Settings of the whole model that also apply to its text model.
 _OF_THE_WHOLE = (
     *("tie_word_embeddings", "bos_token_id", "eos_token_id", "use_bidirectional_attention"),
     *("quantization_config", "compression_config", "quantization"),
@@ -36,9 +35,10 @@ _OF_THE_WHOLE = (
 
 
 def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The text model's configuration. Raises CheckpointError where it has none or no type.
+    """Extract the text model's configuration.
 
-    It may stand beside that of the vision tower, and its type is then that of the whole.
+    Raises CheckpointError if it or its type is missing. In old files it is at the top level and has
+    the type of the whole model.
     """
     if "text_config" not in settings and "hidden_size" in settings:  # Qwen's first files
         return {**settings, "model_type": f"{settings['model_type']}_text"}
@@ -52,7 +52,7 @@ def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_prefixes(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules of a text model, under every prefix, and drops of what is beside it."""
+    """A text model's rules under every prefix, and drops of all other modules."""
     found: list[Rule] = []
     for prefix in PREFIXES:
         for rule in rules:
@@ -64,6 +64,6 @@ def with_prefixes(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     for what, modules in _OTHERS.items():
         for module in modules:
             for name in (module, f"model.{module}"):
-                reason = f"of {what}, which a text does not need"
+                reason = f"of {what}, which text does not need"
                 found += [Drop(name, reason), Drop(f"{name}.*", reason)]
     return tuple(found)

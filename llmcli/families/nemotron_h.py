@@ -1,7 +1,7 @@
 """Nemotron-H and Nemotron 3 (NVIDIA 2025, arXiv 2504.03624): blocks of one part each.
 
-Mamba-2, attention without positions, a feed-forward without gates, or experts of that kind chosen
-by sigmoids with a correction, and a shared one.
+The part is Mamba-2, attention without positions, an ungated feed-forward, or ungated experts with
+sigmoid routing, a correction bias and a shared expert.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from llmcli.parts.mlp.config import Activation, MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-_DEFAULTS = {  # `NemotronHConfig`'s, where LlamaConfig has others, and what is its own
+_DEFAULTS = {  # `NemotronHConfig`'s
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
     "intermediate_size": 21504, "max_position_embeddings": 4096, "mamba_num_heads": 128,
     "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
     "moe_shared_expert_intermediate_size": 7688,
 }  # fmt: skip
-_FIRST = {  # names of the first releases, which win
+_FIRST = {  # names of the first releases take precedence
     "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_dt_min": "time_step_min",
     "mamba_conv_bias": "use_conv_bias",
 }  # fmt: skip
@@ -47,7 +47,7 @@ _TYPES = {**{kind: kind for kind in _PATTERN.values()},
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig."""
     renamed = {new: config[old] for old, new in _FIRST.items() if config.get(old) is not None}
-    # one shared expert, whose size is written as it is
+    # one shared expert, whose full width is given
     values = Values({**_DEFAULTS, **config, **renamed, "n_shared_experts": 1})
     kinds = _kinds(values)
     eps = values.number("layer_norm_epsilon", 1e-5, above=False)
@@ -64,7 +64,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     parts: dict[str, object] = {
         "attention": replace(attention, rope=None), "mlp": replace(mlp, gated=False),
     }  # fmt: skip
-    if "mamba" in kinds:  # of dt transformers reads this bound alone
+    if "mamba" in kinds:  # the only bound of dt that transformers reads
         least = values.number("time_step_min", 0.001, above=False)
         parts["mamba"] = mamba2_mixer.from_hf(values, _KEYS, eps, (least, math.inf))
     if "moe" in kinds:
@@ -90,7 +90,7 @@ def _no_latents(values: Values) -> None:
 
 
 def _kinds(values: Values) -> list[str]:
-    """What each block is: a list of types, or a letter for each."""
+    """The type of each block, from a list of types or a string of letters."""
     key = "layer_types" if values.has("layer_types") else "layers_block_type"
     listed = values.raw(key)
     if listed is None:
@@ -103,14 +103,14 @@ def _kinds(values: Values) -> list[str]:
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig: a block has key/value heads, or neurons, or it is Mamba-2."""
+    """GGUF metadata → ModelConfig: a block without key/value heads and neurons is Mamba-2."""
     arch = Values(metadata).text("general.architecture")
     values = Values(metadata, prefix=f"{arch}.")
     _no_latents(values)
     filled, numbers = mamba2_mixer.as_llama(metadata)
     if mamba2_mixer.NEURONS not in numbers:
         raise values.wrong(mamba2_mixer.NEURONS, "numbers for all layers")
-    # of nothing that is rotated: it may be more than a head has
+    # unused without RoPE, and may exceed the head size
     unrotated = filled | {f"{arch}.rope.dimension_count": None}
     model = llama.from_gguf(unrotated, tensors, function="relu2")
     parts: list[object] = []

@@ -1,4 +1,4 @@
-"""Tensor names of Nemotron-H, as transformers and as llama.cpp write them."""
+"""Tensor names of Nemotron-H in transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmcli.families.rules import Drop, Rename, Rule
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names (`model.`), and those of published files (`backbone.`)."""
+    """Rules for transformers' names (`model.`) and those of published files (`backbone.`)."""
 
     def found() -> Iterator[Rule]:
         for prefix in ("model.", "backbone.", ""):
@@ -32,7 +32,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def _experts_hf(config: ModelConfig, mixer: str) -> Iterator[Rule]:
-    """Of experts as they are published, one by one, or as transformers has them."""
+    """Rules for experts: one tensor each, as published, or stacked as in transformers."""
     if (experts := mixture.found_in(config)) is None:
         return
     moe = "blocks.{layer}.moe"
@@ -47,7 +47,7 @@ def _experts_hf(config: ModelConfig, mixer: str) -> Iterator[Rule]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; rows of queries and keys take turns though nothing rotates them."""
+    """Rules for llama.cpp's names; query and key rows are interleaved although RoPE is not used."""
     norms = (("attn_norm", "ln1"),)
     return (
         *llama_rules.rules_gguf(config, norms=norms, paired=True),

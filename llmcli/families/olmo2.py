@@ -1,7 +1,7 @@
-"""OLMo 2 and 3 (OLMo et al. 2024, arXiv 2501.00656; 2025, arXiv 2512.13961): other norms, windows.
+"""OLMo 2 and 3 (OLMo et al. 2024, arXiv 2501.00656; 2025, arXiv 2512.13961): post-norms, windows.
 
-No norm precedes a part, one follows each, and queries and keys are normalized over the width. In
-OLMo 3 three of four layers have a window, and their rotary positions are not scaled.
+Each part has a post-norm and no pre-norm; queries and keys are normalized over their full width. In
+OLMo 3 three of four layers have a sliding window and unscaled RoPE.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what their configurations set where LlamaConfig sets something else
+# defaults of their configurations that differ from LlamaConfig's
 _DEFAULTS = {"rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": 50279}
 _NORMS_HF = (("post_attention_layernorm", "ln1_post"), ("post_feedforward_layernorm", "ln2_post"))
 _LLAMA_ONLY = {"model_type": "llama", "mlp_bias": False}
-_PERIOD = 4  # layers of OLMo 3, of which the last has no window
+_PERIOD = 4  # layers of OLMo 3; the last of each period has no window
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -70,12 +70,12 @@ def _with_norms(
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     return llama_rules.rules_hf(config, norms=_NORMS_HF)
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     return llama_rules.rules_gguf(config, norms=llama_rules.NORMS_AFTER_GGUF)
 
 

@@ -1,4 +1,4 @@
-"""OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): experts, queries and keys normalized whole."""
+"""OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): experts, full-width q/k norms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `OlmoeConfig` sets where LlamaConfig sets something else
+# defaults of `OlmoeConfig` that differ from LlamaConfig's
 _DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "bos_token_id": None,
              "eos_token_id": 50279, "num_experts": 64, "num_experts_per_tok": 8}  # fmt: skip
 
@@ -60,7 +60,7 @@ def _normed(model: ModelConfig) -> ModelConfig:
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     return (*llama_rules.rules_hf(config), *mixture.rules_hf(config))
 
 

@@ -19,7 +19,7 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `Phi3Config` sets where LlamaConfig sets something else
+# defaults of `Phi3Config` that differ from LlamaConfig's
 _DEFAULTS = {
     "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "bos_token_id": 1,
     "original_max_position_embeddings": 4096, "eos_token_id": 32000,
@@ -28,7 +28,7 @@ _LLAMA_ONLY = {"model_type": "llama", "attention_bias": False, "mlp_bias": False
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig. The first files call longrope `su` or `yarn`."""
+    """config.json → ModelConfig. Early files call longrope `su` or `yarn`."""
     settings = {**_DEFAULTS, **config}
     for key in ("rope_parameters", "rope_scaling"):
         rope = settings.get(key)
@@ -56,7 +56,7 @@ def _phi3(model: ModelConfig, window: int | None) -> ModelConfig:
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     layers = "model.layers.{layer}"
     return (
         *llama_rules.rules_hf(config),
@@ -66,7 +66,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     return (
         *llama_rules.rules_gguf(config, fused_up=True),
         *fused_qkv(config, "blk.{layer}.attn_qkv"),

@@ -1,18 +1,18 @@
-"""Which weights of a config.json are quantized, and the scales that its file keeps for them.
+"""The quantization of a config.json's weights, and the tensors that hold their scales.
 
-Read are the schemes that keep one number of 8 bits per weight, under the weight's own name and in
-its own shape, with scales beside it: such a weight is a number times a scale, exactly. And MXFP4.
-That they round activations too, when they compute, is not repeated here.
+Supported: MXFP4, and schemes that store one 8-bit number per weight under the weight's name and
+shape, with separate scales; such a weight is exactly number × scale. The rounding of activations
+that these schemes define is not applied.
 
 fp8                  E4M3, `weight_scale_inv` per block (DeepSeek-V3, Qwen3) or for a whole tensor;
                      `weight_scale` for a whole tensor where the config has no blocks
 fbgemm_fp8           E4M3, `weight_scale` per row
-compressed-tensors   E4M3 or int8 (`*-quantized`), `weight_scale` as its groups say
+compressed-tensors   E4M3 or int8 (`*-quantized`), `weight_scale` as given by its groups
 modelopt             E4M3 (`FP8`), `weight_scale` for a whole tensor
 bitsandbytes         int8, `SCB` per row: the largest magnitude there, which 127 stands for
-mxfp4                blocks of 32 numbers in 4 bits, which the checkpoint has put together already
+mxfp4                blocks of 32 4-bit numbers, which the checkpoint already combines
 
-Of GGUF: NVFP4, whose blocks have scales of their own, with `scale` for a matrix or each expert's.
+GGUF: NVFP4, whose blocks include scales, with a `scale` per matrix or expert.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _CACHE = ("q_scale", "k_scale", "v_scale", "kv_scale")
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What lies beside a quantized `weight`: its scale, under one of the names in `grids`.
+    """The tensors beside a quantized `weight`: its scale, under one of the names in `grids`.
 
-    `layout` is the name of a byte that tells how the numbers lie.
+    `layout`: name of a one-byte tensor with the storage layout.
     """
 
     grids: Mapping[str, Grid]
     layout: str | None = None
 
 
-# what llama.cpp multiplies a product with; its `input_scale` is for rounding activations
+# the factor that llama.cpp applies to a product; `input_scale` is for rounding activations
 NVFP4 = Scheme(grids={"scale": Grid(formats=("NVFP4",))})
 
 
 def scheme(settings: Mapping[str, Any]) -> Scheme | None:
-    """The scheme that a config.json names, None where its weights have no scales beside them.
+    """The scheme in a config.json; None if its weights have no separate scales.
 
-    Raises UnsupportedModel for one that is not read, CheckpointError where it contradicts itself.
+    Raises UnsupportedModel for other schemes and CheckpointError for contradictory settings.
     """
     values = Values(settings)
     for key in _KEYS:
@@ -64,11 +64,11 @@ def scheme(settings: Mapping[str, Any]) -> Scheme | None:
 
 
 def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]:
-    """The rules of a family, and what the scheme has beside each tensor that they name."""
+    """A family's rules plus rules for the scales of every tensor that they name."""
     if found is None:
         return tuple(rules)
     if found.layout and any(isinstance(rule, Rename) and Transpose() in rule.ops for rule in rules):
-        # it stores a Conv1D as the matrix that it is not: transposed
+        # it stores a Conv1D transposed
         raise _unsupported("bitsandbytes", "a model with Conv1D")
     more: dict[str, Rule] = {}
     for rule in rules:
@@ -88,13 +88,13 @@ def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]
 
 
 def scale_names(weight: str, found: Scheme | None) -> tuple[str, ...]:
-    """What the scale of that tensor may be called."""
+    """Possible names of a tensor's scale."""
     stem = weight.removesuffix(".weight")
     return () if found is None else tuple(f"{stem}.{suffix}" for suffix in found.grids)
 
 
 def _unused(stem: str, within: Mapping[str, range]) -> dict[str, Rule]:
-    """Scales of what is not rounded here, under the names of a module and of the one around it."""
+    """Drops of activation and cache scales, under the names of a module and its parent."""
     parent = stem.rpartition(".")[0]
     patterns = {f"{stem}.{suffix}": "activations" for suffix in _ACTIVATIONS}
     for module in (stem, parent):
@@ -108,7 +108,7 @@ def _unused(stem: str, within: Mapping[str, range]) -> dict[str, Rule]:
 def _method(section: Values) -> str:
     if section.has("quant_method"):
         return section.text("quant_method")
-    if section.has("config_groups"):  # from the time when the key was `compression_config`
+    if section.has("config_groups"):  # old files, under the key `compression_config`
         return "compressed-tensors"
     if section.has("load_in_8bit") or section.has("load_in_4bit"):
         return "bitsandbytes"
@@ -116,7 +116,7 @@ def _method(section: Values) -> str:
 
 
 def _fp8(section: Values) -> Scheme:
-    """DeepSeek-V3's: a `weight_block_size` of null is one scale for all, an absent one 128."""
+    """DeepSeek-V3's scheme: a `weight_block_size` of null is one scale; if absent, 128 × 128."""
     whole = Grid(formats=FLOAT8)
     if section.says("weight_block_size"):
         key = "weight_block_size"
@@ -153,7 +153,7 @@ def _bitsandbytes(section: Values) -> Scheme:
 
 
 def _mxfp4(section: Values) -> None:
-    """No scales are beside these weights: `checkpoints.mxfp4`."""
+    """No separate scales; see `checkpoints.mxfp4`."""
 
 
 def _compressed(section: Values) -> Scheme:
@@ -170,13 +170,13 @@ def _compressed(section: Values) -> Scheme:
         if values is None:
             raise section.wrong("config_groups", "an object with groups")
         found.add(_group(values, usual))
-    if len(found) != 1:  # which module is in which group is a matter of patterns
+    if len(found) != 1:  # groups match modules by patterns
         raise _unsupported("compressed-tensors", "groups of different schemes")
     return Scheme(grids={"weight_scale": found.pop()})
 
 
 def _group(group: Values, usual: str) -> Grid:
-    """How the scales of one group of compressed-tensors lie."""
+    """The scale grid of one group of compressed-tensors."""
     form = group.text("format", usual)
     weights = group.section("weights")
     if form not in ("float-quantized", "int-quantized", "naive-quantized") or weights is None:

@@ -18,7 +18,7 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what their configurations set where those of Qwen 2 and 3 set something else
+# defaults that differ from those of Qwen 2 and 3
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen2_moe": {
         "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
@@ -32,7 +32,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig. Version 5 writes `num_local_experts` for Qwen 3."""
+    """config.json → ModelConfig. transformers 5 writes `num_local_experts` for Qwen 3."""
     kind = config["model_type"]
     renamed = {} if "num_local_experts" not in config else {
         "num_experts": config["num_local_experts"]
@@ -63,7 +63,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def mixture_of(values: Values, *, shared: bool) -> ExpertsConfig:
-    """What a layer with experts has, with a `shared` one or without; by SiLU."""
+    """Read the experts of a layer, optionally with a `shared` one; the activation is SiLU."""
     count = values.integer("num_experts", most=MOST["heads"])
     beside = None
     if shared:
@@ -80,7 +80,7 @@ def mixture_of(values: Values, *, shared: bool) -> ExpertsConfig:
 
 
 def sparse(values: Values, layers: int) -> list[bool]:
-    """Which layers have experts."""
+    """Whether each layer has experts."""
     step = values.integer("decoder_sparse_step", 1, most=MOST["layers"])
     dense = values.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(one) is int for one in dense):
@@ -89,7 +89,7 @@ def sparse(values: Values, layers: int) -> list[bool]:
 
 
 def _windows(values: Values, kind: str, layers: int) -> list[str]:
-    """The type of each layer: all of Qwen 3 have the window, of Qwen 2 every other of the first."""
+    """The layer types; windows, if used, are in all layers of Qwen 3 and some of Qwen 2."""
     if kind == "qwen2_moe" and values.has("layer_types"):
         return values.layer_types(layers, ("full_attention", "sliding_attention"))
     slides = values.flag("use_sliding_window", False)
@@ -109,7 +109,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     return (*llama_rules.rules_hf(config), *mixture.rules_hf(config))
 
 

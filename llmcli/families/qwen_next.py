@@ -1,7 +1,7 @@
 """Qwen3-Next and Qwen 3.5 (Alibaba 2025 and 2026): gated DeltaNet, gated attention in some layers.
 
-Norms multiply by 1 + w, but for the one of what DeltaNet reads. In Qwen3-Next and in the larger
-Qwen 3.5 feed-forwards are mixtures of experts, with a shared one.
+Norms multiply by 1 + w, except the norm of DeltaNet's output. Qwen3-Next and the larger Qwen 3.5
+have mixtures of experts with a shared expert.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llmcli.parts.norm.config import NormConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what their configurations set where that of Qwen 3 sets something else
+# defaults that differ from those of Qwen 3
 _DEFAULTS: Mapping[str, Any] = {
     "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
@@ -40,7 +40,7 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_5_text": {"num_key_value_heads": 4},
     "qwen3_5_moe_text": {"num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8},
 }  # fmt: skip
-_FIXED: Mapping[str, Mapping[str, Any]] = {  # whatever is written: they do not read it
+_FIXED: Mapping[str, Mapping[str, Any]] = {  # settings that these types ignore
     "qwen3_next": {},
     "qwen3_5_text": {"num_experts": 0},
     "qwen3_5_moe_text": {
@@ -52,7 +52,7 @@ _FIXED: Mapping[str, Mapping[str, Any]] = {  # whatever is written: they do not 
 _SIZES_HF = ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim",
              "linear_conv_kernel_dim")  # fmt: skip
 _SIZES_GGUF = ("ssm.time_step_rank", "ssm.group_count", "ssm.state_size", "ssm.conv_kernel")
-_TILED = ("qwen35", "qwen35moe")  # architectures whose files have value heads in another order
+_TILED = ("qwen35", "qwen35moe")  # architectures with reordered value heads
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -62,7 +62,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     own = {"model_type": "qwen3", "layer_types": None, "use_sliding_window": False}
     model = llama.from_hf({**settings, **own}, rotated=0.25)
     values, layers = Values(settings), len(model.layers)
-    if values.text("hidden_act", "silu") not in ("silu", "swish"):  # of convolutions, too
+    if values.text("hidden_act", "silu") not in ("silu", "swish"):  # also of convolutions
         raise UnsupportedModel(f"`{kind}` with another activation than `silu` is not supported")
     attends = None
     if values.has("layer_types"):
@@ -79,10 +79,10 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     header = gguf_header(metadata, tensors, mixtures=mixture.GGUF_ARCHS)
     values, arch, layers = header.values, header.arch, header.layers
     filled, attends = {}, None
-    if not values.raw("feed_forward_length"):  # of a file whose layers all have experts
+    if not values.raw("feed_forward_length"):  # all layers have experts
         filled["feed_forward_length"] = values.raw("expert_feed_forward_length")
     for key, none in (("attention.head_count_kv", False), ("attention.recurrent_layers", True)):
-        listed = values.raw(key)  # one of them may say which layers attend
+        listed = values.raw(key)  # an entry may mark an attention layer
         if isinstance(listed, list):
             if len(listed) < layers:
                 raise values.wrong(key, f"an entry for each of {layers} layers")
@@ -94,13 +94,13 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     delta = _delta(values, _SIZES_GGUF, model.final_norm)
     inner = values.integer("ssm.inner_size", most=MOST["hidden"])
     size = require_divisible("`ssm.inner_size`", inner, f"`{_SIZES_GGUF[0]}`", delta.heads)
-    tiled = values.flag("ssm.v_head_reordered", arch in _TILED)  # Ollama says it
-    tiled = tiled and 1 < delta.key_heads < delta.heads  # else there is one order only
+    tiled = values.flag("ssm.v_head_reordered", arch in _TILED)  # written by Ollama
+    tiled = tiled and 1 < delta.key_heads < delta.heads  # otherwise both orders are the same
     return _hybrid(model, values, replace(delta, value_dim=size, tiled=tiled), attends, arch)
 
 
 def _delta(values: Values, keys: Sequence[str], norm: NormConfig) -> DeltaConfig:
-    """With values of the size of keys."""
+    """Read DeltaNet's sizes; values have the size of keys."""
     heads, key_heads = (values.integer(key, most=MOST["heads"]) for key in keys[:2])
     require_divisible(f"`{keys[0]}`", heads, f"`{keys[1]}`", key_heads)
     size = values.integer(keys[2], most=MOST["head_dim"])
@@ -114,7 +114,7 @@ def _hybrid(
     model: ModelConfig, values: Values, delta: DeltaConfig, attends: Sequence[bool] | None,
     kind: str,
 ) -> ModelConfig:  # fmt: skip
-    """`attends`: which layers do; None: the last one of each period."""
+    """`attends`: whether each layer is attention; None: the last one of each period is."""
     period = values.integer("full_attention_interval", 4, most=MOST["layers"])
     norm = replace(model.final_norm, offset=1.0)
 
@@ -127,7 +127,7 @@ def _hybrid(
 
 
 def _with_experts(model: ModelConfig, values: Values) -> ModelConfig:
-    """In place of feed-forwards, where they are to be."""
+    """Replace feed-forwards by experts in the layers that have them."""
     if not values.integer("num_experts", least=0, most=MOST["heads"]):
         return model
     experts = mixture_of(values, shared=True)

@@ -1,4 +1,4 @@
-"""Tensor names of Qwen3-Next and Qwen 3.5, as transformers and as llama.cpp write them."""
+"""Tensor names of Qwen3-Next and Qwen 3.5 in transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmcli.families import llama_rules, mixture
 from llmcli.families.rules import CollectRows, Drop, LogNeg, Rename, Reshape, Rows, Rule
 from llmcli.parts.delta.config import DeltaConfig
 
-_NEXT = ("qwen3_next", "qwen3next")  # have what belongs to a key head together; the others apart
+_NEXT = ("qwen3_next", "qwen3next")  # rows grouped by key head in one tensor
 _NORMS_GGUF = (("attn_norm", "ln1"), ("post_attention_norm", "ln2"))
 _DELTA_HF = (
     ("in_proj_qkv.weight", "W_in"), ("in_proj_z.weight", "W_gate"), ("in_proj_b.weight", "W_beta"),
@@ -24,7 +24,7 @@ _DELTA_GGUF = (
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names, with `model.` before them or (a bare decoder) without."""
+    """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
     rules: list[Rule] = [*llama_rules.rules_hf(config), *mixture.rules_hf(config)]
     for prefix in ("model.", ""):
         h, b = f"{prefix}layers.{{layer}}.linear_attn", "blocks.{layer}.linattn"
@@ -37,7 +37,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names; the first files of `qwen3next` have rows as transformers does."""
+    """Rules for llama.cpp's names; early `qwen3next` files have rows in transformers' order."""
     g, b = "blk.{layer}", "blocks.{layer}.linattn"
     apart = [Rename(f"{g}.{theirs}", f"{b}.{ours}") for theirs, ours in _DELTA_GGUF]
     together = _by_key_head(config, f"{g}.ssm_in.weight", f"{g}.ssm_ba.weight")
@@ -52,7 +52,7 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
 
 
 def _by_key_head(config: ModelConfig, qkvz: str, ba: str) -> Iterator[Rename]:
-    """Of tensors that have what belongs to one key head together, its values included."""
+    """Rules for tensors whose rows are grouped by key head, values included."""
     delta, b = _first(config), "blocks.{layer}.linattn"
     if delta is None:
         return
@@ -73,7 +73,7 @@ def _filter(config: ModelConfig, source: str) -> Iterator[Rename]:
 
 
 def _fused(config: ModelConfig) -> Iterator[Rename]:
-    """Queries and gates, keys and values of attention in one tensor (`--fuse-qkv`)."""
+    """Rules for attention's queries, gates, keys and values in one tensor (`--fuse-qkv`)."""
     for layer, attention in enumerate(one.attention for one in config.layers):
         if attention is None:
             continue
@@ -88,6 +88,6 @@ def _fused(config: ModelConfig) -> Iterator[Rename]:
 
 
 def _first(config: ModelConfig) -> DeltaConfig | None:
-    """All of a model are alike."""
+    """The first DeltaNet; all of a model are equal."""
     parts = (part for layer in config.layers for part in layer.parts)
     return next((part for part in parts if isinstance(part, DeltaConfig)), None)

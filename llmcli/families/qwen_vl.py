@@ -1,7 +1,7 @@
 """The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Alibaba 2024 and 2025, arXiv 2502.13923).
 
-Qwen 2 and 3. Their rotary positions are in sections, one for time and two for places in an image:
-of text all three are the same number, so that sections change nothing.
+These are Qwen 2 and 3 with multimodal RoPE sections, one for time and two for image coordinates.
+For text all three positions are equal, so sections have no effect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_hf
 
-# the text model that it is, and what its configuration sets where that one's sets something else
+# the equivalent text model, and the defaults that differ from it
 _TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2_vl_text": ("qwen2", {"num_key_value_heads": 8, "rope_theta": 1e6}),
     "qwen2_5_vl_text": ("qwen2", {"num_key_value_heads": 8, "rope_theta": 1e6}),
@@ -23,13 +23,13 @@ _TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """The text model's part of config.json → ModelConfig."""
+    """The text model's section of config.json → ModelConfig."""
     kind, defaults = _TYPES[config["model_type"]]
     return llama.from_hf(without_sections({**defaults, **config, "model_type": kind}))
 
 
 def without_sections(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same, with rotary positions that are not said to be in sections."""
+    """Settings with `mrope` replaced by default RoPE."""
     for key in ("rope_scaling", "rope_parameters"):
         rope = settings.get(key)
         if isinstance(rope, Mapping):

@@ -1,4 +1,4 @@
-"""What all families read in the same way: activations, end ids, the head of a GGUF file."""
+"""Readers shared by all families: activations, end ids, windows, the GGUF header."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmcli.parts.mlp.config import Activation
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# transformers' names; those in one line compute the same function.
+# transformers' names, grouped by function.
 _ACTIVATIONS: dict[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
@@ -29,16 +29,16 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu2": "relu2",
 }
 
-# Metadata that changes every architecture: the value at which it changes nothing, and what it is.
+# Metadata read for every architecture: (neutral value, required part).
 _GGUF_NEUTRAL: dict[str, tuple[float, str]] = {
     "expert_count": (0, "mixture of experts"),
     "attention.causal": (True, "bidirectional attention"),
 }
 
-# llama.cpp reads these for other architectures only, so that no run of such a file has used them:
-# what `llama_model_base::load_hparams` and each `load_arch_hparams` of ours do not ask for.
+# llama.cpp reads these for other architectures only; neither `llama_model_base::load_hparams` nor
+# the `load_arch_hparams` of our architectures uses them.
 GGUF_WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
-# of scores, of what a part adds, of embeddings, and of logits
+# multipliers of scores, part outputs, embeddings and logits
 GGUF_SCALES = ("attention.scale", "residual_scale", "embedding_scale", "logit_scale")
 GGUF_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # of scores and of logits
 GGUF_PARALLEL = "use_parallel_residual"
@@ -49,7 +49,7 @@ _GGUF_IGNORED = (
 
 
 def activation(values: Values, key: str, default: str) -> Activation:
-    """The activation function under that key; UnsupportedModel for one that we do not have."""
+    """Read an activation function; raises UnsupportedModel for an unknown one."""
     name = values.text(key, default)
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
@@ -62,21 +62,21 @@ def activation(values: Values, key: str, default: str) -> Activation:
 def end_ids(
     values: Values, vocab: int, *, bos: int | None, eos: int | None
 ) -> tuple[int | None, tuple[int, ...]]:
-    """`bos_token_id` and `eos_token_id` of a config.json, with the type's own defaults."""
+    """Read `bos_token_id` and `eos_token_id` of a config.json, with the type's defaults."""
     begin = values.ids("bos_token_id", () if bos is None else (bos,), vocab=vocab)
     end = values.ids("eos_token_id", () if eos is None else (eos,), vocab=vocab)
     return (begin[0] if begin else None), end
 
 
 def hf_head(config: ModelConfig) -> Rule:
-    """What `lm_head.weight` is: the head, or a copy of the embedding that a tied head needs not."""
+    """The rule for `lm_head.weight`: the head, or a dropped copy of the embedding if tied."""
     if config.head.tied:
         return Drop(HF_HEAD, "tied: the head is `embed.W`")
     return Rename(HF_HEAD, "head.W")
 
 
 def hf_window(values: Values) -> int | None:
-    """`sliding_window`: how many keys a query sees, None where nothing is said."""
+    """`sliding_window`: number of keys that a query sees; None if absent."""
     if not values.has("sliding_window"):
         return None
     return values.integer("sliding_window", most=MOST["positions"])
@@ -85,10 +85,9 @@ def hf_window(values: Values) -> int | None:
 def hf_windows(
     values: Values, layers: int, *, period: int, window: int | None
 ) -> list[int | None]:
-    """The window of every layer: `layer_types`, or all but the last of `period` layers have it.
+    """The window of every layer, by `layer_types`, or all but the last of each `period` layers.
 
-    `sliding_window_pattern` says another period. Raises CheckpointError where a layer has a window
-    and there is no size of it.
+    `sliding_window_pattern` overrides the period. Raises CheckpointError if the size is missing.
     """
     if values.has("layer_types"):
         known = ("full_attention", "sliding_attention")
@@ -103,15 +102,15 @@ def hf_windows(
 
 
 def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:
-    """What a layer's heads differ in: by its number in `per_layer_config`, else the `usual`.
+    """A layer's head settings, from `per_layer_config` by its number, else `usual`.
 
-    That is how transformers 5 writes models whose layers differ.
+    This is how transformers 5 writes models with differing layers.
     """
     key = "per_layer_config"
     if not values.has(key):
         return Values(usual)
     layers, own = values.raw(key), values.raw(key)
-    if isinstance(layers, Mapping):  # numbers have as many digits as the longest
+    if isinstance(layers, Mapping):  # keys are zero-padded
         found = (layer for layer in layers if layer.lstrip("0") == f"{number or ''}")
         own = layers.get(next(found, ""), {})
     if not isinstance(own, Mapping) or own.keys() - {"head_dim", "num_key_value_heads"}:
@@ -122,9 +121,9 @@ def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:
 def gguf_windows(
     values: Values, layers: int, *, period: int, window: int | None
 ) -> list[int | None]:
-    """The same of a GGUF file, whose pattern is a period or a flag for each layer.
+    """The window of every layer of a GGUF file, whose pattern is a period or one flag per layer.
 
-    No layer has one where the file says no size and the architecture has no `window` of its own.
+    All None if neither the file nor the architecture (`window`) gives a size.
     """
     size = values.integer("attention.sliding_window", window or 0, least=0, most=MOST["positions"])
     key = "attention.sliding_window_pattern"
@@ -141,9 +140,9 @@ def gguf_windows(
 
 @dataclass(frozen=True, kw_only=True)
 class GgufHeader:
-    """What every architecture writes: sizes, the ids that begin and end a text, the head.
+    """Metadata that every architecture has: sizes, the BOS and EOS ids, the head.
 
-    `values` reads the architecture's own keys. `tied` where the file has no `output.weight`.
+    `values` reads the architecture's keys. `tied`: the file has no `output.weight`.
     """
 
     arch: str
@@ -161,10 +160,10 @@ def gguf_header(
     metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
     mixtures: Container[str] = (),
 ) -> GgufHeader:  # fmt: skip
-    """Reads it; raises CheckpointError, and UnsupportedModel for what no decoder here computes.
+    """Read the header.
 
-    `mixtures`: the architectures that may have experts. Layers that predict tokens further on are
-    no layers of the model.
+    Raises CheckpointError, and UnsupportedModel for unsupported parts. `mixtures`: the
+    architectures that may have experts. Multi-token prediction layers are not counted.
     """
     general = Values(metadata)
     arch = general.text("general.architecture")
@@ -203,9 +202,9 @@ def gguf_header(
 def gguf_ignored(
     metadata: Mapping[str, Any], arch: str, *, reads: Container[str]
 ) -> dict[str, str]:
-    """Key → value of metadata that changes other architectures, but not `arch`, in llama.cpp.
+    """Metadata (key → value) that llama.cpp reads for other architectures but not for `arch`.
 
-    `reads`: the keys of these that `arch` does read.
+    `reads`: the exceptions that it does read for `arch`.
     """
     keys = [f"{arch}.{key}" for key in _GGUF_IGNORED if key not in reads]
     return {key: shortened(metadata[key]) for key in keys if metadata.get(key) is not None}
@@ -214,7 +213,7 @@ def gguf_ignored(
 def _gguf_vocab(
     metadata: Mapping[str, Any], values: Values, tensors: Mapping[str, TensorInfo]
 ) -> int:
-    """Rows of the embedding: it may be padded beyond the tokenizer's list."""
+    """Rows of the embedding, which may be padded beyond the tokenizer's vocabulary."""
     table = tensors.get("token_embd.weight")
     if table is not None:
         if len(table.shape) != 2 or not 0 < table.shape[0] <= MOST["vocab"]:

@@ -1,8 +1,8 @@
-"""Rotary position settings: what checkpoints write → `RopeConfig`.
+"""RoPE settings of checkpoints → `RopeConfig`.
 
-The hub's form follows `modeling_rope_utils.py` of transformers 5: `rope_parameters`, before
-version 5 `rope_scaling` beside `rope_theta`; `rope_type`, in old files `type`. GGUF's form
-follows `llama-model.cpp` and `llama-context.cpp` of llama.cpp.
+The config.json form follows `modeling_rope_utils.py` of transformers 5: `rope_parameters`, before
+version 5 `rope_scaling` beside `rope_theta`; `rope_type`, in old files `type`. GGUF follows
+`llama-model.cpp` and `llama-context.cpp` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from llmcli.parts.attention.config import (
 T = TypeVar("T")
 DEFAULT_THETA = 10000.0
 GGUF_FACTORS = "rope_freqs.weight"
-# of yarn, and read by few architectures (`yarn_as_written`)
+# YaRN keys, read for few architectures (`yarn_as_written`)
 GGUF_YARN = tuple(
     f"rope.scaling.yarn_{one}" for one in ("beta_fast", "beta_slow", "log_multiplier")
 )
 GGUF_LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
 _LARGEST = 3.4e38  # in float32
-_ORIGINAL = ("yarn", "llama3", "longrope")  # kinds that look at the original length
+_ORIGINAL = ("yarn", "llama3", "longrope")  # kinds that use the original length
 
 
 def rope_from_hf(
     values: Values, *, head_dim: int, context: int, share: float | None = None
 ) -> RopeConfig:
-    """The rotation that a config.json describes, for heads of `head_dim` numbers.
+    """Read the RoPE settings of a config.json, for heads of size `head_dim`.
 
-    `share` of a head is rotated where nothing is said; None: the type rotates whole heads. Raises
-    CheckpointError for values that cannot be, UnsupportedModel for an unknown kind.
+    `share`: default fraction of a head with RoPE; None: the type always rotates whole heads. Raises
+    CheckpointError for invalid values and UnsupportedModel for an unknown kind.
     """
     scaled = _settings(values)
     if scaled.has("full_attention") or scaled.has("sliding_attention"):
@@ -60,13 +60,13 @@ def rope_from_hf(
     theta_at = scaled if scaled.says("rope_theta") else values
     theta = theta_at.number("rope_theta", _unless_null(theta_at, "rope_theta", DEFAULT_THETA))
     dims = head_dim
-    # elsewhere whole heads, whatever the fraction says
+    # other kinds ignore the fraction
     if kind not in ("default", "proportional") or share is not None:
         part_at = scaled if scaled.has("partial_rotary_factor") else values
         usual = _unless_null(scaled, "partial_rotary_factor", share or 1.0)
         dims = int(head_dim * _fraction(part_at, usual))
     _check_dims(dims, head_dim)
-    # A length beside the rope settings wins over the one inside them, as in transformers.
+    # A length beside the RoPE settings takes precedence over one inside, as in transformers.
     length_at = values if values.has("original_max_position_embeddings") else scaled
     key = "original_max_position_embeddings"
     longest = _unless_null(length_at, key, context) if kind in _ORIGINAL else context
@@ -77,24 +77,24 @@ def rope_from_hf(
 
 
 def check_rotations(model: ModelConfig) -> None:
-    """Raises ArithmeticError where settings combine to angles or factors beyond float32."""
+    """Raise ArithmeticError if settings give angles or factors beyond float32."""
     parts = (part for layer in model.layers for part in layer.parts)
     ropes: set[Any] = {getattr(part, "rope", None) for part in parts} - {None}
     for rope in ropes:
         if isinstance(rope.scaling, LongRopeScaling | FrequencyFactors):
-            continue  # divisors that are read one by one, some of them later
+            continue  # individual divisors, some of them read later
         try:
             found, factor = frequencies(rope, model.context)
-        except ValueError as error:  # a logarithm of what has overflowed
+        except ValueError as error:  # logarithm of an overflow
             raise ArithmeticError from error
         if not all(abs(one) * model.context < _LARGEST for one in (*found, factor)):
             raise ArithmeticError
 
 
 def scores_yarn_from_hf(values: Values) -> float:
-    """What scores are multiplied by besides their scale: `mscale(factor, mscale_all_dim)²`.
+    """Additional factor on attention scores: `mscale(factor, mscale_all_dim)²`.
 
-    Where the settings say `mscale_all_dim` (DeepSeek-V2; others' attention does not read it).
+    Only with `mscale_all_dim` (DeepSeek-V2; other attentions do not read it).
     """
     scaled = _settings(values)
     multiplier = scaled.number("mscale_all_dim", 0.0, above=False)
@@ -104,10 +104,9 @@ def scores_yarn_from_hf(values: Values) -> float:
 
 
 def scores_yarn_from_gguf(rope: RopeConfig, values: Values) -> tuple[RopeConfig, float]:
-    """The same of a GGUF file, and the rotation: cos and sin then have no factor of their own.
+    """Additional factor on scores of a GGUF file, and the RoPE without its factor on cos and sin.
 
-    The converter writes 0.1 · `mscale_all_dim`, in float32, and llama.cpp takes `mscale` for the
-    same number.
+    The converter writes 0.1 · `mscale_all_dim` in float32; llama.cpp assumes an equal `mscale`.
     """
     multiplier = round(10 * values.number(GGUF_YARN[2], 0.0, above=False), 6)
     if not isinstance(rope.scaling, YarnScaling) or not multiplier:
@@ -117,7 +116,7 @@ def scores_yarn_from_gguf(rope: RopeConfig, values: Values) -> tuple[RopeConfig,
 
 
 def _settings(values: Values) -> Values:
-    """An old `rope_scaling` replaces `rope_parameters` as a whole, as it does in transformers."""
+    """The RoPE settings: an old `rope_scaling` replaces `rope_parameters`, as in transformers."""
     return values.section("rope_scaling") or values.section("rope_parameters") or Values({})
 
 
@@ -127,15 +126,15 @@ def _kind(scaled: Values) -> str:
 
 
 def _unless_null(values: Values, key: str, default: T) -> T | None:
-    """The default, which an explicit null is not: transformers computes with it, and fails."""
+    """The default, or None for an explicit null, with which transformers fails."""
     return None if values.says(key) else default
 
 
 def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict[str, Any]:
-    """A config.json as if all layers were of that type (`full_attention`, `sliding_attention`).
+    """A config.json as if all layers had type `kind` (`full_attention`, `sliding_attention`).
 
-    Since transformers 5 each type has rope settings of its own inside of `rope_parameters`. Before,
-    `rope_scaling` was of full attention alone, and `rope_theta`, too; where there is none, `theta`.
+    Since transformers 5, `rope_parameters` has settings per type. Before, `rope_scaling` and
+    `rope_theta` applied to full attention only; the default base is `theta`.
     """
     nested = config.get("rope_parameters")
     own = Values(nested).section(kind) if isinstance(nested, Mapping) else None
@@ -150,10 +149,10 @@ def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict
 def rope_from_gguf(
     values: Values, tensors: Container[str], *, head_dim: int, context: int
 ) -> RopeConfig:
-    """The rotation that GGUF metadata describes; `values` reads keys after the architecture.
+    """Read the RoPE settings of GGUF metadata; `values` has the architecture as prefix.
 
-    Where the file has a tensor of frequency factors, it is named in the scaling and the loader
-    reads it. Raises CheckpointError and UnsupportedModel.
+    A tensor of frequency factors is named in the scaling; the loader reads it. Raises
+    CheckpointError and UnsupportedModel.
     """
     dims = values.integer("rope.dimension_count", head_dim, most=MOST["head_dim"])
     _check_dims(dims, head_dim)
@@ -173,7 +172,7 @@ def rope_from_gguf(
 
 
 def _gguf_scaling(values: Values, context: int) -> RopeScaling:
-    kind = values.text("rope.scaling.type", "linear")  # llama.cpp's default: a bare factor counts
+    kind = values.text("rope.scaling.type", "linear")  # llama.cpp's default with a bare factor
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModel(
             f"rotary scaling of kind `{shortened(kind)}` is not supported in GGUF files",
@@ -190,10 +189,10 @@ def _gguf_scaling(values: Values, context: int) -> RopeScaling:
 
 
 def _gguf_yarn(values: Values, factor: float, attention: float, context: int) -> YarnScaling:
-    """llama.cpp: the temperature from the factor, times the file's own `attn_factor`.
+    """YaRN as in llama.cpp: the temperature from the factor, times the file's `attn_factor`.
 
-    Its context divides by 1 + 0.1 ln(factor) and its kernel multiplies by it again, so that
-    the temperature reaches cos and sin once. The `yarn_…` keys have no effect: `gguf_ignored`.
+    Its context divides by 1 + 0.1 ln(factor) and its kernel multiplies by it again, so the
+    temperature is applied once to cos and sin. The `yarn_…` keys have no effect: `gguf_ignored`.
     """
     return YarnScaling(
         factor=factor,
@@ -205,7 +204,7 @@ def _gguf_yarn(values: Values, factor: float, attention: float, context: int) ->
 
 
 def yarn_as_written(rope: RopeConfig, values: Values) -> RopeConfig:
-    """A file's yarn with its own `yarn_…` settings, which llama.cpp reads for few architectures."""
+    """YaRN with the file's `yarn_…` settings, which llama.cpp reads for few architectures."""
     if not isinstance(rope.scaling, YarnScaling):
         return rope
     fast, slow, multiplier = (
@@ -219,7 +218,7 @@ def yarn_as_written(rope: RopeConfig, values: Values) -> RopeConfig:
 
 
 def _gguf_longrope(values: Values, context: int) -> LongRopeScaling:
-    """Phi-3's: two tensors of divisors, and the factor on cos and sin."""
+    """Phi-3's LongRoPE: two tensors of divisors, and the factor on cos and sin."""
     key = "rope.scaling.original_context_length"
     return LongRopeScaling(
         short=(), long=(), sources=GGUF_LONGROPE,
@@ -237,7 +236,7 @@ def _linear(scaled: Values, dims: int, context: int, original: int) -> RopeScali
 
 
 def _dynamic(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
-    """The base grows beyond `max_position_embeddings`, not beyond an original length."""
+    """Dynamic scaling: the base grows beyond `max_position_embeddings`, not an original length."""
     if dims <= 2:
         raise CheckpointError(f"dynamic rotary scaling needs more than {dims} rotated numbers")
     return DynamicScaling(factor=scaled.number("factor", least=1.0, above=False), original=context)
@@ -253,7 +252,7 @@ def _llama3(scaled: Values, dims: int, context: int, original: int) -> RopeScali
 
 
 def _yarn(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
-    if not scaled.says("factor"):  # null is the ratio of the lengths, as in transformers
+    if not scaled.says("factor"):  # null: the ratio of the lengths, as in transformers
         raise scaled.wrong("factor", "a finite number")
     factor = scaled.number("factor", context / original)
     attention = scaled.optional_number("attention_factor", above=False)
@@ -267,7 +266,7 @@ def _yarn(scaled: Values, dims: int, context: int, original: int) -> RopeScaling
         factor=factor,
         original=original,
         attention_factor=attention,
-        # 0 counts as absent, as it does in the reference
+        # 0 counts as absent, as in the reference
         beta_fast=scaled.number("beta_fast", 32.0, above=False) or 32.0,
         beta_slow=scaled.number("beta_slow", 1.0, above=False) or 1.0,
         truncate=scaled.flag("truncate", True),
@@ -291,7 +290,7 @@ def _longrope(scaled: Values, dims: int, context: int, original: int) -> RopeSca
 
 
 def _proportional(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
-    """The fraction is of the pairs; the frequencies of these are those of a whole head."""
+    """Rotate a fraction of the pairs, with the frequencies of a whole head."""
     fraction = _fraction(scaled, _unless_null(scaled, "partial_rotary_factor", 1.0))
     return ProportionalScaling(pairs=int(fraction * dims // 2), factor=scaled.number("factor", 1.0))
 
@@ -319,7 +318,7 @@ def _fraction(values: Values, usual: float | None) -> float:
 
 
 def _check_theta(theta: float, scaling: RopeScaling) -> None:
-    if isinstance(scaling, YarnScaling) and theta <= 1.0:  # it divides by the base's logarithm
+    if isinstance(scaling, YarnScaling) and theta <= 1.0:  # it divides by log(base)
         raise CheckpointError(f"yarn needs a `rope_theta` above 1, not {theta:g}")
 
 

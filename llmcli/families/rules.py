@@ -1,14 +1,13 @@
 """Tensor names of a checkpoint → parameters of the model, as data.
 
-A rule names checkpoint tensors by a pattern in which `{layer}` stands for a layer's number. Other
-placeholders, such as `{expert}`, say in `within` what they range over; a number outside of its
-range is another name. A target that ends in `[{expert}]` is one item along the first axis of a
-parameter. Several renames may have the same source: each takes its own slice of a fused tensor.
+A rule matches checkpoint tensors by a pattern with `{layer}` for a layer's number. `within` has the
+ranges of other placeholders, such as `{expert}`; a number outside its range does not match. A
+target ending in `[{expert}]` is one item along a parameter's first axis. Several renames may share
+a source; each takes its slice of a fused tensor.
 
-The operations of a rename apply from left to right, each to what the one before it gave, and
-the first to the tensor as the file stores it. *Row* operations only choose or reorder rows and
-are legal on packed blocks; *value* operations need the numbers themselves, so that a packed
-tensor has to be dequantized for them.
+The operations of a rename apply from left to right, starting with the stored tensor. *Row*
+operations only choose or reorder rows and work on packed blocks; *value* operations need a packed
+tensor to be dequantized.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from llmcli.graph.blocks import IN_16_BITS, PACKED
 
 @dataclass(frozen=True)
 class Rows:
-    """Row operation: rows (of a vector: numbers) `start` up to but not including `stop`.
+    """Row operation: rows (of a vector: elements) `start:stop` of each of `groups` equal groups.
 
-    Of each of `groups` equal groups of rows, one after the other: a fused tensor may hold q, k and
-    v head by head (GPT-NeoX), or gate and up in turns (gpt-oss: a group is two rows).
+    A fused tensor may hold q, k and v per head (GPT-NeoX), or interleaved gate and up rows
+    (gpt-oss: a group is two rows).
     """
 
     start: int
@@ -45,9 +44,9 @@ class Rows:
 class UnpairRows:
     """Row operation: undo llama.cpp's interleaving of query and key rows.
 
-    The file rotates number 2j of a head against 2j+1, we rotate j against j + dims/2. So within
-    each of `heads` equal groups of rows the first `dims` rows go into the order
-    0, 2, 4, … 1, 3, 5, …; the rows of a group after those `dims` stay where they are.
+    In the file RoPE pairs dimension 2j of a head with 2j+1, here j with j + dims/2. So within each
+    of `heads` equal groups the first `dims` rows are reordered to 0, 2, 4, … 1, 3, 5, …; the rest
+    stay.
     """
 
     heads: int
@@ -57,7 +56,7 @@ class UnpairRows:
         return f"unpaired rows of {self.heads} heads"
 
     def order(self, rows: int) -> list[int]:
-        """Which stored row each row is; `heads` divides their number."""
+        """The stored row of each output row; `heads` divides `rows`."""
         size = rows // self.heads
         dims = min(self.dims, size)
         turned = [*range(0, dims, 2), *range(1, dims, 2), *range(dims, size)]
@@ -66,10 +65,10 @@ class UnpairRows:
 
 @dataclass(frozen=True)
 class CollectRows:
-    """Row operation: each of `groups` equal groups of rows has parts of these `sizes`.
+    """Row operation: split each of `groups` equal groups of rows into parts of `sizes`.
 
-    First come the first parts of all groups, then the second ones. Qwen3-Next stores the query, the
-    key and the values of one key head together.
+    The result has the first parts of all groups, then the second ones, and so on. Qwen3-Next stores
+    query, key and values of one key head together.
     """
 
     groups: int
@@ -89,9 +88,9 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Reshape:
-    """Value operation: the same numbers in the same order in another shape.
+    """Value operation: reshape in row-major order.
 
-    A convolution over each channel is stored as `[channels, 1, taps]` or `[channels, taps]`.
+    A depthwise convolution is stored as `[channels, 1, taps]` or `[channels, taps]`.
     """
 
     shape: tuple[int, ...]
@@ -129,15 +128,15 @@ class LogNeg:
 
 
 RowOp = Rows | UnpairRows | CollectRows
-_MOVING = RowOp | Transpose | Reshape  # what leaves each number as it is
+_MOVING = RowOp | Transpose | Reshape  # operations that move but do not change numbers
 Elementwise = AddConstant | Multiply | LogNeg
 
 
 @dataclass(frozen=True)
 class PerExpert:
-    """The operation `op` on each item along the first axis: on the matrix of every expert.
+    """Apply `op` to each item along the first axis: the matrix of every expert or head (`of`).
 
-    Or of every head, as `of` calls it. A row operation stays one where the items are matrices.
+    A row operation stays a row operation if the items are matrices.
     """
 
     op: RowOp | Transpose
@@ -155,7 +154,7 @@ _NOWHERE: Mapping[str, range] = {}
 class Rename:
     """Checkpoint tensor `source` fills parameter `target` after the operations `ops`.
 
-    `within`: the range of each placeholder; that of `{layer}` is all layers where it is not given.
+    `within`: the range of each placeholder; the default for `{layer}` is all layers.
     """
 
     __slots__ = ("ops", "source", "target", "within")
@@ -174,10 +173,10 @@ class Rename:
 
 @dataclass(frozen=True)
 class Drop:
-    """Checkpoint tensors of that pattern are known and not needed, for `reason`.
+    """Checkpoint tensors matching `pattern` are known and not needed, for `reason`.
 
-    A pattern that ends in `.*` is of every name that begins so and that no other rule takes, such
-    as those of a vision tower, or of layers beyond the last one. `within` as in `Rename`.
+    A pattern ending in `.*` matches every name with this prefix that no other rule matches, such as
+    a vision tower, or layers after the last one. `within` as in `Rename`.
     """
 
     pattern: str
@@ -187,9 +186,9 @@ class Drop:
 
 @dataclass(frozen=True)
 class Beside:
-    """Checkpoint tensor `pattern` belongs to the tensor `weight`, which is quantized.
+    """Checkpoint tensor `pattern` belongs to the quantized tensor `weight`.
 
-    It is its scale, which lies as `grid` says, or (`grid` None) the byte that tells the layout.
+    It is its scale, arranged by `grid`, or (`grid` None) a byte with the storage layout.
     """
 
     pattern: str
@@ -203,9 +202,9 @@ Rule = Rename | Drop | Beside
 
 @dataclass(frozen=True)
 class Load:
-    """Checkpoint tensor `source`, times its `scale`, through `ops` into parameter `target`.
+    """Load `source` times `scale` through `ops` into parameter `target`.
 
-    `index`: into that item along the parameter's first axis, None where it is the whole parameter.
+    `index`: the item along the parameter's first axis; None for the whole parameter.
     """
 
     source: str
@@ -216,33 +215,33 @@ class Load:
 
     @property
     def as_stored(self) -> bool:
-        """Whether the parameter is the tensor, number by number."""
+        """Whether the parameter equals the stored tensor."""
         return not self.ops and self.scale is None and self.index is None
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """All that is read of the checkpoint for it."""
+        """Names of the checkpoint tensors that are read."""
         return (self.source, *(() if self.scale is None else self.scale.tensors))
 
     @property
     def part(self) -> str:
-        """What it fills: `blocks.0.mlp.W_up`, or `blocks.0.moe.W_up[3]`."""
+        """The filled parameter or item: `blocks.0.mlp.W_up`, or `blocks.0.moe.W_up[3]`."""
         return self.target if self.index is None else f"{self.target}[{self.index}]"
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is done to the stored numbers, in order."""
+        """The operations on the stored numbers, in order."""
         scaled = () if self.scale is None else (str(self.scale),)
         return (*scaled, *(str(op) for op in self.ops))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the rules make of a list of names.
+    """The result of applying rules to a list of names.
 
-    `dropped` are (name, reason); `unexpected` are names that no rule knows. `scales` is what a
-    scale is called in place of `weight`, None where the weights are not quantized. `sources` are
-    the patterns of renames, (target, source), by the target's with `{}` for each number.
+    `dropped`: (name, reason); `unexpected`: names that no rule matches. `scales`: suffix of a scale
+    in place of `weight`, None if the weights are not quantized. `sources`: (target, source)
+    patterns of renames, keyed by the target pattern with `{}` for each number.
     """
 
     loads: tuple[Load, ...]
@@ -253,16 +252,15 @@ class Plan:
 
     @property
     def surplus(self) -> tuple[str, ...]:
-        """The tensors that were dropped because the model has no parameter for them."""
+        """Tensors dropped because the model has no parameter for them."""
         return tuple(name for name, reason in self.dropped if reason == SURPLUS)
 
     def without_surplus(
         self, shapes: Mapping[str, tuple[int, ...]], keep: Collection[str] = ()
     ) -> Plan:
-        """The plan where tensors that fill no parameter of those `shapes` are dropped.
+        """The plan with tensors dropped that fill no parameter in `shapes`, as in transformers.
 
-        As transformers does, which lists them. One that would fill a parameter twice stays, and
-        those to `keep`, unexpected.
+        Tensors that would fill a parameter twice, and those in `keep`, stay unexpected.
         """
         parts = parts_to_fill(self.loads, shapes)
         kept: list[Load] = []
@@ -278,9 +276,9 @@ class Plan:
         )
 
     def source_of(self, part: str) -> str | None:
-        """What the tensor that fills a parameter, or an item of it, is called.
+        """The name of the tensor that fills a parameter, or an item of it.
 
-        The first one's name where each item has its own; None where no rule fills it.
+        The first item's tensor if each has its own; None if no rule fills it.
         """
         parameter, bracket, index = part.partition("[")
         skeleton, numbers = _skeleton(parameter)
@@ -295,18 +293,18 @@ class Plan:
 
 
 SURPLUS = "the model has no parameter for it"
-HF_HEAD = "lm_head.weight"  # what transformers calls the output head, in every family
-# At most six digits: a name is the file's own text, and a million layers is out of bounds anyway.
+HF_HEAD = "lm_head.weight"  # the output head in transformers, for every family
+# At most six digits: names are untrusted, and a million layers is out of bounds anyway.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 _BELOW = ".*"
 
 
 def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Plan:
-    """Applies the rules to the names without reading anything.
+    """Apply the rules to tensor names without reading data.
 
-    A whole name wins over a pattern, and a pattern over one that ends in `.*`. Time is linear in
-    the names: a rule is found by the whole name, or by it with its numbers taken out.
+    An exact name takes precedence over a pattern, and a pattern over one ending in `.*`. Time is
+    linear in the names: rules are looked up by name, or by name with its numbers removed.
     """
     found = _Patterns(rules, config)
     beside: dict[str, list[tuple[str, Grid | None]]] = {}
@@ -335,7 +333,7 @@ def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Pl
         scales=next((pattern.rpartition(".")[2] for pattern in called), None),
         sources={
             _PLACEHOLDER.sub("{}", rule.target): (rule.target, rule.source)
-            for rule in reversed(rules)  # of two names for one, the family has its usual one first
+            for rule in reversed(rules)  # the usual name comes first, so it must be set last
             if isinstance(rule, Rename)
         },
     )
@@ -346,12 +344,12 @@ _Found = dict[str, list[tuple[Rule, _Ranges]]]
 
 
 class _Patterns:
-    """The rules by the skeletons of their patterns: the names with `{}` for each number."""
+    """Rules by the skeletons of their patterns: names with `{}` for each number."""
 
     def __init__(self, rules: Sequence[Rule], config: ModelConfig) -> None:
         self._exact: _Found = {}
         self._numbered: _Found = {}
-        self._below: dict[int, _Found] = {}  # by how many parts the skeleton has
+        self._below: dict[int, _Found] = {}  # by the skeleton's number of parts
         for rule in rules:
             pattern = _pattern(rule)
             skeleton = _PLACEHOLDER.sub("{}", pattern)
@@ -363,7 +361,7 @@ class _Patterns:
             kind.setdefault(skeleton, []).append((rule, _ranges(rule, config)))
 
     def matches(self, name: str) -> list[tuple[Rule, dict[str, int]]]:
-        """The rules that take that name, with the numbers of their placeholders."""
+        """The rules that match a name, with the numbers of their placeholders."""
         if name in self._exact:
             return [(rule, {}) for rule, _ in self._exact[name]]
         skeleton, numbers = _skeleton(name)
@@ -382,7 +380,7 @@ class _Patterns:
 def _admitting(
     rules: Iterable[tuple[Rule, _Ranges]], numbers: Sequence[int]
 ) -> list[tuple[Rule, dict[str, int]]]:
-    """Those that have every number in the range of its placeholder."""
+    """Rules whose placeholders' ranges contain every number."""
     return [
         (rule, {name: number for (name, _), number in zip(ranges, numbers, strict=True)})
         for rule, ranges in rules
@@ -392,7 +390,7 @@ def _admitting(
 
 
 def every_name(rule: Rename, config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Each name that the rule would take, and the parameter that it fills or is an item of."""
+    """Yield each name that the rule matches, and the parameter that it fills or is an item of."""
     ranges = _ranges(rule, config)
     for numbers in product(*(span for _, span in ranges)):
         named = {name: number for (name, _), number in zip(ranges, numbers, strict=True)}
@@ -402,9 +400,9 @@ def every_name(rule: Rename, config: ModelConfig) -> Iterator[tuple[str, str]]:
 def parts_to_fill(
     loads: Iterable[Load], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """What has to be filled, with its shape (`Load.part`): parameters, of `shapes`, or their items.
+    """Shapes of everything to fill, by `Load.part`: parameters in `shapes`, or their items.
 
-    The items along the first axis of each parameter that some load fills item by item.
+    A parameter is split into items along its first axis if some load fills an item.
     """
     by_item = {load.target for load in loads if load.index is not None}
     parts: dict[str, tuple[int, ...]] = {}
@@ -419,7 +417,7 @@ def parts_to_fill(
 def _scaled(
     loads: Sequence[Load], beside: Mapping[str, Sequence[tuple[str, Grid | None]]]
 ) -> tuple[list[Load], list[str]]:
-    """The loads with the scales that lie beside their tensors, and the names without a use."""
+    """The loads with the scales of their tensors, and the names of unused scales."""
     scales: dict[str, Scale] = {}
     unused: list[str] = []
     known = {load.source for load in loads}
@@ -455,18 +453,18 @@ def _ranges(rule: Rule, config: ModelConfig) -> _Ranges:
 
 
 def moves_rows(op: Op) -> bool:
-    """Whether it only chooses or reorders rows of a matrix, or of each of a stack of matrices."""
+    """Whether an operation only chooses or reorders rows of a matrix or of each stacked matrix."""
     return isinstance(op.op if isinstance(op, PerExpert) else op, RowOp)
 
 
 def packable(
     loads: Iterable[Load], formats: Mapping[str, str], names: Collection[str]
 ) -> dict[str, str]:
-    """Those parameters of `names` that can stay as the file has them, with their format.
+    """Parameters in `names` that can keep the file's format, with this format.
 
-    In blocks, if there are kernels for them and the rules only move rows, or in 16 bits; where
-    several tensors fill one, if they are stored alike.
-    `formats` are those of the checkpoint's tensors by name.
+    Quantized blocks need kernels and rules that only move rows; 16-bit formats always qualify.
+    Several tensors that fill one parameter need the same format. `formats`: of the checkpoint's
+    tensors by name.
     """
     found: dict[str, set[str | None]] = {}
     for load in loads:
@@ -483,7 +481,7 @@ def packable(
 
 
 def shape_after(shape: tuple[int, ...], ops: Sequence[Op]) -> tuple[int, ...] | None:
-    """The shape that a rule's operations leave; None where they cannot be done on it."""
+    """The shape after a rule's operations; None if they do not apply to `shape`."""
     found: tuple[int, ...] | None = shape
     for op in ops:
         if found is None:

@@ -1,4 +1,4 @@
-"""What a stored number of 8 bits has to be multiplied with, and by which tensor of the file."""
+"""Scales of stored 8-bit numbers, and the tensors that hold them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmcli.checkpoints.files import shown
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# Formats whose numbers say little without a scale; those in floating point are numbers still.
+# Formats whose numbers are meaningless without a scale, unlike floating-point ones.
 INTEGERS = ("I8", "I16", "I32", "I64")
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 SCALE_FORMATS = ("F64", "F32", "F16", "BF16")
@@ -19,11 +19,10 @@ SCALE_FORMATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Which numbers of a stored matrix share a scale: blocks of `rows` by `columns`.
+    """The blocks of `rows` × `columns` numbers of a stored matrix that share a scale.
 
-    None stands for all of them, of a stack of matrices for all of each. A weight is a stored
-    number times its scale, over `divisor`.
-    `formats` are those in which such a matrix may be stored.
+    None: all rows or columns, in a stack those of each matrix. A weight is number × scale /
+    `divisor`. `formats`: in which the matrix may be stored.
     """
 
     formats: tuple[str, ...]
@@ -32,7 +31,7 @@ class Grid:
     divisor: int = 1
 
     def size(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """How many scales a matrix of that shape has, down and across; a last block is shorter."""
+        """The (rows, columns) of scales for a matrix of `shape`; the last block may be smaller."""
         rows, columns = shape
         return (
             1 if self.rows is None else -(-rows // self.rows),
@@ -40,7 +39,7 @@ class Grid:
         )
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The shapes that its scales may be stored in: axes of which there is one may be left."""
+        """The shapes in which scales may be stored: axes of length 1 may be omitted."""
         size = self.size(shape)
         if self.columns is not None:
             return (size,)
@@ -56,9 +55,9 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The tensor `source` of the checkpoint, whose numbers lie as `grid` says.
+    """A scale tensor `source`, arranged by `grid`.
 
-    `layout` is a tensor of one byte that is 0 where the scaled matrix is stored row by row.
+    `layout`: a one-byte tensor that is 0 if the scaled matrix is stored row-major.
     """
 
     source: str
@@ -71,11 +70,11 @@ class Scale:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """All that is read of the checkpoint beside the scaled matrix itself."""
+        """Names of the tensors read in addition to the scaled matrix."""
         return (self.source,) if self.layout is None else (self.source, self.layout)
 
     def problem(self, weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> str | None:
-        """Why `weight` cannot be scaled so, by formats and shapes; None where it can."""
+        """Why formats or shapes do not allow scaling `weight`; None if they do."""
         scale = tensors[self.source]
         if weight.format not in self.grid.formats:
             known = " or ".join(self.grid.formats)
@@ -99,10 +98,10 @@ class Scale:
 def scale_problem(
     source: str, scale: Scale | None, tensors: Mapping[str, TensorInfo], called: str | None
 ) -> str | None:
-    """Why the tensor `source` cannot become weights with that scale, None where it can.
+    """Why the tensor `source` cannot become weights with this scale; None if it can.
 
-    `called` is what scales are called in its checkpoint (`Plan.scales`), None for one that is
-    not quantized: there, numbers in floating point are weights, and whole numbers are none.
+    `called`: the suffix of scales in the checkpoint (`Plan.scales`), None if it is not quantized:
+    then floating-point tensors are weights, and integer tensors are not.
     """
     info = tensors[source]
     if scale is not None:

@@ -1,4 +1,4 @@
-"""SmolLM3 (Hugging Face 2025): Llama, every fourth layer without rotary positions."""
+"""SmolLM3 (Hugging Face 2025): Llama without RoPE in every fourth layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmcli.parts.mlp.config import MlpConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `SmolLM3Config` sets where LlamaConfig sets something else
+# defaults of `SmolLM3Config` that differ from LlamaConfig's
 _DEFAULTS = {
     "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6,
     "bos_token_id": 128_000, "eos_token_id": 128_001, "tie_word_embeddings": True,
@@ -51,7 +51,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig; files do not say which layers have no rotary positions."""
+    """GGUF metadata → ModelConfig; files do not record which layers lack RoPE."""
     model = llama.from_gguf(metadata, tensors)
     count = len(model.layers)
     rotated = [(index + 1) % _INTERVAL != 0 for index in range(count)]

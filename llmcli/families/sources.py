@@ -10,10 +10,10 @@ from llmcli.families.rules import Rename, Rule, every_name
 
 
 def sources(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Checkpoint tensor → the parameters that it fills, as transformers and llama.cpp name them.
+    """Checkpoint tensor → the parameters that it fills, for transformers' and llama.cpp's names.
 
-    Both kinds of files, whichever the model came from, since people type either name. Empty for a
-    model of no family. A fused tensor fills several parameters.
+    Both are accepted for every model, since users type either. Empty for a model without a family.
+    A fused tensor fills several parameters.
     """
     found: dict[str, tuple[str, ...]] = {}
     for family in families():
@@ -24,7 +24,7 @@ def sources(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def sources_of(rules: Sequence[Rule], config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The same from given rules: every name that they would take."""
+    """Checkpoint tensor → parameters, for every name that the rules match."""
     found: dict[str, tuple[str, ...]] = {}
     for rule in rules:
         if isinstance(rule, Rename):

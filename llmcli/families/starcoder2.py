@@ -19,7 +19,7 @@ from llmcli.parts.norm.config import NormConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# what `Starcoder2Config` sets where LlamaConfig sets something else
+# defaults of `Starcoder2Config` that differ from LlamaConfig's
 _DEFAULTS = {
     "num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": 50_256,
     "eos_token_id": 50_256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh",
@@ -54,7 +54,7 @@ def _starcoder2(model: ModelConfig, window: int | None) -> ModelConfig:
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names."""
+    """Rules for transformers' names."""
     h, b = "model.layers.{layer}.mlp", "blocks.{layer}.mlp"
     return (
         *llama_rules.rules_hf(config),

@@ -1,7 +1,7 @@
-"""The way back: a model's configuration and names as transformers would write them.
+"""Exports a model's configuration and tensor names in transformers' form.
 
-For building the same model there from weights that we hold, whatever file they came from. A
-configuration is only given where its own family reads it back as the very same model.
+Used to build the same model in transformers from our weights, independent of their file. A
+configuration is only returned if its family reads it back as an equal model.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ _ACTIVATIONS = {
 
 
 def hub_config(config: ModelConfig) -> dict[str, Any]:
-    """A config.json of that model, `model_type` included.
+    """A config.json of the model, with `model_type`.
 
-    Frequency factors, which it cannot hold, are left out. Raises UnsupportedModel where no type
-    of model that transformers has would be the same.
+    Frequency factors, which it cannot hold, are omitted. Raises UnsupportedModel if no model type
+    of transformers is equivalent.
     """
     return _written(config)[1]
 
 
 def hub_loads(config: ModelConfig, names: Iterable[str]) -> tuple[Load, ...]:
-    """From which of our parameters (`target`) transformers' parameters (`source`) come.
+    """Map our parameters (`target`) to transformers' parameters (`source`).
 
-    Several loads may have the same source: their rows, one after the other, are that tensor,
-    transposed where the operations say so. Raises UnsupportedModel for a name without one.
+    Loads with the same source are concatenated along rows, and transposed if their operations say
+    so. Raises UnsupportedModel for a name without a parameter.
     """
     family, _ = _written(config)
     found = plan(names, family.rules_hf(config), config)
     missing = [*found.unexpected, *(name for name, _ in found.dropped)]
     if missing:
-        raise UnsupportedModel(f"transformers has a parameter `{missing[0]}` that we have not")
+        raise UnsupportedModel(f"no parameter for transformers' `{missing[0]}`")
     return found.loads
 
 
 def transposed(load: Load) -> bool:
-    """Whether transformers has that matrix `[in, out]`."""
+    """Whether transformers stores the matrix `[in, out]`."""
     return Transpose() in load.ops
 
 
@@ -75,7 +75,7 @@ def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
             one = settings | {"model_type": kind}
             try:
                 same = _compared(family.from_hf(one)) == wanted
-            except LlmcliError:  # this type cannot have such a value at all
+            except LlmcliError:  # impossible for this type
                 continue
             if same:
                 return family, one
@@ -86,9 +86,9 @@ def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
 
 
 def _compared(config: ModelConfig) -> ModelConfig:
-    """What decides the numbers: not the names, nor the ids that end a text.
+    """The settings that affect results: all but names, end ids and the rounding of √D.
 
-    Nor how a factor of the embeddings is rounded: a GGUF file's is not, transformers' is.
+    Only transformers rounds the factor of the embeddings; GGUF files do not.
     """
     layers = []
     for layer in config.layers:
@@ -107,9 +107,7 @@ def _compared(config: ModelConfig) -> ModelConfig:
 
 
 def _proportional(rope: RopeConfig) -> RopeConfig:
-    """The same without factors that are 1, or so large that a pair is not turned, as a GGUF file
-    says it.
-    """
+    """Replace a GGUF file's factors that are 1, or too large to rotate a pair, by pairs."""
     if not isinstance(rope.scaling, FrequencyFactors) or max(rope.scaling.factors) < 1e20:
         return rope
     pairs = sum(factor == 1 for factor in rope.scaling.factors)
@@ -117,9 +115,9 @@ def _proportional(rope: RopeConfig) -> RopeConfig:
 
 
 def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
-    """The keys of all types at once: each reads its own, and `_written` sees what came of it.
+    """Candidate settings with the keys of all types: each type reads its own, `_written` checks.
 
-    With the same rotary positions for all layers, and with those of each type of layer.
+    One candidate has the same RoPE for all layers, another RoPE by layer type.
     """
     latents = [part for layer in config.layers for part in layer.parts
                if isinstance(part, LatentConfig)]  # fmt: skip
@@ -173,7 +171,7 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "conv_bias": bool(convs) and convs[0].bias,
         "block_auto_adjust_ff_dim": False,
         "position_embedding_type": "nope" if mixer.rope is None else "rope",
-        "mamba_n_heads": 1,  # transformers validates it where nothing has it
+        "mamba_n_heads": 1,  # transformers validates it even if unused
     }
     branches = config.layers[0].sublayers[0]
     settings |= {
@@ -204,7 +202,7 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
     slides = next((one for one in rotated if one[1].window is not None), None)
     for one in dict.fromkeys(filter(None, (full, slides))):
         own = settings | {"rope_parameters": _rope(*one) | _scores_yarn(latents)}
-        if isinstance(one[0].scaling, LongRopeScaling):  # beside the others it wins over them
+        if isinstance(one[0].scaling, LongRopeScaling):  # precedence outside RoPE settings
             own["original_max_position_embeddings"] = one[0].scaling.original
         yield own
     yield settings | {"rope_parameters": {
@@ -214,7 +212,7 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
 
 
 def _ends(config: ModelConfig) -> dict[str, Any]:
-    """What every model has: sizes, norms, the head, ids."""
+    """Settings that every model has: sizes, norms, the head, ids."""
     return {
         "vocab_size": config.vocab,
         "hidden_size": config.width,
@@ -231,7 +229,7 @@ def _ends(config: ModelConfig) -> dict[str, Any]:
 
 
 def _kind(layer: LayerConfig) -> str:
-    """The type of a layer that may be Mamba-2, or have no mixer."""
+    """The layer type in models with Mamba-2 layers or layers without a mixer."""
     if layer.attention is not None:
         return "full_attention"
     if any(isinstance(part, SsmConfig) for part in layer.parts):
@@ -296,7 +294,7 @@ def _experts(config: ModelConfig) -> dict[str, Any]:
 
 
 def _rotated(latent: LatentConfig) -> AttentionConfig:
-    """What is rotated of it, as if it were all of an attention."""
+    """The rotated part of latent attention as an AttentionConfig."""
     return AttentionConfig(
         heads=latent.heads, kv_heads=latent.heads, head_dim=latent.rope.dims,
         value_dim=latent.value_dim, scale=latent.scale, rope=latent.rope, qkv_bias=latent.bias,
@@ -304,7 +302,7 @@ def _rotated(latent: LatentConfig) -> AttentionConfig:
 
 
 def _latent(latent: LatentConfig) -> dict[str, Any]:
-    """Sizes."""
+    """The sizes of latent attention."""
     return {
         "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank,
         "qk_nope_head_dim": latent.content, "qk_rope_head_dim": latent.rope.dims,
@@ -313,7 +311,7 @@ def _latent(latent: LatentConfig) -> dict[str, Any]:
 
 
 def _delta(delta: DeltaConfig) -> dict[str, Any]:
-    """Sizes."""
+    """The sizes of DeltaNet."""
     return {
         "linear_num_key_heads": delta.key_heads, "linear_num_value_heads": delta.heads,
         "linear_key_head_dim": delta.key_dim, "linear_value_head_dim": delta.value_dim,
@@ -322,18 +320,18 @@ def _delta(delta: DeltaConfig) -> dict[str, Any]:
 
 
 def _scores_yarn(latents: Sequence[LatentConfig]) -> dict[str, float]:
-    """`mscale_all_dim`, where scores are multiplied by more than their scale."""
+    """`mscale_all_dim`, if scores have an additional factor."""
     if not latents or not isinstance(latents[0].rope.scaling, YarnScaling):
         return {}
     one, factor = latents[0], latents[0].rope.scaling.factor
     more = one.scale * math.sqrt(one.head_dim)
-    # as somebody wrote it down: a number of few digits
+    # rounded, since files have few digits
     found = round((math.sqrt(more) - 1) / (0.1 * math.log(factor)), 9) if factor > 1 else 0.0
     return {"mscale_all_dim": found} if found else {}
 
 
 def _by_layer(config: ModelConfig, attentions: Sequence[AttentionConfig]) -> dict[str, Any]:
-    """Where layers differ in sizes, or read what others have."""
+    """Settings of layers that differ in sizes or share keys and values."""
     whole = next((one for one in attentions if one.window is None), attentions[0])
     near = next((one for one in attentions if one.window is not None), attentions[0])
     hidden = [part.hidden for layer in config.layers for part in layer.parts
@@ -353,7 +351,7 @@ def _by_layer(config: ModelConfig, attentions: Sequence[AttentionConfig]) -> dic
 
 
 def _whole(number: float) -> float | int:
-    """A whole number where it is one but for rounding."""
+    """The nearest integer if `number` differs from it by rounding only."""
     return round(number) if math.isclose(number, round(number), rel_tol=1e-12) else number
 
 
@@ -367,7 +365,7 @@ def _rope(rope: RopeConfig, mixer: AttentionConfig) -> dict[str, Any]:
         }
     match rope.scaling:
         case ProportionalScaling(pairs=pairs, factor=factor):
-            share = min(1.0, (2 * pairs + 0.5) / rope.dims)  # it is rounded down
+            share = min(1.0, (2 * pairs + 0.5) / rope.dims)  # transformers rounds down
             kind = {"rope_type": "proportional", "factor": factor}
             return written | kind | {"partial_rotary_factor": share}
         case LinearScaling(factor=factor):

@@ -1,4 +1,4 @@
-"""Architectures that cannot be run yet, by the parts that they need. No torch."""
+"""Architectures that are not supported yet, by their missing parts. No torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 Kind = Literal["safetensors", "gguf"]
 
-# What is not there; the `model_type`s of config.json that need it; the architectures of GGUF files
-# that do. One that needs several parts stands in several rows.
+# Missing part, `model_type`s of config.json that need it, GGUF architectures that need it. A type
+# that needs several parts is in several rows.
 _NEEDED_BY = (
     ("a translation of its settings and tensor names",
      "bamba codegen cohere dbrx dots1 ernie4_5 ernie4_5_moe falcon gptj granitemoe minicpm3 "
@@ -40,7 +40,7 @@ _NEEDED_BY = (
      ""),
 )  # fmt: skip
 
-# Those that are not planned, with a model of about their size that can be run.
+# Types that are not planned → a supported model of similar size.
 _INSTEAD = {
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "qwen3-4b"),
     "bitnet": "smollm2-1.7b",
@@ -50,7 +50,7 @@ _INSTEAD = {
 
 
 def needed_parts(model_type: str, kind: Kind) -> list[str]:
-    """What it needs that is not there yet; empty for a type that is in no list."""
+    """The missing parts of a model type; empty for a type that is not listed."""
     return [
         part
         for part, hf_types, gguf_archs in _NEEDED_BY
@@ -59,22 +59,22 @@ def needed_parts(model_type: str, kind: Kind) -> list[str]:
 
 
 def needs(parts: Sequence[str]) -> str:
-    """The end of a message, ``: it needs `a`, `b` and `c` ``; empty where nothing is known."""
+    """The end of a message, ``: it needs `a`, `b` and `c` ``; empty without parts."""
     named = [f"`{part}`" for part in parts]
     listed = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
     return listed and f": it needs {listed}"
 
 
 def run_instead(model_type: str) -> str | None:
-    """A model, as it is written after `-m`, in place of one that is not planned."""
+    """A replacement (value of `-m`) for a model type that is not planned."""
     return _INSTEAD.get(model_type)
 
 
 def meant(model_type: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that is one typing error away.
+    """The name in `known` that is one typing error away.
 
-    That is one letter more, less or another, or two neighbours swapped. A digit is no typing
-    error: `qwen4` is not `qwen3`.
+    An error is one letter inserted, deleted or replaced, or two adjacent ones swapped. Digits do
+    not count: `qwen4` is not `qwen3`.
     """
     return next((name for name in known if _is_typo(model_type, name)), None)
 
@@ -89,6 +89,6 @@ def _is_typo(one: str, other: str) -> bool:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

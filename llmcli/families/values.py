@@ -1,7 +1,7 @@
-"""Reading numbers out of a configuration that anybody may have written.
+"""Reads values from an untrusted configuration.
 
-A configuration decides how much we build, so every value is checked for its type and its
-range before it is used; the error names the key and the value.
+A configuration decides how much is allocated, so the type and range of every value are checked
+before use; errors name the key and the value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 
-# Far above every published model, far below what would hurt before the weights are looked at.
+# Far above every published model, low enough to be harmless before weights are checked.
 MOST = {
     "layers": 1024,
     "heads": 1 << 14,
@@ -25,10 +25,10 @@ MOST = {
 
 
 class Values:
-    """A configuration's mapping, read key by key.
+    """Checked access to a configuration's keys.
 
-    `prefix` is put before every key that is asked for (`llama.` in GGUF metadata). A key whose
-    value is null counts as absent, but for a flag. All readers raise CheckpointError.
+    `prefix` is prepended to every key (`llama.` in GGUF metadata). A null value counts as absent,
+    except for flags. All readers raise CheckpointError.
     """
 
     def __init__(self, mapping: Mapping[str, Any], *, prefix: str = "") -> None:
@@ -36,23 +36,23 @@ class Values:
         self._prefix = prefix
 
     def has(self, key: str) -> bool:
-        """Whether the key is there with a value other than null."""
+        """Whether the key has a value other than null."""
         return self._mapping.get(self._prefix + key) is not None
 
     def says(self, key: str) -> bool:
-        """Whether the key is there at all: an explicit null may mean another thing than absence."""
+        """Whether the key is present, possibly with an explicit null."""
         return self._prefix + key in self._mapping
 
     def all(self) -> dict[str, Any]:
-        """A copy of everything."""
+        """A copy of the mapping."""
         return dict(self._mapping)
 
     def raw(self, key: str) -> Any:
-        """The value as it stands, None where it is absent."""
+        """The unchecked value; None if absent."""
         return self._mapping.get(self._prefix + key)
 
     def section(self, key: str) -> Values | None:
-        """A nested object, None where it is absent or empty."""
+        """A nested object; None if absent or empty."""
         value = self.raw(key)
         if value is None or value == {}:
             return None
@@ -61,7 +61,7 @@ class Values:
         return Values(value, prefix="")
 
     def integer(self, key: str, default: int | None = None, *, most: int, least: int = 1) -> int:
-        """A whole number in `least … most`."""
+        """An integer from `least` to `most`."""
         value = self._present(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise self.wrong(key, f"a whole number from {least} to {most}")
@@ -70,7 +70,7 @@ class Values:
     def per_layer(
         self, key: str, layers: int, default: Sequence[int] | None = None, *, most: int
     ) -> tuple[int, ...]:
-        """One whole number per layer: GGUF writes either one for all, or an array."""
+        """One integer per layer: GGUF has either one for all layers, or an array."""
         value = self.raw(key)
         if value is None and default is not None:
             return tuple(default)
@@ -89,9 +89,9 @@ class Values:
         above: bool = True,
         infinite: bool = False,
     ) -> float:
-        """A finite number above `least` (or equal to it, where not `above`), or an `infinite` one.
+        """A finite number above `least` (or equal to it unless `above`); if `infinite`, also ±∞.
 
-        transformers writes `Infinity`, and since version 5 `{"__float__": "Infinity"}`.
+        Infinity is `Infinity` in transformers, and since version 5 `{"__float__": "Infinity"}`.
         """
         value = _untagged(self._present(key, default))
         right = isinstance(value, int | float) and not isinstance(value, bool)
@@ -102,7 +102,7 @@ class Values:
         return float(value)
 
     def optional_number(self, key: str, *, least: float = 0.0, above: bool = True) -> float | None:
-        """The same, None where the key is absent."""
+        """A number as `number` reads it; None if absent."""
         return self.number(key, least=least, above=above) if self.has(key) else None
 
     def numbers(
@@ -124,7 +124,7 @@ class Values:
         )
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false; null is false, as it is for transformers, which asks `if value`."""
+        """True or false; null is false, as in transformers, which tests `if value`."""
         value = self._mapping.get(self._prefix + key, default)
         if value is None:
             return False
@@ -140,9 +140,9 @@ class Values:
         return value
 
     def ids(self, key: str, default: Sequence[int], *, vocab: int) -> tuple[int, ...]:
-        """Token ids: one, or a list. Those outside the vocabulary can never occur and go."""
+        """Token ids, one or a list. Ids outside the vocabulary cannot occur and are removed."""
         value = self._mapping.get(self._prefix + key, list(default))
-        if value is None:  # null says that there is none, which is not the default
+        if value is None:  # null: none, rather than the default
             return ()
         listed = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
@@ -150,7 +150,7 @@ class Values:
         return tuple(dict.fromkeys(i for i in listed if 0 <= i < vocab))
 
     def layer_types(self, layers: int, known: Container[str]) -> list[str]:
-        """The type of each layer. Raises UnsupportedModel for one that is not `known`."""
+        """The type of each layer. Raises UnsupportedModel for types that are not in `known`."""
         listed = self.raw("layer_types")
         if not isinstance(listed, list) or len(listed) != layers:
             raise self.wrong("layer_types", f"a list with a type for each of {layers} layers")
@@ -160,7 +160,7 @@ class Values:
         return listed
 
     def wrong(self, key: str, expected: str) -> CheckpointError:
-        """The error for a key whose value is not what it has to be."""
+        """The error for a key with a wrong or missing value."""
         name = self._prefix + key
         if self.raw(key) is None:
             return CheckpointError(f"the configuration has no `{name}`: it must be {expected}")
@@ -175,8 +175,8 @@ class Values:
 
 
 def shortened(value: Any, width: int = 40) -> str:
-    """The value in at most `width` characters, whatever a file put there."""
-    if isinstance(value, list | tuple | dict):  # not written out: it may be deep, or all there is
+    """The value as at most `width` characters."""
+    if isinstance(value, list | tuple | dict):  # may be deep or huge
         return f"{type(value).__name__} of {len(value)} entries"
     if isinstance(value, int) and value.bit_length() > 256:  # printing it would be slow
         return f"a number of {value.bit_length()} bits"
@@ -188,7 +188,7 @@ def shortened(value: Any, width: int = 40) -> str:
 
 
 def farthest(settings: Mapping[str, Any]) -> tuple[str, Any]:
-    """The key and the number, nested ones too, whose magnitude is farthest from 1."""
+    """The key and number, also in nested objects, with the magnitude farthest from 1."""
     found: list[tuple[str, Any]] = [("", 1)]
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -199,7 +199,7 @@ def farthest(settings: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def require_divisible(what: str, size: int, parts_name: str, parts: int) -> int:
-    """`size / parts`; raises CheckpointError where it is not whole."""
+    """`size / parts`; raises CheckpointError if there is a remainder."""
     if size % parts:
         raise CheckpointError(
             f"the configuration says {what} is {size}, which {parts_name} {parts} does not divide"
@@ -208,7 +208,7 @@ def require_divisible(what: str, size: int, parts_name: str, parts: int) -> int:
 
 
 def _untagged(value: Any) -> Any:
-    """The number that transformers 5 writes as an object, anything else as it is."""
+    """Convert transformers 5's object for an infinity to a number; other values are unchanged."""
     tagged = value.get("__float__") if isinstance(value, Mapping) and len(value) == 1 else None
     infinite = {"Infinity": math.inf, "-Infinity": -math.inf}
     return infinite.get(tagged, value) if isinstance(tagged, str) else value
@@ -217,5 +217,5 @@ def _untagged(value: Any) -> Any:
 def _finite(value: int | float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond the range of a float
+    except OverflowError:  # an integer beyond the range of a float
         return False

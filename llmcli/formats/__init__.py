@@ -1,1 +1,1 @@
-"""Weights: one interface to products and look-ups, whatever format the numbers are kept in."""
+"""Weights: one interface to products and lookups for all storage formats."""

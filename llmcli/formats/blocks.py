@@ -1,7 +1,7 @@
-"""Weights in the blocks of a GGUF file as they lie in it, on a card.
+"""GPU weights in GGUF blocks with the file's layout.
 
-Few rows are multiplied with them as they are. Where there are many, or no kernels, a part of the
-matrix is dequantized to the dtype of the input at a time.
+Products of few rows use the blocks directly. For many rows, or without kernels, parts of the matrix
+are dequantized to the dtype of the input.
 
 Axes: M rows of the input, K columns of it, N outputs; r bytes of a row of blocks; E experts, P
 pairs of a row and an expert.
@@ -24,11 +24,11 @@ from llmcli.ops.quant import dequantize
 
 
 class Blocks(InBlocks):
-    """One matrix `[rows, columns]` in a format that is `ON_CARD`; `write` fills it.
+    """One matrix `[rows, columns]` in a format of `ON_CARD`; `write` fills it.
 
-    Of so many `experts` it is the matrices, one below the other: `[E, rows / E, columns]`.
-    Inputs of its products have the dtype `inputs`. Numbers are exactly those of `ops.quant`; with
-    many rows they are rounded to 16 bits where the inputs have no more.
+    With `experts` the matrices are stacked: `[E, rows / E, columns]`. Inputs of products have the
+    dtype `inputs`. Numbers are exactly those of `ops.quant`; for many rows they are rounded to 16
+    bits if the inputs have 16 bits.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Blocks(InBlocks):
 
     @property
     def format(self) -> str:
-        """`Q4_K` and so on."""
+        """The block format, such as `Q4_K`."""
         return self._format
 
     @property
@@ -53,33 +53,33 @@ class Blocks(InBlocks):
 
     @property
     def nbytes(self) -> int:
-        """As many as in the file."""
+        """Bytes, as in the file."""
         return self.data.nbytes
 
     def write(self, rows: Tensor, raw: Tensor) -> None:
-        """Those rows, int64 `[n]`, from blocks as a file has them, uint8 `[n, bytes]`."""
+        """Write rows (int64 `[n]`) from a file's blocks, uint8 `[n, bytes]`."""
         self.data.index_copy_(0, rows.to(self.data.device), raw.to(self.data.device))
 
     def memory(self) -> list[Tensor]:
-        """Its blocks."""
+        """The tensor of blocks."""
         return [self.data]
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in the dtype of `x`, of float32 sums."""
+        """`X Wᵀ + b` in the dtype of `x`, from float32 sums."""
         return self._product(x, bias_N, linear, x.dtype)
 
     def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same in float32."""
+        """`X Wᵀ + b` in float32."""
         return self._product(x, bias_N, linear_wide, torch.float32)
 
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
+        """`X Wᵀ + b` in float32, from unrounded sums."""
         return self._product(x, bias_N, product_float32, torch.float32)
 
     def matmul_routed(
         self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
     ) -> Tensor:
-        """See `Weight`: few pairs by a kernel that looks up their experts itself."""
+        """See `Weight`; few pairs use a kernel that reads their experts on the device."""
         if len(self._shape) < 3:
             return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
         experts, rows, columns = self._shape
@@ -92,7 +92,7 @@ class Blocks(InBlocks):
             return on_card.product_of_experts(
                 x_MK, raw_ENr, self._format, routed, bias_EN, dtype
             )
-        if routes.static:  # there are no numbers, or no kernels
+        if routes.static:  # no data, or no kernels
             every_P = torch.arange(len(expert_P), device=x_MK.device)
             chosen = raw_ENr.index_select(0, expert_P).flatten(0, 1)
             w_PNK = dequantize(chosen, self._format, dtype=x_MK.dtype).view(-1, rows, columns)
@@ -117,7 +117,7 @@ class Blocks(InBlocks):
         if on_card.multiplies_blocks(x):
             return on_card.product_of_blocks(x, self.data, self._format, bias_N, dtype)
         if len(self._shape) == 3:
-            raise TypeError("matrices of experts are multiplied with by `matmul_routed` alone")
+            raise TypeError("matrices of experts support `matmul_routed` only")
         rows, columns = self._shape
         parts = []
         step = max(1, DEQUANTIZED_AT_ONCE // columns)
@@ -128,20 +128,20 @@ class Blocks(InBlocks):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Those rows, dequantized to float32."""
+        """The rows `ids`, dequantized to float32."""
         raw = self.data.index_select(0, ids.flatten())
         numbers = dequantize(raw, self._format, dtype=torch.float32)
         return numbers.view(*ids.shape, self._shape[-1])
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
-        """Dequantized to float32, then to `dtype`: a copy, up to 7 times as large.
+        """Dequantized to float32, then converted to `dtype`: a copy, up to 7 times as large.
 
-        Of experts these are their matrices.
+        For experts `rows` selects matrices.
         """
         chosen = self.data.view(*self._shape[:-1], -1)[rows]
         numbers = dequantize(chosen.flatten(0, -2), self._format, dtype=dtype or torch.float32)
         return numbers.view(*chosen.shape[:-1], -1)
 
     def seen(self, x: Tensor) -> Tensor:
-        """In the dtype of its inputs."""
+        """`x` in the dtype of the inputs."""
         return x.to(self._inputs)

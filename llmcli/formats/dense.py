@@ -1,4 +1,4 @@
-"""Weights whose numbers have one of PyTorch's dtypes."""
+"""Weights in a PyTorch dtype."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from llmcli.ops.product import has_kernel, product_float32, product_pairs, route
 
 
 class Dense(Weight):
-    """Numbers in a tensor; a matrix may lie in memory by rows or by columns, experts' by rows.
+    """A weight in a tensor; matrices are stored by rows or by columns, experts' by rows.
 
-    `tensor` has the stored shape. It is what loading writes to; everybody else reads `dense`. Its
-    inputs have the dtype `inputs`, by default its own; a weight of 16 bits can have float32 ones.
-    Those are rounded to bfloat16 for a weight in `pairs`, but not for `matmul_float32`. One
-    `in_file` is mapped memory, to be read only.
+    `tensor` has the stored shape and is written by loading; others read `dense`. `inputs`: dtype of
+    the inputs, by default the weight's; 16-bit weights can have float32 inputs, which are rounded
+    to bfloat16 with `pairs`, except in `matmul_float32`. `in_file`: read-only mapped memory.
     """
 
     def __init__(
@@ -49,17 +48,17 @@ class Dense(Weight):
         inputs: torch.dtype | None = None,
         pairs: bool = False,
     ) -> Dense:
-        """An uninitialized matrix, which lies in memory as its products are fastest."""
+        """An uninitialized matrix, in the memory layout with the fastest products."""
         if lies_by_columns(rows, device, dtype):
             return cls(torch.empty(columns, rows, device=device, dtype=dtype).t(), inputs)
         return cls(torch.empty(rows, columns, device=device, dtype=dtype), inputs, pairs=pairs)
 
     def in_pairs(self) -> Dense:
-        """The same weight, its inputs rounded."""
+        """The same weight with inputs rounded to bfloat16."""
         return Dense(self.tensor, self._inputs, pairs=True, in_file=self.in_file)
 
     def split(self, rows: Sequence[int], axis: int = 0) -> list[Dense]:
-        """Parts of so many rows each, views: several parameters that are one product."""
+        """Split into views of `rows` rows each: the parameters of a fused product."""
         parts = self.tensor.split_with_sizes(list(rows), axis)
         return [
             Dense(part, self._inputs, pairs=self._pairs, in_file=self.in_file) for part in parts
@@ -72,16 +71,16 @@ class Dense(Weight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The shape of the tensor."""
         return tuple(self.tensor.shape)
 
     @property
     def nbytes(self) -> int:
-        """Of its numbers."""
+        """Bytes of the numbers."""
         return self.tensor.nbytes
 
     def memory(self) -> list[Tensor]:
-        """The one tensor, or its part of one."""
+        """The tensor, possibly a view."""
         return [self.tensor]
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -99,10 +98,10 @@ class Dense(Weight):
     def matmul_routed(
         self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
     ) -> Tensor:
-        """A product for each expert that has pairs, or for each pair where shapes are fixed.
+        """One product per expert with pairs, or per pair if shapes must be fixed.
 
-        Few pairs with experts of 16 bits are one call of our kernel, which looks up their experts
-        itself: nothing waits for the choice on the host.
+        Few pairs with 16-bit experts use one call of our kernel, which reads their experts without
+        synchronization.
         """
         if self.tensor.ndim != 3:
             return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
@@ -131,7 +130,7 @@ class Dense(Weight):
         return out_PN
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Copies, widened."""
+        """The rows `ids`, copied and widened."""
         table = self.tensor
         format = compiled.IN_16_BITS.get(table.dtype)
         if format is not None and table.is_contiguous() and compiled.runs(table):
@@ -139,16 +138,16 @@ class Dense(Weight):
         return at_least_float32(F.embedding(ids, self.tensor))
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
-        """A view in the weight's own dtype, a copy in any other."""
+        """A view in the weight's dtype, a copy in any other."""
         return self.tensor[rows].to(dtype or self.tensor.dtype)
 
     def seen(self, x: Tensor) -> Tensor:
-        """In the dtype of its inputs, rounded where it is in pairs."""
+        """`x` in the dtype of the inputs, rounded with `pairs`."""
         return (x.bfloat16() if self._pairs else x).to(self._inputs)
 
 
 def writable(weight: Weight) -> Tensor:
-    """The memory of a dense weight, for what fills it. Raises TypeError for another kind."""
+    """The writable tensor of a dense weight. Raises TypeError for other kinds."""
     if not isinstance(weight, Dense) or weight.in_file:
         raise TypeError(f"a weight in {weight.format} is not filled number by number")
     return weight.tensor

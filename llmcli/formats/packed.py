@@ -1,7 +1,7 @@
-"""Weights in the blocks of a GGUF file, multiplied as they are.
+"""Weights in GGUF blocks, used directly in products.
 
-Their kernels round the activations to integers of 16 or 8 bits, 32 columns at a time (`seen`); sums
-are float32 and equal bit for bit over rows, threads and processor levels. Inputs and results are
+Kernels round activations to 16- or 8-bit integers, 32 columns at a time (`seen`); sums are float32
+and bit-identical for any number of rows, threads and processor level. Inputs and results are
 float32.
 
 Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a row and an expert.
@@ -26,11 +26,11 @@ _Multiplies = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Packed(InBlocks):
-    """One matrix `[rows, columns]` in `format`, 16 rows side by side; `write` fills it.
+    """One matrix `[rows, columns]` in `format` with 16 interleaved rows; `write` fills it.
 
-    `memory`, where it is given, is where it lies. Of so many `experts` it is the matrices, one
-    below the other, each of whole groups of 16 rows: then its shape is `[E, rows / E, columns]`.
-    Activations are rounded to so many `digits` of 8 bits, 1 or 2.
+    `memory`: where to store it, if given. With `experts` the matrices are stacked, each in whole
+    groups of 16 rows, with shape `[E, rows / E, columns]`. `digits`: number of 8-bit digits (1 or
+    2) to which activations are rounded.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Packed(InBlocks):
         memory: memoryview | Tensor | None = None, experts: int | None = None, digits: int = 2,
     ) -> None:  # fmt: skip
         if rows % (ROWS * (experts or 1)) and experts:
-            raise ValueError(f"{rows} rows of {experts} experts are no whole groups of {ROWS}")
+            raise ValueError(f"{rows} rows of {experts} experts are not whole groups of {ROWS}")
         self._format = format
         self._shape = rows, columns
         self._experts = experts
@@ -46,11 +46,11 @@ class Packed(InBlocks):
         size = packed_bytes(format, rows, columns)
         if isinstance(memory, Tensor):
             self.data = memory
-        elif memory is not None:  # filled by others
+        elif memory is not None:  # filled elsewhere
             self.data = torch.frombuffer(memory, dtype=torch.uint8)
         else:
             self.data = torch.empty(size, dtype=torch.uint8, device=device)
-            if rows % ROWS and not self.data.is_meta:  # whole groups are multiplied
+            if rows % ROWS and not self.data.is_meta:  # zero the padding rows of the last group
                 self.data[size * (rows // ROWS) // -(-rows // ROWS) :].zero_()
 
     @property
@@ -67,7 +67,7 @@ class Packed(InBlocks):
         )
 
     def expert(self, number: int) -> Packed:
-        """The matrix of one of them, in the same memory."""
+        """The matrix of one expert, in the same memory."""
         _, rows, columns = self.shape
         size = self.nbytes // self.shape[0]
         memory = self.data[number * size : (number + 1) * size]
@@ -77,12 +77,12 @@ class Packed(InBlocks):
 
     @property
     def nbytes(self) -> int:
-        """With the rows that fill the last group."""
+        """Bytes, including padding rows of the last group."""
         return self.data.nbytes
 
     @property
     def additions(self) -> int:
-        """How many numbers a product adds up one after the other, in float32, for one output."""
+        """Number of sequential float32 additions per output of a product."""
         return self._shape[1] // RUN * PACKED[self.format].sums
 
     def write(self, rows: Tensor, raw: Tensor) -> None:
@@ -99,7 +99,7 @@ class Packed(InBlocks):
     def matmul_routed(
         self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
     ) -> Tensor:
-        """In float32, of float32; each pair has the same bits, whatever others there are."""
+        """See `Weight`; float32 → float32, bit-identical for a pair independent of others."""
         return self._routed(x_MK, routes, bias_EN)
 
     @cached_property
@@ -113,7 +113,7 @@ class Packed(InBlocks):
         return RoutedProduct([self])
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in float32, of float32."""
+        """`X Wᵀ + b`, float32 → float32."""
         return self._product(x, bias_N)
 
     def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -125,7 +125,7 @@ class Packed(InBlocks):
         return self._product(x, bias_N)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Those rows, dequantized to float32 as `ops.quant` does."""
+        """The rows `ids`, dequantized to float32 as in `ops.quant`."""
         if self.data.is_meta:
             return torch.empty(*ids.shape, self._shape[1], device="meta")
         number = PACKED[self.format].number
@@ -133,13 +133,13 @@ class Packed(InBlocks):
 
     @property
     def stored(self) -> int:
-        """The address of `struct stored` (formats.h) where `data` is not packed, else 0."""
+        """The address of `struct stored` (formats.h) if `data` is not packed, else 0."""
         return 0
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
-        """Dequantized to float32, then to `dtype`: a copy, up to 16 times as large.
+        """Dequantized to float32, then converted to `dtype`: a copy, up to 16 times as large.
 
-        Of experts these are their matrices.
+        For experts `rows` selects matrices.
         """
         if self._experts is not None:
             numbers = range(self._experts)[rows]
@@ -149,8 +149,7 @@ class Packed(InBlocks):
         return self.rows(ids).to(dtype or torch.float32)
 
     def seen(self, x: Tensor) -> Tensor:
-        """Rounded to its digits: of each 32 columns, multiples of their largest magnitude ÷ 127,
-        or of a 256th of that."""
+        """Round `x`: each 32 columns to multiples of their largest magnitude ÷ 127 (or ÷ 32512)."""
         x = x.to(torch.float32).contiguous()
         out = torch.empty_like(x)
         if not x.is_meta:
@@ -159,10 +158,10 @@ class Packed(InBlocks):
 
 
 class Mapped(Packed):
-    """The same as a file has it: rows of blocks in mapped memory, packed anew for each product.
+    """A packed weight in a mapped file: rows of blocks, packed again for each product.
 
-    For what does not fit into memory: pages of the file come and go as the system likes. `data` are
-    the stored rows, uint8 `[rows, bytes]`; row r of the weight is row `order[r]` of them.
+    For weights that do not fit into memory: the system loads and evicts pages of the file. `data`:
+    the stored rows, uint8 `[rows, bytes]`; row r of the weight is stored row `order[r]`.
     """
 
     in_file = True
@@ -181,7 +180,7 @@ class Mapped(Packed):
         self._numbers = (ctypes.c_int64 * 3)(data.data_ptr(), data.stride(0), address)
 
     def expert(self, number: int) -> Mapped:
-        """The matrix of one of them, in the same memory."""
+        """The matrix of one expert, in the same memory."""
         _, rows, columns = self.shape
         own = slice(number * rows, (number + 1) * rows)
         if self._order is None:
@@ -195,18 +194,18 @@ class Mapped(Packed):
 
     @property
     def nbytes(self) -> int:
-        """Of the stored rows; none of them are memory of the process's own."""
+        """Bytes of the stored rows, which are not in the process's own memory."""
         return self.data.nbytes
 
     def write(self, rows: Tensor, raw: Tensor) -> None:
-        """Raises TypeError: it is what the file is."""
+        """Raise TypeError: mapped weights are read-only."""
         raise TypeError("a mapped weight is not written")
 
 
 class SideBySide(Weight):
-    """Matrices of one width that one product multiplies with: q, k and v, each in its format.
+    """Matrices of one width in a fused product: q, k and v, each in its format.
 
-    Packed ones share a call and the rounded activations; others have products of their own.
+    Packed ones share a call and the rounded activations; others have separate products.
     """
 
     def __init__(self, pieces: Sequence[Weight]) -> None:
@@ -218,7 +217,7 @@ class SideBySide(Weight):
 
     @property
     def format(self) -> str:
-        """Of all of them, each once: `Q4_K + Q6_K`."""
+        """The distinct formats: `Q4_K + Q6_K`."""
         return " + ".join(dict.fromkeys(piece.format for piece in self._pieces))
 
     @property
@@ -229,11 +228,11 @@ class SideBySide(Weight):
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all pieces."""
         return sum(piece.nbytes for piece in self._pieces)
 
     def memory(self) -> list[Tensor]:
-        """Those of all of them."""
+        """The tensors of all pieces."""
         return [one for piece in self._pieces for one in piece.memory()]
 
     def matmul_routed(
@@ -250,15 +249,15 @@ class SideBySide(Weight):
         )
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b`: of packed ones in float32, of float32, else in the dtype of `x`."""
+        """`X Wᵀ + b`: float32 → float32 if packed, else in the dtype of `x`."""
         return self._each(lambda piece: piece.matmul, x, bias_N)
 
     def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """In at least float32."""
+        """`X Wᵀ + b` in at least float32."""
         return self._each(lambda piece: piece.matmul_wide, x, bias_N)
 
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """In at least float32, of sums that are not rounded to less."""
+        """`X Wᵀ + b` in at least float32, from unrounded sums."""
         return self._each(lambda piece: piece.matmul_float32, x, bias_N)
 
     def _each(
@@ -272,20 +271,20 @@ class SideBySide(Weight):
         return torch.cat([product_of(piece)(x, bias) for piece, bias in each], -1)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Those rows; those of the second matrix follow those of the first."""
+        """The rows `ids` of the concatenated matrices."""
         return self.dense(torch.float32)[ids]
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
-        """All of them, dequantized: a copy."""
+        """The concatenated matrices, dequantized: a copy."""
         return torch.cat([piece.dense(dtype or torch.float32) for piece in self._pieces], -2)[rows]
 
     def seen(self, x: Tensor) -> Tensor:
-        """As the first of them reads it; each of them has its own."""
+        """As rounded by the first matrix; others may differ."""
         return self._pieces[0].seen(x)
 
 
 class _Product:
-    """Products with all rows of packed matrices, their outputs side by side, in one call."""
+    """Products with all rows of packed matrices in one call, with concatenated outputs."""
 
     def __init__(self, pieces: Sequence[Packed]) -> None:
         self._pieces = tuple(pieces)
@@ -323,10 +322,10 @@ class _Product:
 
 
 class RoutedProduct:
-    """Products of rows with the matrices of the experts that each chose, the outputs side by side.
+    """Products of rows with their chosen experts' matrices, with concatenated outputs.
 
-    Of few rows all in one call, which looks up their experts itself: nothing waits for the choice
-    on the host. Of many an expert's rows together.
+    Few rows use one call, which reads their experts without synchronization; many rows are grouped
+    by expert.
     """
 
     def __init__(self, pieces: Sequence[Packed]) -> None:
@@ -374,7 +373,7 @@ class RoutedProduct:
 
     @cached_property
     def _segments(self) -> int:
-        """The address of `struct segment`s (packed.c), of one expert each."""
+        """The address of `struct segment`s (packed.c), one expert each."""
         self._kept = _segments(self._pieces)
         return ctypes.addressof(self._kept)
 
@@ -400,5 +399,5 @@ class _Functions:
 
 @cache
 def functions() -> _Functions:
-    """They, looked up once."""
+    """The functions, looked up once."""
     return _Functions()

@@ -1,4 +1,4 @@
-"""Which rows of an input are multiplied with the matrix of which expert.
+"""Assignment of input rows to experts' matrices.
 
 Axes: B batch, T tokens, K chosen experts, N = B · K · T pairs of a token and an expert.
 """
@@ -19,11 +19,11 @@ Places = Tensor | slice  # of pairs or of rows
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """Pairs of a token and an expert in the order `[B, K, T]`; `expert_N` are int64.
+    """Pairs of a token and an expert in the order `[B, K, T]`; `expert_N` is int64.
 
-    Pair n reads row `row_N[n]` of the input, or row n // `each` where that is None. `static`: no
-    shape and nothing on the host may depend on the choice, so that a step can be captured; then the
-    pairs of a token are multiplied `at_once`, so many.
+    Pair n reads row `row_N[n]` of the input, or row n // `each` if None. `static`: shapes and host
+    code must not depend on the choice, so that a step can be captured; then `at_once` pairs of a
+    token are multiplied together.
     """
 
     expert_N: Tensor
@@ -34,10 +34,9 @@ class Routes:
 
     @classmethod
     def of(cls, chosen_BTK: Tensor, *, static: bool) -> Routes:
-        """Of the experts that tokens chose; the input has a row for each token, `[B · T, …]`.
+        """Routes for the chosen experts; the input has one row per token, `[B · T, …]`.
 
-        Always `static` where there are no numbers (the meta device), and while `torch.compile`
-        traces.
+        Always `static` on the meta device, and while `torch.compile` traces.
         """
         batch, tokens, chosen = chosen_BTK.shape
         device = chosen_BTK.device
@@ -52,17 +51,17 @@ class Routes:
 
     @property
     def by_pair(self) -> Routes:
-        """The same for an input that has a row for each pair."""
+        """The same routes for an input with one row per pair."""
         return replace(self, row_N=None, each=1)
 
     def rows(self, pairs: Tensor) -> Tensor:
-        """Of the input, by pair."""
+        """The input rows of pairs."""
         return pairs // self.each if self.row_N is None else self.row_N[pairs]
 
     @property
     def groups(self) -> Iterator[tuple[int, Places, Places]]:
-        """Every expert that has pairs, which these are, and the rows that they read."""
-        if self._alone:  # each pair is an expert of its own
+        """Yield every expert with pairs, the pairs, and their input rows."""
+        if self._alone:  # each pair has a different expert
             for pair, expert in enumerate(self.expert_N.tolist()):
                 place = slice(pair, pair + 1)
                 yield expert, place, place if self.each == 1 else slice(0, 1)
@@ -72,7 +71,7 @@ class Routes:
 
     @property
     def _alone(self) -> bool:
-        """Whether they are the experts of one token."""
+        """Whether all pairs belong to one token."""
         return len(self.expert_N) == self.at_once
 
     @cached_property

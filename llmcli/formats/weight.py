@@ -1,6 +1,6 @@
-"""What is done with a parameter, whatever format its numbers are kept in.
+"""The interface of a parameter, independent of its storage format.
 
-Axes: M rows of the input, K columns of it, N outputs. A matrix is stored `[N, K]`, a row per
+Axes: M rows of the input, K columns of it, N outputs. A matrix is stored `[N, K]`, one row per
 output: `Y = X Wᵀ + b`. The matrices of E experts are one weight, `[E, N, K]`.
 """
 
@@ -16,36 +16,36 @@ from llmcli.formats.routes import Routes
 
 
 class Weight(ABC):
-    """A parameter that owns its format: callers do not depend on its layout in memory.
+    """A parameter with its format; callers do not depend on its memory layout.
 
-    A vector (a norm's weight, a bias) is one, too: it has no products and no rows to look up.
+    Vectors (a norm's weight, a bias) are weights too, without products and lookups.
     """
 
-    in_file = False  # whether its numbers stay in a mapped file, whose pages come and go
+    in_file = False  # whether its numbers stay in a mapped file
 
     @property
     @abstractmethod
     def format(self) -> str:
-        """What its numbers are kept in: a dtype's name (`bfloat16`), or a block format's."""
+        """The storage format: a dtype (`bfloat16`) or a block format."""
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """As it is stored: `[N, K]` of a matrix, `[E, N, K]` of experts', `[N]` of a vector."""
+        """The stored shape: `[N, K]` of a matrix, `[E, N, K]` of experts', `[N]` of a vector."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes in memory, of its own rows where several weights lie in one tensor."""
+        """Bytes in memory, of its own rows if several weights share a tensor."""
 
     @property
     def count(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @abstractmethod
     def memory(self) -> list[Tensor]:
-        """The tensors in which its numbers lie, in whatever layout; to be compared, not read."""
+        """The tensors with its data in any layout; for comparison, not for reading."""
 
     @abstractmethod
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -53,48 +53,47 @@ class Weight(ABC):
 
     @abstractmethod
     def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same in at least float32, by the fastest product there is.
+        """`X Wᵀ + b` in at least float32, by the fastest product.
 
-        For what is added to the residual stream or normalized; the sums may have been rounded to
-        the dtype of `x` (`ops.linear.rounds_sums`).
+        For results that are added to the residual stream or normalized; sums may have been rounded
+        to the dtype of `x` (`ops.linear.rounds_sums`).
         """
 
     @abstractmethod
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same in at least float32, with sums that are never rounded to less: for logits."""
+        """`X Wᵀ + b` in at least float32 with unrounded sums, for logits."""
 
     def matmul_routed(
         self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
     ) -> Tensor:
-        """The rows of pairs of a token and an expert, each times its expert's matrix: `[P, N]`.
+        """Rows of (token, expert) pairs times their experts' matrices, plus biases: `[P, N]`.
 
-        Plus its expert's bias. In the dtype of `x`; `wide` as `matmul_wide`. Memory beside the
-        result is that of so many matrices as a token chooses experts, however many there are.
-        Raises TypeError for a weight without experts.
+        In the dtype of `x`; with `wide` like `matmul_wide`. Additional memory is bounded by as many
+        matrices as a token chooses. Raises TypeError for a weight without experts.
         """
         raise TypeError(f"a weight in {self.format} of shape {self.shape} has no experts")
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
-        """The rows of those numbers, `[…]` → `[…, K]` in at least float32: an embedding.
+        """The rows `ids`, `[…]` → `[…, K]` in at least float32: an embedding.
 
-        `ids` are on the device of the weight.
+        `ids` are on the weight's device.
         """
 
     @abstractmethod
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
-        """Its numbers, or those of some rows, as a tensor of the stored shape; to be read only.
+        """The numbers, or those of some rows, as a read-only tensor in the stored shape.
 
-        Without a `dtype` in the one they are kept in; of a dense weight that is a view, no copy.
+        Without a `dtype` in the weight's; for a dense weight this is a view.
         """
 
     @abstractmethod
     def seen(self, x: Tensor) -> Tensor:
-        """The activations `[…, K]` as the products above read them, rounded as they round them."""
+        """The activations `[…, K]` as rounded by the products."""
 
 
 class InBlocks(Weight):
-    """A matrix that keeps the blocks of a GGUF file, in whatever order they lie."""
+    """A matrix that keeps the blocks of a GGUF file, in any layout."""
 
     @abstractmethod
     def write(self, rows: Tensor, raw: Tensor) -> None:

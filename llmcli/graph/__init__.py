@@ -1,1 +1,1 @@
-"""The algebra of models: nodes, ops, and how each op is evaluated."""
+"""The algebra of models: nodes, ops, and the evaluation of each op."""

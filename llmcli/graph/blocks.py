@@ -1,28 +1,28 @@
-"""Block formats for which there are kernels, and how many bytes a packed matrix has. No torch.
+"""Block formats with kernels, and the size of a packed matrix.
 
-See `kernels/formats.h`: 16 rows lie side by side, and 6-bit scales are bytes.
+No torch. See `kernels/formats.h`: 16 rows are interleaved, and 6-bit scales are stored as bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Stored formats whose numbers are kept as they are, with the dtype's name.
+# Stored formats kept unchanged → dtype.
 IN_16_BITS = {"BF16": "bfloat16", "F16": "float16"}
 
-ROWS = 16  # that lie side by side
+ROWS = 16  # interleaved
 RUN = 32  # columns
-DEEP = 256  # columns of the input that lie together for products of pairs (bfloat16_pairs.h)
-# `struct activation` of packed.h, by its digits: a run of the input, rounded to 8 or 16 bits.
+DEEP = 256  # contiguous columns of the input for products of pairs (bfloat16_pairs.h)
+# Size of `struct activation` (packed.h) by its digits: a run of the input in 8 or 16 bits.
 ACTIVATION_BYTES = {1: 48, 2: 80}
 
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """`number` is the format's in the library; `block` columns share what a scale multiplies.
+    """A packed format: its `number` in the library; `block` columns share a scale.
 
-    Bytes that 16 rows need: `run` for 32 columns, `top` for 256 columns. `sums`: what 32 columns
-    add to the float32 sum of a product, one number after the other: of each scale, and its minimum.
+    `run` and `top`: bytes of 16 rows × 32 and × 256 columns. `sums`: numbers that 32 columns add to
+    the float32 sum of a product: one per scale and per minimum.
     """
 
     number: int
@@ -50,7 +50,7 @@ PACKED = {
 }
 
 
-# Formats whose products a card has kernels for: columns and bytes of a block, as a file has it.
+# Formats with GPU kernels: (columns, bytes) of a block in the file's layout.
 ON_CARD = {
     "Q8_0": (32, 34),
     "Q4_0": (32, 18),
@@ -60,20 +60,20 @@ ON_CARD = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
-# Of a matrix whose blocks lie in the memory of a card, for a product of many rows: 128 MiB of 16
-# bits, so that a table of all tokens does not stand beside itself, and 32 MiB of float32 for that.
+# Numbers of a matrix dequantized at a time on a GPU, for a product of many rows: 128 MiB in 16 bits
+# plus 32 MiB of float32, so that a large embedding is never expanded as a whole.
 DEQUANTIZED_AT_ONCE = 1 << 26
 DECODED_AT_ONCE = 1 << 22
 
 
 def stored_bytes(format: str, rows: int, columns: int) -> int:
-    """Bytes of a matrix in blocks as a file has them, of a format that is `ON_CARD`."""
+    """Bytes of a matrix in a format of `ON_CARD`, in the file's layout."""
     block, size = ON_CARD[format]
     return rows * (columns // block) * size
 
 
 def packed_bytes(format: str, rows: int, columns: int) -> int:
-    """Bytes of a packed matrix, the rows that fill its last group included."""
+    """Bytes of a packed matrix, including padding rows of the last group."""
     size = PACKED[format]
     group = columns // RUN * size.run + columns // 256 * size.top
     return -(-rows // ROWS) * (-(-group // 64) * 64)

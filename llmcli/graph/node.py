@@ -1,7 +1,7 @@
-"""What a model is made of, as data: activations, parameters, states. No torch.
+"""The tensors of a model as data: activations, parameters, states.
 
-A part says in rows of these, once, everything that it knows of its own tensors; a `Graph`
-(`anatomy.graph`) is the rows of all parts of a model.
+No torch. Each part describes its own tensors by these; a `Graph` (`anatomy.graph`) has those of all
+parts of a model.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from llmcli.graph.ops import Op
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """An activation: what it is called, what it is, and which op makes it of which others.
+    """An activation: its name, description, and the op that computes it from others.
 
-    `letter` is what the documents call it, `axes` are without the batch, `words` say what it is.
-    `group`, which the part names, is where `timing` counts it. `wide`: kept in at least float32.
-    `shares` names the memory that it is a view of. `theirs` are TransformerLens' names of it, the
-    legacy name first, `{i}` the layer.
+    `letter`: its symbol in formulas; `axes`: without the batch; `words`: its description. `group`:
+    the row of `timing` that counts it. `wide`: kept in at least float32. `shares`: the memory that
+    it is a view of. `theirs`: TransformerLens' names, the legacy name first, with `{i}` for the
+    layer.
 
-    `formula_letter`: the formula's, where the formula's is another one. `aside` is what a
-    derivation adds to the formula. `ends`: of the positions alone whose logits are wanted.
-    `integer`: whole numbers.
-    `shown`: made for a tap; the pass continues without it, so that it cannot be edited.
+    `formula_letter`: the symbol in its formula if it differs. `aside`: a remark that derivations
+    append to the formula. `ends`: only for positions whose logits are needed. `integer`: integer
+    values. `shown`: computed only for a tap; the forward pass does not use it, so it cannot be
+    edited.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A parameter: `makes` is the activation whose formula it is in.
+    """A parameter; `makes`: the activation whose formula contains it.
 
     `axes` have the formula's orientation (`Q = T¹ W_q`); `turned`: torch stores the transpose.
-    `kind` is where `info` counts it. `shares` is the memory in which several lie in a row. `wide`:
-    kept in at least float32, whatever the model computes in (`A_log`, correction biases). `dense`:
-    never in blocks: each head's matrix is multiplied by itself, and along either axis, one of which
-    goes across blocks.
+    `kind`: the row of `info` that counts it. `shares`: the memory shared by several parameters in a
+    row. `wide`: kept in at least float32 in every dtype (`A_log`, correction biases). `dense`:
+    never in blocks, since each head's matrix is multiplied separately and along both axes, one of
+    which crosses blocks.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What is kept between calls: `holds` is the activation that is put there, row by row.
+    """State kept between calls; `holds`: the activation stored in it, row by row.
 
-    `before` is the first activation that is computed from it. `axes` that the activation has not
-    are tokens: `S` all of them, another letter so many of the last ones, and without any it is the
-    last token's row. `wide`: kept in at least float32; `cached`: in the dtype of keys and values.
-    `ring`: of the L last ones that of position p is in slot p mod L.
+    `before`: the first activation computed from it. Additional `axes` are tokens: `S` for all,
+    another letter for this many last ones; without any, the last token's row. `wide`: kept in at
+    least float32; `cached`: in the dtype of keys and values. `ring`: position p of the last L
+    tokens is in slot p mod L.
     """
 
     name: str
@@ -93,9 +93,9 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """What other models have here: a pattern of names without the block's, and why it is not there.
+    """Tensors of other models that are missing here: a pattern of names, and the reason.
 
-    `theirs`: TransformerLens' names of it → ours.
+    `names` are without the block's prefix. `theirs`: TransformerLens' names → ours.
     """
 
     names: str
@@ -105,27 +105,26 @@ class Absent:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A fused kernel, which never writes what it `covers`: activations between its ends.
+    """A fused kernel, which does not store the activations that it `covers`.
 
-    `optional`: the part can do without it, and does where something that it covers is edited.
+    `optional`: the part falls back to separate ops if a covered activation is edited.
     """
 
     covers: tuple[str, ...]
     optional: bool = False
 
     def runs(self, edited: Container[str]) -> bool:
-        """Whether it runs where these activations are edited."""
+        """Whether the kernel runs if the activations `edited` are edited."""
         return not (self.optional and any(name in edited for name in self.covers))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartGraph:
-    """The rows of one part.
+    """The description of one part's tensors.
 
-    `sizes` of its axes by their letters, and `documents`, how the documents write these letters.
-    `entering`: TransformerLens' names of what it reads. `similar`: how names of other programs end,
-    a pattern, and what is named instead when such a name is not found; a reference to the pattern's
-    groups may be in it.
+    `sizes`: of its axes by letter; `documents`: how the documents write these letters. `entering`:
+    TransformerLens' names of its input. `similar`: (pattern of the end of other programs' names,
+    suggested names, which may refer to the pattern's groups).
     """
 
     nodes: tuple[Node, ...]
@@ -141,12 +140,12 @@ class PartGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where a part stands: its `name` (`blocks.3.attn`), what it reads, and what it makes.
+    """The place of a part: its `name` (`blocks.3.attn`), input and output.
 
-    `source` is what it reads, of the residual `stream` before its norm, if it has one.
-    `letter` is that of what it makes. `adds`: that is what is added to the residual stream; a norm
-    or a multiplier follows where not. `learned_positions`: whether the embedding has them.
-    `second`: a feed-forward stands before it in its block, whose letters it does not take.
+    `source`: its input, computed from the residual `stream` by its norm, if any. `makes` and
+    `letter`: its output. `adds`: the output is added to the residual stream directly, without a
+    norm or multiplier. `learned_positions`: whether the embedding has them. `second`: another
+    feed-forward precedes it in the block and has the usual letters.
     """
 
     name: str
@@ -161,9 +160,9 @@ class Site:
     second: bool = False
 
     def output(self, what: str, *theirs: str) -> tuple[str, tuple[str, ...]]:
-        """The words of what `what` makes, and TransformerLens' names: of what is added, the first.
+        """The description of the output of `what`, and its TransformerLens names.
 
-        `theirs` begins with the name of what is added to the stream.
+        The first of `theirs` is the name of the tensor added to the stream.
         """
         if self.adds:
             return f"what {what} adds to the residual stream", theirs

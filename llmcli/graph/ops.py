@@ -1,8 +1,7 @@
-"""The algebra that models are described in: what makes one activation of others. No torch.
+"""The algebra of models: ops that compute one activation from others.
 
-An op says what it reads, its formula in the letters of the tensors that it reads, and the FLOPs of
-its matrix products. How it is evaluated, how one number of it is derived and how far a kernel may
-round it is said in `graph.evaluation`, by type.
+No torch. An op has inputs, a formula in the symbols of its inputs, and the FLOPs of its matrix
+products. Its evaluation, derivations and rounding bounds are in `graph.evaluation`, by type.
 """
 
 from __future__ import annotations
@@ -34,43 +33,43 @@ FUNCTIONS: dict[Activation, str] = {
 
 
 def size(axis: str, sizes: Sizes) -> int:
-    """Of an axis, or of two that lie in one: `H·dh`."""
+    """The size of an axis, or of a product of axes such as `H·dh`."""
     return prod(sizes[letter] for letter in axis.split("·"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Op(ABC):
-    """How an activation follows from others."""
+    """The computation of an activation from others."""
 
     @property
     @abstractmethod
     def inputs(self) -> tuple[str, ...]:
-        """The activations that it is computed from, in the order of the formula."""
+        """The input activations, in the order of the formula."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Those that a kernel reads for it: not what it computes on the way, nor a cache."""
+        """Inputs that a kernel reads: without intermediate values and caches."""
         return self.inputs
 
     @abstractmethod
     def formula(self, own: str, letter: Letter) -> str:
-        """The formula, `own` being the letter of what it makes."""
+        """The formula, with `own` as the symbol of the result."""
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
         """FLOPs of the matrix products for `tokens` positions of each sequence of a call.
 
-        2 a multiply-add. The second number is the part of them that a mask hides.
+        2 per multiply-add. Returns (total, the part spent on masked cells).
         """
         return 0, 0
 
     @property
     def by_rows(self) -> bool:
-        """Whether a row costs many multiplications, and knows nothing of other queries' rows."""
+        """Whether a row is expensive and independent of other queries' rows."""
         return False
 
     @property
     def only_shown(self) -> bool:
-        """Whether no model computes it on its way to the logits."""
+        """Whether the activation is not needed for the logits."""
         return False
 
 
@@ -78,8 +77,8 @@ class Op(ABC):
 class LookUp(Op):
     """`E = W_E[id]` or `P = W_P[position]`: a row of a table for every token, `[T, D]`.
 
-    Times `scale`, which is `rounded` to the dtype of the table, where that has 16 bits. Where rows
-    are cut into `heads` it is `[H, T, d]`.
+    Times `scale`, which is `rounded` to the table's dtype if that has 16 bits. With `heads` the
+    rows are split to `[H, T, d]`.
     """
 
     table: str
@@ -90,7 +89,7 @@ class LookUp(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """None: this is where a derivation ends."""
+        """None: a derivation ends here."""
         return ()
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -105,9 +104,8 @@ class LookUp(Op):
 class Add(Op):
     """`T³ = T² + X`: parts of the residual stream, `[T, D]` each.
 
-    `before` are all that the stream has been made of so far. A single part is a copy. `scale`
-    multiplies the sum, and so does the one number of the parameter `weight`. `also`: what it is
-    called elsewhere.
+    `before`: all earlier parts of the stream. A single part is a copy. `scale` and the scalar
+    parameter `weight` multiply the sum. `also`: another symbol of the result.
     """
 
     parts: tuple[str, ...]
@@ -118,12 +116,12 @@ class Add(Op):
 
     @property
     def plain(self) -> bool:
-        """Whether nothing multiplies the sum."""
+        """Whether the sum has no factor."""
         return self.scale == 1 and self.weight is None
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The parts that are added."""
+        """The parts of the sum."""
         return self.parts
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -148,7 +146,7 @@ class SoftCap(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What is capped."""
+        """The input of the cap."""
         return (self.source,)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -160,10 +158,10 @@ class SoftCap(Op):
 class Project(Op):
     """`Q = T¹ W_q + b_q`: every number is a row times a column, plus a bias.
 
-    `over` is the axis of the rows' numbers, `columns` that of the matrix's columns. `heads`: the
-    columns are cut into so many heads, `[H, T, d]` (0: `[T, N]`), each called `head`. An input
-    `[H, T, e]` is put together to `[T, H·e]` first. `fused`: what one product gives for several
-    such ops, by its name. `remark` is added to the formula.
+    `over`: the axis of the row; `columns`: the axis of the matrix's columns. `heads`: number of
+    heads that the columns are split into, `[H, T, d]` (0: `[T, N]`), each called `head`. An input
+    `[H, T, e]` is concatenated to `[T, H·e]` first. `fused`: name of the combined product of
+    several such ops. `remark` is appended to the formula.
     """
 
     source: str
@@ -187,21 +185,21 @@ class Project(Op):
         return f"{own} = {letter(self.source)} {letter(self.weight)}{bias}{self.remark}"
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
-        """Of `X W`."""
+        """FLOPs of `X W`."""
         matrix = size(self.over, sizes) * size(self.columns, sizes)
         return 2 * call.batch * tokens * matrix, 0
 
     @property
     def by_rows(self) -> bool:
-        """A row costs as many multiplications as the matrix has numbers."""
+        """True: a row costs one multiplication per number of the matrix."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadShare(Op):
-    """`C W_o`, head by head: what one head adds to the attention's output, `[H, T, D]`.
+    """`C W_o`, head by head: the contribution of one head to the attention output, `[H, T, D]`.
 
-    `whole` is their sum, with a bias where there is one.
+    `whole` is their sum, plus the bias if there is one.
     """
 
     source: str
@@ -222,12 +220,12 @@ class HeadShare(Op):
 
     @property
     def by_rows(self) -> bool:
-        """As the whole product."""
+        """True, as for the whole product."""
         return True
 
     @property
     def only_shown(self) -> bool:
-        """Models compute the sum alone."""
+        """True: models only compute the sum."""
         return True
 
 
@@ -244,7 +242,7 @@ class Scale(Op):
         return (self.source,)
 
     def formula(self, own: str, letter: Letter) -> str:
-        """`s = √(mean(X²) + ε)`, `(T³)²` where a letter has a number above it."""
+        """`s = √(mean(X²) + ε)`, with `(T³)²` for a symbol with a superscript."""
         x = letter(self.source)
         squared = f"{x}²" if len(x) == 1 else f"({x})²"
         return f"{own} = √(mean({f'({x} − μ)²' if self.norm.kind == 'layer' else squared}) + ε)"
@@ -254,8 +252,8 @@ class Scale(Op):
 class Normalize(Op):
     """`T¹ = (X − μ) / s · w + b` (RMSNorm: `X / s · w`), the shape of X.
 
-    `joined`: the numbers of all heads of a token are one row. `groups`: so many parts of a row are
-    normalized each by itself.
+    `joined`: all heads of a token form one row. `groups`: number of parts of a row that are
+    normalized separately.
     """
 
     source: str
@@ -283,14 +281,14 @@ class Normalize(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Rotate(Op):
-    """`Q_rot = R(position) Q`: number i of a head is turned against number i + R/2."""
+    """`Q_rot = R(position) Q`: dimension i of a head is paired with i + R/2."""
 
     source: str
     rope: RopeConfig
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What is rotated."""
+        """The input of the rotation."""
         return (self.source,)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -300,9 +298,9 @@ class Rotate(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Join(Op):
-    """`Q_rot = [Q | Q_pe_rot]`: numbers of a head behind each other, `[H, T, d]`.
+    """`Q_rot = [Q | Q_pe_rot]`: concatenation within a head, `[H, T, d]`.
 
-    `end` may be `[T, e]`, the same for all heads.
+    `end` may be `[T, e]`, shared by all heads.
     """
 
     start: str
@@ -310,7 +308,7 @@ class Join(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Both of them."""
+        """Start and end."""
         return (self.start, self.end)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -320,11 +318,11 @@ class Join(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Op):
-    """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for keys that a query may not look at.
+    """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for masked keys.
 
-    `group` query heads share a key head of `head_dim` numbers. `window`: a query sees so many keys,
-    itself included (None: all before it). `root` is how the formula writes √head_dim. With a `cap`
-    c a scaled score s is `c · tanh(s / c)`. `growth`: queries count more at later positions.
+    `group` query heads share a key head of size `head_dim`. `window`: number of keys that a query
+    sees, itself included (None: all before it). `root`: √head_dim as written in the formula. With a
+    `cap` c a scaled score s becomes `c · tanh(s / c)`. `growth`: scale queries by position.
     """
 
     query: str
@@ -338,7 +336,7 @@ class Score(Op):
     growth: QueryGrowth | None = None
 
     def factor(self, position: int) -> float:
-        """What the scores of a query at that position are multiplied by."""
+        """The factor on the scores of a query at `position`."""
         return self.scale * (1.0 if self.growth is None else self.growth.at(position))
 
     @property
@@ -348,11 +346,11 @@ class Score(Op):
 
     @property
     def usual(self) -> bool:
-        """Whether scores are divided by the root of a head's size, as nearly everywhere."""
+        """Whether the scale is the usual 1 / √head_dim."""
         return math.isclose(self.scale, self.head_dim**-0.5, rel_tol=1e-12)
 
     def product(self, letter: Letter) -> str:
-        """`Q Kᵀ / √(d/h) + M`: √d_k where heads are no parts of the width, or the own scale."""
+        """`Q Kᵀ / √(d/h) + M`: √d_k if heads do not divide the width, or a custom scale."""
         scaled = f" / {self.root}" if self.usual else f" · {self.scale:g}" * (self.scale != 1)
         product = f"{letter(self.query)} {letter(self.key)}ᵀ{scaled}"
         if (grown := self.growth) is not None:
@@ -367,16 +365,16 @@ class Score(Op):
 
     @property
     def by_rows(self) -> bool:
-        """A row costs as many multiplications as the keys have numbers."""
+        """True: a row costs one multiplication per number of the keys."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Op):
-    """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`.
+    """`A = softmax(S)` row by row after subtracting the row's maximum, `[H, T, S]`.
 
-    `sink`: a parameter `[H]`, for every head one score more in each of its rows. What it takes is
-    no key's weight, so that those of a row sum to less than 1 (gpt-oss).
+    `sink`: a parameter `[H]`, an additional score in every row of a head. Its weight belongs to no
+    key, so the weights of a row sum to less than 1 (gpt-oss).
     """
 
     source: str
@@ -399,19 +397,19 @@ class Softmax(Op):
 
     @property
     def by_rows(self) -> bool:
-        """With its scores."""
+        """True, like its scores."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mix(Op):
-    """`C = A V`: for every query the values of all keys, each times its weight, `[H, T, e]`.
+    """`C = A V`: per query, the weighted sum of all keys' values, `[H, T, e]`.
 
-    A fused kernel computes it from queries, and keys and values in the cache, by itself: `query` is
-    what it reads, and its FLOPs are those of the scores, too. `latent`: the cache has latents.
+    A fused kernel computes it from `query` and the cached keys and values; the FLOPs include those
+    of the scores. `latent`: the cache has latents.
 
-    `signed`: the map has numbers of both signs, and its rows any sum. A recurrence computes it with
-    a `state` in the place of the map: so many `passes` over the axes that it has (`H·dk·dv`).
+    `signed`: the map has both signs, and rows of any sum. A recurrence computes it with a `state`
+    instead of the map, in `passes` passes over the state's axes (`H·dk·dv`).
     """
 
     pattern: str
@@ -439,21 +437,21 @@ class Mix(Op):
         return f"{own} = {letter(self.pattern)} {letter(self.value)}"
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
-        """Of `Q Kᵀ` and `A V` as full rectangles, and what of them lies behind the mask."""
+        """FLOPs of `Q Kᵀ` and `A V` as full rectangles, and their masked part."""
         if self.state:
             return 2 * call.batch * tokens * self.passes * size(self.state, sizes), 0
         if self.latent is not None:
             full, per_pair = (call.batch * n for n in self.latent.flops(tokens, call.keys))
             hidden = tokens * call.keys - visible_pairs(tokens, call.past, None)
             return full, per_pair * hidden
-        # a map that is not of queries and keys has no `dh`
+        # a map not computed from queries and keys has no `dh`
         per_pair = 2 * call.batch * sizes["H"] * (sizes.get("dh", 0) + sizes["dv"])
         pairs = tokens * call.keys
         return per_pair * pairs, per_pair * (pairs - visible_pairs(tokens, call.past, self.window))
 
     @property
     def by_rows(self) -> bool:
-        """A row costs as many multiplications as the values have numbers."""
+        """True: a row costs one multiplication per number of the values."""
         return True
 
 
@@ -461,7 +459,7 @@ class Mix(Op):
 class Activate(Op):
     """`Activation(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`.
 
-    `limit`: of the smaller of it and the number.
+    `limit`: upper bound on the input.
     """
 
     source: str
@@ -470,7 +468,7 @@ class Activate(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What goes into the function."""
+        """The input of the function."""
         return (self.source,)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -486,7 +484,7 @@ class Activate(Op):
 class Gate(Op):
     """`L = Activation(G) ∘ U`, number by number, `[T, F]`; with a `clamp` c ∘ (clip(U, ±c) + o).
 
-    A gate `[T, 1]` is of the whole row. `item`: of `up`, which is `[L, T, F]`, that one is taken.
+    A gate `[T, 1]` applies to the whole row. `item`: index into `up`, which is then `[L, T, F]`.
     """
 
     act: str
@@ -496,7 +494,7 @@ class Gate(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The activated gate and what goes through it."""
+        """The activated gate and the gated input."""
         return (self.act, self.up)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -509,7 +507,7 @@ class Gate(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Convolve(Op):
-    """`Z[t] = Σ_j w[j] ∘ Y[t − L + 1 + j] + b`: of the last L = `length` tokens, `[T, D]`.
+    """`Z[t] = Σ_j w[j] ∘ Y[t − L + 1 + j] + b`: over the last L = `length` tokens, `[T, D]`.
 
     Causal and depthwise, with zeros before the first token.
     """
@@ -532,12 +530,11 @@ class Convolve(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Opaque(Op):
-    """What is evaluated as a whole: there is no derivation of single numbers yet.
+    """An op evaluated as a whole, without a derivation of single numbers.
 
-    `text` is the formula behind the equals sign. `evaluate` names `module:function` of a part's own
-    folder: the op and `Numbers` → the activation, and how large what is added up to each number is
-    (`Rule.tensor` and `Rule.magnitudes`). A token costs as many multiplications as the axes
-    `multiplies` have places (`E·D·F`).
+    `text`: the right side of the formula. `evaluate`: `module:function` in the part's folder, which
+    maps the op and `Numbers` to the activation and its magnitudes (`Rule.tensor` and
+    `Rule.magnitudes`). `multiplies`: axes whose product is the multiplications per token (`E·D·F`).
     """
 
     sources: tuple[str, ...]
@@ -548,7 +545,7 @@ class Opaque(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """As they are given."""
+        """The sources."""
         return self.sources
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -556,13 +553,13 @@ class Opaque(Op):
         return f"{own} = {self.text}"
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
-        """Of the products inside."""
+        """FLOPs of the products inside."""
         each = size(self.multiplies, sizes) if self.multiplies else 0
         return 2 * call.batch * tokens * each, 0
 
 
 def visible_pairs(tokens: int, past: int, window: int | None) -> int:
-    """How many (query, key) pairs a causal mask with an optional window leaves.
+    """Number of (query, key) pairs not hidden by a causal mask with an optional window.
 
     A query at position p sees p + 1 keys, or the last `window` of them, itself included.
     """
@@ -573,5 +570,5 @@ def visible_pairs(tokens: int, past: int, window: int | None) -> int:
 
 
 def visible_keys(call: Call, window: int | None) -> int:
-    """How many keys of each sequence at least one new token sees: all, or the last ones."""
+    """Number of keys per sequence that at least one new token sees."""
     return call.keys if window is None else min(call.keys, call.tokens + window - 1)

@@ -1,6 +1,6 @@
-"""The algebra of recurrences whose state is a matrix: gated DeltaNet and Mamba-2. No torch.
+"""Ops of recurrences with a matrix state: gated DeltaNet and Mamba-2.
 
-As `graph.ops`: what an operation reads, and its formula in the letters of what it reads.
+No torch. See `graph.ops`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmcli.graph.ops import Letter, Op
 
 @dataclass(frozen=True, kw_only=True)
 class Cut(Op):
-    """`V = Z[…]`: of each row `heads · size` numbers from `first` on, as heads, `[H, T, d]`."""
+    """`V = Z[…]`: `heads · size` numbers of each row from `first` on, as heads, `[H, T, d]`."""
 
     source: str
     first: int
@@ -27,7 +27,7 @@ class Cut(Op):
 
     @property
     def span(self) -> str:
-        """`[64:128]`: which numbers of a row."""
+        """The slice of a row, such as `[64:128]`."""
         return f"[{self.first}:{self.first + self.heads * self.size}]"
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -37,7 +37,7 @@ class Cut(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class UnitLength(Op):
-    """`Q = Z[…] / √(Σ Z² + ε) · s`: as `Cut`, and each head brought to length 1, times `scale`."""
+    """`Q = Z[…] / √(Σ Z² + ε) · s`: `Cut`, then each head normalized to length 1, times `scale`."""
 
     cut: Cut
     eps: float
@@ -65,12 +65,12 @@ class StepSize(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What goes into the softplus, without its bias."""
+        """The input of the softplus, without its bias."""
         return (self.source,)
 
     @property
     def bounded(self) -> bool:
-        """Whether it is clipped: a softplus is never below 0."""
+        """Whether the result is clipped; a softplus is never below 0."""
         return self.least > 0 or self.most < math.inf
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -116,19 +116,19 @@ class Recurrence:
     tiled: bool = False
 
     def key_head(self, head: int) -> int:
-        """Whose queries and keys a head reads."""
+        """The query and key head that a head reads."""
         return head % (self.heads // self.group) if self.tiled else head // self.group
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearMap(Op):
-    """The map `[H, T, S]` of a recurrence: `z = A V`. Numbers of both signs, rows of any sum."""
+    """The map `[H, T, S]` of a recurrence, `z = A V`, with both signs and rows of any sum."""
 
     of: Recurrence
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """All but the values."""
+        """All inputs except the values."""
         return (self.of.query, self.of.key, self.of.step, self.of.log_decay)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -140,13 +140,13 @@ class LinearMap(Op):
 
     @property
     def by_rows(self) -> bool:
-        """A row costs as many multiplications as all keys before it have numbers."""
+        """True: a row costs one multiplication per number of all earlier keys."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateAfter(Op):
-    """The state after each token, `[H, T, dk·dv]`: a row of `columns` for each number of a key."""
+    """The state after each token, `[H, T, dk·dv]`: one row of `columns` per key dimension."""
 
     of: Recurrence
     value: str
@@ -154,7 +154,7 @@ class StateAfter(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """All but the queries."""
+        """All inputs except the queries."""
         return (self.of.key, self.value, self.of.step, self.of.log_decay)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -166,13 +166,13 @@ class StateAfter(Op):
 
     @property
     def by_rows(self) -> bool:
-        """A row costs as many multiplications as all tokens before it."""
+        """True: a row depends on all earlier tokens."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skip(Op):
-    """`Y = C + D X`: values times a number of each head, beside what was mixed, `[H, T, d]`."""
+    """`Y = C + D X`: mixed values plus values times a scalar per head, `[H, T, d]`."""
 
     source: str
     value: str
@@ -180,7 +180,7 @@ class Skip(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What was mixed, and the values."""
+        """The mixed values, and the values."""
         return (self.source, self.value)
 
     def formula(self, own: str, letter: Letter) -> str:

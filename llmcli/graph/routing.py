@@ -36,9 +36,9 @@ class Share(Op):
 class Choose(Op):
     """`e = top-K(P + c)`: the numbers of the experts with the largest scores, `[T, K]`.
 
-    The largest first, of equal ones the first. `correction` c is a bias of this choice alone. With
-    `groups` only experts of the `kept` best groups can be chosen; a group's score is the sum of its
-    `best` largest.
+    In descending order; of equal scores the first. `correction` c is a bias for the choice only.
+    With `groups` only experts of the `kept` best groups can be chosen; a group's score is the sum
+    of its `best` largest.
     """
 
     source: str
@@ -65,11 +65,11 @@ class Choose(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Weigh(Op):
-    """`g = P[e]`: what each chosen expert counts, `[T, K]`.
+    """`g = P[e]`: the weight of each chosen expert, `[T, K]`.
 
-    `renormalized`: divided by their sum, to which `least` is added. `softmax`: the source are
-    logits, and the weights the softmax of the chosen. Times `scale`, and times the chosen one's
-    number of the parameter `factors`.
+    `renormalized`: divided by their sum, to which `least` is added. `softmax`: the source has
+    logits, and the weights are the softmax of the chosen ones. Times `scale`, and times the
+    expert's entry of the parameter `factors`.
     """
 
     source: str
@@ -82,7 +82,7 @@ class Weigh(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Scores, and which are chosen."""
+        """Scores, and the chosen experts."""
         return (self.source, self.chosen)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -98,10 +98,10 @@ class Weigh(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertProject(Op):
-    """`G[k] = X W[e_k] + b[e_k]`: each token's rows times the matrices that it chose, `[K, T, N]`.
+    """`G[k] = X W[e_k] + b[e_k]`: each token's rows times its chosen matrices, `[K, T, N]`.
 
-    The source has a row for a token, `[T, M]`, or for each of its experts, `[K, T, M]`. `over` is
-    the axis of the rows' numbers, `columns` that of the matrices' columns. `fused` as in `Project`.
+    The source has one row per token, `[T, M]`, or one per expert, `[K, T, M]`. `over`, `columns`
+    and `fused` as in `Project`.
     """
 
     source: str
@@ -115,7 +115,7 @@ class ExpertProject(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Rows, and the experts that they chose."""
+        """Rows, and their chosen experts."""
         return (self.source, self.chosen)
 
     def formula(self, own: str, letter: Letter) -> str:
@@ -125,19 +125,19 @@ class ExpertProject(Op):
         return f"{own} = {letter(self.source)} {letter(self.weight)}[{e}]{bias}"
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
-        """Of the products with the chosen experts."""
+        """FLOPs of the products with the chosen experts."""
         matrix = size(self.over, sizes) * size(self.columns, sizes)
         return 2 * call.batch * tokens * sizes["K"] * matrix, 0
 
     @property
     def by_rows(self) -> bool:
-        """A row costs as many multiplications as the matrices of its experts have numbers."""
+        """True: a row costs one multiplication per number of its experts' matrices."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class SumExperts(Op):
-    """`Y = Σ_k g[k] · O[k] + Z`: what the chosen experts give, weighed, and `also`, `[T, D]`."""
+    """`Y = Σ_k g[k] · O[k] + Z`: weighted outputs of chosen experts plus `also`, `[T, D]`."""
 
     share: str
     value: str
@@ -145,7 +145,7 @@ class SumExperts(Op):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Weights, the experts' outputs, and what is added."""
+        """Weights, the experts' outputs, and `also`."""
         return tuple(filter(None, (self.share, self.value, self.also)))
 
     def formula(self, own: str, letter: Letter) -> str:

@@ -1,21 +1,21 @@
-"""What a tensor of a model is: its name, axes, shape, formula and cost. No torch.
+"""Describes a model's tensor: name, axes, shape, formula and cost. No torch.
 
 Letters of the axes: `B` batch, `T` query positions, `S` key positions, `P` learned positions,
-`D` width, `H` heads, `Hk` key/value heads, `dh` size of a head's query and key, `dv` of its
-value, `F` hidden size of the feed-forward, or of an expert, `Fs` of the shared one, `E` experts,
-`K` those that a token chooses, `V` vocabulary; of embeddings for each layer `Lp` layers, `Dp` the
-size of one, `Vp` rows of their table; where keys and values are made of latents, `dc` a latent's
-size, `dq` that of queries, `dn` and `dr` numbers of a query and key that hold content and that are
-rotated. A product of two axes that lie in one is written with a dot: `H·dh`.
+`D` width, `H` heads, `Hk` key/value heads, `dh` size of a head's query and key, `dv` of its value,
+`F` hidden size of the feed-forward or of an expert, `Fs` of the shared expert, `E` experts, `K`
+chosen experts per token, `V` vocabulary; for per-layer embeddings `Lp` layers, `Dp` their size,
+`Vp` rows of their table; for latent attention `dc` size of a latent, `dq` of a query latent, `dn`
+and `dr` sizes of the content and RoPE parts of a query and key. Merged axes are written with a dot:
+`H·dh`.
 
-Formulas have the letters of the documents, the same as `explain` derives with (a test compares
-them): in a block X (its input), T¹ = Norm(X), T² = MultiHeadAttention(T¹), T³ = T² + X,
-T⁴ = Norm(T³), T⁵ = FFN(T⁴) and H = T⁵ + T³; in the attention Q, K, V, the mask M, the scores S, the
-weights A and the heads' results C = A V; in the feed-forward the neurons U before and the layer L
-after the activation, with G what gates them. H′ is the last block's H, normalized.
+Formulas use the letters of the documents and of `explain` (a test compares them): in a block X (its
+input), T¹ = Norm(X), T² = MultiHeadAttention(T¹), T³ = T² + X, T⁴ = Norm(T³), T⁵ = FFN(T⁴) and H =
+T⁵ + T³; in the attention Q, K, V, the mask M, the scores S, the weights A and the heads' results C
+= A V; in the feed-forward the neurons U before and the layer L after the activation, with the gate
+G. H′ is the last block's H, normalized.
 
-They are oriented as in the papers: activations are rows, so `Q = T¹ W_q` and `W_q` is `[D, H·dh]`.
-A linear layer of torch stores the transpose, which is `stored_shape`.
+Orientation as in the papers: activations are rows, so `Q = T¹ W_q` and `W_q` is `[D, H·dh]`. A
+linear layer of torch stores the transpose (`stored_shape`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmcli.graph.blocks import PACKED, packed_bytes, stored_bytes
 
 Kind = Literal["parameter", "activation", "state"]
 Phase = Literal["prefill", "decode"]
-Logits = Literal["all", "last", "none"]  # of which tokens final norm and head are computed
+Logits = Literal["all", "last", "none"]  # tokens with final norm and head
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -43,7 +43,7 @@ DTYPE_BYTES = {
 
 
 def wide_dtype(dtype: str | None) -> str | None:
-    """At least float32, beside numbers of that dtype."""
+    """The dtype of values kept in at least float32 in a model of `dtype`."""
     return dtype if dtype in (None, "float64") else "float32"
 
 
@@ -52,17 +52,16 @@ class TensorSpec:
     """One tensor: a parameter, an activation of one forward call, or a state kept between calls.
 
     `shape` has the formula's orientation and one number per entry of `axes`; `stored_shape`
-    (parameters only) is what torch keeps. `flops` counts matrix products, 2 per multiply-add,
-    and nothing else: norms, activations, biases and softmax are not counted. Scores count as
-    the full `T × S` rectangle; `masked_flops` is the part of `flops` spent on cells that the
-    causal mask or the window hides, so `flops - masked_flops` is what must be computed.
+    (parameters only) is torch's shape. `flops` counts matrix products, 2 per multiply-add, and
+    nothing else: norms, activations, biases and softmax are not counted. Scores count as the full
+    `T × S` rectangle; `masked_flops` is the part of `flops` for cells hidden by the causal mask or
+    the window, so `flops - masked_flops` must be computed.
 
-    `shares` names the memory that the tensor is a view of: that of another tensor, or of one
-    that has no name of its own here (`blocks.0.attn.qkv`, what one product gives for all three);
-    tensors that share one name lie in one storage. None where the memory is its own, and for
-    `logits` where the dtype is not known. `written` is False for what the fused kernel never
-    writes: `scores`, `pattern` and `result` are derived from what it does. `as_stored`: blocks lie
-    in memory as in a file.
+    `shares` names the memory that the tensor is a view of: another tensor's, or an unnamed one's
+    (`blocks.0.attn.qkv`, the result of one fused product); tensors with the same name share one
+    storage. None if it has its own memory, and for `logits` if the dtype is unknown. `written` is
+    False for tensors that the fused kernel does not store: `scores`, `pattern` and `result` are
+    derived. `as_stored`: blocks in the file's layout.
     """
 
     name: str
@@ -82,12 +81,12 @@ class TensorSpec:
 
     @property
     def count(self) -> int:
-        """How many numbers the tensor holds."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int | None:
-        """Size in bytes, None where the dtype is not known (a parameter before it is loaded)."""
+        """Size in bytes; None if the dtype is unknown (a parameter before it is loaded)."""
         if self.dtype in PACKED:
             *rows, columns = self.stored_shape or self.shape
             size = stored_bytes if self.as_stored else packed_bytes
@@ -97,11 +96,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One forward call that activations are described for.
+    """One forward call, for which activations are described.
 
-    `batch` sequences, `tokens` new positions each after `past` cached ones. `dtype` is what the
-    model computes in; statistics of norms and logits are at least float32. `cache` is the dtype of
-    keys and values, where it is another one.
+    `batch` sequences with `tokens` new positions each after `past` cached ones. `dtype`: the
+    model's arithmetic; statistics of norms and logits are at least float32. `cache`: the dtype of
+    keys and values if different.
     """
 
     batch: int
@@ -113,7 +112,7 @@ class Call:
 
     @property
     def keys(self) -> int:
-        """`S`, the key positions that the new tokens may see: the cached ones and themselves."""
+        """`S`: number of visible key positions, cached ones plus new tokens."""
         return self.past + self.tokens
 
     @property
@@ -123,5 +122,5 @@ class Call:
 
     @property
     def wide_dtype(self) -> str | None:
-        """The dtype of what is kept in at least float32."""
+        """The dtype of values kept in at least float32."""
         return wide_dtype(self.dtype)

@@ -1,1 +1,1 @@
-"""Kernels in C, each the fast version of an operation; `llmcli.ops` decides when one runs."""
+"""C kernels, fast versions of operations; `llmcli.ops` decides when they are used."""

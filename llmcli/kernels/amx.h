@@ -1,15 +1,15 @@
 /* Tiles of AMX: 8 registers of up to 16 rows of 64 bytes.
  *
- * TILE_DOT adds to 16 x 16 int32 numbers the products of a's rows of bytes with b's columns of them,
- * TILE_DOT_BFLOAT16 the same of bfloat16 numbers to float32; in a row of b the 4 bytes, or 2 numbers,
- * that follow each other in a column lie side by side.
+ * TILE_DOT adds the products of a's rows and b's columns of bytes to 16 x 16 int32 numbers,
+ * TILE_DOT_BFLOAT16 those of bfloat16 numbers to float32; a row of b interleaves 4 consecutive
+ * bytes, or 2 numbers, of each column.
  */
 #ifndef LLMCLI_AMX_H
 #define LLMCLI_AMX_H
 
 #include "common.h"
 
-/* `tmm` is a number. GCC's own macros do not say that a load reads memory. */
+/* `tmm` is a number. GCC's macros do not declare that a load reads memory. */
 #ifndef TILE_LOAD
 #define TILE_CONFIGURE(config) __asm__ volatile("ldtilecfg %0" ::"m"(*(config)))
 #define TILE_CONFIGURATION(config) __asm__ volatile("sttilecfg %0" : "=m"(*(config)))

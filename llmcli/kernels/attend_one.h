@@ -1,7 +1,7 @@
 /* ATTEND in vectors of WIDTH floats: see each_width.h.
  *
- * A score is summed in 16 lanes, lane j taking the numbers j, j + 16, …, which are then added in
- * pairs, 4 slots at a time: the same bits for every WIDTH.
+ * A score is summed in 16 lanes, lane j taking numbers j, j + 16, …; lanes are then added in pairs,
+ * 4 slots at a time: the same bits for every WIDTH.
  */
 #define SHARE (16 / WIDTH) /* vectors of 16 lanes */
 
@@ -19,14 +19,14 @@ TARGET INLINE floats NAMED(at)(const float *from) {
     return found;
 }
 
-/* WIDTH numbers of the cache. */
+/* Load WIDTH numbers of the cache. */
 TARGET INLINE floats NAMED(cached)(const void *rows, int64_t at, const int kind) {
     if (kind == FLOATS) return NAMED(at)((const float *)rows + at);
     return kind == BFLOATS ? (floats)WIDENED((const uint16_t *)rows + at)
                            : (floats)HALVES((const uint16_t *)rows + at);
 }
 
-/* Of 4 times 16 lanes the sums: j + 8, j + 4, j + 2, j + 1. */
+/* Sums of 4 times 16 lanes, added as j + 8, j + 4, j + 2, j + 1. */
 TARGET INLINE quad NAMED(folded)(floats lanes[4][SHARE]) {
 #if WIDTH == 16
     floats pairs[2], all;
@@ -54,12 +54,12 @@ TARGET INLINE quad NAMED(folded)(floats lanes[4][SHARE]) {
 #endif
 }
 
-/* The scores of G queries, a number that the compiler knows, with slots s to s + 3; behind the last
- * slot it is read again. */
+/* Scores of G queries (a compile-time constant) with slots s to s + 3; beyond the last slot it is
+ * repeated. */
 TARGET INLINE void NAMED(score)(const int G, const int kind, const struct op *op, const float *q,
                                 const void *k, int64_t s, int64_t slots,
                                 float (*scores)[SLOTS]) {
-    const int together = WIDTH == 16 ? 4 : G > 2 ? 1 : 2; /* as many sums as there are registers */
+    const int together = WIDTH == 16 ? 4 : G > 2 ? 1 : 2; /* as registers allow */
     const int64_t size = op->arg[10];
     const float scale = number(op->arg[12]);
     floats sums[MOST_QUERIES][4][SHARE];
@@ -85,8 +85,8 @@ TARGET INLINE void NAMED(score)(const int G, const int kind, const struct op *op
     }
 }
 
-/* Scores are capped where there is a cap, then become e^(score - largest); the largest and the sum
- * go to `room`. */
+/* Cap the scores if there is a cap, then compute e^(score - largest); the largest and the sum are
+ * stored in `room`. */
 TARGET INLINE void NAMED(soften_one)(float *scores, int64_t slots, float cap, float *room) {
     float most = -INFINITY, lanes[16];
     floats all[SHARE] = {{0}}, largest = EACH(-INFINITY);
@@ -112,7 +112,7 @@ TARGET INLINE void NAMED(soften_one)(float *scores, int64_t slots, float cap, fl
     room[1] = folded(lanes);
 }
 
-/* Sums of N times 16 numbers of the values, from `i` on, over all slots. */
+/* Weighted sums over all slots of N times 16 numbers of the values, from `i` on. */
 TARGET INLINE void NAMED(add_values)(const int G, const int N, const int kind,
                                      const struct op *op, const struct place *p, int64_t i,
                                      float (*scores)[SLOTS], float *room) {
@@ -133,11 +133,11 @@ TARGET INLINE void NAMED(add_values)(const int G, const int N, const int kind,
             memcpy(room + g * (values + 2) + 2 + i + n * WIDTH, &sums[g][n], sizeof sums[g][n]);
 }
 
-/* Memory is far away: of each 4 slots keys that come next and the values are fetched while scores are
- * computed, and while values are added up the keys of the next block. */
+/* Prefetch: while computing scores, the next keys and the values of each 4 slots; while summing
+ * values, the keys of the next block. */
 TARGET INLINE void NAMED(attend_queries)(const int G, const int kind, const struct op *op,
                                          const float *q, const struct place *p, float *room) {
-    const int many = WIDTH == 16 ? 4 : 1; /* times 16 values: as there are registers */
+    const int many = WIDTH == 16 ? 4 : 1; /* times 16 values, as registers allow */
     const int64_t size = op->arg[10], values = op->arg[11], far = op->arg[23];
     float scores[MOST_QUERIES][SLOTS];
     for (int64_t s = 0; s < p->slots; s += 4) {

@@ -1,14 +1,14 @@
 /* ATTEND_ROWS in vectors of WIDTH floats: see each_width.h. Its types are those of attend_one.h.
  *
- * Lanes are the rows of an item: so scores, their largest, their sums and those of the values are
- * computed without a sum across lanes, each in the order of the slots. A row's bits do not depend on
- * the rows beside it, on WIDTH, or on how many tokens are computed at once.
+ * Lanes are the rows of an item, so scores, their maxima and all sums need no sum across lanes and
+ * follow the order of the slots. A row's bits do not depend on other rows, on WIDTH, or on the
+ * number of tokens computed at once.
  */
 #define floats NAMED(floats)
 #define numbers NAMED(numbers)
 
-/* Each product and its addition are rounded once.
- * out[j] (+)= the sum over i of x[j * outer + i * inner] * rows[i], of N numbers j and W vectors. */
+/* Fused multiply-adds. out[j] (+)= the sum over i of x[j * outer + i * inner] * rows[i], of N
+ * numbers j and W vectors. */
 TARGET INLINE void NAMED(multiply)(const int N, const int W, const float *x, int64_t outer,
                                    int64_t inner, int64_t count, const float *rows, int64_t lanes,
                                    float *out, const int more) {
@@ -29,11 +29,11 @@ TARGET INLINE void NAMED(multiply)(const int N, const int W, const float *x, int
             memcpy(out + j * lanes + w * WIDTH, &sums[j][w], sizeof sums[j][w]);
 }
 
-/* The same of any number of both. */
+/* The same for any N and W. */
 TARGET INLINE void NAMED(product)(const float *x, int64_t outer, int64_t inner, int64_t n,
                                   int64_t count, const float *rows, int64_t lanes, float *out,
                                   const int more) {
-    const int most = WIDTH == 16 ? 4 : 2; /* as many sums as there are registers for */
+    const int most = WIDTH == 16 ? 4 : 2; /* sums, as registers allow */
     for (int64_t r = 0; r < lanes;) {
         const int wide = lanes - r >= most * WIDTH;
         for (int64_t j = 0; j < n;) {
@@ -52,8 +52,8 @@ TARGET INLINE void NAMED(product)(const float *x, int64_t outer, int64_t inner, 
     }
 }
 
-/* Scores of a block of slots become e^(score - largest), and what was added up before them is made
- * to fit the new largest. */
+/* Replace the scores of a block of slots by e^(score - largest), and rescale earlier sums to the
+ * new largest score. */
 TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slots,
                                  int64_t lanes) {
     const float scale = number(op->arg[12]), cap = number(op->arg[22]);
@@ -74,7 +74,7 @@ TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slo
             most = (floats)(((numbers)score & larger) | ((numbers)most & ~larger));
             memcpy(at, &score, sizeof score);
         }
-        /* where nothing has been seen, all are -infinity: e^(-infinity - 0) is 0 */
+        /* if all are masked, all are -infinity: e^(-infinity - 0) is 0 */
         const floats from = (floats)((numbers)most & (most > (floats){0} - INFINITY));
         by = NAMED(exponentials)(before - from);
         all *= by;
@@ -93,7 +93,7 @@ TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slo
     }
 }
 
-/* `count` numbers as float32. */
+/* Convert `count` numbers to float32. */
 TARGET INLINE const float *NAMED(widen)(const void *from, int64_t at, int64_t count,
                                         int64_t kind, float *room) {
     if (kind == FLOATS) return (const float *)from + at;
@@ -108,7 +108,7 @@ TARGET INLINE const float *NAMED(widen)(const void *from, int64_t at, int64_t co
 TARGET static void NAMED(attend_rows)(const struct op *op, int64_t item) {
     const int64_t group = op->arg[9], size = op->arg[10], values = op->arg[11];
     const int64_t heads = op->arg[8], tokens = op->arg[20], many = tokens_of_tile(op);
-    /* the last tokens see most: they come first */
+    /* the last tokens see the most slots: they come first */
     const int64_t pair = item % (op->arg[7] * heads), b = pair / heads, head = pair % heads;
     const int64_t begin = (tiles_of_rows(op) - 1 - item / (op->arg[7] * heads)) * many;
     const int64_t end = begin + many < tokens ? begin + many : tokens, rows = (end - begin) * group;

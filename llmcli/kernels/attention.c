@@ -1,7 +1,7 @@
 /* Softmax attention over the cache, of one token and of many, on float32 queries.
  *
  * A query at position p sees slots max(0, p - window + 1) to p. With a cap c a score s is
- * c * tanh(s / c). A head's sink is one score more, without a value.
+ * c * tanh(s / c). A head's sink is an additional score without a value.
  */
 #include "program.h"
 #include "vectors.h"
@@ -9,21 +9,21 @@
 /* ---- attention of one token over the cache ---------------------------------------------------- */
 
 /* ATTEND: the G queries of a key/value head with the keys of a block of slots, and their values.
- * An item is a block of `SLOTS` of one head of one sequence; its part of the result goes to `room`:
- * of each query the largest score, the sum of e^(score - largest), and that sum of the values.
- * Sizes are multiples of 16.
- * 0 q [B, K, G, d], 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 distance of sequences
+ * An item is a block of `SLOTS` of one head of one sequence; its partial results are stored in
+ * `room`: per query the largest score, the sum of e^(score - largest), and the values weighted by
+ * it. Sizes are multiples of 16.
+ * 0 q [B, K, G, d], 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 stride of sequences
  * of k, 4 of v, 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e,
  * 12 scale, 13 window or 0, 14 starts, 15 starts_stride, 16 room, 17 blocks of room for each head,
- * 18 `enum numbers` of k and v, 19 distance of sequences of q, 21 cap or 0, 23 distance of slots of v; where heads of k
- * have none, all heads have the same keys and values, and of a block theirs follow each other */
+ * 18 `enum numbers` of k and v, 19 stride of sequences of q, 21 cap or 0, 23 stride of slots of v;
+ * with stride 0 of heads of k, all heads share keys and values, and their blocks are consecutive */
 #define SLOTS 256
-#define MOST_QUERIES 4 /* that share a pass */
-#define KEYS_AHEAD 32  /* slots whose keys are fetched before they are needed */
+#define MOST_QUERIES 4 /* per pass */
+#define KEYS_AHEAD 32  /* slots of prefetched keys */
 #define MOST_SIZE 512  /* of a head */
 
 struct span {
-    int64_t first, last; /* slots, and the blocks in which they lie */
+    int64_t first, last; /* slots, and their blocks */
 };
 
 INLINE struct span span_of(const struct op *op, int64_t b) {
@@ -48,12 +48,12 @@ INLINE void fetch_rows(const void *rows, int64_t at, int64_t count, const int nu
     for (int64_t i = 0; i < count; i += 64 / bytes) FETCH((const char *)rows + (at + i) * bytes);
 }
 
-/* Of an item: queries, keys and values of its slots, and its part of the room. */
+/* An item: queries, keys and values of its slots, and its part of `room`. */
 struct place {
     const float *q;
     const void *k, *v;
     float *room;
-    int64_t slots, behind; /* slots of the blocks that follow, whose keys follow, too */
+    int64_t slots, behind; /* slots of following blocks, with consecutive keys */
 };
 
 INLINE struct place place_of(const struct op *op, int64_t item) {
@@ -79,8 +79,8 @@ INLINE struct place place_of(const struct op *op, int64_t item) {
     };
 }
 
-/* COMBINE: the parts of all blocks. An item is a sequence's head with its G queries. The arguments
- * of ATTEND, and 20 out [B, K, G, e], 22 sinks [K, G] or 0. */
+/* COMBINE: combine the partial results of all blocks. An item is a sequence's head with its G
+ * queries. The arguments of ATTEND, and 20 out [B, K, G, e], 22 sinks [K, G] or 0. */
 static int64_t items_combine(const struct op *op) { return op->arg[7] * op->arg[8]; }
 
 INLINE void combine(const struct op *op, int64_t item) {
@@ -111,13 +111,14 @@ const struct kernel kernel_combine = {items_combine, work_combine, NULL};
 /* ---- attention of many tokens ------------------------------------------------------------------ */
 
 /* ATTEND_ROWS: T queries of each head, the first of sequence b at position starts[b *
- * starts_stride], with the keys and values of all slots that they see. An item is some tokens of
- * the G heads that share keys; see attend_rows.h.
- * 0 q, 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 distance of sequences of k, 4 of v,
+ * starts_stride], with the keys and values of all visible slots. An item is some tokens of the G
+ * heads that share keys; see attend_rows.h.
+ * 0 q, 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 stride of sequences of k, 4 of v,
  * 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e, 12 scale,
- * 13 window or 0, 14 starts, 15 starts_stride, 16 `enum numbers` of k and v, 17 distance of
- * sequences of q, 18 of heads, 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0, 23 sinks [K, G] or 0 */
-#define MOST_ROWS 64 /* of an item, or G */
+ * 13 window or 0, 14 starts, 15 starts_stride, 16 `enum numbers` of k and v, 17 stride of
+ * sequences of q, 18 of heads, 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0,
+ * 23 sinks [K, G] or 0 */
+#define MOST_ROWS 64 /* per item, or G */
 
 INLINE int64_t tokens_of_tile(const struct op *op) {
     return op->arg[9] < MOST_ROWS ? MOST_ROWS / op->arg[9] : 1;
@@ -127,11 +128,11 @@ INLINE int64_t tiles_of_rows(const struct op *op) {
     return (op->arg[20] + tokens_of_tile(op) - 1) / tokens_of_tile(op);
 }
 
-#define KEYS 64       /* slots that are taken at a time */
-#define MOST_LANES 128 /* rows of an item in vectors: G is at most that */
+#define KEYS 64       /* slots at a time */
+#define MOST_LANES 128 /* rows of an item in vectors; maximum of G */
 
-/* Of one item, lanes being rows of queries: they [d, lanes], scores [KEYS, lanes], sums of values
- * [e, lanes], keys [KEYS, d] and values [KEYS, e]. */
+/* Buffers of one item, with rows of queries as lanes: queries [d, lanes], scores [KEYS, lanes],
+ * sums of values [e, lanes], keys [KEYS, d] and values [KEYS, e]. */
 struct tile {
     float q[MOST_SIZE * MOST_LANES], scores[KEYS * MOST_LANES], sums[MOST_SIZE * MOST_LANES];
     float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];

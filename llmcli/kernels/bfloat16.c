@@ -5,29 +5,28 @@
  *
  * Axes: M rows of x, K columns of x and of w, N rows of w.
  *
- * Every weight is read once for all rows of x. Each output is summed in one order, whatever the
- * number of rows, threads, the chunk or the processor level are, so that results are equal bit for
- * bit: there are 16 lanes, and of every block of 32 columns lane j takes column 2j, then 2j + 1,
- * each with a fused multiply-add in float32; columns beyond K count as zeros. At the end lane j is
- * added to lane j + 8, then 4, then 2, then 1. Pairs of neighbours share a lane because they share
- * a 32-bit word: a shift makes one of them a float32, a mask the other. Of a float16 matrix lane j
- * takes column j, then 16 + j.
+ * Every weight is read once for all rows of x. Each output is summed in a fixed order, so that
+ * results are bit-identical for any number of rows and threads, chunk and processor level: there
+ * are 16 lanes, and in every block of 32 columns lane j takes columns 2j and 2j + 1, with fused
+ * multiply-adds in float32; columns beyond K count as zeros. Finally lane j is added to lane j + 8,
+ * then 4, 2 and 1. Adjacent columns share a lane because they share a 32-bit word: a shift converts
+ * one to float32, a mask the other. For a float16 matrix lane j takes columns j and 16 + j.
  */
 #include "program.h"
 
-#define FEW_ROWS_OF_PAIRS 32 /* with more rows of x a panel of w is worth turning */
+#define FEW_ROWS_OF_PAIRS 32 /* with more rows of x, transposing a panel of w pays off */
 
 #ifdef X86
 #include "bfloat16_amx.h"
 #include "bfloat16_pairs.h"
 #endif
 
-#define BLOCK 32             /* columns that are multiplied at a time */
-#define MOST_ROWS 8          /* rows of x that share a pass: their sums stay in registers */
-#define CHUNK_BYTES (64 << 10) /* of weights: what a thread takes at a time */
+#define BLOCK 32             /* columns at a time */
+#define MOST_ROWS 8          /* rows of x per pass, with sums in registers */
+#define CHUNK_BYTES (64 << 10) /* of weights per work item */
 
-/* Weights are fetched into L2 so many rows ahead: without it, cold rows of 576 or 1,536 columns are
- * read at 8 GB/s by one thread with one row of x and at 5 with four, with it at 11 and 10. */
+/* Weights are prefetched into L2 this many rows ahead: without it, one thread reads cold rows of
+ * 576 or 1,536 columns at 8 GB/s with one row of x and 5 GB/s with four, with it at 11 and 10. */
 #define AHEAD 8
 
 struct product {
@@ -41,7 +40,7 @@ struct product {
     int64_t columns, padded;
 };
 
-/* The last, incomplete block of a row of w, zeros behind it. */
+/* The last, incomplete block of a row of w, padded with zeros. */
 INLINE void last_block(const struct product *p, int64_t n, uint16_t block[BLOCK]) {
     int64_t whole = p->columns / BLOCK * BLOCK;
     memset(block, 0, BLOCK * sizeof *block);
@@ -51,10 +50,10 @@ INLINE void last_block(const struct product *p, int64_t n, uint16_t block[BLOCK]
 
 /* ---- portable ------------------------------------------------------------------------------ */
 
-/* a * b + c rounded once, by the C library where the processor has no such instruction. */
+/* Fused a * b + c, by the C library if the processor lacks the instruction. */
 INLINE void add_block(const int halves, const uint16_t *w, const float *x, float lanes[16]) {
     uint16_t block[BLOCK];
-    memcpy(block, w, sizeof block); /* a mapped file's numbers may begin at an odd address */
+    memcpy(block, w, sizeof block); /* numbers in a mapped file may be unaligned */
     for (int part = 0; part < 2; part++)
         for (int j = 0; j < 16; j++) {
             float number = halves ? half(block[16 * part + j]) : widened(block[2 * j + part]);
@@ -86,7 +85,7 @@ INLINE void tiles_portable(const int halves, const struct product *p, int64_t fi
 
 #ifdef X86
 
-/* ---- AVX2 and FMA: two registers of 8 lanes an output --------------------------------------- */
+/* ---- AVX2 and FMA: two registers of 8 lanes per output -------------------------------------- */
 
 WITH_AVX2 INLINE float folded_8(__m256 lanes) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
@@ -137,7 +136,7 @@ WITH_AVX2 INLINE void tile_avx2(const int halves, const int R, const int M,
                 folded_8(_mm256_add_ps(sums[r * M + i][0], sums[r * M + i][1]));
 }
 
-/* ---- AVX-512 (F, BW, VL, DQ): one register of 16 lanes an output ---------------------------- */
+/* ---- AVX-512 (F, BW, VL, DQ): one register of 16 lanes per output --------------------------- */
 
 WITH_AVX512 INLINE float folded_16(__m512 lanes) {
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
@@ -183,7 +182,7 @@ WITH_AVX512 INLINE void tile_avx512(const int halves, const int R, const int M,
             p->out[(m + i) * p->out_stride + n + r] = folded_16(sums[r * M + i]);
 }
 
-/* For each number of rows of x, as many rows of w at a time as there are registers for. */
+/* For each number of rows of x, as many rows of w at a time as registers allow. */
 #define TILES(M, R, tile)                                                                          \
     case M:                                                                                        \
         for (; n + R <= last; n += R) tile(halves, R, M, p, n, m);                                 \
@@ -218,7 +217,7 @@ WITH_AVX512 INLINE void tiles_avx512(const int halves, const struct product *p, 
     }
 }
 
-/* Functions of their own, so that the levels' instructions stay apart. */
+/* Separate functions, to separate the levels' instructions. */
 #define OF_FORMAT(level, target, name, halves)                                                     \
     target static void name##_##level(const struct product *p, int64_t n, int64_t last, int64_t m, \
                                       int64_t rows) {                                              \
@@ -233,7 +232,7 @@ OF_FORMAT(avx512, WITH_AVX512, halves, 1)
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-/* Rows of x in the pass that begins with row m: all passes have about as many. */
+/* Rows of x in the pass that begins with row m; passes have similar sizes. */
 INLINE int64_t rows_of_pass(int64_t rows, int64_t m) {
     int64_t left = rows - m, passes = (left + MOST_ROWS - 1) / MOST_ROWS;
     return (left + passes - 1) / passes;
@@ -243,8 +242,8 @@ INLINE int64_t padded(int64_t columns) { return (columns + BLOCK - 1) / BLOCK * 
 
 /* WIDEN: rows of x [M, K], bfloat16 or float32, into `out`, float32 [M, K rounded up to 32], pass by
  * pass as `struct product` says. An item is a pass.
- * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether x is float32, 6 whether the columns stay
- * in their order: for a float16 matrix, 7 whether each row is a pass */
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether x is float32, 6 whether to keep the
+ * order of columns (float16 matrix), 7 whether each row is a pass */
 static int64_t items_widen(const struct op *op) {
     return op->arg[7] ? op->arg[3] : (op->arg[3] + MOST_ROWS - 1) / MOST_ROWS;
 }
@@ -287,7 +286,7 @@ INLINE void tiles(const int64_t halves, const struct product *p, int64_t first, 
     (void)level;
 }
 
-/* MULTIPLY_BFLOAT16: what WIDEN gives with the rows of w [N, K]. An item is some rows of w.
+/* MULTIPLY_BFLOAT16: the output of WIDEN times the rows of w [N, K]. An item is some rows of w.
  * 0 widened x, 1 w, 2 w_stride, 3 out, 4 out_stride, 5 rows M, 6 outputs N, 7 columns K,
  * 8 bias or 0, 9 whether w is float16 */
 INLINE int64_t rows_of_item(int64_t columns) {
@@ -317,11 +316,13 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
         for (int64_t n = first; n < last; n++) p.out[m * p.out_stride + n] += bias[n];
 }
 
-/* MULTIPLY_EXPERTS_BFLOAT16: what WIDEN gives, each row a pass, a row each with the rows of one
- * expert: of E matrices w [N, K]. An item is some rows of one, of the first product with it for all.
+/* MULTIPLY_EXPERTS_BFLOAT16: rows of WIDEN's output (one per pass) times the matrix of one expert
+ * each, of E matrices w [N, K]. An item is some rows of an expert, handled by its first product for
+ * all.
  * 0 widened x, 1 w, 2 w_stride, 3 out [P, N], 4 products P, 5 outputs N, 6 columns K, 7 whether w is
- * float16, or 2: x is what PAIR gives, 8 elements from expert to expert, 9 int64: the expert of each
- * product, 10 int64: its row of x, or 0: 11 products each have a row, 12 biases of the experts or 0,
+ * float16, or 2: x is PAIR's output, 8 elements from expert to expert, 9 int64: the expert of each
+ * product, 10 int64: its row of x, or 0: 11 products each have a row, 12 biases of the experts or
+ * 0,
  * 13 the stride of these, 14 the rows of x */
 INLINE int64_t items_of_expert(const struct op *op) {
     const int64_t chunk = rows_of_item(op->arg[6]);
@@ -360,7 +361,7 @@ static void work_multiply_experts_bfloat16(const struct op *op, int64_t item, in
     }
 }
 
-/* Many float32 rows, where there are tiles of AMX.
+/* Many float32 rows with AMX.
  *
  * SPLIT: rows of x [M, K] into `out`, `struct pieces` [M rounded up to 32, / 16, K / 32]. An item is
  * 16 rows.
@@ -377,7 +378,7 @@ static void work_split(const struct op *op, int64_t item, int64_t level) {
 #endif
 }
 
-/* MULTIPLY_SPLIT: what SPLIT gives with the rows of w [N, K]. An item is some rows of w. The
+/* MULTIPLY_SPLIT: the output of SPLIT times the rows of w [N, K]. An item is some rows of w. The
  * arguments of MULTIPLY_BFLOAT16. */
 #define FEW_OUTPUTS 2048
 INLINE int64_t rows_of_split(const struct op *op) { return op->arg[6] < FEW_OUTPUTS ? 64 : 128; }
@@ -405,12 +406,12 @@ static int fetch_multiply_bfloat16(const struct op *op, int64_t piece) {
     return fetch_piece(address(op->arg[1]), 2 * op->arg[2] * op->arg[6], piece);
 }
 
-/* MULTIPLY_ROWS: many float32 rows with the rows of w [N, K], where there are no tiles. An item is
- * `OUTPUTS` rows of w. The arguments of MULTIPLY_BFLOAT16, x as it is, and
+/* MULTIPLY_ROWS: many float32 rows times the rows of w [N, K], without AMX. An item is `OUTPUTS`
+ * rows of w. The arguments of MULTIPLY_BFLOAT16 with unconverted x, and
  * 9 x_stride, 10 whether w is float16. */
 #define OUTPUTS 64
-#define PAIRS 256       /* of columns that are multiplied at a time: a panel of them lies in L1 */
-#define MOST_AT_ONCE 48 /* rows of x, where there are fewer outputs than lanes */
+#define PAIRS 256       /* of columns at a time: a panel fits in L1 */
+#define MOST_AT_ONCE 48 /* rows of x, with fewer outputs than lanes */
 
 static int64_t items_multiply_rows(const struct op *op) {
     return op->arg[5] > 0 ? (op->arg[6] + OUTPUTS - 1) / OUTPUTS : 0;
@@ -421,8 +422,8 @@ static int64_t items_multiply_rows(const struct op *op) {
 BY_LEVEL(multiply_rows)
 const struct kernel kernel_multiply_rows = {items_multiply_rows, work_multiply_rows, NULL};
 
-/* PAIR: float32 rows of x [M, K], rounded to bfloat16, into `out`, [K / DEEP, M, DEEP], zeros behind
- * the last column. An item is up to 8 rows.
+/* PAIR: float32 rows of x [M, K], rounded to bfloat16, into `out`, [K / DEEP, M, DEEP], padded with
+ * zeros. An item is up to 8 rows.
  * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K */
 static int64_t items_pair(const struct op *op) { return (op->arg[3] + 7) / 8; }
 
@@ -436,8 +437,8 @@ static void work_pair(const struct op *op, int64_t item, int64_t level) {
 #endif
 }
 
-/* MULTIPLY_PAIRS: what PAIR gives with the rows of w [N, K], where there are dot products of pairs.
- * An item is some rows of w, of many rows of x some. The arguments of MULTIPLY_BFLOAT16. */
+/* MULTIPLY_PAIRS: the output of PAIR times the rows of w [N, K], by dot products of pairs. An item
+ * is some rows of w, and with many rows of x some of these. The arguments of MULTIPLY_BFLOAT16. */
 #define TALL_OUTPUTS 64
 INLINE int64_t outputs_of_pairs(const struct op *op) {
     const int64_t few = (rows_of_item(op->arg[7]) + 31) / 32 * 32;

@@ -1,8 +1,7 @@
 /* The product of many float32 rows with a bfloat16 matrix by AMX: see bfloat16.c.
  *
- * A row of x is the sum of three of bfloat16: its rounded numbers, what these lack, rounded, and what
- * is lacking then: 8 of a number's 24 binary digits each. Products of bfloat16 numbers are exact in
- * float32.
+ * A row of x is split into three bfloat16 rows: rounded numbers, the rounded remainder, and its
+ * remainder, with 8 of a number's 24 bits each. Products of bfloat16 numbers are exact in float32.
  */
 #ifndef LLMCLI_BFLOAT16_AMX_H
 #define LLMCLI_BFLOAT16_AMX_H
@@ -11,8 +10,8 @@
 
 #define TILE 16    /* rows of x, rows of w */
 #define COLUMNS 32 /* of a tile of x */
-#define SLICE 8    /* tiles of columns whose weights are laid out at a time */
-#define PANELS 8   /* tiles of rows of w that are */
+#define SLICE 8    /* tiles of columns of weights rearranged at a time */
+#define PANELS 8   /* tiles of rows of w rearranged at a time */
 
 /* Tiles 0 to 3 are sums, 4 and 5 of x, 6 and 7 of w. */
 static const struct tile_config bfloat16_tiles = {
@@ -45,13 +44,13 @@ WITH_AVX512 static void split(const float *x, int64_t stride, int64_t rows, int6
                     const uint16_t rounded = to_bfloat16(rest);
                     to->of[j][m][i] = rounded;
                     rest -= widened(rounded);
-                    rest = rest == rest ? rest : 0.0f; /* nothing is lacking of infinity */
+                    rest = rest == rest ? rest : 0.0f; /* no remainder of infinity */
                 }
             }
     }
 }
 
-/* 16 rows of 16 words become 16 columns of them. */
+/* Transpose 16 x 16 words. */
 WITH_AVX512 INLINE void transpose(__m512i r[16]) {
     __m512i t[16];
     UNROLL for (int i = 0; i < 16; i += 2) {
@@ -85,7 +84,7 @@ WITH_AVX512 INLINE void lay_out(const uint16_t *w, int64_t stride, int64_t rows,
     UNROLL for (int n = 0; n < 16; n++) _mm512_storeu_si512(to[n], r[n]);
 }
 
-/* 32 rows of x times 32 of w, `count` tiles of columns: onto `out`, which `first` says to be empty. */
+/* Add 32 rows of x times 32 of w, `count` tiles of columns, to `out`; `first`: `out` is empty. */
 WITH_AVX512 INLINE void block(const struct pieces *x, int64_t x_stride,
                               uint16_t w[2][SLICE][TILE][COLUMNS], int64_t count, float *out,
                               int64_t stride, int first) {
@@ -114,7 +113,7 @@ WITH_AVX512 static void multiply_amx(const struct pieces *x, int64_t rows, const
                                      int64_t out_stride) {
     static _Thread_local uint16_t panels[PANELS][SLICE][TILE][COLUMNS] __attribute__((aligned(64)));
     const int64_t tiles = (columns + COLUMNS - 1) / COLUMNS;
-    struct tile_config before; /* of another library, which may configure its threads only once */
+    struct tile_config before; /* another library may configure its threads only once */
     TILE_CONFIGURATION(&before);
     TILE_CONFIGURE(&bfloat16_tiles);
     for (int64_t k = 0; k < tiles; k += SLICE) {

@@ -1,18 +1,18 @@
 /* The product of bfloat16 rows with a bfloat16 matrix by AVX512-BF16: see MULTIPLY_PAIRS in
  * bfloat16.c.
  *
- * Lanes are 16 rows of w. An output is summed over pairs of columns from left to right, as the
- * instruction sums a pair: the same bits for every number of rows and chunk. Numbers below 1.2e-38
- * count as zeros.
+ * Lanes are 16 rows of w. An output is summed over pairs of columns from left to right, in the
+ * instruction's order: the same bits for every number of rows and chunk. Numbers below 1.2e-38 are
+ * flushed to zero.
  */
 #define WITH_BF16                                                                                  \
     __attribute__((target("avx512bf16,avx512vnni,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,"     \
                           "f16c")))
 #define FEW 8      /* rows of x at a time without a panel of w */
 #define TALL 12    /* rows of x at a time with one: their sums stay in registers */
-#define DEEP 256   /* columns of x that lie together, [K / DEEP, M, DEEP]; a panel of them is in L1 */
+#define DEEP 256   /* contiguous columns of x, [K / DEEP, M, DEEP]; a panel fits in L1 */
 
-/* A float32 row, rounded, its columns DEEP by DEEP, which lie so far apart. */
+/* Round a float32 row; `DEEP` columns at a time, with this stride between them. */
 WITH_AVX512 static void pair_row(const float *x, int64_t columns, uint16_t *out, int64_t apart) {
     for (int64_t k = 0; k < columns; k += DEEP, out += apart) {
         const int64_t some = columns - k < DEEP ? columns - k : DEEP;
@@ -21,7 +21,7 @@ WITH_AVX512 static void pair_row(const float *x, int64_t columns, uint16_t *out,
     }
 }
 
-/* Of up to 16 rows of w the next 32 columns, those of the mask: pair i of each row in turned[i]. */
+/* The next 32 (masked) columns of up to 16 rows of w: pair i of each row in turned[i]. */
 WITH_BF16 INLINE void turn_pairs(const uint16_t *w, int64_t stride, int64_t rows, __mmask32 mask,
                                  __m512i turned[16]) {
     __m512i a[16], b[16];
@@ -55,12 +55,12 @@ WITH_BF16 INLINE __m512 add_pairs(__m512 sum, const uint16_t *x, __m512i w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)w);
 }
 
-/* A sum that was flushed to zero is positive, whether zeros were added to it or not. */
+/* A sum flushed to zero is positive, with or without added zeros. */
 WITH_BF16 INLINE __m512 positive(__m512 sum) { return _mm512_add_ps(sum, _mm512_setzero_ps()); }
 
 INLINE uint32_t first_bits(int64_t count) { return count >= 32 ? ~0u : (1u << count) - 1; }
 
-/* Up to 16 rows of w with M rows of x. */
+/* Up to 16 rows of w times M rows of x. */
 WITH_BF16 INLINE void few_rows(const int M, const uint16_t *x, int64_t rows, const uint16_t *w,
                                int64_t stride, int64_t lanes, int64_t columns, float *out,
                                int64_t out_stride) {
@@ -79,7 +79,7 @@ WITH_BF16 INLINE void few_rows(const int M, const uint16_t *x, int64_t rows, con
         _mm512_mask_storeu_ps(out + m * out_stride, (__mmask16)first_bits(lanes), positive(sums[m]));
 }
 
-/* M rows of x with a panel of two times 16 rows of w, [pairs, 2, 16], onto the sums so far. */
+/* M rows of x times a panel of 2 x 16 rows of w, [pairs, 2, 16], added to the sums. */
 WITH_BF16 INLINE void tall_tile(const int M, const uint16_t *x, const __m512i *panel,
                                 int64_t pairs, const __mmask16 keep[2], float *out,
                                 int64_t out_stride, int more) {
@@ -135,7 +135,7 @@ WITH_BF16 static void tall_rows(const uint16_t *x, int64_t rows, int64_t count, 
             few_rows(M, x, rows, w + n * stride, stride, lanes - n, columns, out + n, out_stride); \
         break;
 
-/* `count` rows of x, of the `rows` whose columns lie together, with `lanes` rows of w. */
+/* `count` rows of x (of `rows` with contiguous columns) times `lanes` rows of w. */
 WITH_BF16 static void multiply_pairs(const uint16_t *x, int64_t rows, int64_t count,
                                      const uint16_t *w, int64_t stride, int64_t lanes,
                                      int64_t columns, float *out, int64_t out_stride) {
@@ -143,7 +143,7 @@ WITH_BF16 static void multiply_pairs(const uint16_t *x, int64_t rows, int64_t co
         tall_rows(x, rows, count, w, stride, lanes, columns, out, out_stride);
         return;
     }
-    for (int64_t left = count, some; left > 0; left -= some) { /* passes of about as many rows */
+    for (int64_t left = count, some; left > 0; left -= some) { /* passes of similar sizes */
         const int64_t passes = (left + FEW - 1) / FEW;
         some = (left + passes - 1) / passes;
         switch (some) {

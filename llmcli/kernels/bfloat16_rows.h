@@ -1,19 +1,19 @@
-/* Many float32 rows with a matrix of 16-bit numbers, in vectors of WIDTH floats: see each_width.h and
+/* Many float32 rows times a 16-bit matrix, in vectors of WIDTH floats: see each_width.h and
  * MULTIPLY_ROWS in bfloat16.c.
  *
- * Lanes are rows of w, so that an output is summed over the columns from left to right, each product
- * and its addition rounded once: the same bits for every WIDTH, number of rows and chunk.
+ * Lanes are rows of w, so that an output is summed over the columns from left to right by fused
+ * multiply-adds: the same bits for every WIDTH, number of rows and chunk.
  */
 #define LANES_OF_W (2 * WIDTH)
-#define ROWS_OF_X (WIDTH == 16 ? 12 : 6) /* whose sums stay in registers */
+#define ROWS_OF_X (WIDTH == 16 ? 12 : 6) /* with sums in registers */
 
 typedef float NAMED(floats) __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t NAMED(words) __attribute__((vector_size(4 * WIDTH)));
 #define floats NAMED(floats)
 #define words NAMED(words)
 
-/* `lanes` rows of w as a panel, zeros behind them: [columns, LANES_OF_W] of float16 numbers, made
- * float32, or [pairs of columns, LANES_OF_W] of bfloat16 ones. */
+/* `lanes` rows of w as a zero-padded panel: [columns, LANES_OF_W] of float16 converted to float32,
+ * or [pairs of columns, LANES_OF_W] of bfloat16. */
 TARGET INLINE void NAMED(turn)(const int halves, const uint16_t *w, int64_t stride, int64_t lanes,
                                int64_t columns, uint32_t *panel) {
     const int64_t pairs = (columns + 1) / 2, whole = columns / WIDTH * WIDTH;
@@ -38,7 +38,7 @@ TARGET INLINE void NAMED(turn)(const int halves, const uint16_t *w, int64_t stri
     }
 }
 
-/* M rows of x, a number that the compiler knows, with a panel. */
+/* M rows of x (a compile-time constant) times a panel. */
 TARGET INLINE void NAMED(some_rows)(const int M, const int halves, const uint32_t *panel,
                                     const float *x, int64_t x_stride, int64_t columns, float *out,
                                     int64_t out_stride, const int more) {

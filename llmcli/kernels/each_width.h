@@ -1,5 +1,5 @@
-/* Includes TEMPLATE, which defines functions in vectors of WIDTH floats, for every level that has
- * vectors of its own; `BY_LEVEL` (program.h) calls them.
+/* Includes TEMPLATE, which defines functions in vectors of WIDTH floats, for every level with its
+ * own vectors; `BY_LEVEL` (program.h) calls them.
  */
 #include "common.h"
 
@@ -11,7 +11,7 @@ typedef float quad __attribute__((vector_size(16)));
 INLINE quad fused(quad a, quad b, quad c) {
 #ifdef WITH_DOTPROD /* ARM */
     return (quad)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#else /* a function call for each number, where the processor is not known to do it */
+#else /* a function call per number, without a known instruction */
     return (quad){
         __builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
         __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3]),
@@ -50,9 +50,9 @@ INLINE quad four_halves(const uint16_t *bits) {
 #define LEVEL_16 _avx512
 #define TARGET_16 WITH_AVX512
 
-/* What a template has: FUSED(a, b, c) is a * b + c rounded once, EACH(x) has x in all lanes,
- * WIDENED(bits) and HALVES(bits) are the bfloat16 or float16 numbers at that address, TARGET are a
- * function's attributes, NAMED(name) its name. */
+/* Macros for templates: FUSED(a, b, c) is a fused a * b + c, EACH(x) has x in all lanes,
+ * WIDENED(bits) and HALVES(bits) load bfloat16 or float16 numbers, TARGET are a function's
+ * attributes, NAMED(name) its name. */
 #define JOINED_(a, b) a##b
 #define JOINED(a, b) JOINED_(a, b)
 #define FUSED JOINED(FUSED_, WIDTH)

@@ -1,9 +1,8 @@
-/* Formats of packed weights: what of a block lies where.
+/* Memory layouts of packed weights.
  *
- * A file (GGUF) has a matrix row after row, each a run of blocks. Packed, 16 rows lie side by side:
- * a group. Every block's bits are there as they are in the file, only elsewhere; 6-bit scales are
- * bytes. A group is a sequence of planes, each with all columns of the 16 rows, in steps of 32
- * columns (`RUN`):
+ * A GGUF file stores a matrix by rows of blocks. Packed weights interleave 16 rows (a group). They
+ * have the same bits as the file's blocks in another order; 6-bit scales become bytes. A group is a
+ * sequence of planes, each with all columns of the 16 rows, in steps of 32 columns (`RUN`):
  *
  *   codes   the lowest 2, 4 or 8 bits of each number. The 32 columns are 8 words of 4 columns. A
  *           row's word is 4 bytes, and the words of the 16 rows lie side by side, 64 bytes. 4-bit
@@ -12,8 +11,8 @@
  *   high    the 1 or 2 bits above: byte c of row r has bit g (2 bits: bits 2(g % 4)) of the column
  *           4g + c; 2 bits of words 0 to 3 in the first 64 bytes, of words 4 to 7 in the next.
  *   scale   of the 16 rows: float16, or a byte that multiplies a float16 of plane `top`.
- *   min     the same of what is added (float16) or subtracted (a byte of `top`'s second numbers).
- *   top     float16 numbers of the 16 rows for 256 columns, d and (formats with `min`) dmin.
+ * min     likewise the minimum that is added (float16) or subtracted (a byte times `top`'s second
+ * number). top     float16 numbers of the 16 rows for 256 columns, d and (formats with `min`) dmin.
  *
  * Numbers: codes are unsigned; `offset` is subtracted, or a table gives the number.
  */
@@ -37,7 +36,7 @@ struct traits {
     int codes, high;  /* bits */
     int parts;        /* 2: a scale for each 16 columns, 1: for 32 */
     int scale;        /* enum scale */
-    int min, top;     /* whether there are such planes; `top` has 1 or 2 numbers */
+    int min, top;     /* whether these planes exist; `top` has 1 or 2 numbers */
     int offset;
     int table;        /* codes are indices into `tables[table - 1]` */
 };
@@ -58,7 +57,7 @@ static const struct traits formats[FORMATS] = {
     [MXFP4] = {32, 17, 4, 0, 1, POWERS, 0, 0, 0, 2},
 };
 
-/* ggml's non-linear steps; twice the values of a 4-bit float (code 8 is no negative zero). */
+/* ggml's non-linear steps; twice the values of a 4-bit float (code 8 is 0, not -0). */
 static const int8_t tables[2][16] = {
     {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
     {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
@@ -73,7 +72,7 @@ INLINE int scale_size(int f) {
 INLINE int min_size(int f) { return formats[f].min ? scale_size(f) : 0; }
 INLINE int top_size(int f) { return 2 * ROWS * formats[f].top; }
 
-/* Where the planes of a group begin. */
+/* Offsets of the planes in a group. */
 struct planes {
     uint8_t *codes, *high, *scale, *min, *top;
 };
@@ -96,8 +95,8 @@ INLINE int64_t group_size(int f, int64_t columns) {
     return (all + 63) / 64 * 64;
 }
 
-/* A matrix that stays as a file has it, mapped: of its rows, `stride` bytes each, row r is
- * order[r], or without an order row r. */
+/* A mapped matrix in the file's layout, with rows of `stride` bytes: row r is stored row order[r],
+ * or r without an order. */
 struct stored {
     const uint8_t *rows;
     int64_t stride;
@@ -108,7 +107,7 @@ struct stored {
 void llmcli_pack_groups(const struct stored *stored, int64_t format, int64_t columns, int64_t rows,
                         int64_t first, int64_t last, uint8_t *groups);
 
-/* A power of two of MXFP4's scales: 2^(e - 128). */
+/* A scale of MXFP4 as a power of two: 2^(e - 128). */
 INLINE float power(uint8_t e) { return float_of(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23); }
 
 /* Byte i of word g of a run, column 4g + i % 4 of row i / 4: the number. */
@@ -132,7 +131,7 @@ INLINE float scale_at(const int f, const uint8_t *plane, const uint8_t *top, int
     return half(bits) * (float)(formats[f].scale == BYTES ? plane[i] : (int8_t)plane[i]);
 }
 
-/* From run `at` of a group to the one behind it. */
+/* Offsets from run `at` of a group to the next. */
 INLINE void next_run(const int f, struct planes *p, int64_t at) {
     p->codes += codes_size(f), p->high += high_size(f);
     p->scale += scale_size(f), p->min += min_size(f);

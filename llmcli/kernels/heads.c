@@ -1,10 +1,9 @@
-/* What heads of latent attention are multiplied with: a matrix each, on float32 rows. */
+/* Per-head products of latent attention, on float32 rows. */
 #include "program.h"
 
-/* JOIN: the numbers of two rows one behind the other. Rows of a group of x are x_stride apart. An
- * item is a group.
+/* JOIN: concatenate two rows. Rows of a group of x are x_stride apart. An item is a group.
  * 0 x, 1 x_stride, 2 numbers of a row of x, 3 y (contiguous), 4 numbers of a row of y,
- * 5 out (contiguous), 6 groups, 7 rows of a group, 8 distance of groups of x */
+ * 5 out (contiguous), 6 groups, 7 rows of a group, 8 stride of groups of x */
 static int64_t items_join(const struct op *op) { return op->arg[6]; }
 
 static void work_join(const struct op *op, int64_t item, int64_t level) {
@@ -20,15 +19,15 @@ static void work_join(const struct op *op, int64_t item, int64_t level) {
 }
 const struct kernel kernel_join = {items_join, work_join, NULL};
 
-/* MULTIPLY_HEADS: of each sequence and head a row of x with the head's matrix of w [H, ·, ·], whose
- * rows are outputs, a product each, or where it is `turned` inputs, of which each is multiplied with
- * a row. Columns of w are a multiple of 16. Behind the outputs of a row go numbers that stand behind
- * its inputs as they are. An item is some outputs of a head, of all sequences; see heads.h.
- * 0 x, 1 distance of sequences of x, 2 of heads of x, 3 w, 4 distance of heads of w, 5 of rows of w,
+/* MULTIPLY_HEADS: for each sequence and head a row of x times the head's matrix of w [H, ·, ·],
+ * whose rows are outputs, or inputs if `turned`. The number of columns of w is a multiple of 16.
+ * Further numbers after a row's inputs are copied after its outputs. An item is some outputs of a
+ * head, for all sequences; see heads.h.
+ * 0 x, 1 stride of sequences of x, 2 of heads of x, 3 w, 4 stride of heads of w, 5 of rows of w,
  * 6 out (contiguous), 7 B, 8 H, 9 inputs, 10 outputs, 11 numbers behind them, 12 `enum numbers` of w,
  * 13 turned */
-#define OUTPUTS 32  /* of an item: rows of w */
-#define COLUMNS 256 /* the same where it is turned */
+#define OUTPUTS 32  /* rows of w per item */
+#define COLUMNS 256 /* columns of w per item if `turned` */
 
 INLINE int64_t parts_of_head(const struct op *op) {
     const int64_t each = op->arg[13] ? COLUMNS : OUTPUTS;

@@ -1,11 +1,11 @@
 /* MULTIPLY_HEADS in vectors of WIDTH floats: see each_width.h.
  *
- * A product with a row is summed in 16 lanes, lane j taking the numbers j, j + 16, …, which are then
- * added in pairs: j + 8, j + 4, j + 2, j + 1. Rows that are inputs are added one after the other.
- * Each product and its addition is rounded once: the same bits for every WIDTH.
+ * A product with a row is summed in 16 lanes, lane j taking numbers j, j + 16, …; lanes are then
+ * added in pairs: j + 8, j + 4, j + 2, j + 1. Rows that are inputs are added in order.
+ * Multiply-adds are fused: the same bits for every WIDTH.
  */
 #define SHARE (16 / WIDTH) /* vectors of 16 lanes */
-#define ROWS 4             /* of w that are read at a time */
+#define ROWS 4             /* of w at a time */
 
 typedef float NAMED(floats) __attribute__((vector_size(4 * WIDTH)));
 #define floats NAMED(floats)
@@ -18,7 +18,7 @@ TARGET INLINE floats NAMED(weights)(const int numbers, const void *w, int64_t at
     return found;
 }
 
-/* Products of `rows` numbers of x, 1 or ROWS, with as many rows of w from `at` on, added to `out`. */
+/* Add `rows` (1 or ROWS) numbers of x times the rows of w from `at` on to `out`. */
 TARGET INLINE void NAMED(add_rows)(const int numbers, const int rows, const float *x, const void *w,
                                    int64_t at, int64_t stride, int64_t columns, float *out) {
     for (int64_t i = 0; i < columns; i += WIDTH) {
@@ -30,7 +30,7 @@ TARGET INLINE void NAMED(add_rows)(const int numbers, const int rows, const floa
     }
 }
 
-/* The same rows of w, each a product with all of x. */
+/* Dot products of these rows of w with all of x. */
 TARGET INLINE void NAMED(products)(const int numbers, const int rows, const float *x,
                                    const void *w, int64_t at, int64_t stride, int64_t inputs,
                                    float *out) {

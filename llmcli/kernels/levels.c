@@ -1,4 +1,4 @@
-/* Which of the processor levels there are here. */
+/* Detects processor levels. */
 #define _DEFAULT_SOURCE /* syscall, sigaction */
 #include "common.h"
 
@@ -18,10 +18,10 @@
 #include <sys/syscall.h>
 #endif
 
-/* The number that a change of what is exported, or of its arguments, counts up. */
+/* Incremented when exported functions or their arguments change. */
 int llmcli_native_version(void) { return 27; }
 
-/* The levels that this processor and its operating system have: bit i for `enum level` i. */
+/* The levels supported by processor and operating system: bit i for `enum level` i. */
 unsigned llmcli_native_levels(void) {
     unsigned levels = 1u << PORTABLE;
 #ifdef X86
@@ -29,7 +29,7 @@ unsigned llmcli_native_levels(void) {
     unsigned a, b, c, d, saved, high;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return levels;
     if (!(c & bit_OSXSAVE) || !(c & bit_FMA) || !(c & bit_F16C)) return levels;
-    /* The registers that the system saves: bits 1 and 2 for AVX, 5 to 7 for AVX-512. */
+    /* Registers saved by the system: bits 1 and 2 for AVX, 5 to 7 for AVX-512. */
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return levels;
     if ((b & bit_AVX2) && (saved & 0x6) == 0x6) {
@@ -43,8 +43,8 @@ unsigned llmcli_native_levels(void) {
                     levels |= 1u << BF16;
             }
 #ifdef __linux__
-            /* Tiles of bfloat16 numbers and of bytes; bits 17 and 18 of what is saved, once the
-             * process asks for it. */
+            /* Tiles of bfloat16 and of bytes; bits 17 and 18 of saved registers, after a request by
+             * the process. */
             if ((c & bit_AVX512VNNI) && (d >> 22 & 13) == 13 && (saved >> 17 & 3) == 3 &&
                 !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */))
                 levels |= 1u << AMX;
@@ -53,7 +53,7 @@ unsigned llmcli_native_levels(void) {
     }
 #endif
 #ifdef WITH_DOTPROD
-    int dot_products = 1; /* assumed where a compiler flag says so, and on Apple silicon, which has them */
+    int dot_products = 1; /* assumed if a compiler flag is set, and on Apple silicon */
 #if defined(__linux__) && !defined(__ARM_FEATURE_DOTPROD)
     dot_products = getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
 #endif
@@ -62,8 +62,8 @@ unsigned llmcli_native_levels(void) {
     return levels;
 }
 
-/* A mapped file that became shorter, or whose disk failed, ends the process with a message and
- * exit code 4: nothing can be read there any more, and nothing says so but this signal. */
+/* If a mapped file was truncated, or its disk failed, exit with a message and code 4: this signal
+ * is the only indication that the memory is unreadable. */
 #ifdef SIGBUS
 static char cut[256];
 

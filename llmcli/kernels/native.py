@@ -1,8 +1,8 @@
-"""The library of C kernels: whether there is one, its processor level, and how it is called.
+"""The library of C kernels: availability, processor level, and calls.
 
-It is built with the package where there is a C compiler. Without it PyTorch computes the products
-of dense weights, and weights in blocks are dequantized. The library is called through ctypes and
-knows neither Python nor torch.
+It is built with the package if there is a C compiler. Without it PyTorch computes products of dense
+weights, and weights in blocks are dequantized. The library is called through ctypes and depends on
+neither Python nor torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from llmcli.errors import UsageError, first_line
 VARIABLE = "LLMCLI_KERNELS"
 # `enum level` in common.h
 LEVELS = ("portable", "avx2", "avx512", "vnni", "bf16", "amx", "dotprod")
-TRITON = "triton"  # no level of a processor: see `ops.on_card`
-_KEPT: list[Any] = []  # memory whose address the library has
+TRITON = "triton"  # not a processor level; see `ops.on_card`
+_KEPT: list[Any] = []  # memory referenced by the library
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")
 _VERSION = 27  # `llmcli_native_version` in levels.c
 
 
 def check() -> None:
-    """Raises UsageError for a level in $LLMCLI_KERNELS that is unknown or not to be had here."""
+    """Raise UsageError if the level in $LLMCLI_KERNELS is unknown or unavailable."""
     if _wanted():
         level()
     if wants_triton() and find_spec("triton") is None:
@@ -37,18 +37,18 @@ def check() -> None:
 
 
 def status() -> str:
-    """The level in use, `off`, or why there is none; for people and for JSON.
+    """The level in use, `off`, or the reason why there is none, for display and JSON.
 
-    Raises UsageError as `check` does.
+    Raises UsageError like `check`.
     """
     return level() or ("off" if _wanted() == "off" else str(_library()))
 
 
 @cache
 def level() -> str | None:
-    """The best level that this processor has, or that $LLMCLI_KERNELS names; None: no kernels.
+    """The processor's best level, or that of $LLMCLI_KERNELS; None: no kernels.
 
-    Raises UsageError as `check` does.
+    Raises UsageError like `check`.
     """
     wanted = _wanted()
     if wanted == "off":
@@ -76,7 +76,7 @@ def level() -> str | None:
 
 
 def levels() -> list[str]:
-    """All that this processor has, from the plainest to the best; none without the library."""
+    """The processor's levels, from the lowest to the best; empty without the library."""
     library = _library()
     if isinstance(library, str):
         return []
@@ -85,14 +85,14 @@ def levels() -> list[str]:
 
 
 def wants_triton() -> bool:
-    """Whether $LLMCLI_KERNELS asks for the kernels of a CUDA device; a processor's stay."""
+    """Whether $LLMCLI_KERNELS selects the CUDA kernels; CPU kernels stay in use."""
     return os.environ.get(VARIABLE) == TRITON
 
 
 def kernels_of(device: str) -> str | None:
-    """Those for products of packed weights on a `cpu` or `cuda`: `level()`, or `triton`.
+    """The kernels for packed weights on a `cpu` or `cuda` device: `level()`, or `triton`.
 
-    None without any. Raises UsageError as `check` does.
+    None without any. Raises UsageError like `check`.
     """
     if device == "cpu":
         return level()
@@ -105,7 +105,7 @@ def _wanted() -> str:
 
 @cache
 def _library() -> Any:
-    """The library as ctypes has it, or a string: why there is none."""
+    """The ctypes library, or a string with the reason why there is none."""
     import ctypes
 
     if not _LIBRARY.exists():
@@ -121,17 +121,17 @@ def _library() -> Any:
 
 
 def level_number() -> int:
-    """Of `enum level`; only where `level()` is not None."""
+    """The number of the level in `enum level`; requires `level()`."""
     name = level()
     assert name is not None
     return LEVELS.index(name)
 
 
 def function(name: str, arguments: str, *, returns: bool = False) -> Any:
-    """An exported function; only where `level()` is not None.
+    """An exported function; requires `level()`.
 
-    Its arguments are `p` pointers, as addresses, `n` 64-bit integers, as is what it `returns`, and
-    `d` float64 numbers.
+    `arguments`: `p` for addresses, `n` for 64-bit integers (also the return type if `returns`), `d`
+    for float64.
     """
     import ctypes
 
@@ -144,7 +144,7 @@ def function(name: str, arguments: str, *, returns: bool = False) -> Any:
 
 @cache
 def team(threads: int) -> int:
-    """The address of a `struct team` (common.h) of PyTorch's OpenMP threads at our level."""
+    """The address of a `struct team` (common.h) with PyTorch's OpenMP threads and our level."""
     import ctypes
 
     numbers = (ctypes.c_int64 * 3)(level_number(), _team() or 0, threads)
@@ -154,10 +154,10 @@ def team(threads: int) -> int:
 
 @cache
 def _team() -> int | None:
-    """The address of `GOMP_parallel` in the OpenMP library that PyTorch itself is linked with.
+    """The address of `GOMP_parallel` in PyTorch's OpenMP library.
 
-    A second OpenMP would start threads of its own beside PyTorch's. The loader finds PyTorch's
-    among the libraries that its extension module depends on; LLVM's and Intel's have it too.
+    A second OpenMP would start additional threads. The loader finds PyTorch's among the
+    dependencies of its extension module; LLVM's and Intel's have it too.
     """
     import ctypes
 

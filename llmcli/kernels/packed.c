@@ -3,15 +3,14 @@
  *     out[m][n] = sum over runs of 32 columns of  (sum of q x) * (scale * d)  [+ min * (d * sum x)]
  *
  * Axes: M rows of x, K columns, N rows of the weights, 16 of which are a group (formats.h); D digits.
- * Of each run of x, the integers are x * 127 / max|x|, rounded to even, and d = max|x| / 127; with a
- * second digit they are 256 times that plus its rest in 256ths, at most 127 of them (no digit may be
- * -128: AVX2 changes signs in 8 bits), and d is a 256th. q are those of the weight.
+ * Of each run of x, the integers are x * 127 / max|x|, rounded to even, and d = max|x| / 127; with
+ * a second digit they are 256 times that plus the remainder in 256ths, at most 127 (digits must not
+ * be -128: AVX2 changes signs in 8 bits), and d is divided by 256. q are the weight's integers.
  *
  * The sum of q x is an integer, at most 2^29, and exact in any order; it is rounded to float32 once.
- * The float32 sum of a row goes over its runs
- * (or halves of runs, where these have scales) from left to right, each product rounded and added
- * in a step of its own: no fused multiply-add, so that all levels, compilers and tiles give the same
- * bits, whatever the number of rows, threads and chunks.
+ * The float32 sum of a row adds its runs (or halves of runs with separate scales) from left to
+ * right, without fused multiply-adds, so that all levels, compilers and tiles give the same bits
+ * for any number of rows, threads and chunks.
  */
 #include "program.h"
 
@@ -24,10 +23,10 @@
 #include "packed.h"
 #endif
 
-#define CHUNK_BYTES (48 << 10) /* of weights: what a thread takes at a time */
+#define CHUNK_BYTES (48 << 10) /* of weights per work item */
 #define MANY 64                /* rows of x */
 
-/* Several matrices with the same columns, whose outputs lie side by side; packed, or as stored. */
+/* Several matrices with the same columns and concatenated outputs; packed, or as stored. */
 struct segment {
     const uint8_t *packed;
     int64_t format, rows, column; /* of the first output */
@@ -39,9 +38,9 @@ typedef void (*tile_fn)(const uint8_t *group, int64_t columns, const struct acti
 
 /* ---- activations ---------------------------------------------------------------------------- */
 
-#define LEAST 0x09000000u /* 2^-109: whose d, and d / 256, are normal numbers */
+#define LEAST 0x09000000u /* 2^-109: d and d / 256 are normal numbers */
 
-/* Infinities and NaN make d a NaN, and with it every output; what is too small to divide by is 0. */
+/* Infinities and NaN give d = NaN, and NaN outputs; numbers too small to divide by count as 0. */
 INLINE void quantize_run(const int D, const float *x, struct activation *a) {
     uint32_t most = 0;
     for (int i = 0; i < RUN; i++) {
@@ -55,7 +54,7 @@ INLINE void quantize_run(const int D, const float *x, struct activation *a) {
     for (int half = 0; half < 2; half++) {
         int32_t sum = 0;
         for (int i = 16 * half; i < 16 * half + 16; i++) {
-            /* rounded to even: at 1.5 * 2^23 the distance of numbers is 1 */
+            /* rounded to even: at 1.5 * 2^23 the spacing of numbers is 1 */
             float scaled = (finite ? x[i] : 0.0f) * inverse, shifted = scaled + 12582912.0f;
             int32_t q = (int32_t)(bits_of(shifted) - 0x4b400000u);
             a->q[0][i] = (int8_t)q;
@@ -76,13 +75,13 @@ INLINE void quantize_run(const int D, const float *x, struct activation *a) {
 #ifdef X86
 /* Integers of 32 bits as bytes. */
 WITH_AVX2 INLINE __m256i bytes_avx2(const __m256i q[4]) {
-    /* whose groups of 4 the packing leaves in the order 0 2 4 6 1 3 5 7 */
+    /* packing leaves groups of 4 in the order 0 2 4 6 1 3 5 7 */
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]),
                                        _mm256_packs_epi32(q[2], q[3]));
     return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* Those of the first 16 bytes and of the others. */
+/* Sums of the first and the last 16 bytes. */
 WITH_AVX2 INLINE void sums_avx2(__m256i bytes, int32_t sums[2]) {
     const __m256i up = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)); /* plus 128 */
     const __m256i eights = _mm256_sad_epu8(up, _mm256_setzero_si256());
@@ -91,7 +90,7 @@ WITH_AVX2 INLINE void sums_avx2(__m256i bytes, int32_t sums[2]) {
     sums[1] = (int32_t)(_mm_cvtsi128_si32(high) + _mm_extract_epi32(high, 2)) - 16 * 128;
 }
 
-/* As `quantize_run`; the largest number decides whether it is done number by number. */
+/* Like `quantize_run`; depending on the largest number it falls back to scalar code. */
 WITH_AVX2 INLINE void quantize_run_avx2(const int D, const float *x, struct activation *a) {
     const __m256 plain = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256 magic = _mm256_set1_ps(12582912.0f);
@@ -145,7 +144,7 @@ WITH_AVX2 static void quantize_avx2(const int D, const float *x, char *to, int64
 }
 #endif
 
-/* Runs of a row of x, `stride` bytes apart in what is written. */
+/* Quantize the runs of a row of x; `stride`: bytes between output runs. */
 static void quantize(const int D, const float *x, char *to, int64_t runs, int64_t stride,
                      int64_t level) {
 #ifdef X86
@@ -231,8 +230,8 @@ INLINE void tile_portable(const int f, const int D, const int M, const uint8_t *
         groups_amx(f, D, groups, count, columns, x, tiles, out, out_stride, rows);                 \
     }
 
-/* Rows of x that share a pass over the weights: 1, 2, 4 or 8, as many as there are registers for.
- * A level's tiles by digits, and by the logarithm of the rows. */
+/* Rows of x per pass over the weights: 1, 2, 4 or 8, as registers allow. A level's tiles by digits,
+ * and by the logarithm of the rows. */
 #define PASSES 4
 #define FEW_TILES(level, f, D) level##_TILE(f, D, 1) level##_TILE(f, D, 2)
 #define FEW_NAMES(level, f, D) level##_##f##_##D##_1, level##_##f##_##D##_2
@@ -295,7 +294,7 @@ static const groups_fn amx_groups[FORMATS][2] = {
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-/* Rows of x that AMX multiplies: of each 16 the runs lie side by side, [M / 16, K / 32, 16]. */
+/* Rows of x for AMX: runs of 16 rows are interleaved, [M / 16, K / 32, 16]. */
 INLINE int64_t tiled_rows(int64_t rows, int64_t level) {
 #ifdef X86
     if (level == AMX) return rows / TILE * TILE;
@@ -305,7 +304,7 @@ INLINE int64_t tiled_rows(int64_t rows, int64_t level) {
 }
 
 /* QUANTIZE: rows of x [M, K], `x_stride` apart, into `out` [M, K / 32]. An item is a row.
- * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 digits D, 6 whether all rows lie by themselves */
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 digits D, 6 whether rows are separate */
 static int64_t items_quantize(const struct op *op) { return op->arg[3]; }
 
 static void work_quantize(const struct op *op, int64_t m, int64_t level) {
@@ -321,7 +320,7 @@ static void work_quantize(const struct op *op, int64_t m, int64_t level) {
     quantize(D, x, to, runs, stride * activation_size(D), level);
 }
 
-/* MULTIPLY: what QUANTIZE gives with the rows of all segments. An item is some groups of one.
+/* MULTIPLY: the output of QUANTIZE times the rows of all segments. An item is some groups of one.
  * 0 activations, 1 segments, 2 their number, 3 out, 4 out_stride, 5 rows M, 6 columns K,
  * 7 bias of all outputs or 0, 8 digits D */
 INLINE int64_t groups_of(const struct segment *s) { return (s->rows + ROWS - 1) / ROWS; }
@@ -331,7 +330,7 @@ INLINE int64_t chunk_of(const struct segment *s, int64_t columns) {
     return chunk < 1 ? 1 : chunk;
 }
 
-/* Groups of an item. Many rows of x are read again for each item: then it has more of them. */
+/* Groups per item; more for many rows of x, which are read again for each item. */
 INLINE int64_t item_of(const struct segment *s, const struct op *op) {
     const int64_t chunk = chunk_of(s, op->arg[6]), share = groups_of(s) / 16;
     const int64_t many = op->arg[5] < MANY ? 0 : share < 8 ? share : 8;
@@ -348,8 +347,8 @@ static int64_t items_multiply(const struct op *op) {
     return items;
 }
 
-/* Groups `first` to `last` - 1 of a segment, which lie at `groups`, times some rows of x, whose
- * outputs begin at `out`. */
+/* Groups `first` to `last` - 1 of a segment, at `groups`, times some rows of x, with outputs at
+ * `out`. */
 INLINE void multiply(const struct segment *s, const uint8_t *groups, int64_t columns, int64_t first,
                      int64_t last, int D, const struct activation *x, int64_t rows, float *out,
                      int64_t out_stride, int64_t level) {
@@ -421,9 +420,9 @@ static int fetch_multiply(const struct op *op, int64_t piece) {
 
 const struct kernel kernel_multiply = {items_multiply, work_multiply, fetch_multiply};
 
-/* MULTIPLY_EXPERTS: a row each of what QUANTIZE gives, by itself, with the rows of one expert of all
- * segments: of E matrices with `rows` rows, one after the other. An item is some groups of one, of
- * the first product with that expert for all of them.
+/* MULTIPLY_EXPERTS: single rows of QUANTIZE's output times one expert each in all segments, which
+ * have E stacked matrices with `rows` rows. An item is some groups of an expert, handled by its
+ * first product for all.
  * 0 activations, 1 segments, 2 their number, 3 out, 4 out_stride, 5 products, 6 columns K,
  * 7 int64: the expert of each product, 8 int64: its row of x, or 0: 9 products each have a row,
  * 10 biases of the experts or 0, 11 the stride of these, 12 digits D */
@@ -474,9 +473,9 @@ const struct kernel kernel_multiply_experts = {
     items_multiply_experts, work_multiply_experts, NULL,
 };
 
-/* ---- what is exported ------------------------------------------------------------------------ */
+/* ---- exports --------------------------------------------------------------------------------- */
 
-/* Activations as the products read them: `count` numbers rounded to D digits, in float32. */
+/* Activations as rounded by the products: `count` numbers rounded to D digits, in float32. */
 void llmcli_seen(const float *x, float *out, int64_t count, int64_t D) {
     for (int64_t i = 0; i < count / RUN; i++, x += RUN, out += RUN) {
         struct activation a;

@@ -1,9 +1,9 @@
 /* Products with packed weights by AMX: tiles of 16 rows of x and a group of 16 rows. See packed.c.
  *
- * A tile's product of 32 columns (16 where these have a scale) goes through memory into AVX-512
- * registers, where it is scaled and added as at every other level. The weights of `SLICE` runs are
- * decoded once for all rows of x; between slices the sums lie in the output. Groups take turns for
- * the same 16 rows, so that their outputs lie together; the runs of these 16 rows lie side by side.
+ * A tile's product of 32 columns (16 if these have a scale) is moved through memory to AVX-512
+ * registers, and scaled and added as at other levels. The weights of `SLICE` runs are decoded once
+ * for all rows of x; between slices the sums are in the output. The inner loop is over groups for
+ * the same 16 rows, so that outputs are contiguous; the runs of these 16 rows are interleaved.
  */
 #ifndef LLMCLI_PACKED_AMX_H
 #define LLMCLI_PACKED_AMX_H
@@ -12,8 +12,8 @@
 #include "packed_vnni.h"
 
 #define TILE 16   /* rows of x */
-#define SLICE 32  /* runs that are decoded at a time: a group's lie in the first-level cache */
-#define PANELS 16 /* groups that are */
+#define SLICE 32  /* runs decoded at a time: a group's fit in the L1 cache */
+#define PANELS 16 /* groups decoded at a time */
 
 /* Tiles 0 and 1 are sums, 2 and 3 of x, 4 and 5 of weights, for 32 columns or for 16. */
 static const struct tile_config tile_configs[2] = {
@@ -59,7 +59,7 @@ WITH_VNNI INLINE void decode(const int f, const uint8_t *group, int64_t columns,
         TILE_STORE(sum, dots[sum], 64);                                                            \
     } while (0)
 
-/* `dots`: those of the digits of x. */
+/* `dots`: dot products of the digits of x. */
 WITH_VNNI INLINE void add_step(const int f, const int D, int32_t dots[][TILE][ROWS],
                                const struct panel *panel, const struct activation *x, int i,
                                __m512 sums[TILE]) {
@@ -81,7 +81,7 @@ WITH_VNNI INLINE void add_step(const int f, const int D, int32_t dots[][TILE][RO
     }
 }
 
-/* `first`: there is nothing in `out` yet. */
+/* `first`: `out` is empty. */
 WITH_VNNI INLINE void tile_amx(const int f, const int D, const struct panel *panel, int runs,
                                int first, const struct activation *x, float *out,
                                int64_t out_stride, __mmask16 kept) {
@@ -109,13 +109,13 @@ WITH_VNNI INLINE void tile_amx(const int f, const int D, const struct panel *pan
     UNROLL for (int m = 0; m < TILE; m++) _mm512_mask_storeu_ps(out + m * out_stride, kept, sums[m]);
 }
 
-/* At most `PANELS` groups times `tiles` of x; `rows` of the groups' rows are there. */
+/* At most `PANELS` groups times `tiles` of x; `rows`: number of existing rows in the groups. */
 WITH_VNNI INLINE void groups_amx(const int f, const int D, const uint8_t *groups, int64_t count,
                                  int64_t columns, const struct activation *x, int64_t tiles,
                                  float *out, int64_t out_stride, int64_t rows) {
     static _Thread_local struct panel panels[PANELS];
     const int64_t runs = columns / RUN, size = group_size(f, columns);
-    struct tile_config before; /* of another library, which may configure its threads only once */
+    struct tile_config before; /* another library may configure its threads only once */
     TILE_CONFIGURATION(&before);
     TILE_CONFIGURE(&tile_configs[formats[f].parts - 1]);
     for (int64_t at = 0; at < runs; at += SLICE) {

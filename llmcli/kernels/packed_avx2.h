@@ -1,4 +1,4 @@
-/* Products with packed weights by AVX2: 8 rows a register. See packed.c.
+/* Products with packed weights by AVX2: 8 rows per register. See packed.c.
  */
 #ifndef LLMCLI_PACKED_AVX2_H
 #define LLMCLI_PACKED_AVX2_H
@@ -61,7 +61,7 @@ WITH_AVX2 INLINE __m256 scale_avx2(const int f, const uint8_t *plane, const uint
     return _mm256_mul_ps(d, _mm256_cvtepi32_ps(numbers));
 }
 
-/* H halves of the group's rows, the first of which is h. */
+/* H halves of the group's rows, from h on. */
 WITH_AVX2 INLINE void tile_avx2(const int f, const int D, const int M, const int H, int h,
                                 const uint8_t *group, int64_t columns, const struct activation *x,
                                 float *out, int64_t out_stride, int rows) {
@@ -78,7 +78,7 @@ WITH_AVX2 INLINE void tile_avx2(const int f, const int D, const int M, const int
         if (M == 1) fetch_next(f, group, columns, at);
         __m256i pairs[4][2][2][2], dots[4][2][2][2];
         UNROLL for (int step = 0; step < 8; step++) {
-            /* words that share their bytes follow each other; each part gets its words in turn */
+            /* words that share bytes are consecutive; parts alternate */
             const int g = formats[f].codes == 4 ? 4 * (step & 1) + step / 2 : step;
             const int part = parts == 2 ? g / 4 : 0;
             const int nth = parts == 2 ? (formats[f].codes == 4 ? step / 2 : step % 4) : step;

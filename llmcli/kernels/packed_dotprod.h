@@ -1,4 +1,4 @@
-/* Products with packed weights by ARM's dot products of bytes: 4 rows a register. See packed.c.
+/* Products with packed weights by ARM's dot products of bytes: 4 rows per register. See packed.c.
  */
 #ifndef LLMCLI_PACKED_DOTPROD_H
 #define LLMCLI_PACKED_DOTPROD_H
@@ -49,7 +49,7 @@ INLINE float32x4_t scale_dotprod(const int f, const uint8_t *plane, const uint8_
     return vmulq_f32(halves_dotprod(top + 2 * (i % ROWS)), vcvtq_f32_s32(vmovl_s16(numbers)));
 }
 
-/* H quarters of the group's rows, the first of which is h. */
+/* H quarters of the group's rows, from h on. */
 WITH_DOTPROD INLINE void tile_dotprod(const int f, const int D, const int M, const int H, int h,
                                       const uint8_t *group, int64_t columns,
                                       const struct activation *x, float *out, int64_t out_stride,

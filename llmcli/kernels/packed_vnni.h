@@ -1,11 +1,11 @@
-/* Products with packed weights by AVX-512 with VNNI: 16 rows a register. See packed.c.
+/* Products with packed weights by AVX-512 with VNNI: 16 rows per register. See packed.c.
  */
 #ifndef LLMCLI_PACKED_VNNI_H
 #define LLMCLI_PACKED_VNNI_H
 
 #include "packed.h"
 
-/* What is to be subtracted from the bytes of `word_vnni`. */
+/* The offset to subtract from the bytes of `word_vnni`. */
 INLINE int offset_vnni(int f) {
     return formats[f].codes == 8 || formats[f].table ? 128 : formats[f].offset;
 }
@@ -73,7 +73,7 @@ WITH_VNNI INLINE void tile_vnni(const int f, const int D, const int M, const uin
     for (int64_t at = 0; at < runs; at++) {
         fetch_next(f, group, columns, at);
         UNROLL for (int part = 0; part < parts; part++) {
-            __m512i dots[8][2]; /* of both digits; of one, the words of a whole run in turn */
+            __m512i dots[8][2]; /* of both digits; with one digit, alternating words of a run */
             UNROLL for (int i = 0; i < M; i++) {
                 const struct activation *a = activation_at(D, x, i * runs + at);
                 const int32_t sum = parts == 2 ? a->sums[part] : a->sums[0] + a->sums[1];
@@ -81,7 +81,7 @@ WITH_VNNI INLINE void tile_vnni(const int f, const int D, const int M, const uin
                 dots[i][1] = _mm512_set1_epi32(-offset * sum);
             }
             UNROLL for (int step = 0; step < steps; step++) {
-                /* words that share their bytes follow each other */
+                /* words that share bytes are consecutive */
                 const int g = parts == 2 ? 4 * part + step : 4 * (step & 1) + step / 2;
                 const __m512i code = word_vnni(f, &p, g);
                 UNROLL for (int i = 0; i < M; i++)

@@ -13,7 +13,7 @@
 #define READS
 #endif
 
-/* The word at an address that need not be a multiple of four. */
+/* Load a word from an unaligned address. */
 INLINE uint32_t word(const uint8_t *at) {
     uint32_t w;
     memcpy(&w, at, 4);
@@ -40,7 +40,7 @@ INLINE void nibbles(const uint8_t *at, struct run *run) {
     }
 }
 
-/* Of a block of 256, run `k` of its 8: each byte's bits from `shift` on. */
+/* Run `k` of a block of 256 (8 runs): each byte's bits from `shift` on. */
 INLINE void bits_of_bytes(const uint8_t *at, int shift, uint32_t mask, uint32_t out[8]) {
     for (int g = 0; g < 8; g++) out[g] = word(at + 4 * g) >> shift & mask;
 }
@@ -86,7 +86,7 @@ INLINE void six_bits(const uint8_t *at, int i, uint8_t *scale, uint8_t *min) {
     }
 }
 
-/* Scales of row r: run k of a block, which is run `at` of the row. */
+/* Scales of row r: run k of a block, run `at` of the row. */
 INLINE void put_scales(const int f, const uint8_t *block, int k, struct planes p, int64_t at, int r) {
     uint8_t *scale = p.scale + at * scale_size(f), *min = p.min + at * min_size(f);
     switch (f) {
@@ -204,7 +204,7 @@ struct copying {
     _Atomic int64_t next;
 };
 
-#define TAKEN 32 /* rows that a thread takes at a time */
+#define TAKEN 32 /* rows per work item */
 
 /* Row `id` of a packed matrix, whose groups have `size` bytes. */
 static void pack_one(int64_t format, const uint8_t *file, uint8_t *packed, int64_t size,
@@ -234,8 +234,8 @@ static void pack_rows(void *data) {
             pack_one(p->format, p->file + i * p->stride, p->packed, p->size, p->columns, p->ids[i]);
 }
 
-/* Rows of a file, `stride` bytes apart, into rows `ids[0]` … `ids[count-1]` of a packed matrix,
- * which must be zeros where rows of the last group are missing. */
+/* Pack rows of a file, `stride` bytes apart, into rows `ids[0]` … `ids[count-1]` of a packed
+ * matrix, whose padding rows must be zero. */
 void llmcli_pack(int64_t format, const uint8_t *file, int64_t stride, uint8_t *packed,
                  int64_t columns, const int64_t *ids, int64_t count, const struct team *team) {
     struct copying p = {
@@ -246,7 +246,7 @@ void llmcli_pack(int64_t format, const uint8_t *file, int64_t stride, uint8_t *p
 }
 
 /* Rows of a file, `stride` bytes each, from `offset` on: into rows ids[0], … of a packed matrix, or
- * without ids into row `first` and those behind it. */
+ * without ids into rows from `first` on. */
 struct reading {
     int64_t file, offset, stride, count, format, columns, packed, ids, first;
 };
@@ -254,11 +254,10 @@ struct reading {
 struct queue {
     const struct reading *readings;
     int64_t count;
-    _Atomic int64_t next, failed; /* `failed`: 1 + the number of one that the file does not have */
+    _Atomic int64_t next, failed; /* `failed`: 1 + the index of a failed reading */
 };
 
-/* Whether so many bytes of a file could be read; without a mapping, which a file that shrinks
- * would make fatal. */
+/* Whether the bytes of a file could be read; without mapping, since truncation would be fatal. */
 static int read_bytes(int64_t file, uint8_t *to, int64_t bytes, int64_t offset) {
 #ifdef READS
     while (bytes > 0) {
@@ -274,7 +273,7 @@ static int read_bytes(int64_t file, uint8_t *to, int64_t bytes, int64_t offset) 
 #endif
 }
 
-/* Takes readings until none is left, as any number of threads may. */
+/* Process readings until none is left; called by any number of threads. */
 void llmcli_read_and_pack(struct queue *queue) {
     for (int64_t i; (i = atomic_fetch_add(&queue->next, 1)) < queue->count;) {
         const struct reading *r = queue->readings + i;
@@ -289,10 +288,10 @@ void llmcli_read_and_pack(struct queue *queue) {
     }
 }
 
-/* LOOK_UP: rows ids[0] … ids[count-1] of a matrix as float32, one after the other; format `FORMATS`
- * is bfloat16, row after row, and the next one float16. An item is 32 of them.
- * 0 format, 1 matrix, 2 columns, 3 ids, 4 count, 5 out, 6 rows of the matrix: of others, NaN,
- * 7 `struct stored`, where that is the matrix, or 0 */
+/* LOOK_UP: rows ids[0] … ids[count-1] of a matrix as float32; format `FORMATS` is row-major
+ * bfloat16, and the next one float16. An item is 32 of them.
+ * 0 format, 1 matrix, 2 columns, 3 ids, 4 count, 5 out, 6 rows of the matrix (NaN for other ids), 7
+ * `struct stored` of the matrix, or 0 */
 static int64_t items_look_up(const struct op *op) { return (op->arg[4] + TAKEN - 1) / TAKEN; }
 
 static void work_look_up(const struct op *op, int64_t item, int64_t level) {

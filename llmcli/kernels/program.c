@@ -27,9 +27,9 @@ struct program {
     const struct op *ops;
     struct counter *counters;
     int64_t count, level, threads;
-    int64_t *times; /* or NULL: nanoseconds from `begin` to when each operation was done */
+    int64_t *times; /* or NULL: nanoseconds from `begin` to each operation's end */
     int64_t begin;
-    _Atomic int timed; /* a thread of the team keeps them */
+    _Atomic int timed; /* a thread of the team records them */
 };
 
 static int64_t nanoseconds(void) {
@@ -38,18 +38,18 @@ static int64_t nanoseconds(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-#define SPINS 4000 /* looks at a counter before the processor is given to others */
-#define AHEAD 16   /* operations that are looked at for what they read */
-#define PIECES 128 /* of an operation: what lies in L2 until it begins */
+#define SPINS 4000 /* polls of a counter before yielding the processor */
+#define AHEAD 16   /* operations considered for prefetching */
+#define PIECES 128 /* per operation: prefetched data fits in L2 */
 
-/* Fetches the next piece of what operation `i` reads: whether there was one. */
+/* Prefetch the next piece of operation `i`'s input; returns whether there was one. */
 static int fetch_next(const struct program *p, int64_t i) {
     int64_t piece = atomic_fetch_add_explicit(&p->counters[i].fetched, 1, memory_order_relaxed);
     return piece < PIECES && kernels[p->ops[i].kind]->fetch(p->ops + i, piece);
 }
 
-/* Until all items that counter `i` counts are done, meanwhile fetching what is read next: by an
- * operation from `next` on. */
+/* Wait until all items of counter `i` are done, meanwhile prefetching inputs of operations from
+ * `next` on. */
 static void wait_for(const struct program *p, int64_t i, int64_t next, int64_t items) {
     const struct counter *c = p->counters + i;
     const int64_t end = next + AHEAD < p->count ? next + AHEAD : p->count;
@@ -64,7 +64,7 @@ static void wait_for(const struct program *p, int64_t i, int64_t next, int64_t i
     }
 }
 
-/* Some items that follow each other, the fewer the fewer are left: their number, and the first. */
+/* Take some consecutive items, fewer towards the end: returns their number, and the first. */
 static int64_t take(struct counter *c, int64_t items, int64_t threads, int64_t *first) {
     int64_t count;
     *first = atomic_load_explicit(&c->taken, memory_order_relaxed);
@@ -85,7 +85,7 @@ INLINE void work(const struct program *p, int64_t i, int64_t item) {
     kernels[p->ops[i].kind]->work(p->ops + i, item, p->level);
 }
 
-/* A step: operations `i` to `end` - 1 of one item each, by the first thread that comes. */
+/* A step: operations `i` to `end` - 1 with one item each, run by the first available thread. */
 static void run_step(const struct program *p, int64_t i, int64_t end) {
     struct counter *c = p->counters + i;
     if (!atomic_fetch_add(&c->taken, 1)) {
@@ -118,7 +118,7 @@ static void take_items(void *data) {
     }
 }
 
-/* `counters` is room for `count` of them, `times` too, or NULL. */
+/* `counters` has `count` entries, as does `times` unless NULL. */
 void llmcli_run(const struct op *ops, int64_t count, struct counter *counters,
                 const struct team *team, int64_t *times) {
     struct program p = {
@@ -129,7 +129,7 @@ void llmcli_run(const struct op *ops, int64_t count, struct counter *counters,
     for (int64_t i = 0; alone && i < count; i++) alone = items_of(&p, i) < 2;
     memset(counters, 0, (size_t)count * sizeof *counters);
     run_team(team, take_items, &p, alone);
-    /* a thread may look at the clock when others have done what follows */
+    /* a thread may read the clock after others have finished later operations */
     for (int64_t i = count - 2; times && i >= 0; i--)
         if (times[i] > times[i + 1]) times[i] = times[i + 1];
 }

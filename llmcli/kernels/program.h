@@ -1,8 +1,8 @@
-/* Operations that a team of threads does one after the other.
+/* Operations run in order by a team of threads.
  *
- * An operation has items that any thread can take. A thread goes on to the next operation when all
- * items of this one are done, by whichever threads. No thread waits for one that holds no item, so
- * that a preempted thread delays the others by one item at most.
+ * An operation has items that any thread can take. A thread proceeds to the next operation when all
+ * items of the current one are done. Threads only wait for threads that hold an item, so a
+ * preempted thread delays the others by at most one item.
  */
 #ifndef LLMCLI_PROGRAM_H
 #define LLMCLI_PROGRAM_H
@@ -19,28 +19,27 @@ enum kind {
     CONVOLVE, UNIT, DECAY, RECUR, ADD_SCALED, PAIR, MULTIPLY_PAIRS, KINDS
 };
 
-/* Addresses, sizes and distances, in an order of its own for each kind; float32 numbers by their
- * bits. Distances are in elements. */
+/* Addresses, sizes and strides, in the order of each kind; float32 numbers as bits. Strides are in
+ * elements. */
 struct op {
     int64_t kind;
     int64_t arg[24];
 };
 
-/* Of an operation: how many items were taken, how many are done, how many pieces of what it reads
- * were fetched ahead. A line of the cache each. */
+/* Per operation: items taken, items done, input pieces prefetched. One cache line each. */
 struct counter {
     _Atomic int64_t taken, done, fetched;
     int64_t unused[5];
 };
 
-/* `fetch`, where an operation reads much: a piece of it, 0 where there is none of that number. */
+/* `fetch` of operations with large inputs: prefetch a piece; returns 0 if it does not exist. */
 struct kernel {
     int64_t (*items)(const struct op *);
     void (*work)(const struct op *, int64_t item, int64_t level);
     int (*fetch)(const struct op *, int64_t piece);
 };
 
-/* Piece `piece` of so many bytes. */
+/* Prefetch piece `piece` of `bytes` bytes. */
 #define PIECE 2048
 INLINE int fetch_piece(const char *from, int64_t bytes, int64_t piece) {
     if (piece * PIECE >= bytes) return 0;
@@ -61,7 +60,7 @@ extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, ker
 INLINE void *address(int64_t number) { return (void *)(intptr_t)number; }
 INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }
 
-/* The next of `count` products from `i` on that has this expert; `count` where there is none. */
+/* The next of `count` products from `i` on with this expert; `count` if there is none. */
 INLINE int64_t next_with(const int64_t *experts, int64_t expert, int64_t i, int64_t count) {
     while (i < count && experts[i] != expert) i++;
     return i;
@@ -86,11 +85,11 @@ INLINE int64_t next_with(const int64_t *experts, int64_t expert, int64_t i, int6
     }
 #endif
 
-/* What rows in memory are, and the bytes of one. */
+/* Number formats in memory, and their bytes. */
 enum numbers { FLOATS, BFLOATS, HALF_FLOATS };
 INLINE int64_t bytes_of(int64_t numbers) { return numbers == FLOATS ? 4 : 2; }
 
-/* The same of functions from one body, `name(op, item)`, which the compiler vectorizes. */
+/* The same for functions with a common body, `name(op, item)`, vectorized by the compiler. */
 #ifdef X86
 #define EACH_LEVEL(name)                                                                           \
     static void name##_portable(const struct op *op, int64_t item) { name(op, item); }             \

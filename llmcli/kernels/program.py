@@ -1,8 +1,8 @@
-"""Operations of the library: run one after the other, and recorded to be run again.
+"""Runs operations of the library in order, and records them for replay.
 
-An operation is a row of numbers: its kind, then the arguments that the comment above its C function
-lists. Addresses are those of tensors, which a call names by what it `reads` and `writes`: a
-recording keeps them alive, and sees by them whether anything was computed that it lacks.
+An operation is a row of numbers: its kind, then the arguments listed in the comment of its C
+function. Calls pass the tensors behind addresses as `reads` and `writes`: a recording keeps them
+alive, and detects by them whether an operation is missing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     CONVOLVE, UNIT, DECAY, RECUR, ADD_SCALED, PAIR, MULTIPLY_PAIRS,
 ) = range(37)  # fmt: skip
 
-NUMBERS = 25  # of `struct op`
+NUMBERS = 25  # in `struct op`
 _COUNTER_BYTES = 64  # `struct counter`
-_AT_ONCE = 8  # operations that one call of `run` may have
+_AT_ONCE = 8  # maximum operations per call of `run`
 
 Op = Sequence[int]
 
@@ -40,9 +40,9 @@ Op = Sequence[int]
 class Recording:
     """The operations that ran while it was active.
 
-    `lasting` are tensors whose memory is there before and after: weights, caches, what changes
-    from run to run. `complete` is False once an operation reads anything else that no operation
-    before it wrote: something that is not recorded computed it.
+    `lasting`: persistent tensors: weights, caches, inputs of runs. `complete` is False once an
+    operation reads another tensor that no earlier operation wrote, so it was computed by something
+    not recorded.
     """
 
     def __init__(self, lasting: Iterable[Tensor]) -> None:
@@ -57,18 +57,18 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that it keeps, without what lasts anyway."""
+        """Bytes of memory kept alive, without persistent tensors."""
         kept = {_storage(one): one.untyped_storage().nbytes() for one in self._kept}
         return sum(size for place, size in kept.items() if place not in self._lasting)
 
     def mark(self, name: str) -> None:
-        """That activation is there: what has run so far computed it."""
+        """Mark an activation as computed by the operations so far."""
         self._marks.append((name, len(self._ops)))
 
     def add(
         self, ops: Sequence[Op], reads: Sequence[Tensor | None], writes: Sequence[Tensor]
     ) -> None:
-        """They ran."""
+        """Add operations that ran."""
         self._ops += ops
         tensors = [one for one in reads if one is not None]
         self._kept += [*tensors, *writes]
@@ -78,15 +78,15 @@ class Recording:
         self._written |= set(map(_storage, writes))
 
     def wrote(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether operations wrote into the memory of every one of them."""
+        """Whether operations wrote to the memory of all these tensors."""
         return self._written.issuperset(map(_storage, tensors))
 
     def run(self, threads: int) -> None:
-        """All of them once more, in the same memory, by so many threads."""
+        """Run all operations again, in the same memory, with `threads` threads."""
         self._run(threads, None)
 
     def run_timed(self, threads: int) -> tuple[list[str], list[int]]:
-        """The same: the names that were marked, and after how many nanoseconds each was there."""
+        """Run all operations; returns the marked names and their times in nanoseconds."""
         times = (ctypes.c_int64 * len(self._ops))()
         self._run(threads, ctypes.addressof(times))
         return [name for name, _ in self._marks], [
@@ -109,7 +109,7 @@ _recording: Recording | None = None
 
 @contextmanager
 def recorded(lasting: Iterable[Tensor]) -> Iterator[Recording]:
-    """What is inside runs as always and is recorded, too. Not nested."""
+    """Record the operations inside the context. Not nested."""
     global _recording
     _recording = found = Recording(lasting)
     try:
@@ -121,7 +121,7 @@ def recorded(lasting: Iterable[Tensor]) -> Iterator[Recording]:
 def run(
     threads: int, *ops: Op, reads: Sequence[Tensor | None], writes: Sequence[Tensor]
 ) -> None:
-    """These operations, at most 8, in their order, by so many threads."""
+    """Run at most 8 operations in order with `threads` threads."""
     numbers = (number for op in ops for number in (*op, *_ZEROS[len(op)]))
     _LAYOUTS[len(ops)].pack_into(_ROOM.numbers, 0, *numbers)
     _call()(_ROOM.address, len(ops), _ROOM.counters, native.team(threads), None)
@@ -130,7 +130,7 @@ def run(
 
 
 def bits(number: float) -> int:
-    """The bits of a number rounded to float32: how operations are given it."""
+    """The bits of a number rounded to float32, as passed to operations."""
     found: int = struct.unpack("<i", struct.pack("<f", number))[0]
     return found
 
@@ -142,7 +142,7 @@ _LAYOUTS = [struct.Struct(f"={NUMBERS * count}q") for count in range(_AT_ONCE + 
 
 
 class _Room(threading.local):
-    """Memory for the operations of one call, of each Python thread its own."""
+    """Per-thread memory for the operations of one call."""
 
     def __init__(self) -> None:
         self.numbers = (ctypes.c_int64 * (NUMBERS * _AT_ONCE))()
@@ -155,7 +155,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _counters(count: int) -> tuple[int, Any]:
-    """Room for so many counters, at an address that is a multiple of their size."""
+    """Memory for counters, aligned to their size."""
     memory = ctypes.create_string_buffer((count + 1) * _COUNTER_BYTES)
     address = ctypes.addressof(memory)
     return address + -address % _COUNTER_BYTES, memory

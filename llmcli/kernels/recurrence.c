@@ -1,14 +1,14 @@
-/* Mixers whose state has one size: gated delta rule, Mamba-2, and the convolution before them. */
+/* Mixers with a fixed-size state: gated delta rule, Mamba-2, and the convolution before them. */
 #include "program.h"
 #include "vectors.h"
 
 /* ---- the convolution -------------------------------------------------------------------------- */
 
-/* CONVOLVE: of each channel the weighted sum of the last L inputs, and its SiLU. The input at position
- * p of a sequence, whose first token here has starts[b * starts_stride], is put into slot p % L of its
- * ring; w has that of the current one last. `lengths` are how many of the T tokens are no padding. An
- * item are `CHANNELS` channels of a sequence.
- * 0 x [B, T, C], 1 distance of sequences, 2 of tokens, 3 ring [B, L, C], both bfloat16 (float32 with
+/* CONVOLVE: per channel the weighted sum of the last L inputs, and its SiLU. The input at position
+ * p of a sequence, which starts at starts[b * starts_stride], is stored in slot p % L of its ring;
+ * the last weight of w is for the current input. `lengths`: number of tokens without padding. An
+ * item is `CHANNELS` channels of a sequence.
+ * 0 x [B, T, C], 1 stride of sequences, 2 of tokens, 3 ring [B, L, C], both bfloat16 (float32 with
  * `wide`), 4 w [C, L], 5 b or 0, 6 out [B, T, C], 7 SiLU of it [B, T, C] or 0, 8 B, 9 T, 10 C, 11 L,
  * 12 wide, 13 starts, 14 starts_stride, 15 lengths [B] or 0 */
 #define CHANNELS 256
@@ -39,7 +39,7 @@ INLINE void silu_row(const float *x, float *out, int64_t count) {
     for (int64_t i = whole; i < count; i++) out[i] = silu((vector){0} + x[i])[0];
 }
 
-/* With a number of taps that the compiler knows, where that is usual. */
+/* With usual numbers of taps as compile-time constants. */
 INLINE void convolve_taps(const int64_t taps, const struct op *op, int64_t item) {
     const int64_t b = item / parts_of(op), first = item % parts_of(op) * CHANNELS;
     const int64_t tokens = op->arg[9], channels = op->arg[10];
@@ -85,10 +85,10 @@ INLINE void convolve(const struct op *op, int64_t item) {
 EACH_LEVEL(convolve)
 const struct kernel kernel_convolve = {items_convolve, work_convolve, NULL};
 
-/* ---- what enters the recurrence ---------------------------------------------------------------- */
+/* ---- inputs of the recurrence ---------------------------------------------------------------- */
 
-/* UNIT: x / sqrt(sum of x^2 + eps) * factor, of each of N rows of a token. An item is a token.
- * 0 x, 1 distance of tokens, 2 out (contiguous), 3 tokens, 4 rows N, 5 columns, 6 eps, 7 factor */
+/* UNIT: x / sqrt(sum of x^2 + eps) * factor, for each of N rows of a token. An item is a token.
+ * 0 x, 1 stride of tokens, 2 out (contiguous), 3 tokens, 4 rows N, 5 columns, 6 eps, 7 factor */
 static int64_t items_unit(const struct op *op) { return op->arg[3]; }
 
 INLINE void unit(const struct op *op, int64_t item) {
@@ -107,8 +107,7 @@ INLINE void unit(const struct op *op, int64_t item) {
 EACH_LEVEL(unit)
 const struct kernel kernel_unit = {items_unit, work_unit, NULL};
 
-/* DECAY: dt = softplus(x + bias), but at least `least` and at most `most`, and -e^A_log * dt. An item
- * is a row.
+/* DECAY: dt = softplus(x + bias) clamped to `least` … `most`, and -e^A_log * dt. An item is a row.
  * 0 x, 1 x_stride, 2 bias, 3 A_log, 4 dt (contiguous), 5 -e^A_log * dt (contiguous), 6 rows,
  * 7 columns, 8 least, 9 most */
 static int64_t items_decay(const struct op *op) { return op->arg[6]; }
@@ -137,10 +136,10 @@ const struct kernel kernel_decay = {items_decay, work_decay, NULL};
 /* ---- the recurrence ---------------------------------------------------------------------------- */
 
 /* RECUR: token by token S <- e^g S, then S <- S + beta k (v - k^T S)^T, or with `plain` S + beta k v^T,
- * and z = S^T q. Head h reads the queries and keys of head h / (H / K), or h % K where they are
- * `tiled`. An item are `STRIP` columns of the state of a head: they lie in the cache from token to
- * token, and its T tokens cost no more than products of chunks of them would.
- * 0 q [B, T, K, d], 1 distance of sequences, 2 of tokens, 3 k [B, T, K, d], 4 of sequences, 5 of
+ * and z = S^T q. Head h reads the queries and keys of head h / (H / K), or h % K if `tiled`. An
+ * item is `STRIP` columns of a head's state, which stay in the cache over all T tokens, so that
+ * this costs no more than products of chunks.
+ * 0 q [B, T, K, d], 1 stride of sequences, 2 of tokens, 3 k [B, T, K, d], 4 of sequences, 5 of
  * tokens, 6 v [B, T, H, e], 7 of sequences, 8 of tokens, 9 state [B, H, d, e], 10 B, 11 T, 12 H, 13 K,
  * 14 d, 15 e, 16 beta [B, T, H], 17 g [B, T, H], 18 z [B, T, H, e], 19 plain, 20 tiled */
 #define STRIP 64
@@ -155,7 +154,7 @@ static int fetch_recur(const struct op *op, int64_t piece) {
     return fetch_piece(address(op->arg[9]), 4 * states * op->arg[14] * op->arg[15], piece);
 }
 
-/* Of a head: distances of tokens, of beta and g the number of heads. */
+/* Of a head: strides of tokens; beta and g have the number of heads. */
 struct head {
     const float *q, *k, *v, *beta, *logs;
     float *state, *z;
@@ -183,9 +182,9 @@ INLINE struct head head_of(const struct op *op, int64_t item) {
 BY_LEVEL(recur)
 const struct kernel kernel_recur = {items_recur, work_recur, fetch_recur};
 
-/* ADD_SCALED: out = z + a number of each head * x. An item is a sequence.
- * 0 z [B, H, e], 1 x [B, H, e], 2 distance of sequences of x, 3 numbers [H], 4 out [B, H, e], 5 B, 6 H,
- * 7 e */
+/* ADD_SCALED: out = z + factor of each head * x. An item is a sequence.
+ * 0 z [B, H, e], 1 x [B, H, e], 2 stride of sequences of x, 3 factors [H], 4 out [B, H, e], 5 B,
+ * 6 H, 7 e */
 static int64_t items_add_scaled(const struct op *op) { return op->arg[5]; }
 
 INLINE void add_scaled(const struct op *op, int64_t item) {

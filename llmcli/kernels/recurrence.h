@@ -1,14 +1,13 @@
 /* RECUR in vectors of WIDTH floats: see each_width.h.
  *
- * A column of the state is summed from row to row, each product and its addition rounded once: the
- * same bits for every WIDTH.
+ * A column of the state is summed over rows by fused multiply-adds: the same bits for every WIDTH.
  */
-#define MANY 4 /* vectors of columns that are taken together */
+#define MANY 4 /* vectors of columns at a time */
 
 typedef float NAMED(floats) __attribute__((vector_size(4 * WIDTH)));
 #define floats NAMED(floats)
 
-/* WIDTH numbers, or fewer where that is not `whole`. */
+/* WIDTH numbers, or fewer unless `whole`. */
 TARGET INLINE floats NAMED(some)(const int whole, const float *from, int64_t count) {
     floats found = {0};
     memcpy(&found, from, whole ? sizeof found : 4 * (size_t)count);
@@ -19,8 +18,8 @@ TARGET INLINE void NAMED(put)(const int whole, float *to, floats numbers, int64_
     memcpy(to, &numbers, whole ? sizeof numbers : 4 * (size_t)count);
 }
 
-/* N vectors of columns from `e` on, all tokens; of one that is not `whole` `count` columns. What the
- * next token reads of a row is added up when this one has written it. */
+/* N vectors of columns from `e` on, for all tokens; only `count` columns unless `whole`. The next
+ * token's read of a row is accumulated right after this token's write. */
 TARGET INLINE void NAMED(recur_columns)(const int N, const int whole, const int plain,
                                         const struct head *x, int64_t e, int64_t count) {
     floats read[N];

@@ -1,11 +1,11 @@
-/* Which experts a row takes, and what they count, on float32 rows: see vectors.h for their sums. */
+/* Choice and weights of experts, on float32 rows: see vectors.h for sums. */
 #include "program.h"
 #include "vectors.h"
 
 /* MULTIPLY_FLOAT: out = x W^T + b, with a small matrix. An item is 4 rows, 16 outputs of each.
  * 0 x, 1 x_stride, 2 w, 3 w_stride, 4 out (contiguous), 5 rows M, 6 outputs N, 7 columns K, 8 b or 0 */
 #define OUTPUTS 16
-#define TOGETHER 4 /* rows of x that share a pass over a row of w */
+#define TOGETHER 4 /* rows of x per pass over a row of w */
 INLINE int64_t parts_of(const struct op *op) { return (op->arg[6] + OUTPUTS - 1) / OUTPUTS; }
 static int64_t items_multiply_float(const struct op *op) {
     return (op->arg[5] + TOGETHER - 1) / TOGETHER * parts_of(op);
@@ -68,10 +68,10 @@ INLINE void share(const struct op *op, int64_t item) {
 EACH_LEVEL(share)
 const struct kernel kernel_share = {items_share, work_share, NULL};
 
-/* Whether `a` comes before `b`, the largest first: NaN before all numbers, as PyTorch sorts. */
+/* Whether `a` comes before `b` in descending order: NaN before all numbers, as in PyTorch. */
 INLINE int larger(float a, float b) { return a > b || (a != a && b == b); }
 
-/* The first of the largest numbers that are not used; -1 where all are. */
+/* The first of the largest unused numbers; -1 if all are used. */
 INLINE int64_t largest(const float *x, const float *used, int64_t count) {
     int64_t best = -1;
     for (int64_t i = 0; i < count; i++)
@@ -79,7 +79,7 @@ INLINE int64_t largest(const float *x, const float *used, int64_t count) {
     return best;
 }
 
-/* The `most`, 1 or 2, largest numbers, added up. */
+/* The sum of the `most` (1 or 2) largest numbers. */
 INLINE float sum_of_largest(const float *x, int64_t count, int64_t most) {
     float first = -INFINITY, second = -INFINITY;
     for (int64_t i = 0; i < count; i++) {
@@ -89,11 +89,12 @@ INLINE float sum_of_largest(const float *x, int64_t count, int64_t most) {
     return most == 1 ? first : first + second;
 }
 
-/* CHOOSE: the numbers of the K largest of each row plus a correction, the largest first, of equal
- * ones the first. Those outside of the best groups, whose largest, or two largest, have the largest
- * sum, count as -infinity. An item is a row.
+/* CHOOSE: indices of the K largest of each row plus a correction, in descending order, of equal
+ * ones the first. Scores outside the best groups (by the sum of the largest, or two largest) count
+ * as -infinity. An item is a row.
  * 0 scores (contiguous), 1 out int64 [rows, K], 2 rows, 3 columns E, 4 K, 5 correction or 0,
- * 6 groups, 7 kept groups, 8 room [rows, 3 E], 9 how many of a group's largest are summed, 1 or 2 */
+ * 6 groups, 7 kept groups, 8 room [rows, 3 E], 9 number of a group's largest that are summed, 1 or
+ * 2 */
 static int64_t items_choose(const struct op *op) { return op->arg[2]; }
 
 INLINE void choose(const struct op *op, int64_t item) {
@@ -121,9 +122,9 @@ INLINE void choose(const struct op *op, int64_t item) {
 EACH_LEVEL(choose)
 const struct kernel kernel_choose = {items_choose, work_choose, NULL};
 
-/* WEIGH: what the chosen experts count. An item is a row.
+/* WEIGH: the weights of the chosen experts. An item is a row.
  * 0 scores (contiguous), 1 chosen int64 [rows, K], 2 out [rows, K], 3 rows, 4 columns E, 5 K,
- * 6 whether it is their softmax, 7 whether they are divided by their sum, 8 what is added to that,
+ * 6 whether to take their softmax, 7 whether to divide by their sum, 8 the number added to that,
  * 9 factor, 10 a factor of each expert [E] or 0 */
 static int64_t items_weigh(const struct op *op) { return op->arg[3]; }
 
@@ -162,7 +163,7 @@ INLINE void sum_experts(const struct op *op, int64_t item) {
 EACH_LEVEL(sum_experts)
 const struct kernel kernel_sum_experts = {items_sum_experts, work_sum_experts, NULL};
 
-/* SCALE_ROWS: each row times a number of its own. An item is a row.
+/* SCALE_ROWS: each row times its factor. An item is a row.
  * 0 x (contiguous), 1 factors [rows], 2 out, 3 rows, 4 columns */
 static int64_t items_scale_rows(const struct op *op) { return op->arg[3]; }
 

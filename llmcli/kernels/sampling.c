@@ -1,9 +1,9 @@
-/* The next token of a sequence: the twin of `generation.sampling.choose`, which has the rules.
+/* The next token of a sequence: equivalent to `engine.sampling.choose`, which has the rules.
  *
- * Scores are float64 where there are penalties, else the float32 logits; weights are float64. */
+ * Scores are float64 with penalties, else the float32 logits; weights are float64. */
 #include "common.h"
 
-/* `penalties`: whether there are any. The numbers behind are those of `Sampling`. */
+/* `penalties`: whether there are any. The other numbers are those of `Sampling`. */
 struct sampling {
     int64_t penalties, greedy, top_k;
     double temperature, top_p, min_p, repetition, presence, frequency;
@@ -19,7 +19,7 @@ INLINE int before(struct token a, struct token b) {
     return a.score > b.score || (a.score == b.score && a.id < b.id);
 }
 
-/* Restores a heap, whose first token is the worst, below place `i`. */
+/* Restore the heap (worst token first) below index `i`. */
 static void sink(struct token *heap, int64_t count, int64_t i) {
     struct token moved = heap[i];
     for (int64_t child; (child = 2 * i + 1) < count; i = child) {
@@ -30,9 +30,9 @@ static void sink(struct token *heap, int64_t count, int64_t i) {
     heap[i] = moved;
 }
 
-#define LANES 32 /* numbers that are looked at together, in vectors where there are some */
+#define LANES 32 /* numbers at a time, vectorized if possible */
 
-/* For scores that are TYPE: the greatest, NaN where one is, and the k best, best first. */
+/* For scores of TYPE: the largest (NaN if any is), and the k best, best first. */
 #define LOOK(type, level, target)                                                                  \
     target static double greatest_##type##level(const type *x, int64_t count) {                    \
         type most[LANES];                                                                          \
@@ -65,7 +65,7 @@ static void sink(struct token *heap, int64_t count, int64_t i) {
             else                                                                                   \
                 above = 1;                                                                         \
             for (; above && i < end; i++)                                                          \
-                if (x[i] > heap[0].score) { /* of equals the lower id is there already */          \
+                if (x[i] > heap[0].score) { /* the lower id of equals is already in */          \
                     heap[0] = (struct token){x[i], i};                                             \
                     sink(heap, k, 0);                                                              \
                 }                                                                                  \
@@ -91,15 +91,15 @@ LOOK(double, _avx512, WITH_AVX512)
 #define AT_LEVEL(name) name##_portable
 #endif
 
-/* e^x for x of at most 0, within 2 units in the last place; 0 below -708. x = n log 2 + r, and e^r is
- * Taylor's series, whose next term is 4e-18. A loop over it becomes vector instructions. */
+/* e^x for x of at most 0, within 2 units in the last place; 0 below -708. x = n log 2 + r, and e^r
+ * is a Taylor series with a next term of 4e-18. Loops over it are vectorized. */
 INLINE double exponential(double x) {
     static const double coefficients[] = {
         1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
         1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0,
     };
     double y = x > -708.0 ? x : -708.0;
-    double n = y * 1.4426950408889634 + 6755399441055744.0; /* a whole number in the lowest bits */
+    double n = y * 1.4426950408889634 + 6755399441055744.0; /* an integer in the lowest bits */
     int64_t power;
     memcpy(&power, &n, sizeof power);
     n -= 6755399441055744.0;
@@ -117,7 +117,7 @@ INLINE double exponential(double x) {
                             double *out) {                                                         \
         for (int64_t i = 0; i < count; i++) out[i] = exponential((scores[i] - most) / by);         \
     }
-WEIGH(weigh_portable, ) /* e^((score - most) / by) of each; `most` is the greatest */
+WEIGH(weigh_portable, ) /* e^((score - most) / by) of each; `most` is the largest */
 #ifdef X86
 WEIGH(weigh_avx2, WITH_AVX2)
 WEIGH(weigh_avx512, WITH_AVX512)
@@ -145,7 +145,7 @@ static int by_rank(const void *a, const void *b) {
     return before(*x, *y) ? -1 : before(*y, *x);
 }
 
-/* Tokens with at least that weight, the greatest being 1: how many. */
+/* Number of tokens with at least this weight (the largest is 1). */
 static int64_t at_least(double least, const double *scores, const double *weights, int64_t vocab,
                         struct token *tokens) {
     int64_t count = 0;
@@ -161,7 +161,7 @@ static int by_id(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Tokens best first, their weights in place of scores: top-p and min-p, then the draw by id. */
+/* For tokens in descending order with weights as scores: top-p and min-p, then the draw by id. */
 static int64_t drawn(struct token *tokens, int64_t count, double enough, const struct sampling *s,
                      double u) {
     double sum = 0, total = 0;
@@ -181,9 +181,9 @@ static int64_t drawn(struct token *tokens, int64_t count, double enough, const s
     return 0;
 }
 
-/* Of one row of `vocab` logits the token, and its row's best score, which is not finite where there
- * is a NaN, +inf, or nothing but -inf; the token is then 0. Counts may be NULL, `u` is in [0, 1).
- * `room` is for 2 * vocab numbers and as many tokens. */
+/* The token and the best score of a row of `vocab` logits; the score is not finite if there is NaN,
+ * +inf, or only -inf, and the token is then 0. Counts may be NULL, `u` is in [0, 1). `room` is for
+ * 2 * vocab numbers and as many tokens. */
 int64_t llmcli_choose(const float *logits, int64_t vocab, const struct sampling *s,
                       const int64_t *prompt, const int64_t *output, double u, double *best,
                       double *room, int64_t level) {
@@ -223,7 +223,7 @@ int64_t llmcli_choose(const float *logits, int64_t vocab, const struct sampling 
     AT_LEVEL(weigh)(scores, vocab, most, s->temperature, weights);
     double total = sum_of(weights, vocab);
     int64_t count;
-    if (s->top_p < 1) { /* sorted: those with larger weights alone, where they are enough */
+    if (s->top_p < 1) { /* sort only tokens with larger weights, if these are enough */
         for (double least = 1e-2, held = 0;; least = least > 1e-12 ? least * 1e-2 : 0, held = 0) {
             least = least < s->min_p ? s->min_p : least;
             count = at_least(least, scores, weights, vocab, tokens);

@@ -1,14 +1,14 @@
-/* What lies between the products of a decoder, on float32 rows: see vectors.h for their sums. */
+/* Operations between the products of a decoder, on float32 rows: see vectors.h for sums. */
 #include "program.h"
 #include "vectors.h"
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
 /* NORMALIZE: x / sqrt(mean x^2 + eps) * w, or with `centred` (x - mean x) / sqrt(var x + eps) * w + b.
- * An item is a row. Rows of a group are x_stride apart. The offset is added to w, a row for all or, one
- * after the other, as many as there are.
+ * An item is a row. Rows of a group are x_stride apart. The offset is added to w, which has one row
+ * for all, or several used in turn.
  * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns, 5 w, 6 b or 0, 7 eps, 8 centred, 9 offset,
- * 10 rows of a group, 11 distance of groups, 12 rows of w */
+ * 10 rows of a group, 11 stride of groups, 12 rows of w */
 static int64_t items_normalize(const struct op *op) { return op->arg[3]; }
 
 INLINE void normalize(const struct op *op, int64_t item) {
@@ -44,7 +44,7 @@ const struct kernel kernel_normalize = {items_normalize, work_normalize, NULL};
 /* ROTATE: x [B, T, N, d] into out (contiguous), the first R numbers of each of the N heads by the
  * tables cos and sin [positions, R], whose first half of sin is negative. An item is a token.
  * Token t of sequence b has the position starts[b * starts_stride] + t.
- * 0 x, 1 distance of tokens, 2 out, 3 sequences B, 4 tokens T, 5 heads N, 6 size d, 7 rotated R,
+ * 0 x, 1 stride of tokens, 2 out, 3 sequences B, 4 tokens T, 5 heads N, 6 size d, 7 rotated R,
  * 8 cos, 9 sin, 10 starts, 11 starts_stride */
 static int64_t items_rotate(const struct op *op) { return op->arg[3] * op->arg[4]; }
 
@@ -85,10 +85,10 @@ EACH_LEVEL(narrow)
 const struct kernel kernel_narrow = {items_narrow, work_narrow, NULL};
 
 /* STORE: one new row of each head of each sequence into its cache [B, K, C, d], at slot
- * starts[b * starts_stride]. An item is a sequence. Distances are in bytes.
+ * starts[b * starts_stride]. An item is a sequence. Strides are in bytes.
  * 0 x, 1 of sequences, 2 of heads, 3 cache, 4 of sequences, 5 of heads, 6 of slots,
- * 7 sequences B, 8 heads K, 9 bytes of a row, 10 starts, 11 starts_stride, 12 slots C, of which
- * none is written beyond the last */
+ * 7 sequences B, 8 heads K, 9 bytes of a row, 10 starts, 11 starts_stride, 12 slots C; nothing is
+ * written beyond the last */
 static int64_t items_store(const struct op *op) { return op->arg[7]; }
 
 static void work_store(const struct op *op, int64_t b, int64_t level) {
@@ -101,9 +101,9 @@ static void work_store(const struct op *op, int64_t b, int64_t level) {
 }
 const struct kernel kernel_store = {items_store, work_store, NULL};
 
-/* ---- element by element ------------------------------------------------------------------------ */
+/* ---- element-wise ------------------------------------------------------------------------ */
 
-#define PART 16384 /* numbers of an item */
+#define PART 16384 /* numbers per item */
 
 /* The numbers of an item. */
 INLINE int64_t end_of(int64_t item, int64_t count) {
@@ -208,8 +208,8 @@ INLINE void activate(const struct op *op, int64_t item) {
 EACH_LEVEL(activate)
 const struct kernel kernel_activate = {items_activate, work_activate, NULL};
 
-/* GATE: out = x * y, or with `clamps` x * (y within -limit and limit + offset). Rows are `x_stride` and
- * `y_stride` apart, those of out contiguous. An item is a row.
+/* GATE: out = x * y, or with `clamps` x * (clip(y, -limit, limit) + offset). Rows are `x_stride`
+ * and `y_stride` apart, those of out contiguous. An item is a row.
  * 0 x, 1 y, 2 y_stride, 3 out, 4 rows, 5 columns, 6 clamps, 7 limit, 8 offset, 9 x_stride */
 static int64_t items_gate(const struct op *op) { return op->arg[4]; }
 

@@ -1,7 +1,7 @@
 /* Sums and exponentials that have the same bits at every level.
  *
- * Sums go over 16 lanes, lane j taking numbers j, j + 16, …, which are then added in pairs: one order
- * on every level. No fused multiply-add (the build says -ffp-contract=off).
+ * Sums are over 16 lanes, lane j taking numbers j, j + 16, …; lanes are then added in pairs: the
+ * same order on every level. No fused multiply-add (built with -ffp-contract=off).
  */
 #ifndef LLMCLI_VECTORS_H
 #define LLMCLI_VECTORS_H
@@ -16,7 +16,7 @@ INLINE float folded(float lanes[LANES]) {
     return lanes[0];
 }
 
-/* 8 numbers: a register with AVX2; the compiler takes more where they are smaller. */
+/* 8 numbers: a register with AVX2, several smaller ones otherwise. */
 #define VECTOR 8
 typedef float vector __attribute__((vector_size(4 * VECTOR)));
 typedef int32_t ints __attribute__((vector_size(4 * VECTOR)));
@@ -26,7 +26,7 @@ INLINE vector chosen(ints mask, vector a, vector b) {
     return (vector)(((ints)a & mask) | ((ints)b & ~mask));
 }
 
-/* `name(x)` is e^x of a type of vectors on a `target`, with at most 2 units in the last place of error; 0 below
+/* `name(x)` is e^x of a type of vectors on a `target`, with an error of at most 2 ulp; 0 below
  * -87.3, at most e^88. x = n log 2 + r, e^r by a polynomial (Cephes). */
 #define EXPONENTIALS(target, name, vector, ints)                                                   \
     target INLINE vector name(vector x) {                                                                 \
@@ -34,7 +34,7 @@ INLINE vector chosen(ints mask, vector a, vector b) {
         const ints large = x > most, small = x < least, nan = x != x;                              \
         vector y = (vector)(((ints)most & large) | ((ints)x & ~large));                            \
         y = (vector)(((ints)least & small) | ((ints)y & ~small));                                  \
-        vector n = y * 1.44269504f + 12582912.0f; /* rounded to a whole number in its low bits */  \
+        vector n = y * 1.44269504f + 12582912.0f; /* rounded to an integer in its low bits */  \
         ints power = (ints)n << 23;                                                                \
         n -= 12582912.0f;                                                                          \
         vector r = (y - n * 0.693359375f) + n * 2.12194440e-4f;                                    \
@@ -49,7 +49,8 @@ INLINE vector chosen(ints mask, vector a, vector b) {
     }
 EXPONENTIALS(, exponentials, vector, ints)
 
-/* `name(x, cap)` is cap * tanh(x / cap), by the `exponentials` of that type; near 0 a polynomial (Cephes). */
+/* `name(x, cap)` is cap * tanh(x / cap), with `exponentials` of this type; near 0 a polynomial
+ * (Cephes). */
 #define SOFT_CAPS(target, name, exponentials, vector, ints)                                        \
     target INLINE vector name(vector x, float cap) {                                               \
         const vector y = x / cap, square = y * y;                                                  \
@@ -70,9 +71,9 @@ INLINE float exponential(float x) { return exponentials((vector){0} + x)[0]; }
 
 INLINE vector silu(vector x) { return x / (1.0f + exponentials(-x)); }
 
-/* log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x|, and log(1 + u) = 2 atanh(u / (2 + u)), whose
- * series goes on with less than 2^-29 of it: nowhere is a small number added to 1. At most 4 units in
- * the last place of error; 0 below -87.3. */
+/* log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x|, and log(1 + u) = 2 atanh(u / (2 + u)),
+ * whose series is truncated at 2^-29: no small number is added to 1. Error at most 4 ulp; 0 below
+ * -87.3. */
 INLINE vector softplus(vector x) {
     const vector u = exponentials((vector)((ints)x | ~0x7fffffff)), s = u / (u + 2.0f), t = s * s;
     vector p = t * (1.0f / 15) + 1.0f / 13;

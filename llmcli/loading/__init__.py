@@ -1,1 +1,1 @@
-"""From the name of a model to a model that runs: its tensors into parameters, by rules."""
+"""Loads a model by its name: fills parameters from its tensors, by rules."""

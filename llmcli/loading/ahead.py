@@ -1,6 +1,6 @@
-"""Weights in blocks, read and packed while PyTorch is imported. No torch.
+"""Reads and packs weights in blocks while PyTorch is imported.
 
-The library does it on threads of its own, which need no Python: importing keeps one processor busy.
+No torch. The C library uses threads without Python, since the import keeps one processor busy.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from llmcli.kernels import native
 from llmcli.limits import processors
 from llmcli.loading.arithmetic import arithmetic_of
 
-_AT_ONCE = 1 << 20  # bytes of a file that a thread takes at a time
-_THREADS = 4  # at most, beside the one that imports
+_AT_ONCE = 1 << 20  # bytes of a file per work item
+_THREADS = 4  # at most, besides the importing one
 
 
 def start(
     checkpoint: Checkpoint, *, dtype: str, quantize: str, bfloat16: bool, free: int | None
 ) -> Ahead | None:
-    """What a CPU keeps in blocks with these options, None where nothing is.
+    """Start packing matrices that a CPU keeps in blocks with these options; None without any.
 
-    Nor where it would take more than half of `free` bytes. `bfloat16`: whether the CPU multiplies
-    that itself. What cannot be had with the options, or does not fit the model, is for the loading
-    to refuse.
+    Also None if they need more than half of `free` bytes. `bfloat16`: whether the CPU has bfloat16
+    multiplication. Invalid options and misfits are reported by the loading itself.
     """
     try:
         config, rules = translate(checkpoint)
@@ -45,15 +44,15 @@ def start(
         if not numbers.formats or free is None or 2 * numbers.weight_bytes(config) > free:
             return None
         return Ahead(checkpoint, config, todo, numbers)
-    except (LlmcliError, OSError):  # no memory for it, too
+    except (LlmcliError, OSError):  # also out of memory
         return None
 
 
 class Ahead:
-    """The packed matrices of a checkpoint, of which threads fill as many as they can.
+    """The packed matrices of a checkpoint, filled by threads.
 
-    Those that are stored in blocks for which there are kernels, in the shape of the parameter, and
-    whose rows are at most unpaired: all of them in a GGUF file of most families.
+    Includes matrices in block formats with kernels, in the parameter's shape, whose rows are at
+    most unpaired: all matrices of a GGUF file in most families.
     """
 
     def __init__(
@@ -85,18 +84,18 @@ class Ahead:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._arena.madvise(mmap.MADV_HUGEPAGE)
         self._sources: list[str] = []
-        self._kept: list[object] = [checkpoint]  # whose files stay open
+        self._kept: list[object] = [checkpoint]  # keeps its files open
         self._start(checkpoint, found)
 
     def nbytes(self, formats: Mapping[str, str]) -> int:
-        """Bytes of those that are in these formats: memory that they have already."""
+        """Bytes already allocated for parameters in these formats."""
         return sum(
             size for name, (format, _, size) in self._spans.items() if formats.get(name) == format
         )
 
     @property
     def resident(self) -> int:
-        """Bytes of the packed matrices that are in memory by now; 0 where no system says so."""
+        """Resident bytes of the packed matrices; 0 if unknown."""
         mincore = getattr(ctypes.CDLL(None), "mincore", None)
         if mincore is None:
             return 0
@@ -108,7 +107,7 @@ class Ahead:
         return sum(byte & 1 for byte in pages.raw) * mmap.PAGESIZE
 
     def memory(self, name: str, format: str, nbytes: int) -> memoryview | None:
-        """Where that parameter lies, None where it is none of these, or in another format."""
+        """The memory of a packed parameter; None if it is not included or has another format."""
         own, offset, size = self._spans.get(name, ("", 0, 0))
         if (own, size) != (format, nbytes):
             return None
@@ -116,9 +115,9 @@ class Ahead:
         return memoryview(self._arena)[offset : offset + size]
 
     def finish(self, threads: int) -> Collection[str]:
-        """The parameters whose memory was taken, when all are filled, by so many threads.
+        """Finish packing with `threads` threads; returns the parameters whose memory was taken.
 
-        Raises CheckpointError where a file ends early or cannot be read.
+        Raises CheckpointError if a file ends early or cannot be read.
         """
         self._run(threads - len(self._threads) - 1)
         self._work()
@@ -134,7 +133,7 @@ class Ahead:
     def _start(
         self, checkpoint: Checkpoint, found: Sequence[tuple[Load, list[int] | None]]
     ) -> None:
-        """Fills the queue (`struct queue` in packing.c), and starts with it."""
+        """Fill the queue (`struct queue` in packing.c) and start the threads."""
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._arena))
         numbers: list[int] = []
         for load, places in found:
@@ -160,7 +159,7 @@ class Ahead:
         self._run(min(_THREADS, processors() - 1) if found else 0)
 
     def _work(self) -> None:
-        """Takes of the queue until it is empty. A thread that does so keeps all of this alive."""
+        """Process the queue until it is empty; the thread keeps this object alive."""
         self._call(ctypes.addressof(self._queue))
 
     def _run(self, count: int) -> None:
@@ -168,13 +167,13 @@ class Ahead:
             thread = Thread(target=self._work, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads may be started: `finish` does what is left
+            except RuntimeError:  # thread limit reached: `finish` does the rest
                 return
             self._threads.append(thread)
 
 
 def _places(ops: Sequence[UnpairRows], rows: int) -> list[int]:
-    """To which row each stored row goes."""
+    """The target row of each stored row."""
     places = list(range(rows))
     for op in ops:
         moved = [0] * rows

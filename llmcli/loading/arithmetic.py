@@ -1,4 +1,4 @@
-"""In which arithmetic a checkpoint is run, from its headers. No torch."""
+"""The arithmetic of a checkpoint, from its headers. No torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def arithmetic_of(
     device: str,
     bfloat16: bool,
 ) -> Arithmetic:
-    """What a model runs in on that device as `--dtype` and `--quantize` say.
+    """The arithmetic on a device for `--dtype` and `--quantize`.
 
-    `todo` fills the parameters; None: they are drawn, and nothing of the file is kept. `device` may
-    have a number (`cuda:0`), `bfloat16`: whether it multiplies that itself. Raises UsageError for
-    options that cannot be had.
+    `todo`: the plan to fill parameters; None: random weights. `device` may have a number
+    (`cuda:0`); `bfloat16`: whether it has bfloat16 multiplication. Raises UsageError for impossible
+    options.
     """
     formats = {name: info.format for name, info in checkpoint.tensors.items()}
     kind = device.partition(":")[0]
@@ -42,9 +42,9 @@ def arithmetic_of(
 
 
 def quantize_without_effect(checkpoint: Checkpoint, quantize: str) -> str:
-    """That `--quantize int8` or `int4` changes none of those weights, and why; empty where it does.
+    """A message with the reason if `--quantize int8` or `int4` has no effect; else empty.
 
-    Raises the errors of `translate` and `plan`.
+    Raises errors of `translate` and `plan`.
     """
     if quantize not in QUANTIZED or not checkpoint.tensors:
         return ""
@@ -57,5 +57,5 @@ def quantize_without_effect(checkpoint: Checkpoint, quantize: str) -> str:
     packed = " + ".join(sorted({name for name in kept.values() if name in PACKED}))
     why = f"has no matrix whose rows are whole blocks of {RUN} numbers"
     if packed:
-        why = f"is quantized already ({packed})"
+        why = f"is already quantized ({packed})"
     return f"`--quantize {quantize}` has no effect: `{checkpoint.name}` {why}"

@@ -1,4 +1,4 @@
-"""One tensor of a checkpoint into its slot, a few MiB at a time."""
+"""Copies one tensor of a checkpoint into its slot, a few MiB at a time."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from llmcli.loading.scales import Scaler
 from llmcli.model import Stages
 from llmcli.ops.quant import PLAIN, dequantize, quantize
 
-# Of a matrix, as it is stored and as numbers, at a time: bounds what loading needs beyond the
-# weights themselves.
+# Bytes of a matrix, stored and as numbers, at a time: bounds the memory needed in addition to the
+# weights.
 _CHUNK_BYTES = 4 << 20
 _CUT = (
     b"error: a weight file that stays mapped became shorter or cannot be read any more\n"
     b"hint: fetch or copy it again, and do not change it while a model runs\n"
 )
-_GAP_BYTES = 1 << 17  # so much between two rows that are used is skipped instead of read
+_GAP_BYTES = 1 << 17  # gaps between used rows from this size on are skipped
 
 
 def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
-    """Copies one checkpoint tensor through its operations into a weight, or an item of that.
+    """Copy one checkpoint tensor through its operations into a weight or an item of it.
 
-    Rows of a matrix, or of a stack of matrices, some at a time; a stack of matrices that are stored
-    transposed matrix by matrix; a vector, and a single transposed matrix, as a whole.
-    Raises CheckpointError for numbers that an operation is not defined for.
+    Matrices and stacks are copied some rows at a time, stacks of transposed matrices one matrix at
+    a time, vectors and a single transposed matrix as a whole. Raises CheckpointError for numbers
+    outside an operation's domain.
     """
     info = checkpoint.tensors[load_.source]
     if weight.in_file:
@@ -82,9 +82,9 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
 
 
 def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
-    """A matrix in blocks as its file has it, whose rows `load_` at most moves; or one of experts.
+    """A mapped matrix (or experts') in the file's blocks, whose rows `load_` at most reorders.
 
-    Raises CheckpointError where the file has changed or cannot be mapped.
+    Raises CheckpointError if the file has changed or cannot be mapped.
     """
     info = checkpoint.tensors[load_.source]
     *experts, _, columns = info.shape
@@ -98,9 +98,9 @@ def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
 
 
 def in_16_bits(checkpoint: Checkpoint, load_: Load, inputs: torch.dtype) -> Dense:
-    """A matrix in 16 bits as its file has it, or matrices of experts, for inputs of that dtype.
+    """A mapped 16-bit matrix (or experts') in the file's format, for inputs of dtype `inputs`.
 
-    Raises CheckpointError where the file has changed or cannot be mapped.
+    Raises CheckpointError if the file has changed or cannot be mapped.
     """
     info = checkpoint.tensors[load_.source]
     data = _in_file(checkpoint, info).view(PLAIN[info.format]).view(info.shape)
@@ -108,31 +108,31 @@ def in_16_bits(checkpoint: Checkpoint, load_: Load, inputs: torch.dtype) -> Dens
 
 
 def _in_file(checkpoint: Checkpoint, info: TensorInfo) -> Tensor:
-    """Its bytes, uint8, mapped and not read; the program ends with exit code 4 if they go."""
+    """The tensor's mapped bytes (uint8), unread; later truncation ends llmcli with exit code 4."""
     if native.level() is not None:
         native.function("llmcli_when_cut", "p")(_CUT)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written
+        warnings.simplefilter("ignore")  # the memory is read-only
         return torch.frombuffer(checkpoint.raw(info.name), dtype=torch.uint8)
 
 
 def row_order(ops: Sequence[Op], shape: tuple[int, ...], source: str) -> Tensor:
-    """Which stored row each row of the result is, where those operations that move rows are done.
+    """The stored row of each result row after all row-moving operations.
 
-    `shape`: of what is stored, without its last axis; of a vector its numbers are the rows.
+    `shape`: stored shape without its last axis; for a vector its elements are the rows.
     """
     rows = torch.arange(prod(shape)).view(shape)
     return _with_operations(rows, [op for op in ops if moves_rows(op)], source)
 
 
 def _goes_by_rows(info: TensorInfo, ops: Sequence[Op]) -> bool:
-    """Whether every row of the result is a row of the file, its numbers changed one by one."""
+    """Whether every result row is a row of the file, up to element-wise operations."""
     inside = any(isinstance(op, PerExpert) for op in ops)
     return len(info.shape) > 1 + inside and all(moves_rows(op) or _is_elementwise(op) for op in ops)
 
 
 def _goes_by_item(ops: Sequence[Op]) -> bool:
-    """Whether every item of the result is made of one item of the file."""
+    """Whether every item of the result depends on one item of the file."""
     return all(isinstance(op, PerExpert) or _is_elementwise(op) for op in ops)
 
 
@@ -148,14 +148,14 @@ def _fill_rows(
     scaler: Scaler | None,
     stages: Stages,
 ) -> None:
-    """The rows of a matrix, or of a stack of them, in the order of the file, a few MiB at a time.
+    """Copy rows of a matrix or a stack in file order, a few MiB at a time.
 
-    What lies between rows that are used is read only where it is little.
+    Small gaps between used rows are read too.
     """
     changes = [op for op in ops if not moves_rows(op)]
     as_they_are = scaler is None and not changes
     dtype = slot.dtype if as_they_are else _wide(slot)
-    flat = slot.ndim == 2 or slot.is_contiguous()  # else each matrix is a part of a larger one
+    flat = slot.ndim == 2 or slot.is_contiguous()  # otherwise each matrix is part of a larger one
     rows = slot.shape[-2]
     slot = slot.view(-1, slot.shape[-1]) if flat else slot
     for start, stop, chosen, to in _row_chunks(info, ops, info.shape[-1] * dtype.itemsize):
@@ -187,7 +187,7 @@ def _fill_packed(
     ops: Sequence[Op],
     stages: Stages,
 ) -> None:
-    """The same for a weight that stays in the file's blocks: its rows are moved as they are."""
+    """Copy rows of a weight that keeps the file's blocks."""
     for start, stop, chosen, to in _row_chunks(info, ops, _row_bytes(info)):
         with stages("read", (stop - start) * _row_bytes(info)):
             raw = _raw_rows(checkpoint, info, start, stop, torch.device("cpu"))
@@ -198,9 +198,9 @@ def _fill_packed(
 def _fill_quantized(
     weight: InBlocks, checkpoint: Checkpoint, load_: Load, stages: Stages
 ) -> None:
-    """The same for a weight whose numbers are quantized now, some rows at a time.
+    """Copy and quantize a weight, some rows at a time.
 
-    What a file holds in another order than by rows is read as a whole, but an expert at a time.
+    Tensors stored in another order are read as a whole, or one expert at a time.
     """
     info = checkpoint.tensors[load_.source]
     *experts, rows, columns = weight.shape
@@ -225,7 +225,7 @@ def _fill_quantized(
 
 
 def _write(weight: InBlocks, numbers: Tensor, first: int, stages: Stages) -> None:
-    """Numbers `[rows, columns]`, quantized, from row `first` on."""
+    """Quantize and write numbers `[rows, columns]` from row `first` on."""
     step = max(32, _CHUNK_BYTES // (4 * numbers.shape[1]))
     with stages("pack"):
         for start in range(0, len(numbers), step):
@@ -241,9 +241,9 @@ def _row_bytes(info: TensorInfo) -> int:
 def _row_chunks(
     info: TensorInfo, ops: Sequence[Op], wide_bytes: int
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Rows in the order of the file, some MiB at a time: first, last + 1, which of these, to where.
+    """Yield rows in file order, some MiB at a time: (first, last + 1, selection, target rows).
 
-    A row takes as many bytes as it has in the file, or `wide_bytes`.
+    A row counts its bytes in the file, or `wide_bytes` if more.
     """
     row_bytes = _row_bytes(info)
     rows = row_order(ops, info.shape[:-1], info.name).flatten()
@@ -261,7 +261,7 @@ def _row_chunks(
 
 
 def _with_operations(values: Tensor, ops: Sequence[Op], source: str) -> Tensor:
-    """The operations of a rule, from left to right; `check_fit` has seen that they can be done.
+    """Apply a rule's operations from left to right; `check_fit` has validated them.
 
     On the numbers 0, 1, 2 … row operations give the order of the stored rows.
     """
@@ -294,7 +294,7 @@ def _with_operation(values: Tensor, op: Op, source: str) -> Tensor:
         case LogNeg():
             if not bool((values < 0).all()):
                 raise CheckpointError(
-                    f"`{shown(source)}` should be −exp of a number throughout, and has a number"
+                    f"`{shown(source)}` should be −exp of a number, but has a value"
                     " that is not below 0"
                 )
             return (-values).log()
@@ -312,9 +312,9 @@ def read_values(
     *,
     item: int | None = None,
 ) -> Tensor:
-    """A tensor as numbers, at least float32, on the device of `like`: whole, or that item of it.
+    """A tensor's numbers in at least float32 on the device of `like`; with `item` only that item.
 
-    Items are those along the first axis.
+    Items are along the first axis.
     """
     shape = info.shape if item is None else info.shape[1:]
     rows = prod(shape[:-1])

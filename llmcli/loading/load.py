@@ -1,4 +1,4 @@
-"""From the name of a model to a model that runs."""
+"""Loads a model by its name."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def load(
     random_weights: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Finds the checkpoint that `spec` names, as `llmcli -m` does, and loads it.
+    """Find the checkpoint `spec`, as `llmcli -m` does, and load it.
 
-    Raises the errors of `open_model` and of `load_checkpoint`.
+    Raises errors of `open_model` and `load_checkpoint`.
     """
     checkpoint = open_model(spec, revision=revision, offline=offline, progress=progress)
     return load_checkpoint(
@@ -72,13 +72,13 @@ def load_checkpoint(
     stages: Stages | None = None,
     ahead: Ahead | None = None,
 ) -> Model:
-    """Builds the decoder that the checkpoint's configuration describes and fills it.
+    """Build the decoder of the checkpoint's configuration and load its weights.
 
-    With `random_weights` (a seed) the weights are drawn instead of read. Without `text`, a
-    tokenizer that is broken or of an unknown kind is no error: ids need none. `stages` hears
-    what each part took. What `ahead` has of the weights is not read again. Weights in blocks and in
-    16 bits stay in the mapped file where they do not fit into free memory. Raises UnsupportedModel,
-    CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
+    With `random_weights` (a seed) the weights are random. Without `text`, a broken or unknown
+    tokenizer is not an error, since ids need none. `stages` receives the times of each part.
+    Weights packed by `ahead` are not read again. Weights in blocks and in 16 bits stay in the
+    mapped file if they do not fit into free memory. Raises UnsupportedModel, CheckpointError,
+    WeightMismatch (exit 4), OutOfMemory (5), UsageError.
     """
     stages = stages or Stages()
     with stages("plan"):
@@ -132,7 +132,7 @@ def arithmetic_on(
     dtype: str,
     quantize: str,
 ) -> Arithmetic:
-    """`arithmetic_of` for a device that is there. Raises UsageError for what it cannot do."""
+    """`arithmetic_of` for an existing device. Raises UsageError for unsupported options."""
     devices.check_dtype(dtype, device)
     return arithmetic_of(
         checkpoint,
@@ -157,15 +157,15 @@ def _decoder(
 
 
 def configured(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
-    """`translate`, and what of the configuration a file keeps in a tensor. Raises its errors."""
+    """`translate`, plus configuration stored in tensors. Raises its errors."""
     config, rules = translate(checkpoint)
     return _with_frequency_factors(config, checkpoint), rules
 
 
 def fitting_plan(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig) -> Plan:
-    """What fills every parameter from the checkpoint's tensors, by their headers alone.
+    """The plan to fill all parameters from the checkpoint's tensors, by headers only.
 
-    Raises CheckpointError where there are none, and the errors of `check_fit`.
+    Raises CheckpointError without tensors, and errors of `check_fit`.
     """
     if not checkpoint.tensors:
         raise CheckpointError(
@@ -182,10 +182,10 @@ def load_shapes(
     checkpoint: Checkpoint, *, dtype: str = "auto", quantize: str = "auto", like: str = "auto",
     activations: str = "auto", cache: str = "auto",
 ) -> Model:  # fmt: skip
-    """The model on the device `meta`: shapes without numbers, so that any size can be counted.
+    """The model on the device `meta`: shapes without data, for any size.
 
-    `dtype` `auto` is what it would be on the device `like`. No weights have to be there. Raises
-    UnsupportedModel, CheckpointError and UsageError as `load_checkpoint` does.
+    `dtype` `auto` is that of the device `like`. Weights need not be present. Raises
+    UnsupportedModel, CheckpointError and UsageError like `load_checkpoint`.
     """
     config, rules = configured(checkpoint)
     todo = None
@@ -213,7 +213,7 @@ def _exceeds(weights: int, device: torch.device) -> bool:
 def _in_the_file(
     checkpoint: Checkpoint, todo: Plan, config: ModelConfig, numbers: Arithmetic
 ) -> tuple[dict[str, Weight], int]:
-    """What can stay in the mapped file as it is stored, and the bytes of all other weights."""
+    """Weights that can stay in the mapped file, and the bytes of all others."""
     specs = {spec.name: spec for spec in numbers.parameters(config)}
     named = matrices(config)
     found: dict[str, Weight] = {}
@@ -228,7 +228,7 @@ def _in_the_file(
     return found, sum(spec.bytes or 0 for name, spec in specs.items() if name not in found)
 
 
-# What to try where the weights do not fit: `--dtype`, `--quantize`, and how to say it.
+# Suggestions if the weights do not fit: `--dtype`, `--quantize`, hint.
 _SMALLER = (
     ("bfloat16", "none", "try `--dtype bfloat16`"),
     ("auto", "auto", "leave out `--dtype` and `--quantize`"),
@@ -240,7 +240,7 @@ _SMALLER = (
 def _smaller(
     config: ModelConfig, weights: int, device: torch.device, asked: Callable[..., Arithmetic]
 ) -> str:
-    """What to try where so many bytes do not fit: the first of those that do."""
+    """The hint if `weights` bytes do not fit: the first suggestion that does."""
     free = devices.available_bytes(device) or 0
     for dtype, quantize, words in _SMALLER:
         with suppress(UsageError):
@@ -251,7 +251,7 @@ def _smaller(
 
 
 def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """Fills in RoPE divisors that the file keeps in tensors instead of its metadata."""
+    """Fill in RoPE divisors that the file stores in tensors instead of its metadata."""
 
     def read(source: str, rope: RopeConfig) -> tuple[float, ...]:
         info = checkpoint.tensors[source]

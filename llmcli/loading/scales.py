@@ -1,4 +1,4 @@
-"""Scales of a checkpoint's quantized tensors: whether they fit, and their numbers."""
+"""Scales of a checkpoint's quantized tensors: validation and application."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from llmcli.ops.scaled import scale_rows
 
 
 def check_scale(load_: Load, tensors: Mapping[str, TensorInfo], called: str | None) -> None:
-    """Whether a tensor has the scale that its format needs, of a shape and format that fit it.
+    """Check that a tensor has the scale that its format needs, in a valid shape and format.
 
-    `called` is what scales are called in this checkpoint (`Plan.scales`). Raises CheckpointError
-    and, for whole numbers of which nothing says what they stand for, UnsupportedModel.
+    `called`: suffix of scales in this checkpoint (`Plan.scales`). Raises CheckpointError, and
+    UnsupportedModel for integers without known meaning.
     """
     problem = scale_problem(load_.source, load_.scale, tensors, called)
     if problem is None:
@@ -35,11 +35,11 @@ def check_scale(load_: Load, tensors: Mapping[str, TensorInfo], called: str | No
 
 
 class Scaler:
-    """Multiplies rows of one stored tensor with their scales, which are read as they are needed.
+    """Multiplies rows of one stored tensor by their scales, which are read on demand.
 
-    `like`: the parameter, whose device and dtype decide where and in what (at least float32)
-    the products are. Raises CheckpointError for rows that do not lie one after the other, and
-    from `read` for a scale that is no finite number.
+    `like`: the parameter, whose device and dtype (at least float32) the products have. Raises
+    CheckpointError for a storage layout other than row-major, and in `read` for scales that are not
+    finite.
     """
 
     def __init__(self, checkpoint: Checkpoint, load_: Load, like: Tensor) -> None:
@@ -47,19 +47,19 @@ class Scaler:
         assert scale is not None
         self._checkpoint = checkpoint
         self._scale = scale
-        # of a stack of matrices, the rows of each share one
+        # in a stack, the rows of each matrix share a scale
         self._rows = shape[1] if len(shape) == 3 else scale.grid.rows
         self._info = checkpoint.tensors[scale.source]
         self._device = like.device
         self.dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         if scale.layout is not None and checkpoint.read(scale.layout, 0, 1) != b"\0":
             raise CheckpointError(
-                f"`{shown(scale.layout)}` says that the numbers do not lie row by row",
+                f"`{shown(scale.layout)}` has a layout that is not row-major",
                 hint="save the model again with a newer bitsandbytes, or use the unquantized one",
             )
 
     def read(self, start: int, stop: int) -> Tensor:
-        """The scales `[down, across]` of the stored rows `start` up to but not including `stop`."""
+        """The scales `[down, across]` of the stored rows `start:stop`."""
         rows = self._rows
         down = self._info.shape[0] if rows is not None else 1
         first, last = (0, 1) if rows is None else (start // rows, (stop - 1) // rows + 1)
@@ -73,7 +73,7 @@ class Scaler:
         return scales.to(self._device)
 
     def apply(self, values: Tensor, scales: Tensor, start: int) -> Tensor:
-        """Stored rows from `start` on times `scales`, in place."""
+        """Multiply stored rows from `start` on by `scales`, in place."""
         grid = self._scale.grid
         return scale_rows(
             values, scales, first=start, rows=self._rows, columns=grid.columns,

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint into the parameters of a decoder, by rules, with a ledger of them all."""
+"""Loads a checkpoint's tensors into a decoder's parameters by rules, with a ledger."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import check_format, quantize
 from llmcli.records.progress import Progress
 
-# Bytes of weights from which on threads are worth it. Below it they save a few hundredths of a
-# second where nothing else runs; where something does they wait for each other after each of
-# hundreds of operations, and loading takes seconds instead of tenths.
+# Bytes of weights from which threads pay off. Below, they save a few hundredths of a second on an
+# idle machine; on a busy one they wait for each other after each of hundreds of operations, and
+# loading takes seconds instead of tenths.
 _THREADED = 1 << 30
 
 
@@ -40,13 +40,12 @@ def load_weights(
     stages: Stages | None = None,
     ahead: Ahead | None = None,
 ) -> Ledger:
-    """Streams every tensor of a plan that fits (`check_fit`) into its slot, some rows at a time.
+    """Stream every tensor of a validated plan (`check_fit`) into its slot, some rows at a time.
 
-    Those that `ahead` has are only waited for.
+    Tensors packed by `ahead` are only waited for.
 
-    `stages` hears of `read` (from the file to the device, in stored bytes; a fused tensor is
-    read for each of its parts), and of `pack` and `convert` (in bytes of the parameters that are
-    packed, and of the others).
+    `stages` receives `read` (from the file to the device, in stored bytes; a fused tensor is read
+    for each of its parts), `pack` and `convert` (in bytes of packed and other parameters).
     """
     stages = stages or Stages()
     weights = {name: decoder.weight(name) for name in decoder.weight_names}
@@ -76,14 +75,14 @@ def load_weights(
 def ledger_of(
     todo: Plan, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
 ) -> Ledger:
-    """What a plan that fits makes of every tensor; `shapes` are those of the parameters."""
+    """The ledger of a validated plan; `shapes`: of the parameters."""
     parts = parts_to_fill(todo.loads, shapes)
     entries = (_entry(load_, checkpoint.tensors, parts[load_.part]) for load_ in todo.loads)
     return Ledger(entries=tuple(entries), dropped=todo.dropped, surplus=todo.surplus)
 
 
 def randomize(decoder: Decoder, seed: int) -> None:
-    """Seeded weights: matrices normal with deviation 0.02, norms multiply by 1, biases 0."""
+    """Seeded random weights: matrices normal with standard deviation 0.02, norms 1, biases 0."""
     ops = (node.op for node in graph(decoder.config).nodes.values())
     neutral = {op.weight: 1.0 - op.norm.offset for op in ops if isinstance(op, Normalize)}
     generator = torch.Generator(decoder.device).manual_seed(seed)
@@ -102,7 +101,7 @@ def randomize(decoder: Decoder, seed: int) -> None:
 
 
 def _randomize_packed(weight: InBlocks, generator: torch.Generator) -> None:
-    """A matrix of such numbers, quantized; some rows at a time."""
+    """Fill a packed matrix with quantized random numbers, some rows at a time."""
     columns = weight.shape[-1]
     rows = weight.count // columns
     step = max(1, (8 << 20) // columns)
@@ -116,16 +115,16 @@ def _randomize_packed(weight: InBlocks, generator: torch.Generator) -> None:
 def check_fit(
     todo: Plan, tensors: Mapping[str, TensorInfo], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Validates the plan by names, shapes and formats of the headers, before anything is read.
+    """Validate the plan by names, shapes and formats in the headers, before reading data.
 
-    Raises WeightMismatch where parameters and tensors do not match one to one, CheckpointError
-    where one is filled twice or a part of a tensor would be ignored, UnsupportedModel for a
-    format without a decoder.
+    Raises WeightMismatch if parameters and tensors do not match one to one, CheckpointError if a
+    parameter is filled twice or part of a tensor would be ignored, UnsupportedModel for a format
+    without a decoder.
     """
     expected = parts_to_fill(todo.loads, shapes)
     times = Counter(load_.part for load_ in todo.loads)
     missing = [part for part in expected if part not in times]
-    # a tensor of a part that this model has not, and an item beyond a parameter's last one
+    # tensors of parts that this model lacks, and items beyond a parameter's last one
     foreign = [load_ for load_ in todo.loads if load_.part not in expected]
     whole = [load_.target for load_ in foreign if load_.index is None and load_.target in shapes]
     unexpected = [load_.source for load_ in foreign if load_.target not in whole]
@@ -152,7 +151,7 @@ def check_fit(
     for source, count in used.items():
         shape = list(tensors[source].shape)
         if count != math.prod(shape):
-            raise CheckpointError(f"`{source}` is {shape}, of which {count} numbers have a use")
+            raise CheckpointError(f"`{source}` is {shape}, but only {count} numbers are used")
 
 
 def _entry(

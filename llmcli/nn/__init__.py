@@ -1,1 +1,1 @@
-"""Parameters and wiring: one class per idea, the mathematics is in `ops/`."""
+"""Parameters and wiring of the decoder; the mathematics is in `ops/`."""

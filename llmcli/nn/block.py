@@ -1,9 +1,9 @@
-"""One layer of the decoder: sublayers `x + Σ branches`, one after the other.
+"""One layer of the decoder: a sequence of sublayers `x + Σ branches`.
 
 x ──┬── pre-norm ── part ── post-norm ── · multiplier ──(+)── x of the next sublayer
     └─────────────────────────────────────────────────────┘
 
-Where the sum of branches has a norm of its own, that is what is added.
+If the sum of branches has a norm, the normalized sum is added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmcli.parts.registry import forward_of, part_of
 
 
 class Mixer(Protocol):
-    """What lets tokens see each other: a part with a state."""
+    """A part that mixes tokens, with a state."""
 
     name: str
 
@@ -36,7 +36,7 @@ class Mixer(Protocol):
         ...
 
     def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; the state grows by the new tokens."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends the new tokens to `state`."""
         ...
 
     def derive(
@@ -48,15 +48,15 @@ class Mixer(Protocol):
         *,
         heads: slice = slice(None),
     ) -> Tensor:
-        """Rows `first` … `stop`-1 of an activation that no kernel writes, `[B, H, t, …]`.
+        """Rows `first` … `stop`-1 of an activation that no kernel stores, `[B, H, t, …]`.
 
-        Derived in at least float32 from `emitted` tensors of all tokens; of those `heads` alone.
+        Derived in at least float32 from `emitted` tensors of all tokens, for `heads` only.
         """
         ...
 
 
 class FeedForward(Protocol):
-    """What is applied to every token alone."""
+    """A part that is applied to every token separately."""
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
@@ -64,7 +64,7 @@ class FeedForward(Protocol):
 
 
 class Branch:
-    """A part between its norms: what a sublayer adds to the stream, or one term of it."""
+    """A part with its norms: a sublayer's output, or one term of it."""
 
     def __init__(self, names: BranchNames, parameters: Parameters) -> None:
         config = names.config
@@ -78,12 +78,12 @@ class Branch:
         kind = part_of(config.part)
         self.mixer: Mixer | None = self.part if kind.mixes else None
         self.reads_stream = kind.reads_stream(config.part)
-        self.adds_norm = names.adds == f"{names.post}.out"  # which emits it
+        self.adds_norm = names.adds == f"{names.post}.out"  # emitted by the norm
 
     def __call__(
         self, x_BTD: Tensor, state: LayerState | None, step: Step, stream_BTD: Tensor
     ) -> Tensor:
-        """`[B, T, D]`, what the part reads, of the stream → `[B, T, D]` in at least float32."""
+        """The part's input from the stream, `[B, T, D]` → `[B, T, D]` in at least float32."""
         names, multiplier = self.names, self.names.config.multiplier
         if self.mixer is not None:
             out = self.mixer(x_BTD, state, step)
@@ -103,11 +103,11 @@ class Branch:
 
 
 class Block:
-    """The stream x goes through the sublayers in at least float32."""
+    """A block of sublayers on the stream x in at least float32."""
 
     def __init__(self, config: LayerConfig, name: str, parameters: Parameters) -> None:
         self.name = name
-        self.dtype = parameters.dtype  # of what enters a product
+        self.dtype = parameters.dtype  # of product inputs
         self.scale = config.scale
         self.factor: Tensor | None = None
         if config.scaled:
@@ -124,14 +124,14 @@ class Block:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What computes each part, by its name (`blocks.3.attn`)."""
+        """The parts by name (`blocks.3.attn`)."""
         return {
             branch.names.part: branch.part for _, branches in self.sublayers for branch in branches
         }
 
     @property
     def mixers(self) -> list[Mixer]:
-        """Those of the parts that have a state."""
+        """The parts with a state."""
         every = (branch.mixer for _, branches in self.sublayers for branch in branches)
         return [mixer for mixer in every if mixer is not None]
 
@@ -150,7 +150,7 @@ class Block:
         return x_BTD if self.factor is None else scale(x_BTD, self.factor)
 
     def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]`; the state grows by the new tokens."""
+        """`[B, T, D]` → `[B, T, D]`; appends the new tokens to `state`."""
         states = iter(state.states if isinstance(state, Beside) else (state,))
         x_BTD = step.emit(f"{self.name}.resid_pre", x_BTD)
         for names, branches in self.sublayers:

@@ -1,10 +1,9 @@
-"""Decode steps that are captured as CUDA graphs and replayed for every further token.
+"""Decode steps captured as CUDA graphs and replayed for every further token.
 
-The sibling of `replay` for a card. A graph is the launches of one step: every shape, address and
-number from the host stays what it was when the step was captured. So token ids, positions and the
-cache lie in memory that never moves, and a step reads as many slots as its *bucket* has, under a
-mask. There is one graph for each bucket, 256 · 2^k slots, so that at most twice the live keys are
-read. Where there is no card the same step runs eagerly, which is how it is tested.
+The GPU counterpart of `replay`. A graph consists of one step's launches with fixed shapes,
+addresses and host values. Therefore token ids, positions and the cache stay at fixed addresses, and
+a step reads all slots of its *bucket* under a mask. There is one graph per bucket of 256 · 2^k
+slots, so at most twice the live keys are read. Without a GPU the same step runs eagerly, for tests.
 
 Axes: B sequences, V vocabulary.
 """
@@ -22,29 +21,29 @@ _WARM_UPS = 2  # runs before a capture: libraries choose kernels and allocate in
 
 
 class Replayable(Protocol):
-    """What is used of `torch.cuda.CUDAGraph`."""
+    """The used interface of `torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
-        """Launches all of it again."""
+        """Launch the graph again."""
 
 
 class Capture(Protocol):
-    """How a step is captured; `CudaCapture` on a card."""
+    """Captures a step; `CudaCapture` on a GPU."""
 
     def __call__(
         self, step: Callable[[], Tensor], undo: Callable[[], None], pool: Any
     ) -> tuple[Replayable, Tensor, Any]:
-        """The graph of `step`, where each replay writes its result, and the pool that it uses.
+        """The graph of `step`, the tensor with each replay's result, and its memory pool.
 
-        `undo` takes back what a step that ran has changed; a captured step does not run. `pool` is
-        what this returned for another bucket, None at first. Raises RuntimeError where the step
-        cannot be captured.
+        `undo` reverts the changes of a step that ran (a captured step does not run). `pool`: the
+        returned pool of another bucket, None at first. Raises RuntimeError if the step cannot be
+        captured.
         """
         ...
 
 
 def bucket(keys: int, capacity: int, first: int = FIRST_BUCKET) -> int:
-    """How many slots a step reads where `keys` are in use, of `capacity`."""
+    """Number of slots that a step reads for `keys` used ones of `capacity`."""
     slots = first
     while slots < keys:
         slots *= 2
@@ -52,9 +51,10 @@ def bucket(keys: int, capacity: int, first: int = FIRST_BUCKET) -> int:
 
 
 class CudaCapture:
-    """`Capture` on that card. Graphs of one pool share memory: they must not run at the same time.
+    """`Capture` on a CUDA device.
 
-    All captures have one stream: libraries keep a workspace for each, cuBLAS up to 32 MiB.
+    Graphs of one pool share memory and must not run concurrently. All captures use one stream,
+    since libraries keep a workspace per stream, cuBLAS up to 32 MiB.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +63,7 @@ class CudaCapture:
 
     @property
     def busy(self) -> bool:
-        """Whether the caller captures what is launched."""
+        """Whether the caller is capturing launches."""
         with torch.cuda.device(self._device):
             return torch.cuda.is_current_stream_capturing()
 
@@ -91,9 +91,9 @@ class CudaCapture:
 
 
 class CapturedSteps:
-    """The decode steps of one state of B sequences: a graph for each bucket that was reached.
+    """The decode steps of one state of B sequences: one graph per bucket.
 
-    Valid as long as the state's tensors are where they are. Without a `capture` steps run eagerly.
+    Valid while the state's tensors are not moved. Without a `capture` steps run eagerly.
     """
 
     def __init__(self, batch: int, device: torch.device, capture: Capture | None) -> None:
@@ -101,15 +101,15 @@ class CapturedSteps:
         self._capture = capture
         self._pool: Any = None
         self._graphs: dict[int, tuple[Replayable, Tensor]] = {}
-        self.buckets: set[int] = set()  # that were run
+        self.buckets: set[int] = set()  # already run
 
     @property
     def captured(self) -> int:
-        """How many graphs there are."""
+        """Number of graphs."""
         return len(self._graphs)
 
     def ready(self, slots: int) -> bool:
-        """Whether a step over a bucket of that many slots is captured, if any is."""
+        """Whether the step for a bucket of `slots` slots is captured (or capture is off)."""
         return self._capture is None or slots in self._graphs
 
     def run(
@@ -119,11 +119,11 @@ class CapturedSteps:
         step: Callable[[Tensor], Tensor],
         undo: Callable[[], None],
     ) -> Tensor:
-        """Logits `[B, 1, V]` of these tokens, in memory of their own.
+        """Logits `[B, 1, V]` of these tokens, in separate memory.
 
-        `step(ids)` computes them over a bucket of that many `slots`; it is called with ids that
-        are always in the same memory, once in a replayed step's stead and more often while it is
-        captured. `undo`: see `Capture`, which also says what is raised; then nothing has changed.
+        `step(ids)` computes them over a bucket of `slots` slots; it is called with ids at a fixed
+        address, instead of a replay, and several times during capture. `undo` and errors: see
+        `Capture`; after an error nothing has changed.
         """
         self._ids_B1.copy_(ids_B1)
         if self._capture is None:

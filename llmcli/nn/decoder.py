@@ -1,4 +1,4 @@
-"""The one decoder: embedding, blocks, final norm, head. What differs between models is a value.
+"""The decoder of all models: embedding, blocks, final norm, head. Models differ in values.
 
 Axes: B batch, T new tokens, D width, V vocabulary.
 """
@@ -41,9 +41,9 @@ Made = TypeVar("Made")
 
 
 def inference(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Decorator: the call runs in inference mode.
+    """Decorator: run the call in inference mode.
 
-    While `torch.compile` traces it, the caller's mode holds: it cannot trace a change of modes.
+    `torch.compile` cannot trace a change of modes, so the caller's mode holds while it traces.
     """
 
     @wraps(function)
@@ -57,14 +57,13 @@ def inference(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
 
 class Decoder:
-    """A causal language model with uninitialized parameters; `weight(name)` is each of them.
+    """A causal language model with uninitialized parameters, accessed by `weight(name)`.
 
-    `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
-    Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed, or
-    in blocks `as_stored`. `pairs`, `activations`: see `Arithmetic`.
-    Keys and values are kept in `cache_dtype` (None: in `dtype`). Packed ones for which there is
-    `memory` lie there; those `in_file` are there already. Works on any device, the meta device
-    included, where only shapes are computed.
+    `weight_names`: their names without duplicates; `head` is the embedding's weight if tied.
+    Parameters and activations have `dtype`; parameters in `formats` are packed, or in blocks
+    `as_stored`. `pairs`, `activations`: see `Arithmetic`. Keys and values have `cache_dtype` (None:
+    `dtype`). Packed parameters are placed in `memory` if it provides any; those `in_file` exist
+    already. Works on any device; on the meta device only shapes are computed.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Decoder:
             specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory,
             in_file=in_file, pairs=pairs, digits=activations // 8,
         )
-        tied = config.head.tied  # then the table is the head's matrix, too
+        tied = config.head.tied  # the table is also the head's matrix
         self.embed = (
             parameters.matrix(("embed.W",), exact=True) if tied else parameters.table("embed.W")
         )
@@ -124,23 +123,23 @@ class Decoder:
         self._switches = {
             rope.scaling.original for rope in rotations if isinstance(rope.scaling, LongRopeScaling)
         }
-        # Whether a decode step can be captured as a CUDA graph; it then reads a bucket of slots,
-        # masked. A processor reads only the keys that are there. Not where a rotation's frequencies
-        # depend on the length, which is known on the host.
+        # Whether decode steps can be captured as CUDA graphs, which read a masked bucket of slots
+        # (a CPU only reads existing keys). Not if RoPE frequencies depend on the length, which only
+        # the host knows.
         self.by_length = dynamic
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         self.capture: Capture | None = None
         if self.device.type == "cuda":
             self.capture = CudaCapture(self.device)
         self.first_bucket = FIRST_BUCKET
-        # why decode steps are computed one by one, None where they are captured
+        # the reason why decode steps are not captured; None if they are
         self.not_captured: str | None = None
         if self.device.type != "cuda":
             self.not_captured = "only a CUDA device captures its launches"
         elif dynamic:
             self.not_captured = "the frequencies of its rotation depend on the length"
-        # Whether a decode step is recorded and replayed; False once it is known not to be possible.
-        # Nor where queries grow with their position, for which there is no kernel.
+        # Whether decode steps are recorded and replayed; False once that proved impossible, and if
+        # queries are scaled by position, for which there is no kernel.
         scores = [one.attention for one in config.layers if one.attention is not None]
         shared = {attention.kv.layer for attention in scores} - {None}
         self._lenders = frozenset(f"blocks.{layer}.attn" for layer in shared)
@@ -152,7 +151,7 @@ class Decoder:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What it computes in, without torch."""
+        """The decoder's arithmetic, as data without torch."""
         narrower = self.cache_dtype.itemsize < self.dtype.itemsize
         return Arithmetic(
             dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
@@ -161,14 +160,14 @@ class Decoder:
         )
 
     def weight(self, name: str) -> Weight:
-        """The parameter of that name; `head.W` of a tied head is `embed.W`. Raises KeyError."""
+        """The parameter `name`; `head.W` of a tied head is `embed.W`. Raises KeyError."""
         return self._weights[name]
 
     def outdated(self, state: State, totals: Sequence[int]) -> bool:
-        """Whether sequences of these lengths have other rotations than the keys in their caches.
+        """Whether sequences of these lengths have different rotations than their cached keys.
 
-        So it is where one crosses the length at which LongRoPE changes its frequencies: it has to
-        be read again from its beginning (as Phi-3's `generate` in transformers does).
+        This happens when a sequence crosses the length at which LongRoPE changes its frequencies:
+        it must be read again from the start (as in Phi-3's `generate` in transformers).
         """
         each = zip(state.lengths, state.read_for, totals, strict=True)
         return any(
@@ -177,9 +176,9 @@ class Decoder:
         )  # fmt: skip
 
     def reads_ahead(self, state: State, tokens: int) -> bool:
-        """Whether so many tokens of each sequence can be read together as single steps read them.
+        """Whether `tokens` tokens per sequence can be read together like single steps.
 
-        They have to have one rotation, and a step that is recorded for them needs memory.
+        They need the same rotation, and memory for a recorded step.
         """
         after = [length + tokens for length in state.lengths]
         if self._stretches or self.outdated(state, after):
@@ -190,7 +189,7 @@ class Decoder:
         return free is None or tokens * state.replays[1].nbytes <= free
 
     def state_bytes(self, batch: int, capacity: int) -> int:
-        """Bytes of the caches that `new_state` would allocate."""
+        """Bytes that `new_state` would allocate."""
         specs = self.arithmetic.states(self.config, batch=batch, capacity=capacity)
         return sum(spec.bytes or 0 for spec in specs)
 
@@ -220,22 +219,20 @@ class Decoder:
         until: int | None = None,
         ahead: bool = False,
     ) -> Tensor:
-        """Logits of the new tokens, `[B, T, V]`, at least float32; `state` grows by them.
+        """Logits of the new tokens, `[B, T, V]`, in at least float32; appends them to `state`.
 
-        `lengths[b]` of row b's tokens are real, the rest is padding on the right. A prompt that
-        comes in chunks says in `totals[b]` how long sequence b will be with all of them: the
-        rotations of dynamic NTK and LongRoPE depend on it. `last` gives the row of each sequence's
-        last real token only, `[B, 1, V]`: the last layers that keep nothing (`Graph.readers`)
-        compute only it, and the whole for a tap and where they are edited. `until=i` stops after
-        layer i and returns the residual stream `[B, T, D]`. `clock(name)` is called when that
-        activation is computed (on a GPU: when it is enqueued), `step` being what all layers share.
-        `edits` change activations, in this order where one is edited repeatedly; the tap is shown
-        what the pass continues with. Raises ValueError where the tokens, padding included, do not
-        fit the state or the table of learned positions, UsageError where an edit names what cannot
-        be edited.
+        `lengths[b]`: number of real tokens in row b, the rest is padding on the right. `totals[b]`:
+        final length of sequence b for a prompt in chunks, which determines rotations of dynamic NTK
+        and LongRoPE. `last` only gives the row of each sequence's last real token, `[B, 1, V]`: the
+        last layers without a state (`Graph.readers`) only compute this row, unless there is a tap
+        or they are edited. `until=i` stops after layer i and returns the residual stream `[B, T,
+        D]`. `clock(name)` is called when an activation is computed (on a GPU: enqueued), with
+        `step` for work shared by all layers. `edits` change activations, in order; the tap sees the
+        edited values. Raises ValueError if the tokens, padding included, do not fit the state or
+        the learned positions, UsageError for an edit of an activation that cannot be edited.
 
-        `ahead`: tokens of one sequence as single steps would read them, bit for bit where those
-        are replayed.
+        `ahead`: read tokens of one sequence as single steps would, bit-identical if those are
+        replayed.
         """
         watched = tap is not None or edits or until is not None
         late = clock if clock is not None and isinstance(clock, ReplayClock) else None
@@ -243,13 +240,13 @@ class Decoder:
         if state is not None and steps and clock is late and not watched:
             if state.lengths_B is None:
                 replayed = self._replayed(ids_BT, state, late)
-            else:  # a graph takes no times
+            else:  # graphs support no clock
                 replayed = self._captured(ids_BT, state) if late is None else None
             if replayed is not None:
                 return replayed
         step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
         out = self._pass(ids_BT, state, step, logits, until)
-        if state is not None:  # last, so that a tap finds the lengths before the call
+        if state is not None:  # last, so that a tap sees the previous lengths
             state.advance(step.lengths, step.totals)
         return out
 
@@ -261,7 +258,7 @@ class Decoder:
         logits: Literal["all", "last"],
         until: int | None,
     ) -> Tensor:
-        """What `__call__` computes; the lengths of the state stay."""
+        """The computation of `__call__`, without updating the state's lengths."""
         step.mark("step")
         x_BTD = self._embed(ids_BT, step)
         narrows = logits == "last" and step.tokens > 1 and until is None
@@ -277,11 +274,11 @@ class Decoder:
                 break
         if until is None:
             x_BTD = self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
-        # what the tap is shown of these layers may be rounded otherwise: it must not change logits
+        # these layers' values for the tap may have different rounding and must not change logits
         return x_BTD if last_B1V is None else last_B1V
 
     def _last_alone(self, x_BTD: Tensor, state: State | None, step: Step) -> Tensor:
-        """The logits `[B, 1, V]` from what enters the first of the layers that keep nothing."""
+        """The logits `[B, 1, V]` from the input of the first layer without a state."""
         last = step.last(None if step.per_layer is None else _last(step.per_layer, step))
         x_B1D = _last(x_BTD, step)
         for i in range(self.readers, len(self.blocks)):
@@ -291,18 +288,18 @@ class Decoder:
     def _replayed(
         self, ids_BT: Tensor, state: State, clock: ReplayClock | None
     ) -> Tensor | None:
-        """The same for one token of each sequence, replayed; None where it has to be computed.
+        """Logits for one token per sequence by replay; None if they must be computed.
 
-        Several tokens are those of one sequence: lanes. The first step of a state is not recorded:
-        it may be the only one. What could not be recorded is computed again, where a state cannot
-        be rewound from a copy of it.
+        Several tokens belong to one sequence (lanes). The first step of a state is not recorded,
+        since it may be the only one. If recording fails the step is computed again, from a copy of
+        state that cannot be rewound.
         """
         if not self._replays or torch.compiler.is_compiling():
             return None
         tokens = ids_BT.shape[1]
         if tokens > 1 and not state.rewinds and 1 not in state.replays:
-            # a step shows whether all is computed by our kernels: nobody else can write to memory
-            # that lanes share
+            # a single step shows whether our kernels compute everything: only they can write to
+            # memory shared by lanes
             saved = state.snapshot(slots=False)
             if self._replayed(ids_BT[:, :1], state, None) is None:
                 return None
@@ -346,23 +343,23 @@ class Decoder:
             if before is not None:
                 state.restore(before)
             return None
-        if clock is not None:  # not of a step that is computed again
+        if clock is not None:  # not for a recomputed step
             clock.replayed(names, times)
         state.replays[tokens] = replay
         state.advance(new)
         return replay.logits.clone().view(*ids_BT.shape, -1)
 
     def _captured(self, ids_B1: Tensor, state: State) -> Tensor | None:
-        """The same for one token of each sequence by a captured step; None where there is none.
+        """Logits for one token per sequence by a captured step; None if there is none.
 
-        The first step of a state is not captured: it may be the only one. A capture that fails is
-        not tried again.
+        The first step of a state is not captured, since it may be the only one. A failed capture is
+        not retried.
         """
         assert state.lengths_B is not None
         if ids_B1.shape[1] > 1 or torch.compiler.is_compiling():
             return None
         if isinstance(self.capture, CudaCapture) and self.capture.busy:
-            return None  # it is part of what the caller captures
+            return None  # the caller is capturing
         if state.steps == 0:
             state.steps = 1
             return None
@@ -400,11 +397,11 @@ class Decoder:
         return logits
 
     def _slots(self, state: State, tokens: int) -> int:
-        """How many slots a step of fixed shapes reads."""
+        """Number of slots read by a step with fixed shapes."""
         return bucket(max(state.lengths) + tokens, state.capacity, self.first_bucket)
 
     def _check_room(self, starts: Sequence[int], tokens: int, state: State | None) -> None:
-        """Raises ValueError where the tokens do not fit the state or the learned positions."""
+        """Raise ValueError if the tokens do not fit the state or the learned positions."""
         longest = max(starts) + tokens
         if state is not None and longest > state.capacity:
             raise ValueError(f"{longest} tokens do not fit a state of {state.capacity}")
@@ -466,9 +463,9 @@ class Decoder:
         return logits_BTV
 
     def logits(self, x: Tensor) -> Tensor:
-        """The head alone: normalized rows `[…, D]` → `[…, V]`, never rounded to 16 bits.
+        """Apply the head: normalized rows `[…, D]` → `[…, V]`, never rounded to 16 bits.
 
-        Rounded to bfloat16 the best two of 49k logits are often equal: a step near 16 is 1/8.
+        In bfloat16 the best two of 49k logits are often equal: the spacing near 16 is 1/8.
         """
         return self._finished(self._raw_logits(x))
 
@@ -476,7 +473,7 @@ class Decoder:
         return self.head.matmul_float32(x, self.head_bias)
 
     def _finished(self, raw: Tensor) -> Tensor:
-        """Capped or scaled, where the head says so."""
+        """Apply the head's cap or scale."""
         head = self.config.head
         if head.cap is not None:
             return soft_cap(raw, head.cap)
@@ -488,7 +485,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _last(x_BTD: Tensor, step: Step) -> Tensor:
-    """The row of each sequence's last real token: `[B, 1, …]` (row 0 where it has none)."""
+    """The row of each sequence's last real token: `[B, 1, …]` (row 0 if it has none)."""
     if all(length == step.tokens for length in step.lengths):
         return x_BTD[:, -1:]
     last_B = torch.tensor([max(n - 1, 0) for n in step.lengths], device=x_BTD.device)
@@ -496,15 +493,15 @@ def _last(x_BTD: Tensor, step: Step) -> Tensor:
 
 
 def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
-    """Raises UsageError for a name that no activation has, or that nothing is computed from.
+    """Raise UsageError for an unknown activation, or one that nothing is computed from.
 
-    Nothing is of what a kernel covers without which its part cannot run.
+    The latter includes activations covered by a kernel that is not optional.
     """
     if not edits:
         return
     model = graph(config)
     nodes = model.nodes
-    # the stream of a block is the memory that the block before it leaves
+    # a block's stream is the memory of the previous block's output
     used = {name for node in nodes.values() for name in (*node.op.inputs, node.shares)}
     for edit in edits:
         if edit.name not in nodes:

@@ -1,4 +1,4 @@
-"""Projections, made of named segments that share an input."""
+"""Projections of named segments that share an input."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmcli.nn.parameters import Parameters
 
 
 class Linear:
-    """`Y = X W + b`, where W is several weights side by side: `q|k|v`, `gate|up`, or just one.
+    """`Y = X W + b`, where W is one or several concatenated weights: `q|k|v`, `gate|up`.
 
-    `segments` are these weights by name, in order: names and formats are theirs. `weight` is what
-    is multiplied with, all of them as one, so that `split` gives each its own columns back as a
-    view. `exact`: inputs are not rounded, but to 8 bits.
+    `segments`: these weights by name, in order. `weight`: all of them as one for the product, of
+    which `split` returns each segment's columns as a view. `exact`: inputs are not rounded, except
+    to 8 bits.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Linear:
         return self.weight.matmul(x_BTD, self.bias)
 
     def wide(self, x_BTD: Tensor) -> Tensor:
-        """The same in at least float32: what is added to the residual stream or normalized."""
+        """All segments in at least float32, for results added to the stream or normalized."""
         return self.weight.matmul_wide(x_BTD, self.bias)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
@@ -46,7 +46,7 @@ class Linear:
 
 
 class RoutedLinear:
-    """The same with matrices of experts: a pair of a token and an expert has its own `X W + b`."""
+    """A `Linear` with experts' matrices: each (token, expert) pair has its own `X W + b`."""
 
     def __init__(
         self, parameters: Parameters, weights: Sequence[str], biases: Sequence[str] = ()

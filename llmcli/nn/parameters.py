@@ -1,7 +1,7 @@
-"""The storage of every parameter, created from the anatomy's specs.
+"""The storage of all parameters, created from the anatomy's specs.
 
-Parameters that one product uses together lie one after the other in one tensor; each keeps
-its own name as a view of its rows, so that a loader, a tap or a table still speaks of `W_k`.
+Parameters of one fused product are contiguous in one tensor; each is a named view of its rows (such
+as `W_k`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from llmcli.formats.packed import Packed, SideBySide
 from llmcli.formats.weight import Weight
 from llmcli.graph.blocks import PACKED, packed_bytes
 
-# Where the packed parameter of that name, format and size lies; None where it is to be allocated.
+# (name, format, size) → memory of a packed parameter; None: allocate it.
 Memory = Callable[[str, str, int], memoryview | None]
 
 
 class Parameters:
-    """Creates weights by spec on `device`; `weights` maps each name to its own.
+    """Creates weights by spec on `device`; `weights` maps names to weights.
 
-    Each in its spec's dtype or block format, where it has one, else in `dtype`; keys and values
-    will be kept in `cache_dtype`. The contents are not initialized: a loader fills every weight,
-    but for those that lie in `memory`; those `in_file` are there already. `pairs`: the inputs of
-    bfloat16 matrices are rounded to bfloat16, those of packed ones to so many `digits` of 8 bits.
-    On the meta device nothing is allocated.
+    Each has its spec's dtype or block format, by default `dtype`; `cache_dtype`: of keys and
+    values. The contents are uninitialized for a loader to fill, except weights in `memory` or
+    `in_file`. `pairs`: round inputs of bfloat16 matrices to bfloat16; `digits`: number of 8-bit
+    digits for inputs of packed ones. On the meta device nothing is allocated.
     """
 
     def __init__(
@@ -65,24 +64,23 @@ class Parameters:
         }
 
     def vector(self, names: Sequence[str]) -> Tensor:
-        """Vectors one after the other in one tensor: norm weights, biases.
+        """Vectors concatenated in one tensor: norm weights, biases.
 
-        They are always dense: whoever adds them or multiplies by them has the tensor itself.
-        Raises ValueError where they have not one dtype.
+        They are always dense and used as tensors. Raises ValueError for different dtypes.
         """
         return self._stacked(names).tensor
 
     def table(self, name: str) -> Weight:
-        """A matrix `[rows, columns]` whose rows are looked up, and no more."""
+        """A matrix `[rows, columns]` used for row lookups only."""
         if self._is_apart(name):
             return self._pieces((name,), exact=True)[0]
         return self._stacked((name,))
 
     def matrix(self, names: Sequence[str], *, exact: bool = False) -> Weight:
-        """Matrices of equal width as one `[rows, columns]` that is multiplied with.
+        """Matrices of equal width as one `[rows, columns]` for products.
 
-        Row after row in the order given. Where they have several formats, each is a piece. `exact`:
-        the inputs of dense ones are not rounded.
+        Rows are concatenated in order; different formats give separate pieces. `exact`: inputs of
+        dense matrices are not rounded.
         """
         dtypes = {self._dtypes.get(name, self.dtype) for name in names}
         if any(map(self._is_apart, names)) or len(dtypes) > 1:
@@ -97,9 +95,9 @@ class Parameters:
         return self._claim(names, whole)
 
     def experts(self, names: Sequence[str]) -> list[Weight]:
-        """Matrices of experts, `[experts, rows, columns]`, that are multiplied with the same rows.
+        """Matrices of experts, `[experts, rows, columns]`, with a common input.
 
-        Those of one dtype that follow one another are one weight, an expert's rows side by side.
+        Consecutive ones with the same dtype form one weight, with each expert's rows contiguous.
         """
         wholes: list[Weight] = []
         for dtype, group in groupby(names, self._experts_dtype):
@@ -118,7 +116,7 @@ class Parameters:
         return wholes
 
     def expert_vectors(self, names: Sequence[str]) -> Tensor:
-        """Vectors of experts, an expert's one after the other: `[experts, rows]`, always dense."""
+        """Vectors of experts, concatenated per expert: `[experts, rows]`, always dense."""
         rows = [self._shapes[name][1] for name in names]
         shape = self._shapes[names[0]][0], sum(rows)
         whole = Dense(torch.empty(shape, device=self.device, dtype=self._dtype(names)))
@@ -131,14 +129,14 @@ class Parameters:
         return name in self._packed or name in self._in_file
 
     def _experts_dtype(self, name: str) -> torch.dtype | None:
-        """None of those that are packed or in a mapped file."""
+        """The dtype; None for packed parameters and those in a mapped file."""
         return None if self._is_apart(name) else self._dtypes.get(name, self.dtype)
 
     def _in_pairs(self, dtype: torch.dtype, exact: bool) -> bool:
         return self._pairs and not exact and dtype == torch.bfloat16
 
     def _pieces(self, names: Sequence[str], *, exact: bool = False) -> list[Weight]:
-        """A weight of its own each, packed or dense."""
+        """Separate weights, packed or dense."""
         pieces: list[Weight] = []
         for name in names:
             *experts, rows, columns = self._shapes[name]
@@ -193,5 +191,5 @@ class Parameters:
         return whole
 
     def unclaimed(self) -> list[str]:
-        """Names of specs for which no part has created a weight (none, in a complete model)."""
+        """Names of specs without a weight (empty for a complete model)."""
         return [name for name in self._shapes if name not in self.weights]

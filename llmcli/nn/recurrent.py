@@ -1,7 +1,7 @@
-"""What mixers have in common that are a convolution and a recurrence with a matrix as its state.
+"""Common base of mixers with a convolution and a recurrence with a matrix state.
 
 Axes: B batch, T new tokens, t some of them, S all tokens, H heads, K heads of queries and keys,
-C channels, L tokens that the convolution sees, d size of a query and key, e of a value.
+C channels, L tokens of the convolution's window, d size of a query and key, e of a value.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from llmcli.ops.recurrence import (
 
 
 class Recurrent(ABC):
-    """The recurrence of a prompt and of a step alike are what `ops.recurrence.recur` finds fastest.
+    """A recurrent mixer; prompts and steps use `ops.recurrence.recur`.
 
-    The state has the last L rows that enter the convolution in a ring (`ops.conv`), and for each
-    head a matrix `[d, e]` in at least float32, its rows side by side.
+    The state has the last L inputs of the convolution in a ring (`ops.conv`), and for each head a
+    matrix `[d, e]` in at least float32, flattened.
     """
 
     name: str
@@ -42,19 +42,19 @@ class Recurrent(ABC):
     bias_C: Tensor | None = None
     A_log_H: Tensor
     dt_bias_H: Tensor
-    leaves: tuple[str, str, str, str, str]  # what queries, keys, values, β and log-decays are here
+    leaves: tuple[str, str, str, str, str]  # names of queries, keys, values, β and log-decays
     plain: bool
     tiled: bool
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int, int]:
-        """Heads, and rows and columns of the state of each."""
+        """Number of heads, and rows and columns of a head's state."""
 
     def new_state(
         self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
     ) -> FixedState:
-        """`conv` `[B, L, C]` and `state` `[B, H, d·e]`, of the size that they keep."""
+        """The states `conv` `[B, L, C]` and `state` `[B, H, d·e]`, of fixed size."""
         channels, length = self.filter_CL.shape
         heads, rows, columns = self.shape
         wide = torch.promote_types(dtype, torch.float32)
@@ -64,10 +64,10 @@ class Recurrent(ABC):
         )
 
     def activated(self, x_BTC: Tensor, state: FixedState, step: Step) -> Tensor:
-        """`[B, T, C]` → `act` of the same shape, and the ring has seen these tokens."""
+        """`[B, T, C]` → `act` of the same shape; stores the tokens in the ring."""
         made_BTC, act_BTC = convolved(
             x_BTC, self.filter_CL, self.bias_C, state["conv"], step,
-            silu=x_BTC.dtype == torch.float32,  # that of 16 bits is of what was rounded
+            silu=x_BTC.dtype == torch.float32,  # in 16 bits SiLU is applied to the rounded result
         )  # fmt: skip
         conv_BTC = step.emit(f"{self.name}.conv", made_BTC)
         if act_BTC is None or conv_BTC is not made_BTC:
@@ -77,7 +77,7 @@ class Recurrent(ABC):
     def decays(
         self, x_BTH: Tensor, step: Step, *, least: float = 0.0, most: float = math.inf
     ) -> tuple[Tensor, Tensor]:
-        """`dt` and `log_decay` of what projections give, in at least float32."""
+        """`dt` and `log_decay` from the projections, in at least float32."""
         made_BTH, log_BTH = steps_and_decays(
             at_least_float32(x_BTH), self.dt_bias_H, self.A_log_H, least, most
         )
@@ -87,7 +87,7 @@ class Recurrent(ABC):
         return dt_BTH, step.emit(f"{self.name}.log_decay", log_BTH)
 
     def scanned(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
-        """`[B, H, T, e]` in at least float32; padding leaves the state as it is."""
+        """The output `[B, H, T, e]` in at least float32; padding does not change the state."""
         if min(step.lengths) < step.tokens:
             lengths_B = torch.tensor(step.lengths, device=inputs.v_BHTe.device)
             there_BT = torch.arange(step.tokens, device=lengths_B.device) < lengths_B[:, None]
@@ -96,9 +96,9 @@ class Recurrent(ABC):
         return recur(inputs, state_BHde)
 
     def mixed(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
-        """The same; where the map is edited, by products of its rows and the values.
+        """Like `scanned`; with an edited map, by products of its rows and the values.
 
-        Raises UsageError where it is, and tokens are in the state that have no columns in it.
+        Raises UsageError for an edited map if the state has earlier tokens, which the map lacks.
         """
         name, z_BHTe = f"{self.name}.pattern", self.scanned(inputs, state, step)
         if name not in step.edits:
@@ -111,14 +111,14 @@ class Recurrent(ABC):
         return step.emit(name, Map(inputs).rows(0, step.tokens)) @ inputs.v_BHTe
 
     def read(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Inputs:
-        """What the recurrence reads, from emitted tensors of all tokens; of those `heads` alone."""
+        """The recurrence's inputs from emitted tensors of all tokens, for `heads` only."""
         found = {leaf: emitted.get(f"{self.name}.{leaf}") for leaf in self.leaves}
         given = [None if one is None else at_least_float32(one) for one in found.values()]
         q, k, v, beta, decay = given
         assert k is not None
         assert beta is not None
         assert decay is not None
-        if v is None:  # the map is made of none
+        if v is None:  # the map does not depend on values
             v = k.new_zeros(len(k), self.shape[0], k.shape[2], 0)
         return Inputs(
             q_BKTd=k if q is None else q, k_BKTd=k, v_BHTe=v, beta_BHT=beta.mT,
@@ -126,7 +126,7 @@ class Recurrent(ABC):
         ).of_some(heads)  # fmt: skip
 
     def map(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Map:
-        """The map `[B, H, T, S]` of those `heads`, whose rows are best asked for in their order."""
+        """The map `[B, H, T, S]` of `heads`; rows are best requested in order."""
         return Map(self.read(emitted, heads))
 
     def derive(
@@ -140,7 +140,7 @@ class Recurrent(ABC):
     ) -> Tensor:
         """Rows `first` … `stop`-1 of `pattern` `[B, H, t, S]`, or of `state` `[B, H, t, d·e]`.
 
-        In at least float32, from `emitted` tensors of all tokens; of those `heads` alone.
+        In at least float32, from `emitted` tensors of all tokens, for `heads` only.
         """
         if name.endswith(".pattern"):
             return self.map(emitted, heads).rows(first, stop)
@@ -155,9 +155,9 @@ def convolved(
     x_BTC: Tensor, filter_CL: Tensor, bias_C: Tensor | None, ring_BLC: Tensor, step: Step, *,
     silu: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The convolution of the tokens, which the ring sees but for padding: `[B, T, C]` → the same.
+    """The convolution, `[B, T, C]` → `[B, T, C]`; the ring stores the tokens without padding.
 
-    And its SiLU, if that is wanted and our kernel computes both together.
+    Also its SiLU, if requested and our kernel computes both together.
     """
     lengths_B = None
     if min(step.lengths) < step.tokens:
@@ -178,7 +178,7 @@ def convolved(
 
 
 def own_state(state: LayerState | None, mixer: Recurrent, x_BTD: Tensor) -> FixedState:
-    """The state of the mixer; an empty one where none is kept."""
+    """The state of the mixer; a new empty one for None."""
     if state is None:
         return mixer.new_state(len(x_BTD), 0, device=x_BTD.device, dtype=x_BTD.dtype)
     assert isinstance(state, FixedState)
@@ -191,5 +191,5 @@ def in_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def side_by_side(x_BHTe: Tensor) -> Tensor:
-    """`[B, H, T, e]` → `[B, T, H·e]`, a view of what `in_heads` gave."""
+    """`[B, H, T, e]` → `[B, T, H·e]`, the inverse of `in_heads`."""
     return x_BHTe.transpose(1, 2).flatten(2)

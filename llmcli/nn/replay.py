@@ -1,8 +1,8 @@
-"""A decode step that was recorded once and is run again for every further token.
+"""A decode step that is recorded once and replayed for every further token.
 
-As with CUDA graphs, the decoder itself runs while it is recorded. Every operation must be one of
-our kernels': what PyTorch computes meanwhile would be missing from the recording. What changes from
-step to step, token ids and positions, is read from memory.
+As with CUDA graphs, the decoder runs while it is recorded. Every operation must be one of our
+kernels, since PyTorch's operations are not recorded. Token ids and positions, which change between
+steps, are read from memory.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class ReplayClock(Protocol):
-    """A clock that takes the marks of a step after it ran."""
+    """A clock that receives the times of a step after it ran."""
 
     def __call__(self, name: str) -> None:
-        """As `Clock`."""
+        """See `Clock`."""
 
     def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
-        """When each activation was there, in nanoseconds of `perf_counter_ns`."""
+        """Receive the time of each activation, in nanoseconds of `perf_counter_ns`."""
 
 
 class Replay:
     """One decode step of `batch` sequences, recorded while `step(ids, starts)` runs.
 
-    `step` is given ids `[B, 1]`, starts `[B]` and a clock, which it calls for each activation, and
-    returns logits `[B, 1, V]`; of tensors that are there before and after it reads `weights`, and
-    reads and writes `caches`. `complete` says whether all of it was recorded. `logits` are those of
-    the recorded call.
+    `step(ids, starts, clock)` takes ids `[B, 1]` and starts `[B]`, calls the clock for each
+    activation, and returns logits `[B, 1, V]`; persistent tensors are `weights` (read) and `caches`
+    (read and written). `complete`: whether everything was recorded. `logits`: of the recorded call.
     """
 
     def __init__(
@@ -61,13 +60,13 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is computed in between, which each run writes anew."""
+        """Bytes of intermediate results, which each run rewrites."""
         return self._recording.nbytes
 
     def run(
         self, ids: Sequence[int], starts: Sequence[int], clock: ReplayClock | None = None
     ) -> Tensor:
-        """Logits `[B, 1, V]` of the next step, in memory of their own."""
+        """Logits `[B, 1, V]` of the next step, in separate memory."""
         self._numbers[:] = [*ids, *starts]
         threads = torch.get_num_threads()
         if clock is None:

@@ -1,4 +1,4 @@
-"""The map of softmax attention, some rows at a time, from what was emitted."""
+"""The map of softmax attention from emitted tensors, some rows at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from llmcli.parts.latent.config import LatentConfig
 
 
 class SoftmaxMap(ABC):
-    """A mixer whose map is `softmax(scores)`, and whose heads' results enter one projection `out`.
+    """A mixer with the map `softmax(scores)` and an output projection `out`.
 
-    `entering` are the activations that the scores are products of, queries and keys; `mixed` is
-    what enters the projection.
+    `entering`: the names of queries and keys that enter the scores; `mixed`: the name of the
+    projection's input.
 
     Axes: B batch, t some tokens, S keys, H heads, K key/value heads, d size of a query and key.
     """
@@ -42,22 +42,22 @@ class SoftmaxMap(ABC):
     ) -> Tensor:
         """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.
 
-        From emitted tensors: the queries and all keys as they enter the product (`q_rot`,
-        `k_rot`; `q`, `k` where nothing rotates). Scaled and masked (-∞), at least float32.
-        `before`: so many keys, and positions, precede the first of them that is given.
+        From emitted queries and all keys as they enter the product (`q_rot`, `k_rot`; without RoPE
+        `q`, `k`). Scaled and masked (-∞), in at least float32. `before`: number of keys (and
+        positions) before the first given one.
         """
         positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
         visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
         return self.scores(q_BHtd, k_BKSd, visible, positions + before)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
-        """The softmax of scores `[…, H, t, S]` of those `heads`."""
+        """The softmax of scores `[…, H, t, S]` of `heads`."""
         return scores_BHtS.softmax(-1)
 
     def attention_rows(
         self, q_BHtd: Tensor, k_BKSd: Tensor, first: int, heads: slice = slice(None)
     ) -> Tensor:
-        """The attention pattern of those queries, of those `heads`: weights of `score_rows`."""
+        """The attention pattern of these queries and `heads`: the weights of `score_rows`."""
         return self.weights(self.score_rows(q_BHtd, k_BKSd, first), heads)
 
     def derive(

@@ -1,4 +1,4 @@
-"""What a model remembers between calls: an argument, never a part of the model."""
+"""A model's state between calls: an argument, never part of the model."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from llmcli.nn.replay import Replay
 
 
 class LayerState(ABC):
-    """What the mixer of one layer remembers of B sequences; the mixer makes it (`new_state`).
+    """The state of one layer's mixer for B sequences, created by the mixer (`new_state`).
 
-    A cache has a slot for every token. A recurrent state has no slots: it ignores `grow`, copies
-    itself whole for a `snapshot`, and refuses to `rewind`.
+    A cache has one slot per token. A recurrent state has no slots: it ignores `grow`, is copied
+    completely for a `snapshot`, and cannot `rewind`.
     """
 
-    rewinds = True  # whether it can forget single tokens
+    rewinds = True  # whether single tokens can be removed
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors themselves, `[B, …]`, by what their names end with (`k` of `cache.3.k`)."""
+        """The tensors (not copies), `[B, …]`, by the end of their names (`k` of `cache.3.k`)."""
 
     @abstractmethod
     def grow(self, capacity: int) -> None:
-        """Makes room for `capacity` tokens per sequence; what is there is kept."""
+        """Make room for `capacity` tokens per sequence; the contents are kept."""
 
     @abstractmethod
     def select(self, rows: Tensor) -> Self:
-        """A copy with those rows of the batch, in that order; a row may be taken repeatedly."""
+        """A copy with these rows of the batch, in this order; rows may be repeated."""
 
     @abstractmethod
     def snapshot(self, tokens: int) -> Self:
-        """A copy, of the first `tokens` tokens where there are slots."""
+        """A copy, in caches of the first `tokens` tokens only."""
 
     @abstractmethod
     def restore(self, saved: Self) -> None:
-        """Puts a snapshot back, into the same tensors."""
+        """Restore a snapshot into the same tensors."""
 
     @abstractmethod
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Forgets sequence b's tokens from `lengths[b]` on; ValueError where it cannot."""
+        """Remove sequence b's tokens from `lengths[b]` on; ValueError if impossible."""
 
     @abstractmethod
     def lanes(self, count: int) -> Self:
-        """Of one sequence: `count` in its memory."""
+        """For one sequence: `count` sequences sharing its memory."""
 
 
 class KVCache(LayerState):
     """Keys `[B, Hk, C, dh]` and values `[B, Hk, C, dv]` of one attention layer, C slots each.
 
-    A token's slot is its position. Zeroed, since a masked slot still enters the product with
-    the values as 0 · v, and 0 · NaN is NaN.
+    A token's slot is its position. Zeroed, since a masked slot still contributes 0 · v to the
+    product with values, and 0 · NaN is NaN.
     """
 
     def __init__(self, k_BKCd: Tensor, v_BKCe: Tensor) -> None:
@@ -80,40 +80,40 @@ class KVCache(LayerState):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Keys and values, all slots of them."""
+        """Keys and values, all slots."""
         return {"k": self.k, "v": self.v}
 
     def grow(self, capacity: int) -> None:
-        """More slots, empty ones behind those that are there."""
+        """Append empty slots up to `capacity`."""
         more = (0, 0, 0, capacity - self.k.shape[2])
         self.k, self.v = F.pad(self.k, more), F.pad(self.v, more)
 
     def select(self, rows: Tensor) -> Self:
-        """Copies of all their slots."""
+        """Copies of the sequences `rows`."""
         return type(self)(self.k.index_select(0, rows), self.v.index_select(0, rows))
 
     def snapshot(self, tokens: int) -> Self:
-        """As many slots as there are tokens."""
+        """A copy of the first `tokens` slots."""
         return type(self)(self.k[:, :, :tokens].clone(), self.v[:, :, :tokens].clone())
 
     def restore(self, saved: Self) -> None:
-        """Slots behind those of the snapshot stay: they are written before they are read."""
+        """Restore the snapshot's slots; later slots are written before they are read."""
         tokens = saved.k.shape[2]
         self.k[:, :, :tokens] = saved.k
         self.v[:, :, :tokens] = saved.v
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Nothing to do: the slots are written anew before they are read."""
+        """Nothing to do: slots are rewritten before they are read."""
 
     def lanes(self, count: int) -> Self:
-        """Views: what one sequence writes into a slot, all read."""
+        """Views: all read what one sequence writes into a slot."""
         return type(self)(*(one.expand(count, -1, -1, -1) for one in (self.k, self.v)))
 
 
 class FixedState(LayerState):
-    """Tensors `[B, …]` of the same size however many tokens were read: recurrences, windows.
+    """Tensors `[B, …]` of fixed size for any number of tokens: recurrences, windows.
 
-    Zeros at first. `state["conv"]` is one of them.
+    Initially zero. Accessed as `state["conv"]`.
     """
 
     rewinds = False
@@ -125,56 +125,56 @@ class FixedState(LayerState):
         return self._tensors[name]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of them."""
+        """All tensors."""
         return dict(self._tensors)
 
     def grow(self, capacity: int) -> None:
         """Nothing to do: it has no slots."""
 
     def select(self, rows: Tensor) -> Self:
-        """Copies of theirs."""
+        """Copies of the sequences `rows`."""
         found = {name: one.index_select(0, rows) for name, one in self._tensors.items()}
         return type(self)(**found)
 
     def snapshot(self, tokens: int) -> Self:
-        """All of them, whatever `tokens` is."""
+        """Copies of all tensors, independent of `tokens`."""
         return type(self)(**{name: one.clone() for name, one in self._tensors.items()})
 
     def restore(self, saved: Self) -> None:
-        """All of them."""
+        """Restore all tensors."""
         for name, one in self._tensors.items():
             one.copy_(saved[name])
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """To the beginning alone; raises ValueError for another length."""
+        """Rewind to the beginning; raises ValueError for other lengths."""
         if any(lengths):
             raise ValueError("a recurrent state cannot forget its last tokens: restore a snapshot")
         for one in self._tensors.values():
             one.zero_()
 
     def lanes(self, count: int) -> Self:
-        """Views: our kernels take tokens that have the same memory one after the other."""
+        """Views: our kernels process tokens that share memory sequentially."""
         return type(self)(
             **{name: one.expand(count, *one.shape[1:]) for name, one in self._tensors.items()}
         )
 
 
 class Nothing(LayerState):
-    """Of a mixer that remembers nothing itself: it reads what another layer does."""
+    """The state of a mixer that uses another layer's state."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """None."""
+        """No tensors."""
         return {}
 
     def grow(self, capacity: int) -> None:
-        """Nothing to do, here and below."""
+        """Nothing to do."""
 
     def select(self, rows: Tensor) -> Self:
-        """Another one."""
+        """A new empty state."""
         return type(self)()
 
     def snapshot(self, tokens: int) -> Self:
-        """Another one."""
+        """A new empty state."""
         return type(self)()
 
     def restore(self, saved: Self) -> None:
@@ -184,14 +184,14 @@ class Nothing(LayerState):
         """Nothing to do."""
 
     def lanes(self, count: int) -> Self:
-        """Another one."""
+        """A new empty state."""
         return type(self)()
 
 
 class Beside(LayerState):
-    """The states of mixers that stand side by side in one layer, or none.
+    """The states of parallel mixers in one layer, possibly none.
 
-    Their tensors have different names: a `Graph` refuses others.
+    Their tensors have different names, as checked by `Graph`.
     """
 
     def __init__(self, states: Sequence[LayerState]) -> None:
@@ -199,44 +199,44 @@ class Beside(LayerState):
         self.rewinds = all(state.rewinds for state in states)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of all of them."""
+        """The tensors of all states."""
         return {name: one for state in self.states for name, one in state.tensors().items()}
 
     def grow(self, capacity: int) -> None:
-        """Each of them."""
+        """Grow each state."""
         for state in self.states:
             state.grow(capacity)
 
     def select(self, rows: Tensor) -> Self:
-        """Of each of them."""
+        """Select in each state."""
         return type(self)([state.select(rows) for state in self.states])
 
     def snapshot(self, tokens: int) -> Self:
-        """Of each of them."""
+        """A snapshot of each state."""
         return type(self)([state.snapshot(tokens) for state in self.states])
 
     def restore(self, saved: Self) -> None:
-        """Each its own."""
+        """Restore each state."""
         for state, was in zip(self.states, saved.states, strict=True):
             state.restore(was)
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Each of them."""
+        """Rewind each state."""
         for state in self.states:
             state.rewind(lengths)
 
     def lanes(self, count: int) -> Self:
-        """Of each of them."""
+        """The lanes of each state."""
         return type(self)([state.lanes(count) for state in self.states])
 
 
 class State:
-    """One layer's state after another, and how many tokens each sequence of the batch has so far.
+    """The states of all layers, and the number of tokens of each sequence.
 
-    `lengths` is a list on the host: the caller knows it without asking the device. `lengths_B` are
-    the same numbers on the device, always in the same memory, where the decoder's step reads them
-    there (`Decoder.fixed_shapes`). `read_for`: how long each sequence was to be when it was last
-    read; rotations of LongRoPE depend on it.
+    `lengths` is a list on the host, available without synchronization. `lengths_B`: the same
+    numbers on the device at a fixed address, if the decoder's step reads them there
+    (`Decoder.fixed_shapes`). `read_for`: expected final length of each sequence at its last read;
+    rotations of LongRoPE depend on it.
     """
 
     def __init__(
@@ -251,10 +251,10 @@ class State:
         self.capacity = capacity
         self.lengths_B = lengths_B
         self.read_for = list(lengths)
-        # steps that were recorded, into this memory, by the tokens that they read of a sequence
+        # recorded steps with this memory, by tokens per sequence
         self.replays: dict[int, Replay] = {}
-        self.captured: CapturedSteps | None = None  # the same on a card
-        self.steps = 0  # that could have been recorded or captured
+        self.captured: CapturedSteps | None = None  # captured steps on a GPU
+        self.steps = 0  # number of steps eligible for recording or capture
 
     @property
     def batch(self) -> int:
@@ -268,7 +268,7 @@ class State:
 
     @property
     def rewinds(self) -> bool:
-        """Whether it can forget single tokens, in every layer."""
+        """Whether single tokens can be removed in every layer."""
         return all(layer.rewinds for layer in self.layers)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -280,7 +280,7 @@ class State:
         }
 
     def grow(self, capacity: int) -> None:
-        """At least `capacity` slots per sequence; does nothing where they are there."""
+        """Grow to at least `capacity` slots per sequence."""
         if capacity > self.capacity:
             for layer in self.layers:
                 layer.grow(capacity)
@@ -289,7 +289,7 @@ class State:
             self.captured = None
 
     def select(self, rows: Sequence[int]) -> State:
-        """A new state with copies of those sequences: to fork samples or drop finished ones."""
+        """A new state with copies of these sequences: to fork samples or drop finished ones."""
         layers = []
         for layer in self.layers:
             device = next((tensor.device for tensor in layer.tensors().values()), None)
@@ -302,33 +302,33 @@ class State:
         return chosen
 
     def lanes(self, count: int) -> State:
-        """The only sequence as `count`, each a token longer than the one before, in its memory.
+        """The only sequence as `count` ones in the same memory, each one token longer.
 
-        A decode step of all of them reads `count` tokens of it, each as a step of its own would.
+        A decode step of all lanes reads `count` tokens, each like a separate step.
         """
         (length,) = self.lengths
         layers = [layer.lanes(count) for layer in self.layers]
         return State(layers, list(range(length, length + count)), self.capacity)
 
     def advance(self, tokens: Sequence[int], totals: Sequence[int] | None = None) -> None:
-        """So many tokens more of each sequence are remembered: the decoder has written them.
+        """Add the number of new tokens of each sequence, written by the decoder.
 
-        `totals`: how long the sequences will be (default: as they are now).
+        `totals`: final lengths of the sequences (default: current ones).
         """
         self.lengths = [now + more for now, more in zip(self.lengths, tokens, strict=True)]
         self.read_for = list(self.lengths if totals is None else totals)
         if self.lengths_B is None:
             return
-        if len(set(tokens)) == 1:  # no copy from the host: this is part of a captured step
+        if len(set(tokens)) == 1:  # no copy from the host, since this may be captured
             self.lengths_B.add_(tokens[0])
         else:
             self.lengths_B.copy_(torch.tensor(self.lengths))
 
     def snapshot(self, *, slots: bool = True) -> State:
-        """A copy of what is remembered now, without the empty slots.
+        """A copy of the current state, without empty slots.
 
-        Without any `slots` it is only of what cannot be rewound: it can be restored as long as
-        these tokens' slots have not been written anew.
+        Without `slots` it only contains state that cannot be rewound, and can be restored as long
+        as these tokens' slots have not been overwritten.
         """
         tokens = max(self.lengths) if slots else 0
         layers = [layer.snapshot(tokens) for layer in self.layers]
@@ -338,7 +338,7 @@ class State:
 
     @torch.inference_mode()  # the decoder's own writes are in that mode
     def restore(self, saved: State) -> None:
-        """Back to a snapshot. Raises ValueError where it has other sequences or does not fit."""
+        """Restore a snapshot. Raises ValueError if its batch differs or it does not fit."""
         if saved.batch != self.batch or saved.capacity > self.capacity:
             raise ValueError(
                 f"a snapshot of {saved.batch} × {saved.capacity} tokens does not fit a state of "
@@ -350,7 +350,7 @@ class State:
         self.read_for = list(saved.read_for)
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Forgets every sequence's tokens from `lengths[b]` on: an undo."""
+        """Remove every sequence's tokens from `lengths[b]` on."""
         for now, wanted in zip(self.lengths, lengths, strict=True):
             if not 0 <= wanted <= now:
                 raise ValueError(f"cannot rewind {now} tokens to {wanted}")

@@ -1,6 +1,6 @@
-"""What the layers of one forward call share: positions, masks, rotation tables, the observers.
+"""Data shared by the layers of one forward call: positions, masks, RoPE tables, observers.
 
-Axes: B batch, T new tokens, S keys, R rotated numbers of a head.
+Axes: B batch, T new tokens, S keys, R rotated dimensions of a head.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Clock = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """A change of the activation `name` while the model runs: the pass continues with `fn` of it.
+    """An edit of the activation `name`: the pass continues with `fn(activation)`.
 
-    `fn` is given a copy of the whole tensor and returns one of the same shape, dtype and device.
-    With `rows` only the tokens at these positions change.
+    `fn` gets a copy of the whole tensor and returns the same shape, dtype and device. With `rows`
+    only the tokens at these positions change.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Edit:
     rows: Sequence[int] | None = None
 
 
-_BAND = 512  # rows that are computed together under a window
+_BAND = 512  # rows computed together with a window
 
 
 class Visible(NamedTuple):
-    """Which keys the new tokens `rows` read: slots `first` … `last`-1, masked or as a triangle."""
+    """The keys read by new tokens `rows`: slots `first` … `last`-1, with a mask or a triangle."""
 
     rows: slice
     first: int
@@ -47,9 +47,10 @@ class Visible(NamedTuple):
 
 
 class RopeTables:
-    """cos and sin for positions 0 … n-1 of one RopeConfig, grown by doubling and kept.
+    """cos and sin for positions 0 … n-1 of one RopeConfig, grown by doubling.
 
-    Shorter tables are kept, too, together as long as the last: captured steps have their address.
+    Shorter tables are kept too (in total as long as the last), since captured steps hold their
+    address.
     """
 
     def __init__(self, config: RopeConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -78,14 +79,13 @@ class RopeTables:
 
 
 class Step:
-    """One call: sequence b has `starts[b]` tokens already and gets `lengths[b]` of T new ones.
+    """One call: sequence b has `starts[b]` tokens and gets `lengths[b]` of T new ones.
 
-    `totals[b]` is how long it will be once its whole prompt is in (default: after this call).
-    `fixed`: the starts `[B]` on the device and how many slots are read. One token of each sequence
-    then sees all of these under a mask, and no shape and no number from the host depends on the
-    position: the call can be captured as a CUDA graph and replayed for the next tokens. `recorded`:
-    our kernels compute it while they are recorded, which is the same on a CPU. `lenders`: the
-    attentions whose keys and values others read; `lent` has them, once they are computed.
+    `totals[b]`: length with the whole prompt (default: after this call). `fixed`: the starts `[B]`
+    on the device and the number of slots to read. One token per sequence then sees all slots under
+    a mask, independent of the position in shapes and host values, so that the call can be captured
+    as a CUDA graph and replayed. `recorded`: the equivalent on a CPU, recorded by our kernels.
+    `lenders`: attentions whose keys and values are shared; `lent` has them once computed.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Step:
         self.clock = clock
         self._lenders = lenders
         self.lent: dict[str, tuple[Tensor, Tensor]] = {}
-        # of the new tokens, `[B, L, T, Dp]`, where a model has embeddings for each of its L layers
+        # per-layer embeddings of the new tokens, if any
         self.per_layer: Tensor | None = None
         # one shared start: keys are a slice and positions a range, no index tensors needed
         self.uniform = len(set(starts)) == 1
@@ -135,9 +135,9 @@ class Step:
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
 
     def last(self, per_layer: Tensor | None) -> Step:
-        """The step of each sequence's last real token alone, for layers that keep nothing.
+        """The step of each sequence's last real token only, for layers without a state.
 
-        `per_layer` are its embeddings for each layer, if any. A tap is shown the whole instead.
+        `per_layer`: its per-layer embeddings, if any. A tap sees all tokens instead.
         """
         pairs = zip(self.starts, self.lengths, strict=True)
         ends = [start + max(length - 1, 0) for start, length in pairs]
@@ -150,13 +150,13 @@ class Step:
 
     @property
     def observed(self) -> bool:
-        """Whether somebody is shown what is computed in between, changes it or takes its time."""
+        """Whether there is a tap, an edit or a clock."""
         return self.tap is not None or bool(self.edits) or self.clock is not None
 
     def emit(self, name: str, tensor: Tensor) -> Tensor:
-        """The named activation as the pass continues with it: `tensor` itself unless it is edited.
+        """Emit an activation; returns `tensor` itself unless edited.
 
-        The clock is called with its name, edits are applied, and the tap is given the result.
+        Calls the clock with the name, applies edits, and passes the result to the tap.
         """
         if self.clock is not None:
             self.clock(name)
@@ -168,7 +168,7 @@ class Step:
         return tensor
 
     def _edited(self, tensor: Tensor, edit: Edit) -> Tensor:
-        # a copy: what was emitted before may lie in the same memory
+        # copied, since earlier activations may share the memory
         changed = edit.fn(tensor.clone())
         was, found = ((x.shape, x.dtype, x.device) for x in (tensor, changed))
         if was != found:
@@ -176,18 +176,18 @@ class Step:
             raise ValueError(f"the edit of `{edit.name}` turned {before} into {after}")
         if edit.rows is not None:
             changed = torch.where(self._hit(edit.rows, tensor), changed, tensor)
-        if 0 in tensor.stride():  # one row in memory for all sequences: now each has its own
+        if 0 in tensor.stride():  # broadcast over sequences: now separate
             return changed
-        # the same strides, since kernels may round differently where these differ
+        # same strides, since kernels' rounding may depend on them
         laid = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )
         return laid.copy_(changed)
 
     def _hit(self, rows: Sequence[int], tensor: Tensor) -> Tensor:
-        """Which rows of `[B, T, …]` or `[B, H, T, …]` are those of tokens at these positions."""
+        """Mask of rows of `[B, T, …]` or `[B, H, T, …]` of tokens at these positions."""
         positions = self.positions
-        if tensor.shape[-2] < self.tokens:  # final norm and head, of the last tokens alone
+        if tensor.shape[-2] < self.tokens:  # final norm and head for last tokens only
             pairs = zip(self.starts, self.lengths, strict=True)
             positions = torch.tensor([[a + n - 1] for a, n in pairs], device=self.device)
         wanted = torch.tensor(list(rows), device=self.device)
@@ -195,13 +195,13 @@ class Step:
         return hit.unsqueeze(1) if hit.ndim == 3 and tensor.ndim == 4 else hit
 
     def mark(self, name: str) -> None:
-        """The clock alone: for what the tap is shown otherwise, or not at all."""
+        """Call the clock only, for activations that the tap does not see here."""
         if self.clock is not None:
             self.clock(name)
 
     @property
     def positions(self) -> Tensor:
-        """Position of every new token: `[T]` where all sequences agree, else `[B, T]`."""
+        """Position of every new token: `[T]` if equal for all sequences, else `[B, T]`."""
         if self._positions is None:
             offsets = torch.arange(self.tokens, device=self.device)
             if self.uniform:
@@ -213,17 +213,17 @@ class Step:
 
     @property
     def starts_B(self) -> Tensor:
-        """The starts on the device, or one for all where they agree."""
+        """The starts on the device, or a single one if all are equal."""
         if self.fixed and self._starts is not None:
             return self._starts
         return torch.tensor(self.starts[:1] if self.uniform else self.starts)
 
     def rotate(self, x_BTNd: Tensor, config: RopeConfig) -> Tensor:
-        """Queries and keys of a recorded step by the positions of their tokens."""
+        """Apply RoPE to queries and keys of a recorded step."""
         return compiled.rotate(x_BTNd, *self._ropes[config].upto(self.keys), self.starts_B)
 
     def rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
-        """cos and sin of the new tokens, `[T, 1, R]` or `[B, T, 1, R]`: the same for all heads."""
+        """cos and sin of the new tokens, `[T, 1, R]` or `[B, T, 1, R]`, for all heads."""
         if config not in self._tables:
             self._tables[config] = self._rope(config)
         return self._tables[config]
@@ -244,9 +244,9 @@ class Step:
         return cos[self.positions].unsqueeze(-2), sin[self.positions].unsqueeze(-2)
 
     def visible(self, window: int | None) -> tuple[Visible, ...]:
-        """What the new tokens see under a window of that many keys (None: all before them).
+        """The keys that new tokens see with a window of keys (None: all earlier ones).
 
-        Some rows after others where the window hides most keys from most of them.
+        Split into bands of rows if the window hides most keys.
         """
         if window not in self._visible:
             self._visible[window] = self._see(window)
@@ -265,12 +265,12 @@ class Step:
         return (Visible(every, 0, self.keys, False, mask if self.uniform else mask.unsqueeze(1)),)
 
     def _bands(self, window: int) -> Iterator[Visible]:
-        """Blocks of rows, each with the keys that some row of it sees.
+        """Yield blocks of rows, each with the keys that some row sees.
 
-        A mask of all T rows would be a number for each of T · S pairs, and the kernel would
-        compute them: with both, memory and time are linear in T.
+        A mask of all rows would have T · S elements, all computed by the kernel; with bands memory
+        and time are linear in T.
         """
-        masks: dict[tuple[int, int], Tensor] = {}  # all but the first and the last are the same
+        masks: dict[tuple[int, int], Tensor] = {}  # equal except the first and the last
         for begin in range(0, self.tokens, _BAND):
             rows = slice(begin, min(begin + _BAND, self.tokens))
             at, last = self.starts[0] + rows.start, self.starts[0] + rows.stop
@@ -281,14 +281,14 @@ class Step:
             yield Visible(rows, first, last, False, masks[shape])
 
     def lend(self, name: str, k_BKSd: Tensor, v_BKSe: Tensor) -> None:
-        """Keeps all keys and values of that attention for the layers that read them, if any do."""
+        """Keep all keys and values of attention `name` if other layers share them."""
         if name in self._lenders:
             self.lent[name] = k_BKSd, v_BKSe
 
     def write(self, x_BKTd: Tensor, cache_BKCd: Tensor) -> None:
-        """Puts what is kept of the new tokens into their slots.
+        """Write the new tokens' keys or values into their slots.
 
-        Padding lands in the slots after a sequence's last token, where the next one goes.
+        Padding is written after a sequence's last token and overwritten later.
         """
         if compiled.stores(x_BKTd, cache_BKCd):
             compiled.store(x_BKTd, cache_BKCd, self.starts_B)

@@ -1,9 +1,8 @@
-"""Pure tensor functions, without parameters and without state. Axes: see each file's legend.
+"""Pure tensor functions without parameters and state. Axes: see each file's legend.
 
-Every operation of an inference engine, where its fast version is, the op of `graph.ops` whose
-evaluation in `graph.evaluation` is its slow twin, and which models use it. Where there is no such
-op, tests have a loop of their own. Where PyTorch's own function is all there is to say, we call
-that and add no name of ours.
+Every operation of the engine with its fast version, the op of `graph.ops` whose evaluation in
+`graph.evaluation` is its reference, and the models that use it. Without such an op, tests have
+their own reference loop. PyTorch's functions are called directly where they suffice.
 
 operation              fast version                   evaluated as         used by
 ---------------------  -----------------------------  -------------------  -----------------------
@@ -53,17 +52,17 @@ add                    +                              Add                  resid
 multiply               *                              Gate                 gates
 packed weights         quant.dequantize               –                    GGUF files
 
-What is easily said wrong of them:
+Common misconceptions:
 
-- A GEMV has n·k multiply-adds for n·k weights, each read once and used once: memory is the limit.
+- A GEMV has n·k multiply-adds for n·k weights, each read and used once: it is memory-bound.
 - Softmax can be done in place: the sum is one number, known after the second pass.
-- `S += k ⊗ v` is what plain linear attention adds to its state; the gated delta rule lets the state
-  decay first and subtracts from v what the state already answers to k.
-- Without W_o after the concatenation no head's result could reach another's columns.
-- SiLU is no S-curve: it falls to its minimum of -0.278 at x = -1.278 and rises again.
+- `S += k ⊗ v` is the update of plain linear attention; the gated delta rule first decays the state
+and subtracts from v the state's current value for k.
+- Without W_o after the concatenation, heads' results would stay in separate columns.
+- SiLU is not an S-curve: it falls to its minimum of -0.278 at x = -1.278 and rises again.
 - GELU is x · Φ(x); its tanh form approximates that product, not Φ.
 - The sigmoid never reaches 0 or 1 in real numbers. In double precision it is 1 from 37 on
   (1 + exp(-37) rounds to 1) and 0 below -745.2 (exp underflows).
-- A reduction as a tree takes ⌈log₂ n⌉ steps instead of n - 1: in every step each of the first half
-  takes the number half a row further on, all at once. A sum's rounding error grows with log n.
+- A tree reduction takes ⌈log₂ n⌉ steps instead of n - 1: each step adds the second half of the
+numbers to the first half in parallel. A sum's rounding error grows with log n.
 """

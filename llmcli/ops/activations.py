@@ -1,4 +1,4 @@
-"""Non-linearities, element by element: of feed-forward layers, of gates and of logits."""
+"""Element-wise activations of feed-forward layers, gates and logits."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """`log(1 + exp(x))` > 0: the step size dt of Mamba-2, the decay's rate of gated DeltaNet.
+    """`log(1 + exp(x))` > 0: step sizes of Mamba-2 and gated DeltaNet.
 
-    It makes dt positive; the decay itself is `exp(-dt · A)`. Above 20 it is x, at most 2.1e-9
-    too low, as the references compute it; below -20 the formula gives exp(x).
+    The decay is `exp(-dt · A)`. Above 20 the result is x, at most 2.1e-9 too low, as in the
+    reference implementations; below -20 the formula gives exp(x).
     """
     return F.softplus(x, threshold=20.0)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """`cap · tanh(x / cap)`: about x near 0 and never beyond ±cap (Gemma 2, arXiv 2408.00118).
+    """`cap · tanh(x / cap)`: close to x near 0 and within ±cap (Gemma 2, arXiv 2408.00118).
 
-    For attention scores before the mask, and for logits. In at least float32: bfloat16 has
-    three digits, and a logit goes through three roundings here. The result has the dtype of x.
+    For attention scores before the mask, and for logits. Computed in at least float32, since three
+    roundings to bfloat16's three digits would be too coarse. The result has the dtype of x.
     """
     if compiled.takes(x):
         return compiled.soft_cap(x, cap)
@@ -50,9 +50,9 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor], Tensor]:
-    """The function of that name: `silu` x·σ(x), `gelu` x·Φ(x), `gelu_tanh`, `relu` max(x, 0).
+    """The activation by name: `silu` x·σ(x), `gelu` x·Φ(x), `gelu_tanh`, `relu` max(x, 0).
 
-    `quick_gelu`, `relu2` max(x, 0)², and `sigmoid` σ(x) of gates. With a `limit` of
+    Also `quick_gelu`, `relu2` max(x, 0)², and `sigmoid` σ(x) for gates. With a `limit` the input is
     `min(x, limit)` (gpt-oss).
     """
     functions: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -71,6 +71,6 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
             return compiled.activate(x, name, limit)
         if limit is None:
             return plain(x)
-        return plain(at_least_float32(x).clamp(max=limit)).to(x.dtype)  # the limit is not rounded
+        return plain(at_least_float32(x).clamp(max=limit)).to(x.dtype)  # unrounded limit
 
     return act

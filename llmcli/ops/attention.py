@@ -27,10 +27,10 @@ def attend(
 ) -> Tensor:
     """`softmax(scale · Q Kᵀ + M) V` → `[B, H, T, e]`, with PyTorch's fused kernel.
 
-    `cap` and `sinks_H`: see `scores` and `weights`; there is no fused kernel for them, a block of
-    queries is computed at a time.
+    `cap` and `sinks_H`: see `scores` and `weights`; without a fused kernel, these are computed in
+    blocks of queries.
 
-    In the dtype of the queries, to which keys and values are widened where they are narrower.
+    The arithmetic has the dtype of the queries; narrower keys and values are widened.
 
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
     is True where a key is visible. With neither, every query sees every key.
@@ -39,7 +39,7 @@ def attend(
         return _attend_in_blocks(q_BHTd, k_BKSd, v_BKSe, scale, causal, mask, cap, sinks_H)
     heads, kv_heads = q_BHTd.shape[1], k_BKSd.shape[1]
     k_BKSd, v_BKSe = k_BKSd.to(q_BHTd.dtype), v_BKSe.to(q_BHTd.dtype)
-    # under a mask the processor's kernel takes grouped heads itself, CUDA's fused ones do not
+    # with a mask the CPU kernel supports grouped heads, CUDA's fused kernels do not
     if q_BHTd.shape[2] == 1 and (mask is None or q_BHTd.is_cuda):
         return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask)
     values = v_BKSe.shape[-1]
@@ -58,10 +58,10 @@ def attend(
 
 
 def _of_one_size(*tensors: Tensor) -> list[Tensor]:
-    """With zeros behind the numbers of the narrower ones, which change no score and no sum.
+    """Zero-pad the last axis to a common size, which changes no score and no sum.
 
-    The processor's fused kernel takes queries, keys and values of one size; for others the scores
-    of all heads would be written, and a row would depend on the rows beside it.
+    The CPU's fused kernel needs queries, keys and values of one size; otherwise the scores of all
+    heads would be stored, and a row would depend on the other rows.
     """
     most = max(one.shape[-1] for one in tensors)
     return [
@@ -72,10 +72,10 @@ def _of_one_size(*tensors: Tensor) -> list[Tensor]:
 def _attend_one(
     q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, scale: float, mask: Tensor | None
 ) -> Tensor:
-    """One query per head: the G heads of a group, which see the same keys, are rows of one query.
+    """One query per head: the G heads of a group, which share keys, become rows of one query.
 
-    No key is repeated; without a mask, on a CPU a quarter of the time of `enable_gqa` (bf16,
-    160 keys), and on CUDA the kernels that take grouped heads without a mask stay available.
+    Keys are not repeated; without a mask, on a CPU it takes a quarter of the time of `enable_gqa`
+    (bf16, 160 keys), and on CUDA fused kernels stay available.
     """
     batch, heads, _, size = q_BHTd.shape
     kv_heads = k_BKSd.shape[1]
@@ -84,7 +84,7 @@ def _attend_one(
     return z_BKGe.reshape(batch, heads, 1, v_BKSe.shape[-1])
 
 
-_QUERIES = 256  # of a block
+_QUERIES = 256  # per block
 
 
 def _attend_in_blocks(
@@ -124,8 +124,7 @@ def scores(
 def weights(scores_BHtS: Tensor, sinks_H: Tensor | None = None) -> Tensor:
     """The softmax of every row.
 
-    A head's sink is one score more in its rows, without a value: weights sum to less than 1
-    (gpt-oss).
+    A head's sink is an additional score without a value: weights sum to less than 1 (gpt-oss).
     """
     if sinks_H is None:
         return scores_BHtS.softmax(-1)
@@ -134,9 +133,9 @@ def weights(scores_BHtS: Tensor, sinks_H: Tensor | None = None) -> Tensor:
 
 
 def visible_keys(positions_T: Tensor, keys: int, window: int | None) -> Tensor:
-    """Which of the keys 0 … `keys`-1 a query at each position sees: bool `[..., T, S]`.
+    """Mask of the keys 0 … `keys`-1 that a query at each position sees: bool `[..., T, S]`.
 
-    A query at position p sees keys up to p, and with a window W none before p - W + 1.
+    A query at position p sees keys up to p, with a window W from p - W + 1 on.
     """
     key_S = torch.arange(keys, device=positions_T.device)
     at = positions_T.unsqueeze(-1)

@@ -1,7 +1,8 @@
-"""Operations by our kernels: float32 on a CPU. Each is the twin of one that PyTorch computes.
+"""Operations by our C kernels for float32 on a CPU, equivalents of PyTorch implementations.
 
-Results are equal bit for bit over rows, threads and processor levels. Axes: B batch, T tokens,
-N heads of queries and keys together, H heads, K key/value heads, C slots, d and e sizes of a head.
+Results are bit-identical for any number of rows, threads and processor level. Axes: B batch, T
+tokens, N heads of queries and keys together, H heads, K key/value heads, C slots, d and e sizes of
+a head.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native, program
 from llmcli.parts.mlp.config import GateClamp
 
-SLOTS = 256  # that one item of ATTEND reads (attention.c)
+SLOTS = 256  # read by one item of ATTEND (attention.c)
 _MOST_SIZE = 512  # of a head (attention.c)
 _MOST_GROUP = 128  # query heads that share keys and values (attention.c)
-_PASS = 4  # of these that share a pass over keys and values of one token (attention.c)
+_PASS = 4  # of these share a pass over one token's keys and values (attention.c)
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in program.h
 # `enum activation` in steps.c
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid")
 
-# As formats of `look_up`: row after row.
+# Formats of `look_up` for row-major matrices.
 IN_16_BITS = {torch.bfloat16: len(PACKED), torch.float16: len(PACKED) + 1}
 
 _bits = lru_cache(maxsize=64)(program.bits)
@@ -32,12 +33,12 @@ _bits = lru_cache(maxsize=64)(program.bits)
 
 @cache
 def _ones(columns: int) -> Tensor:
-    """Weights of a norm without any; kept, since recorded steps have their address."""
+    """Weights of a norm without weights; cached, since recorded steps hold their address."""
     return torch.ones(columns)
 
 
 def runs(x: Tensor) -> bool:
-    """Whether kernels can read it: a tensor on a CPU, and no stand-in that has no numbers."""
+    """Whether kernels can read `x`: a real CPU tensor, not a stand-in without data."""
     return (
         not torch.compiler.is_compiling()
         and x.is_cpu
@@ -47,7 +48,7 @@ def runs(x: Tensor) -> bool:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether there are kernels for its numbers: float32 on a CPU, and some."""
+    """Whether kernels support `x`: float32 on a CPU, not empty."""
     return x.dtype == torch.float32 and x.ndim > 0 and x.numel() > 0 and runs(x)
 
 
@@ -55,9 +56,9 @@ def normalize(
     x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, centred: bool,
     offset: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """See `ops.norm.rms_norm`, and `layer_norm` where `centred`; x may have rows with gaps.
+    """See `ops.norm.rms_norm`, or with `centred` `layer_norm`; rows of x may have gaps.
 
-    Weights may be those of several rows, `[n, D]`: the first of x has the first, and so on.
+    Weights may be `[n, D]`, one for each of n rows in turn.
     """
     columns = x.shape[-1]
     factors = _ones(columns) if w is None else w
@@ -74,9 +75,9 @@ def normalize(
 
 
 def evenly_spaced(x_BTNd: Tensor) -> tuple[Tensor, int]:
-    """The same numbers, each token's heads side by side, and the distance of tokens.
+    """`x` with each token's heads contiguous, and the stride between tokens.
 
-    A copy where tokens of the whole batch have no one distance.
+    A copy if the tokens of the batch have no common stride.
     """
     batch, tokens, _, size = x_BTNd.shape
     sequence, token = x_BTNd.stride()[:2]
@@ -87,9 +88,9 @@ def evenly_spaced(x_BTNd: Tensor) -> tuple[Tensor, int]:
 
 
 def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
-    """See `ops.rope.rotate`, with the tables `[positions, R]` whole.
+    """See `ops.rope.rotate`, with complete tables `[positions, R]`.
 
-    Token t of sequence b is at position `starts[b]` + t; one number stands for all sequences.
+    Token t of sequence b is at position `starts[b]` + t; a single start applies to all sequences.
     """
     batch, tokens, heads, size = x_BTNd.shape
     x_BTNd, far = evenly_spaced(x_BTNd)
@@ -115,12 +116,12 @@ def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def stores(x_BKTd: Tensor, cache_BKCd: Tensor) -> bool:
-    """Whether `store` can: one token in the cache's dtype, on a CPU."""
+    """Whether `store` supports it: one token in the cache's dtype, on a CPU."""
     return x_BKTd.shape[2] == 1 and x_BKTd.dtype == cache_BKCd.dtype and runs(x_BKTd)
 
 
 def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
-    """One new row of each head into the slot `starts[b]`."""
+    """Store one new row of each head in slot `starts[b]`."""
     size = x_BK1d.element_size()
     batch, heads, _, columns = x_BK1d.shape
     op = (
@@ -134,11 +135,11 @@ def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
 def attends(
     q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = False
 ) -> bool:
-    """Whether `attend` can: heads that it has room for, whose numbers lie together.
+    """Whether `attend` supports it: heads within its size limits, contiguous in the last axis.
 
-    Many tokens only with keys in 16 bits, or `unfused`, with a cap or sinks: elsewhere PyTorch's
-    own kernel stays. It stays, too, where there is no processor level: its sums are fused there,
-    ours function calls. Rows of values may have gaps for one token.
+    Many tokens only with 16-bit keys, or `unfused` (with a cap or sinks); otherwise PyTorch's
+    kernel is used. So it is without a processor level, where our FMAs would be function calls. For
+    one token, rows of values may have gaps.
     """
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
@@ -162,9 +163,9 @@ def attend(
     q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, *, scale: float,
     window: int | None, cap: float | None = None, sinks_H: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """See `ops.attention.attend`: query t of sequence b over the slots up to `starts[b]` + t.
+    """See `ops.attention.attend`: query t of sequence b sees the slots up to `starts[b]` + t.
 
-    With a window those of them that it reaches. `[B, H, T, e]`.
+    With a window only the last ones. Returns `[B, H, T, e]`.
     """
     if q_BHTd.shape[2] > 1 or k_BKCd.shape[-1] % 16 or v_BKCe.shape[-1] % 16:
         return _attend_many(q_BHTd, k_BKCd, v_BKCe, starts, scale, window, cap, sinks_H)
@@ -219,15 +220,14 @@ def _attend_many(
 def look_up(
     memory: Tensor, format: int, rows: int, columns: int, ids: Tensor, *, stored: int = 0
 ) -> Tensor:
-    """Those rows of a matrix, in float32: `[…, columns]`; `format` by its number.
+    """Rows `ids` of a matrix in float32, `[…, columns]`; `format`: its number.
 
-    `stored`: the address of `struct stored` (formats.h) where it is as a file has it.
-
-    Raises IndexError for an id that is none of its rows; a replayed step gives NaN for it.
+    `stored`: address of `struct stored` (formats.h) for a matrix in the file's layout. Raises
+    IndexError for an id out of range; a replayed step gives NaN for it.
     """
     ids = ids.contiguous()
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-        raise IndexError(f"an id that is none of {rows} rows")
+        raise IndexError(f"an id is not one of {rows} rows")
     out = torch.empty(*ids.shape, columns)
     op = (
         program.LOOK_UP, format, memory.data_ptr(), columns, ids.data_ptr(), ids.numel(),
@@ -303,7 +303,7 @@ def join(x_BTNd: Tensor, y_BTNe: Tensor) -> Tensor:
 
 
 def has_heads(x_BHTk: Tensor, w_HNc: Tensor) -> bool:
-    """Whether `multiply_heads` can: a row of each head, with matrices whose rows lie together."""
+    """Whether `multiply_heads` supports it: one row per head, and contiguous matrix rows."""
     return (
         x_BHTk.shape[2] == 1
         and x_BHTk.numel() > 0
@@ -316,7 +316,7 @@ def has_heads(x_BHTk: Tensor, w_HNc: Tensor) -> bool:
 
 
 def multiply_heads(x_BH1k: Tensor, w_HNc: Tensor, *, turned: bool) -> Tensor:
-    """See `ops.heads.to_rows`, and `to_columns` where it is `turned`."""
+    """See `ops.heads.to_rows`, or with `turned` `to_columns`."""
     batch, heads, _, given = x_BH1k.shape
     inputs, outputs = w_HNc.shape[1:] if turned else (w_HNc.shape[2], w_HNc.shape[1])
     if x_BH1k.stride(3) != 1:
@@ -332,7 +332,7 @@ def multiply_heads(x_BH1k: Tensor, w_HNc: Tensor, *, turned: bool) -> Tensor:
 
 
 def product(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
-    """`X Wᵀ + b` with a small float32 matrix, the numbers of whose rows lie together."""
+    """`X Wᵀ + b` with a small float32 matrix with contiguous rows."""
     rows, (outputs, columns) = _rows(x), w_NK.shape
     out = torch.empty(*x.shape[:-1], outputs)
     op = (
@@ -358,7 +358,7 @@ def share(x: Tensor, *, sigmoid: bool) -> Tensor:
 def choose(
     scores: Tensor, correction_E: Tensor | None, count: int, groups: int, kept: int, best: int
 ) -> Tensor:
-    """See `ops.routing.choose`; `best` is how many scores of a group make its own."""
+    """See `ops.routing.choose`; `best`: number of scores summed to a group's score."""
     scores = scores.contiguous()
     experts = scores.shape[-1]
     out = torch.empty(*scores.shape[:-1], count, dtype=torch.int64)
@@ -406,7 +406,7 @@ def sum_experts(y_BKTD: Tensor, weight_BTK: Tensor, z_BTD: Tensor | None) -> Ten
 
 
 def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
-    """`x ∘ f`, where f `[…, 1]` has a number for each row."""
+    """`x ∘ f`, with one factor f `[…, 1]` per row."""
     x, factors = x.contiguous(), factors.contiguous()
     out = torch.empty_like(x)
     op = (
@@ -418,9 +418,9 @@ def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def _groups(x: Tensor) -> Tensor:
-    """`[groups, rows, columns]`, a view where it can be one: one group, or those of the last axes.
+    """Reshape to `[groups, rows, columns]`, as a view if possible.
 
-    Heads of several tokens, beside which there are others, are groups.
+    Heads of several tokens in a larger tensor are groups.
     """
     try:
         groups = x.view(1, -1, x.shape[-1])
@@ -430,6 +430,6 @@ def _groups(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """`[rows, columns]`, a view where it can be one; numbers of a row lie together."""
+    """Reshape to `[rows, columns]` with contiguous rows, as a view if possible."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()

@@ -1,9 +1,9 @@
-"""Recurrent mixers by our kernels: float32 on a CPU.
+"""Recurrent mixers by our C kernels for float32 on a CPU.
 
-Results are equal bit for bit over sequences, chunks, threads and processor levels. Where a state
-has the same memory for all B sequences, they are B tokens of one that follow each other: lanes.
-Axes: B batch, T tokens, C channels, L taps of the filter, N rows, H heads, K heads of queries and
-keys, d size of a query and key, e of a value.
+Results are bit-identical for any sequences, chunks, threads and processor level. If all B sequences
+share the state's memory, they are B consecutive tokens of one sequence (lanes). Axes: B batch, T
+tokens, C channels, L taps of the filter, N rows, H heads, K heads of queries and keys, d size of a
+query and key, e of a value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _bits = lru_cache(maxsize=64)(program.bits)
 
 
 def convolves(x_BTC: Tensor, w_CL: Tensor, ring_BLC: Tensor) -> bool:
-    """Whether `convolve` can: float32 or bfloat16, of the dtype of the ring."""
+    """Whether `convolve` supports it: float32 or bfloat16, with the ring's dtype."""
     return (
         x_BTC.dtype == ring_BLC.dtype
         and x_BTC.dtype in (torch.float32, torch.bfloat16)
@@ -42,10 +42,10 @@ def convolve(
     x_BTC: Tensor, w_CL: Tensor, b_C: Tensor | None, ring_BLC: Tensor, starts: Tensor, *,
     silu: bool, lengths_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """See `ops.conv.causal_conv_chunk`: the sums, and their SiLU where it is wanted, in float32.
+    """See `ops.conv.causal_conv_chunk`: the sums and (with `silu`) their SiLU, in float32.
 
-    The first token of sequence b is at position `starts[b]`; one number stands for all sequences.
-    The ring sees `lengths[b]` tokens, by default all.
+    The first token of sequence b is at position `starts[b]`; a single start applies to all
+    sequences. The ring stores `lengths[b]` tokens, by default all.
     """
     batch, tokens, channels = x_BTC.shape
     w_CL, b_C = w_CL.float().contiguous(), None if b_C is None else b_C.float()
@@ -98,10 +98,9 @@ def decay(
 
 
 def recurs(x: Inputs, state_BHde: Tensor) -> bool:
-    """Whether `recur` can: numbers and states in float32.
+    """Whether `recur` supports it: inputs and state in float32.
 
-    Many tokens only where there is a processor level: its sums are fused, and elsewhere that is a
-    function call for each.
+    Many tokens only with a processor level: without, each fused multiply-add is a function call.
     """
     return (
         (x.tokens == 1 or native.level() != "portable")
@@ -112,13 +111,13 @@ def recurs(x: Inputs, state_BHde: Tensor) -> bool:
 
 
 def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
-    """See `ops.recurrence.recur_steps`: `[B, H, T, e]`, of a token heads side by side."""
+    """See `ops.recurrence.recur_steps`: `[B, H, T, e]`, with each token's heads contiguous."""
     batch, heads, tokens, values = x.v_BHTe.shape
     q, k, v = (_together(one) for one in (x.q_BKTd, x.k_BKTd, x.v_BHTe))
     beta, log_decay = x.beta_BHT.mT.contiguous(), x.log_decay_BHT.mT.contiguous()
     out_BTHe = torch.empty(batch, tokens, heads, values)
     lanes = batch > 1 and state_BHde.stride(0) == 0
-    # of each its distances of sequences and of tokens
+    # strides of sequences and tokens of each
     far = [(0, one.stride(0)) if lanes else (one.stride(0), one.stride(2)) for one in (q, k, v)]
     op = (
         program.RECUR, q.data_ptr(), *far[0], k.data_ptr(), *far[1], v.data_ptr(), *far[2],
@@ -134,7 +133,7 @@ def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
 
 
 def add_scaled(z_BH1e: Tensor, x_BH1e: Tensor, factor_H: Tensor) -> Tensor:
-    """`z + f x`, where each head has a number f."""
+    """`z + f x`, with one factor f per head."""
     batch, heads, _, size = z_BH1e.shape
     z_BH1e, x_BH1e = z_BH1e.contiguous(), _together(x_BH1e)
     out = torch.empty(batch, heads, 1, size)
@@ -149,7 +148,7 @@ def add_scaled(z_BH1e: Tensor, x_BH1e: Tensor, factor_H: Tensor) -> Tensor:
 
 
 def _together(x_BNTd: Tensor) -> Tensor:
-    """Heads of a token that lie one behind the other."""
+    """`x` with each token's heads contiguous."""
     _, rows, _, size = x_BNTd.shape
     together = x_BNTd.stride(3) == 1 and (rows == 1 or x_BNTd.stride(1) == size)
     return x_BNTd if together else x_BNTd.transpose(1, 2).contiguous().transpose(1, 2)

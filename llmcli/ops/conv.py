@@ -1,19 +1,19 @@
-"""The causal depthwise convolution in front of a recurrence (Mamba-2, gated DeltaNet).
+"""The causal depthwise convolution before a recurrence (Mamba-2, gated DeltaNet).
 
     y[t] = b + w[k-1] x[t] + w[k-2] x[t-1] + … + w[0] x[t-k+1]          per channel, x[<0] = 0
 
-The weights come in the checkpoint's order, which is that of PyTorch's `conv1d`: w[k-1] belongs
-to the current input. (Textbooks count the other way, w[0] on the current one: reverse theirs.)
+The weights have the order of the checkpoint and PyTorch's `conv1d`: w[k-1] applies to the current
+input. (Textbooks use the reverse order.)
 
     whole sequence             causal_conv(x, w)
     chunk after chunk          causal_conv_chunk(x, w, ring=…, positions_B=…)
     one token after the other  causal_conv_step(x, w, ring=…, at=ring_slots(positions, k))
 
-all give the same numbers, and may alternate. Sums are in at least float32, the result has the
-dtype of the input. No shape depends on the data, and the ring is written in place.
+All give the same numbers, and may alternate. Sums are in at least float32, the result has the dtype
+of the input. Shapes do not depend on the data, and the ring is updated in place.
 
 Axes: B batch, T tokens, C channels, k taps of the filter (2 to 4 in practice), R = k - 1 inputs
-of the past. Tokens come before channels, as the projections before and after have them.
+of the past. Tokens come before channels, as in the adjacent projections.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def causal_conv(
     silu: bool = False,
     past_BRC: Tensor | None = None,
 ) -> Tensor:
-    """The convolution over a sequence: `[B, T, C]` → `[B, T, C]`, then SiLU where asked for.
+    """The convolution over a sequence: `[B, T, C]` → `[B, T, C]`, then SiLU if `silu`.
 
-    `past_BRC` are the R inputs before `x`, oldest first; without it there were none. A sum of k
-    shifted products, since `conv1d` wants the channels first and then takes four times as long
-    (512 × 6144 float32, k = 4, 2 cores: 18 ms against 4).
+    `past_BRC`: the R inputs before `x`, oldest first; None: zeros. Computed as a sum of k shifted
+    products, since `conv1d` needs the channels first and takes four times as long (512 × 6144
+    float32, k = 4, 2 cores: 18 ms against 4).
     """
     tokens = x_BTC.shape[1]
     w_kC = at_least_float32(w_Ck).t()
@@ -58,10 +58,10 @@ def causal_conv(
 def new_ring(
     batch: int, taps: int, channels: int, *, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The zeros `[B, k, C]` that a sequence starts with: the input at position p is in slot p % k.
+    """An empty ring `[B, k, C]` of zeros: the input at position p is in slot p % k.
 
-    One slot more than the R inputs that must be remembered: the current input is written first,
-    and the step is one weighted sum of all slots.
+    It has one slot more than the R past inputs: the current input is written first, and the step is
+    one weighted sum of all slots.
     """
     return torch.zeros(batch, taps, channels, device=device, dtype=dtype)
 
@@ -76,11 +76,11 @@ def causal_conv_chunk(
     lengths_B: Tensor | None = None,
     silu: bool = False,
 ) -> Tensor:
-    """`causal_conv` of the next T tokens of sequences that `ring_BkC` remembers, and now updates.
+    """`causal_conv` of the next T tokens of sequences with the past in `ring_BkC`; updates it.
 
-    `positions_B` (int64) is where each sequence's first token of the chunk stands: how many it
-    had before. `lengths_B` says how many of the T are tokens (0 … T), the others being padding
-    on the right, whose results mean nothing and which the ring never sees; None means all.
+    `positions_B` (int64): position of each sequence's first token in the chunk. `lengths_B`: number
+    of valid tokens (0 … T); the rest is padding on the right, whose results are undefined and which
+    is not stored in the ring. None: all.
     """
     past_BRC = _read(ring_BkC, positions_B)
     y_BTC = causal_conv(x_BTC, w_Ck, b_C, silu=silu, past_BRC=past_BRC)
@@ -90,7 +90,7 @@ def causal_conv_chunk(
 
 
 class RingSlots(NamedTuple):
-    """Where one step reads and writes its rings; the same for every layer with that k."""
+    """Ring indices of one step, the same for every layer with this k."""
 
     rows_B: Tensor
     slots_B: Tensor
@@ -98,10 +98,10 @@ class RingSlots(NamedTuple):
 
 
 def ring_slots(positions_B: Tensor, taps: int) -> RingSlots:
-    """For tokens at `positions_B` (int64): the slot of each, and which weight each slot meets.
+    """For tokens at `positions_B` (int64): the slot of each, and the weight of each slot.
 
-    The input in slot j is (p - j) mod k tokens old and meets w[k - 1 - age]: the weights turn
-    and the inputs stay.
+    The input in slot j has age (p - j) mod k and weight w[k - 1 - age]: weights rotate, inputs
+    stay.
     """
     rows_B = torch.arange(positions_B.shape[0], device=positions_B.device)
     slot_k = torch.arange(taps, device=positions_B.device)
@@ -118,7 +118,7 @@ def causal_conv_step(
     at: RingSlots,
     silu: bool = False,
 ) -> Tensor:
-    """`causal_conv` of one token per sequence, `[B, C]` → `[B, C]`, which enters the ring."""
+    """`causal_conv` of one token per sequence, `[B, C]` → `[B, C]`; stores it in the ring."""
     ring_BkC.index_put_((at.rows_B, at.slots_B), x_BC)
     turned_BkC = at_least_float32(w_Ck).t()[at.taps_Bk]
     y_BC = (ring_BkC * turned_BkC).sum(1)
@@ -141,11 +141,11 @@ def _read(ring_BkC: Tensor, positions_B: Tensor) -> Tensor:
 
 
 def _write(ring_BkC: Tensor, x_BTC: Tensor, starts_B: Tensor, ends_B: Tensor) -> None:
-    """Puts the inputs at positions `starts_B` … `ends_B` - 1 into their slots, the latest last."""
+    """Write the inputs at positions `starts_B` … `ends_B` - 1 into their slots; latest wins."""
     taps = ring_BkC.shape[1]
     slot_k = torch.arange(taps, device=starts_B.device)
     last_B1 = ends_B[:, None] - 1
-    newest_Bk = last_B1 - (last_B1 - slot_k) % taps  # the latest position that falls to a slot
+    newest_Bk = last_B1 - (last_B1 - slot_k) % taps  # the latest position of each slot
     index_Bk = newest_Bk - starts_B[:, None]
     rows_B1 = torch.arange(ring_BkC.shape[0], device=starts_B.device)[:, None]
     found_BkC = x_BTC[rows_B1, index_Bk.clamp(min=0)]

@@ -1,4 +1,4 @@
-"""Element by element, by our kernels where there are some and by PyTorch elsewhere."""
+"""Element-wise operations by our kernels if supported, otherwise by PyTorch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 
 def scale(x: Tensor, factor: float | Tensor) -> Tensor:
-    """`x · factor`, of one number, which a recorded step keeps as it is now."""
+    """`x · factor` with a scalar, whose current value a recorded step keeps."""
     return compiled.scale(x, float(factor)) if compiled.takes(x) else x * factor
 
 
 def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
-    """`x ∘ f`, where f `[…, 1]` has a number for each row."""
+    """`x ∘ f`, with one factor f `[…, 1]` per row."""
     both = compiled.takes(x) and compiled.takes(factors)
     return compiled.scale_rows(x, factors) if both else x * factors
 
@@ -37,7 +37,7 @@ def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in that dtype, itself where it has it already."""
+    """`x` converted to `dtype`, or `x` itself if it has that dtype."""
     if dtype in compiled.IN_16_BITS and compiled.takes(x):
         return compiled.narrow(x, dtype)
     return x.to(dtype)

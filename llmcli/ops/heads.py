@@ -1,7 +1,7 @@
-"""Products of each head with a matrix of its own, and what stands between them.
+"""Per-head products with separate matrices, and joins of heads.
 
-Of one token, numbers of 16 bits are widened for our kernel, whose results are float32; those of
-PyTorch's products have the dtype of what is multiplied.
+For one token, 16-bit inputs are widened for our kernel, with float32 results; PyTorch's products
+have the dtype of the input.
 
 Axes: B batch, T tokens, H heads, K inputs, N rows of a matrix, c columns of it.
 """
@@ -16,14 +16,14 @@ from llmcli.ops.norm import at_least_float32
 
 
 def join(x_BTHd: Tensor, y_BTHe: Tensor) -> Tensor:
-    """Each head's numbers of x, and those of y behind them: `[B, T, H, d + e]`."""
+    """Concatenate x and y per head: `[B, T, H, d + e]`."""
     if compiled.takes(x_BTHd) and compiled.takes(y_BTHe):
         return compiled.join(x_BTHd, y_BTHe)
     return torch.cat((x_BTHd, y_BTHe), -1)
 
 
 def to_columns(x_BHTK: Tensor, w_HNc: Tensor) -> Tensor:
-    """`X W`, and what X has more than N numbers behind it as it is: `[B, H, T, c + K - N]`."""
+    """`X[:N] W` followed by the remaining K - N numbers of X: `[B, H, T, c + K - N]`."""
     if compiled.has_heads(x_BHTK, w_HNc):
         return compiled.multiply_heads(at_least_float32(x_BHTK), w_HNc, turned=True)
     x_BHTN, rest = x_BHTK.tensor_split([w_HNc.shape[1]], -1)

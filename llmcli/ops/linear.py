@@ -1,12 +1,12 @@
 """Products with a weight matrix.
 
-Numbers of 16 bits are multiplied and added up in float32 whoever does it, but on a CPU PyTorch
-rounds the sums to 16 bits again. `linear` takes that for what is the input of a further product;
-`linear_wide` for what is added to a float32 stream or normalized: the sums as they are where some
-kernel gives them, rounded once where none does; `product.product_float32` never rounds them.
+16-bit numbers are always multiplied and accumulated in float32, but on a CPU PyTorch rounds the
+sums to 16 bits. `linear` accepts this for inputs of further products; `linear_wide`, for sums that
+are added to a float32 stream or normalized, avoids it if a kernel is available;
+`product.product_float32` never rounds sums.
 
-Axes: M rows of the input, K columns of it, N outputs. Weights are `[N, K]`, a row per output,
-but may lie in memory as `[K, N]`: see `lies_by_columns`.
+Axes: M rows of the input, K columns of it, N outputs. Weights are `[N, K]`, one row per output, but
+may be stored as `[K, N]`: see `lies_by_columns`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from llmcli.ops import on_card, processor
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import by_kernel, has_kernel, product_float32
 
-# From so many rows on, converting the weights costs less than it saves (8 to 16 were break-even).
+# Rows from which converting the weights pays off (break-even at 8 to 16).
 _MANY_ROWS = 16
-# Up to so many rows our kernel is ahead of PyTorch's product: 1.8 times at one to four rows, 0.9 to
-# 1.1 times at 16 (`tests/benchmarks/kernels.py`).
+# Rows up to which our kernel is faster than PyTorch's product: 1.8 times at one to four rows, 0.9
+# to 1.1 times at 16 (`tests/benchmarks/kernels.py`).
 _FEW_ROWS = 8
 _LOT = 32  # rows
-_CHUNK = 1 << 22  # numbers of a weight that are converted at a time: 16 MiB of float32
+_CHUNK = 1 << 22  # weights converted at a time: 16 MiB of float32
 
 
 def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]`, in the dtype of `x`; W may have 16 bits with float32 `x`.
 
-    Few bfloat16 rows on a CPU go through our kernel.
-    Many bfloat16 rows on a processor without bfloat16 instructions go through float32: PyTorch
-    emulates them there at a third of float32's speed (512 rows of SmolLM2: 260 against 680
-    tokens/s, 2 cores). The sums are float32 either way.
+    Few bfloat16 rows on a CPU use our kernel. Many bfloat16 rows on a processor without bfloat16
+    instructions are computed in float32: PyTorch's emulation has a third of float32's speed (512
+    rows of SmolLM2: 260 against 680 tokens/s, 2 cores). The sums are float32 either way.
     """
     if x.dtype == torch.float32 and w_NK.dtype in (torch.bfloat16, torch.float16):
         return product_float32(x, w_NK, b_N)
@@ -54,10 +53,10 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 
 def in_lots(rows: Tensor | slice, x: Tensor) -> Tensor | slice:
-    """Those rows of X, and some of them again, so that products of 16 bits have few shapes.
+    """Pad a selection of rows by repeating some, so that 16-bit products have few shapes.
 
-    oneDNN generates code for every number of rows, 0.6 MiB each (AVX512-BF16), and keeps that of
-    1,024 products: the experts of one prompt have hundreds.
+    For every number of rows oneDNN generates code, 0.6 MiB each (AVX512-BF16), and caches 1,024
+    products: the experts of one prompt need hundreds.
     """
     if isinstance(rows, slice) or len(rows) <= _FEW_ROWS or not x.is_cpu:
         return rows
@@ -67,7 +66,7 @@ def in_lots(rows: Tensor | slice, x: Tensor) -> Tensor | slice:
 
 
 def linear_wide(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
-    """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest product there is."""
+    """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest available product."""
     if x.is_cuda:
         return product_float32(x, w_NK, b_N)
     if _takes_kernel(x, w_NK):
@@ -81,8 +80,8 @@ def each_own(
 ) -> Tensor:  # fmt: skip
     """Every row times the matrix of its own expert, plus its bias: `[P, K]` → `[P, N]`.
 
-    In the dtype of `x`, or `wide`: in at least float32, sums never rounded to less. Shapes do not
-    depend on `expert_P`; the matrices of `at_once` rows are copied at a time.
+    The result has the dtype of `x`, or with `wide` at least float32 without rounded sums. Shapes do
+    not depend on `expert_P`; the matrices of `at_once` rows are copied at a time.
     """
     parts = []
     at_once = len(x_PK) if x_PK.is_meta else at_once
@@ -103,18 +102,18 @@ def each_own(
 
 
 def rounds_sums(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `linear_wide` may round sums to `dtype` before it widens them: many rows on a CPU."""
+    """Whether `linear_wide` may round sums to `dtype` before widening: many rows on a CPU."""
     return dtype.itemsize < 4 and device.type != "cuda"
 
 
 def lies_by_columns(rows: int, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a weight of that many rows is better kept in memory as `[K, N]`.
+    """Whether a weight with this many rows should be stored as `[K, N]`.
 
     Without bfloat16 instructions PyTorch's product of one row reads a wide matrix at 12 to 15 GB/s
-    when its rows lie together, and at 18 to 25 when its columns do (2 cores, 576 × 3072 to
-    14336 × 4096); below about 2,000 rows it is the other way round. With them rows are always
-    better: SmolLM2 decodes 1.35 times as fast on one thread, 1.23 on two (median of 9 pairs).
-    Our kernel reads rows.
+    if stored by rows, and at 18 to 25 GB/s by columns (2 cores, 576 × 3072 to 14336 × 4096); below
+    about 2,000 rows it is the reverse. With these instructions rows are always better: SmolLM2
+    decodes 1.35 times as fast on one thread, 1.23 on two (median of 9 pairs). Our kernel reads
+    rows.
     """
     narrow = device.type == "cpu" and dtype == torch.bfloat16
     wide = narrow and rows >= 2048 and not processor.has_bfloat16()

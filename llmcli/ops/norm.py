@@ -1,7 +1,7 @@
 """Normalizations over the last axis.
 
-Axes: B batch, T tokens, D width. Inputs of 16 bits are widened: the mean of squares of a bfloat16
-row loses three digits. The result is rounded once, at the end, to `dtype` (default: the input's).
+Axes: B batch, T tokens, D width. 16-bit inputs are widened: the mean of squares of a bfloat16 row
+would lose three digits. The result is rounded once to `dtype` (default: the input's).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def rms_norm(
 ) -> Tensor:  # fmt: skip
     """`x / sqrt(mean(x²) + eps) ∘ (offset + w)` (Zhang & Sennrich 2019, arXiv 1910.07467).
 
-    Without weights the quotient alone; with rows of them, `[n, D]`, of the last axes.
-    PyTorch has a fused kernel on CUDA only; its CPU path writes each step of the formula out
-    (512 rows of 576 float32: 816 µs, against 72 µs here).
+    Without weights only the quotient; weights may be `[n, D]`, for the last axes. PyTorch has a
+    fused kernel on CUDA only; its CPU path stores each step of the formula (512 rows of 576
+    float32: 816 µs, against 72 µs here).
     """
     dtype = dtype or x_BTD.dtype
     if on_card.normalizes(x_BTD, w_D):
@@ -40,8 +40,8 @@ def rms_norm(
         return F.rms_norm(x_BTD, w_D.shape, w_D, eps).to(dtype)
     size = x_BTD.shape[-1]
     if x_BTD.numel() == size:
-        # one row: what counts is the number of calls. (x, -x) has mean 0 and variance mean(x²),
-        # so that the fused LayerNorm computes it: half the time of the formula written out
+        # one row: the number of calls dominates. (x, -x) has mean 0 and variance mean(x²), so the
+        # fused LayerNorm computes it in half the time of the separate steps
         both = torch.cat((x_BTD, -x_BTD), -1)
         return F.layer_norm(both, (2 * size,), None, None, eps)[..., :size].mul_(w_D).to(dtype)
     return (x_BTD * _inverse_rms(x_BTD, eps)).mul_(w_D).to(dtype)
@@ -81,11 +81,10 @@ def layer_norm(
 
 
 def l2_norm(x_BTNd: Tensor, eps: float, factor: float = 1.0) -> Tensor:
-    """`x / sqrt(Σ x² + eps) · factor` over the last axis: a vector of that length, no weights.
+    """`x / sqrt(Σ x² + eps) · factor` over the last axis: a vector of length `factor`.
 
-    eps stands inside the root, as in flash-linear-attention and Qwen3-Next, which norm the
-    queries and keys of gated DeltaNet so; `F.normalize` has `max(‖x‖, eps)` instead. A row of
-    zeros stays one.
+    eps is inside the root, as for queries and keys of gated DeltaNet in flash-linear-attention and
+    Qwen3-Next; `F.normalize` has `max(‖x‖, eps)` instead. Zero rows stay zero.
     """
     wide_BTNd = at_least_float32(x_BTNd)
     if wide_BTNd.ndim == 4 and compiled.takes(wide_BTNd):
@@ -95,17 +94,17 @@ def l2_norm(x_BTNd: Tensor, eps: float, factor: float = 1.0) -> Tensor:
 
 
 def rms_scale(x_BTD: Tensor, eps: float) -> Tensor:
-    """What `rms_norm` divides by: `sqrt(mean(x²) + eps)`, `[B, T, 1]`, at least float32."""
+    """The divisor of `rms_norm`: `sqrt(mean(x²) + eps)`, `[B, T, 1]`, at least float32."""
     wide = at_least_float32(x_BTD)
     return (wide.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 def layer_scale(x_BTD: Tensor, eps: float) -> Tensor:
-    """What `layer_norm` divides by: `sqrt(var(x) + eps)`, `[B, T, 1]`, at least float32."""
+    """The divisor of `layer_norm`: `sqrt(var(x) + eps)`, `[B, T, 1]`, at least float32."""
     wide = at_least_float32(x_BTD)
     return (wide.var(-1, keepdim=True, correction=0) + eps).sqrt()
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is where it is float64."""
+    """`x` in float32, or unchanged if float64."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,7 +1,7 @@
-"""Operations of one row by Triton kernels, on a CUDA device where $LLMCLI_KERNELS is `triton`.
+"""Operations on few rows by Triton kernels on a CUDA device, if $LLMCLI_KERNELS is `triton`.
 
-They are off otherwise: that they give the numbers of PyTorch's operations and compile is tested
-without a card, but whether they are faster is not known before they are measured on one.
+They are off by default: tests without a GPU check that they compile and agree with PyTorch, but
+their speed has not been measured.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from llmcli.kernels import native
 from llmcli.parts.mlp.config import Activation
 
-_FEW_ROWS = 4  # of an input: each reads the matrix once more, from a cache where it fits
-_NORMALIZED = 512  # rows: of a few tokens, with heads that have norms of their own
+_FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
+_NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
 _NARROW = (torch.bfloat16, torch.float16)
 _TAKEN = (torch.float32, *_NARROW)
@@ -26,7 +26,7 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `ACTIVATIONS` of the ker
 
 @cache
 def kernels() -> Any:
-    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`; None: off."""
+    """`attend_one`, `normalize`, `product`, `packed_product` and `routed_product`; None if off."""
     if not native.wants_triton():
         return None
     from llmcli.kernels.triton import attention, packed, products
@@ -39,7 +39,7 @@ def kernels() -> Any:
 
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
-    """Whether there is a kernel for one query of each head and a cache with these slots."""
+    """Whether a kernel supports one query per head with this cache."""
     return (
         q_BHTd.is_cuda
         and kernels() is not None
@@ -54,7 +54,7 @@ def attend(
     q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts_B: Tensor, *, scale: float,
     window: int | None, cap: float | None, sinks_H: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """`ops.attention.attend` of the tokens at these positions; their slots are written already."""
+    """`ops.attention.attend` for tokens at positions `starts_B`, with slots already written."""
     out: Tensor = kernels().attend_one(
         q_BH1d, k_BKCd, v_BKCe, starts_B, scale=scale, window=window, cap=cap, sinks_H=sinks_H
     )
@@ -62,7 +62,7 @@ def attend(
 
 
 def normalizes(x: Tensor, w: Tensor | None) -> bool:
-    """Whether there is a kernel for the norm of these rows: those of a step, not of a prompt."""
+    """Whether a kernel supports the norm of these rows: of a step, not of a prompt."""
     return (
         x.is_cuda
         and kernels() is not None
@@ -76,7 +76,7 @@ def normalize(
     x: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float, dtype: torch.dtype, *,
     centred: bool, offset: float,
 ) -> Tensor:  # fmt: skip
-    """`ops.norm.rms_norm`, and `layer_norm` where it is `centred`, in one launch, rounded once."""
+    """`ops.norm.rms_norm`, or with `centred` `layer_norm`, in one launch, rounded once."""
     x_MD = x.reshape(-1, x.shape[-1])
     x_MD = x_MD if x_MD.stride(1) == 1 else x_MD.contiguous()
     norm = (w_D, b_D, eps, 2 if centred else 1, offset)
@@ -85,7 +85,7 @@ def normalize(
 
 
 def multiplies(x: Tensor, w_NK: Tensor) -> bool:
-    """Whether there is a kernel for this product: few rows, of one dtype with the matrix."""
+    """Whether a kernel supports this product: few rows with the matrix's dtype."""
     return (
         x.is_cuda
         and kernels() is not None
@@ -97,13 +97,13 @@ def multiplies(x: Tensor, w_NK: Tensor) -> bool:
 
 
 def product(x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`X Wᵀ + b` in that dtype, of float32 sums."""
+    """`X Wᵀ + b` in `dtype`, from float32 sums."""
     x_MK = x.reshape(-1, x.shape[-1])
     return _shaped(kernels().product(x_MK, w_NK, b_N, out=dtype), x)
 
 
 def multiplies_blocks(x: Tensor) -> bool:
-    """Whether there is a kernel for products of these few rows with blocks that are `ON_CARD`."""
+    """Whether a kernel supports products of these rows with blocks in formats of `ON_CARD`."""
     return (
         x.is_cuda
         and kernels() is not None
@@ -115,13 +115,13 @@ def multiplies_blocks(x: Tensor) -> bool:
 def product_of_blocks(
     x: Tensor, raw_Nr: Tensor, format: str, b_N: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """`X Wᵀ + b` in that dtype, of float32 sums; X is not rounded, nor are the numbers of W."""
+    """`X Wᵀ + b` in `dtype`, from float32 sums; neither X nor dequantized W is rounded."""
     x_MK = x.reshape(-1, x.shape[-1])
     return _shaped(kernels().packed_product(x_MK, raw_Nr, format, b_N, out=dtype), x)
 
 
 def routes_blocks(x_MK: Tensor) -> bool:
-    """Whether there is a kernel for products of these rows with blocks of their own experts."""
+    """Whether a kernel supports products of these rows with blocks of their experts."""
     return x_MK.is_cuda and kernels() is not None and x_MK.dtype in _TAKEN
 
 
@@ -129,18 +129,18 @@ def product_of_experts(
     x_MK: Tensor, raw_ENr: Tensor, format: str,
     routed: tuple[Tensor, Tensor | None, int], bias_EN: Tensor | None, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """`X Wᵀ + b` of pairs in that dtype; experts and rows, or how many experts a row has."""
+    """`X Wᵀ + b` of pairs in `dtype`; `routed`: experts, rows, or the number of experts per row."""
     out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, routed, bias_EN, out=dtype)
     return out
 
 
 def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:
-    """Whether there is one for `act(X W_gate) ∘ X W_up`, the two matrices one below the other."""
+    """Whether a kernel supports `act(X W_gate) ∘ X W_up` with stacked matrices."""
     return activation in _ACTIVATIONS and multiplies(x, w_NK)
 
 
 def gated(x: Tensor, w_NK: Tensor, b_N: Tensor | None, activation: Activation) -> Tensor:
-    """That, rounded as the operations one by one round it."""
+    """`act(X W_gate) ∘ X W_up`, with the rounding of the separate operations."""
     x_MK = x.reshape(-1, x.shape[-1])
     return _shaped(kernels().product(x_MK, w_NK, b_N, out=x.dtype, activation=activation), x)
 

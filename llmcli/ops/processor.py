@@ -1,4 +1,4 @@
-"""What this machine's processor can do."""
+"""Features of this machine's processor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @cache
 def flags() -> frozenset[str]:
-    """The processor's feature flags as Linux names them; empty where they cannot be read."""
+    """The processor's feature flags with Linux's names; empty if unreadable."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("flags"):
@@ -19,5 +19,5 @@ def flags() -> frozenset[str]:
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 itself: AVX512-BF16 or AMX."""
+    """Whether the processor has bfloat16 multiplication: AVX512-BF16 or AMX."""
     return not flags().isdisjoint({"avx512_bf16", "amx_bf16"})

@@ -15,8 +15,8 @@ from llmcli.graph.blocks import DEEP
 from llmcli.kernels import native, program
 from llmcli.ops import on_card
 
-# With more rows, converting the weights costs less than the kernel's arithmetic: break-even was at
-# 24 to 48 rows with AVX-512 and at 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
+# With more rows, converting the weights is faster: break-even at 24 to 48 rows with AVX-512 and at
+# 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
 _FEW_ROWS = 24
 _TAKEN = {
     (torch.float32, torch.bfloat16),
@@ -26,11 +26,11 @@ _TAKEN = {
 
 
 def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
-    """`X Wᵀ + b` in float32: `[…, K]` → `[…, N]`; in float64 where x and W are.
+    """`X Wᵀ + b` in float32: `[…, K]` → `[…, N]`; in float64 if x and W are.
 
-    x and W have one dtype, or W has 16 bits and x is float32; b may be wider. The sums are float32
-    or wider on every device, and nothing is rounded to the 16 bits of x: two logits differ if their
-    sums do. W may lie in memory by rows or by columns.
+    x and W have the same dtype, or W has 16 bits and x is float32; b may be wider. Sums are float32
+    or wider on every device and never rounded to the 16 bits of x: two logits differ if their sums
+    do. W may be stored by rows or by columns.
     """
     if on_card.multiplies(x, w_NK):
         return on_card.product(x, w_NK, b_N, torch.float32)
@@ -52,9 +52,9 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
 
 
 def product_pairs(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
-    """`X Wᵀ + b` of float32 x that is rounded to bfloat16, as W is: `[…, K]` → `[…, N]` in float32.
+    """`X Wᵀ + b` of float32 x rounded to bfloat16, like W: `[…, K]` → `[…, N]` in float32.
 
-    By dot products of pairs, where the processor has them: the same bits for any number of rows.
+    Uses dot products of pairs if the processor has them: the same bits for any number of rows.
     """
     if native.level() != "bf16" or not _is_for_kernels(x, w_NK):
         return product_float32(x.bfloat16().float(), w_NK, b_N)
@@ -69,7 +69,7 @@ def product_pairs(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
 
 
 def _paired(x_MK: Tensor) -> tuple[program.Op, Tensor]:
-    """What rounds rows for products of pairs, and where it puts them."""
+    """The op that rounds rows for products of pairs, and its output."""
     rows, columns = x_MK.shape
     pairs = torch.empty(-(-columns // DEEP) * rows * DEEP, dtype=torch.bfloat16)
     return (
@@ -78,7 +78,7 @@ def _paired(x_MK: Tensor) -> tuple[program.Op, Tensor]:
 
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
-    """Whether the product is one for our kernel: few rows and 16-bit weights on a CPU."""
+    """Whether our kernel supports the product: few rows and 16-bit weights on a CPU."""
     return x.numel() <= _FEW_ROWS * x.shape[-1] and _is_for_kernels(x, w_NK)
 
 
@@ -86,14 +86,14 @@ def _is_for_kernels(x: Tensor, w_NK: Tensor) -> bool:
     return (
         (x.dtype, w_NK.dtype) in _TAKEN
         and w_NK.stride(1) == 1
-        and type(x) is type(w_NK) is Tensor  # a FakeTensor says `cpu` and has no numbers
+        and type(x) is type(w_NK) is Tensor  # a FakeTensor reports `cpu` but has no data
         and x.is_cpu
         and native.level() is not None
     )
 
 
 def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
-    """The same through our kernel; only where `has_kernel` says that it can be."""
+    """`X Wᵀ + b` by our kernel; requires `has_kernel`."""
     x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
     rows, columns = x_MK.shape
     wide = torch.empty(rows, -(-columns // 32) * 32)
@@ -112,11 +112,11 @@ def routed_by_kernel(
     x_MK: Tensor, w_ENK: Tensor, expert_P: Tensor, row_P: Tensor | None, each: int,
     bias_EN: Tensor | None, *, pairs: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Rows times the matrices of their own experts, plus their biases: `[P, N]` in float32.
+    """Rows times the matrices of their experts, plus biases: `[P, N]` in float32.
 
-    Pair p is row `row_P[p]`, or p // `each`, of x with matrix `expert_P[p]`, both int64. Each has
-    the bits that `by_kernel` gives, or with `pairs` those of `product_pairs`. Only where
-    `has_kernel` says of one row and one of the matrices that it can be, which lie by rows.
+    Pair p is row `row_P[p]`, or p // `each`, of x with matrix `expert_P[p]`, both int64.
+    Bit-identical to `by_kernel`, or with `pairs` to `product_pairs`. Requires `has_kernel` for one
+    row and one matrix; matrices are stored by rows.
     """
     x_MK, expert_P = x_MK.contiguous(), expert_P.contiguous()
     rows, columns = x_MK.shape
@@ -151,7 +151,7 @@ def routed_by_kernel(
 
 
 def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
-    """The same of many float32 rows by AMX, each number as three of bfloat16."""
+    """`X Wᵀ + b` of many float32 rows by AMX, with each number split into three bfloat16."""
     x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
     rows, columns = x_MK.shape
     pieces = torch.empty(-(-rows // 32) * -(-columns // 32) * 32 * 32 * 3, dtype=torch.bfloat16)
@@ -165,7 +165,7 @@ def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 
 def _by_rows(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
-    """The same of many float32 rows by fused multiply-adds."""
+    """`X Wᵀ + b` of many float32 rows by fused multiply-adds."""
     x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
     numbers = _numbers(x_MK, w_NK, b_N, out_MN)
     program.run(
@@ -179,7 +179,7 @@ def _by_rows(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 def _operands(
     x: Tensor, w_NK: Tensor, b_N: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Rows and bias as kernels read them, and room for the results."""
+    """Rows and bias in the kernels' layout, and the output tensor."""
     x_MK = x.reshape(-1, x.shape[-1])
     if x_MK.stride(1) != 1:
         x_MK = x_MK.contiguous()
@@ -191,7 +191,7 @@ def _operands(
 def _numbers(
     source: Tensor, w_NK: Tensor, b_N: Tensor | None, out_MN: Tensor
 ) -> tuple[int, ...]:
-    """The arguments 0 to 8 of MULTIPLY_BFLOAT16 (bfloat16.c) and those like it."""
+    """The arguments 0 to 8 of MULTIPLY_BFLOAT16 (bfloat16.c) and similar ops."""
     (rows, outputs), columns = out_MN.shape, w_NK.shape[1]
     return (
         source.data_ptr(), w_NK.data_ptr(), w_NK.stride(0), out_MN.data_ptr(), outputs, rows,

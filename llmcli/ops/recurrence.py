@@ -1,19 +1,19 @@
-"""Recurrences with a matrix as their state: gated delta rule and Mamba-2's state space.
+"""Recurrences with a matrix state: gated delta rule and Mamba-2's state space.
 
     S ← e^g S;  S ← S + β k (v − kᵀS);  z = Sᵀq        the gated delta rule (arXiv 2412.06464)
     S ← e^g S;  S ← S + β k vᵀ;         z = Sᵀq        `plain`: Mamba-2 (arXiv 2405.21060), where
                                                        q, k, v, β are C, B, x, dt
 
     by our kernel, or    recur(…)             a decode step and a prompt
-    token by token       recur_steps(…)       the slow twin, and a decode step
-    chunk after chunk    recur_chunks(…)      a prompt
+    token by token       recur_steps(…)       reference, and a decode step
+    chunk by chunk       recur_chunks(…)      a prompt
     rows of the map      Map(…).rows(…)       z = map · v, of an empty state
 
-all give the same numbers. Sums are in at least float32, and so is the state.
+All give the same numbers. Sums and the state are in at least float32.
 
 Axes: B batch, H heads, K heads of queries and keys, T tokens, C tokens of a chunk, N chunks, d size
 of a query and key, e of a value. Head h reads the queries and keys of head ⌊h / (H/K)⌋, or h mod K
-where heads are `tiled`.
+if `tiled`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from torch import Tensor
 from llmcli.ops import compiled, compiled_recurrence
 from llmcli.ops.activations import softplus
 
-_FEW = 8  # tokens that single steps read sooner than a chunk is prepared
+_FEW = 8  # tokens up to which single steps are faster than a chunk
 CHUNK = 64  # tokens: sums of log-decays over more of them lose digits in float32
-_AT_ONCE = 1 << 22  # numbers of what chunks are prepared with, at a time
+_AT_ONCE = 1 << 22  # numbers of intermediate results of chunks, at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a recurrence reads of T tokens, in at least float32.
+    """Inputs of a recurrence for T tokens, in at least float32.
 
-    `q`, `k` `[B, K, T, d]`, `v` `[B, H, T, e]`, `beta` and `log_decay` `[B, H, T]`. Padding has
-    β 0 and log-decay 0: the state stays as it is.
+    `q`, `k` `[B, K, T, d]`, `v` `[B, H, T, e]`, `beta` and `log_decay` `[B, H, T]`. Padding has β 0
+    and log-decay 0, which does not change the state.
     """
 
     q_BKTd: Tensor
@@ -51,11 +51,11 @@ class Inputs:
 
     @property
     def tokens(self) -> int:
-        """How many."""
+        """Number of tokens."""
         return self.v_BHTe.shape[2]
 
     def of_heads(self, x_BKTd: Tensor) -> Tensor:
-        """What each of the H heads reads of heads of queries or keys."""
+        """Queries or keys expanded to the H heads."""
         group = self.v_BHTe.shape[1] // x_BKTd.shape[1]
         if group == 1:
             return x_BKTd
@@ -73,14 +73,14 @@ class Inputs:
         )  # fmt: skip
 
     def only(self, there_BT: Tensor) -> Inputs:
-        """With padding where `there` is False."""
+        """Replace tokens by padding where `there` is False."""
         return replace(
             self, beta_BHT=self.beta_BHT * there_BT[:, None],
             log_decay_BHT=self.log_decay_BHT.masked_fill(~there_BT[:, None], 0.0),
         )  # fmt: skip
 
     def of_some(self, heads: slice) -> Inputs:
-        """Those of some heads, each with queries and keys of its own."""
+        """Inputs of some heads, with expanded queries and keys."""
         if heads == slice(None):
             return self
         return replace(
@@ -101,22 +101,22 @@ def steps_and_decays(
 
 
 def log_decays(dt_BTH: Tensor, rate_H: Tensor) -> Tensor:
-    """`−e^rate · dt`: the state is multiplied by e to that power."""
+    """`−e^rate · dt`: the exponent of the state's decay."""
     return -rate_H.exp() * dt_BTH
 
 
 def with_skip(z_BHTe: Tensor, x_BHTe: Tensor, factor_H: Tensor) -> Tensor:
-    """`z + f x`: what goes past the state is added, each head's times a number of its own."""
+    """`z + f x`: add the skip connection with one factor per head."""
     if z_BHTe.shape[2] == 1 and compiled.takes(z_BHTe) and compiled.takes(x_BHTe):
         return compiled_recurrence.add_scaled(z_BHTe, x_BHTe, factor_H)
     return z_BHTe + factor_H[:, None, None] * x_BHTe
 
 
 def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
-    """`z` `[B, H, T, e]` by what is fastest; `state` becomes that after the last token.
+    """`z` `[B, H, T, e]` by the fastest method; `state` is updated in place.
 
-    Our kernel takes tokens one after the other, and has the bits of single steps: with the state in
-    the processor's cache that costs fewer operations than chunks do.
+    Our kernel processes tokens one by one, bit-identical to single steps: with the state in the CPU
+    cache this takes fewer operations than chunks.
     """
     if compiled_recurrence.recurs(x, state_BHde):
         return compiled_recurrence.recur(x, state_BHde)
@@ -124,7 +124,7 @@ def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
 
 
 def recur_steps(x: Inputs, state_BHde: Tensor) -> Tensor:
-    """`z` `[B, H, T, e]`, token by token; `state` becomes that after the last one."""
+    """`z` `[B, H, T, e]`, token by token; `state` is updated in place."""
     q_BHTd, k_BHTd = x.of_heads(x.q_BKTd), x.of_heads(x.k_BKTd)
     decay_BHT11 = x.log_decay_BHT.exp()[..., None, None]
     beta_BHT1 = x.beta_BHT.unsqueeze(-1)
@@ -141,10 +141,10 @@ def recur_steps(x: Inputs, state_BHde: Tensor) -> Tensor:
 
 
 def recur_chunks(x: Inputs, state_BHde: Tensor, chunk: int = CHUNK) -> Tensor:
-    """The same by products of matrices, `chunk` tokens at a time.
+    """`z` `[B, H, T, e]` by matrix products, `chunk` tokens at a time; updates `state`.
 
-    Of a chunk, with c the sums of its log-decays up to each token, G_ij = e^(c_i − c_j), and what
-    each token writes as the rows of U:
+    In a chunk, with c the cumulative sums of log-decays, G_ij = e^(c_i − c_j), and the tokens'
+    writes as rows of U:
 
         (I + tril₋₁(diag β (G ∘ K Kᵀ))) U = diag β (V − e^c ∘ K S)        `plain`: U = diag β V
         z = e^c ∘ Q S + tril(G ∘ Q Kᵀ) U,     S ← e^(c_C) S + (e^(c_C − c) ∘ K)ᵀ U
@@ -159,9 +159,9 @@ def recur_chunks(x: Inputs, state_BHde: Tensor, chunk: int = CHUNK) -> Tensor:
 
 
 def states(x: Inputs, state_BHde: Tensor, after: Sequence[int]) -> Iterator[Tensor]:
-    """The state `[B, H, d, e]` when so many tokens were read, for each of `after`, which ascend.
+    """Yield the state `[B, H, d, e]` after each number of tokens in `after` (ascending).
 
-    `state` is the one before the first token, and becomes each of them: copy what is to be kept.
+    `state`, initially before the first token, is updated in place and yielded: copy to keep it.
     """
     at = 0
     for last in after:
@@ -173,11 +173,11 @@ def states(x: Inputs, state_BHde: Tensor, after: Sequence[int]) -> Iterator[Tens
 
 
 class Map:
-    """The map `[B, H, T, S]` whose product with the values is `z` of an empty state, row by row.
+    """The map `[B, H, T, S]` with `z = map · v` for an empty initial state, by rows.
 
         tril(G ∘ Q Kᵀ) (I + tril₋₁(diag β (G ∘ K Kᵀ)))⁻¹ diag β        `plain`: without the inverse
 
-    In chunks: `R_i Φ_{i−1} … Φ_{j+1} E_j` off the diagonal, so that what is kept is linear in T.
+    In chunks: `R_i Φ_{i−1} … Φ_{j+1} E_j` off the diagonal, so that memory is linear in T.
     """
 
     def __init__(self, x: Inputs) -> None:
@@ -195,7 +195,7 @@ class Map:
         return rows_BHtS[:, :, first - begin * CHUNK : stop - begin * CHUNK]
 
     def _row(self, at: int) -> Tensor:
-        """Those of one chunk."""
+        """The rows of one chunk."""
         own = self._chunks[at]
         found, reads_BHCd = [own.diagonal_BHCC], own.reads_BHCd
         for one in reversed(self._chunks[:at]):
@@ -208,7 +208,7 @@ class Map:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """What a chunk has of the map: `diagonal`, R, E, and Φ as a matrix or, `plain`, a number."""
+    """A chunk's factors of the map: `diagonal`, R, E, and Φ as a matrix or, `plain`, a number."""
 
     diagonal_BHCC: Tensor
     reads_BHCd: Tensor
@@ -218,7 +218,7 @@ class _Blocks:
 
     @classmethod
     def of(cls, chunk: _Chunk) -> _Blocks:
-        """Where U was solved for values that are the unit matrix."""
+        """From a chunk whose U was solved for identity values."""
         diagonal_BHCC = chunk.mixes_BHCC @ chunk.own_BHCe
         enters_BHdC = chunk.writes_BHCd.mT @ chunk.own_BHCe
         if chunk.taken_BHCd is None:
@@ -229,7 +229,7 @@ class _Blocks:
         return cls(diagonal_BHCC, reads_BHCd, enters_BHdC, chunk.keeps_BH11, passes_BHdd)
 
     def through(self, reads_BHCd: Tensor) -> Tensor:
-        """What later tokens read of the state before this chunk."""
+        """The reads of later tokens, carried back before this chunk."""
         if self.passes_BHdd is None:
             return reads_BHCd * self.keeps_BH11
         return reads_BHCd @ self.passes_BHdd
@@ -237,10 +237,10 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What a chunk makes of the state before it, whatever that is.
+    """A chunk's transformation of any initial state.
 
-    `reads`: `e^c ∘ Q`; `mixes`: `tril(G ∘ Q Kᵀ)`; `own`: U of an empty state, and `taken`, what
-    each unit of state takes off it; `writes`: `e^(c_C − c) ∘ K`; `keeps`: `e^(c_C)`.
+    `reads`: `e^c ∘ Q`; `mixes`: `tril(G ∘ Q Kᵀ)`; `own`: U of an empty state; `taken`: its
+    reduction per unit of state; `writes`: `e^(c_C − c) ∘ K`; `keeps`: `e^(c_C)`.
     """
 
     reads_BHCd: Tensor
@@ -251,22 +251,22 @@ class _Chunk:
     keeps_BH11: Tensor
 
     def written(self, state_BHde: Tensor) -> Tensor:
-        """U: what each token writes to the place of its key."""
+        """U: the tokens' writes at their keys."""
         if self.taken_BHCd is None:
             return self.own_BHCe
         return self.own_BHCe - self.taken_BHCd @ state_BHde
 
     def z(self, written_BHCe: Tensor, state_BHde: Tensor) -> Tensor:
-        """What the tokens read."""
+        """The tokens' reads."""
         return self.reads_BHCd @ state_BHde + self.mixes_BHCC @ written_BHCe
 
     def advance(self, written_BHCe: Tensor, state_BHde: Tensor) -> None:
-        """The state after the chunk."""
+        """Update the state to after the chunk."""
         state_BHde.mul_(self.keeps_BH11).add_(self.writes_BHCd.mT @ written_BHCe)
 
 
 def _chunks(x: Inputs, chunk: int, *, maps: bool = False) -> Iterator[_Chunk]:
-    """One after the other; the last one padded. `maps`: the values are the unit matrix."""
+    """Yield chunks in order; the last one is padded. `maps`: use identity values."""
     batch, heads, tokens, size = x.v_BHTe.shape
     wide = chunk if maps else size + (0 if x.plain else x.k_BKTd.shape[-1])
     many = max(1, _AT_ONCE // (batch * heads * chunk * (3 * chunk + wide)))
@@ -314,13 +314,13 @@ def _prepared(x: Inputs, chunk: int, maps: bool) -> Iterator[_Chunk]:
 
 
 def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
-    """X of `(I + L) X = R`, L `[…, C, C]` below the diagonal, forward, some rows at a time.
+    """X of `(I + L) X = R`, L `[…, C, C]` below the diagonal, forward, in blocks of rows.
 
-    A block of these is inverted by halves: of `[[A, 0], [C, B]]` it is
-    `[[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]`. Inverses are no larger than 1 where keys are alike and β is
-    near 1, but powers of L are: `(I − L)(I + L²)(I + L⁴) …` loses three digits there. PyTorch's
-    solver takes matrices one by one, by one thread, and 1.4 times as long even then (512 of 64 × 64
-    with 256 columns); it is for chunks that are no whole blocks.
+    A diagonal block is inverted by halves: the inverse of `[[A, 0], [C, B]]` is `[[A⁻¹, 0], [−B⁻¹ C
+    A⁻¹, B⁻¹]]`. For similar keys and β near 1 inverses are at most 1 but powers of L are larger:
+    `(I − L)(I + L²)(I + L⁴) …` would lose three digits. PyTorch's solver takes matrices one by one
+    on one thread, and 1.4 times as long even then (512 of 64 × 64 with 256 columns); it is used for
+    chunks that are not whole blocks.
     """
     size, step = lower.shape[-1], 16
     if size % step:
@@ -343,18 +343,17 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
 
 
 def _halves(lower: Tensor, half: int) -> Tensor:
-    """Of blocks of `2 · half` on the diagonal what is left and below: C of `[[A, 0], [C, B]]`."""
+    """The lower left quarters C of diagonal blocks `[[A, 0], [C, B]]` of size `2 · half`."""
     at = torch.arange(lower.shape[-1], device=lower.device)
     below, left = at[:, None] // half, at // half
     return lower * ((below % 2 == 1) & (left == below - 1))
 
 
 def _decays(log_BHNC: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of log-decays up to each token of a chunk, and `e^(c_i − c_j)` `[…, C, C]`, i ≥ j.
+    """Cumulative log-decays of a chunk, and `e^(c_i − c_j)` `[…, C, C]`, i ≥ j.
 
-    Differences of sums in float32 would be off by the roundings of these where a token forgets
-    nearly everything: they are taken in float64 where the device has it, and masked before the
-    exponential.
+    Differences of float32 sums would have large errors if a token forgets nearly everything: they
+    are computed in float64 if the device has it, and masked before the exponential.
     """
     wide = log_BHNC.double() if log_BHNC.device.type in ("cpu", "cuda") else log_BHNC
     sums_BHNC = wide.cumsum(-1)

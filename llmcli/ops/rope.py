@@ -1,7 +1,7 @@
-"""Rotary positions (Su et al. 2021, arXiv 2104.09864) and the ways to stretch them.
+"""RoPE (Su et al. 2021, arXiv 2104.09864) and its scaling methods.
 
-Axes: B batch, H heads, T tokens, dh size of a head, R rotated numbers of it, N = R/2 frequencies.
-Number i of a head is rotated against number i + N (the "half" layout).
+Axes: B batch, H heads, T tokens, dh size of a head, R rotated dimensions, N = R/2 frequencies.
+Dimension i of a head is paired with i + N (the "half" layout).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from llmcli.parts.attention.config import (
 def frequencies(config: RopeConfig, length: int) -> tuple[Tensor, float]:
     """Radians per position of each pair, `[N]` float64 on the CPU, and the factor on cos and sin.
 
-    `length` is how many positions the sequence has so far: only the dynamic and LongRoPE
-    kinds look at it.
+    `length`: current length of the sequence, used by the dynamic and LongRoPE kinds only.
     """
     plain_N = _powers(config.theta, config.dims)
     match config.scaling:
@@ -61,9 +60,9 @@ def depends_on_length(config: RopeConfig) -> bool:
 def tables(frequencies_N: Tensor, positions: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """`cos` and signed `sin` for `rotate`: positions `[...]` → two `[..., R]` in float64.
 
-    Both halves hold the same angles; the first half of `sin` is negated, so that
-    `x cos + swap(x) sin` is the rotation. Angles are products in float64: float32 loses
-    1e-5 radians at position 300.
+    Both halves have the same angles; the first half of `sin` is negated, so that `x cos + swap(x)
+    sin` is the rotation. Angles are products in float64: float32 loses 1e-5 radians at position
+    300.
     """
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies_N
     cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -71,13 +70,13 @@ def tables(frequencies_N: Tensor, positions: Tensor, factor: float) -> tuple[Ten
 
 
 def rotate(x_BTHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first R numbers of every head; `cos`, `sin` `[T, 1, R]` or `[B, T, 1, R]`.
+    """Rotate the first R dimensions of every head; `cos`, `sin` `[T, 1, R]` or `[B, T, 1, R]`.
 
-    Computed in the tables' dtype (at least float32) and returned in that of `x`.
+    Computed in the tables' dtype (at least float32), returned in the dtype of `x`.
     """
     if compiled.takes(x_BTHd) and compiled.takes(cos):
         cosines, sines = (table.reshape(-1, table.shape[-1]) for table in (cos, sin))
-        each = x_BTHd.shape[1] if cos.ndim == 4 else 0  # rows of the tables for each sequence
+        each = x_BTHd.shape[1] if cos.ndim == 4 else 0  # table rows per sequence
         starts_B = torch.arange(x_BTHd.shape[0] if each else 1) * each
         return compiled.rotate(x_BTHd, cosines, sines, starts_B)
     rotated = cos.shape[-1]
@@ -94,14 +93,14 @@ def _powers(theta: float, dims: int) -> Tensor:
 
 
 def _dynamic(config: RopeConfig, scaling: DynamicScaling, length: int) -> Tensor:
-    """NTK by the sequence's own length: the base grows once it is past the trained length."""
+    """NTK by the sequence length: the base grows beyond the trained length."""
     stretch = scaling.factor * max(length, scaling.original) / scaling.original
     stretch -= scaling.factor - 1
     return _powers(config.theta * stretch ** (config.dims / (config.dims - 2)), config.dims)
 
 
 def _llama3(plain_N: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Wavelengths below original/high keep, above original/low are divided, between blend."""
+    """Keep wavelengths below original/high, divide those above original/low, blend between."""
     wavelengths_N = 2 * math.pi / plain_N
     ramp_N = (scaling.original / wavelengths_N - scaling.low) / (scaling.high - scaling.low)
     keep_N = ramp_N.clamp(0, 1)
@@ -109,7 +108,7 @@ def _llama3(plain_N: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(plain_N: Tensor, config: RopeConfig, scaling: YarnScaling) -> Tensor:
-    """Frequencies that turn often in the trained length keep, rarely turning ones are divided."""
+    """Keep frequencies with many rotations in the trained length, divide those with few."""
 
     def dimension_of(turns: float) -> float:
         # the index i whose wavelength fits `turns` times into the trained length

@@ -1,4 +1,4 @@
-"""Which experts a token chooses, and what each of them counts.
+"""The choice of experts, and their weights.
 
 Axes: B batch, T tokens, E experts, K chosen ones.
 """
@@ -14,9 +14,9 @@ from llmcli.parts.experts.config import RoutingConfig
 
 
 def logits(x_BTD: Tensor, w_ED: Tensor, bias_E: Tensor | None) -> Tensor:
-    """`X Wᵀ + b` in at least float32, what a router gives each expert: `[B, T, E]`.
+    """`X Wᵀ + b` in at least float32, a router's logits: `[B, T, E]`.
 
-    Float32 goes through our kernel, whose numbers do not depend on how many rows there are.
+    Float32 uses our kernel, whose results do not depend on the number of rows.
     """
     given = (x_BTD, w_ED, *(() if bias_E is None else (bias_E,)))
     if w_ED.stride(1) == 1 and all(map(compiled.takes, given)):
@@ -32,9 +32,9 @@ def share(logits_BTE: Tensor, *, sigmoid: bool) -> Tensor:
 
 
 def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConfig) -> Tensor:
-    """The numbers of the experts with the largest scores, the largest first, int64 `[B, T, K]`.
+    """Indices of the experts with the largest scores, descending, int64 `[B, T, K]`.
 
-    Of equal ones the first. See `RoutingConfig` for the correction and the groups.
+    Of equal scores the first counts. See `RoutingConfig` for the correction and the groups.
     """
     if compiled.takes(scores_BTE):
         return compiled.choose(
@@ -55,9 +55,9 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
 def weigh(
     scores_BTE: Tensor, chosen_BTK: Tensor, routing: RoutingConfig, factor_E: Tensor | None = None
 ) -> Tensor:
-    """What each chosen expert counts, `[B, T, K]`; of logits where they are to be normalized.
+    """Weights of the chosen experts, `[B, T, K]`; from logits for `softmax of the chosen`.
 
-    Times the factors of the chosen ones, last.
+    Finally multiplied by the chosen experts' factors.
     """
     softmax = routing.scores == "softmax of the chosen"
     if compiled.takes(scores_BTE) and (factor_E is None or compiled.takes(factor_E)):
@@ -87,5 +87,5 @@ def summed(y_BKTD: Tensor, weight_BTK: Tensor, z_BTD: Tensor | None) -> Tensor:
 
 
 def _largest(x: Tensor, count: int) -> Tensor:
-    """Of equal numbers the first, which `topk` does not promise."""
+    """Indices of the largest numbers; of equal ones the first, which `topk` does not guarantee."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]

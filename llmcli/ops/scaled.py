@@ -1,4 +1,4 @@
-"""Numbers of 8 bits times their scales. Axes: r rows and c columns of a stored matrix."""
+"""Scaling of 8-bit numbers. Axes: r rows and c columns of a stored matrix."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def scale_rows(
     columns: int | None = None,
     divisor: int = 1,
 ) -> Tensor:
-    """Multiply each number, in place, with the scale of its block, over `divisor`.
+    """Multiply each number, in place, by the scale of its block over `divisor`.
 
-    `values_rc` are rows `first`, `first + 1`, … of a matrix that is cut into blocks of `rows` by
-    `columns` (None: all of them; the last block may be shorter). `scales` `[down, across]` begins
-    with the block row that row `first` is in. The products are in the dtype of `values_rc`, and
-    no second copy of it is made. Source: the dequantization of DeepSeek-V3 (section 3.3.2) for
-    blocks, LLM.int8() (Dettmers et al. 2022, section 2) for rows over 127.
+    `values_rc`: rows `first`, `first + 1`, … of a matrix with blocks of `rows` × `columns` (None:
+    all; the last block may be smaller). `scales` `[down, across]` begins with the block row of row
+    `first`. Products are in the dtype of `values_rc`, without a copy. Source: the dequantization of
+    DeepSeek-V3 (section 3.3.2) for blocks, LLM.int8() (Dettmers et al. 2022, section 2) for rows
+    over 127.
     """
     scales = scales.to(values_rc.dtype)
     if divisor != 1:

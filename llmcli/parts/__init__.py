@@ -1,1 +1,1 @@
-"""The parts of models, a folder each: what a part knows of its own tensors."""
+"""The parts of models, one folder each, with a description of their tensors."""

@@ -1,4 +1,4 @@
-"""What a kind of part is to others. Its folder says it in `part.py`."""
+"""The interface of a part, implemented in its folder's `part.py`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from llmcli.graph.workspace import Reading, Workspace
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A kind of part: what `config` is, the type of its configuration.
+    """A kind of part, identified by the type of its configuration (`config`).
 
-    `prefix` is the name of its tensors in a block (`blocks.3.attn.q`), `noun` what it is called.
-    `mixes`: tokens see each other in it, so that it has a state; else each is computed alone.
-    `graph(config, site)` gives its rows, `workspace(config, reading)` the memory that it takes,
-    `facts(config)` what `info` says of it (`reports.info.LayerType`). `forward` names
-    `module:callable`, imported when a decoder is built, for it needs torch:
-    `callable(config, name, parameters)`; where `reads_stream(config)`, what it makes is called with
-    the residual stream, too. `gives`: the leaf of what it makes, where a norm or a multiplier
-    comes before that is added; another name than those of its own tensors.
+    `prefix`: of its tensors' names in a block (`blocks.3.attn.q`); `noun`: for messages. `mixes`:
+    tokens depend on each other, so it has a state; otherwise tokens are independent. `graph(config,
+    site)` describes its tensors, `workspace(config, reading)` its memory, `facts(config)` provides
+    facts for `info`. `forward` is `module:callable`, imported when a decoder is built, since it
+    needs torch; `callable(config, name, parameters)` returns the part, which is called with the
+    residual stream too if `reads_stream(config)`. `gives`: the leaf name of the output before a
+    norm or multiplier, distinct from its other tensors.
     """
 
     config: type

@@ -1,8 +1,8 @@
-"""The kinds of parts, by their folders. What a part is to others is in its folder.
+"""The registry of parts, by their folders.
 
-`config.py` says what it is, `graph.py` its tensors, `forward.py` computes it, `part.py` is what
-stands here; where they are long, `workspace.py` is the memory that it takes, and `evaluation.py`
-has the functions of its `Opaque` operations.
+`config.py` configures a part, `graph.py` describes its tensors, `forward.py` computes it, and
+`part.py` is its entry here; optional `workspace.py` estimates its memory, and `evaluation.py` has
+the functions of its `Opaque` ops.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PARTS: dict[type, Part] = {
 
 
 def part_of(config: object) -> Part:
-    """The part that a configuration is of. Raises KeyError where it is of none."""
+    """The part of a configuration. Raises KeyError for an unknown type."""
     return PARTS[type(config)]
 
 
 def forward_of(config: object, name: str, parameters: object) -> Any:
-    """What computes the part: claims its parameters, and is called by the block."""
+    """Build the callable part, which claims its parameters."""
     module, _, made = part_of(config).forward.partition(":")
     return vars(import_module(module))[made](config, name, parameters)

@@ -1,1 +1,1 @@
-"""Plain data that commands, measurements and views exchange. No torch, no rich."""
+"""Plain data exchanged by commands, measurements and views. No torch, no rich."""

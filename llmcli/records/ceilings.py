@@ -1,4 +1,4 @@
-"""What a machine can do at most, as measured on it."""
+"""Measured performance ceilings of a machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MEMORY = "memory"
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRate:
-    """How fast `nbytes` that are read over and over arrive: bytes per second.
+    """Bandwidth of repeatedly reading `nbytes`, in bytes per second.
 
-    `level`: where they lie while that is done, `L2`, `L3` … or `memory`.
+    `level`: the level that holds them: `L2`, `L3` … or `memory`.
     """
 
     nbytes: int
@@ -21,7 +21,7 @@ class ReadRate:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRate:
-    """FLOPs per second of a large product in that dtype; `way` says how it was computed."""
+    """FLOPs per second of a large product in `dtype`; `way`: how it was computed."""
 
     dtype: str
     flops_per_s: float
@@ -30,12 +30,11 @@ class MatrixRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """Measured on one device with the threads of the run; `seconds` is what measuring took.
+    """Ceilings of one device with the threads of the run; `seconds`: measuring time.
 
-    `caches`: (level, bytes) of those that the threads share or have together, smallest first.
-    `reads` go from the smallest working set to the largest, which is memory where there was room
-    for so much. `start_s`: starting an operation with nothing to do, median; 0 where it
-    was not measured.
+    `caches`: (level, bytes) available to the threads together, smallest first. `reads` are by
+    ascending working set; the largest is memory if there was enough. `start_s`: median overhead of
+    starting an empty operation; 0 if not measured.
     """
 
     device: str
@@ -47,10 +46,10 @@ class Ceilings:
     start_s: float = 0.0
 
     def read(self, nbytes: int) -> ReadRate:
-        """The rate for a working set of that size: of the smallest measured one that holds it.
+        """The rate of the smallest measured working set that is not smaller than `nbytes`.
 
-        Of a larger one than all of them it is the rate of the largest; where that was in a cache
-        and this is not, the level says `memory, not measured`, and the rate is more than it can be.
+        For a larger size the rate of the largest one; if that was in a cache and `nbytes` is not,
+        the level is `memory, not measured`, and the rate is too high.
         """
         held = next((rate for rate in self.reads if nbytes <= rate.nbytes), None)
         if held is not None:
@@ -59,9 +58,9 @@ class Ceilings:
         return last if last.level == level else replace(last, level=f"{level}, not measured")
 
     def matrix(self, dtype: str) -> MatrixRate | None:
-        """The rate of products in that dtype, None where it was not measured."""
+        """The rate of products in `dtype`; None if not measured."""
         return next((rate for rate in self.matrices if rate.dtype == dtype), None)
 
     def _level(self, nbytes: int) -> str:
-        """Where so many bytes lie."""
+        """The level that holds `nbytes`."""
         return next((name for name, size in self.caches if nbytes <= size), MEMORY)

@@ -1,4 +1,4 @@
-"""What a view says of itself: the checks in its footer, each with the number it is decided by."""
+"""The checks in a view's footer, each with its value and tolerance."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ViewCheck:
-    """`words` say what holds; `value` is how far it is off, and more than `tolerance` is wrong.
+    """A check described by `words`; it fails if `value` exceeds `tolerance`.
 
-    A NaN is wrong too. `where`: the place of the worst difference, empty where it has none.
+    NaN fails too. `where`: the place of the worst difference, or empty.
     """
 
     name: str
@@ -21,12 +21,12 @@ class ViewCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether it holds."""
+        """Whether the value is within tolerance."""
         return self.value <= self.tolerance
 
 
 def checks_document(checks: Iterable[ViewCheck]) -> dict[str, dict[str, object]]:
-    """`checks` of a JSON document, by name."""
+    """The `checks` object of a JSON document, by name."""
     return {
         check.name: {
             "ok": check.ok,
@@ -40,6 +40,6 @@ def checks_document(checks: Iterable[ViewCheck]) -> dict[str, dict[str, object]]
 
 
 def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
-    """A check that nothing is wrong; the first of what is."""
+    """A check that `wrong` is empty; its first entry is the place."""
     where = wrong[0] if wrong else ""
     return ViewCheck(name=name, words=words, value=float(len(wrong)), tolerance=0.0, where=where)

@@ -1,4 +1,4 @@
-"""A report is its document: which of a dataclass is in the JSON, under the names that it has."""
+"""Reports as JSON documents: the fields and properties of a dataclass that are included."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ OPTIONAL = {"optional": True}
 
 
 class derived(property):
-    """A property that is in the document too, after the fields: `ok`, `tokens_per_s`."""
+    """A property included in the document after the fields: `ok`, `tokens_per_s`."""
 
 
 def members(value: Any) -> dict[str, Any]:
-    """What the document has of a dataclass, by name: its fields but those `APART`, and `derived`.
+    """The document's members of a dataclass by name: fields except `APART`, and `derived`.
 
-    `OPTIONAL` ones are left out where they have their default. A derived one of a base class is
-    there too, and before those of the class itself.
+    `OPTIONAL` fields are omitted if they have their default. Derived properties of base classes
+    come before those of the class itself.
     """
     names = [
         one.name

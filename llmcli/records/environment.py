@@ -9,10 +9,9 @@ from dataclasses import dataclass
 class Environment:
     """The machine and the software that a result was measured with.
 
-    Sizes in bytes. `cores` are the logical processors that this process may use. Fields that
-    only PyTorch can answer are None where it was not imported (`threads`, `cuda`). `kernels`
-    names what computed the result; `kernel_level` is the level of the C kernels on this
-    processor, `off`, or why there are none.
+    Sizes in bytes. `cores`: logical processors available to this process. Fields that need PyTorch
+    are None if it was not imported (`threads`, `cuda`). `kernels`: what computed the result;
+    `kernel_level`: the level of the C kernels on this processor, `off`, or why there are none.
     """
 
     llmcli: str

@@ -16,9 +16,9 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """One term of a sum: `at` is what the sum runs over, `label` the token or part that it is.
+    """One term of a sum: `at` is its index, `label` its token or part.
 
-    `value` is the product of `parts`, or what the sum's formula makes of them.
+    `value` is the product of `parts`, or the value of the sum's formula.
     """
 
     at: int
@@ -29,9 +29,9 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """What the terms of a step are: `Σᵢ T¹[7,i] · W_q[i,132]`, over `over`, and their sum.
+    """A sum over `over`, such as `Σᵢ T¹[7,i] · W_q[i,132]`, and its value.
 
-    `columns` name the parts of a term and, where it is more than their product, its value.
+    `columns` name the parts of a term and, if it is not simply their product, its value.
     """
 
     formula: str

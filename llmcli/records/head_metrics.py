@@ -1,7 +1,7 @@
-"""The numbers that sum up a head's attention matrix, and the kinds of heads that they tell apart.
+"""Metrics of a head's attention matrix, and the kinds of heads defined by them.
 
-Plain data, known before torch is. `A[i, j]` is the weight of key j for the query at position i of
-T; logarithms are natural.
+Plain data, without torch. `A[i, j]` is the weight of key j for the query at position i of T;
+logarithms are natural.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number a head: `formula` is its definition, its values lie in `low` … `high`.
+    """A metric per head: `formula` is its definition, with values in `low` … `high`.
 
-    `high` is None where it grows with the prompt. `source`: who defined it.
+    `high` is None if it grows with the prompt. `source`: its reference.
     """
 
     name: str
@@ -26,9 +26,9 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A kind of head: those whose `metric` is at least `threshold`, which `source` chose.
+    """A kind of head: `metric` is at least `threshold`, as defined by `source`.
 
-    `letter` marks it in a map.
+    `letter`: its mark in a map.
     """
 
     name: str

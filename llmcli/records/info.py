@@ -1,4 +1,4 @@
-"""What a model is made of, and what it needs of a device: types that several commands share."""
+"""A model's composition and its memory needs: types shared by several commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from llmcli.records.document import derived
 from llmcli.records.work import PartWork
 
-# The formats of a model of which no weights are used, by the names that all documents have.
+# The format fields of documents for a model whose weights are not used.
 NO_FORMATS: dict[str, None] = dict.fromkeys(
     ("weight_format", "activation_format", "cache_format", "product_format")
 )
@@ -16,11 +16,11 @@ NO_FORMATS: dict[str, None] = dict.fromkeys(
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCounts:
-    """How many numbers the model has learned; a tied head is the embedding, counted once.
+    """Numbers of learned parameters; a tied head is counted once, as embedding.
 
-    `active` enter the computation of one token. `embedding` are the rows that ids and positions
-    look up, `head` the output matrix of its own where it has one; with `attention`, `mixers` (of
-    other kinds), `mlp` and `norms` they add up to `total`.
+    `active`: used to compute one token. `embedding`: tables of tokens and positions; `head`: a
+    separate output matrix. With `attention`, `mixers` (of other kinds), `mlp` and `norms` they add
+    up to `total`.
     """
 
     total: int
@@ -35,12 +35,11 @@ class ParameterCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerType:
-    """Layers that are alike in everything that is said here; `layers` are their numbers.
+    """Layers that are equal in all fields; `layers` are their numbers.
 
-    `kind` is the mixer's: `full attention`, `sliding window`, or what another part calls itself;
-    of a layer without one it is what it has.
-    What only attention or only a plain feed-forward has is None without it. `window`: the most
-    keys that a query sees, None for all before it. `details` are said by other parts.
+    `kind`: of the mixer: `full attention`, `sliding window`, or another part's name; for a layer
+    without mixer its parts. Fields of attention or a plain feed-forward are None without these.
+    `window`: the most keys that a query sees, None: all earlier ones. `details`: from other parts.
     """
 
     kind: str
@@ -66,10 +65,10 @@ class LayerType:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Memory of one device in bytes, None where it is unknown.
+    """Memory of one device in bytes, None if unknown.
 
-    `bfloat16`: whether it multiplies bfloat16 itself. `usable` is false where the installed
-    PyTorch is one without CUDA.
+    `bfloat16`: whether it has bfloat16 multiplication. `usable` is False if PyTorch is installed
+    without CUDA.
     """
 
     device: str
@@ -82,13 +81,12 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class StateNeed:
-    """What recurrent mixers keep of one sequence in a size that no token makes larger.
+    """Fixed-size states of recurrent mixers for one sequence.
 
-    `bytes` of all `layers` together: states, and what convolutions remember. `against_per_token` is
-    what softmax attention would take for one token in as many layers: as much as the model's own
-    attention layers take each, on average (`against` is `attention`), or without any as many
-    numbers as the mixers' own keys and values have (`same_size`). `smaller_from`: the least number
-    of tokens whose keys and values would take more.
+    `bytes`: of all `layers`: states and convolutions' last inputs. `against_per_token`: bytes per
+    token of softmax attention in as many layers: the average of the model's attention layers
+    (`against` is `attention`), or without any of the mixers' own keys and values (`same_size`).
+    `smaller_from`: the least number of tokens whose keys and values would need more.
     """
 
     layers: int
@@ -100,14 +98,13 @@ class StateNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
-    """Bytes that a run takes at one length of context.
+    """Bytes of a run at one context length.
 
-    `formats`: of weights, activations, cache and products, by the names that documents have.
-    `states`: what of the `cache` of each sequence does not grow, None where all of it does.
-    `copies`: of the caches of the others, which a batch makes when one of its sequences ends.
-    `activations` is the peak of reading a prompt of that length, an estimate of the tensors alone.
-    `runtime` is an estimate of what the libraries take once they compute, beyond PyTorch as it is
-    imported, and of the tokenizer's tables. The others are exact.
+    `formats`: of weights, activations, cache and products, by their names in documents. `states`:
+    the fixed-size part of each sequence's `cache`, or None. `copies`: of the other sequences'
+    caches when one of a batch ends. `activations`: estimated peak of tensors during prefill at this
+    length. `runtime`: estimate of the libraries when computing, beyond imported PyTorch, and of the
+    tokenizer's tables. The others are exact.
     """
 
     formats: dict[str, str]
@@ -123,22 +120,22 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """What is there at once, at most: no sequence ends while the prompt is read."""
+        """Peak bytes: no sequence ends during prefill."""
         return self.weights + self.cache + max(self.copies, self.activations) + self.runtime
 
     @property
     def together(self) -> int:
-        """The same where all sequences end at once, so that nothing is copied."""
+        """Peak bytes if all sequences end together, without copies."""
         return self.weights + self.cache + self.activations + self.runtime
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFit:
-    """Whether a run fits what is free there, and the longest context that does.
+    """Whether a run fits into free memory, and the longest context that does.
 
-    `token`: what it takes to decode the last token of the context, of all sequences together.
-    `longest` is at most the model's own context (or the requested one), 0 where not even one
-    token fits; it and `fits` are None where free memory is unknown or the device not usable.
+    `token`: work to decode the last token of the context, for all sequences. `longest`: at most the
+    model's (or the requested) context, 0 if not even one token fits; it and `fits` are None if free
+    memory is unknown or the device not usable.
     """
 
     device: Device

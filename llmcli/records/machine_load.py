@@ -1,4 +1,4 @@
-"""What other programs took of the processors while something was measured."""
+"""CPU time used by other programs during a measurement."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LEAST = 0.2  # processors: an idle system with its clock ticks of 10 ms stays b
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLoad:
-    """Of the `processors` that this process may use, over `seconds`; `threads` of it computed.
+    """Load of the `processors` available to this process over `seconds`; it used `threads`.
 
-    `others` is the time of other programs and `stolen` that of the host of a virtual machine, in
-    processors (1.0: one of them the whole time); None where the system does not count it.
-    `load_average` is that of the minute before, None where the system has none.
+    `others`: other programs' time, and `stolen`: the virtual machine host's, in processors (1.0:
+    one processor all the time); None if unknown. `load_average`: of the minute before, None if
+    unknown.
     """
 
     seconds: float
@@ -28,7 +28,7 @@ class MachineLoad:
 
     @derived
     def slowed(self) -> bool:
-        """Whether so much was taken that not every thread had a processor of its own."""
+        """Whether too little CPU time was left for one processor per thread."""
         taken = self.load_average if self.others is None else self.others + (self.stolen or 0.0)
         return taken is not None and taken + self.threads > self.processors + _LEAST
 
@@ -38,7 +38,7 @@ class MachineLoad:
 
     @property
     def words(self) -> str:
-        """For a note: who took how much, and what that does to the figures."""
+        """A note about the load and its effect on the results."""
         of = f"{self.processors} processor{'s' * (self.processors != 1)}"
         if self.others is None:
             taken = f"the load average was {self.load_average:.2f} on {of} before measuring"

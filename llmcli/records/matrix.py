@@ -1,4 +1,4 @@
-"""A part of one attention matrix, as it is drawn. Letters: H heads, T queries, S keys."""
+"""A displayed part of one attention matrix. Letters: H heads, T queries, S keys."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ What = Literal["pattern", "scores"]
 class Matrix:
     """A part of one head's matrix: queries and keys `first` … `last`-1, NaN where masked.
 
-    `values` is `[rows, columns]` float32. One cell is the largest of `pool` × `pool` cells, 1
-    where none had to be put together; of a signed map the one that is furthest from 0.
+    `values` is `[rows, columns]` float32. Each value is the maximum of `pool` × `pool` cells (1:
+    not pooled); in a signed map the one with the largest magnitude.
     """
 
     layer: int

@@ -1,4 +1,4 @@
-"""The models on a machine: their places and sizes, and what was fetched or removed."""
+"""The models on a machine: places, sizes, and reports of downloads and removals."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "h
 
 @dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """A model that `-m` takes by this `name`, and what of it is on this machine.
+    """A model with its `name` for `-m`, and its files on this machine.
 
-    `bytes` and `files` are what is here; of a catalog entry that is `nowhere`, `bytes` is what it
-    would take. `revision` is a commit of the hub, `refs` the branches and tags that point to it.
-    `last_used` is in seconds since 1970, None where it is unknown. `state` is `complete`, or what
-    is wrong with it. `license` and `purpose`, what it is good for, are known of catalog entries.
+    `bytes` and `files` are local; for a catalog entry that is `nowhere`, `bytes` is the download
+    size. `revision`: a commit of the hub; `refs`: branches and tags that point to it. `last_used`:
+    seconds since 1970, None if unknown. `state`: `complete`, or the problem. `license` and
+    `purpose` are only known for catalog entries.
     """
 
     name: str
@@ -37,15 +37,15 @@ class StoredModel:
 
     @derived
     def complete(self) -> bool:
-        """Whether nothing of it has to be fetched before it runs."""
+        """Whether it runs without a download."""
         return self.state == "complete"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUse:
-    """One of the two caches: the `bytes` of models in it, each shared file counted once.
+    """One of the two caches: `bytes` of models, with shared files counted once.
 
-    `others` are repositories that are no models: data sets and spaces, which are left alone.
+    `others`: number of repositories other than models (data sets, spaces), which are not touched.
     """
 
     place: Place
@@ -56,7 +56,7 @@ class CacheUse:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsReport:
-    """What `llmcli models list` shows; `left_over` are bytes that `models prune` would free."""
+    """The report of `llmcli models list`; `left_over`: bytes that `models prune` would free."""
 
     models: tuple[StoredModel, ...]
     caches: tuple[CacheUse, ...]
@@ -66,7 +66,7 @@ class ModelsReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PulledModel:
-    """A model that is on this machine now; `fetched`: it was not before."""
+    """The report of `models pull`; `fetched`: the model was not cached before."""
 
     name: str
     path: str
@@ -99,9 +99,9 @@ class PullReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """What is removed together: `bytes` are freed, `paths` are files and whole directories.
+    """Files removed together: `bytes` freed, `paths` of files and whole directories.
 
-    `why` is empty for a model that was named.
+    `why` is empty for models named by the user.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Removal:
 
 @dataclass(frozen=True, kw_only=True)
 class RemovalReport:
-    """What was removed, or with `dry_run` would be; `kept` says what could not go, and why."""
+    """Removed pieces, or with `dry_run` those to remove; `kept`: failures with reasons."""
 
     removed: tuple[Removal, ...]
     kept: tuple[str, ...]
@@ -121,7 +121,7 @@ class RemovalReport:
 
     @derived
     def bytes(self) -> int:
-        """What is freed in all."""
+        """Total bytes freed."""
         return sum(removal.bytes for removal in self.removed)
 
 
@@ -135,7 +135,7 @@ class PruneReport(RemovalReport):
 def ago(seconds: float) -> str:
     """`3 days ago`; `just now` within a minute and for times in the future.
 
-    Days up to two months, and months up to two years: half of a month is not rounded away.
+    Days are used up to two months, months up to two years, to limit rounding.
     """
     for unit, noun in _AGES:
         if seconds >= unit * (2 if unit > 86400 else 1):

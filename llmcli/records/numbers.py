@@ -1,4 +1,4 @@
-"""Numbers as people write them."""
+"""Formatting of numbers and names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """`0-3,5,7-8` for rising numbers."""
+    """`0-3,5,7-8` for ascending numbers."""
     out: list[list[int]] = []
     for number in numbers:
         if out and out[-1][1] == number - 1:
@@ -18,7 +18,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def together(names: Sequence[str]) -> str:
-    """`h.{0-3,5}.w` for names that differ in one number alone; else the first of them."""
+    """`h.{0-3,5}.w` for names that differ in one number only; else the first name."""
     split = [re.split(r"([0-9]+)", name) for name in names]
     differ = [at for at, parts in enumerate(zip(*split, strict=False)) if len(set(parts)) > 1]
     if len({len(parts) for parts in split}) > 1 or len(differ) != 1 or differ[0] % 2 == 0:
@@ -34,10 +34,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def best_groups(kept: int, groups: int, best: int) -> str:
-    """Which groups of experts are chosen from, in words: `2 of 4 groups by their largest`."""
+    """The eligible groups of experts, in words: `2 of 4 groups by their largest`."""
     return f"{kept} of {groups} groups by {scored(best)}"
 
 
 def scored(best: int) -> str:
-    """What a group's score is: its largest number, or the sum of its two largest."""
+    """The definition of a group's score, in words."""
     return "their largest" if best == 1 else f"the sum of their {best} largest"

@@ -1,8 +1,8 @@
-"""How those who wait are told how far something is."""
+"""The type of progress callbacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# (what is done, how much of it, of how much: None where that is not known)
+# (description, done, total or None if unknown)
 Progress = Callable[[str, int, int | None], None]

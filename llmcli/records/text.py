@@ -1,4 +1,4 @@
-"""The tokens of a text, and what a model wrote."""
+"""The tokens of a text, and generated texts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Token:
 class TokenPiece:
     """One token of a text: bytes `start` to `end` of its UTF-8 form.
 
-    `special` tokens in front that the text does not contain (BOS) have `start == end == 0`.
+    Leading `special` tokens that the text does not contain (BOS) have `start == end == 0`.
 
-    `text` is for people: bytes that are no whole character are spelled out. `bytes` are those
-    that the token stands for, in hexadecimal.
+    `text` is for display, with escaped incomplete characters. `bytes` are the token's bytes in
+    hexadecimal.
     """
 
     id: int
@@ -47,9 +47,9 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprob:
-    """A generated token's log-probability under the raw model, and the likeliest ones.
+    """A generated token's log-probability under the raw model, and the most likely tokens.
 
-    `margin` and `tied` are of a greedy choice (`NearTie`), else None.
+    `margin` and `tied` (`NearTie`) are None unless the choice is greedy.
     """
 
     id: int
@@ -64,8 +64,8 @@ class TokenLogprob:
 class NearTie:
     """A greedy token that rounding may have decided: token `index` (from 0) of its text.
 
-    `label`: the text's number where there are several, as in the line before it. `margin`: how many
-    nats the best other token is behind it, after penalties.
+    `label`: the text's number if there are several. `margin`: nats to the best other token, after
+    penalties.
     """
 
     label: str
@@ -78,8 +78,8 @@ class NearTie:
 class Generated:
     """One continuation. `finish_reason` stays `interrupted` until the last token arrives.
 
-    `content` and `reasoning` are the parts of the text, where a template marks reasoning.
-    `tied_tokens`: how many of its tokens are near ties; None where the choice is not greedy.
+    `content` and `reasoning`: parts of the text if the template marks reasoning. `tied_tokens`:
+    number of near ties; None unless the choice is greedy.
     """
 
     text: str = ""
@@ -93,10 +93,10 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePeak:
-    """The most bytes held during `load`, `prefill` or `decode`; `base`: those before `load`.
+    """Peak bytes during `load`, `prefill` or `decode`; `base`: before `load`.
 
-    `resident_bytes` of the process, everything that it holds included; None where the system
-    does not say. `device_bytes` of tensors on a GPU, None on a CPU.
+    `resident_bytes`: of the whole process, None if unknown. `device_bytes`: tensors on a GPU, None
+    on a CPU.
     """
 
     phase: str
@@ -108,10 +108,10 @@ class PhasePeak:
 class Timings:
     """Seconds, tokens per second and bytes of one run of `generate`, or of one prompt of a batch.
 
-    `first_token_s` counts from the first prompt token to the first new one; the prompt's rate
-    is measured over the same time. The rate of generation leaves the first token out. Prompts of a
-    batch run side by side: the tokens are each one's own, the seconds those of its group.
-    `peak_memory_bytes` is the most of the whole run (on a GPU: there), `peaks` has it by phase.
+    `first_token_s` is from the first prompt token to the first new one; the prompt's rate is over
+    the same time. The generation rate excludes the first token. Prompts of a batch run in parallel:
+    tokens are per prompt, seconds per group. `peak_memory_bytes`: of the whole run (on a GPU: its
+    memory); `peaks`: by phase.
     """
 
     import_s: float

@@ -1,4 +1,4 @@
-"""What computing a part takes: FLOPs, and bytes by what they are."""
+"""The work of a part: FLOPs, and bytes by kind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from llmcli.records.document import derived
 
 @dataclass(frozen=True, kw_only=True)
 class PartWork:
-    """FLOPs and bytes of a part, for the calls that are meant.
+    """FLOPs and bytes of a part for some calls.
 
-    `flops` counts matrix products, 2 a multiply-add, of the query-key pairs that the causal mask
-    and the window leave; `flops_full` counts the full `T × S` rectangle, as other tools do.
-    Neither depends on the kernel. `weights`: bytes of the parameters that are read (of a table
-    that is looked up, the rows); `cache`: keys and values read; `activations`: what else is read
-    and written, new cache entries included. `gemv` and `gemm` count products with a weight
-    matrix, one for all that one kernel call computes: a GEMV has a single row.
+    `flops` counts matrix products, 2 per multiply-add, for unmasked query-key pairs; `flops_full`
+    counts the full `T × S` rectangle, as other tools do. Neither depends on the kernel. `weights`:
+    bytes of parameters read (for a lookup table, the rows); `cache`: keys and values read;
+    `activations`: all other reads and writes, new cache entries included. `gemv` and `gemm` count
+    products with a weight matrix, one per kernel call: a GEMV has a single row.
     """
 
     flops: int = 0
@@ -29,7 +28,7 @@ class PartWork:
 
     @derived
     def bytes(self) -> int:
-        """All that is read and written."""
+        """Bytes read and written in total."""
         return self.weights + self.cache + self.activations
 
     def __add__(self, other: PartWork) -> PartWork:

@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja program that a checkpoint brings to write down a conversation."""
+"""Chat templates: a checkpoint's Jinja program that formats a conversation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from llmcli.errors import CheckpointError
 from llmcli.text.template_renderer import RENDERER, RenderError, TemplateLimits
 
 MAX_SOURCE = 1 << 18  # characters; the longest known templates have some 30,000
-REASONING = ("reasoning_content", "thinking", "reasoning")  # what messages call it
-_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark, which some templates know
+REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of messages
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark, known to some templates
 WITHOUT = "`llmcli generate --raw` goes without it, and so do other commands without `--chat`"
 _FAILED = "the chat template failed: "
 NO_SYSTEM = "leave out `--system`, in a chat `/system none`, and say it in the first message"
@@ -34,15 +34,15 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model was trained to read it, and as transformers writes it.
+        """Render the conversation in the model's training format, exactly as transformers does.
 
-        `messages` have `role` and `content`, and what else templates read: `reasoning_content`,
-        `tool_calls` … `add_generation_prompt` ends the text where the assistant's answer begins,
-        `continue_final_message` instead where the last message does, so that the model goes on
-        with it. The template sees these, the special tokens, and the `variables` (JSON values,
-        `enable_thinking` …; they win over special tokens), nothing else.
-        Raises `CheckpointError` where the template is no valid Jinja, refuses the messages,
-        leaves the sandbox, or passes one of the limits (`llmcli.text.template_renderer`).
+        `messages` have `role`, `content` and other keys of templates: `reasoning_content`,
+        `tool_calls` … `add_generation_prompt` ends the text with the start of the assistant's
+        answer, `continue_final_message` with the last message, so that the model continues it. The
+        template only sees these, the special tokens, and `variables` (JSON values,
+        `enable_thinking` …, which take precedence). Raises `CheckpointError` if the template is
+        invalid Jinja, refuses the messages, leaves the sandbox, or exceeds a limit
+        (`llmcli.text.template_renderer`).
         """
         seen = [_seen(message) for message in messages]
         if continue_final_message:
@@ -71,10 +71,10 @@ class ChatTemplate:
         return _cut(text, messages[-1]["content"]) if continue_final_message else text
 
     def own_system(self, variables: Mapping[str, Any] | None = None) -> str:
-        """The system message that it writes where none is given; empty where it writes none.
+        """The template's default system message; empty if there is none.
 
-        It is what stands where a given one would: nothing is found in a template that refuses
-        system messages, or writes more than that because of one.
+        Found by comparison with a given system message: empty also for a template that refuses
+        system messages, or writes additional text for one.
         """
         user, marker = {"role": "user", "content": "a message"}, "a system message to look for"
         try:
@@ -87,15 +87,15 @@ class ChatTemplate:
         return found.strip() if before + found + behind == bare else ""
 
     def variables(self) -> frozenset[str]:
-        """The names that the template looks up and that `render` has no value for of its own.
+        """Names that the template looks up beyond those that `render` sets itself.
 
-        Raises `CheckpointError` where the template is no valid Jinja, or passes a limit.
+        Raises `CheckpointError` if the template is invalid Jinja or exceeds a limit.
         """
         own = {"messages", "add_generation_prompt", *self.special_tokens}
         return frozenset(self._asked(None, 0).split()) - own
 
     def _asked(self, variables: Mapping[str, Any] | None, content: int) -> str:
-        if len(self.source) > MAX_SOURCE:  # not before it is used: raw text needs no template
+        if len(self.source) > MAX_SOURCE:  # checked on use only
             raise CheckpointError(
                 f"the chat template has {len(self.source)} characters, more than {MAX_SOURCE}",
                 hint=WITHOUT,
@@ -108,9 +108,9 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether it reads contents as lists of parts alone, and leaves out a text without a word.
+        """Whether the template only reads contents given as lists of parts, and drops strings.
 
-        So do templates for images: characters of a text have no `type`.
+        Image templates do so: characters of a string have no `type`.
         """
         if "'text'" not in self.source and '"text"' not in self.source:
             return False
@@ -124,7 +124,7 @@ class ChatTemplate:
 
 
 def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
-    """As templates see a message: its reasoning by the names that they read."""
+    """A message for templates, with its reasoning under all names that they read."""
     reasoning = next((message[name] for name in REASONING if name in message), None)
     if reasoning is None:
         return dict(message)
@@ -139,7 +139,7 @@ def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut(text: str, content: str) -> str:
-    """What stands before the mark at the end of the last message, whose `content` it ends."""
+    """The text before the mark at the end of the last message, which ends in `content`."""
     at = text.rfind(_CONTINUED.rstrip())
     if at < 0 or content.strip() not in text[:at]:
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""Token types of a GGUF vocabulary, and which tokens end a text.
+"""Token types of a GGUF vocabulary, and its end-of-generation tokens.
 
-llama.cpp corrects the types that converters wrote, and finds the tokens that end a generation,
-by the tokens' text (src/llama-vocab.cpp, `llama_vocab::impl::load`). The lists here are its lists.
+As in llama.cpp (src/llama-vocab.cpp, `llama_vocab::impl::load`), types are corrected and end tokens
+found by the tokens' text. The lists are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from itertools import chain
 
 from llmcli.text.specials import SpecialToken
 
-# What a token is: llama.cpp's attributes. A corrected token may be several things at once.
-# Plain integers: a vocabulary has a quarter of a million of them.
+# llama.cpp's token attributes, as flags. Plain integers: vocabularies have 250k tokens.
 UNDEFINED, UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 0, 1, 2, 4, 8, 16, 32
-# Tokens that a text shows only where it is asked for them; and those that are cut out of it.
+# Tokens hidden in text by default; and tokens matched before merging.
 HIDDEN = CONTROL | UNKNOWN
 _MATCHED = HIDDEN | USER_DEFINED
 # `tokenizer.ggml.token_type` numbers (gguf.TokenType) → attribute.
@@ -50,7 +49,7 @@ _FIM_ENDINGS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-# Those that do not; they too are control tokens whatever the converter wrote.
+# Fill-in-the-middle tokens that do not end a text; also always control tokens.
 _FIM_PARTS = {
     "fim_pre": (
         "<|fim_prefix|>",
@@ -83,7 +82,7 @@ _FIM_PARTS = {
         "<|middle|>",
     ),
 }
-# gpt-oss writes its channels with these: they are part of the text, never hidden.
+# gpt-oss's channel tokens: part of the text, never hidden.
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _KNOWN = frozenset(chain(_ENDINGS, _SHOWN, *_FIM_ENDINGS.values(), *_FIM_PARTS.values()))
 
@@ -91,11 +90,11 @@ _KNOWN = frozenset(chain(_ENDINGS, _SHOWN, *_FIM_ENDINGS.values(), *_FIM_PARTS.v
 def settle(
     strings: Sequence[str], numbers: Sequence[int], ids: Mapping[str, int | None]
 ) -> tuple[list[int], frozenset[int]]:
-    """Attributes of every token, and the ids that end a generation.
+    """Determine the attributes of every token, and the ids that end a generation.
 
-    `strings` and `numbers` are the file's tokens and token types, `ids` the special ids that it
-    names (`eos`, `eot`, `eom`, `fim_…`). A kind that the file does not name is found by text;
-    llama.cpp takes whichever its hash table holds first, here the lowest id.
+    `strings` and `numbers`: the file's tokens and token types; `ids`: its special ids (`eos`,
+    `eot`, `eom`, `fim_…`). Missing ones are found by text; for several matches llama.cpp takes the
+    first in its hash table, here the lowest id.
     """
     at = {string: index for index, string in enumerate(strings) if string in _KNOWN}
     known = {number: _BY_NUMBER.get(number, UNDEFINED) for number in set(numbers)}
@@ -120,10 +119,10 @@ def settle(
 
 @dataclass(frozen=True, kw_only=True)
 class Marked:
-    """The tokens that do not simply stand for their own text.
+    """Tokens with a special treatment.
 
-    `specials` are cut out of a text before anything else, in this order: longest first, in
-    bytes. `silent` ids stand for nothing.
+    `specials` are matched in a text before merging, in this order (longest first, in bytes).
+    `silent` ids decode to nothing.
     """
 
     specials: tuple[SpecialToken, ...]
@@ -131,19 +130,19 @@ class Marked:
 
     @property
     def literal(self) -> frozenset[int]:
-        """Ids of all `specials`: they stand for what they are written as."""
+        """Ids of all `specials`, which decode to their own string."""
         return frozenset(special.id for special in self.specials)
 
     @property
     def hidden(self) -> frozenset[int]:
-        """Ids that a text shows only where it is asked for them."""
+        """Ids hidden in decoded text by default."""
         return frozenset(special.id for special in self.specials if special.control)
 
 
 def marked(
     strings: Sequence[str], types: Sequence[int], *, rstrip: Callable[[str], bool]
 ) -> Marked:
-    """Sort the tokens out by their attributes; `rstrip` says which take whitespace along."""
+    """Group tokens by their attributes; `rstrip(text)`: whether a token absorbs whitespace."""
     odd = [index for index, kind in enumerate(types) if kind != NORMAL]  # few of very many
     found = [index for index in odd if types[index] & _MATCHED]
     found.sort(key=lambda index: (-len(strings[index].encode("utf-8", "replace")), index))
@@ -161,7 +160,7 @@ def marked(
 
 
 def _correct(types: list[int], ends: set[int], at: Mapping[str, int]) -> None:
-    """Two families use a token that ends a text elsewhere inside their texts."""
+    """Fix `ends` for two families that use another family's end token inside their texts."""
     asked = ("<|call|>", "<|calls|>", "<|return|>", "<|flush|>", "<|end|>", "<|tool_response>")
     written = {text for text in (*asked, "</s>") if at.get(text) in ends}
     call = bool(written & {"<|call|>", "<|calls|>"})

@@ -1,7 +1,6 @@
-"""Reading `tokenizer.ggml.*` out of a GGUF file's metadata, which may say anything.
+"""Reads `tokenizer.ggml.*` from a GGUF file's untrusted metadata.
 
-Facts from llama.cpp (src/llama-vocab.cpp). Where it stops the process (a token that is there twice)
-this is an error.
+Rules from llama.cpp (src/llama-vocab.cpp). Where it aborts (a duplicate token), an error is raised.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ ID_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_re
 
 
 def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
-    """`tokenizer.ggml.tokens`; empty ones get llama.cpp's placeholder.
+    """Read `tokenizer.ggml.tokens`; empty tokens get llama.cpp's placeholder.
 
-    Raises CheckpointError where there are none, or one is there twice.
+    Raises CheckpointError for an empty list or a duplicate.
     """
     tokens = strings_of(metadata, "tokens")
     if not tokens:
@@ -40,9 +39,10 @@ def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def types_of(metadata: Mapping[str, Any], count: int) -> Sequence[int]:
-    """`tokenizer.ggml.token_type`, one for each of `count` tokens; all normal where it is absent.
+    """Read `tokenizer.ggml.token_type` of `count` tokens; if absent, all are normal.
 
-    What is no number is 0, undefined. Raises CheckpointError for a list that is too short.
+    Values that are not numbers become 0 (undefined). Raises CheckpointError for a list that is too
+    short.
     """
     values = metadata.get(KEY + "token_type")
     if values is None:
@@ -55,10 +55,10 @@ def types_of(metadata: Mapping[str, Any], count: int) -> Sequence[int]:
 
 
 def scores_of(metadata: Mapping[str, Any], count: int) -> array[float]:
-    """`tokenizer.ggml.scores` in float32, one for each of `count` tokens; absent: all zero.
+    """Read `tokenizer.ggml.scores` (float32) of `count` tokens; if absent, all are zero.
 
-    Raises CheckpointError for a list that is too short or holds what is no finite number: such
-    a score has no place in an order.
+    Raises CheckpointError for a list that is too short or has a score that is not finite, since
+    such a score cannot be ordered.
     """
     values = metadata.get(KEY + "scores")
     if values is None:
@@ -67,7 +67,7 @@ def scores_of(metadata: Mapping[str, Any], count: int) -> array[float]:
         scores = array("f", _long_enough(values, "scores", count))
     except (TypeError, OverflowError, ValueError):
         raise CheckpointError(f"`{KEY}scores` is not a list of numbers", hint=BROKEN) from None
-    if not isfinite(sum(scores)):  # one that is not makes the sum so; the rest cannot
+    if not isfinite(sum(scores)):  # not finite if any score is not; finite ones cannot overflow
         at = next(index for index, score in enumerate(scores) if not isfinite(score))
         raise CheckpointError(f"the score of token {at} is {scores[at]}", hint=BROKEN)
     return scores
@@ -95,17 +95,17 @@ def ids_of(
     notes: list[str],
     usual: Mapping[str, int] | None = None,
 ) -> dict[str, int | None]:
-    """The special ids that the file names (`bos`, `eos`, …); `usual` stands in for absent ones.
+    """Read the special ids (`bos`, `eos`, …), with defaults from `usual`.
 
-    An id that is none of `count` tokens is as good as absent, with one of the `notes`, as in
-    llama.cpp. Raises CheckpointError for what is no number.
+    An id outside of `count` tokens counts as absent and adds to `notes`, as in llama.cpp. Raises
+    CheckpointError for values that are not numbers.
     """
     found: dict[str, int | None] = {}
     for name in ID_NAMES:
         key = f"{KEY}{name}_token_id"
         value = metadata.get(key)
         if isinstance(value, bool) or not isinstance(value, int | None):
-            raise CheckpointError(f"`{key}` is {shown(value, 40)}, which is no id", hint=BROKEN)
+            raise CheckpointError(f"`{key}` is {shown(value, 40)}, which is not an id", hint=BROKEN)
         if value is not None and not 0 <= value < count:
             notes.append(f"`{key}` is {value}, but there are {count} tokens: it is ignored")
             value = None
@@ -116,7 +116,7 @@ def ids_of(
 
 
 def prefix_of(metadata: Mapping[str, Any], bos: int | None, *, usual: bool) -> tuple[int, ...]:
-    """BOS where the file asks for it, or, where it is silent, the kind's `usual` rule does."""
+    """BOS if the file's `add_bos_token` is set, or by default if `usual`."""
     asked = metadata.get(KEY + "add_bos_token")
     if bos is None:
         if asked:
@@ -131,10 +131,10 @@ def prefix_of(metadata: Mapping[str, Any], bos: int | None, *, usual: bool) -> t
 def template_of(
     metadata: Mapping[str, Any], strings: Sequence[str], ids: Mapping[str, int | None]
 ) -> ChatTemplate | None:
-    """The chat template with the special tokens that it may name; None where there is none."""
+    """The chat template with its special tokens; None if there is none."""
     key = "tokenizer.chat_template"
     source = metadata.get(key)
-    if source is None:  # of named ones without a default the first
+    if source is None:  # without a default, the first named one
         source = next((metadata[name] for name in metadata if name.startswith(f"{key}.")), None)
     if source is None:
         return None

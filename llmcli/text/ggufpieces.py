@@ -1,9 +1,9 @@
-"""The SentencePiece tokenizers inside a GGUF file: kinds `llama` (merges) and `t5` (Unigram).
+"""SentencePiece tokenizers inside a GGUF file: kinds `llama` (merges) and `t5` (Unigram).
 
-What llama.cpp does (src/llama-vocab.cpp), with two differences that are meant. A token that is
-hidden (BOS, `</s>`) never comes out of plain text: llama.cpp merges `<`, `s>` to one. And
-Unigram is the library's: it has bytes for unknown characters where the vocabulary does, and
-takes a `▁` in a text for the space that it means.
+As in llama.cpp (src/llama-vocab.cpp), with two intended differences. Plain text never encodes to a
+hidden token (BOS, `</s>`), whereas llama.cpp merges `<`, `s>` to one. And Unigram is the library's:
+it falls back to bytes for unknown characters if the vocabulary has them, and treats `▁` in a text
+as a space.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class PieceKind:
-    """What a kind means where the file is silent: special ids, BOS, the space in front."""
+    """Defaults of a tokenizer kind: special ids, BOS, the leading space."""
 
     title: str
     unigram: bool
@@ -58,16 +58,16 @@ PIECE_KINDS = {
         space_prefix=False,
     ),
 }
-# The special tokens of these models take the whitespace behind them along, all but three.
-# Nothing in the file says so: llama.cpp goes by the model's name too.
+# Special tokens of these models, all but three, absorb the whitespace after them. The file does not
+# record it; llama.cpp uses the model's name too.
 _STRIPPING = ("phi-3", "phi3")
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
-    """The tokenizer of a GGUF file whose `tokenizer.ggml.model` is `kind`.
+    """Build the tokenizer of a GGUF file whose `tokenizer.ggml.model` is `kind`.
 
-    Raises CheckpointError for metadata that contradicts itself.
+    Raises CheckpointError for contradictory metadata.
     """
     strings = tokens_of(metadata)
     count = len(strings)
@@ -108,8 +108,8 @@ def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
 def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: PieceKind) -> list[int]:
     """The library's kind of every token.
 
-    All but the hidden ones take part in merges, as in llama.cpp: user-defined ones were cut out
-    of the text before. In Unigram they do not.
+    All but hidden tokens take part in merges, as in llama.cpp; user-defined ones were matched in
+    the text before. In Unigram the latter do not take part.
     """
     plain, apart = sentencepiece.NORMAL, sentencepiece.CONTROL
     table = dict.fromkeys(range(64), plain)
@@ -128,7 +128,7 @@ def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: Piec
 
 
 def _normalizer(metadata: Mapping[str, Any], kind: PieceKind, prefixed: bool) -> Normalizer:
-    """llama.cpp's merging kind leaves a text as it is, whatever else the file says."""
+    """The normalizer; the merging kind has none beyond the leading space, as in llama.cpp."""
     if not kind.unigram:
         return Normalizer(space_prefix=prefixed, merge_spaces=False)
     given = metadata.get(KEY + "precompiled_charsmap")

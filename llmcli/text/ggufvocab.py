@@ -1,8 +1,8 @@
-"""The tokenizer inside a GGUF file: which kind it is, and BPE over bytes or characters.
+"""Selects the tokenizer of a GGUF file, and builds BPE over bytes or characters.
 
-Facts from llama.cpp (src/llama-vocab.cpp): keys `tokenizer.ggml.*`, token types, the special
-tokens it finds by their text, and the order in which text is cut. Where llama.cpp only warns
-(a merge of unknown tokens) this is an error.
+Rules from llama.cpp (src/llama-vocab.cpp): keys `tokenizer.ggml.*`, token types, special tokens
+found by text, and the order of splits. Where llama.cpp only warns (a merge of unknown tokens), an
+error is raised.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from llmcli.text.tokenizer import Tokenizer, Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-# Kinds that llama.cpp knows and llmcli does not: no model that it runs has one.
+# Kinds that only llama.cpp supports; no model that llmcli runs has one.
 _OTHERS = {"bert": "WordPiece", "rwkv": "RWKV", "plamo2": "PLaMo 2"}
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
-    """The tokenizer that a GGUF file's metadata describes; None where it says it has none.
+    """Build the tokenizer of a GGUF file's metadata; None if the file has none.
 
-    Raises `UnsupportedModel` for kinds that llmcli does not know, `CheckpointError` for metadata
-    that contradicts itself. BPE with a pre-tokenizer without a known rule, or without one, gets
-    llama.cpp's `default` and a note: text gets worse where that is wrong.
+    Raises `UnsupportedModel` for unknown kinds, `CheckpointError` for contradictory metadata. BPE
+    with an unknown or missing pre-tokenizer gets llama.cpp's `default` and a note, since a wrong
+    rule makes the output worse.
     """
     kind = metadata.get(KEY + "model")
     if kind is None or kind in ("none", "no_vocab"):
@@ -102,29 +102,29 @@ def _build(metadata: Mapping[str, Any], pre: str, notes: list[str]) -> Tokenizer
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """`tokenizer.ggml.merges` as pairs: cut at the first space that is not the first letter."""
+    """Read `tokenizer.ggml.merges` as pairs, split at the first space after the first character."""
     merges = strings_of(metadata, "merges")
     pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
     if any(not first or not second or " " in second for first, second in pairs):  # not that plain
         pairs = [(m[:at], m[at + 1 :]) for m in merges if (at := m.find(" ", 1)) > 0]
     if len(pairs) != len(merges):
         raise CheckpointError("a merge (`tokenizer.ggml.merges`) is not a pair", hint=BROKEN)
-    return list(dict.fromkeys(pairs))  # of two equal merges the first one ranks
+    return list(dict.fromkeys(pairs))  # the first of equal merges counts
 
 
 def _backend(
     strings: list[str], merges: list[tuple[str, str]], rule: PreTokenizerRule
 ) -> tuple[tokenizers.Tokenizer, int | None]:
-    """The library's BPE, and the id that stands for bytes without a token (None: all have one).
+    """The library's BPE, and a filler id for bytes without a token (None: all have one).
 
-    Real vocabularies lack bytes (SmolLM2's has no 0x04). Without the filler the library would
-    join and merge what stands on both sides of a dropped byte, which llama.cpp does not.
+    Real vocabularies lack bytes (SmolLM2's has no 0x04). Without the filler the library would merge
+    across a dropped byte, unlike llama.cpp.
     """
     import tokenizers
     from tokenizers.models import BPE
 
-    # Bytes that were not UTF-8 in the file cannot occur in text; the library cannot hold them.
-    # Hardly any vocabulary has some: all of it is tried at once.
+    # The library cannot hold tokens that are not UTF-8; they cannot occur in text. They are rare:
+    # the whole vocabulary is tried first.
     try:
         "".join(strings).encode()
         vocab = dict(zip(strings, range(len(strings)), strict=True))

@@ -1,11 +1,11 @@
-"""What the class of transformers that would load a tokenizer.json sets over it.
+"""Applies what transformers' tokenizer class overrides in a tokenizer.json.
 
-Of the settings in tokenizer_config.json that is the space in front, `legacy`, and the letters of
-WordPiece, each with the class's default; and special tokens where the settings name none. Facts
-from models/*/tokenization_*.py, and for the choice of the class models/auto/tokenization_auto.py.
+These are the leading space, `legacy`, and WordPiece's letters, from tokenizer_config.json with the
+class's defaults, and default special tokens. Sources: models/*/tokenization_*.py, and
+models/auto/tokenization_auto.py for the choice of the class.
 
-transformers 5 builds all steps of these classes anew, and so drops those of a file that its class
-has not (`Digits` under `GPT2Tokenizer`). Here they stay: the model was trained with them.
+In transformers 5 these classes rebuild all steps, which drops other steps of the file (`Digits`
+under `GPT2Tokenizer`). Here they are kept, since the model was trained with them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _BYTE_LEVEL = (*KINDS, "Qwen3_5Tokenizer", "CohereTokenizer")
-_WHOLE = ("GPT2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer")  # of a text before it is cut
+_WHOLE = ("GPT2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer")  # space prefix before the split
 _NFC = ("GPTNeoXTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "CohereTokenizer")
 _LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _DEFAULTS = {name: kind.defaults for name, kind in KINDS.items()} | {
@@ -57,8 +57,8 @@ _BY_TYPE = {
         "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
     ), "Qwen3_5Tokenizer"),
 }  # fmt: skip
-MARKING = ("Qwen2Tokenizer", "CohereTokenizer")  # they make every special token so in the library
-# The class is the model's own for these, whatever the settings name, and none at all for those.
+MARKING = ("Qwen2Tokenizer", "CohereTokenizer")  # these mark every special token in the library
+# Model types that always use their own class, and types that never use one.
 _ALWAYS = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
 _NEVER = (
     "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite", "granitemoehybrid", "ministral",
@@ -67,7 +67,7 @@ _NEVER = (
 
 
 def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], *, byte_level: bool) -> str:
-    """The class that AutoTokenizer takes; `byte_level`: the file has such a step."""
+    """The class that AutoTokenizer selects; `byte_level`: the file has a byte-level step."""
     model_type = config.get("model_type")
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
     named = str(named).removesuffix("Fast")
@@ -80,7 +80,7 @@ def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], *, byte_lev
 def apply_class(
     backend: tokenizers.Tokenizer, name: str, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Set what the class sets; the settings come back with its special tokens."""
+    """Apply the class's settings to `backend`; returns the settings with its special tokens."""
     from tokenizers import normalizers, pre_tokenizers
 
     settings = {**_DEFAULTS.get(name, {}), **settings}
@@ -91,7 +91,7 @@ def apply_class(
 
     if name in _BYTE_LEVEL:
         spaced = told("add_prefix_space", False)
-        if spaced and name in _WHOLE:  # cuts would get a space each
+        if spaced and name in _WHOLE:  # otherwise every split would get a space
             backend.pre_tokenizer = pre_tokenizers.ByteLevel()
         for step in _each(backend.pre_tokenizer):
             if isinstance(step, pre_tokenizers.ByteLevel):
@@ -119,9 +119,9 @@ def _each(step: Any) -> list[Any]:
 
 
 def _mark_spaces(backend: tokenizers.Tokenizer, spaced: bool, scheme: str) -> None:
-    """`▁` for spaces and, where `spaced`, in front: of a text, or of each part between tokens.
+    """Replace spaces by `▁`; if `spaced`, also prefix a text or each part between tokens.
 
-    Only where the file does nothing else before it merges.
+    Only if the file has no other step before merging.
     """
     from tokenizers import decoders, pre_tokenizers
 

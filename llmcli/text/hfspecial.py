@@ -1,4 +1,4 @@
-"""Tokens of the library's tokenizer that only the settings beside it know."""
+"""Adds tokens that only the tokenizer's settings define."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ def add_tokens(
     marks: bool,
     rows: int | None,
 ) -> None:
-    """Add tokens as transformers does when it loads (`TokenizersBackend.__init__`).
+    """Add tokens as transformers does on loading (`TokenizersBackend.__init__`).
 
-    Those `listed` by id in the order of their ids, with their flags, then the `special` ones that
-    are still missing. A token that is new gets the next id, whatever id it is listed with; from
-    `rows` on, where the model has no embedding, it stays plain text. `marks`: the `special` ones
-    are made so even where the tokenizer has them otherwise.
-    One call for all of them, because the library builds its search anew with every call.
+    First those `listed`, in order of their ids with their flags, then missing `special` ones. A new
+    token gets the next id, not its listed id; from `rows` on (no embedding) it stays plain text.
+    `marks`: `special` tokens are marked special even if the tokenizer has them otherwise. All in
+    one call, because the library rebuilds its matcher with every call.
     """
     registered = backend.get_added_tokens_decoder()
     wanted: dict[str, tokenizers.AddedToken] = {}
@@ -50,7 +49,7 @@ def _is_special(token: Any) -> bool:
 
 
 def _added(text: str, token: Any, *, special: bool) -> tokenizers.AddedToken:
-    """The token as the library wants it, with the flags of `token` where that has any."""
+    """The library's AddedToken, with the flags of `token` if it has any."""
     from tokenizers import AddedToken
 
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}

@@ -1,7 +1,7 @@
-"""The tokenizer of a directory: tokenizer.json and the files that transformers reads beside it.
+"""The tokenizer of a directory: tokenizer.json and the other files that transformers reads.
 
-tokenizer_config.json, special_tokens_map.json and chat_template.jinja say which class reads it,
-which tokens are special and how a chat is written (transformers, tokenization_utils_base.py and
+The class, special tokens and chat template are in tokenizer_config.json, special_tokens_map.json
+and chat_template.jinja (transformers, tokenization_utils_base.py and
 tokenization_utils_tokenizers.py).
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MAX_FILE = 1 << 28  # bytes; the largest known tokenizer.json has 34 million
 _FILE = ("tokenizer.json",)
-_PROBES = "a0.eA \u4e00\u0905"  # characters of which a vocabulary has one
+_PROBES = "a0.eA \u4e00\u0905"  # every vocabulary has one of these characters
 _OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model", "vocab.txt")
 
 
@@ -47,11 +47,11 @@ def from_directory(
     config: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] | None = None,
 ) -> Tokenizer | None:
-    """The tokenizer of a checkpoint's directory; None where there is no trace of one.
+    """Build the tokenizer of a checkpoint's directory; None if it has none.
 
-    `config` and `generation` are config.json and generation_config.json, which name further
-    ids that end a text. Raises `UnsupportedModel` where there is only another kind of
-    tokenizer, `CheckpointError` for broken files.
+    `config` and `generation` (config.json, generation_config.json) provide additional end ids.
+    Raises `UnsupportedModel` if there is only another kind of tokenizer, `CheckpointError` for
+    broken files.
     """
     settings: Mapping[str, Any]
     found = next((names for names in (_FILE, PAIR) if _has(directory, names)), None)
@@ -76,7 +76,7 @@ def from_directory(
         return _build(directory, backend, settings, ends, name=f"{' + '.join(found)}, {kind}")
     except (KeyboardInterrupt, SystemExit, LlmcliError):
         raise
-    except BaseException as error:  # the library's panics are no `Exception`
+    except BaseException as error:  # the library's panics are not `Exception`s
         raise CheckpointError(
             f"`{found[0]}` cannot be read: {shown(error, 120)}", hint=BROKEN
         ) from error
@@ -87,12 +87,12 @@ def _has(directory: Path, names: tuple[str, ...]) -> bool:
 
 
 def _refuse(directory: Path) -> None:
-    """UnsupportedModel where there is a tokenizer of another kind."""
+    """Raise UnsupportedModel if there is a tokenizer of another kind."""
     other = next((name for name in _OTHERS if (directory / name).is_file()), None)
     if other is None:
         return
     raise UnsupportedModel(
-        f"the tokenizer is only there as `{other}`, which llmcli does not read",
+        f"the only tokenizer is `{other}`, which llmcli does not read",
         hint="load it with transformers' AutoTokenizer and save it: that writes tokenizer.json",
     )
 
@@ -132,10 +132,10 @@ def _build(
 
 
 def _read(path: Path) -> tuple[tokenizers.Tokenizer, bool]:
-    """The file's tokenizer, and whether one of its steps is byte-level."""
+    """Read the file's tokenizer, and whether one of its steps is byte-level."""
     import tokenizers
 
-    # not by its name, which the library takes only where it is UTF-8
+    # by contents: the library only accepts UTF-8 file names
     data = read_bytes(path, MAX_FILE, hint=BROKEN)
     backend = tokenizers.Tokenizer.from_buffer(data)
     backend.no_truncation()
@@ -148,12 +148,12 @@ def _strings(
 ) -> list[str | None]:
     vocab = backend.get_vocab(with_added_tokens=True)
     size = 1 + max(vocab.values(), default=-1)
-    if size > 2 * len(vocab) + (1 << 20):  # some have holes; this one would fill the memory
+    if size > 2 * len(vocab) + (1 << 20):  # gaps are valid, but this many would fill the memory
         raise CheckpointError(f"one of {len(vocab)} tokens has the id {size - 1}", hint=BROKEN)
     strings: list[str | None] = [None] * size
     for string, index in vocab.items():
         strings[index] = string
-    # one that is looked for in normalized text stands there as the normalizer writes it: `▁<img>`
+    # a token matched in normalized text has its normalized form: `▁<img>`
     for index, token in added.items():
         if token.normalized:
             strings[index] = backend.id_to_token(index)
@@ -169,10 +169,10 @@ def _decoder(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
 
 
 def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """What the post-processor puts in front of text: BOS, nothing, or several tokens.
+    """Ids that the post-processor puts before the text: BOS, nothing, or several tokens.
 
-    The file decides; transformers drops `add_bos_token` of tokenizer_config.json where there is
-    a tokenizer.json. What comes behind the text (EOS) is not wanted in a prompt.
+    As in transformers, `add_bos_token` of tokenizer_config.json is ignored if there is a
+    tokenizer.json. Ids after the text (EOS) are not wanted in a prompt.
     """
     probes = (text for text in _PROBES if backend.encode(text, add_special_tokens=False).ids)
     probe = next(probes, _PROBES)

@@ -1,4 +1,4 @@
-"""What turns prompts into a model's token ids, and tokens into text: without PyTorch or weights."""
+"""Converts prompts to token ids and tokens to text, without PyTorch or weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TextInterface:
-    """`tokenizer` is None for a checkpoint without one; `eos_ids` end a text (`ending_ids`)."""
+    """A model's tokenizer (None: none), and the ids that end a text (`ending_ids`)."""
 
     name: str
     config: ModelConfig
@@ -24,11 +24,11 @@ class TextInterface:
     eos_ids: frozenset[int]
 
     def token_text(self, id: int) -> str:
-        """The token as people see it, empty without a tokenizer."""
+        """The token for display; empty without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.token_text(id)
 
     def check_tokenized(self, ids: Sequence[int]) -> None:
-        """Raises CheckpointError where the tokenizer's ids go beyond the embeddings."""
+        """Raise CheckpointError if an id exceeds the embedding."""
         if ids and max(ids) >= self.config.vocab:
             raise CheckpointError(
                 f"the tokenizer of `{self.name}` gives the id {max(ids)}, but the model has "
@@ -40,7 +40,7 @@ class TextInterface:
 def ending_ids(
     config: ModelConfig, tokenizer: Tokenizer | None, checkpoint: Checkpoint
 ) -> frozenset[int]:
-    """Every id that ends a text, by the configuration, the generation settings, the tokenizer."""
+    """All ids that end a text: of the configuration, the generation settings and the tokenizer."""
     ids = set(config.eos)
     settings: Mapping[str, Any] = checkpoint.generation_config or {}
     named = settings.get("eos_token_id")

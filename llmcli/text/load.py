@@ -1,4 +1,4 @@
-"""Find and build the tokenizer that belongs to a checkpoint."""
+"""Builds the tokenizer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(checkpoint: Checkpoint, *, text: bool = True) -> Tokenizer | None:
-    """The checkpoint's tokenizer, or None where it has none.
+    """Build the checkpoint's tokenizer; None if it has none.
 
-    GGUF: from the file's own metadata. Safetensors: `tokenizer.json` and what stands beside it,
-    or where there is none, a SentencePiece model (`tokenizer.model`).
-    Raises `UnsupportedModel` for a kind of tokenizer that llmcli does not know, and
-    `CheckpointError` for files that are broken or contradict themselves; without `text` these
-    are None, too: ids need no tokenizer.
+    GGUF: from the metadata. Safetensors: from `tokenizer.json` and its settings, otherwise a
+    SentencePiece model (`tokenizer.model`). Raises `UnsupportedModel` for an unknown kind and
+    `CheckpointError` for broken or contradictory files; without `text` these give None, since ids
+    need no tokenizer.
     """
     try:
         return _load(checkpoint)

@@ -1,6 +1,6 @@
-"""Added tokens cut out of a text, SentencePiece for what is between them, as transformers does it.
+"""Matches added tokens in a text and encodes the rest with SentencePiece.
 
-tokenization_utils_sentencepiece.py there, which looks for the leftmost and then the longest.
+As transformers (tokenization_utils_sentencepiece.py): leftmost match, then longest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SPACES = re.compile(r"\s+")
 
 @dataclass(frozen=True, kw_only=True)
 class AddedToken:
-    """A token that is cut out of a text; `lstrip`, `rstrip`: with the whitespace beside it."""
+    """A token matched in a text; `lstrip`, `rstrip`: including whitespace before or after it."""
 
     text: str
     id: int
@@ -30,8 +30,8 @@ class AddedToken:
 class MarkedEncoder:
     """Text → ids with added tokens, with the interface of `tokenizers.Tokenizer`.
 
-    Of two tokens that overlap the one further left wins, of two that begin together the longer.
-    `always`: every stretch between them gets the model's space in front, not only the first.
+    Of overlapping matches the leftmost counts, then the longest. `always`: every stretch between
+    tokens gets the model's leading space, not only the first.
     """
 
     def __init__(self, model: PieceModel, added: tuple[AddedToken, ...], *, always: bool) -> None:
@@ -54,7 +54,7 @@ class MarkedEncoder:
         at = 0
         for token, begin, end in _found(text, self._tokens[self.encode_special_tokens]):
             if begin < at:
-                continue  # it is among the whitespace that the one before took along
+                continue  # inside whitespace absorbed by the previous token
             before = text[at:begin].rstrip() if token.lstrip else text[at:begin]
             if before:
                 yield self._stretch(text, at, at + len(before))
@@ -70,10 +70,10 @@ class MarkedEncoder:
 
 
 def _found(text: str, tokens: Mapping[str, AddedToken]) -> Iterator[tuple[AddedToken, int, int]]:
-    """Tokens in `text` with their first character and end, from the left, the longest first.
+    """Yield tokens in `text` with their start and end, leftmost first, then longest.
 
-    By length at every letter that begins one: an expression of all tokens takes seconds for a
-    long text where there are hundreds of them.
+    Looked up by length at every possible first character: one regular expression takes seconds for
+    a long text and hundreds of tokens.
     """
     if not tokens:
         return
@@ -96,7 +96,7 @@ def _found(text: str, tokens: Mapping[str, AddedToken]) -> Iterator[tuple[AddedT
 
 @dataclass(frozen=True, kw_only=True)
 class Marked:
-    """A text as added tokens and stretches of pieces, each with its first character and end."""
+    """A text as added tokens and stretches of pieces, each with start and end in characters."""
 
     parts: tuple[tuple[int | Pieces, int, int], ...]
 

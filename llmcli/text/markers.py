@@ -1,9 +1,9 @@
-"""The markers of reasoning and tool calls in answers.
+"""Markers of reasoning and tool calls in answers.
 
-Models mark these parts with texts that they were trained to write. Which ones is data, a row for
-each way, and a model uses those that its chat template speaks of. Sources: the templates published
-with Qwen 3, DeepSeek R1, SmolLM3, GLM 4.5, MiniMax M2, Magistral, Seed-OSS, EXAONE Deep, Kimi,
-Granite 3.2, Command R7B, Gemma 4 and gpt-oss (OpenAI, "Harmony response format").
+Models delimit these parts with trained marker texts. Each row is one format; a model uses the
+formats whose signs occur in its chat template. Sources: the templates published with Qwen 3,
+DeepSeek R1, SmolLM3, GLM 4.5, MiniMax M2, Magistral, Seed-OSS, EXAONE Deep, Kimi, Granite 3.2,
+Command R7B, Gemma 4 and gpt-oss (OpenAI, "Harmony response format").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kind = Literal["text", "reasoning", "tool"]
 
 @dataclass(frozen=True)
 class Part:
-    """What `open` begins and `close` ends; an empty `close`: it goes on to the end."""
+    """A part from `open` to `close`; with an empty `close` to the end."""
 
     kind: Kind
     open: str
@@ -29,10 +29,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Format:
-    """One way to mark parts, of templates with one of `signs` in their source.
+    """A marker format, used by templates whose source contains one of `signs`.
 
-    `ignored` are markers that begin nothing. `apart`: of an answer of the past the template takes
-    the content alone, and writes the markers around it; else it takes what was written.
+    `ignored`: markers without a part. `apart`: the template takes only the content of past answers
+    and writes the markers itself; otherwise it takes the whole answer.
     """
 
     signs: tuple[str, ...]
@@ -74,7 +74,7 @@ FORMATS = (
         (
             Part("reasoning", "<|channel|>analysis<|message|>", "<|end|>"),
             Part("tool", "<|channel|>commentary to=", "<|call|>"),
-            Part("tool", "<|channel|>analysis to=", "<|call|>"),  # of the tools built in
+            Part("tool", "<|channel|>analysis to=", "<|call|>"),  # built-in tools
             Part("tool", "<|start|>assistant to=", "<|call|>"),
         ),
         ignored=(
@@ -101,37 +101,37 @@ class Markers:
 
     @classmethod
     def of(cls, source: str) -> Markers:
-        """Those that a template of this source speaks of."""
+        """The formats whose signs occur in a template's source."""
         return cls(tuple(one for one in FORMATS if any(sign in source for sign in one.signs)))
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer | None) -> Markers:
-        """Those that its chat template speaks of; none without one."""
+        """The formats of the tokenizer's chat template; empty without one."""
         template = None if tokenizer is None else tokenizer.chat_template
         return cls() if template is None else cls.of(template.source)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """What they mark."""
+        """The parts of all formats."""
         return tuple(part for one in self.formats for part in one.parts)
 
     @cached_property
     def ignored(self) -> tuple[str, ...]:
-        """Markers that begin nothing."""
+        """Markers without a part."""
         return tuple(text for one in self.formats for text in one.ignored)
 
     @property
     def reasoning(self) -> bool:
-        """Whether they mark reasoning."""
+        """Whether a format marks reasoning."""
         return any(part.kind == "reasoning" for part in self.parts)
 
     @property
     def apart(self) -> bool:
-        """Whether the template takes the content of an answer alone."""
+        """Whether the template takes only the content of past answers."""
         return any(one.apart for one in self.formats)
 
     def special_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Ids of the special tokens that markers are made of, which a text is to show."""
+        """Ids of special tokens in markers, which must be shown in the text."""
         texts = [*self.ignored, *(text for part in self.parts for text in (part.open, part.close))]
         found = ((one, tokenizer.token_text(one)) for one in tokenizer.special_ids if texts)
         return frozenset(one for one, own in found if own and any(own in text for text in texts))

@@ -1,4 +1,4 @@
-"""The classes of transformers that read vocab.json and merges.txt, and what each adds to them."""
+"""transformers' classes for vocab.json and merges.txt, and their settings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _OTHER_WAY = "load it with transformers' AutoTokenizer and save it: that writes 
 
 @dataclass(frozen=True, kw_only=True)
 class PairKind:
-    """What a class of transformers adds to the files.
+    """Settings of a transformers class beyond the files.
 
-    `rule`: how text is cut, by its GGUF name (None: by the library's byte-level step, which is
-    GPT-2's). `nfc`: it is normalized first. `defaults`: the special tokens where the settings
-    name none. `encloses`: `cls_token` goes in front of a text.
+    `rule`: pre-tokenizer rule by its GGUF name (None: the library's byte-level step, as in GPT-2).
+    `nfc`: normalize first. `defaults`: default special tokens. `encloses`: prefix with `cls_token`.
     """
 
     defaults: dict[str, str]
@@ -51,12 +50,12 @@ _BY_TYPE = {
     "qwen3": "Qwen2Tokenizer",
     "roberta": "RobertaTokenizer",
 }
-# transformers takes the model's own class for these, whatever the settings name.
+# Model types that always use their own class in transformers.
 _ALWAYS = ("qwen2",)
 
 
 def class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The class of transformers that would read the files; UnsupportedModel where none is known."""
+    """The transformers class for the files; raises UnsupportedModel if it is unknown."""
     model_type = config.get("model_type")
     model_type = model_type if isinstance(model_type, str) else ""
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
@@ -64,13 +63,13 @@ def class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         named = _BY_TYPE.get(model_type)
     if named is None:
         raise UnsupportedModel(
-            "nothing says how text is cut for `vocab.json`: no `tokenizer_class` is named",
+            "unknown pre-tokenizer for `vocab.json`: no `tokenizer_class` is named",
             hint=f"name it in tokenizer_config.json; known: {', '.join(KINDS)}",
         )
     name = str(named).removesuffix("Fast")
     if name not in KINDS:
         raise UnsupportedModel(
-            f"`vocab.json` of a `{shown(named)}` is not a kind of tokenizer that llmcli knows",
+            f"unsupported tokenizer class `{shown(named)}` of `vocab.json`",
             hint=_OTHER_WAY,
         )
     return name

@@ -1,7 +1,7 @@
-"""A SentencePiece model in a file: `tokenizer.model` of a directory without a tokenizer.json.
+"""Reads a SentencePiece file: `tokenizer.model` of a directory without a tokenizer.json.
 
-Field numbers from sentencepiece_model.proto of google/sentencepiece. What is written here again
-for the library is checked first: the library does not expect a hostile model.
+Field numbers from sentencepiece_model.proto of google/sentencepiece. Values are checked before they
+are passed on, since the library is not safe for a hostile model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BROKEN = "the file is damaged; fetch it again"
 
 @dataclass(frozen=True, kw_only=True)
 class PieceFile:
-    """A model with the strings of its beginning, end and unknown pieces."""
+    """A model with its BOS, EOS and unknown strings."""
 
     model: PieceModel
     bos: str
@@ -40,10 +40,10 @@ class PieceFile:
 
 
 def read_pieces(path: Path) -> PieceFile:
-    """The SentencePiece model in `path`.
+    """Read the SentencePiece model in `path`.
 
-    Raises CheckpointError for a file that is no such model or contradicts itself, and
-    UnsupportedModel for the kinds that no language model uses (words, characters).
+    Raises CheckpointError for an invalid or contradictory file, and UnsupportedModel for kinds that
+    no language model uses (words, characters).
     """
     data = read_bytes(path, MAX_FILE, hint=_BROKEN)
     try:
@@ -58,7 +58,7 @@ def read_pieces(path: Path) -> PieceFile:
 
 
 def parse_pieces(data: bytes) -> PieceFile:
-    """The same for the file's bytes; errors do not name the file."""
+    """Parse a model from bytes; errors do not name the file."""
     strings: list[str] = []
     scores, kinds = array("f"), bytearray()
     trainer: dict[int, Value] = {}
@@ -105,21 +105,21 @@ def _piece(body: bytes) -> tuple[str, float, int]:
     if not isinstance(string, bytes) or not isinstance(score, bytes) or len(score) != 4:
         raise CheckpointError("a piece has no string or no score")
     if not isinstance(kind, int) or not 0 < kind <= BYTE:
-        raise CheckpointError("a piece is of no known kind")
+        raise CheckpointError("a piece has an unknown kind")
     return string.decode("utf-8", "surrogateescape"), unpack("<f", score)[0], kind
 
 
 def _check(model: PieceModel) -> None:
-    """Everything that the library takes for granted or only says in its own words."""
+    """Check everything that the library assumes or reports unclearly."""
     strings, kinds = model.strings, model.kinds
     if not strings:
         raise CheckpointError("it has no pieces")
     if len(set(strings)) != len(strings) or "" in strings:
-        raise CheckpointError("a piece is empty or there twice")
+        raise CheckpointError("a piece is empty or a duplicate")
     if not isfinite(sum(model.scores)):
         raise CheckpointError("a score is not a finite number")
     if sum(kind == UNKNOWN for kind in kinds) != 1:
-        raise CheckpointError("not exactly one piece stands for what is unknown")
+        raise CheckpointError("there is not exactly one unknown piece")
     bytes_there = {index for index, kind in enumerate(kinds) if kind == BYTE}
     if bytes_there and bytes_there != set(byte_ids(strings)):
         raise CheckpointError("its pieces for bytes are not all 256")

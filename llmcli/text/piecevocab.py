@@ -1,8 +1,8 @@
 """The tokenizer of a directory with a SentencePiece model and no tokenizer.json.
 
-As transformers reads one: the model's control pieces and the added tokens (tokenizer_config.json,
-added_tokens.json) are cut out of the text, what is between them goes to SentencePiece
-(tokenization_utils_sentencepiece.py, tokenization_utils_tokenizers.py).
+As in transformers: control pieces and added tokens (tokenizer_config.json, added_tokens.json) are
+matched in the text, the rest is encoded by SentencePiece (tokenization_utils_sentencepiece.py,
+tokenization_utils_tokenizers.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
 _NAMES = ("tokenizer.model", "spiece.model")
 _BROKEN = "the file is damaged; fetch it again"
-_MOST_DIGITS = 20  # of an id that is a key; Python refuses to read some thousands
-_MOST_ADDED = 1 << 20  # ids beyond the model's; more would fill the memory with holes
+_MOST_DIGITS = 20  # of an id; Python limits the digits of integers
+_MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
 
 
 def find_pieces(directory: Path) -> Path | None:
-    """The directory's SentencePiece model, if that is what describes its tokenizer."""
+    """The directory's SentencePiece model; None if there is a tokenizer.json or no model."""
     if (directory / "tokenizer.json").is_file():
         return None
     paths = (directory / name for name in _NAMES)
@@ -49,11 +49,10 @@ def from_piece_file(
     config: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] | None = None,
 ) -> Tokenizer:
-    """The tokenizer of the SentencePiece model at `path` and the settings beside it.
+    """Build the tokenizer of the SentencePiece model at `path` and its settings.
 
-    `config` and `generation` are config.json and generation_config.json, which name further
-    ids that end a text. Raises CheckpointError for broken files, UnsupportedModel for kinds of
-    models that llmcli does not know.
+    `config` and `generation` (config.json, generation_config.json) provide additional end ids.
+    Raises CheckpointError for broken files, UnsupportedModel for unknown kinds.
     """
     settings = read_settings(path.parent)
     file = read_pieces(path)
@@ -100,10 +99,9 @@ def _added(
     named: set[str],
     rows: int | None,
 ) -> dict[int, AddedToken]:
-    """Id → token of everything that is cut out of a text.
+    """Id → token for all tokens matched in a text.
 
-    Special tokens of the settings that are nowhere else get the next ids, as long as the
-    embedding has `rows` for them.
+    Special tokens defined only in the settings get the next ids, up to the `rows` of the embedding.
     """
     listed_as_special = {token_text(token): None for token in special_tokens(settings)}
     named = named.union(text for text in listed_as_special if text)

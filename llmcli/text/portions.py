@@ -1,8 +1,8 @@
-"""Where a long text may be cut so that its parts have the tokens of the whole.
+"""Splits a long text so that its parts have the tokens of the whole.
 
-The `tokenizers` library takes about 200 bytes of memory for each byte of a text. Byte-level
-vocabularies cut a text into words before they merge anything, and never merge across words: a text
-that is cut between two words, in front of the space, has the same tokens in parts.
+The `tokenizers` library takes about 200 bytes of memory per byte of text. Byte-level vocabularies
+split a text into words before merging and never merge across words: a split between two words,
+before the space, does not change the tokens.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from llmcli.text.pretokenizers import PRE_TOKENIZERS
 if TYPE_CHECKING:
     import tokenizers
 
-PORTION = 1 << 17  # characters of a part: some 25 MiB while it is encoded
+PORTION = 1 << 17  # characters of a part: 25 MiB while encoding
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
-# Expressions that look at nothing in front of a match; of all those the tests prove that they cut.
+# Expressions without lookbehind; tests check that all of them split here.
 _KNOWN = frozenset(pattern for rule in PRE_TOKENIZERS.values() for pattern in rule.patterns)
 _PROBE = "ab cd"
 _NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD")
 
 
 def portions(text: str, size: int = PORTION) -> Iterator[tuple[int, int]]:
-    """First and last character + 1 of the parts of `text`, cut between words.
+    """Yield (start, end) in characters of parts of `text`, split between words.
 
-    Parts have about `size` characters; more where no two words stand side by side for so long.
+    Parts have about `size` characters, or more up to the next pair of words.
     """
     begin = 0
     while (cut := _BETWEEN_WORDS.search(text, begin + size)) is not None:
@@ -38,7 +38,7 @@ def portions(text: str, size: int = PORTION) -> Iterator[tuple[int, int]]:
 
 
 def divisible(backend: tokenizers.Tokenizer) -> bool:
-    """Whether parts of a text have the tokens of the whole: only where all steps are known."""
+    """Whether parts of a text have the tokens of the whole: only if all steps are known."""
     from tokenizers.models import BPE
 
     if not isinstance(backend.model, BPE) or backend.pre_tokenizer is None:
@@ -56,7 +56,7 @@ def divisible(backend: tokenizers.Tokenizer) -> bool:
 
 
 def state_of(part: Any) -> dict[str, Any]:
-    """A step of the library's as tokenizer.json writes it; empty for none."""
+    """A step of the library in the form of tokenizer.json; empty for None."""
     state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return state
 
@@ -76,5 +76,5 @@ def _is_known(step: dict[str, Any]) -> bool:
 
 
 def _touches_words(added: str) -> bool:
-    """Whether a token that is cut out of the text may lie across a cut, or beside it."""
+    """Whether an added token may touch or cross a split point."""
     return re.search("^ ?[A-Za-z]|[A-Za-z] |[A-Za-z]$", added) is not None

@@ -1,18 +1,17 @@
-"""How text is cut before byte-pair merging, by the name that a GGUF file gives it.
+"""Pre-tokenizer rules for BPE, by their names in GGUF files.
 
 `tokenizer.ggml.pre` names a list of regular expressions (llama.cpp, src/llama-vocab.cpp,
-`llm_tokenizer_bpe`). They apply one after the other, each inside the pieces that the one before
-left; both what matches and what lies between matches become pieces. Most are the expressions of
-the models' own tokenizer.json. llama.cpp's engine knows neither `(?i:…)` nor the letter classes
-Lu, Lt, Lm, Lo and Ll, and approximates them: there the model's own expression stands here, since
-that is what the model was trained with. The two differ on cased letters outside ASCII and on
-combining marks for `tekken` and `gpt-4o`, on spaces outside ASCII for `deepseek-llm` and
-`deepseek-coder`, on `'ſ` for the others, and on characters that only one of the two engines'
-Unicode tables knows. On everything else every rule is tested to split as llama.cpp does.
-No Unicode normalization happens, as in llama.cpp: what is encoded can be decoded.
+`llm_tokenizer_bpe`). They apply in order, each within the pieces of the one before; matches and the
+text between them become pieces. Most are the expressions of the models' tokenizer.json. llama.cpp's
+engine supports neither `(?i:…)` nor the letter classes Lu, Lt, Lm, Lo and Ll, and approximates
+them; the table has the model's own expression, with which the model was trained. The two differ on
+cased letters outside ASCII and on combining marks for `tekken` and `gpt-4o`, on spaces outside
+ASCII for `deepseek-llm` and `deepseek-coder`, on `'ſ` for the others, and on characters in only one
+of the two engines' Unicode tables. Otherwise every rule is tested to split like llama.cpp. As in
+llama.cpp, there is no Unicode normalization: encoded text decodes exactly.
 
-Without a name, or with one that is not in the table, text is split as llama.cpp does without one,
-and a note says so: a wrong split gives plausible ids and worse text.
+Without a name, or with an unknown one, llama.cpp's default rule is used with a note, since a wrong
+split gives plausible ids and worse text.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizerRule:
-    """Expressions in the order of their application, and what else the name implies.
+    """Expressions in order of application, and other properties of the name.
 
-    `ignore_merges`: a piece that is a token as a whole is taken whole, without merging.
-    `add_bos`: BOS goes in front of text unless the file's own `add_bos_token` says otherwise.
-    `raw`: text is characters with `▁` for spaces, and not letters for bytes, which are `<0x0A>`.
-    `line_ends`: a run of them that is a token is taken whole, and BOS is always in front.
+    `ignore_merges`: a piece that is a token is not merged from parts. `add_bos`: default of the
+    file's `add_bos_token`. `raw`: text is characters with `▁` for spaces and `<0x0A>` for bytes,
+    instead of byte letters. `line_ends`: a run of line ends that is a token is not merged from
+    parts, and BOS is always added.
     """
 
     patterns: tuple[str, ...]
@@ -109,8 +108,8 @@ _EXAONE_MOE = (
 _MINICPM5 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_OTHER}|{_SPACES}"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# From here on what llama.cpp makes of the models' expressions, to which cased letters are letters.
-# Digits in threes; what stands in front of a number stays with its first ones.
+# From here on llama.cpp's approximations, which do not distinguish letter case. Digits are grouped
+# by three from the right; text before a number stays with its first group.
 _FROM_THE_RIGHT = r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _WORDS = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_CONTRACTION}?|@"
@@ -258,7 +257,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizerRule] = {
 
 
 def build_pre_tokenizer(rule: PreTokenizerRule) -> PreTokenizer:
-    """The rule as a `tokenizers` pre-tokenizer: the splits, then bytes to printable letters."""
+    """Build a `tokenizers` pre-tokenizer: the splits, then bytes → printable letters."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 

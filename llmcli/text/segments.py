@@ -1,4 +1,4 @@
-"""An answer in parts while it is written: reasoning, tool calls, and the text for the reader."""
+"""Splits a streamed answer into reasoning, tool calls and text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmcli.text.markers import Kind, Markers
 
 
 class Segment(NamedTuple):
-    """A piece of an answer. `marker`: it begins or ends a part (and the whitespace behind it)."""
+    """A piece of an answer. `marker`: it is a marker (with the whitespace after it)."""
 
     kind: Kind
     text: str
@@ -19,18 +19,18 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer: what is for the reader (tool calls among it), and the reasoning."""
+    """A whole answer: the content (tool calls included), and the reasoning."""
 
     content: str
     reasoning: str
 
 
 class Segmenter:
-    """Cuts a growing answer into segments, which joined are its text, however it comes.
+    """Splits a growing answer into segments, whose concatenation is its text.
 
-    What may be the beginning of a marker is held back. `prompt`: what the answer follows, which
-    may have begun a part already. Reasoning begins only where no text precedes it since the last
-    marker: an answer may speak of `<think>`.
+    A possible beginning of a marker is held back. `prompt`: the text before the answer, which may
+    already have begun a part. Reasoning only begins directly after the last marker, since an answer
+    may mention `<think>`.
     """
 
     def __init__(self, markers: Markers, prompt: str = "") -> None:
@@ -40,17 +40,17 @@ class Segmenter:
         self._part = next(
             (part for part in markers.parts if end.endswith(part.open.rstrip())), None
         )
-        # since the last marker nothing but whitespace has come; whether that belongs to it
+        # whether only whitespace has come since the last marker, and whether it belongs to it
         self._blank = bool(markers.parts)
         self._strip = markers.reasoning
 
     def push(self, text: str) -> list[Segment]:
-        """The segments that are certain now."""
+        """Add text; returns the segments that are certain."""
         self._held += text
         return self._taken(end=False)
 
     def finish(self) -> list[Segment]:
-        """What was held back: the answer is over."""
+        """End the answer; returns the text held back."""
         return self._taken(end=True)
 
     @property
@@ -76,7 +76,7 @@ class Segmenter:
         return found
 
     def _marks(self) -> Sequence[str]:
-        """The markers that mean something here."""
+        """The markers that apply in the current state."""
         if self._part is not None:
             return (self._part.close,) if self._part.close else ()
         parts = self._markers.parts
@@ -84,7 +84,7 @@ class Segmenter:
         return [*self._markers.ignored, *opened]
 
     def _mark(self, found: list[Segment], mark: str) -> None:
-        """Takes the marker that the text begins with."""
+        """Consume the marker at the start of the held text."""
         begins = None
         if self._part is None:
             begins = self._part = next(
@@ -103,22 +103,22 @@ class Segmenter:
 
 
 class AnswerParts:
-    """The parts of a growing answer: both methods return what is new of each.
+    """Content and reasoning of a growing answer: both methods return the new text of each.
 
-    Runs of the same kind are paragraphs.
+    Runs of the same kind become paragraphs.
     """
 
     def __init__(self, markers: Markers, prompt: str = "") -> None:
         self._segmenter = Segmenter(markers, prompt)
-        self._content = self._reasoning = ""  # the end of each
-        self._begins = False  # a run
+        self._content = self._reasoning = ""  # the last text of each
+        self._begins = False  # whether a new run begins
 
     def push(self, text: str) -> Answer:
-        """What is certain now."""
+        """Add text; returns the new content and reasoning."""
         return self._new(self._segmenter.push(text))
 
     def finish(self) -> Answer:
-        """What was held back: the answer is over."""
+        """End the answer; returns the text held back."""
         return self._new(self._segmenter.finish())
 
     def _new(self, segments: Iterable[Segment]) -> Answer:
@@ -138,21 +138,21 @@ class AnswerParts:
 
 
 def whole_answer(markers: Markers, text: str, prompt: str = "") -> Answer:
-    """The parts of a whole answer to this prompt."""
+    """Split a whole answer to `prompt`."""
     parts = AnswerParts(markers, prompt)
     begun, rest = parts.push(text), parts.finish()
     return Answer(begun.content + rest.content, (begun.reasoning + rest.reasoning).rstrip())
 
 
 def gap(before: str) -> str:
-    """What is between a text and the paragraph that follows it."""
+    """The separator between a text and the next paragraph."""
     return ("\n" if before.endswith("\n") else "\n\n") if before else ""
 
 
 def begun(text: str, marks: Iterable[str]) -> int:
-    """Where the longest end of `text` begins that is the beginning of one of `marks`.
+    """Start of the longest suffix of `text` that is a prefix of one of `marks`.
 
-    Its length where there is none.
+    The length of `text` if there is none.
     """
     at = len(text)
     for mark in marks:

@@ -1,8 +1,8 @@
 """SentencePiece vocabularies, encoded by the `sentencepiece` library.
 
-Whatever a vocabulary came from (a GGUF file's metadata, a `tokenizer.model`), the library is
-given a model that is written here, from values that were checked: it is C++, and a hostile
-model can crash it. The format is sentencepiece_model.proto of google/sentencepiece.
+For vocabularies from GGUF metadata and `tokenizer.model` alike, the library gets a model serialized
+here from checked values, since a hostile model can crash its C++ code. The format is
+sentencepiece_model.proto of google/sentencepiece.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ if TYPE_CHECKING:
 # ModelProto.SentencePiece.Type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
-_NEVER = "\ufdd0"  # no character (Unicode, noncharacters): begins names of what has none
-_REST = 7  # bytes of a piece's message behind its string
+_NEVER = "\ufdd0"  # a Unicode noncharacter: prefix of placeholder names
+_REST = 7  # bytes of a piece's message after its string
 
 
 @dataclass(frozen=True, kw_only=True)
 class Normalizer:
-    """What SentencePiece does to a text before it looks for pieces.
+    """SentencePiece's normalization before segmentation.
 
-    `charsmap` is its table of replacements, checked by `check_charsmap` (empty: none),
-    `space_prefix` the space it puts in front, `merge_spaces` whether runs of spaces become one
-    and those at both ends are dropped.
+    `charsmap`: its replacement table, checked by `check_charsmap` (empty: none); `space_prefix`:
+    prefix a space; `merge_spaces`: merge runs of spaces and strip both ends.
     """
 
     space_prefix: bool
@@ -45,10 +44,10 @@ class Normalizer:
 
 @dataclass(frozen=True, kw_only=True)
 class PieceModel:
-    """A SentencePiece model: string, float32 score and kind of every piece, in the ids' order.
+    """A SentencePiece model: string, float32 score and kind of every piece, by id.
 
-    Strings are unique and not empty, scores finite, one piece at most is UNKNOWN. `unigram`: pieces
-    are chosen by the sum of their scores; otherwise they are merged, best score first.
+    Strings are unique and not empty, scores finite, at most one piece is UNKNOWN. `unigram`: pieces
+    maximize the sum of scores; otherwise they are merged, best score first.
     """
 
     strings: Sequence[str]
@@ -58,15 +57,15 @@ class PieceModel:
     normalizer: Normalizer
 
     def serialized(self) -> bytes:
-        """The ModelProto. One piece more than `strings` where none is UNKNOWN: there must be one.
+        """The serialized ModelProto, with an added UNKNOWN piece if there is none.
 
-        Pieces that are BYTE stand for the bytes of what has no piece, where all 256 are there.
+        BYTE pieces encode text without a piece, if all 256 are present.
         """
         count = len(self.strings)
         scores = self.scores.tobytes()
         kinds = bytearray(self.kinds)
         texts = _texts(self.strings, kinds)
-        rests = bytearray(_REST * count)  # what follows a string: its score, its kind
+        rests = bytearray(_REST * count)  # after each string: score and kind
         rests[0::_REST] = b"\x15" * count
         for byte in range(4):
             rests[1 + byte :: _REST] = scores[byte::4]
@@ -91,7 +90,7 @@ class PieceModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """A stretch of text as pieces; `offsets` in characters are worked out when they are read."""
+    """A stretch of text as pieces; `offsets` (in characters) are computed on demand."""
 
     ids: list[int]
     text: str
@@ -99,9 +98,9 @@ class Pieces:
 
     @cached_property
     def offsets(self) -> list[tuple[int, int]]:
-        """First and last character + 1 of every piece; every byte of a character has all of it.
+        """(start, end) in characters of every piece; a byte piece covers its whole character.
 
-        Read from a SentencePieceText message, whose form all versions of the library share.
+        Read from a SentencePieceText message, whose format is stable across library versions.
         """
         data: bytes = self.processor.encode(self.text, out_type="serialized_proto")
         found = [
@@ -110,7 +109,7 @@ class Pieces:
             if isinstance(part, bytes) and field == 2
         ]
         spans = [(int(piece.get(4, 0)), int(piece.get(5, 0))) for piece in found]
-        for index in range(len(spans) - 2, -1, -1):  # the library gives it to the last byte only
+        for index in range(len(spans) - 2, -1, -1):  # the library assigns it to the last byte only
             begin, end = spans[index]
             if begin == end and self.processor.is_byte(self.ids[index]):
                 spans[index] = (begin, max(end, spans[index + 1][1]))
@@ -122,12 +121,12 @@ class Pieces:
 class PieceEncoder:
     """Text → pieces, with the interface of `tokenizers.Tokenizer`.
 
-    The library's model takes a quarter of a second to make for 262,144 pieces and is made when
-    a text is first encoded: what only shows tokens never needs it.
+    The library's model takes 0.25 s to build for 262,144 pieces and is built when a text is first
+    encoded: displaying tokens does not need it.
     """
 
     def __init__(self, model: PieceModel) -> None:
-        self.encode_special_tokens = False  # special tokens are not this class's business
+        self.encode_special_tokens = False  # special tokens are handled elsewhere
         self._model = model
 
     @cached_property
@@ -143,22 +142,22 @@ class PieceEncoder:
             ) from error
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Pieces:
-        """The pieces of `text`; no special token is looked for or added, whatever is asked."""
+        """The pieces of `text`; special tokens are neither matched nor added."""
         ids: list[int] = self._processor.encode(text)
         return Pieces(ids=ids, text=text, processor=self._processor)
 
 
 def byte_ids(strings: Sequence[str]) -> list[int]:
-    """Ids of the 256 byte tokens (`<0x0A>`); empty unless all of them are there.
+    """Ids of the 256 byte tokens (`<0x0A>`); empty unless all are present.
 
-    The library takes all of them or none.
+    The library accepts all of them or none.
     """
     found = [index for index, string in enumerate(strings) if string in BYTE_TOKENS]
     return found if len(found) == 256 else []
 
 
 class _Heads(dict[int, bytes]):
-    """Length of a piece's string → the bytes in front of it, made when first needed."""
+    """Length of a piece's string → the bytes before it, computed on demand."""
 
     def __missing__(self, size: int) -> bytes:
         inner = b"\n" + varint(size)
@@ -167,9 +166,9 @@ class _Heads(dict[int, bytes]):
 
 
 def _texts(strings: Sequence[str], kinds: bytearray) -> list[bytes]:
-    """UTF-8 of every string; those that the library cannot hold become CONTROL, under a name.
+    """UTF-8 of every string; strings that the library cannot hold become CONTROL placeholders.
 
-    These are bytes that were no UTF-8, which occur in no text, and strings with NUL.
+    These are invalid UTF-8, which occurs in no text, and strings with NUL.
     """
     try:
         texts = list(map(str.encode, strings))

@@ -1,7 +1,7 @@
-"""What stands beside a tokenizer and says which tokens are special and how a chat is written.
+"""Reads a tokenizer's settings: special tokens and chat template.
 
-tokenizer_config.json, special_tokens_map.json, the files of chat templates and the configurations,
-read as transformers reads them (tokenization_utils_base.py, processing_utils.py).
+The files tokenizer_config.json, special_tokens_map.json, chat templates and configurations are read
+as in transformers (tokenization_utils_base.py, processing_utils.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MORE_TEMPLATES = "additional_chat_templates"
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json; before it listed the added tokens, special_tokens_map.json wins."""
+    """Read tokenizer_config.json, overridden by special_tokens_map.json in old formats."""
     settings = _json(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in settings:
         settings.update(_json(directory / "special_tokens_map.json"))
@@ -47,7 +47,7 @@ def token_text(token: Any) -> str | None:
 
 
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Name (`bos_token`, …, or a model's own) → text of the special tokens that templates see."""
+    """Name (`bos_token`, …, or a model's own) → text of the special tokens for templates."""
     found = {name: token_text(token) for name, token in _named(settings).items()}
     return {name: text for name, text in found.items() if text is not None}
 
@@ -60,14 +60,14 @@ def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def special_tokens(settings: Mapping[str, Any]) -> list[Any]:
-    """All special tokens as they stand there, in transformers' order: named, then listed ones."""
+    """All special tokens as given, in transformers' order: named ones, then listed ones."""
     listed = (settings.get(f"{kind}_special_tokens") for kind in ("extra", "additional"))
     more = next((tokens for tokens in listed if tokens and isinstance(tokens, list)), [])
     return [*_named(settings).values(), *more]
 
 
 def added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Id → token, of `added_tokens_decoder`, else of added_tokens.json: transformers reads one."""
+    """Id → token, from `added_tokens_decoder`, else from added_tokens.json, as in transformers."""
     listed = settings.get("added_tokens_decoder")
     if isinstance(listed, dict):
         found = {}
@@ -90,7 +90,7 @@ def added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, dict
 
 
 def check_id(file: str, text: object, index: object) -> None:
-    """Raises CheckpointError for what is no id of a token."""
+    """Raise CheckpointError for an invalid token id."""
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < _MAX_ID:
         raise CheckpointError(
             f"`{file}` gives `{shown(text)}` the id `{shown(index, 40)}`", hint=BROKEN
@@ -98,9 +98,9 @@ def check_id(file: str, text: object, index: object) -> None:
 
 
 def eos_ids(config: Mapping[str, Any] | None) -> list[int]:
-    """`eos_token_id` of config.json or generation_config.json: absent, a number, or a list.
+    """Read `eos_token_id` of config.json or generation_config.json: absent, a number, or a list.
 
-    What is no number is ignored: whether a configuration is wrong is said where it is read.
+    Other values are ignored here and reported by the configuration's reader.
     """
     value = (config or {}).get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
@@ -108,7 +108,7 @@ def eos_ids(config: Mapping[str, Any] | None) -> list[int]:
 
 
 def rows_of(config: Mapping[str, Any]) -> int | None:
-    """Of the embedding; None where the configuration does not say it."""
+    """Rows of the embedding; None if the configuration lacks them."""
     text = config.get("text_config")
     rows = (text if isinstance(text, dict) else config).get("vocab_size")
     return rows if isinstance(rows, int) else None
@@ -117,10 +117,11 @@ def rows_of(config: Mapping[str, Any]) -> int | None:
 def chat_template_of(
     directory: Path, settings: Mapping[str, Any], named: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """The chat template that is the `default` one; of several without it, the first.
+    """The `default` chat template; without a default, the first.
 
-    chat_template.jinja and additional_chat_templates/ win over the settings (a string, an object,
-    or a list of named ones), and chat_template.json, which processors read, comes last.
+    Templates in chat_template.jinja and additional_chat_templates/ take precedence over the
+    settings (a string, an object, or a list of named ones); chat_template.json, read by processors,
+    comes last.
     """
     more = directory / _MORE_TEMPLATES
     files = {path.name.removesuffix(".jinja"): path for path in sorted(more.glob("*.jinja"))}

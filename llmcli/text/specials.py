@@ -1,19 +1,19 @@
-"""Special tokens that llama.cpp finds in a text by their own text, before anything else."""
+"""Matches special tokens in a text before merging, as in llama.cpp."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_C_SPACES = " \t\n\v\f\r"  # what C's `isspace` takes
+_C_SPACES = " \t\n\v\f\r"  # characters of C's `isspace`
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialToken:
-    """A token that is looked for in the text before anything else.
+    """A token matched in the text before merging.
 
-    `control` tokens are found only where special tokens are parsed, the others always.
-    Those with `rstrip` take the whitespace behind them along.
+    `control` tokens are matched only if special tokens are parsed, others always. Those with
+    `rstrip` absorb the whitespace after them.
     """
 
     text: str
@@ -25,11 +25,11 @@ class SpecialToken:
 def split_specials(
     text: str, specials: Sequence[SpecialToken], parse_special: bool
 ) -> list[tuple[str | SpecialToken, int]]:
-    """Cut special tokens out of `text`, one token after the other over the whole text.
+    """Split `text` at special tokens, one token at a time over the whole text.
 
-    Returns what is between them and they themselves, each with the character it begins at. The
-    order (longest first) decides where tokens overlap: llama.cpp, src/llama-vocab.cpp,
-    `tokenizer_st_partition`. This is not the leftmost match that an alternation would give.
+    Returns tokens and the text between them, each with its start in characters. For overlaps the
+    order (longest first) decides, as in llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`),
+    unlike the leftmost match of a regular expression.
     """
     fragments: list[tuple[str | SpecialToken, int]] = [(text, 0)] if text else []
     for special in specials:

@@ -1,8 +1,8 @@
-"""Which bytes a token's string stands for: the alphabets and decoders of byte-pair vocabularies.
+"""Converts token strings to bytes: alphabets and decoders of byte-pair vocabularies.
 
-A byte-level vocabulary (GPT-2) writes every byte as one printable letter; a SentencePiece-like
-one (Llama 2) writes a space as `▁` and lone bytes as `<0x0A>`. Everything downstream (streaming,
-offsets, display) works on these bytes, so that a character split over tokens is no special case.
+A byte-level vocabulary (GPT-2) writes every byte as one printable letter; a SentencePiece-like one
+(Llama 2) writes a space as `▁` and single bytes as `<0x0A>`. Streaming, offsets and display work on
+these bytes, so a character split over tokens is not a special case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from llmcli.checkpoints.files import shown
 from llmcli.errors import UnsupportedModel
 
-# What the `tokenizers` library drops spaces by, in its order (decoders/wordpiece.rs, `cleanup`).
+# Space removal of the `tokenizers` library, in its order (decoders/wordpiece.rs, `cleanup`).
 _TIDY = (
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
     (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
@@ -38,17 +38,15 @@ def byte_letters() -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Spelling:
-    """How the strings of a vocabulary become bytes.
+    """Conversion of a vocabulary's strings to bytes.
 
-    `byte_level`: GPT-2's alphabet; a string with a letter outside it stands for itself, whole.
-    `replace`: (old, new) pairs applied to every string, in order.
-    `byte_fallback`: `<0x0A>` is the byte 10.
-    `strip`: so many leading spaces of a whole text are dropped.
-    `first_drops`: this character vanishes from the first token of a text (Metaspace).
-    `separator`: goes between tokens (only vocabularies without a decoder have one).
-    `continuation`: a token that begins with it belongs to the word before, without it; every
-    other one but a text's first gets a space in front (WordPiece).
-    `tidy`: (old, new) pairs applied to a token with its space, which drop that of a comma.
+    `byte_level`: GPT-2's alphabet; a string with a letter outside it is literal. `replace`: (old,
+    new) pairs applied to every string, in order. `byte_fallback`: `<0x0A>` is the byte 10. `strip`:
+    number of leading spaces dropped from a whole text. `first_drops`: character removed at the
+    start of a text's first token (Metaspace). `separator`: between tokens (only in vocabularies
+    without a decoder). `continuation`: prefix of tokens that continue a word, removed; other tokens
+    but a text's first get a leading space (WordPiece). `tidy`: (old, new) pairs applied to a token
+    with its space, such as (" ,", ",").
     """
 
     byte_level: bool = False
@@ -83,14 +81,14 @@ class Spelling:
 
 
 def literal_bytes(string: str) -> bytes:
-    """UTF-8 of a token's own text; bytes that were never valid UTF-8 come back as they were."""
+    """UTF-8 of a token's string; lone surrogates become the invalid bytes that they stand for."""
     return string.encode("utf-8", "surrogateescape")
 
 
 def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
     """Translate tokenizer.json's `decoder` (None: tokens are joined with spaces).
 
-    Raises `UnsupportedModel` for decoders whose text is not the tokens' bytes in a row.
+    Raises `UnsupportedModel` for decoders that do not concatenate the tokens' bytes.
     """
     if decoder is None:
         return Spelling(separator=" ")
@@ -133,6 +131,6 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
 def _fallback_byte(string: str) -> bytes | None:
     if len(string) == 6 and string.startswith("<0x") and string.endswith(">"):
         digits = string[3:5]
-        if _HEX.issuperset(digits):  # `int` takes signs, spaces and other scripts' digits too
+        if _HEX.issuperset(digits):  # `int` also accepts signs, spaces and other digits
             return bytes([int(digits, 16)])
     return None

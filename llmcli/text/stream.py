@@ -1,4 +1,4 @@
-"""Tokens to text, one token at a time, without ever showing half a character."""
+"""Decodes tokens one at a time, without incomplete characters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class ByteStream:
-    """The bytes of a text, token by token: separators and the lead are applied as they come.
+    """The bytes of a text, token by token, with separators and the lead applied.
 
-    `first`: the text begins here, where some vocabularies drop a space; false for tokens that
-    continue a text. `shown` are special tokens that are text nevertheless.
+    `first`: the text begins here (some vocabularies drop a space); False for tokens that continue a
+    text. `shown`: special tokens that are not hidden.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class ByteStream:
 class StreamDecoder:
     """Text of a growing token sequence.
 
-    What `push` returns, joined, and then `finish`, is exactly `tokenizer.decode(ids)` with the
-    same tokens `shown`; with `first` false, it is what decoding them behind an earlier text
-    would add to it. Bytes that begin a character are held back until it is whole; bytes that can
-    never be one become U+FFFD, one for each maximal invalid part (as Unicode recommends).
+    The results of `push` and `finish`, concatenated, equal `tokenizer.decode(ids)` with the same
+    `shown`; with `first` False, the text that decoding would append to an earlier text. Incomplete
+    characters are held back; invalid bytes become U+FFFD, one for each maximal invalid part (as
+    Unicode recommends).
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class StreamDecoder:
         self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        """The characters that are complete once `token` has come."""
+        """The characters completed by `token`."""
         return self._text.decode(self._bytes.push(token))
 
     def finish(self) -> str:
-        """What was held back, as U+FFFD; the decoder must not be used afterwards."""
+        """The bytes held back, as U+FFFD; the decoder must not be used afterwards."""
         return self._text.decode(b"", True)

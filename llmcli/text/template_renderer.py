@@ -1,8 +1,8 @@
-"""Renders chat templates in a process of their own, which can be killed at any moment.
+"""Renders chat templates in a separate process, which can be killed at any moment.
 
-A fresh interpreter and not a fork: it is ready in about the time that importing Jinja takes, is the
-same on macOS and in a program that has threads or PyTorch already, and its memory can be limited.
-The other end is `llmcli.text.template_server`.
+A new interpreter instead of a fork: it starts in about the time of importing Jinja, works on macOS
+and in programs with threads or PyTorch, and its memory can be limited. The other end is
+`llmcli.text.template_server`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import Any
 from llmcli.checkpoints.files import why
 from llmcli.errors import LlmcliError, as_lacking
 
-MAX_OUTPUT = 1 << 24  # characters, and 8 for each that the messages bring
-MAX_SECONDS = 2.0  # and one for every million characters; real templates need milliseconds
-MAX_MEMORY = 512 << 20  # bytes, and 64 for each character; Python and Jinja take some 20 MiB
-MAX_WAIT = 15  # seconds of the clock for each of the processor's: the machine may be busy
+MAX_OUTPUT = 1 << 24  # characters, plus 8 per character of the messages
+MAX_SECONDS = 2.0  # plus 1 per million characters; real templates: milliseconds
+MAX_MEMORY = 512 << 20  # bytes, plus 64 per character; Python and Jinja take 20 MiB
+MAX_WAIT = 15  # wall seconds per CPU second: the machine may be busy
 
 SERVER = Path(__file__).with_name("template_server.py")
 
 
 class RenderError(Exception):
-    """Why a template gave no text, in words."""
+    """The reason why a template gave no text."""
 
 
 @dataclass(frozen=True)
 class TemplateLimits:
-    """What one run of a template may use: processor time, bytes of memory, characters written."""
+    """Limits of one rendering: CPU seconds, bytes of memory, output characters."""
 
     seconds: float
     memory: int
@@ -45,7 +45,7 @@ class TemplateLimits:
 
     @classmethod
     def of(cls, content: int) -> TemplateLimits:
-        """The limits for messages that have `content` characters together."""
+        """The limits for messages with `content` characters in total."""
         return cls(
             seconds=MAX_SECONDS + content / 1e6,
             memory=MAX_MEMORY + 64 * content,
@@ -54,14 +54,14 @@ class TemplateLimits:
 
 
 class TemplateRenderer:
-    """A process that renders templates, one after another; threads take turns.
+    """A process that renders templates one at a time, for all threads.
 
-    `with renderer:` starts it and ends it: enter early, and it is ready while other things load.
-    A render outside of that has a process for itself. One that failed is not used again.
+    `with renderer:` starts and ends it; enter early so that it starts while other things load. A
+    render outside of this uses a new process. A failed process is not reused.
     """
 
     def __init__(self, server: Path = SERVER) -> None:
-        """`server`: the script that answers."""
+        """`server`: the script of the process."""
         self._server = server
         self._lock = threading.RLock()
         self._users = 0
@@ -82,34 +82,33 @@ class TemplateRenderer:
     def render(
         self, source: str, variables: Mapping[str, Any] | None, limits: TemplateLimits
     ) -> str:
-        """The text that the template `source` makes of `variables` (which JSON can hold).
+        """Render the template `source` with `variables` (JSON values).
 
-        Of None: the names that the template looks up, one a line.
-        Raises RenderError where the template fails or passes a limit, LlmcliError where there
-        is no process to be had.
+        With None: the names that the template looks up, one per line. Raises RenderError if the
+        template fails or exceeds a limit, LlmcliError if no process can be started.
         """
         request = {"source": source, "variables": variables, **asdict(limits)}
         with self, self._lock:
             try:
                 return self._checked(self._answer(_line(request), limits), limits)
-            except BaseException:  # Ctrl-C as well: the rendering must not go on unattended
+            except BaseException:  # also Ctrl-C: stop the rendering
                 self._kill()
                 raise
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
-            self._kill()  # somebody else ended it while it had nothing to do
+            self._kill()  # it was ended while idle
         if self._process is None:
             try:
                 self._process = subprocess.Popen(
-                    # without `site`: the path is ours, and the files that it runs take time
+                    # without `site`: faster, and the path is set by us
                     [sys.executable, "-S", "-s", "-P", str(self._server)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     bufsize=0,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                    process_group=0,  # a terminal's Ctrl-C is for us, and we kill it
+                    process_group=0,  # a terminal's Ctrl-C goes to this process only
                 )
             except OSError as error:
                 raise as_lacking(error) or LlmcliError(
@@ -124,17 +123,17 @@ class TemplateRenderer:
     def _kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            with process:  # closes the pipes, and waits, so that it is no zombie
+            with process:  # closes the pipes and waits
                 process.kill()
 
     def _answer(self, request: bytes, limits: TemplateLimits) -> bytes:
-        """Sends the request; the line that comes back, not yet validated."""
+        """Send the request; returns the line received, not yet validated."""
         process = self._started()
         stdin, stdout = process.stdin, process.stdout
         assert stdin is not None
         assert stdout is not None
         end = time.monotonic() + MAX_WAIT * limits.seconds
-        most = 6 * limits.characters + 4096  # bytes; JSON spells a control character in 6
+        most = 6 * limits.characters + 4096  # bytes; JSON takes up to 6 per character
         unsent, answer = memoryview(request), bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(stdin, selectors.EVENT_WRITE)
@@ -162,7 +161,7 @@ class TemplateRenderer:
 
     @staticmethod
     def _ended(process: subprocess.Popen[bytes], limits: TemplateLimits) -> Exception:
-        """The error for a process that closed its pipes: it has ended, or is about to."""
+        """The error for a process that has closed its pipes."""
         try:
             code = process.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -178,7 +177,7 @@ class TemplateRenderer:
 
     @staticmethod
     def _checked(line: bytes, limits: TemplateLimits) -> str:
-        """The text of an answer. Whoever gets out of the sandbox could write anything there."""
+        """The validated text of an answer, which is untrusted if a template escapes the sandbox."""
         try:
             answer = json.loads(line.decode("utf-8", "surrogatepass"))
         except (ValueError, RecursionError):

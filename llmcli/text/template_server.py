@@ -1,13 +1,13 @@
-"""The process that renders chat templates: requests on stdin, answers on stdout, a line each.
+"""The process that renders chat templates: one-line requests on stdin, answers on stdout.
 
-A template is a program from a stranger. It runs in Jinja's immutable sandbox with the settings,
-filters and functions of transformers (utils/chat_template_utils.py), so that the same template
-gives the same text. What it may use is bounded by the operating system, because nothing inside a
-process interrupts a loop in C: its processor time by a timer whose signal ends the process, its
-memory by a limit on its private pages, where the system enforces one (Linux).
+A template is an untrusted program. It runs in Jinja's immutable sandbox with the settings, filters
+and functions of transformers (utils/chat_template_utils.py), so that it gives the same text. The
+operating system limits its resources, because nothing inside a process interrupts a loop in C: CPU
+time by a timer whose signal ends the process, memory by a limit on private pages where the system
+enforces one (Linux).
 
-`llmcli.text.template_renderer` starts this file as a script and is the other end of the pipes.
-It imports nothing of llmcli: the process should be ready in milliseconds.
+Started as a script by `llmcli.text.template_renderer`. It imports nothing of llmcli, to start in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_REASON = 1000  # characters of an error's message
-_Base: Any = Environment().globals["namespace"]  # the class that `{% set x.y = … %}` takes
+_Base: Any = Environment().globals["namespace"]  # the class required by `{% set x.y = … %}`
 
 
 def serve() -> None:
-    """Answers requests until stdin ends, which it does when the parent is gone.
+    """Answer requests until stdin ends (when the parent has ended).
 
-    A request is a JSON object: `source`, `variables`, `seconds` of processor time, bytes of
-    `memory`, and `characters` of the text. Variables that are null ask for the names that the
-    template looks up, one a line, instead of its text. The answer is `{"text": …}` or
-    `{"error": …}`. Both are UTF-8 with lone surrogates as they are.
+    A request is a JSON object: `source`, `variables`, CPU `seconds`, bytes of `memory`, and output
+    `characters`. With null variables the text is the names that the template looks up, one per
+    line. The answer is `{"text": …}` or `{"error": …}`. Both are UTF-8 with lone surrogates kept.
     """
-    # A parent may have blocked or ignored the signal, and a child inherits that.
+    # A child inherits a blocked or ignored signal.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file behind
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file
     for line in sys.stdin.buffer:
         sys.stdout.buffer.write(_answer(json.loads(line.decode("utf-8", "surrogatepass"))))
         sys.stdout.buffer.flush()
@@ -55,7 +54,7 @@ def _answer(request: Mapping[str, Any]) -> bytes:
         return _line({"text": _render(request)})
     except MemoryError:
         return _line({"error": f"it needs more than {request['memory'] >> 20} MiB of memory"})
-    except Exception as error:  # a template can raise anything that Python can
+    except Exception as error:  # a template can raise any exception
         reason = " ".join(str(error)[:_MAX_REASON].split())
         return _line({"error": reason or type(error).__name__})
     finally:
@@ -104,7 +103,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only a scope."""
+    """`{% generation %}` marks the assistant's text for training; here it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -114,11 +113,11 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class _Namespace(_Base):  # type: ignore[misc]  # a class, which mypy cannot know
-    """Jinja's, without names that Python or its libraries would call (`__html__`)."""
+class _Namespace(_Base):  # type: ignore[misc]  # a class at run time
+    """Jinja's namespace, without names that Python or its libraries would call (`__html__`)."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # `self` is positional only, as it is in Jinja: `namespace(self=…)` is valid
+        # `self` is positional only, as in Jinja: `namespace(self=…)` is valid
         _Base.__init__(args[0])
         for name, value in dict(*args[1:], **kwargs).items():
             args[0][name] = value
@@ -136,7 +135,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of Jinja's own filter: the model reads it as it stands."""
+    """JSON without the HTML escapes of Jinja's filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

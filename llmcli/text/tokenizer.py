@@ -1,4 +1,4 @@
-"""One tokenizer for all vocabularies: text to ids, ids to text, and the bytes between them."""
+"""The tokenizer for all vocabularies: text → ids, ids → text, byte offsets."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What a tokenizer needs to know besides how to merge.
+    """Data of a tokenizer other than merges.
 
-    `strings[id]` is the token as the file writes it (None: no such token), `literal` the ids
-    that stand for their own text whatever the spelling, `silent` those that stand for nothing.
-    `prefix` is what the tokenizer puts in front of text by its own rule (BOS, usually).
+    `strings[id]`: the token as in the file (None: no token); `literal`: ids that decode to their
+    own string, independent of the spelling; `silent`: ids that decode to nothing. `prefix`: ids
+    that the tokenizer prepends by default (usually BOS).
     """
 
     strings: Sequence[str | None]
@@ -47,26 +47,27 @@ class Vocabulary:
 _LINE_ENDS = re.compile(r"\n+|[^\n]+")
 
 
-# Bytes, measured (tests/benchmarks/memory_estimate.py): its modules, and the tables of each entry
-# of the vocabulary, by who looks it up.
+# Measured bytes (tests/benchmarks/memory_estimate.py): modules, and tables per vocabulary entry by
+# backend.
 _MODULES = 4 << 20
-_PIECES, _FROM_GGUF, _FROM_JSON = 235, 570, 890  # of pieces 170 until a text is encoded, then 300
+_PIECES, _FROM_GGUF, _FROM_JSON = 235, 570, 890  # pieces: 170 until a text is encoded, then 300
 
 
 def table_bytes(entries: int, each: int = _FROM_GGUF) -> int:
-    """Bytes that a tokenizer of so many entries takes, with its modules."""
+    """Bytes of a tokenizer with `entries` entries, including modules."""
     return _MODULES + each * entries
 
 
 class Tokenizer:
-    """Text ↔ ids. Made by `load_tokenizer`; `name` says what it is.
+    """Text ↔ ids.
 
-    `specials` given (GGUF): those tokens are cut out of the text here, longest first, as
-    llama.cpp does. None (tokenizer.json): the `tokenizers` library does it by its own rules.
-    `filler` is an id of the library's that stands for bytes that the vocabulary cannot spell;
-    such bytes are dropped, as llama.cpp and transformers do. `split_special`: special tokens in a
-    text are always plain text (transformers' `split_special_tokens`). `line_ends` (with `specials`)
-    are tokens of whole runs of line ends, taken as they are. `notes` are what users should know.
+    Created by `load_tokenizer`; `name` describes its kind. `specials` (GGUF): tokens matched in the
+    text here, longest first, as in llama.cpp. None (tokenizer.json): the `tokenizers` library
+    matches them by its own rules. `filler`: an id of the library for bytes that the vocabulary
+    lacks; such bytes are dropped, as in llama.cpp and transformers. `split_special`: special tokens
+    in a text are always plain text (transformers' `split_special_tokens`). `line_ends` (with
+    `specials`): tokens for whole runs of line ends, not merged from parts. `notes`: hints for
+    users.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Tokenizer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate bytes of memory."""
         import tokenizers
 
         each = _PIECES
@@ -111,10 +112,11 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = True
     ) -> list[int]:
-        """Ids of `text`. `add_bos` None follows the tokenizer's own rule; EOS is never added.
+        """Ids of `text`.
 
-        With `parse_special` false, control tokens that are written in the text are plain text.
-        Raises `UsageError` where BOS is asked for and the model has none.
+        `add_bos` None: the tokenizer's default; EOS is never added. With `parse_special` False,
+        control tokens in the text are plain text. Raises `UsageError` if `add_bos` is True and the
+        model has no BOS.
         """
         ids = list(self._front(add_bos))
         for part, _, _ in self._parts(clean(text), parse_special):
@@ -127,10 +129,10 @@ class Tokenizer:
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
-        """Ids of a conversation through the model's chat template; `how` as in its `render`.
+        """Ids of a conversation in the model's chat template; `how` as in its `render`.
 
-        What stands in front of them: `before_chat`.
-        Raises `UsageError` without a template, `CheckpointError` where the template fails.
+        For prefix ids see `before_chat`. Raises `UsageError` without a template, `CheckpointError`
+        if the template fails.
         """
         if self.chat_template is None:
             raise UsageError("the model has no chat template", hint="use `--raw`")
@@ -138,10 +140,10 @@ class Tokenizer:
         return self.encode(text, add_bos=self.before_chat(text))
 
     def before_chat(self, text: str) -> bool | None:
-        """The `add_bos` of a text that the chat template wrote.
+        """The `add_bos` for a text of the chat template.
 
-        transformers' `apply_chat_template` adds nothing, and llama.cpp (GGUF) follows the
-        tokenizer's rule unless the text begins with BOS (or the whole prefix).
+        In transformers `apply_chat_template` adds nothing; llama.cpp (GGUF) follows the tokenizer's
+        default unless the text begins with BOS (or the whole prefix).
         """
         if self._specials is None:
             return False
@@ -153,9 +155,9 @@ class Tokenizer:
     def decode(
         self, ids: Iterable[int], *, skip_special: bool = True, shown: frozenset[int] = frozenset()
     ) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, unknown ids nothing.
+        """Text of `ids`; invalid UTF-8 becomes U+FFFD, unknown ids are skipped.
 
-        `shown` are special tokens that are text nevertheless.
+        `shown`: special tokens that are not hidden.
         """
         stream = ByteStream(self, skip_special=skip_special, shown=shown)
         return b"".join(map(stream.push, ids)).decode("utf-8", "replace")
@@ -166,15 +168,15 @@ class Tokenizer:
         return 0 <= token < len(strings) and strings[token] is not None
 
     def agrees(self, other: Tokenizer) -> bool:
-        """Whether ids mean the same to both: all that both have, special tokens aside."""
+        """Whether both tokenizers have equal tokens for all common ids, except special tokens."""
         pairs = zip(self._vocabulary.strings, other._vocabulary.strings, strict=False)
         differing = {id for id, (one, two) in enumerate(pairs) if one != two}
         return differing <= self.special_ids | other.special_ids
 
     def token_bytes(self, token: int, *, first: bool = False) -> bytes:
-        """The exact bytes that `token` stands for; empty for ids without a token.
+        """The exact bytes of `token`; empty for ids without a token.
 
-        `first`: it is the first token of a text, which some vocabularies spell differently.
+        `first`: the first token of a text, which some vocabularies spell differently.
         """
         if not self.has(token) or token in self._vocabulary.silent:
             return b""
@@ -184,7 +186,7 @@ class Tokenizer:
         return self.spelling.to_bytes(string, first=first)
 
     def token_text(self, token: int) -> str:
-        r"""One token for display: its text, with bytes that are no whole character as `\xf0`."""
+        r"""One token for display; bytes of incomplete characters are written as `\xf0`."""
         return self.token_bytes(token).decode("utf-8", "backslashreplace")
 
     def pieces(
@@ -192,22 +194,22 @@ class Tokenizer:
     ) -> list[TokenPiece]:
         """The tokens of `text` with their byte offsets.
 
-        Where the tokens' bytes are the text's (no normalizer changed it there), offsets are
-        exact, also inside a character. Otherwise a token gets the whole characters that it
-        touches, with others that share them.
+        Offsets are exact, also inside a character, if the tokens' bytes are the text's (no
+        normalizer changed it). Otherwise a token covers all characters that it touches, shared with
+        other tokens.
         """
         front = ((token, 0, 0) for token in self._front(add_bos))
         return self._placed(chain(front, self._spans(clean(text), parse_special)))
 
     def spelled(self, ids: Iterable[int]) -> list[TokenPiece]:
-        """Given ids with their byte offsets in the text that they decode to, specials included."""
+        """Tokens of given ids with byte offsets in the decoded text, special tokens included."""
         stream = ByteStream(self, skip_special=False)
         ids = list(ids)
         ends = list(accumulate(len(stream.push(token)) for token in ids))
         return self._placed(zip(ids, [0, *ends], ends, strict=False))
 
     def _placed(self, spans: Iterable[tuple[int, int, int]]) -> list[TokenPiece]:
-        """(id, start, end) as pieces; of each id the text and the bytes are worked out once."""
+        """(id, start, end) as pieces; text and bytes of an id are computed once."""
         known: dict[int, tuple[str, str, bool]] = {}
         pieces = []
         for token, start, end in spans:
@@ -224,7 +226,7 @@ class Tokenizer:
 
     def _spans(self, text: str, parse_special: bool) -> list[tuple[int, int, int]]:
         spans: list[tuple[int, int, int]] = []
-        seen = begin = 0  # characters, and their bytes, in front of the part
+        seen = begin = 0  # characters and bytes before the part
         for part, at, end in self._parts(text, parse_special):
             begin += len(text[seen:at].encode())
             seen, stretch = end, text[at:end]
@@ -239,11 +241,11 @@ class Tokenizer:
     def _spelled_by(
         self, part: tokenizers.Encoding | Pieces | Marked, text: str, data: bytes, begin: int
     ) -> Iterator[tuple[int, int, int]]:
-        """The tokens of `text`, whose UTF-8 `data` begins at byte `begin`, and their bytes."""
+        """Yield (id, start, end) of tokens of `text`, whose UTF-8 `data` begins at byte `begin`."""
         ids = [token for token in part.ids if token != self._filler]
         chunks = [self.token_bytes(token) for token in ids]
         spelled = b"".join(chunks)
-        # A space in front that is not in the text belongs to no byte of it.
+        # An added leading space covers no byte of the text.
         lead = spelled.startswith(b" ") and spelled[1:] == data
         if lead or spelled == data:
             ends = [max(begin, begin + n - lead) for n in accumulate(map(len, chunks))]
@@ -260,12 +262,12 @@ class Tokenizer:
         chunks: list[bytes],
         offsets: list[tuple[int, int]],
     ) -> tuple[list[int], list[int]]:
-        """First byte, and last + 1, of every token of `text`, by the library's `offsets` in it.
+        """Start and end byte of every token of `text`, from the library's `offsets`.
 
-        The text begins at byte `start`. Offsets are in characters, and the same for all tokens of
-        one character: where such tokens' bytes are the text's, each gets its own. What a
-        normalizer joins to the character before (a combining mark) is in no offset, and belongs
-        to the tokens of that character.
+        The text begins at byte `start`. Offsets are in characters and equal for all tokens of one
+        character: if these tokens' bytes are the text's, each gets its own. A combining mark that a
+        normalizer merged into the previous character has no offset and belongs to that character's
+        tokens.
         """
         at_byte = list(accumulate((len(char.encode()) for char in text), initial=start))
         normalizer = getattr(self._backend, "normalizer", None)
@@ -305,7 +307,7 @@ class Tokenizer:
     def _parts(
         self, text: str, parse_special: bool
     ) -> Iterator[tuple[int | tokenizers.Encoding | Pieces | Marked, int, int]]:
-        """Special ids and encoded stretches of `text`, each with its first character and end."""
+        """Yield special ids and encoded stretches of `text`, each with character start and end."""
         if self._specials is None:
             self._backend.encode_special_tokens = self._split_special or not parse_special
             yield from self._in_portions(text, 0)
@@ -326,7 +328,7 @@ class Tokenizer:
     def _in_portions(
         self, text: str, at: int
     ) -> Iterator[tuple[tokenizers.Encoding | Pieces | Marked, int, int]]:
-        """`text`, which begins at character `at`; a long one bit by bit where that is exact."""
+        """Encode `text` from character `at` on; long texts in portions if this is exact."""
         whole = len(text) <= PORTION or not self._divisible
         for begin, end in [(0, len(text))] if whole else portions(text):
             yield self._run(text[begin:end]), at + begin, at + end
@@ -342,7 +344,7 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=False)
         except (KeyboardInterrupt, SystemExit, LlmcliError):
             raise
-        except BaseException as error:  # the library's panics are no `Exception`
+        except BaseException as error:  # the library's panics are not `Exception`s
             raise CheckpointError(
                 f"the tokenizer `{self.name}` fails on this text: {shown(error, 120)}",
                 hint="the checkpoint's tokenizer is broken; fetch it again",
@@ -350,9 +352,9 @@ class Tokenizer:
 
 
 def covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
-    """How many bytes of a text lie in `spans` (start, end) of its tokens, each counted once.
+    """Number of bytes of a text covered by the `spans` (start, end) of its tokens.
 
-    Spans overlap where tokens share a character, so the sum of their lengths may exceed the text.
+    Spans of tokens that share a character overlap, so their total length may exceed the text.
     """
     total = reached = 0
     for start, end in sorted(spans):
@@ -362,7 +364,7 @@ def covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def clean(text: str) -> str:
-    """`text` with U+FFFD for what is no character (undecodable bytes of arguments and pipes)."""
+    """`text` with lone surrogates (undecodable bytes of arguments and pipes) replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
-"""The tokenizer of a directory with vocab.json and merges.txt, as before there was tokenizer.json.
+"""The tokenizer of a directory with vocab.json and merges.txt but no tokenizer.json.
 
-The two files say which bytes merge, not how a text is cut before that. transformers knows it by
-the class that tokenizer_config.json names, else by the model's type (models/*/tokenization_*.py,
-models/auto/tokenization_auto.py). A class that is not in the table of pairclass.py is an error:
-another cut gives plausible ids and worse text.
+The files contain the merges but not the pre-tokenizer. transformers determines it by the class in
+tokenizer_config.json, else by the model type (models/*/tokenization_*.py,
+models/auto/tokenization_auto.py). A class that is not in pairclass.py is an error, since a wrong
+split gives plausible ids and worse text.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def read_pair(
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
     """The library's tokenizer of vocab.json and merges.txt, the settings, and the class's name.
 
-    The settings come back with the class's special tokens and with added_tokens.json as
-    `added_tokens_decoder`. Raises `UnsupportedModel` where the class is unknown or not named,
-    `CheckpointError` for files that are broken or contradict each other.
+    The returned settings include the class's special tokens and added_tokens.json as
+    `added_tokens_decoder`. Raises `UnsupportedModel` for an unknown or missing class,
+    `CheckpointError` for broken or contradictory files.
     """
     name = class_name(settings, config or {})
     kind = KINDS[name]
@@ -63,10 +63,10 @@ def _read_vocab(path: Path) -> dict[str, int]:
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
-    """The pairs in the order of their rank; `#version` lines and blank ones are none."""
+    """Read the pairs in rank order, without `#version` and blank lines."""
     data = read_bytes(path, _MAX_FILE, hint=BROKEN)
     try:
-        lines = data.decode("utf-8-sig").split("\n")  # only these end a line, as in the library
+        lines = data.decode("utf-8-sig").split("\n")  # the only line end, as in the library
     except UnicodeDecodeError:
         raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from None
     if len(lines) > _MAX_MERGES:
@@ -79,7 +79,7 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
         left, between, right = line.partition(" ")
         if not left or not right or not between or " " in right:
             raise CheckpointError(
-                f"line {number} of `{path.name}` is no pair of tokens: `{shown(line, 40)}`",
+                f"line {number} of `{path.name}` is not a pair of tokens: `{shown(line, 40)}`",
                 hint=BROKEN,
             )
         merges.append((left, right))
@@ -87,16 +87,16 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def _join(vocab: dict[str, int], added: Mapping[int, Mapping[str, Any]]) -> None:
-    """Put the added tokens into the vocabulary, under the ids that the files give them.
+    """Put the added tokens into the vocabulary under their ids in the files.
 
-    The library would count on from the vocabulary's size, which is wrong where ids have holes.
+    The library would number them from the vocabulary's size on, which is wrong if ids have gaps.
     """
     at = {index: text for text, index in vocab.items()}
     for index, token in added.items():
         text = token["content"]
         if vocab.get(text, index) != index or at.get(index, text) != text:
             raise CheckpointError(
-                f"the added token `{shown(text)}` has the id {index}, which `{NAMES[0]}` denies",
+                f"the added token `{shown(text)}` has the id {index}, unlike in `{NAMES[0]}`",
                 hint=BROKEN,
             )
         vocab[text] = index

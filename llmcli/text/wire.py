@@ -1,4 +1,4 @@
-"""Protocol buffers' wire format, as far as SentencePiece's messages need it."""
+"""The protobuf wire format, as far as SentencePiece's messages use it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 def varint(number: int) -> bytes:
-    """Base 128, low digits first, the top bit set on all but the last."""
+    """Encode base 128, low digits first, the top bit set on all but the last."""
     digits = bytearray()
     while number > 127:
         digits.append(number & 127 | 128)
@@ -21,19 +21,19 @@ def varint(number: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """A field that holds a number or a flag."""
+    """Encode a field with a number or a flag."""
     return varint(field << 3) + varint(value)
 
 
 def message(field: int, body: bytes) -> bytes:
-    """A field that holds a message, a string or bytes."""
+    """Encode a field with a message, a string or bytes."""
     return varint(field << 3 | BYTES) + varint(len(body)) + body
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """(field, value) in the file's order: a number, or the bytes of everything else.
+    """Yield (field, value) in order: a number, or the bytes of any other type.
 
-    Raises CheckpointError for what is no message.
+    Raises CheckpointError for invalid data.
     """
     at, size = 0, len(data)
     while at < size:

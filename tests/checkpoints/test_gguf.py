@@ -161,8 +161,8 @@ HOSTILE = {
     "dims beyond file": (gguf(tensors=[tensor("x", [2**40], 0, 0)]), "ends after the file"),
     "withdrawn type": (gguf(tensors=[tensor("x", [32], 4, 0)]), "unknown type 4"),
     "no such type": (gguf(tensors=[tensor("x", [32], 2**31, 0)]), "unknown type"),
-    "half a block": (gguf(tensors=[tensor("x", [48, 2], 8, 0)], data=bytes(102)), "no multiple"),
-    "unaligned": (gguf(tensors=[tensor("x", [4], 0, 4)], data=bytes(64)), "lies at 4"),
+    "half a block": (gguf(tensors=[tensor("x", [48, 2], 8, 0)], data=bytes(102)), "not a multiple"),
+    "unaligned": (gguf(tensors=[tensor("x", [4], 0, 4)], data=bytes(64)), "is at 4"),
     "outside": (gguf(tensors=[tensor("x", [4], 0, 64)], data=bytes(64)), "ends after the file"),
     "far outside": (gguf(tensors=[tensor("x", [4], 0, 2**64 - 32)]), "ends after the file"),
     "overlap": (

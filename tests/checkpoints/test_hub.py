@@ -161,7 +161,7 @@ def test_which_of_several_is_for_the_user_to_say(serve, kinds, liked, words):
 
 def test_pickles_are_refused_before_they_are_fetched(serve):
     hub = serve({"config.json": b"{}", "pytorch_model.bin": BIG})
-    with pytest.raises(CheckpointError, match="pickles alone") as caught:
+    with pytest.raises(CheckpointError, match="pickled weights only") as caught:
         get()
     assert "refs/pr/" in caught.value.hint
     with pytest.raises(CheckpointError, match="neither a gguf nor"):

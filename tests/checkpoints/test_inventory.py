@@ -379,13 +379,13 @@ def test_a_directory_that_is_a_link_is_refused(hub, snapshot, tmp_path, folder):
     moved = tmp_path / "moved"
     place.rename(moved)
     place.symlink_to(moved)
-    kept_whole(tmp_path, ["org/name"], match="leads out of the cache")
+    kept_whole(tmp_path, ["org/name"], match="is outside of the cache")
     before = tree_of(tmp_path)
     aged(moved, 90)
     _, kept = clear(time.time() + DAY)
     assert tree_of(tmp_path) == before
     if folder != "snapshots":  # whose links are broken, so that nobody knows the last use
-        assert "leads out of the cache" in kept[0]
+        assert "is outside of the cache" in kept[0]
 
 
 def test_the_cache_itself_may_be_a_link(hub, snapshot, tmp_path, monkeypatch):
@@ -565,9 +565,9 @@ def test_a_file_of_our_cache(small, tmp_path):
     moved = tmp_path / "moved"
     folder.rename(moved)
     folder.symlink_to(moved)
-    kept_whole(tmp_path, ["small"], match="leads out of the cache")
+    kept_whole(tmp_path, ["small"], match="is outside of the cache")
     _, kept = clear(time.time() + DAY)
-    assert "leads out of the cache" in kept[0]
+    assert "is outside of the cache" in kept[0]
     folder.unlink()
     moved.rename(folder)
     assert take("small") == [4]
@@ -655,8 +655,8 @@ def test_downloads_that_only_began_are_left_over(hub):
     gone, kept = clear()
     assert kept == []
     assert {(r.name, r.why, r.bytes) for r in gone} == {
-        (f"org/began@{MAIN[:12]}", "what is beside weights, without them", 3),
-        ("org/name@v1", "a snapshot with nothing in it", 0),
+        (f"org/began@{MAIN[:12]}", "small files without weights", 3),
+        ("org/name@v1", "an empty snapshot", 0),
     }
     assert not (hub / "models--org--began").exists()
     assert not empty.exists()

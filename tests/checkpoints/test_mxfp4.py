@@ -101,7 +101,7 @@ def test_only_whole_blocks_are_read_and_none_are_mapped(tmp_path):
         checkpoint.read(name, 1, 17)
     with pytest.raises(ValueError, match="which has 102"):
         checkpoint.read(name, 0, 7 * 17)
-    with pytest.raises(ValueError, match="one piece"):
+    with pytest.raises(ValueError, match="in two pieces"):
         mapped(checkpoint, Load(name, "w", ()))
 
 

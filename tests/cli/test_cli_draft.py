@@ -64,7 +64,7 @@ def test_a_draft_that_cannot_be_one(generate, tmp_path):
     (other / "tokenizer.json").write_text(json.dumps(config))
     refused = generate("--draft", other)
     assert refused.code == 2
-    assert f"error: `{other}` has another vocabulary than `" in refused.err
+    assert f"error: `{other}` has a different vocabulary than `" in refused.err
 
 
 def test_a_conversation_with_a_draft_is_the_same(run, tmp_path):

@@ -261,7 +261,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(ask, tmp_path):
         (["-m", "org/gone"], {}, {}, 3, "no model `org/gone` on the hub"),
         (["-m", "org/ggufs"], {}, {}, 4, "not a usable GGUF file"),
         (["-m", "org/several"], {}, {}, 4, "several models: `a.gguf`, `b.gguf`"),
-        (["-m", "org/none"], {}, {}, 4, "as pickles alone"),
+        (["-m", "org/none"], {}, {}, 4, "pickled weights only"),
         (["-m", "org/m"], {"/api/": Answer(status=500)}, {}, 6, "error (500"),
         (["-m", "org/m"], {}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "cannot be reached"),
         (["-m", "org/m", "--offline"], {}, {}, 6, "offline mode allows no download"),

@@ -352,7 +352,7 @@ def test_what_cannot_be_a_conversation_is_refused(model):
     small = dataclasses.replace(model, config=dataclasses.replace(model.config, vocab=50))
     with pytest.raises(CheckpointError, match="but the model has 50 embeddings"):
         next(talking(small).answer(SAMPLING, limit=1))
-    with pytest.raises(CheckpointError, match="makes no text"):
+    with pytest.raises(CheckpointError, match="gives no text"):
         next(talking(with_template(model, "{{ '' }}")).answer(SAMPLING, limit=4))
 
 

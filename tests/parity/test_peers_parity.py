@@ -156,5 +156,5 @@ def test_a_model_that_transformers_has_not_is_refused(checkpoints):
     part = first.with_attention(replace(first.attention, cap=3.0))
     with pytest.raises(UnsupportedModel, match="exactly this one"):
         hub_config(replace(model.config, layers=(part, part)))
-    with pytest.raises(UnsupportedModel, match=r"`model\.extra\.weight` that we have not"):
+    with pytest.raises(UnsupportedModel, match=r"transformers' `model\.extra\.weight`"):
         hub_loads(model.config, ["model.norm.weight", "model.extra.weight"])

@@ -287,7 +287,7 @@ UNKNOWN = [
     ({"tokenizer_class": "CLIPTokenizer"}, "gpt2", "`CLIPTokenizer`"),
     ({"tokenizer_class": "PreTrainedTokenizerFast"}, "llama", "`PreTrainedTokenizerFast`"),
     ({"tokenizer_class": "\x1b[31m"}, "llama", r"`\\x1b\[31m`"),
-    ({"tokenizer_class": ["GPT2Tokenizer"]}, "gpt2", "not a kind of tokenizer"),
+    ({"tokenizer_class": ["GPT2Tokenizer"]}, "gpt2", "unsupported tokenizer class"),
     ({}, ["gpt2"], "no `tokenizer_class` is named"),
 ]  # fmt: skip
 
@@ -347,6 +347,6 @@ def test_files_that_are_too_large_or_alone(tmp_path):
             from_directory(tmp_path, config=config)
         (tmp_path / name).unlink()
         if name == "merges.txt":
-            with pytest.raises(UnsupportedModel, match=r"only there as `vocab\.json`"):
+            with pytest.raises(UnsupportedModel, match=r"only tokenizer is `vocab\.json`"):
                 from_directory(tmp_path, config=config)
         (tmp_path / name).write_bytes(kept)

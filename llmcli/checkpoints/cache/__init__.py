@@ -1,1 +1,1 @@
-"""What models lie on this machine: listed, looked up by name, and removed. No torch."""
+"""Models stored on this machine: listing, lookup by name, removal. No torch."""

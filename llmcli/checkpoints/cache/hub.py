@@ -1,6 +1,6 @@
-"""The models in the Hugging Face cache, as huggingface_hub's `scan_cache_dir` lists them.
+"""Models in the Hugging Face cache, as listed by huggingface_hub's `scan_cache_dir`.
 
-No network. The library is imported to list: looking up one commit takes its constants alone.
+No network. Listing imports the library; looking up one commit needs its constants only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedFileInfo, CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
 PREFIX = "models--"
-SHORT = 12  # digits of a commit that a list shows, which no other begins with
+SHORT = 12  # least digits of a commit in a list, more if ambiguous
 _OTHERS = ("datasets--", "spaces--", "kernels--")
 _SOME_DIGITS = re.compile(r"[0-9a-f]{7,39}")
 _LARGEST_REF = 4096  # bytes; a reference holds a commit, 40 digits
@@ -29,9 +29,9 @@ _LARGEST_REF = 4096  # bytes; a reference holds a commit, 40 digits
 
 @dataclass(frozen=True, kw_only=True)
 class CachedRepository:
-    """A model's repository: what the library `scanned`, of this repository alone.
+    """A model's repository in the cache, with the library's scan of this repository only.
 
-    None where it has no snapshots, or could not be read: `problem` says why.
+    `scanned` is None without snapshots, or if reading failed (reason in `problem`).
     """
 
     name: str
@@ -41,19 +41,19 @@ class CachedRepository:
 
     @property
     def revisions(self) -> list[CachedRevisionInfo]:
-        """By commit."""
+        """Revisions sorted by commit."""
         repositories = () if self.scanned is None else self.scanned.repos
         found = (revision for repository in repositories for revision in repository.revisions)
         return sorted(found, key=lambda revision: revision.commit_hash)
 
     @property
     def locks(self) -> Path:
-        """Where those who download into it keep their lock files, `ETAG.lock`."""
+        """The directory of lock files (`ETAG.lock`) of downloads into this repository."""
         return self.path.parent / ".locks" / self.path.name
 
 
 def hub_cache() -> Path:
-    """The directory of the hub's cache, its own links followed; it may not exist."""
+    """The hub cache directory with links resolved; it may not exist."""
     check_settings()
     from huggingface_hub import constants  # 4 ms; knows all variables, older ones too
 
@@ -61,9 +61,9 @@ def hub_cache() -> Path:
 
 
 def read_hub_cache(root: Path) -> tuple[list[CachedRepository], int]:
-    """The models in `root` by name, and how many repositories there are no models.
+    """The models in `root` by name, and the number of repositories that are not models.
 
-    Never raises: what cannot be read becomes the `problem` of its repository.
+    Never raises: a read error becomes the `problem` of its repository.
     """
     try:
         names = sorted(os.listdir(root))
@@ -75,7 +75,7 @@ def read_hub_cache(root: Path) -> tuple[list[CachedRepository], int]:
 
 
 def files_of(revision: CachedRevisionInfo) -> dict[str, CachedFileInfo]:
-    """The files of a snapshot by their names within it, sorted."""
+    """The files of a snapshot, sorted by their relative names."""
     found = {
         file.file_path.relative_to(revision.snapshot_path).as_posix(): file
         for file in revision.files
@@ -84,16 +84,15 @@ def files_of(revision: CachedRevisionInfo) -> dict[str, CachedFileInfo]:
 
 
 def on_disk(files: Iterable[CachedFileInfo]) -> int:
-    """Bytes of the files, each blob counted once however many snapshots and stores share it."""
+    """Bytes of the files; blobs shared by snapshots or caches are counted once."""
     return sum({os.path.realpath(file.blob_path): file.size_on_disk for file in files}.values())
 
 
 def _repositories(root: Path, paths: Sequence[Path]) -> Iterator[CachedRepository]:
-    """A repository each, by one scan; where that fails because of one of them, by a scan each.
+    """Scan all repositories at once, or one by one if this fails.
 
-    `scan_cache_dir` raises at a file that it may not read, so that nothing would be listed, takes
-    a directory that it may not read for an empty one, and waits for ever for a reference that is a
-    pipe.
+    `scan_cache_dir` raises for an unreadable file (nothing would be listed), takes an unreadable
+    directory for an empty one, and hangs at a reference that is a pipe.
     """
     from huggingface_hub import scan_cache_dir
 
@@ -121,7 +120,7 @@ def _repositories(root: Path, paths: Sequence[Path]) -> Iterator[CachedRepositor
 
 
 def _problem(repository: Path) -> str:
-    """A reference that is no file with a commit, or a directory that may not be read."""
+    """Describe a reference without a commit or an unreadable directory; empty if there is none."""
     for where, _, names in os.walk(repository / "refs"):
         for name in names:
             path = os.path.join(where, name)
@@ -134,7 +133,7 @@ def _problem(repository: Path) -> str:
 
 
 def _repository(path: Path, info: HFCacheInfo, view: Path) -> CachedRepository:
-    """What a scan of `view`, the cache or a directory with a link to `path`, found of it."""
+    """The repository at `path` in a scan of `view`, the cache or a directory with a link to it."""
     seen = view / path.name
     for repository in info.repos:
         if repository.repo_path == seen:
@@ -142,7 +141,7 @@ def _repository(path: Path, info: HFCacheInfo, view: Path) -> CachedRepository:
             scanned = replace(info, repos=own, cache_dir=path.parent)
             return CachedRepository(name=_name(path), path=path, scanned=scanned)
     if os.path.isdir(path) and not os.path.lexists(path / "snapshots"):
-        return CachedRepository(name=_name(path), path=path)  # a download that only began
+        return CachedRepository(name=_name(path), path=path)  # a download that has just begun
     ends = re.compile(re.escape(str(seen)) + r"(?![^/\s)])")
     said = next((str(one) for one in info.warnings if ends.search(str(one))), "it is unreadable")
     return _unread(path, said[:1].lower() + said[1:].replace(str(view), str(path.parent)))
@@ -157,10 +156,10 @@ def _name(path: Path) -> str:
 
 
 def _placed(repository: CachedRepoInfo, path: Path) -> CachedRepoInfo:
-    """`repository` with its paths below `path`, and no blob outside of it.
+    """`repository` with its paths moved below `path`, without blobs outside of it.
 
-    The library would delete whatever a link of a snapshot leads to; a link that leads out of the
-    repository stands for itself alone.
+    The library would delete any link's target; a link that leaves the repository counts as a file
+    itself.
     """
 
     def real(inner: Path) -> Path:
@@ -182,11 +181,11 @@ def _placed(repository: CachedRepoInfo, path: Path) -> CachedRepoInfo:
     return replace(repository, repo_path=path, revisions=revisions)
 
 
-# commits by their first digits, where no other in the cache begins with them
+# commits by unambiguous prefixes
 
 
 def shortened(commit: str, commits: Collection[str]) -> str:
-    """As few digits of `commit` as no other of `commits` begins with, at least `SHORT`."""
+    """The shortest unambiguous prefix of `commit` in `commits`, at least `SHORT` digits."""
     digits = SHORT
     while digits < len(commit) and sum(one.startswith(commit[:digits]) for one in commits) > 1:
         digits += 1
@@ -194,7 +193,7 @@ def shortened(commit: str, commits: Collection[str]) -> str:
 
 
 def lengthened(revision: str, commits: Collection[str]) -> str:
-    """The one of `commits` that begins with `revision`, if that has seven digits; else itself."""
+    """The only commit with prefix `revision` (at least seven digits); otherwise `revision`."""
     if not _SOME_DIGITS.fullmatch(revision):
         return revision
     found = [commit for commit in commits if commit.startswith(revision)]
@@ -202,9 +201,9 @@ def lengthened(revision: str, commits: Collection[str]) -> str:
 
 
 def spelled_out(model: HubId) -> HubId:
-    """`model` with its whole commit where the first digits are given and the cache has that one.
+    """`model` with a commit's prefix expanded to the full commit, if it is in the cache.
 
-    A branch or tag of that name goes first. No network.
+    A branch or tag of that name takes precedence. No network.
     """
     if model.revision is None or not _SOME_DIGITS.fullmatch(model.revision):
         return model

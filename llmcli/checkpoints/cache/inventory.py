@@ -1,4 +1,4 @@
-"""What models are on this machine, in the package and in the two caches, by the names of `-m`."""
+"""Models on this machine, in the package and both caches, by their names for `-m`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A model and where it comes from: a catalog `entry`, or `files` of a revision in the hub's."""
+    """A model and its origin: a catalog `entry`, or `files` of a revision in the hub cache."""
 
     model: StoredModel
     entry: CatalogEntry | None = None
@@ -43,7 +43,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """The hub's cache as it was read at `root`, and ours at `own`, both without links in them."""
+    """The contents of the hub cache at `root`, and our cache at `own`; both paths resolved."""
 
     own: Path
     root: Path
@@ -52,14 +52,14 @@ class Inventory:
 
     @classmethod
     def read(cls) -> Inventory:
-        """Looks at the file names of both caches; opens no weights, and never raises."""
+        """List the files of both caches, without opening weights. Never raises."""
         root = hub_cache()
         repositories, others = read_hub_cache(root)
         own = Path(os.path.realpath(cache_dir() / "models"))
         return cls(own=own, root=root, repositories=tuple(repositories), others=others)
 
     def stored(self) -> Iterator[Stored]:
-        """The catalog, here or not, then the hub's cache by name."""
+        """Yield the catalog (stored or not), then the hub cache by name."""
         for entry in CATALOG.values():
             found = self._of_catalog(entry)
             model = replace(found.model, license=entry.license, purpose=entry.purpose)
@@ -73,12 +73,12 @@ class Inventory:
                 yield Stored(model=_without_files(repository), repository=repository)
 
     def warnings(self) -> tuple[str, ...]:
-        """A line for each repository that cannot be read."""
+        """One line for each unreadable repository."""
         return tuple(f"`{r.name}` in the hub cache: {r.problem}" for r in self.repositories
                      if r.problem)  # fmt: skip
 
     def caches(self) -> tuple[CacheUse, ...]:
-        """What both of them take."""
+        """Disk use of both caches."""
         files = [f for r in self.repositories for v in r.revisions for f in v.files]
         own = sum(size for size, _ in _sizes(self.own))
         return (
@@ -100,7 +100,7 @@ class Inventory:
 
 
 def pinned(repository: CachedRepository, revision: CachedRevisionInfo) -> bool:
-    """Whether it is a model of the catalog, which has a name for it."""
+    """Whether the revision is pinned by a catalog entry."""
     return any(_is_of(entry, repository, revision) for entry in CATALOG.values())
 
 
@@ -111,9 +111,9 @@ def _is_of(
 
 
 def name_of(repository: CachedRepository, revision: CachedRevisionInfo) -> str:
-    """`org/name` for the default branch, else with a branch, a tag or the commit behind it.
+    """`org/name` for the default branch, otherwise with `@` and a branch, tag or commit.
 
-    Of the commit as many digits as no other here begins with.
+    The commit is shortened to an unambiguous prefix.
     """
     if "main" in revision.refs:
         return repository.name
@@ -122,7 +122,7 @@ def name_of(repository: CachedRepository, revision: CachedRevisionInfo) -> str:
 
 
 def bytes_at(path: Path) -> int:
-    """What the model at `path` takes: a file with all its parts, or the files of a directory."""
+    """Bytes of the model at `path`: a file with all its parts, or the files of a directory."""
     found = [path.with_name(name) for name in part_names(path.name) or (path.name,)]
     if path.is_dir():
         found = [Path(where) / name for where, _, names in os.walk(path) for name in names]
@@ -135,9 +135,9 @@ def bytes_at(path: Path) -> int:
 
 
 def _rows(repository: CachedRepository, revision: CachedRevisionInfo) -> Iterator[Stored]:
-    """One model, or where a repository has GGUF files (each is one) a model for each of them."""
+    """One model, or one per GGUF model if the repository has GGUF files."""
     name, files = name_of(repository, revision), files_of(revision)
-    ggufs: dict[str, dict[str, CachedFileInfo]] = {}  # the parts of one together
+    ggufs: dict[str, dict[str, CachedFileInfo]] = {}  # grouped by model
     for file in [file for file in files if file.lower().endswith(".gguf")]:
         ggufs.setdefault((part_names(file) or (file,))[0], {})[file] = files.pop(file)
     if not ggufs or any(file.endswith(".safetensors") for file in files):
@@ -172,7 +172,7 @@ def _row(
 
 
 def _state(revision: CachedRevisionInfo, files: Mapping[str, CachedFileInfo]) -> str:
-    """`complete`, or what is wrong with the model that `files` of the revision are."""
+    """`complete`, or the problem of the model that consists of `files`."""
     snapshot = revision.snapshot_path
     doubtful = unverified(snapshot)
     verified = {one for one in files if one not in doubtful and not emptied(snapshot / one)}
@@ -197,7 +197,7 @@ def _without_files(repository: CachedRepository) -> StoredModel:
 
 
 def _sizes(folder: Path) -> Iterator[tuple[int, float]]:
-    """Bytes and last use of every file below `folder`; links are not followed, and take nothing."""
+    """Bytes and last use of every file below `folder`; links are not followed and count 0."""
     for where, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Whether a model in a cache is in use, and when it was last: kept without a file of our own.
+"""Tracks whether a cached model is in use and its last use, without files of our own.
 
-Whoever opens a model holds a shared lock on its directory until the process ends, which works in
-a cache that cannot be written too; removing it needs the exclusive one. The last use is
-the access time of its weights, set by hand: file systems are mounted so that reading does not.
+A process that opens a model holds a shared lock on its directory until it ends, also in a read-only
+cache; removal needs the exclusive lock. The last use is the access time of the weights, set
+explicitly since mounts with noatime do not update it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 from llmcli.checkpoints.catalog import cache_dir
 
 WEIGHTS = (".gguf", ".safetensors")
-_MOST = 1024  # files of one model, for a directory may hold anything
+_MOST = 1024  # files of one model; a directory may hold anything
 _held: dict[Path, int] = {}
 
 
 def home_of(path: Path) -> Path | None:
-    """The directory of a cache that `path` is or lies in: one version of one model, or None.
+    """The cached version's directory that contains `path`; None outside the caches.
 
-    That is `models/NAME-DIGEST` in our cache and `models--ORG--NAME/snapshots/COMMIT` in the hub's.
+    Either `models/NAME-DIGEST` in our cache and `models--ORG--NAME/snapshots/COMMIT` in the hub's.
     """
     ours = Path(os.path.realpath(cache_dir() / "models"))
     absolute = Path(os.path.abspath(path))
     for folder in (absolute, *absolute.parents):
-        inside = Path(os.path.realpath(folder.parent))  # as removal names it
+        inside = Path(os.path.realpath(folder.parent))  # same form as in removal
         if inside == ours or (
             inside.name == "snapshots" and inside.parent.name.startswith("models--")
         ):
@@ -39,9 +39,9 @@ def home_of(path: Path) -> Path | None:
 
 
 def mark_used(path: Path) -> None:
-    """Note that the model at `path` is used now, and hold it until this process ends.
+    """Record that the model at `path` is used now, and lock it until this process ends.
 
-    Never raises: where the cache cannot be written, or `path` is in none, nothing is noted.
+    Never raises; does nothing if the cache is read-only or `path` is outside the caches.
     """
     with contextlib.suppress(OSError, ValueError):
         home = home_of(path)
@@ -50,7 +50,7 @@ def mark_used(path: Path) -> None:
         if home not in _held:
             descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             _held[home] = descriptor
-            with contextlib.suppress(OSError):  # being removed, or a file system without locks
+            with contextlib.suppress(OSError):  # being removed, or no locks on this file system
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         files = [path]
         if path.is_dir():
@@ -63,10 +63,10 @@ def mark_used(path: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(paths: tuple[Path, ...]) -> Iterator[Path | None]:
-    """Hold exclusive locks on files or directories; the first that others hold, else None.
+    """Hold exclusive locks on `paths`; yields the first that another process holds, else None.
 
-    A missing path is not held. This process lets go of what it marked as used itself.
-    Raises OSError for one that may not be opened.
+    Missing paths are skipped. Locks of this process from `mark_used` are released. Raises OSError
+    for a path that cannot be opened.
     """
     with contextlib.ExitStack() as stack:
         for path in dict.fromkeys(paths):
@@ -83,6 +83,6 @@ def exclusive(paths: tuple[Path, ...]) -> Iterator[Path | None]:
             except BlockingIOError:
                 yield path
                 return
-            except OSError:  # a file system without locks: no lock can be held there
+            except OSError:  # a file system without locks
                 continue
         yield None

@@ -1,9 +1,8 @@
-"""What is in the two caches and is not needed: stale partial downloads, and replaced versions.
+"""Finds unneeded files in both caches: stale partial downloads and replaced versions.
 
-In our cache: scratch of interrupted fetches, and versions of a file that the catalog no longer
-names. In the hub's, of models alone: partial downloads, blobs that no snapshot links to, commits
-that a branch has moved on from, those of which a download only began, and repositories with
-nothing in them.
+In our cache: temporary files of interrupted fetches, and file versions no longer in the catalog. In
+the hub cache (models only): partial downloads, blobs without a snapshot, commits that their branch
+has moved on from, barely begun downloads, and empty repositories.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from llmcli.checkpoints.hub.files import SMALL
 from llmcli.records.models import ago
 
 _VERSION = re.compile(r"(?P<name>.+)-[0-9a-f]{12}")
-_UNLOCKED_S = 3600.0  # after which a partial download without a lock file is stale
+_UNLOCKED_S = 3600.0  # age of a stale partial download without a lock file
 
 
 def left_over(inventory: Inventory, unused_since: float | None = None) -> list[Piece]:
-    """What nothing needs; with `unused_since` models, too, that were last used before that time.
+    """List unneeded pieces; with `unused_since` also models last used before that time.
 
-    The time is in seconds since 1970. What ships with llmcli is not among them.
+    The time is in seconds since 1970. Models that ship with llmcli are excluded.
     """
     pieces = list(_of_own_cache(inventory))
     parts: dict[tuple[Path, ...], Part] = {}
@@ -74,9 +73,9 @@ def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
     for folder in folders:
         entry, version = current.get(folder.name), _VERSION.fullmatch(folder.name)
         if not folder.is_dir() or version is None:
-            continue  # nothing that a fetch makes
+            continue  # not created by a fetch
         if entry is None:
-            reason = "a version that the catalog no longer names"
+            reason = "a version no longer in the catalog"
             yield of_own(folder, version["name"], reason, [folder], inventory.own)
         elif scratch := sorted(folder.glob(SCRATCH + "*")):
             reason = "left by an interrupted fetch"
@@ -84,21 +83,21 @@ def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
 
 
 def _needless(repository: CachedRepository) -> Iterator[Part]:
-    """Commits that were replaced, or of which only the beginning was fetched.
+    """Replaced commits, and commits whose download has just begun.
 
-    Where no commit has a branch, they were fetched by commit, as the catalog does.
+    If no commit has a branch, all were fetched by commit, as the catalog does.
     """
     branches = any(revision.refs for revision in repository.revisions)
     some = any(revision.files for revision in repository.revisions)
     for revision in repository.revisions:
         reason, rests = "", _at_rest(revision.snapshot_path)
         if not revision.files:
-            reason = "a snapshot with nothing in it" if some and rests else ""
+            reason = "an empty snapshot" if some and rests else ""
         elif not revision.refs and not pinned(repository, revision):
             if branches:
                 reason = "a branch has moved on from this commit"
             elif rests and all(name in SMALL for name in files_of(revision)):
-                reason = "what is beside weights, without them"
+                reason = "small files without weights"
         if reason:
             yield Part(
                 name=name_of(repository, revision),
@@ -131,7 +130,7 @@ def _of_repository(repository: CachedRepository, inventory: Inventory) -> Iterat
 
 
 def _ended(partial: Path, repository: CachedRepository) -> bool:
-    """Whether no process writes it: it has a lock, which removal takes, or has rested long."""
+    """Whether no process writes it: it has a lock file (taken by removal), or is old."""
     etag = partial.name.split(".")[0]
     return (repository.locks / f"{etag}.lock").exists() or _at_rest(partial)
 

@@ -1,9 +1,8 @@
-"""Removing models from the two caches: what goes together, who may be using it, and nothing else.
+"""Removes models from both caches. huggingface_hub finds and deletes files of the hub cache.
 
-What has to go of the hub's cache is huggingface_hub's to find and to delete. What it does not look
-at is looked at here: whether another process uses it, whether real directories lead to it from the
-cache (a link is never followed), and whether it is gone afterwards. Every path comes from a listing
-of the cache, none from what was typed or from inside a file.
+Checked here in addition: whether another process uses them, whether real directories (no links)
+lead to them from the cache, and whether they are gone afterwards. Every path comes from a listing
+of the cache, never from user input or file contents.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """What is removed together, below the cache `root`: the library's `strategy`, or `paths`.
+    """Files removed together, below the cache `root`: the library's `strategy`, or `paths`.
 
-    `locks` are what others hold who use it or fetch it.
+    `locks`: paths locked by processes that use or fetch the model.
     """
 
     removal: Removal
@@ -52,7 +51,7 @@ class Piece:
 
     @property
     def goes(self) -> tuple[Path, ...]:
-        """Everything that it deletes."""
+        """All deleted paths."""
         plan = self.strategy
         if plan is None:
             return self.paths
@@ -61,7 +60,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some `files` of a revision, or all, that are to be removed under the name `name`."""
+    """Some or all `files` of a revision, to be removed as model `name`."""
 
     name: str
     why: str
@@ -70,16 +69,16 @@ class Part:
     files: Mapping[str, CachedFileInfo]
 
 
-# from what is typed after `models rm` to what is removed
+# arguments of `models rm` → pieces
 
 
 def pieces_of(
     names: Sequence[str], inventory: Inventory, revision: str | None = None
 ) -> list[Piece]:
-    """What has to go for each of `names`, as they are typed after `-m`, each of them once.
+    """The pieces to remove for `names`, which have the form of `-m`; duplicates are merged.
 
-    `revision` is that of all of them, None where each has its own or the default branch's.
-    Raises UsageError for what is in no cache, ModelNotFound for what is not on this machine.
+    `revision` applies to all names; None: the name's own or the default branch. Raises UsageError
+    for a model outside the caches, ModelNotFound for one that is not on this machine.
     """
     found = [_selected(name, inventory, revision) for name in dict.fromkeys(names)]
     pieces = [one for one in found if isinstance(one, Piece)]
@@ -87,7 +86,7 @@ def pieces_of(
 
 
 def _selected(name: str, inventory: Inventory, revision: str | None) -> Part | Piece:
-    """The part of a repository, or all of something else, that `name` stands for."""
+    """The part of a repository, or the whole other piece, named by `name`."""
     for stored in inventory.stored() if revision is None else ():
         if stored.model.name == name:
             if stored.model.place == "package":
@@ -111,7 +110,7 @@ def _selected(name: str, inventory: Inventory, revision: str | None) -> Part | P
 
 
 def chosen(stored: Stored, inventory: Inventory, reason: str) -> Part | Piece:
-    """What has to go for a model of the inventory that is in one of the caches."""
+    """The part or piece to remove for a cached model of the inventory."""
     name = stored.model.name
     if stored.repository is None:
         assert stored.model.path is not None
@@ -126,7 +125,7 @@ def chosen(stored: Stored, inventory: Inventory, reason: str) -> Part | Piece:
 
 
 def _of_id(name: str, hub: HubId, inventory: Inventory) -> Part | None:
-    """What a line of the list has another name for: another branch, a commit, all GGUF files."""
+    """The part for an id that the list shows differently: a branch, a commit, all GGUF files."""
     wanted = hub.revision or "main"
     for repository in inventory.repositories:
         if repository.name != hub.repository:
@@ -157,13 +156,14 @@ def _not_here(name: str, inventory: Inventory, revision: str | None) -> ModelNot
     return ModelNotFound(f"`{typed(name, revision)}` is not on this machine", hint=hint)
 
 
-# what goes together
+# pieces
 
 
 def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
-    """A piece for each part, in order: what the library deletes once the parts before are gone.
+    """One piece per part, in order: what the library deletes after the parts before it.
 
-    What several need goes with the last of them. Files beside which no weights are left go too.
+    Shared files go with the last part that needs them. Small files without remaining weights go
+    too.
     """
     left: dict[Path, HFCacheInfo | None] = {}
     pieces = []
@@ -174,7 +174,7 @@ def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
         revisions = frozenset() if repository is None else repository.revisions
         revision = next((one for one in revisions if one.snapshot_path == snapshot), None)
         if info is None or repository is None or revision is None:
-            continue  # another part has all of it
+            continue  # already removed by another part
         gone = {file.file_path for file in part.files.values()}
         rest = frozenset(file for file in revision.files if file.file_path not in gone)
         if any(file.file_path.name.lower().endswith(WEIGHTS) for file in rest):
@@ -194,7 +194,7 @@ def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
 
 
 def whole_repository(repository: CachedRepository, reason: str, root: Path) -> Piece:
-    """All of a repository, which takes the locks of all snapshots, of unreadable ones too."""
+    """A whole repository, with the locks of all snapshots, also unreadable ones."""
     homes = [
         home
         for home in sorted(repository.path.glob("snapshots/*"))
@@ -222,7 +222,7 @@ def _strategy(
     root: Path, paths: Sequence[Path], *, repos: frozenset[Path] = frozenset(),
     blobs: frozenset[Path] = frozenset(),
 ) -> DeleteCacheStrategy:  # fmt: skip
-    """For what a scan does not list."""
+    """A strategy for paths that a scan does not list."""
     from huggingface_hub import DeleteCacheStrategy
 
     return DeleteCacheStrategy(
@@ -235,7 +235,7 @@ def _piece(
     name: str, reason: str, repository: CachedRepository, strategy: DeleteCacheStrategy,
     where: Sequence[Path], homes: Sequence[Path], root: Path,
 ) -> Piece:  # fmt: skip
-    """`where` the model lies is the first of the paths that are shown."""
+    """Build a piece; `where` (the model's location) comes first in the displayed paths."""
     rest = [strategy.repos, strategy.snapshots, strategy.refs, strategy.blobs]
     paths = dict.fromkeys([*where, *(path for kind in rest for path in sorted(kind))])
     removal = _removal(name, "hub cache", reason, strategy.expected_freed_size, [*paths])
@@ -248,7 +248,7 @@ def _removal(name: str, place: Place, reason: str, nbytes: int, paths: Sequence[
 
 
 def _bytes_below(path: Path) -> int:
-    """What a file, or all files in a directory, take on the disk; links take nothing."""
+    """Bytes on disk of a file or of all files in a directory; links count 0."""
     if path.is_symlink():
         return 0
     if path.is_dir():
@@ -259,17 +259,16 @@ def _bytes_below(path: Path) -> int:
         return 0
 
 
-# removing it
+# removal
 
 
 def remove(
     pieces: Sequence[Piece], planned: Callable[[], list[Piece]], *, passing_over: bool
 ) -> tuple[list[Removal], list[str]]:
-    """Removes `pieces`, as `planned` lists them once all locks are held.
+    """Remove `pieces` as `planned` lists them again once all locks are held.
 
-    Returns what is gone, and lines about what is not. Where something is in use or cannot be
-    removed: with `passing_over` the rest goes; else WriteFailed, and for what is in use before
-    anything is removed.
+    Returns what was removed, and one line per failure. With `passing_over`, pieces in use or not
+    removable are skipped; otherwise WriteFailed is raised, for use before anything is removed.
     """
     gone: list[Removal] = []
     kept: list[str] = []
@@ -295,7 +294,7 @@ def _remove_together(
     try:
         with exclusive(tuple(held)) as holder:
             _need_free(names, holder)
-            # a download may have ended since, whose snapshot links to a blob of the first plan
+            # a download may have finished meanwhile and link to a blob of the first plan
             current = [p for p in planned() if (p.removal.name, p.removal.why) in wanted]
             new = {lock: None for piece in current for lock in piece.locks if lock not in held}
             with exclusive(tuple(new)) as holder:
@@ -322,10 +321,10 @@ def _need_free(names: str, holder: Path | None) -> None:
 
 
 def _need_inside(piece: Piece) -> None:
-    """Raises WriteFailed unless real directories lead from the cache to all that goes.
+    """Raise WriteFailed unless all paths are below the cache without links.
 
-    What lies in the cache itself is a directory of one model, and may be no link either; nor may
-    be the directories of a repository that goes as a whole.
+    Top-level entries of the cache must not be links either, nor the directories of a repository
+    that is removed as a whole.
     """
     repositories = () if piece.strategy is None else piece.strategy.repos
     inner = [repo / name / "x" for repo in repositories for name in ("blobs", "refs", "snapshots")]
@@ -335,18 +334,18 @@ def _need_inside(piece: Piece) -> None:
         link = next((folder for folder in folders if folder.is_symlink()), None)
         if ".." in parts or link is not None:
             raise WriteFailed(
-                f"`{shown(link or path)}` leads out of the cache, where nothing is removed",
-                hint="remove the link by hand, and what it leads to if that is not needed either",
+                f"`{shown(link or path)}` is outside of the cache, where nothing is removed",
+                hint="remove the link, and its target if it is not needed, by hand",
             )
 
 
 def _delete(piece: Piece) -> None:
-    """Raises OSError, for what the library only logs as well."""
+    """Delete a piece. Raises OSError, also for failures that the library only logs."""
     if piece.strategy is None:
         for path in piece.paths:
             shutil.rmtree(path)
         return
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it would print a traceback
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # avoids a printed traceback
     piece.strategy.execute()
     for path in piece.goes:
         if os.path.lexists(path):

@@ -1,1 +1,1 @@
-"""The hub: what it answers, which of its files are a model, and how they are fetched. No torch."""
+"""The Hugging Face hub: queries, choice of a model's files, downloads. No torch."""

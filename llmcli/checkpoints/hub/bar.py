@@ -1,4 +1,4 @@
-"""Bytes over all files of a download, for our progress instead of huggingface_hub's bars."""
+"""Counts bytes over all files of a download, for our progress bar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmcli.records.progress import Progress
 
 
 class Counted:
-    """The bytes of one download of several files: `done` of `total`; `size` of the one in hand."""
+    """Bytes of a download of several files: `done` of `total`; `size` of the current file."""
 
     def __init__(self, what: str, sizes: Sequence[int | None], progress: Progress | None) -> None:
         self.total = sum(size or 0 for size in sizes)
@@ -20,17 +20,17 @@ class Counted:
         self.size: int | None = None
 
     def begin(self, size: int | None) -> None:
-        """The next file, of `size` bytes where that is known."""
+        """Start the next file, of `size` bytes (None: unknown)."""
         self._before, self.size = self.done, size
         self._tell()
 
     def file(self, done: int) -> None:
-        """`done` bytes of the file in hand are here."""
+        """Set the received bytes of the current file to `done`."""
         self.done = self._before + (min(done, self.size) if self.size else done)
         self._tell()
 
     def end(self) -> None:
-        """The file in hand is whole."""
+        """Mark the current file as complete."""
         self.done = self._before + (self.size or 0)
         self._tell()
 
@@ -40,45 +40,45 @@ class Counted:
 
 
 def bar(count: Counted, check_room: Callable[[int], None] | None = None) -> Any:
-    """What the library takes for the class of its bars, and which draws nothing.
+    """A tqdm-like class for the library that counts and draws nothing.
 
-    `check_room` is called with the bytes of a file that are to come, before they do: the hub may
-    promise more of a file than it lists.
+    `check_room` is called with a file's remaining bytes before they are received: the hub may
+    announce more than it lists.
     """
 
     class Bar:
-        """The part of tqdm's interface that is used; Xet reports from a thread of its own."""
+        """The used part of tqdm's interface; Xet calls it from its own thread."""
 
         def __init__(self, **options: Any) -> None:
             if options.get("total") is None:
-                raise NetworkError("the hub does not state how large a file is")
+                raise NetworkError("the hub does not state the size of a file")
             self.total = int(options["total"])
             self._done = int(options.get("initial") or 0)
             if count.size not in (None, self.total):
                 raise CheckpointError(
-                    f"the hub sends {self.total} bytes of a file that it lists with {count.size}",
-                    hint="run the command again; if it stays so, something on the way changes it",
+                    f"the hub sends {self.total} bytes for a file listed with {count.size}",
+                    hint="run the command again; if it fails again, a proxy may change files",
                 )
             if check_room is not None:
                 check_room(self.total - self._done)
 
         def update(self, amount: float | None = 1) -> None:
-            """Called before the bytes are written: a body without an end stops here."""
+            """Count bytes before they are written; stops an endless body."""
             self._done += int(amount or 0)
             if self._done > self.total:
-                raise CheckpointError("the hub sends more of a file than it has")
+                raise CheckpointError("the hub sends more bytes than the file has")
             count.file(self._done)
 
         def update_transfer(self, amount: float) -> None:
-            """Bytes on the wire, which are fewer than the file's."""
+            """Ignored: bytes on the wire, fewer than the file's."""
 
         def set_postfix_str(self, *args: Any, **options: Any) -> None:
-            """A speed."""
+            """Ignored: the speed."""
 
         set_transfer_postfix_str = set_postfix_str
 
         def refresh(self) -> None:
-            """Drawing, which is not done here."""
+            """Ignored: drawing."""
 
         close = refresh
 

@@ -1,7 +1,7 @@
-"""Calls to the hub: whether it answers, bytes of its files, and its errors in our words.
+"""Calls to the hub: reachability, bytes of files, translation of errors.
 
-All go through huggingface_hub's session, which knows $HF_ENDPOINT, $HF_TOKEN and proxies. What
-the library does not bound is bounded here: a server is a stranger, as a file is.
+All go through huggingface_hub's session, which knows $HF_ENDPOINT, $HF_TOKEN and proxies. Servers
+are untrusted: sizes and times that the library does not limit are limited here.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, LlmcliError, NetworkError
 
 _REACH_S = 3.0
-ANSWER_S = 10.0  # for everything after the first request: a long listing takes its time
+ANSWER_S = 10.0  # for requests after the first; a long listing takes time
 _MAX_ERROR_BYTES = 100_000
-_LONGEST_TAG = 128  # a SHA-256 has 64; the library appends to it, and file systems take 255
+_LONGEST_TAG = 128  # SHA-256: 64; the library appends to it; file systems allow 255
 _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
-_WHOLE_S = 30.0  # for an answer from its first byte to its last, and
-_SLOWEST = 20_000  # for a part of a file a second more for each so many bytes
-_LEAST = 1_000  # bytes a second of a whole file
+_WHOLE_S = 30.0  # for an answer from first to last byte,
+_SLOWEST = 20_000  # bytes/s allowed in addition for part of a file
+_LEAST = 1_000  # minimum bytes/s of a whole file
 
 
 def reachable() -> bool:
     """Whether the hub ($HF_ENDPOINT) answers one request within three seconds. Never raises.
 
-    Asked in a thread: no timeout of a connection bounds how long its name is looked up.
-    False also where nothing can be asked: `explained` says why.
+    Runs in a thread, since connection timeouts do not limit name resolution. Also False if no
+    request can be made: `explained` reports why.
     """
     try:
         prepare()
@@ -61,9 +61,9 @@ def reachable() -> bool:
 
 @contextlib.contextmanager
 def explained(model: HubId) -> Iterator[None]:
-    """Inside, errors of the hub, the network and the hub's cache become ours.
+    """Translate errors of the hub, the network and the hub cache inside the context.
 
-    ModelNotFound, NetworkError, CheckpointError or WriteFailed, with a hint for each.
+    Raises ModelNotFound, NetworkError, CheckpointError or WriteFailed, each with a hint.
     """
     prepare()
     try:
@@ -72,7 +72,7 @@ def explained(model: HubId) -> Iterator[None]:
         raise
     except (OSError, ValueError, RuntimeError, EOFError) as error:
         raise as_ours(model, error) from None
-    except Exception as error:  # of the library's client, whose errors have a root of their own
+    except Exception as error:  # the library's client has its own exception classes
         from huggingface_hub import errors
 
         if not isinstance(error, errors.HTTPError | errors.XetDownloadError):  # type: ignore[attr-defined]
@@ -81,10 +81,10 @@ def explained(model: HubId) -> Iterator[None]:
 
 
 def deadline(size: int) -> Callable[[], None]:
-    """A function to call for each piece of an answer of `size` bytes, from now on.
+    """Return a function to call for each piece of an answer of `size` bytes.
 
-    It raises NetworkError once the whole takes too long: a timeout of a connection bounds the
-    wait for the next byte only.
+    It raises NetworkError once the total time is too long: connection timeouts only limit the wait
+    for the next byte.
     """
     end = time.monotonic() + _WHOLE_S + size / _SLOWEST
 
@@ -96,18 +96,18 @@ def deadline(size: int) -> Callable[[], None]:
 
 
 def _endless() -> NetworkError:
-    return NetworkError("the hub's answer does not come to an end", hint="try again later")
+    return NetworkError("the hub's answer does not end", hint="try again later")
 
 
 def _patience(request: Any) -> float:
-    """Seconds for the head of an answer, and for a little of its body: three times a byte's."""
+    """Seconds for the head of an answer and a little of its body: 3 × the read timeout."""
     return 3 * (request.extensions.get("timeout", {}).get("read") or _WHOLE_S / 3)
 
 
 def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of a file, fewer where it ends before; for use inside `explained`.
+    """Bytes [start, stop) of a file, fewer if it ends before; for use inside `explained`.
 
-    A server that knows no ranges sends everything: what is not asked for is dropped.
+    Surplus bytes of a server without range requests are dropped.
     """
     from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -134,22 +134,21 @@ def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> byt
 
 @functools.cache
 def prepare() -> None:
-    """Sets the library up, once: quiet, with `_guard` on every answer, and an end to every wait.
+    """Configure the library once: quiet, `_guard` on every answer, a limit for every wait.
 
-    Raises UsageError for a setting of the library's that cannot be, NetworkError for one of
-    proxies or certificates.
+    Raises UsageError for an invalid library setting, NetworkError for proxies or certificates.
     """
     check_settings()
     from huggingface_hub import constants, file_download, get_session, set_client_factory
     from huggingface_hub.utils import logging
 
-    # that a line was cut is nobody's affair once it goes on
+    # resumed connections need no warning
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    # what it writes at once, and what a cut line can lose: 10 MB as it comes
+    # bytes per write, lost if the connection breaks; the default is 10 MB
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
-    # a name in the cache leads to bytes that are on the disk
+    # sync contents before a name in the cache refers to them
     move: Any = getattr(file_download, "_chmod_and_move", None)
-    if move is not None and move.__module__ == file_download.__name__:  # not ours yet
+    if move is not None and move.__module__ == file_download.__name__:  # not patched yet
 
         def put(src: Path, dst: Path) -> None:
             sync(src)
@@ -158,7 +157,7 @@ def prepare() -> None:
         file_download._chmod_and_move = put
     try:
         made = get_session()
-    except Exception as error:  # whatever the client thinks of the environment
+    except Exception as error:  # any client error about the environment
         raise no_client(error) from None
     others = [hook for hook in made.event_hooks["response"] if hook is not _guard]
     hooks = {**made.event_hooks, "response": [*others, _guard]}
@@ -172,9 +171,9 @@ def prepare() -> None:
 
 
 def _hasty(send: Callable[..., Any]) -> Callable[..., Any]:
-    """`send` of a client, whose answers begin in time or raise NetworkError.
+    """A client's `send` that raises NetworkError unless the answer begins in time.
 
-    A timeout of the client's is one of every read: `100 Continue` or a header may go on for ever.
+    The client's timeout is per read: `100 Continue` or headers could continue forever.
     """
 
     def hasty(request: Any, **more: Any) -> Any:
@@ -195,12 +194,12 @@ def _hasty(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _guard(answer: Any) -> None:
-    """Looks at the head of every answer before the library does.
+    """Check the head of every answer before the library does.
 
-    Raises NetworkError for what the library would ask again in half a minute or, if the server
-    says so, tomorrow; CheckpointError for an ETag that cannot be the name of a file of the cache,
-    which it becomes: an empty one would make the folder of all of them the file; and for another
-    commit than the wanted one, which it notes as the meaning of that for ever.
+    Raises NetworkError for statuses that the library would retry after 30 s, or as late as the
+    server says. Raises CheckpointError for an ETag that is not a valid file name, since it becomes
+    one in the cache (an empty one would replace the folder of blobs), and for a commit other than
+    the requested one, which the library would record permanently.
     """
     status = answer.status_code
     if status == 429 or status >= 500:
@@ -216,32 +215,31 @@ def _guard(answer: Any) -> None:
         tag = answer.headers[header].lstrip("W/").strip('"')
         if set(tag) & set("/\\\0") or tag in ("", ".", "..") or len(tag) > _LONGEST_TAG:
             raise CheckpointError(
-                f"the hub names a file `{shown(tag)}`, which is no name",
-                hint="check HF_ENDPOINT: what answers is no hub",
+                f"the hub names a file with the invalid ETag `{shown(tag)}`",
+                hint="check HF_ENDPOINT: the server is not a hub",
             )
     path, commit = answer.request.url.path, answer.headers.get("x-repo-commit")
     if answer.request.method == "HEAD" and commit and commit not in _COMMITS.findall(path):
         raise CheckpointError(
-            f"the hub sent `{shown(path.rpartition('/')[2])}` of another commit than it named",
+            f"the hub sent `{shown(path.rpartition('/')[2])}` of a different commit",
             hint="run the command again: it may have changed just now",
         )
-    # an encoded body may bring bytes for ever that are none when decoded
+    # an encoded body may be endless and decode to nothing
     most = MAX_JSON_BYTES if "content-encoding" in answer.headers else None
     answer.stream = _bounded()(answer, _MAX_ERROR_BYTES if status >= 400 else most)
 
 
 @functools.cache
 def _bounded() -> type[Any]:
-    """The class of bodies that end: of the client library, whichever this huggingface_hub uses."""
+    """A class of bounded bodies for the client library that this huggingface_hub uses."""
     from huggingface_hub import get_session
 
     client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
 
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
-        """A body of at most `limit` bytes that comes at `_LEAST` a second, or NetworkError.
+        """A body of at most `limit` bytes at `_LEAST` bytes/s or more; raises NetworkError.
 
-        A connection that was reset counts as one that was closed: after that the library
-        continues where it was.
+        A reset connection counts as closed, so that the library resumes the download.
         """
 
         def __init__(self, answer: Any, limit: int | None) -> None:
@@ -265,7 +263,7 @@ def _bounded() -> type[Any]:
                 raise _endless()
 
         def _watch(self) -> None:
-            """Closes the connection after two slow halves: a process may just have been stopped."""
+            """Close the connection after two slow half periods; one may be a stopped process."""
             half, slow = _patience(self._answer.request) / 2, 0
             while slow < 2 and not self._over.is_set():
                 before = self._done

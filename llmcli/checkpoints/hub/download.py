@@ -1,7 +1,7 @@
-"""Models from the hub, in the cache that all tools share: looked up without network, or fetched.
+"""Looks up hub models in the shared hub cache, or downloads them.
 
-huggingface_hub downloads: it continues after a cut connection, gives a file its name when it is
-whole, and lets two processes fetch it once. Its cache is documented at
+The huggingface_hub library resumes after a broken connection, renames complete files, and lets
+concurrent processes fetch a file once. Its cache is documented at
 https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 """
 
@@ -37,12 +37,11 @@ from llmcli.records.progress import Progress
 
 
 def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | None:
-    """The snapshot directory or the file of `model` where the cache has all of it. No network.
+    """The snapshot directory or file of `model` if completely cached.
 
-    Without `weights` a tokenizer is enough. Not `whole`: what can be run, where a download
-    would perhaps bring more: other tools fetch weights without the tokenizer.
-    What other tools keep under a classic's old name (`gpt2`) counts, too.
-    Raises ModelNotFound where the id cannot be one.
+    No network. Without `weights` a tokenizer is enough. Without `whole` a runnable model is enough,
+    even if a download could add files: other tools fetch weights without the tokenizer. Copies
+    under a classic's old name (`gpt2`) count too. Raises ModelNotFound for an invalid id.
     """
     if found := _cached(model, weights, whole):
         return found
@@ -51,7 +50,7 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
 
 
 def broken_link(model: HubId) -> str:
-    """The name of a file of `model` in the cache that leads nowhere, empty where none does."""
+    """The name of a broken link of `model` in the cache; empty if there is none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -91,7 +90,7 @@ def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
             model.repository,
             revision=model.revision,
             local_files_only=True,
-            # without a listing in the cache this compares nothing; with one, what must be there
+            # required files, compared only if the cache has a listing
             allow_patterns=list(SMALL) if whole else [SINGLE],
         )
         return _usable(Path(folder), weights, whole)
@@ -105,7 +104,7 @@ def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
 
 
 def _usable(folder: Path, weights: bool, whole: bool) -> Path | None:
-    """The directory, or the GGUF file in it, where what is needed is there."""
+    """The directory, or the GGUF file in it, if all needed files are present."""
     names = held(folder)
     tensors = any(name.endswith(".safetensors") for name in names)
     if whole and (tensors or not weights) and any(emptied(folder / name) for name in SMALL):
@@ -119,7 +118,7 @@ def _usable(folder: Path, weights: bool, whole: bool) -> Path | None:
 
 
 def held(snapshot: Path) -> set[str]:
-    """Names of the files of a snapshot that are there and may be used."""
+    """Names of the usable files of a snapshot."""
     found = {
         path.relative_to(snapshot).as_posix()
         for path in snapshot.rglob("*")
@@ -129,12 +128,12 @@ def held(snapshot: Path) -> set[str]:
 
 
 def download(model: HubId, *, weights: bool = True, progress: Progress | None = None) -> Path:
-    """Fetches what is missing of `model`: the snapshot directory, or the (first) file.
+    """Fetch missing files of `model`; returns the snapshot directory or the (first) file.
 
-    Without `weights` only what is beside them, unless they are a GGUF file. The branch or tag
-    is pinned to its commit when everything is there. `progress` hears of bytes over all files.
-    Raises what `explained` and `choose` raise, CheckpointError for a file whose sha256 is not
-    the one that the hub told, WriteFailed before anything is fetched where it has no room.
+    Without `weights` only the other files, unless the weights are a GGUF file. The branch or tag is
+    pinned to its commit when all files are complete. `progress` counts bytes over all files. Raises
+    errors of `explained` and `choose`, CheckpointError for a wrong sha256, and WriteFailed before
+    any download if there is not enough space.
     """
     _check_revision(model)
     model = spelled_out(model)
@@ -142,11 +141,11 @@ def download(model: HubId, *, weights: bool = True, progress: Progress | None = 
         listing = listed(model)
         choice = choose(model, listing.sizes)
         large = choice.weights if weights or choice.lone else ()
-        if weights and not choice.weights:  # first the index, which says what else
+        if weights and not choice.weights:  # the index lists the other files
             index = fetch_files(model, listing, (INDEX,))[INDEX]
             large = shards_of(index, listing.sizes)
         mark_missing(model, listing, choice.small)
-        # the weights last: where they are, the rest is
+        # weights last: if they are there, so is the rest
         paths = fetch_files(model, listing, (*choice.small, *large), progress)
         name, path = next(iter(paths.items()))
         folder = path.parents[name.count("/")]
@@ -155,7 +154,7 @@ def download(model: HubId, *, weights: bool = True, progress: Progress | None = 
 
 
 def _check_revision(model: HubId) -> None:
-    """A revision becomes the name of a file in the cache."""
+    """Raise ModelNotFound for `..` in a revision, which becomes a file name in the cache."""
     if model.revision is not None and ".." in model.revision:
         raise ModelNotFound(
             f"`{shown(model.revision)}` cannot be a revision",

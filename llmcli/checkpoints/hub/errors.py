@@ -1,4 +1,4 @@
-"""The hub's errors in our words: what is missing, closed, unreachable or full, and what to do."""
+"""Translates the hub's errors: the cause and a hint."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from llmcli.checkpoints.names import HubId
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError, WriteFailed, first_line
 
 _LOGIN = "log in with `hf auth login`"
-# errors of the library's client, of which there are two kinds, for what no hub sends
+# client errors (of either client library) for answers that no hub sends
 _NO_HUB = ("UnsupportedProtocol", "TooManyRedirects", "InvalidURL", "DecodingError")
 
 
 def as_ours(model: HubId, error: Exception) -> LlmcliError:
     """The error to raise for `error` of huggingface_hub, its client, or the file system.
 
-    ModelNotFound for what the hub does not have, WriteFailed for its cache, NetworkError else.
+    ModelNotFound for missing models, WriteFailed for the cache, otherwise NetworkError.
     """
     from huggingface_hub import errors, get_token
 
@@ -34,16 +34,14 @@ def as_ours(model: HubId, error: Exception) -> LlmcliError:
             hint="unset HF_HUB_OFFLINE where there is a network",
         )
     if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
-        return NetworkError(
-            "the token for the hub has characters that no token has", hint="check HF_TOKEN"
-        )
-    full = "No space left" in str(error)  # Xet writes by itself and gives its errors as text
+        return NetworkError("the hub token has invalid characters", hint="check HF_TOKEN")
+    full = "No space left" in str(error)  # Xet writes files itself and reports errors as text
     if full or (isinstance(error, OSError) and _of_the_disk(error)):
         return unwritable(error if isinstance(error, OSError) else None)
     hint = "run the command again: files that are complete are kept"
     strange = type(error).__name__ in _NO_HUB or "location header" in str(error)
     if strange or isinstance(error, errors.FileMetadataError | ValueError):
-        hint = "check HF_ENDPOINT, and the proxy where there is one: what answers is no hub"
+        hint = "check HF_ENDPOINT and the proxy, if any: the server is not a hub"
     return NetworkError(
         f"the download of `{name}` failed: {shown(str(error) or type(error).__name__, 120)}",
         hint=hint,
@@ -51,7 +49,7 @@ def as_ours(model: HubId, error: Exception) -> LlmcliError:
 
 
 def unwritable(error: OSError | None, *, room: int | None = None) -> WriteFailed:
-    """The hub's cache cannot be written; None: for want of space. `room`: bytes still to come."""
+    """The error for an unwritable hub cache; None: out of space. `room`: bytes still needed."""
     from huggingface_hub import constants
 
     full = error is None or is_full(error)
@@ -65,7 +63,7 @@ def unwritable(error: OSError | None, *, room: int | None = None) -> WriteFailed
 
 
 def no_client(error: Exception) -> NetworkError:
-    """No connection can be set up: proxies and certificates are read before any is made."""
+    """The error for invalid proxy or certificate settings, before any connection."""
     if isinstance(error, OSError) and not isinstance(error, UnicodeError):
         cause, hint = f"the certificates cannot be read: {why(error)}", "check SSL_CERT_FILE"
     else:
@@ -75,19 +73,19 @@ def no_client(error: Exception) -> NetworkError:
 
 
 def _of_the_disk(error: OSError) -> bool:
-    """Whether the file system says so: the library raises bare OSErrors for bodies, too."""
+    """Whether the file system raised it: the library raises bare OSErrors for bodies too."""
     return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
 
 
 def _refused(model: HubId, name: str, error: Exception) -> LlmcliError:
-    """What the hub answered with, from the most special class to the status."""
+    """The error for an HTTP answer, from the most specific class to the status."""
     from huggingface_hub import errors, get_token
 
     response = getattr(error, "response", None)
     status = response.status_code if response is not None else 0
     if isinstance(error, errors.GatedRepoError):
         return NetworkError(
-            f"`{name}` is gated: the hub gives it to those who accepted its terms",
+            f"`{name}` is gated: the hub requires accepting its terms",
             hint=f"accept them on its page, then {_LOGIN}",
         )
     if isinstance(error, errors.RevisionNotFoundError):
@@ -104,11 +102,11 @@ def _refused(model: HubId, name: str, error: Exception) -> LlmcliError:
         return NetworkError(f"`{name}` is disabled on the hub", hint="look for a copy of it")
     if status == 404 and not isinstance(error, errors.RepositoryNotFoundError):
         return ModelNotFound(
-            f"there is no model `{name}` where the hub should be",
-            hint="check its name, and HF_ENDPOINT and the proxy where there is one",
+            f"no model `{name}` at the configured hub",
+            hint="check its name, HF_ENDPOINT and the proxy, if any",
         )
     if isinstance(error, errors.RepositoryNotFoundError):
-        # who may not see a private repository is told that there is none, as everybody else is
+        # the hub hides private repositories from users without access
         return ModelNotFound(
             f"there is no model `{name}` on the hub, or it is private",
             hint=f"check its name; for a private one {_LOGIN}",
@@ -120,13 +118,13 @@ def _refused(model: HubId, name: str, error: Exception) -> LlmcliError:
         )
     if status == 401:
         return NetworkError(
-            "the hub does not accept the token that it was given",
+            "the hub rejected the token",
             hint=f"correct HF_TOKEN or unset it; or {_LOGIN}",
         )
     if status == 403:
         return NetworkError(
-            f"the hub's token may not read `{name}`",
-            hint="give the token the right to read it, on the hub's settings page",
+            f"the hub token has no read access to `{name}`",
+            hint="grant read access to the token on the hub's settings page",
         )
     return NetworkError(
         f"the hub answers for `{name}` with an error ({status})",

@@ -1,4 +1,4 @@
-"""Fetches files of the hub into its cache: free space is checked, and large ones are verified."""
+"""Fetches hub files into the hub cache; checks free space and verifies digests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from llmcli.records.progress import Progress
 def fetch_files(
     model: HubId, listing: Listing, names: Sequence[str], progress: Progress | None = None
 ) -> dict[str, Path]:
-    """Fetches the missing ones of `names`, one after another: name -> path in the cache.
+    """Fetch missing files in `names` one by one; returns name -> path in the cache.
 
-    What another fetch of ours left there before it was verified is verified now, or fetched again,
-    as is what a power loss emptied.
-    For use inside `explained`. Raises WriteFailed before anything is fetched where the cache has
-    no room for it, CheckpointError for a file whose sha256 is not the one that the hub states.
+    Files of an interrupted fetch are verified or fetched again, as are files emptied by a power
+    loss. For use inside `explained`. Raises WriteFailed before any download if there is not enough
+    space, CheckpointError for a file with a wrong sha256.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -42,7 +41,7 @@ def fetch_files(
             Path(found).resolve().unlink()
             Path(found).unlink(missing_ok=True)
         elif isinstance(found, str):
-            with contextlib.suppress(CheckpointError):  # it is gone now, and fetched below
+            with contextlib.suppress(CheckpointError):  # removed, and fetched again below
                 if name in doubtful:
                     with marked(snapshot, name):
                         _verify(name, Path(found), listing)
@@ -61,7 +60,7 @@ def fetch_files(
 
 
 def snapshot_of(model: HubId, commit: str) -> Path:
-    """Where the hub's cache has, or will have, the files of `model` at that commit."""
+    """The directory in the hub cache for the files of `model` at `commit`."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -70,7 +69,7 @@ def snapshot_of(model: HubId, commit: str) -> Path:
 
 
 def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
-    """One file, verified. A fetch that is interrupted leaves no snapshot without files."""
+    """Fetch and verify one file. An interrupted fetch leaves no empty snapshot."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -90,7 +89,7 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
 
 
 def _remove_left_overs(blob: Path) -> None:
-    """Stale partial downloads of the same file; those of a running one stay."""
+    """Remove stale partial downloads of the same file; a running download's stay."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     lock = blob.parents[2] / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
@@ -102,13 +101,13 @@ def _remove_left_overs(blob: Path) -> None:
 
 
 def _check_room(needed: int) -> None:
-    """WriteFailed where the cache's disk has less than `needed` bytes."""
+    """Raise WriteFailed if the cache's disk has less than `needed` bytes."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE).expanduser().absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    with contextlib.suppress(OSError):  # what is unknown is found out by writing
+    with contextlib.suppress(OSError):  # if unknown, writing will tell
         if needed > shutil.disk_usage(folder).free:
             raise unwritable(None, room=needed)
 
@@ -117,7 +116,7 @@ def _verify(name: str, path: Path, listing: Listing) -> None:
     """Compares a file with what the hub states: its size, and its digest, which of a large one is
     its name in the cache.
 
-    A wrong one is removed, so that nothing finds it. What the hub says nothing of passes.
+    A wrong file is removed. A file without stated size or digest passes.
     """
     blob = path.resolve()
     size = blob.stat().st_size
@@ -136,16 +135,15 @@ def _verify(name: str, path: Path, listing: Listing) -> None:
         path.unlink(missing_ok=True)
         blob.unlink(missing_ok=True)
         raise CheckpointError(
-            f"`{shown(name)}` came from the hub with another {other} than it has there, and "
-            "was removed",
-            hint="run the command again; if it stays so, something on the way changes files",
+            f"the downloaded `{shown(name)}` has a wrong {other} and was removed",
+            hint="run the command again; if it fails again, a proxy may change files",
         )
 
 
 def mark_missing(model: HubId, listing: Listing, small: Sequence[str]) -> None:
-    """Lets the cache know what the repository does not have: a look-up then asks for it no more.
+    """Record files that the repository lacks, so that lookups do not request them again.
 
-    The library keeps such marks itself, when a file turns out not to exist.
+    The library creates the same marks when a file does not exist.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -160,19 +158,20 @@ def mark_missing(model: HubId, listing: Listing, small: Sequence[str]) -> None:
 
 
 def pin(model: HubId, commit: str, snapshot: Path) -> None:
-    """Writes which commit the branch or tag is, as the library would before a download.
+    """Record the commit of a branch or tag, after the download.
 
-    Afterwards, an interrupted update leaves the older version in use, which is whole.
+    The library does so before; this way an interrupted update leaves the old, complete version in
+    use.
     """
     revision = model.revision or "main"
     path = snapshot.parent.parent / "refs" / revision
     if revision == commit:
         return
     with contextlib.suppress(OSError):
-        if path.is_file() and path.read_text() == commit:  # a pipe would never end
+        if path.is_file() and path.read_text() == commit:  # a pipe would block
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # beside `refs`, where whatever lies is a branch, also after a full disk or a kill
+    # not in `refs`, where a leftover would count as a branch
     with tempfile.TemporaryDirectory(dir=snapshot.parent.parent) as scratch:
         whole = Path(scratch) / "ref"
         whole.write_text(commit)

@@ -1,4 +1,4 @@
-"""Which files of a repository are a model: few of the many that are in one."""
+"""Chooses the files of a repository that a model needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmcli.checkpoints.split import part_names
 from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-# what is read beside safetensors, where it is there
+# files read in addition to safetensors, if present
 SMALL = (
     "config.json", "generation_config.json", INDEX, *TOKENIZERS, "merges.txt",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -32,10 +32,10 @@ _MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The files that are needed: `small` ones, and the `weights` in order.
+    """The needed files: `small` ones, and the `weights` in order.
 
-    No weights: their names are in the index, one of the small ones. `lone`: the model is opened
-    as the first weight file, not as the directory.
+    Empty `weights`: their names are in the index, one of the small files. `lone`: the model is
+    opened as the first weight file, not as the directory.
     """
 
     small: tuple[str, ...]
@@ -44,11 +44,10 @@ class Choice:
 
 
 def choose(model: HubId, sizes: Mapping[str, int | None]) -> Choice:
-    """What is needed of a repository that holds files of these `sizes`, where they are known.
+    """Choose the needed files of a repository with files of these `sizes` (None: unknown).
 
-    Its safetensors, else its one GGUF file, which may be in parts; where it names a file, that.
-    Raises ModelNotFound for a file that is not there, CheckpointError where the choice is the
-    user's, and where there are pickles only.
+    The file in `model`, else safetensors, else the only (possibly split) GGUF file. Raises
+    ModelNotFound for a missing file, CheckpointError for an ambiguous choice or for pickles only.
     """
     names = sizes.keys()
     if model.file is not None:
@@ -72,7 +71,7 @@ def choose(model: HubId, sizes: Mapping[str, int | None]) -> Choice:
     repository = shown(model.repository)
     if any(name.endswith(PICKLE_SUFFIXES) for name in names):
         raise CheckpointError(
-            f"`{repository}` has its weights as pickles alone, which are never read because "
+            f"`{repository}` has pickled weights only, which are never read because "
             "reading them can run code",
             hint="https://huggingface.co/spaces/safetensors/convert makes a pull request with "
             f"safetensors: then `{repository}@refs/pr/N`",
@@ -84,9 +83,9 @@ def choose(model: HubId, sizes: Mapping[str, int | None]) -> Choice:
 
 
 def gguf_groups(names: Collection[str]) -> list[tuple[str, ...]]:
-    """The models among `names`, sorted: one GGUF file each, or all parts of a split one.
+    """The GGUF models in `names`, sorted: one file each, or all parts of a split one.
 
-    A vision projector and an importance matrix are GGUF files and no models.
+    Vision projectors and importance matrices are not models.
     """
     groups = {
         part_names(name) or (name,)
@@ -98,9 +97,9 @@ def gguf_groups(names: Collection[str]) -> list[tuple[str, ...]]:
 
 
 def _safetensors(names: Collection[str]) -> list[tuple[str, ...]]:
-    """The same of safetensors beside a configuration, their shards missing or not.
+    """The safetensors models in `names`, also with missing shards.
 
-    An adapter, and the weights under their maker's own names, do not count beside others.
+    Adapters and `consolidated` weights do not count beside others.
     """
     found = [name for name in names if _is(name, ".safetensors") and "/" not in name]
     others = [name for name in found if not name.startswith(("adapter_model", "consolidated"))]
@@ -108,7 +107,7 @@ def _safetensors(names: Collection[str]) -> list[tuple[str, ...]]:
 
 
 def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
-    """The files in which an index places tensors; CheckpointError unless `names` has them all."""
+    """The weight files of an index; CheckpointError unless all are in `names`."""
     document = read_json(index)
     found = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(found, dict) or not found:
@@ -120,11 +119,11 @@ def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
 
 
 def state_of(names: Collection[str], index: Path, absent: Collection[str] = ()) -> str:
-    """How much of a model a directory with the files `names` is, in the words of `models list`.
+    """The state of a directory with files `names`, as shown by `models list`.
 
-    `index` is where its index would lie, `absent` what its repository is known not to have.
-    COMPLETE is what needs no download; NO_CONFIGURATION and NO_TOKENIZER have all weights.
-    Nothing is said of what is in the weights. Never raises.
+    `index`: path of its index; `absent`: files known to be missing in the repository. COMPLETE
+    needs no download; NO_CONFIGURATION and NO_TOKENIZER have all weights. The weights are not
+    inspected. Never raises.
     """
     tensors = _safetensors(names)
     if SINGLE in names:
@@ -179,7 +178,7 @@ def _named(model: HubId, file: str, names: Collection[str]) -> Choice:
 def _several(
     model: HubId, found: list[tuple[str, ...]], sizes: Mapping[str, int | None]
 ) -> CheckpointError:
-    """Names the files, each the first of a model, and one of them that most people want."""
+    """The error that lists the first file of each model and suggests a common choice."""
     liked = next((g for kind in _LIKED for g in found if kind in g[0].upper()), found[0])
     named = []
     for group in (liked, *(group for group in found if group is not liked))[:4]:

@@ -1,4 +1,4 @@
-"""The headers of a model on the hub: what it is, without the gigabytes that it weighs."""
+"""Fetches the headers of a model on the hub, without its weights."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
 from llmcli.records.progress import Progress
 
-_FIRST = 100_000  # bytes of a weight file to begin with: most headers of safetensors are shorter
-_MAX_FILE = 1 << 43  # what every file system holds; the hub's largest are a hundredth of that
+_FIRST = 100_000  # first bytes of a safetensors file; most headers are shorter
+_MAX_FILE = 1 << 43  # bytes; 100 × the hub's largest files
 _FIRST_GGUF = 1 << 20  # its header holds the vocabulary
 _MAX_GGUF = 1 << 28  # the largest vocabularies take 20 MB
 
 
 def on_the_hub(spec: str, revision: str | None) -> HubId | None:
-    """The repository, or the file of one, that `spec` names; None where it names something else.
+    """The hub repository or file that `spec` names; None for anything else.
 
-    None also for what is in our own cache, or is fetched from elsewhere where there is no hub.
+    Also None for a catalog model that is cached, or has another source if the hub is unreachable.
     """
     found = parse(spec, revision=revision)
     if isinstance(found, str) and found in CATALOG:
@@ -47,12 +47,11 @@ def on_the_hub(spec: str, revision: str | None) -> HubId | None:
 def fetched_headers(
     model: HubId, *, weights: bool = True, progress: Progress | None = None
 ) -> Iterator[tuple[Path, str]]:
-    """A directory with the model's small files and the headers of its weights, and its commit.
+    """Yield a temporary directory with small files and weight headers, and the commit.
 
-    The (first) file in it where the model is a GGUF file. The weight files there have their size
-    and their header; behind it they are holes, which take no room and read as zeros. Without
-    `weights` there are none, unless they hold the tokenizer, as GGUF files do. The directory is
-    gone afterwards. Raises what `explained` and `choose` raise.
+    For a GGUF model the (first) file in it. Weight files have their full size; after the header
+    they are sparse and read as zeros. Without `weights` they are omitted, except GGUF files, which
+    hold the tokenizer. Raises errors of `explained` and `choose`.
     """
     with _scratch() as folder:
         with explained(model):
@@ -70,7 +69,7 @@ def fetched_headers(
             if (
                 small
                 and (target / small[0]).is_symlink()
-                and (not weights or cached(model, whole=False) is None)  # it is replaced by no less
+                and (not weights or cached(model, whole=False) is None)  # already cached
             ):
                 pin(model, listing.commit, snapshot_of(model, listing.commit))
             for number, name in enumerate(names):
@@ -79,7 +78,7 @@ def fetched_headers(
                 _write_header(model, name, listing, target / name)
         try:
             yield target / names[0] if choice.lone else target, listing.commit
-        except LlmcliError as error:  # which names a file that is gone when it is read
+        except LlmcliError as error:  # names a temporary file
             error.message = error.message.replace(folder, f"hf:{model.repository}")
             raise
 
@@ -100,7 +99,7 @@ def _scratch() -> Iterator[str]:
 def _link_small(
     model: HubId, names: Sequence[str], listing: Listing, folder: Path, progress: Progress | None
 ) -> None:
-    """Files read whole; kept in the hub's cache, where every tool finds them, if that can be."""
+    """Fetch small files, into the shared hub cache if it is writable."""
     for name in names:
         if (listing.sizes[name] or 0) > MAX_JSON_BYTES:
             raise CheckpointError(f"`{shown(name)}` is larger than {MAX_JSON_BYTES} bytes")
@@ -118,7 +117,7 @@ def _link_small(
 
 
 def _put(target: Path, at: int, data: bytes, size: int | None) -> None:
-    """Writes the bytes of a file from `at` on; behind them a hole up to `size`."""
+    """Write `data` at offset `at`; the file is sparse up to `size`."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("ab") as file:
@@ -135,11 +134,11 @@ def _put(target: Path, at: int, data: bytes, size: int | None) -> None:
 
 
 def _write_header(model: HubId, name: str, listing: Listing, target: Path) -> None:
-    """The first bytes of a weight file, as many as its header has; holes up to its size."""
+    """Write the header of a safetensors file; the rest is sparse."""
     size = listing.sizes[name]
     if (size or 0) > _MAX_FILE:
         raise CheckpointError(
-            f"`{shown(name)}` has {size} bytes, as the hub states, which no file has",
+            f"the hub states an impossible size of `{shown(name)}`: {size} bytes",
             hint="look for another repository with the same model",
         )
     if name.lower().endswith(".gguf"):
@@ -148,15 +147,15 @@ def _write_header(model: HubId, name: str, listing: Listing, target: Path) -> No
     length = 8 + int(struct.unpack("<Q", data[:8])[0]) if len(data) >= 8 else 0
     if len(data) < length <= MAX_JSON_BYTES:
         data += bytes_of(model, name, listing.commit, len(data), length)
-    # what the header does not add up to is refused when it is read
+    # an inconsistent header is refused when it is read
     _put(target, 0, data[: max(8, length)], size)
 
 
 def _write_gguf(model: HubId, name: str, commit: str, size: int | None, target: Path) -> None:
-    """Four times as much of the file each time, until its header is in what is there.
+    """Fetch four times as much each time, until the GGUF header is complete.
 
-    A header says nowhere how long it is. What reads as one, and begins its weights within what
-    was fetched, is whole: behind it there are zeros, and no header has so many.
+    A GGUF header does not state its length. It is complete if it parses and its weights begin
+    within the fetched bytes: the zeros after these are no valid header.
     """
     have, want = 0, _FIRST_GGUF
     while True:
@@ -170,6 +169,6 @@ def _write_gguf(model: HubId, name: str, commit: str, size: int | None, target: 
             whole = False
         else:
             whole = bool(tensors) and min(one.offset for one in tensors.values()) <= have
-        if whole or ends:  # a broken one is refused, by name, when it is opened
+        if whole or ends:  # a broken one is refused when it is opened
             return
         want *= 4

@@ -1,4 +1,4 @@
-"""huggingface_hub's surroundings, looked at before it is imported, which is when it reads them."""
+"""Checks the environment of huggingface_hub before its import, when it reads it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from llmcli.checkpoints.names import HubId
 from llmcli.errors import UsageError
 
 _SECONDS = ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT")
-_MOST_SECONDS = 1_000_000  # sockets take no more than some hundred years
+_MOST_SECONDS = 1_000_000  # sockets have an upper limit
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def check_settings() -> None:
-    """Called before every first use of huggingface_hub. No network.
+    """Check environment variables before the first use of huggingface_hub.
 
-    Raises UsageError, which names the variable, for what the library or its client would fail
-    on in words of their own. Empty variables count as unset here, as everywhere else.
+    No network. Raises UsageError naming the variable for values on which the library or its client
+    would fail. Empty variables count as unset.
     """
     for name in ("HF_ENDPOINT", *_SECONDS):
         if not os.environ.get(name):
             os.environ.pop(name, None)
     if os.environ.get("HF_HUB_VERBOSITY", "").lower() not in _LEVELS:
-        os.environ.pop("HF_HUB_VERBOSITY", None)  # it would be printed as it is
-    # what it warns of raises an error of ours, or is nobody's affair
+        os.environ.pop("HF_HUB_VERBOSITY", None)  # the library would print it
+    # its warnings become our errors or are irrelevant
     warnings.filterwarnings("ignore", module=r"huggingface_hub\b")
     _check_endpoint(os.environ.get("HF_ENDPOINT"))
     for name in _SECONDS:
@@ -51,12 +51,12 @@ def _check_endpoint(endpoint: str | None) -> None:
     try:
         parts = urlsplit(endpoint)
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-    except ValueError:  # brackets, or a port that is no number or too large
+    except ValueError:  # brackets, or an invalid port
         good = False
     if not good or not endpoint.isprintable() or " " in endpoint:
         raise UsageError(
-            f"`HF_ENDPOINT` is `{shown(endpoint)}`, which is no address of a hub",
-            hint="unset HF_ENDPOINT, or write an address such as https://huggingface.co",
+            f"`HF_ENDPOINT` is `{shown(endpoint)}`, which is not a URL of a hub",
+            hint="unset HF_ENDPOINT, or set a URL such as https://huggingface.co",
         )
 
 
@@ -66,13 +66,13 @@ def _check_cache() -> None:
     try:
         os.stat(Path(constants.HF_HUB_CACHE).expanduser())
     except RuntimeError:
-        cause = "names the home of nobody"
+        cause = "names the home of an unknown user"
     except OSError as error:
         if error.errno != errno.ELOOP:
-            return  # it may not exist yet, and what cannot be written is found out by writing
-        cause = "is a link that leads to itself"
+            return  # it may not exist yet; writing will tell
+        cause = "is a link to itself"
     except ValueError:
-        cause = "is no name of a directory"
+        cause = "is not a valid directory name"
     else:
         return
     raise UsageError(
@@ -82,9 +82,9 @@ def _check_cache() -> None:
 
 
 def has_odd_reference(model: HubId) -> bool:
-    """Whether the cache has something else than a file where it notes the commit of a branch.
+    """Whether the cache entry for a branch's commit is not a regular file.
 
-    The library opens whatever lies there, and would wait for ever for a pipe.
+    The library would open it, and hang at a pipe.
     """
     from huggingface_hub import constants
 

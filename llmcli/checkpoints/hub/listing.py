@@ -1,4 +1,4 @@
-"""What a repository on the hub holds, as the hub states it: checked, for it is untrusted."""
+"""Lists a hub repository; the hub's answer is untrusted and checked."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from llmcli.checkpoints.hub.calls import ANSWER_S, deadline, reachable
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import WITHOUT_NETWORK, CheckpointError, NetworkError
 
-_MOST_FILES = 100_000  # of a repository; the largest public ones have some thousand
+_MOST_FILES = 100_000  # of a repository; the largest public ones have thousands
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """A repository at one commit: bytes of each file (None: not stated), and digests.
+    """A repository at one commit: bytes of each file (None: unknown), and digests.
 
-    `sha256` of the large ones, `git`: the names that git gives the others, where they are stated.
+    `sha256`: of large files; `git`: git object ids of the others, if stated.
     """
 
     commit: str
@@ -33,8 +33,9 @@ class Listing:
 
 
 def listed(model: HubId) -> Listing:
-    """What `model`'s repository holds at its revision. Raises NetworkError within three seconds
-    where the hub does not answer, and library errors for use inside `explained`.
+    """List `model`'s repository at its revision; for use inside `explained`.
+
+    Raises NetworkError within three seconds if the hub does not answer, and library errors.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -54,7 +55,7 @@ def listed(model: HubId) -> Listing:
         stated = json.loads(body)
         sha, siblings = stated["sha"], stated["siblings"]
         if not COMMIT.fullmatch(sha):
-            raise ValueError("its commit is none")
+            raise ValueError("invalid commit")
         if len(siblings) > _MOST_FILES:
             raise CheckpointError(
                 f"`{shown(model.repository)}` lists more than {_MOST_FILES:,} files",
@@ -67,7 +68,7 @@ def listed(model: HubId) -> Listing:
         small = {file["rfilename"]: file.get("blobId") for file in siblings if not file.get("lfs")}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise NetworkError(
-            f"what answers for the hub ({shown(constants.ENDPOINT)}) does not speak its language",
+            f"invalid answer from the hub ({shown(constants.ENDPOINT)})",
             hint="check HF_ENDPOINT, and whether the network wants a login in a browser first",
         ) from None
     return Listing(
@@ -76,16 +77,16 @@ def listed(model: HubId) -> Listing:
 
 
 def _name(stated: Any) -> str:
-    """The name of a file, which becomes one below the cache; CheckpointError for any other text."""
+    """A valid file name, used below the cache; raises CheckpointError for any other value."""
     if not isinstance(stated, str):
-        raise ValueError("a name that is none")
+        raise ValueError("invalid name")
     try:
         odd = any(len(part) > 255 for part in stated.encode().split(b"/"))
     except UnicodeEncodeError:
         odd = True
     if odd or set(stated) & set("\\\0") or {"", ".", ".."} & set(stated.split("/")):
         raise CheckpointError(
-            f"the hub names a file `{shown(stated)}`, which is no name",
+            f"the hub lists an invalid file name `{shown(stated)}`",
             hint="look for another repository with the same model",
         )
     return stated
@@ -104,7 +105,7 @@ def _size(stated: Any) -> int | None:
 
 
 def _body(url: str) -> bytes:
-    """The whole answer to a question of ours, as long as it has a reasonable length."""
+    """The body of the answer to a request, with a limited length."""
     from huggingface_hub import get_session, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

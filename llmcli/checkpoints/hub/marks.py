@@ -1,9 +1,8 @@
-"""Files that were fetched and are not verified yet: a mark beside the snapshots for each of them.
+"""Marks of fetched files that are not verified yet, stored beside the snapshots.
 
-The library gives a file its name once it is whole, and we compare its digest after that: who is
-killed between the two leaves a file that looks like any other. The mark was there before it, and
-goes when the digest was right. What other programs put into the cache they all share has no
-mark: it is taken as it is, as they take what we put there.
+The library renames a complete file before its digest is compared here; a kill in between would
+leave an unverified file. The mark is created before the file and removed after verification. Files
+of other programs in the shared cache have no mark and are trusted, as they trust ours.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from urllib.parse import quote, unquote
 
 from llmcli.checkpoints.files import sync
 
-_FOLDER = ".llmcli-unverified"  # in the repository's directory, where tools ignore what is no part
+_FOLDER = ".llmcli-unverified"  # in the repository's directory; other tools ignore it
 _ENDING = ".mark"
 
 
-# the name that git gives the empty file, which becomes that of its bytes in the cache
+# git's id of the empty file, the name of its blob in the cache
 _EMPTY = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()
 
 
 def emptied(path: Path) -> bool:
-    """Whether a file is empty that was not so on the hub: what a power loss leaves."""
+    """Whether a file is empty but not on the hub, as after a power loss."""
     try:
         return path.stat().st_size == 0 and path.resolve().name != _EMPTY
     except OSError:
@@ -35,8 +34,10 @@ def emptied(path: Path) -> bool:
 
 @contextlib.contextmanager
 def marked(snapshot: Path, name: str) -> Iterator[None]:
-    """Inside, the file `name` of `snapshot` counts as not verified; after an error or a kill
-    too, unless it is not there. Raises OSError where the cache cannot be written.
+    """Mark the file `name` of `snapshot` as unverified inside the context.
+
+    The mark stays after an error or a kill, unless the file is missing. Raises OSError if the cache
+    is not writable.
     """
     folder = _of(snapshot)
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,18 +46,18 @@ def marked(snapshot: Path, name: str) -> Iterator[None]:
     whole = False
     try:
         yield
-        sync(snapshot / name)  # the bytes before the mark goes, also where the power fails
+        sync(snapshot / name)  # before the mark is removed
         whole = True
     finally:
         if whole or not os.path.lexists(snapshot / name):
-            with contextlib.suppress(OSError):  # another process may have verified it, too
+            with contextlib.suppress(OSError):  # another process may have removed it
                 mark.unlink()
                 folder.rmdir()
                 folder.parent.rmdir()
 
 
 def unverified(snapshot: Path) -> frozenset[str]:
-    """Names of the files of `snapshot` that have a mark, whether they are there or not."""
+    """Names of the marked files of `snapshot`, existing or not."""
     try:
         marks = os.listdir(_of(snapshot))
     except OSError:
@@ -65,7 +66,7 @@ def unverified(snapshot: Path) -> frozenset[str]:
 
 
 def absent(snapshot: Path) -> frozenset[str]:
-    """What the repository does not have at that commit, as far as the library has noted it."""
+    """Files recorded by the library as missing at this commit."""
     try:
         return frozenset(os.listdir(snapshot.parents[1] / ".no_exist" / snapshot.name))
     except OSError:

@@ -1,7 +1,6 @@
-"""A file of the hub's that llmcli pins: in the hub's own cache, or downloaded into a scratch place.
+"""A pinned file of the hub: from the hub cache, or downloaded into a scratch directory.
 
-It is kept by whoever verifies it, not in the hub's cache: the catalog's models are in one place,
-whichever source they came from.
+The caller verifies and stores it in llmcli's cache, like catalog models of other sources.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ Opened = Callable[[Path], AbstractContextManager[IO[bytes]]]
 
 
 def kept(hub: HubFile) -> Path | None:
-    """Where the hub's cache, which other tools fill too, has the file. No network."""
+    """The path of the file in the hub cache; None if missing. No network."""
     check_settings()
     from huggingface_hub import try_to_load_from_cache  # 0.16 s
 
     found = try_to_load_from_cache(hub.repository, hub.file, revision=hub.revision)
-    return Path(found) if isinstance(found, str) else None  # or a mark that it does not exist
+    return Path(found) if isinstance(found, str) else None  # or a mark of a missing file
 
 
 def opened_file(path: Path) -> Opened:
-    """The file at `path`, as a source."""
+    """A source that opens the file at `path`."""
 
     @contextlib.contextmanager
     def opened(scratch: Path) -> Iterator[IO[bytes]]:
@@ -48,11 +47,10 @@ def opened_file(path: Path) -> Opened:
 
 
 def downloaded(hub: HubFile, size: int, sha256: str, doing: str, report: Progress) -> Opened:
-    """A function of a scratch directory: the file, open, after a download from the hub.
+    """A source that downloads the file from the hub into a scratch directory and opens it.
 
-    Nothing happens before it is called. It raises NetworkError within three seconds where the hub
-    does not answer, for what it does not give to everybody too, ModelNotFound where it does not
-    have the file, CheckpointError where that has another size or sha256.
+    It raises NetworkError within three seconds if the hub does not answer, also for restricted
+    files, ModelNotFound for a missing file, CheckpointError for a wrong size or sha256.
     """
 
     @contextlib.contextmanager
@@ -65,7 +63,7 @@ def downloaded(hub: HubFile, size: int, sha256: str, doing: str, report: Progres
             with explained(HubId(repository=hub.repository, file=hub.file)):
                 _check_promise(hub, size, sha256)
                 path = _download(hub, size, scratch / "hub", doing, report)
-        except WriteFailed as error:  # which is about the hub's cache, and this is ours
+        except WriteFailed as error:  # refers to the hub cache, but this is our cache
             cause = error.__context__
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise cause if isinstance(cause, OSError) else full from None
@@ -87,21 +85,21 @@ def _download(hub: HubFile, size: int, folder: Path, doing: str, report: Progres
         hub.file,
         revision=hub.revision,
         local_dir=folder,
-        cache_dir=folder,  # and from nowhere else: what the hub's own has was looked at before
+        cache_dir=folder,  # the hub cache was checked before
         etag_timeout=_SECONDS,
         tqdm_class=bar(count),
     )
 
 
 def _check_promise(hub: HubFile, size: int, sha256: str) -> None:
-    """Asks the hub which file it would send, before anything large is sent."""
+    """Check the size and sha256 that the hub announces, before the download."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(hub.repository, hub.file, revision=hub.revision)
     promise = get_hf_file_metadata(url, timeout=_SECONDS)
     etag = promise.etag or ""
     other = "size" if promise.size not in (None, size) else ""
-    if SHA256.fullmatch(etag) and etag != sha256:  # of a file that is not large it is no sha256
+    if SHA256.fullmatch(etag) and etag != sha256:  # small files have no sha256 as ETag
         other = "sha256"
     if other:
-        raise CheckpointError(f"the hub has another file as `{hub.file}`: its {other} differs")
+        raise CheckpointError(f"`{hub.file}` on the hub is a different file: its {other} differs")

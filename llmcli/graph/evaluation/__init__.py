@@ -1,1 +1,1 @@
-"""How each op is evaluated, slowly and obviously: imports nothing of `ops` or the decoder."""
+"""Reference evaluation of each op: slow and simple, without imports from `ops` or the decoder."""

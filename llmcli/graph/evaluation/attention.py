@@ -1,4 +1,4 @@
-"""Rules of softmax attention, cell by cell: scores with their mask, softmax, `A V`."""
+"""Rules of softmax attention per element: masked scores, softmax, `A V`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from llmcli.records.explanation import Fact, Sum, Term
 
 
 class Score(Rule[ops.Score]):
-    """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for keys that a query may not look at."""
+    """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for masked keys."""
 
     def hides(self, query: int, key: int) -> str:
-        """Why the query may not look at the key, empty where it may."""
+        """The reason why the key is masked for the query; empty if it is not."""
         window = self.op.window
         masked = f"mask {symbol('M', query, key)} = −∞: token {query} may not look at token {key}"
         if key > query:
@@ -40,7 +40,7 @@ class Score(Rule[ops.Score]):
         return ""
 
     def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
-        """A score can be small because large products cancel: ‖q‖ · ‖k‖ · scale bounds them."""
+        """Bound by ‖q‖ · ‖k‖ · scale, since a small score may be a sum of large products."""
         head, query, _ = index
         q_d = values.kernel(self.op.query)[head, query]
         k_Sd = values.kernel(self.op.key)[head // self.op.group, : query + 1]
@@ -48,7 +48,7 @@ class Score(Rule[ops.Score]):
         return size + values.least
 
     def _factors(self, values: Numbers) -> Tensor:
-        """What the scores of each query are multiplied by, `[T, 1]`."""
+        """The factor on each query's scores, `[T, 1]`."""
         found = [self.op.factor(position) for position in values.positions]
         return torch.tensor(found, dtype=torch.float64)[:, None]
 
@@ -67,7 +67,7 @@ class Score(Rule[ops.Score]):
         return s_HTS.masked_fill_(hidden_TS, -math.inf)
 
     def hidden(self, positions: Sequence[int], keys: int) -> Tensor:
-        """Which keys the queries at those positions may not look at, `[T, S]`."""
+        """Mask of keys hidden from the queries at `positions`, `[T, S]`."""
         at_T1, at_S = torch.tensor(positions)[:, None], torch.arange(keys)
         hidden_TS = at_S > at_T1
         if self.op.window is not None:
@@ -76,11 +76,11 @@ class Score(Rule[ops.Score]):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """And what the sizes of keys that are only shown follow from."""
+        """The inputs, and the sources of keys that are only shown."""
         return (*self.op.inputs, *_shown_from(self.rules, self.op.key))
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Σ|q·k|, scaled; a mask is exact, and what is rounded before a cap is no more after it."""
+        """Σ|q·k|, scaled; a mask is exact, and a cap does not amplify rounding errors."""
         q_HTd, k_KSd = values[self.op.query].abs(), sizes(values, self.rules, self.op.key)
         k_HSd = k_KSd.repeat_interleave(self.op.group, 0)
         size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * self._factors(values).abs()
@@ -127,20 +127,20 @@ class Score(Rule[ops.Score]):
 
 
 class Softmax(Rule[ops.Softmax]):
-    """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`.
+    """`A = softmax(S)` row by row after subtracting the row's maximum, `[H, T, S]`.
 
-    With a sink, the maximum and the sum are those of the row and of it.
+    A sink is included in the maximum and the sum.
     """
 
     @property
     def formula(self) -> str:
-        """It goes on to say what S is."""
+        """The formula, continued by that of S."""
         product = self.scores.op.product(self.letter_of)
         return f"{super().formula} = {self.op.of(product, self.letter_of)}"
 
     @property
     def scores(self) -> Score:
-        """The rule of its scores."""
+        """The rule of the scores."""
         found = self.rules[self.op.source]
         assert isinstance(found, Score)
         return found
@@ -150,31 +150,31 @@ class Softmax(Rule[ops.Softmax]):
         return _softmax(values[self.op.source], self._sinks(values))[0]
 
     def row(self, values: Numbers, head: int, query: int) -> Tensor:
-        """One row of it, `[S]`."""
+        """One row of A, `[S]`."""
         return _softmax(values[self.op.source][head, query], self._sinks(values)[head, 0])[0]
 
     def _sinks(self, values: Numbers) -> Tensor:
-        """The heads' own scores, `[H, 1, 1]`; −∞ where they have none."""
+        """The heads' sink scores, `[H, 1, 1]`; −∞ without sinks."""
         if self.op.sink is None:
             heads = len(values[self.op.source])
             return torch.full((heads, 1, 1), -math.inf, dtype=torch.float64)
         return values.vector(self.op.sink)[:, None, None]
 
     def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
-        """The largest weight of the row; what is masked is 0 exactly."""
+        """The largest weight of the row; exactly 0 for masked keys."""
         hidden = self.scores.hides(*index[1:])
         return 0.0 if hidden else super().magnitude(values, name, index)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """A weight times the sizes of what its scores were added up from, for `e^` of them.
+        """A weight times the magnitude of its score, as for an exponential.
 
-        The kernel never writes scores: what it rounds in them is in its weights.
+        The kernel does not store scores: their rounding errors are in the weights.
         """
         size_HTS = self.scores.magnitudes(values)
         return _uncertain(values[self.op.source], size_HTS, self._sinks(values))
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The whole row of scores, their exponentials, and the share of one of them."""
+        """The whole row of scores, their exponentials, and one weight."""
         head, query, key = index
         reason = self.scores.hides(query, key)
         row = values[self.op.source][head, query].tolist()
@@ -218,7 +218,7 @@ class Softmax(Rule[ops.Softmax]):
         )  # fmt: skip
 
     def row_magnitudes(self, values: Numbers, head: int, query: int) -> Tensor:
-        """Those of one row, `[S]`."""
+        """The magnitudes of one row, `[S]`."""
         s_S, scores = values[self.op.source][head, query], self.scores
         k_Sd = sizes(values, self.rules, scores.op.key)[head // scores.op.group]
         q_d = values[scores.op.query][head, query].abs()
@@ -228,16 +228,16 @@ class Softmax(Rule[ops.Softmax]):
 
 
 class Mix(Rule[ops.Mix]):
-    """`C = A V`: for every query the values of all keys, each times its weight, `[H, T, e]`."""
+    """`C = A V`: per query, the weighted sum of all keys' values, `[H, T, e]`."""
 
     @property
     def weights(self) -> Rule[Any]:
-        """The rule of its weights."""
+        """The rule of the weights."""
         return self.rules[self.op.pattern]
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """And what the sizes of values that are only shown follow from."""
+        """The inputs, and the sources of values that are only shown."""
         return (*self.op.inputs, *_shown_from(self.rules, self.op.value))
 
     def tensor(self, values: Numbers) -> Tensor:
@@ -251,15 +251,15 @@ class Mix(Rule[ops.Mix]):
         )
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """What the weights may be off, times the values: a fused kernel writes neither S nor A."""
+        """Uncertainty of the weights times the values: a fused kernel stores neither S nor A."""
         v_HSe = sizes(values, self.rules, self.op.value).repeat_interleave(self.op.group, 0)
         return torch.einsum("hts,hse->hte", self.weights.magnitudes(values), v_HSe)
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
-        """The weights too: the fused kernel rounds them before they meet the values.
+        """Including the weights, which the fused kernel rounds before the product with values.
 
-        A weight below what float16 holds in full is rounded as coarsely as the least that it does.
-        Keys and values that are only shown were rounded for that.
+        Subnormal float16 weights have the absolute rounding of the smallest normal one. Keys and
+        values that are only shown are themselves rounded.
         """
         v_HSe = values.every(self.op.value).abs().repeat_interleave(self.op.group, 0)
         a_HtS = values[self.op.pattern]
@@ -299,9 +299,9 @@ class Mix(Rule[ops.Mix]):
 
 
 def sizes(values: Numbers, rules: Mapping[str, Rule[Any]], name: str) -> Tensor:
-    """How large what is added up to each of all keys or values is, `[K, S, d]`.
+    """Magnitudes of all keys or values, `[K, S, d]`.
 
-    Those that are only shown no kernel reads: it computes with what they follow from.
+    Kernels do not read those that are only shown, but compute with their sources.
     """
     if not _is_shown(rules, name):
         return values.every(name).abs()
@@ -317,7 +317,7 @@ def sizes(values: Numbers, rules: Mapping[str, Rule[Any]], name: str) -> Tensor:
 
 
 def _shown_from(rules: Mapping[str, Rule[Any]], name: str) -> Iterator[str]:
-    """What keys or values that are only shown follow from; nothing of others."""
+    """Yield the sources of keys or values that are only shown; nothing for others."""
     if _is_shown(rules, name):
         for source in rules[name].op.inputs:
             yield from (() if _is_shown(rules, source) else (source,))
@@ -337,9 +337,9 @@ def _softmax(s: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _uncertain(s: Tensor, size: Tensor, sink: Tensor) -> Tensor:
-    """What `[…, S]` weights may be off, in eps, where scores `s` were added up from `size`.
+    """Uncertainty of weights `[…, S]` in eps, for scores `s` with magnitudes `size`.
 
-    A weight is wrong by its own share of what its score and its sum are wrong: e^x(1 + dx). A
+    The relative error of a weight is the error of its score plus that of the sum: e^x(1 + dx). A
     sink's score is exact.
     """
     a, taken, top = _softmax(s, sink)

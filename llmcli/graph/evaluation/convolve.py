@@ -1,4 +1,4 @@
-"""The rule of a causal, depthwise convolution, dimension by dimension."""
+"""The rule of a causal depthwise convolution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Convolve(Rule[ops.Convolve]):
         return self._summed(values)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Of the terms, and of the bias."""
+        """Σ|terms| + |bias|."""
         return self._summed(values, absolute=True)
 
     def _filter(self, values: Numbers) -> Tensor:
@@ -37,7 +37,7 @@ class Convolve(Rule[ops.Convolve]):
 
     def _summed(self, values: Numbers, *, absolute: bool = False) -> Tensor:
         length, w_DL = self.op.length, self._filter(values)
-        # of a long text no more than the tokens that these see
+        # only the tokens in the window of the requested positions
         first = max(0, min(values.positions) - length + 1)
         rows_TD = values.every(self.op.source, slice(first, max(values.positions) + 1))
         if absolute:
@@ -51,7 +51,7 @@ class Convolve(Rule[ops.Convolve]):
         return out_TD + (bias_D.abs() if absolute else bias_D)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The tokens that it sees, each times its weight."""
+        """The tokens of the window, each times its weight."""
         token, i = index
         length, first = self.op.length, max(0, token - self.op.length + 1)
         rows = values.every(self.op.source)[first : token + 1, i].tolist()
@@ -59,7 +59,7 @@ class Convolve(Rule[ops.Convolve]):
         terms = products(weights, rows)
         b = 0.0 if self.op.bias is None else float(values.weight(self.op.bias)[i])
         value = total(terms) + b
-        unused = length - len(rows)  # of the first tokens: nothing is before them
+        unused = length - len(rows)  # weights before the first token
         w = self.cell(self.op.weight, i, f"{unused}+j" if unused else "j")
         y = self.cell(self.op.source, f"{first}+j" if first else "j", i)
         after = (Fact(formula="Σ + b = {} + {}", parts=(value - b, b), value=value),) if b else ()

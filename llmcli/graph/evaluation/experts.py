@@ -1,4 +1,4 @@
-"""Rules of the products with chosen experts, and of their sum.
+"""Rules of the products with chosen experts, and of their weighted sum.
 
 Letters: T tokens, K chosen experts, M numbers of a row, N columns of a matrix, D width.
 """
@@ -25,14 +25,14 @@ from llmcli.records.explanation import Fact
 
 
 class ExpertProject(Rule[routing.ExpertProject]):
-    """`G[k] = X W[e_k] + b[e_k]`: each row times the matrix of an expert."""
+    """`G[k] = X W[e_k] + b[e_k]`: each row times the matrix of its expert."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """Expert by expert."""
         return self._product(values)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Absolute values of all rows times those of all columns, and of the biases."""
+        """|rows| times |columns|, plus |biases|."""
         return self._product(values, absolute=True)
 
     def _product(self, values: Numbers, *, absolute: bool = False) -> Tensor:
@@ -78,20 +78,20 @@ class ExpertProject(Rule[routing.ExpertProject]):
         )  # fmt: skip
 
     def _read(self, values: Numbers, count: int) -> Tensor:
-        """The rows as the products read them, `[K, T, M]`."""
+        """The rows as read by the products, `[K, T, M]`."""
         x = values.read(self.op.source, self.op.weight)
         return x.expand(count, *x.shape) if self.op.by_token else torch.stack(x.chunk(count, -1))
 
 
 class SumExperts(Rule[routing.SumExperts]):
-    """`Y = Σ_k g[k] · O[k] + Z`: what the chosen experts give, weighed, and the shared one."""
+    """`Y = Σ_k g[k] · O[k] + Z`: weighted outputs of the chosen experts plus the shared one."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """Expert by expert."""
         return self._summed(*(values[name] for name in self.op.inputs))
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Of the terms."""
+        """Σ|terms|."""
         return self._summed(*(values[name].abs() for name in self.op.inputs))
 
     def _summed(
@@ -101,7 +101,7 @@ class SumExperts(Rule[routing.SumExperts]):
         return out_TD if also_TD is None else out_TD + also_TD
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The experts' numbers, each times its weight."""
+        """The experts' outputs, each times its weight."""
         token, i = index
         weights = values[self.op.share][token].tolist()
         outputs = values[self.op.value][:, token, i].tolist()

@@ -1,6 +1,6 @@
-"""Frequencies of rotary positions, number by number, as their papers and references write them.
+"""RoPE frequencies, computed one by one as in the papers and reference code.
 
-The twin of `ops.rope.frequencies`.
+Independent of `ops.rope.frequencies`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmcli.parts.attention.config import (
 def frequencies(rope: RopeConfig, length: int) -> tuple[list[float], float]:
     """Radians per position of every pair, and the factor on cos and sin.
 
-    `length`: how long the sequence is, which the dynamic kinds look at.
+    `length`: length of the sequence, for the dynamic kinds.
     """
     pairs, scaling = range(rope.dims // 2), rope.scaling
     plain = [rope.theta ** (-2 * i / rope.dims) for i in pairs]
@@ -58,7 +58,7 @@ def frequencies(rope: RopeConfig, length: int) -> tuple[list[float], float]:
 
 
 def _llama3(omega: float, scaling: Llama3Scaling) -> float:
-    """A wavelength below original/high is kept, above original/low stretched, between blended."""
+    """Keep wavelengths below original/high, stretch those above original/low, blend between."""
     wavelength = 2 * math.pi / omega
     if wavelength < scaling.original / scaling.high:
         return omega
@@ -69,7 +69,7 @@ def _llama3(omega: float, scaling: Llama3Scaling) -> float:
 
 
 def _ramp(rope: RopeConfig, scaling: YarnScaling) -> tuple[float, float]:
-    """Between which pairs YaRN blends: those that turn `beta` times in the trained length."""
+    """The range of pairs that YaRN blends: those with `beta` rotations in the trained length."""
     ends = []
     for beta in (scaling.beta_fast, scaling.beta_slow):
         turns = scaling.original / (beta * 2 * math.pi)
@@ -78,4 +78,4 @@ def _ramp(rope: RopeConfig, scaling: YarnScaling) -> tuple[float, float]:
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dims - 1)
-    return low, high + 0.001 if low == high else high  # the reference's guard against no width
+    return low, high + 0.001 if low == high else high  # the reference's guard against width 0

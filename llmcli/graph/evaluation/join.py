@@ -1,4 +1,4 @@
-"""The rule of numbers that are put behind each other."""
+"""The rule of concatenation."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from llmcli.records.explanation import Fact
 
 
 class Join(Rule[ops.Join]):
-    """`Q_rot = [Q | Q_pe_rot]`: numbers of a head behind each other, `[H, T, d]`."""
+    """`Q_rot = [Q | Q_pe_rot]`: concatenation within a head, `[H, T, d]`."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """Copies; what all heads share once for each."""
+        """Copies; an end shared by all heads is repeated."""
         start_HTd, end = values[self.op.start], values[self.op.end]
         return torch.cat((start_HTd, end.expand(len(start_HTd), -1, -1)), -1)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """None of a copy."""
+        """Zero for a copy."""
         return torch.zeros(1, dtype=torch.float64)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The number that is copied."""
+        """The copied number."""
         head, token, i = index
         size = values[self.op.start].shape[-1]
         source, at = (self.op.start, index) if i < size else (self.op.end, (head, token, i - size))

@@ -1,4 +1,4 @@
-"""Rules of what is linear: rows that are looked up, sums, and products with a matrix."""
+"""Rules of linear ops: table lookups, sums, and products with a matrix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmcli.graph.evaluation.rule import (
 )
 from llmcli.records.explanation import Fact, Term
 
-_NUMBERS = 1 << 22  # of a matrix that are copied in float64 at a time: 32 MiB
+_NUMBERS = 1 << 22  # of a matrix, copied to float64 at a time: 32 MiB
 
 
 class LookUp(Rule[ops.LookUp]):
@@ -39,13 +39,13 @@ class LookUp(Rule[ops.LookUp]):
         return _split(found, self.op.heads) if self.op.heads else found
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """None of a copy."""
+        """Zero for a copy."""
         if self.op.scale == 1:
             return torch.zeros(1, dtype=torch.float64)
         return self.tensor(values).abs()
 
     def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
-        """None of a copy."""
+        """Zero for a copy."""
         return 0.0 if self.op.scale == 1 else super().magnitude(values, name, index)
 
     def _scale(self, values: Numbers) -> float:
@@ -79,7 +79,7 @@ class LookUp(Rule[ops.LookUp]):
 
 
 class Add(Rule[ops.Add]):
-    """`T³ = T² + X`: parts of the residual stream, `[T, D]` each, times a factor."""
+    """`T³ = T² + X`: the sum of parts of the residual stream, `[T, D]` each, times a factor."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """Number by number."""
@@ -91,7 +91,7 @@ class Add(Rule[ops.Add]):
         return self.op.scale * weight
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Of the parts; a single one is a copy."""
+        """Σ|parts|; zero for a single part, which is a copy."""
         if self._copies:
             return torch.zeros(1, dtype=torch.float64)
         parts = torch.stack([values[name].abs() for name in self.op.parts])
@@ -102,7 +102,7 @@ class Add(Rule[ops.Add]):
         return len(self.op.parts) == 1 and self.op.plain
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The parts' numbers, and everything that the stream was made of up to here."""
+        """The parts' numbers, and all earlier parts of the stream."""
         terms = tuple(
             Term(
                 at=i,
@@ -144,7 +144,7 @@ class SoftCap(Rule[ops.SoftCap]):
         return (values[self.op.source] / self.op.cap).tanh() * self.op.cap
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """What is capped: its own roundings become no larger."""
+        """The input: a cap does not amplify rounding errors."""
         return values[self.op.source].abs()
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
@@ -173,19 +173,19 @@ class Project(Rule[ops.Project]):
         return _split(out_TN, self.op.heads) if self.op.heads else out_TN
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Absolute values of all rows times those of all columns."""
+        """|rows| times |columns|."""
         out_TN = _product(values, self.op, absolute=True)
         if self.op.bias is not None:
             out_TN = out_TN + values.vector(self.op.bias).abs()
         return _split(out_TN, self.op.heads) if self.op.heads else out_TN
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
-        """Rows of the residual stream itself are rounded before they are multiplied."""
+        """Including the rounding of residual stream rows before the product."""
         found = super().halves(values, result)
         return found + self.magnitudes(values) if self.rules[self.op.source].node.wide else found
 
     def _rounding(self, values: Numbers, token: int, at: int) -> tuple[Fact, ...]:
-        """How the product reads a number of its input, where that is not the number itself."""
+        """The rounding of an input number by the product, if it is rounded."""
         if not (bits := values.rounded(self.op.weight)):
             return ()
         row_K = concatenated(values[self.op.source])[token]
@@ -210,7 +210,7 @@ class Project(Rule[ops.Project]):
         return step, read
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """A dot product, its terms those of the row and the column."""
+        """The dot product of the row and the column."""
         token = index[1] if self.op.heads else index[0]
         wide = values.size(self.op.weight)[1] // max(self.op.heads, 1)
         column = index[0] * wide + index[2] if self.op.heads else index[1]
@@ -265,14 +265,14 @@ class Project(Rule[ops.Project]):
 
 
 class HeadShare(Rule[ops.HeadShare]):
-    """`C W_o`, head by head: what one head adds to the attention's output, `[H, T, D]`."""
+    """`C W_o`, head by head: the contribution of one head to the attention output, `[H, T, D]`."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """Every head times its own rows of the matrix."""
+        """Each head times its rows of the matrix."""
         return self._shares(values)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """The same of the absolute values."""
+        """The shares of absolute values."""
         return self._shares(values, absolute=True)
 
     def _shares(self, values: Numbers, *, absolute: bool = False) -> Tensor:
@@ -285,7 +285,7 @@ class HeadShare(Rule[ops.HeadShare]):
         return torch.cat(parts, dim=-1)
 
     def _read(self, values: Numbers) -> Tensor:
-        """The heads' results as the product reads them, `[T, H, e]`."""
+        """The heads' results as read by the product, `[T, H, e]`."""
         z_TK = values.read(self.op.source, self.op.weight)
         return z_TK.view(len(z_TK), len(values[self.op.source]), -1)
 
@@ -311,7 +311,7 @@ class HeadShare(Rule[ops.HeadShare]):
 
 
 def _product(values: Numbers, op: ops.Project, *, absolute: bool = False) -> Tensor:
-    """Rows times columns, or the absolute values of both."""
+    """Rows times columns, optionally of absolute values."""
     x_TK = values.read(op.source, op.weight)
     x_TK = x_TK.abs() if absolute else x_TK
     parts = [
@@ -321,7 +321,7 @@ def _product(values: Numbers, op: ops.Project, *, absolute: bool = False) -> Ten
 
 
 def _blocks(values: Numbers, name: str, absolute: bool) -> Iterator[Tensor]:
-    """The columns of a matrix, or their absolute values, some at a time: a head may have 256k."""
+    """Yield columns of a matrix (or absolute values) in blocks: an output head may have 256k."""
     rows, columns = values.size(name)
     step = max(1, _NUMBERS // rows)
     for first in range(0, columns, step):

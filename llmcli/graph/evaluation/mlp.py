@@ -1,4 +1,4 @@
-"""Rules of the feed-forward: the activation function of a neuron, and the gate."""
+"""Rules of the feed-forward: the activation function and the gate."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Activate(Rule[ops.Activate]):
         return x if limit is None else torch.where(x > limit, limit, x)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """The function takes a share of its input, itself rounded to 1; ReLU all or none of it."""
+        """The magnitude that the function rounds, see `_rounded`."""
         return _rounded(self._bounded(values[self.op.source]), self.op.function)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The formula with the number in it."""
+        """The formula with the input number."""
         x, cell = float(values[self.op.source][index]), self.cell(self.op.source, *index)
         before: tuple[Fact, ...] = ()
         if (limit := self.op.limit) is not None:
@@ -46,10 +46,10 @@ class Activate(Rule[ops.Activate]):
 
 
 class Gate(Rule[ops.Gate]):
-    """`L = Activation(G) ∘ U`, number by number, `[T, F]`; a gate of one number is of its row."""
+    """`L = Activation(G) ∘ U`, number by number, `[T, F]`; a gate `[T, 1]` applies to its row."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """A product of numbers."""
+        """The element-wise product."""
         up = values[self.op.up]
         return values[self.op.act] * self._bounded(up if self.op.item is None else up[self.op.item])
 
@@ -61,11 +61,11 @@ class Gate(Rule[ops.Gate]):
         return torch.where(low > clamp.limit, clamp.limit, low) + clamp.offset
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Of the products themselves."""
+        """The absolute products."""
         return self.tensor(values).abs()
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """Two numbers."""
+        """The two factors."""
         gates = values[self.op.act]
         at = (*index[:-1], min(index[-1], gates.shape[-1] - 1))
         inside = index if self.op.item is None else (self.op.item, *index)
@@ -103,16 +103,16 @@ def _activated(x: Tensor, function: Activation) -> Tensor:
 
 
 def _rounded(x: Tensor, function: Activation) -> Tensor:
-    """How large the numbers are that the function rounds: nothing, its square, or its input."""
+    """The magnitude that the function rounds: zero, its square, or its input."""
     if function == "relu":
         return torch.zeros_like(x)
-    if function == "sigmoid":  # 1 / (1 + e^−x), wrong by its own share of what x is
+    if function == "sigmoid":  # 1 / (1 + e^−x): relative error of |x|
         return 1 + x.abs()
     return _activated(x, function) if function == "relu2" else x.abs()
 
 
 def _inside(x: Tensor) -> Tensor:
-    """What the tanh form of GELU has for `x / √2`."""
+    """The argument of tanh in GELU's tanh form."""
     return math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
 
 

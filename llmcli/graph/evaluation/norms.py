@@ -1,4 +1,4 @@
-"""Rules of the normalizations: RMSNorm and LayerNorm of a row, as their papers write them."""
+"""Rules of the normalizations: RMSNorm and LayerNorm of a row, as in the papers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OfRows = TypeVar("OfRows", bound=ops.Scale | ops.Normalize)
 
 @dataclass(frozen=True, kw_only=True)
 class _Statistics:
-    """Mean (LayerNorm only), squares and the number that a row is divided by."""
+    """Mean (LayerNorm only), squares and divisor of a row."""
 
     mean: float | None
     sum: Sum
@@ -29,10 +29,10 @@ class _Statistics:
 
 
 class _Rows(Rule[OfRows]):
-    """What both have in common: the statistics of rows."""
+    """Common base: the statistics of rows."""
 
     def scales(self, x: Tensor) -> Tensor:
-        """`[…, d]` → `[…, 1]`."""
+        """The divisors `[…, 1]` of rows `[…, d]`."""
         size = x.shape[-1]
         centred = x - self._means(x)
         return ((centred * centred).sum(-1, keepdim=True) / size + self.op.norm.eps) ** 0.5
@@ -43,7 +43,7 @@ class _Rows(Rule[OfRows]):
         return x.sum(-1, keepdim=True) / x.shape[-1]
 
     def statistics(self, x: Sequence[float], row: Sequence[int]) -> _Statistics:
-        """Of one row, which stands at `row`."""
+        """The statistics of row `x` with index `row`."""
         size = len(x)
         cell = self.cell(self.op.source, *row, "i")
         mean, before = None, []
@@ -74,7 +74,7 @@ class Scale(_Rows[ops.Scale]):
         return self.scales(values[self.op.source])
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """The result, and the mean that was taken off."""
+        """The result plus |μ|."""
         x = values[self.op.source]
         return self.scales(x) + self._means(x).abs()
 
@@ -104,14 +104,14 @@ class Normalize(_Rows[ops.Normalize]):
         return self._split(out, values)
 
     def _factors(self, values: Numbers) -> Tensor:
-        """What a row is multiplied by, `[d]`."""
+        """The factors on a row, `[d]`."""
         if self.op.weight is None:
             return torch.ones(values[self.op.source].shape[-1], dtype=torch.float64)
         factors = values.vector(self.op.weight) + self.op.norm.offset
         return factors.view(self.op.groups, 1, -1) if self.op.groups > 1 else factors
 
     def _rows(self, values: Numbers) -> Tensor:
-        """`[…, T, d]` that are normalized: of joined heads `[T, H·d]`, of groups `[G, T, n]`."""
+        """The normalized rows `[…, T, d]`; for joined heads `[T, H·d]`, for groups `[G, T, n]`."""
         x = values[self.op.source]
         x = torch.cat(list(x), -1) if self.op.joined else x
         return torch.stack(x.chunk(self.op.groups, -1)) if self.op.groups > 1 else x
@@ -122,7 +122,7 @@ class Normalize(_Rows[ops.Normalize]):
         return torch.stack(x.chunk(heads, -1)) if self.op.joined else x
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """The row's number, the terms of its mean, and the bias."""
+        """|x| and the terms of the mean, scaled, plus |bias|."""
         x = self._rows(values)
         spread = x.abs() + x.abs().mean(-1, keepdim=True) * self._mean_is_rounded(values, x)
         out = spread / self.scales(x) * self._factors(values).abs()
@@ -130,17 +130,17 @@ class Normalize(_Rows[ops.Normalize]):
         return self._split(out, values)
 
     def _mean_is_rounded(self, values: Numbers, x: Tensor) -> Tensor:
-        """Of which rows the kernel takes a mean off, whose roundings are those of Σ|x|: `[T, 1]`.
+        """Whether the kernel subtracts a mean, with a rounding error of Σ|x|, per row: `[T, 1]`.
 
-        It does for a LayerNorm, and for an RMSNorm of a single row, which `ops.norm.rms_norm`
-        computes as the LayerNorm of (x, -x): its mean is 0 but for them.
+        True for a LayerNorm, and for an RMSNorm of a single row, which `ops.norm.rms_norm` computes
+        as the LayerNorm of (x, -x), whose mean is 0 up to rounding.
         """
         one_head = x.ndim == 2 or len(x) == 1
         taken = [self.op.norm.kind == "layer" or (one_head and alone) for alone in values.alone]
         return torch.tensor(taken)[:, None]
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The row's statistics, then the number itself."""
+        """The row's statistics, then the normalized number."""
         *row, i = index
         rows = self._rows(values)
         note = ""
@@ -149,7 +149,7 @@ class Normalize(_Rows[ops.Normalize]):
             note = f"{self.letter_of(self.op.source)} with its heads side by side: "
             note += f"{head * wide + i} = {head} · {wide} + {i}"
             row, i = [token], head * wide + i
-        own = i  # in the whole row
+        own = i  # index in the whole row
         if self.op.groups > 1:
             size = rows.shape[-1]
             rows, i = rows[own // size], own % size

@@ -1,4 +1,4 @@
-"""The rule of what is evaluated as a whole, by a function of the part that it is of."""
+"""The rule of activations that a function of their part evaluates as a whole."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Opaque(Rule[ops.Opaque]):
     """An activation and its magnitudes; a derivation ends here."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """As a whole."""
+        """The activation, from the part's function."""
         return self._made(values)[0]
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """As the part says."""
+        """The magnitudes, from the part's function."""
         return self._made(values)[1]
 
     def _made(self, values: Numbers) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ class Opaque(Rule[ops.Opaque]):
         return made
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """One number of the whole."""
+        """One number, without a derivation."""
         tensor, magnitudes = self._made(values)
         return Element(
             value=float(tensor[index]),

@@ -1,4 +1,4 @@
-"""Rules of recurrences, as their papers write them: token by token.
+"""Rules of recurrences, token by token as in the papers.
 
 Letters: T requested tokens, S all tokens, H heads, d numbers of a key, e of a value.
 """
@@ -24,7 +24,7 @@ from llmcli.graph.evaluation.rule import (
 )
 from llmcli.records.explanation import Fact, Sum, Term
 
-# Kernels compute in chunks of so many tokens: roundings of a whole chunk are in each number of it.
+# Tokens per chunk of the kernels: each number has rounding errors of its whole chunk.
 CHUNK = 64
 
 
@@ -32,11 +32,11 @@ class Cut(Rule[ops.Cut]):
     """`V = Z[…]`, cut into heads."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """The numbers themselves."""
+        """The selected numbers."""
         return _cut(self.op, values)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """None of a copy."""
+        """Zero for a copy."""
         return torch.zeros(1, dtype=torch.float64)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
@@ -58,7 +58,7 @@ class UnitLength(Rule[ops.UnitLength]):
         return x / ((x * x).sum(-1, keepdim=True) + self.op.eps) ** 0.5 * self.op.scale
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Of the results."""
+        """The absolute results."""
         return self.tensor(values).abs()
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
@@ -94,9 +94,9 @@ class StepSize(Rule[ops.StepSize]):
         return _clipped(torch.logaddexp(self._inside(values), torch.zeros(())), self.op)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Of what is added up in the softplus, and of itself."""
+        """The magnitudes of the softplus's argument and of its result."""
         x, b = values[self.op.source], values.vector(self.op.bias)
-        # below −1 it is nearly e^x, wrong by its own share of what x is wrong
+        # below −1 it is nearly e^x: relative error of x
         slope = torch.sigmoid(x + b)
         return (x.abs() + b.abs() + 1) * slope + self.tensor(values)
 
@@ -124,15 +124,15 @@ class LogDecay(Rule[ops.LogDecay]):
     """`g = −e^A · dt`, `[T, H]`."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """A product of numbers."""
+        """The element-wise product."""
         return -torch.exp(values.vector(self.op.rate)) * values[self.op.source]
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """An exponential is wrong by its own share of what A is."""
+        """The relative error of the exponential is that of A."""
         return self.tensor(values).abs() * (1 + values.vector(self.op.rate).abs())
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The rate and the step size; what is left of the state."""
+        """The rate and the step size; the remaining share of the state."""
         a, dt = float(values.vector(self.op.rate)[index[-1]]), float(values[self.op.source][index])
         value = -math.exp(a) * dt
         cells = self.cell(self.op.rate, index[-1]), self.cell(self.op.source, *index)
@@ -147,7 +147,7 @@ class LogDecay(Rule[ops.LogDecay]):
 
 
 class _Inputs:
-    """What all tokens read and write: keys, β and log-decays of each head, and sums of these."""
+    """Inputs of all tokens: keys, β and log-decays of each head."""
 
     def __init__(self, op: ops.Recurrence, values: Numbers) -> None:
         heads = [op.key_head(head) for head in range(op.heads)]
@@ -157,11 +157,11 @@ class _Inputs:
         self.g_HS = values.every(op.log_decay).t()
 
     def sizes_HTS(self, positions: tuple[int, ...]) -> Tensor:
-        """How large what a write of token s is in what token t reads can be, and its roundings.
+        """Bound of the rounding error of token s's write in token t's read.
 
-        e^(Σ g) β ‖k‖, for each token between, for a chunk, and as often as a decay's exponent is
-        large: what the delta rule takes off is at most what there is, so that an error that is made
-        on the way gets no larger. 0 for later tokens.
+        The size e^(Σ g) β ‖k‖, times the number of tokens between, of a chunk, and of the decay's
+        exponent: the delta rule never amplifies the state, so errors do not grow. 0 for later
+        tokens.
         """
         sums_HS = self.g_HS.cumsum(-1)
         at_T = torch.tensor(positions)
@@ -172,7 +172,7 @@ class _Inputs:
         written_HS = self.beta_HS.abs() * self.k_HSd.norm(dim=-1)
         roundings_HTS = between_TS + 2 * CHUNK + torch.nan_to_num(apart_HTS.abs(), posinf=0.0)
         found_HTS = apart_HTS.exp() * written_HS[:, None] * roundings_HTS
-        # what has all but vanished is less than the least number, and not nothing
+        # a fully decayed state is below the smallest number, but not 0
         least = torch.finfo(torch.float64).tiny
         return torch.where(between_TS < 0, 0.0, found_HTS.clamp_min(least))
 
@@ -181,7 +181,7 @@ class LinearMap(Rule[ops.LinearMap]):
     """Row t backwards: r = q_t; A[t,s] = β_s rᵀk_s, then r ← e^(g_s) (r − β_s k_s (k_sᵀ r))."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """`[H, T, S]`, all rows side by side."""
+        """`[H, T, S]`, all rows at once."""
         own, op = _Inputs(self.op.of, values), self.op.of
         q_HTd = values[op.query][own.heads]
         at_T = torch.tensor(values.positions)
@@ -204,7 +204,7 @@ class LinearMap(Rule[ops.LinearMap]):
         return found
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """What is left of the query, times the key."""
+        """The remaining query times the key."""
         head, t, s = index
         own, op = _Inputs(self.op.of, values), self.op.of
         of = op.key_head(head)
@@ -236,7 +236,7 @@ class StateAfter(Rule[ops.StateAfter]):
     """`S = e^g S[t−1] + β k (v − kᵀ e^g S[t−1])`, `[H, T, d·e]`."""
 
     def _after(self, values: Numbers, tokens: int) -> Tensor:
-        """The state after so many tokens, `[H, d, e]`; the last one of `_each`."""
+        """The state after `tokens` tokens, `[H, d, e]`; the last one of `_each`."""
         return self._each(values, (tokens - 1,))[0] if tokens else self._none(values)
 
     def _none(self, values: Numbers) -> Tensor:
@@ -262,14 +262,14 @@ class StateAfter(Rule[ops.StateAfter]):
         return torch.stack([one.flatten(1) for one in self._each(values, values.positions)], 1)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """`_Inputs.sizes_HTS`, times the sizes of the values, the same for all of a column."""
+        """`_Inputs.sizes_HTS`, times the sizes of the values, equal within a column."""
         sizes_HTS = _Inputs(self.op.of, values).sizes_HTS(values.positions)
         found_HTe = sizes_HTS @ values.every(self.op.value).abs()
-        # what is read is of all columns' size, as what is taken off by a product
+        # reads have the magnitude of all rows, like the product that is subtracted
         return found_HTe.repeat(1, 1, values.every(self.op.of.key).shape[-1])
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """What has decayed, what the key reads of it, what is written."""
+        """The decayed state, its read by the key, and the write."""
         op, (head, t, at) = self.op.of, index
         d, e = divmod(at, self.op.columns)
         own, of = _Inputs(op, values), op.key_head(head)
@@ -322,12 +322,12 @@ class Skip(Rule[ops.Skip]):
         return values[self.op.source] + self._weights(values) * values[self.op.value]
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Of both terms."""
+        """|C| + |D X|."""
         skipped = self._weights(values).abs() * values[self.op.value].abs()
         return values[self.op.source].abs() + skipped
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """Two terms."""
+        """Both terms."""
         y, x = float(values[self.op.source][index]), float(values[self.op.value][index])
         weight = float(values.weight(self.op.weight)[index[0]])
         value = y + weight * x
@@ -345,6 +345,6 @@ def _clipped(x: Tensor, op: ops.StepSize) -> Tensor:
 
 
 def _cut(op: ops.Cut, values: Numbers) -> Tensor:
-    """`[H, T, d]`."""
+    """The selected numbers as heads, `[H, T, d]`."""
     rows_TC = values[op.source][:, op.first : op.first + op.heads * op.size]
     return torch.stack(rows_TC.chunk(op.heads, -1))

@@ -1,4 +1,4 @@
-"""The rule of rotary positions (Su et al. 2021): pairs of numbers, an angle for every position."""
+"""The rule of RoPE (Su et al. 2021): rotation of pairs by an angle per position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmcli.records.explanation import Fact, Term
 
 
 class Rotate(Rule[ops.Rotate]):
-    """`Q_rot = R(position) Q`: number i of a head is turned against number i + R/2."""
+    """`Q_rot = R(position) Q`: dimension i of a head is paired with i + R/2."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """Position by position."""
@@ -38,7 +38,7 @@ class Rotate(Rule[ops.Rotate]):
         return positions_T1 * torch.tensor(omegas, dtype=torch.float64), factor_T1
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Both products of a pair, each of an angle in float64; what is not turned is a copy."""
+        """Both products of a pair with float64 angles; dimensions without RoPE are copies."""
         x = values[self.op.source].abs()
         half = self.op.rope.dims // 2
         out = torch.zeros_like(x)
@@ -50,7 +50,7 @@ class Rotate(Rule[ops.Rotate]):
         return out
 
     def _off(self, angle: Tensor, values: Numbers) -> Tensor:
-        """How far cos and sin are off for the rounding of an angle, in eps of the kernel."""
+        """The error of cos and sin from the rounded angle, in eps of the kernel."""
         return angle * (torch.finfo(torch.float64).eps / values.eps)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:

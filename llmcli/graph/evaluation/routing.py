@@ -1,4 +1,4 @@
-"""Rules of routing: scores of experts, the choice, and what the chosen ones count.
+"""Rules of routing: expert scores, the choice, and the weights of chosen experts.
 
 Letters: T tokens, E experts, K chosen ones, G groups.
 """
@@ -28,14 +28,14 @@ class Share(Rule[routing.Share]):
     """`P = softmax(R)` row by row, or `P = σ(R)` number by number."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """With the row's maximum taken off first."""
+        """After subtracting the row's maximum."""
         x = values[self.op.source]
         if self.op.function == "sigmoid":
             return 1 / (1 + torch.exp(-x))
         return _softmax(x)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """A rounding of what is in the exponent is one of that size relative to the result."""
+        """The error of the exponent is the relative error of the result."""
         x, made = values[self.op.source], self.tensor(values)
         if self.op.function == "sigmoid":
             return made
@@ -59,10 +59,10 @@ class Share(Rule[routing.Share]):
 
 
 class Choose(Rule[routing.Choose]):
-    """`e = top-K(P + c)`; where two scores are as close as roundings, the kernel's choice."""
+    """`e = top-K(P + c)`; near ties within rounding follow the kernel's choice."""
 
     def tensor(self, values: Numbers) -> Tensor:
-        """The kernel's own choice where it is as good as ours."""
+        """The kernel's choice if it is optimal within rounding, else ours."""
         score_TE = self._scores(values)
         ours_TK = _largest(self._kept(score_TE), self.op.count)
         theirs_TK = values.kernel(self.node.name).long()
@@ -70,19 +70,19 @@ class Choose(Rule[routing.Choose]):
         return torch.where(good_T[:, None], theirs_TK, ours_TK).double()
 
     def eligible(self, values: Numbers) -> Tensor:
-        """The scores that choose, `[T, E]`: corrected, −∞ outside of the best groups."""
+        """The scores for the choice, `[T, E]`: corrected, −∞ outside the best groups."""
         return self._kept(self._scores(values))
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Whole numbers are not rounded."""
+        """Zero: integers are not rounded."""
         return torch.zeros(1, dtype=torch.float64)
 
     def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
-        """None."""
+        """Zero."""
         return 0.0
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The scores of the chosen experts, and of the first that is not."""
+        """The scores of the chosen experts, and the best score of the others."""
         token, place = index
         chosen_K = self.tensor(values)[token].long().tolist()
         score_E = self._scores(values)[token]
@@ -105,7 +105,7 @@ class Choose(Rule[routing.Choose]):
         )  # fmt: skip
 
     def _score(self, values: Numbers, token: int, expert: int, chosen: Sequence[int]) -> Fact:
-        """What an expert is chosen by, and whether it is."""
+        """The score of an expert, and whether it is chosen."""
         given = float(values[self.op.source][token, expert])
         formula = self.cell(self.op.source, token, expert)
         parts: tuple[float, ...] = ()
@@ -119,7 +119,7 @@ class Choose(Rule[routing.Choose]):
         return Fact(formula=formula, parts=parts, value=value)
 
     def _group_facts(self, score_E: Tensor) -> Iterator[Fact]:
-        """The score of each group that is kept, the best first, and of the first that is not."""
+        """The scores of kept groups, best first, and the best score of the others."""
         score_Ge = score_E.view(self.op.groups, -1).sort(-1, descending=True).values
         order = _largest(self._groups(score_E[None])[0], self.op.groups).tolist()
         for rank, group in enumerate(order[: self.op.kept + 1]):
@@ -132,12 +132,12 @@ class Choose(Rule[routing.Choose]):
             yield Fact(formula=formula, parts=parts, value=sum(largest))
 
     def _scores(self, values: Numbers) -> Tensor:
-        """What chooses, `[T, E]`."""
+        """The corrected scores, `[T, E]`."""
         score_TE, c = values[self.op.source], self.op.correction
         return score_TE if c is None else score_TE + values.vector(c)
 
     def _slack(self, values: Numbers, score_TE: Tensor) -> Tensor:
-        """How far the scores of each token may be from the kernel's, `[T]`."""
+        """The maximum difference to the kernel's scores per token, `[T]`."""
         given_TE = values[self.op.source].abs()
         off_T = values.uncertainty(self.op.source, given_TE.amax(-1))
         if self.op.correction is not None or self.op.groups > 1:
@@ -146,16 +146,16 @@ class Choose(Rule[routing.Choose]):
         return off_T
 
     def _groups(self, score_TE: Tensor) -> Tensor:
-        """`[T, G]`: the sum of the best of each."""
+        """Group scores `[T, G]`: the sum of each group's best."""
         score_TGe = score_TE.view(len(score_TE), self.op.groups, -1)
         return score_TGe.sort(-1, descending=True).values[..., : self.op.best].sum(-1)
 
     def _inside(self, group_TG: Tensor, experts: int) -> Tensor:
-        """`[T, E]`: what is said of each expert's group."""
+        """Repeat values per group for each expert, `[T, E]`."""
         return group_TG.repeat_interleave(experts // self.op.groups, dim=1)
 
     def _kept(self, score_TE: Tensor) -> Tensor:
-        """−∞ outside of the best groups."""
+        """Set scores outside the best groups to −∞."""
         if self.op.groups == 1:
             return score_TE
         best_TG = self._groups(score_TE)
@@ -164,7 +164,7 @@ class Choose(Rule[routing.Choose]):
         return score_TE.masked_fill(~self._inside(kept_TG, score_TE.shape[1]), -math.inf)
 
     def _good(self, score_TE: Tensor, chosen_TK: Tensor, slack_T: Tensor) -> Tensor:
-        """Whether those are the largest, in order, up to `slack`: `[T]`."""
+        """Whether `chosen` are the largest scores, in order, within `slack`: `[T]`."""
         experts, off_T1 = score_TE.shape[1], 2 * slack_T[:, None]
         real_TK = chosen_TK.clamp(0, experts - 1)
         apart_T = (chosen_TK.sort(1).values.diff(dim=1) > 0).all(1)
@@ -188,7 +188,7 @@ class Choose(Rule[routing.Choose]):
 
 
 class Weigh(Rule[routing.Weigh]):
-    """`g = P[e]`: what each chosen expert counts."""
+    """`g = P[e]`: the weight of each chosen expert."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """The scores of the chosen, or their softmax; divided by their sum; times the scale."""
@@ -200,14 +200,14 @@ class Weigh(Rule[routing.Weigh]):
         return picked_TK * self._factor(values)
 
     def _factor(self, values: Numbers) -> Tensor | float:
-        """What the weights are multiplied by, last: `[T, K]`, or one number."""
+        """The final factor on the weights: `[T, K]`, or one number."""
         if self.op.factors is None:
             return self.op.scale
         c_E = values.vector(self.op.factors)
         return self.op.scale * c_E[values[self.op.chosen].long()]
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """A copy is not rounded; a quotient by its own size, an exponential as in `Share`."""
+        """Zero for a copy, the result for a quotient; a softmax as in `Share`."""
         made_TK = self.tensor(values).abs()
         if self.op.softmax:
             x_TK = self._picked(values)
@@ -216,7 +216,7 @@ class Weigh(Rule[routing.Weigh]):
         return torch.zeros(1, dtype=torch.float64) if copied else made_TK
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The scores of all that are chosen, and the share of one of them."""
+        """The scores of all chosen experts, and the weight of one."""
         token, place = index
         chosen_K = values[self.op.chosen][token].long().tolist()
         row = self._picked(values)[token].tolist()
@@ -260,7 +260,7 @@ class Weigh(Rule[routing.Weigh]):
         )  # fmt: skip
 
     def _factors(self, values: Numbers, expert: int) -> tuple[str, str, tuple[float, ...]]:
-        """What one weight is multiplied by: as it is written, with `{}` for numbers, and these."""
+        """The factor on one weight: in letters, with `{}` for numbers, and the numbers."""
         scale = "" if self.op.scale == 1 else f"{self.op.scale:g} · "
         if (name := self.op.factors) is None:
             return scale, scale, ()
@@ -279,7 +279,7 @@ def _softmax(x: Tensor) -> Tensor:
 def _share(
     cell: str, row: list[float], at: int, top: float, follow: tuple[str, tuple[int, ...]]
 ) -> Element:
-    """One number of a softmax, with the row that it is a share of; `cell` has `j` in it."""
+    """One number of a softmax with its row; `cell` contains the index `j`."""
     exps = [math.exp(x - top) for x in row]
     summed = math.fsum(exps)
     terms = tuple(Term(at=j, parts=(), value=e) for j, e in enumerate(exps))
@@ -298,5 +298,5 @@ def _share(
 
 
 def _largest(x: Tensor, count: int) -> Tensor:
-    """Of equal ones the first."""
+    """Indices of the `count` largest; the first of equal ones."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]

@@ -1,4 +1,4 @@
-"""How an op is evaluated: the activation as a tensor, and number by number. In float64.
+"""Base of the rules: evaluate an activation as a tensor or number by number, in float64.
 
 Letters: T tokens (the documents' n), S keys, D width (d), H heads (h), K key/value heads, d size
 of a head's query and key (d/h), e of its value, F hidden, V vocabulary (v). Without a batch axis.
@@ -24,9 +24,9 @@ Cell = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Element:
-    """One number and its arithmetic; `follow` are the inputs that matter most, the first most.
+    """One number and its arithmetic; `follow`: the most important inputs, in order.
 
-    `magnitude`: Σ|terms|, as `Rule.magnitudes` has it for every number; 0 where nothing is rounded.
+    `magnitude`: Σ|terms|, see `Rule.magnitudes`; 0 if nothing is rounded.
     """
 
     value: float
@@ -41,11 +41,11 @@ class Element:
 
 
 class Numbers(Protocol):
-    """What a rule reads: rows of activations in float64 on the CPU, and weights.
+    """Inputs of a rule: rows of activations in float64 on the CPU, and weights.
 
-    `numbers[name]` has the rows of the tokens at `positions`. `alone` says for every position
-    whether its row was the only one that the op was given. `eps` is the rounding of the kernel's
-    `dtype`, and `least` the magnitude whose roundings it may take for 0.
+    `numbers[name]` has the rows of the tokens at `positions`. `alone`: for every position, whether
+    its row was the only one in the op's call. `eps`: rounding of the kernel's `dtype`; `least`:
+    magnitude that the kernel may flush to 0.
     """
 
     ids: tuple[int, ...]
@@ -57,35 +57,35 @@ class Numbers(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The arithmetic of the kernel."""
+        """The dtype of the kernel's arithmetic."""
         ...
 
     def __getitem__(self, name: str) -> Tensor:
-        """The input of a formula."""
+        """The rows of an activation at `positions`."""
         ...
 
     def every(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """All rows of it, or those, whatever `positions` are: keys and values."""
+        """All rows (or `rows`) of keys or values, independent of `positions`."""
         ...
 
     def kernel(self, name: str) -> Tensor:
-        """What the decoder computed."""
+        """The activation computed by the decoder."""
         ...
 
     def kernel_row(self, name: str, index: tuple[int, ...]) -> Tensor:
-        """The row of it in which the number at `index` stands."""
+        """The decoder's row that contains the number at `index`."""
         ...
 
     def read(self, name: str, weight: str) -> Tensor:
-        """The input of a product as its kernel reads it, `[T, K]`; heads lie side by side."""
+        """The input of a product as its kernel reads it, `[T, K]`; heads are concatenated."""
         ...
 
     def rounded(self, weight: str) -> int:
-        """To how many bits the input of products with that matrix is rounded; 0: to none."""
+        """Bits to which products with this matrix round their input; 0: not rounded."""
         ...
 
     def weight(self, name: str) -> Tensor:
-        """A parameter in the formula's orientation, in its own dtype and place."""
+        """A parameter in the formula's orientation, with its dtype and device."""
         ...
 
     def columns(self, name: str, which: slice) -> Tensor:
@@ -101,7 +101,7 @@ class Numbers(Protocol):
         ...
 
     def uncertainty(self, name: str, magnitude: Tensor) -> Tensor:
-        """How far numbers of an input may be from the kernel's, whose rows are that large."""
+        """The maximum difference to the kernel's numbers for an input with these magnitudes."""
         ...
 
     def table_rows(self, name: str, rows: Sequence[int]) -> Tensor:
@@ -113,11 +113,11 @@ class Numbers(Protocol):
         ...
 
     def origin(self, name: str) -> str:
-        """Where a parameter comes from, for people."""
+        """The source of a parameter, for display."""
         ...
 
     def length(self, position: int) -> int:
-        """How long the sequence was when the token at `position` was computed."""
+        """The length of the sequence when the token at `position` was computed."""
         ...
 
 
@@ -125,16 +125,16 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 
 
 def in_bits(values: Numbers, weight: str) -> str:
-    """` in 16 bits` where the input of products with that matrix is rounded to so many."""
+    """` in 16 bits` if products with this matrix round their input, else empty."""
     bits = values.rounded(weight)
     return f" in {bits} bits" if bits else ""
 
 
 class Rule(ABC, Generic[AnyOp]):
-    """How an activation is evaluated, how one number of it is derived, how far it may be rounded.
+    """Evaluates an activation, derives its numbers and bounds its rounding errors.
 
-    `letter` is what the documents call it, `letter_of` gives that of any other, `rules` are those
-    of the whole model.
+    `letter`: its symbol in formulas; `letter_of`: the symbol of any other; `rules`: those of the
+    whole model.
     """
 
     op: AnyOp
@@ -147,22 +147,22 @@ class Rule(ABC, Generic[AnyOp]):
 
     @property
     def letter(self) -> str:
-        """`Q`."""
+        """The symbol, such as `Q`."""
         return self.node.letter
 
     @property
     def formula(self) -> str:
-        """`Q = T¹ W_q + b_q`."""
+        """The formula, such as `Q = T¹ W_q + b_q`."""
         own = self.node.formula_letter or self.node.letter
         return self.op.formula(own, self.letter_of) + self.node.aside
 
     def cell(self, name: str, *index: int | str) -> str:
-        """A number of another activation, or of a parameter, in letters: `Q[2,7,4]`."""
+        """The symbol of a number of another activation or parameter: `Q[2,7,4]`."""
         return symbol(self.letter_of(name), *index)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The activations that it is computed from."""
+        """The activations that this one is computed from."""
         return self.op.inputs
 
     @abstractmethod
@@ -175,23 +175,23 @@ class Rule(ABC, Generic[AnyOp]):
 
     @abstractmethod
     def magnitudes(self, values: Numbers) -> Tensor:
-        """How large what is added up to each number is: Σ|terms|, and |bias|, or its equivalent.
+        """Σ|terms| + |bias| of each number, or an equivalent bound.
 
-        A kernel that computes this one formula rounds by so many eps of it, whatever cancels, and
-        by nothing where it is 0. Can be broadcast to the shape of `tensor`.
+        A kernel that computes only this formula has an error of some eps times it, independent of
+        cancellation, and none where it is 0. Broadcastable to the shape of `tensor`.
         """
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
-        """What a kernel rounds to 16 bits in them, each by half an eps: the sum of the sizes.
+        """The sum of the magnitudes that a kernel rounds to 16 bits, each by half an eps.
 
-        Sums are taken in float32, so that it is the `result` and what is written on the way.
+        Sums are in float32, so these are the `result` and intermediate values that are stored.
         """
         return result.abs()
 
     def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
-        """How large the numbers are whose roundings end up in this one: the largest of its row.
+        """The magnitude of the numbers whose rounding errors enter this one: the row's maximum.
 
-        At least `values.least`, also where the kernel took the whole row for 0.
+        At least `values.least`, even if the kernel's row is 0.
         """
         return float(values.kernel_row(name, index).abs().max()) + values.least
 
@@ -208,7 +208,7 @@ def products(xs: Sequence[float], ys: Sequence[float]) -> tuple[Term, ...]:
 
 
 def dot(columns: tuple[str, str], value: float, over: str = "i") -> Sum:
-    """The sum of such products, over the numbers `i` of a row or over the keys `s`."""
+    """The sum of products, over the numbers `i` of a row or over the keys `s`."""
     return Sum(formula=" · ".join(columns), over=over, columns=(*columns, "product"), value=value)
 
 
@@ -218,7 +218,7 @@ def total(terms: Sequence[Term]) -> float:
 
 
 def size(terms: Sequence[Term]) -> float:
-    """The sum of their absolute values."""
+    """The sum of the terms' absolute values."""
     return math.fsum(abs(term.value) for term in terms)
 
 
@@ -235,12 +235,11 @@ def ordinal(number: int) -> str:
 
 
 def settled(x: Tensor, rounded: Tensor, theirs: Tensor, off: Tensor | float) -> Tensor:
-    """What `x` is `rounded` to; where x is within `off` of being rounded as `theirs` is: theirs.
+    """`rounded`, or the kernel's rounding `theirs` where it is valid for x within `off`.
 
-    Rounding to few bits makes much of little: two numbers an ulp apart may become neighbours. Who
-    derives a number that a kernel rounded takes the kernel's choice where it is as good as the own
-    one, and only there. `theirs` is what a number within `off` of x is rounded to, in steps that
-    differ by as little: that is at most 3 · off worse.
+    Numbers an ulp apart may round to different neighbours. A derivation follows the kernel's choice
+    only where it is as good as its own. `theirs` is the rounding of a number within `off` of x,
+    with a step that differs as little: at most 3 · off worse.
     """
     return torch.where((x - theirs).abs() <= (x - rounded).abs() + 3 * off, theirs, rounded)
 
@@ -251,5 +250,5 @@ def concatenated(x: Tensor) -> Tensor:
 
 
 def exact(tensor: Tensor) -> Tensor:
-    """A copy of the same numbers in float64 on the CPU."""
+    """A float64 copy on the CPU."""
     return tensor.detach().to("cpu", torch.float64, copy=True)

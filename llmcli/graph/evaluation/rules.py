@@ -1,4 +1,4 @@
-"""From a node to its rule, by the type of its op."""
+"""Maps a node to its rule, by the type of its op."""
 
 from __future__ import annotations
 

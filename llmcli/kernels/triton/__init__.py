@@ -1,1 +1,1 @@
-"""Kernels for one row on a card: twins of operations in `ops`, loaded only where Triton is."""
+"""GPU kernels for few rows, equivalents of operations in `ops`; need Triton."""

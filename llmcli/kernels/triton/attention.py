@@ -1,6 +1,6 @@
-"""Attention of one query per head, its keys split over programs: twin of `ops.attention.attend`.
+"""Attention of one query per head, with keys split over programs; see `ops.attention.attend`.
 
-How many keys are live is read on the device, so that a captured step reads no more of a bucket.
+The number of live keys is read on the device, so that a captured step reads only these.
 
 Axes: B batch, H heads, K key/value heads, G = H/K heads that share one, C slots, P splits, d size
 of a query and key, e of a value.
@@ -24,9 +24,9 @@ def split_kernel(
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr,
     GROUP: tl.constexpr, SIZE: tl.constexpr, VALUES: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Of one kv head and the live ones of SPLIT keys: Σ e^(s - m) v, m and Σ e^(s - m).
+    """For one kv head and the live keys of a split: Σ e^(s - m) v, m and Σ e^(s - m).
 
-    GROUP, SIZE and VALUES are G, D and E as powers of two that tensor cores take.
+    GROUP, SIZE and VALUES are G, D and E rounded up to powers of two for tensor cores.
     """
     head, split = tl.program_id(0), tl.program_id(1)
     b = head // kv_heads
@@ -81,7 +81,7 @@ def join_kernel(
     G: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, SPLITS: tl.constexpr,
     SUNK: tl.constexpr,
 ):  # fmt: skip
-    """Of one head: its splits together, and its sink."""
+    """Combine the splits of one head, and its sink."""
     head = tl.program_id(0)
     p, e = tl.arange(0, SPLITS), tl.arange(0, VALUES)
     row_P = (head // G * splits + p) * G + head % G
@@ -102,7 +102,7 @@ def join_kernel(
 
 
 def keys_of(size: int, itemsize: int) -> int:
-    """How many keys a block has, whose numbers are padded to `size`; tensor cores take 16."""
+    """Number of keys per block with heads padded to `size`; at least 16 for tensor cores."""
     return min(64, max(16, _BLOCK // (size * itemsize)))
 
 
@@ -112,9 +112,9 @@ def attend_one(
 ) -> Tensor:  # fmt: skip
     """`attend` of the token at position `starts[b]` of each sequence: `[B, H, 1, e]`.
 
-    It sees its own slot and those before it, or `window` of them. Keys and values lie by slots with
-    their numbers side by side. In the dtype of the queries, at most float32; products of 16 bits
-    have float32 sums.
+    It sees the slots up to its own, or the last `window`. Keys and values are contiguous in the
+    last axis. The result has the dtype of the queries, at most float32; 16-bit products have
+    float32 sums.
     """
     batch, heads, _, size = q_BH1d.shape
     _, kv_heads, slots, values = v_BKCe.shape

@@ -1,9 +1,9 @@
-"""Products of few rows with a matrix in blocks, as a GGUF file has them: twin of `ops.quant`.
+"""Products of few rows with a matrix in GGUF blocks; see `ops.quant`.
 
-Whatever the format, a *unit* is 32 numbers: two times 16, `distance` columns apart, the lower and
-the upper 4 bits of 16 bytes (Q8_0: the former and the latter bytes of its block). A block of 32
-numbers is one unit, one of 256 is eight. `numbers` decodes units: that is all that formats differ
-in. Layouts: `ops.quant.simple` and `ops.quant.k_quants`.
+In every format a *unit* is 32 numbers: two times 16, `distance` columns apart, the lower and the
+upper 4 bits of 16 bytes (Q8_0: the former and the latter bytes of its block). A block of 32 numbers
+is one unit, one of 256 is eight. Formats only differ in `numbers`, which decodes units. Layouts:
+`ops.quant.simple` and `ops.quant.k_quants`.
 
 Axes: M rows of the input, few, K columns of it, N outputs; r bytes of a row of blocks; E experts, P
 pairs of a row and an expert.
@@ -36,14 +36,14 @@ PACKED = {
 
 @triton.jit
 def half(at, there):
-    """The float16 at those bytes, whose addresses are even or not."""
+    """Load a float16 from possibly odd addresses."""
     low, high = tl.load(at, there, 0).to(tl.uint16), tl.load(at + 1, there, 0).to(tl.uint16)
     return (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def of_six_bits(at, run, there):
-    """Scale and minimum of that run of a block: see `ops.quant.k_quants`."""
+    """Scale and minimum of a run of a block: see `ops.quant.k_quants`."""
     own = tl.load(at + run % 4, there, 0)
     least = tl.load(at + 4 + run % 4, there, 0)
     both = tl.load(at + 8 + run % 4, there & (run >= 4), 0)
@@ -54,11 +54,10 @@ def of_six_bits(at, run, there):
 
 @triton.jit
 def numbers(base, unit, i, there, FORMAT: tl.constexpr):
-    """Unit `unit` of the blocks at `base`, both halves in float32, bit for bit `dequantize`'s.
+    """Decode a unit of the blocks at `base`, both halves in float32, bit-identical to `dequantize`.
 
     `base` and `there` are [rows, units, 1], `unit` [1, units, 1], `i` 0 … 15 [1, 1, 16]. A code
-    times its scale is exact in float32, so that it is all the same whether what is subtracted from
-    it is in a step of its own.
+    times its scale is exact in float32, so a fused subtraction gives the same result.
     """
     if FORMAT == Q8_0 or FORMAT == Q4_0:  # noqa: SIM109 (Triton has no `in`)
         begin = base + 2
@@ -125,9 +124,9 @@ def packed_kernel(
     BIAS: tl.constexpr, ROUTED: tl.constexpr, ROW: tl.constexpr, ROWS: tl.constexpr,
     UNITS: tl.constexpr,
 ):  # fmt: skip
-    """PER_BLOCK: how many units a block of BYTES has.
+    """Product of few rows; PER_BLOCK: units per block of BYTES.
 
-    ROUTED: `out` m is of matrix `expert[m]` and of row m // `each` of x, or ROW: `row[m]`.
+    ROUTED: output m uses matrix `expert[m]` and row m // `each` of x, or with ROW row `row[m]`.
     """
     m = tl.program_id(1)
     source = m
@@ -159,7 +158,7 @@ def packed_kernel(
 
 
 def constants(format: str) -> dict[str, int]:
-    """What a program of `packed_kernel` is compiled for."""
+    """Compile-time constants of `packed_kernel`."""
     (columns, size), (number, distance) = ON_CARD[format], PACKED[format]
     return {
         "FORMAT": number, "BYTES": size, "PER_BLOCK": columns // 32, "DISTANCE": distance,
@@ -172,8 +171,7 @@ def packed_product(
 ) -> Tensor:
     """`X Wᵀ + b` of few rows, `[M, N]` in the dtype `out`; rows of blocks may have gaps.
 
-    The numbers of W are exactly those of `ops.quant.dequantize` in float32; X is not rounded, sums
-    are float32.
+    W is exactly `ops.quant.dequantize` in float32; X is not rounded, sums are float32.
     """
     rows, columns = x_MK.shape
     y_MN = torch.empty(rows, len(raw_Nr), device=x_MK.device, dtype=out)
@@ -189,7 +187,7 @@ def routed_product(
     x_MK: Tensor, raw_ENr: Tensor, format: str, routes: Routed, bias_EN: Tensor | None = None, *,
     out: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """The same of P pairs of a row and the matrix of an expert: `[P, N]`; see `Routed`."""
+    """`X Wᵀ + b` of P pairs of a row and an expert: `[P, N]`; see `Routed`."""
     expert_P, row_P, each = routes
     pairs, (_, outputs, _), columns = len(expert_P), raw_ENr.shape, x_MK.shape[1]
     y_PN = torch.empty(pairs, outputs, device=x_MK.device, dtype=out)
@@ -201,5 +199,5 @@ def routed_product(
     return y_PN
 
 
-# Experts int64 `[P]`, and the rows of x `[P]`, or how many pairs each row has in their order.
+# Experts int64 `[P]`; rows of x `[P]` (or None); number of consecutive pairs per row.
 Routed = tuple[Tensor, Tensor | None, int]

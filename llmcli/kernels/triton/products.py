@@ -1,7 +1,7 @@
-"""Norms, and products of one row with a matrix, with what is done before and after them.
+"""Norms, and products of few rows with fused norms and activations.
 
-Twins of `ops.norm` and `ops.linear`, of `ops.activations` and `ops.elements`.
-Each program has some rows of the matrix, which are all that is read once.
+Equivalents of `ops.norm`, `ops.linear`, `ops.activations` and `ops.elements`. Each program has some
+rows of the matrix.
 
 Axes: M rows of the input, few, K columns of it, N outputs.
 """
@@ -20,7 +20,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 @triton.jit
 def activated(x, ACT: tl.constexpr):
-    """`ops.activations.activation` of that number in `ACTIVATIONS`."""
+    """`ops.activations.activation` number ACT of `ACTIVATIONS`."""
     if ACT == 0:
         return x / (1 + tl.exp(-x))
     if ACT == 1:
@@ -33,7 +33,7 @@ def activated(x, ACT: tl.constexpr):
 
 @triton.jit
 def statistics(x, columns, eps, KIND: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of a row: what a norm subtracts, and what it multiplies with."""
+    """The mean and the factor of a row's norm."""
     c = tl.arange(0, COLUMNS)
     mean, inverse = 0.0, 1.0
     if KIND == 2:
@@ -54,7 +54,7 @@ def statistics(x, columns, eps, KIND: tl.constexpr, COLUMNS: tl.constexpr):
 def normed(
     one, mean, inverse, w, b, at, there, offset, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
-    """Numbers of a row, at its columns `at`, normalized."""
+    """Normalize a row's numbers at columns `at`."""
     one = (one - mean) * inverse
     if WEIGHTS:
         one *= tl.load(w + at, there, 0.0).to(tl.float32) + offset
@@ -68,7 +68,7 @@ def norm_kernel(
     x, w, b, out, columns, x_row, eps, offset,
     KIND: tl.constexpr, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Of one row; KIND as `row_kernel` has it."""
+    """Normalize one row; KIND as in `row_kernel`."""
     m = tl.program_id(0).to(tl.int64)
     x += m * x_row
     mean, inverse = statistics(x, columns, eps, KIND, COLUMNS)
@@ -81,7 +81,7 @@ def norm_kernel(
 
 
 def normalize(x_MD: Tensor, norm: Norm, out: torch.dtype) -> Tensor:
-    """`ops.norm.rms_norm` and `layer_norm` of rows whose numbers lie together: `[M, D]`, `out`."""
+    """`ops.norm.rms_norm` and `layer_norm` of contiguous rows `[M, D]`, in dtype `out`."""
     rows, columns = x_MD.shape
     w_D, b_D, eps, kind, offset = norm
     y_MD = torch.empty(rows, columns, device=x_MD.device, dtype=out)
@@ -102,7 +102,7 @@ def row_kernel(
 ):  # fmt: skip
     """KIND 0: no norm, 1: RMSNorm, 2: LayerNorm of x before the product.
 
-    GATED: `w` has gates above as many neurons, and act(gate) · neuron comes out. ADDS: plus a row.
+    GATED: `w` has gates above as many neurons; the result is act(gate) · neuron. ADDS: add a row.
     """
     m = tl.program_id(1)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -119,7 +119,7 @@ def row_kernel(
         one = tl.load(x + at, there, 0.0).to(tl.float32)
         if KIND > 0:
             one = normed(one, mean, inverse, norm_w, norm_b, at, there, offset, WEIGHTS, SHIFT)
-        # rounded as what enters a product is
+        # rounded like a product's input
         one = one.to(w.dtype.element_ty).to(tl.float32)
         both = (n[:, None] < outputs) & there[None, :]
         sums += one[None, :] * tl.load(w + rows + at[None, :], both, 0.0).to(tl.float32)
@@ -146,8 +146,8 @@ def product(
 ) -> Tensor:  # fmt: skip
     """`norm(X) Wᵀ + b + R` of few rows, `[M, N]` in the dtype `out`; sums are float32.
 
-    With an `activation` W has gates and, below them, as many neurons: `act(gate) ∘ neuron`. Their
-    roundings are those of PyTorch's operations one by one.
+    With an `activation` W has gates and, below them, as many neurons: `act(gate) ∘ neuron`. The
+    rounding is that of PyTorch's separate operations.
     """
     rows, columns = x_MK.shape
     gated = activation is not None

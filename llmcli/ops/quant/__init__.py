@@ -1,4 +1,4 @@
-"""Stored numbers to floating point, every format of GGUF and the plain ones; some of it back."""
+"""Conversion of stored numbers to floating point for all GGUF and plain formats; some back."""
 
 from llmcli.ops.quant.decode import DECODERS, FORMATS, PLAIN, check_format, dequantize
 from llmcli.ops.quant.encode import quantize

@@ -1,4 +1,4 @@
-"""Packed bits to bytes: what the decoders of all formats share. Axes: n blocks."""
+"""Unpacking of bits to bytes, shared by the decoders. Axes: n blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def half(blocks: Tensor, offset: int, like: Tensor) -> Tensor:
 def words(blocks: Tensor, offset: int, count: int) -> Tensor:
     """`count` bytes of every block as int64 `[n, count / 8]`, copied together."""
     words = blocks[:, offset : offset + count]
-    # not `contiguous()`: it returns one block as it is, at an address that int64 may not have
+    # not `contiguous()`, which returns a single block unchanged, possibly misaligned for int64
     return words.clone(memory_format=torch.contiguous_format).view(torch.int64)
 
 
@@ -37,7 +37,7 @@ def fifth(bits: Tensor) -> Tensor:
     """Bits to bytes: 4 bytes `[n, 4]` to int64 `[n, 4]` with 0x10 in byte j of word i for bit j.
 
     Each byte is copied to all eight; the mask leaves bit j in byte j; adding 0x7F carries any
-    bit into the top one, which is shifted to where the fifth bit belongs.
+    bit into the top one, which is shifted to the fifth bit's place.
     """
     diagonal = int.from_bytes(bytes(1 << j for j in range(8)), "little", signed=True)
     spread = (bits.to(torch.int64) * each(0x01)).bitwise_and_(diagonal)

@@ -1,7 +1,7 @@
-"""Four-bit codes that stand for values of a table: MXFP4, NVFP4, IQ4_NL, IQ4_XS. Rules: `decode`.
+"""4-bit codes that index a table: MXFP4, NVFP4, IQ4_NL, IQ4_XS. Conventions: `decode`.
 
 MXFP4 and NVFP4 hold 4-bit floats (sign, two bits of exponent, one of mantissa; OCP's
-Microscaling Formats 1.0) whose values are taken twice, to be whole; the scale is half.
+Microscaling Formats 1.0) whose values are doubled to be integers; the scale is halved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmcli.ops.quant.bits import half, halves, words
 
-# Twice the value of a 4-bit float. Code 8 is no negative zero: ggml keeps them as integers.
+# Twice the value of a 4-bit float. Code 8 is 0, not -0: ggml stores integers.
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 # ggml's non-linear steps, finer around zero.
 _NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -59,7 +59,7 @@ def _values(codes: Tensor, values: tuple[int, ...]) -> Tensor:
 
 @cache
 def _pairs(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """int16 `[16 · 256]`: at `low | high << 8`, the values of both codes in the same order."""
+    """int16 `[16 · 256]`: at `low | high << 8`, the values of both codes in this order."""
     wide = torch.zeros(16, 256, 2, dtype=torch.int8)
     wide[:, :16, 0] = torch.tensor(values, dtype=torch.int8)
     wide[:, :16, 1] = torch.tensor(values, dtype=torch.int8)[:, None]
@@ -77,7 +77,7 @@ def _powers_of_two(device: torch.device) -> Tensor:
 def _e4m3(device: torch.device) -> Tensor:
     """float32 `[256]`: half of an unsigned 8-bit float of 4 bits of exponent and 3 of mantissa.
 
-    As ggml reads it: the sign is ignored, and 0x7F is 0 where others have a NaN.
+    As in ggml: the sign is ignored, and 0x7F is 0 instead of NaN.
     """
     values = []
     for x in range(256):

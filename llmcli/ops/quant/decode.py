@@ -1,15 +1,13 @@
-"""Dequantization of GGML blocks, vectorized; the twin of `gguf.quants.dequantize`.
+"""Vectorized dequantization of GGML blocks, equivalent to `gguf.quants.dequantize`.
 
-A row of a tensor is a run of blocks; a block holds a few scales and the packed integers, or the
-indices into tables of values, that they multiply. Sources: ggml's `ggml-quants.c`
-(`dequantize_row_*`) and its Python port in the gguf package, to which these functions are
-bit-equal in float32.
+A row of a tensor is a sequence of blocks; a block holds a few scales and packed integers or table
+indices. Sources: ggml's `ggml-quants.c` (`dequantize_row_*`) and its Python port in the gguf
+package, to which these functions are bit-equal in float32.
 
-Three things make them fast: packed integers are unpacked eight bytes at a time (an int64 is
-eight bytes, and a mask keeps neighbours apart), tables give two to eight elements per lookup,
-and work goes in chunks that stay in the cache.
+For speed, packed integers are unpacked eight bytes at a time (with masks on int64), tables give two
+to eight elements per lookup, and chunks stay in the cache.
 
-Axes: n blocks, e elements of a block. Bytes are little-endian, as GGUF files are.
+Axes: n blocks, e elements of a block. Bytes are little-endian, as in GGUF files.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from llmcli.graph.blocks import DECODED_AT_ONCE
 from llmcli.ops.quant import codes, iq, k_quants, simple, ternary
 from llmcli.ops.quant.float8 import e4m3
 
-# Elements decoded at a time: 4 MiB of float32. Of 2^16 … 2^21 the fastest on two cores (below
-# it the calls cost more than their work), and what bounds temporary memory (about 10 MiB).
+# Elements decoded at a time: 4 MiB of float32. The fastest of 2^16 … 2^21 on two cores (smaller
+# chunks are dominated by calls); bounds temporary memory to about 10 MiB.
 _CHUNK = 1 << 20
 
-# Formats whose elements PyTorch has a type for.
+# Formats with a PyTorch dtype.
 PLAIN = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -43,15 +41,15 @@ PLAIN = {
     "I64": torch.int64,
 }
 
-# Name of a format -> (elements of a block, bytes of a block).
+# Format -> (elements of a block, bytes of a block).
 FORMATS = {
     **{name: (1, dtype.itemsize) for name, dtype in PLAIN.items()},
     **{name: (elements, size) for name, elements, size in GGML_TYPES.values()},
 }
 
 # A decoder: `blocks` uint8 [n, bytes] (2-byte aligned) into `out` [n, e] of float32 or float64.
-# Integers are subtracted before the scale multiplies, and a minimum is applied in a step of its
-# own (no fused multiply-add): the rounding of ggml's reference.
+# For ggml's rounding, integers are subtracted before scaling, and a minimum is applied separately
+# (no fused multiply-add).
 Decoder = Callable[[Tensor, Tensor], None]
 
 DECODERS: dict[str, Decoder] = {
@@ -82,24 +80,24 @@ DECODERS: dict[str, Decoder] = {
 
 
 def check_format(format: str) -> None:
-    """Raises `UnsupportedModel` for a format that `dequantize` does not know."""
+    """Raise `UnsupportedModel` for a format unknown to `dequantize`."""
     if format not in PLAIN and format not in DECODERS:
         raise UnsupportedModel(
-            f"tensors in the format `{format}` cannot be read",
-            hint="formats that can: " + ", ".join((*PLAIN, *DECODERS)),
+            f"unsupported tensor format `{format}`",
+            hint="supported formats: " + ", ".join((*PLAIN, *DECODERS)),
         )
 
 
 def dequantize(
     raw: Tensor, format: str, *, dtype: torch.dtype, out: Tensor | None = None
 ) -> Tensor:
-    """Return the values `[rows, row_length]` in `dtype` of packed rows `raw`.
+    """Dequantize packed rows `raw` to `[rows, row_length]` in `dtype`.
 
     `raw` is uint8 `[rows, bytes_per_row]`, each row a whole number of `format` blocks.
-    The arithmetic is in float32 (in float64 where `dtype` is float64), then cast; temporary
-    memory is a few MiB whatever the size. `out`, if given, is filled and returned: it has the
-    result's shape and `dtype`. Raises `UnsupportedModel` for a format without a decoder and
-    `CheckpointError` for rows that are no whole number of blocks.
+    The arithmetic is in float32 (float64 if `dtype` is float64), then cast; temporary memory is a
+    few MiB for any size. `out`, if given, has the result's shape and `dtype`, and is filled and
+    returned. Raises `UnsupportedModel` for a format without a decoder and `CheckpointError` for
+    rows that are not a whole number of blocks.
     """
     check_format(format)
     elements, size = FORMATS[format]
@@ -125,7 +123,7 @@ def dequantize(
 
 
 def _fill(out: Tensor, raw: Tensor, decode: Decoder, elements: int, size: int) -> None:
-    """Decode `raw` into `out` in chunks: runs of blocks, or of rows where memory has gaps."""
+    """Decode `raw` into `out` in chunks: runs of blocks, or of rows if memory has gaps."""
     compute = torch.float64 if out.dtype == torch.float64 else torch.float32
     if raw.is_contiguous() and out.is_contiguous():
         raw, out = raw.view(-1, size), out.view(-1, elements)
@@ -137,7 +135,7 @@ def _fill(out: Tensor, raw: Tensor, decode: Decoder, elements: int, size: int) -
         if part.is_contiguous() and part.dtype == compute:
             decode(blocks, part.view(-1, elements))
             continue
-        if len(blocks) > len(buffer):  # the first is the largest: its memory is that of all
+        if len(blocks) > len(buffer):  # the first is the largest; its buffer is reused
             buffer = torch.empty(len(blocks), elements, dtype=compute, device=out.device)
         values = buffer[: len(blocks)]
         decode(blocks, values)
@@ -145,7 +143,7 @@ def _fill(out: Tensor, raw: Tensor, decode: Decoder, elements: int, size: int) -
 
 
 def _aligned(blocks: Tensor, size: int) -> Tensor:
-    """`blocks`, copied if its address is no multiple of `size`: PyTorch refuses such views."""
+    """`blocks`, copied if its address is not a multiple of `size`: PyTorch refuses such views."""
     if blocks.data_ptr() % size or blocks.storage_offset() % size:
         return blocks.clone()
     return blocks

@@ -1,4 +1,4 @@
-"""Float32 rows into blocks of 8 and 4 bits; the twin of `gguf.quants.quantize`, bit-equal to it.
+"""Quantization of float32 rows to 8- and 4-bit blocks, bit-identical to `gguf.quants.quantize`.
 
 Sources: ggml's `quantize_row_q8_0_ref` and `quantize_row_q4_1_ref` (`ggml-quants.c`). Numbers
 beyond float16's range give infinite scales, as there.
@@ -13,10 +13,10 @@ from torch import Tensor
 def quantize(values: Tensor, format: str) -> Tensor:
     """Rows `[n, K]` of float32 as bytes `[n, bytes]` of `Q8_0` or `Q4_1` blocks.
 
-    K is a multiple of 32. Raises ValueError for another format.
+    K is a multiple of 32. Raises ValueError for other formats.
     """
     if format not in _ENCODERS:
-        raise ValueError(f"numbers are quantized to {' or '.join(_ENCODERS)}, not to {format}")
+        raise ValueError(f"unsupported format {format}: use {' or '.join(_ENCODERS)}")
     blocks = _ENCODERS[format](values.reshape(-1, 32))
     return blocks.view(len(values), -1)
 

@@ -1,7 +1,7 @@
-"""Tables of the IQ formats: a short index stands for eight (or four) values at once.
+"""Tables of the IQ formats: an index gives eight (or four) values at once.
 
 The grids are ggml's (`ggml-common.h`); the gguf package carries them packed. A table holds
-eight (four) signed bytes per entry in an int64 (int32), on the device that it is asked for.
+eight (four) signed bytes per entry in an int64 (int32), on the requested device.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def signs(device: torch.device) -> Tensor:
 
 @cache
 def parity_signs(device: torch.device) -> Tensor:
-    """int64 `[128]`: `signs` of seven bits and an eighth that makes their number even."""
+    """int64 `[128]`: `signs` of seven bits and a parity bit."""
     even = [x | (x.bit_count() & 1) << 7 for x in range(128)]
     return signs(device)[torch.tensor(even, device=device)]
 
 
 def negate(values: Tensor, sign: Tensor) -> Tensor:
-    """Bytes, none of them 0, with the signs of `signs`; both int64.
+    """Apply `signs` to bytes that are not 0; both int64.
 
-    -x is ~x + 1, which stays within its byte as x is not 0.
+    -x is ~x + 1, which stays within its byte since x is not 0.
     """
     return (values ^ sign).add_(sign & 0x0101010101010101)
 

@@ -1,7 +1,7 @@
-"""Blocks of 256 elements by grids (`grids`): IQ2, IQ3 and IQ1 formats. Rules: `decode`.
+"""Blocks of 256 elements by grids (`grids`): IQ2, IQ3 and IQ1 formats.
 
-A scale has at most 16 significant bits and a grid's value 6: products are exact in float32, so
-their order is free.
+Conventions: `decode`. A scale has at most 16 significant bits and a grid value 6: products are
+exact in float32 in any order.
 """
 
 from __future__ import annotations
@@ -84,19 +84,19 @@ def iq1_m(blocks: Tensor, out: Tensor) -> None:
 
 
 def _shifted_grid(out: Tensor, low: Tensor, high: Tensor, scale: Tensor) -> None:
-    """Fill `out` from IQ1's indices: 8 low bits `[n, 32]`, 3 high ones and that of the sign."""
+    """Fill `out` from IQ1's indices: 8 low bits `[n, 32]`, 3 high bits and the sign bit."""
     index = (high << 8).view(-1, 32) | low
     _scaled(out, shifted_grid(out.device).index_select(0, index.view(-1)), scale)
 
 
 def _shifted(values: Tensor, step: int, count: int) -> Tensor:
-    """`values` int32 `[…, 1]` moved right by 0, `step`, 2·`step` … bits: `[…, count]`."""
+    """`values` int32 `[…, 1]` shifted right by 0, `step`, 2·`step` … bits: `[…, count]`."""
     stop = step * count
     return values >> torch.arange(0, stop, step, dtype=torch.int32, device=values.device)
 
 
 def _nibbles(scales: Tensor, out: Tensor, add: float) -> Tensor:
-    """Nibbles of bytes `[n, w]` in their order, low before high, plus `add`, as `out`'s dtype."""
+    """Nibbles of bytes `[n, w]`, low before high, plus `add`, in `out`'s dtype."""
     both = torch.stack((scales & 15, scales >> 4), -1)
     return both.view(len(scales), -1).to(out.dtype).add_(add)
 

@@ -1,4 +1,4 @@
-"""K-quants: blocks of 256 elements in runs with scales of their own. Rules: `decode`."""
+"""K-quants: blocks of 256 elements in runs with separate scales. Conventions: `decode`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def q2_k(blocks: Tensor, out: Tensor) -> None:
 def q3_k(blocks: Tensor, out: Tensor) -> None:
     """x = (d·(s - 32))·(q - 4) per run of 16: 32 bytes of high bits | 64 of 2 bits | 12 of s | d.
 
-    Those 12 bytes hold sixteen numbers of 6 bits: the nibbles of 8 bytes, then 4 of pairs.
+    The 12 bytes hold sixteen 6-bit numbers: the nibbles of 8 bytes, then 4 bytes of bit pairs.
     """
     q = quarters(words(blocks, 32, 64).view(-1, 2, 4)).view(-1, 8, 4)
     high = words(blocks, 0, 32)
@@ -62,7 +62,7 @@ def q6_k(blocks: Tensor, out: Tensor) -> None:
 def _scale_min(out: Tensor, q: Tensor, blocks: Tensor) -> None:
     """Fill `out` [n, 8, 32] with (d·s)·q - (dmin·m), s and m unpacked from bytes 4 … 16.
 
-    Those 12 bytes hold eight pairs of 6 bits: s0…s3 and m0…m3 in the low bits of bytes 0–3 and
+    The 12 bytes hold eight pairs of 6-bit numbers: s0…s3 and m0…m3 in the low bits of bytes 0–3 and
     4–7, s4…s7 and m4…m7 in the nibbles of bytes 8–11 with their upper 2 bits in the former's.
     """
     s, m, low = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]

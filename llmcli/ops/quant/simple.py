@@ -1,4 +1,4 @@
-"""Blocks of 32 elements with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Rules: `decode`."""
+"""Blocks of 32 elements with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Conventions: `decode`."""
 
 from __future__ import annotations
 

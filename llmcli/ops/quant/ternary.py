@@ -1,4 +1,4 @@
-"""Blocks of 256 elements of -1, 0 and 1: TQ1_0 and TQ2_0. Rules: `decode`."""
+"""Blocks of 256 elements of -1, 0 and 1: TQ1_0 and TQ2_0. Conventions: `decode`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from llmcli.ops.quant.bits import half, quarters, words
 def tq1_0(blocks: Tensor, out: Tensor) -> None:
     """x = d·(t - 1): 32 bytes of 5 digits t | 16 bytes of 5 | 4 bytes of 4 | d.
 
-    A byte is a fraction of 256 in base three: three times the byte has the first digit above
-    its eight bits, and the other digits in them. Digit i of byte j is element j of run i.
+    A byte is a fraction of 256 in base three: three times the byte has the first digit above its
+    eight bits, and the other digits below. Digit i of byte j is element j of run i.
     """
     left = torch.empty(5, len(blocks), 52, dtype=torch.uint8, device=blocks.device)
     left[0] = blocks[:, :52]

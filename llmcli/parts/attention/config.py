@@ -1,4 +1,4 @@
-"""What softmax attention is, and its rotary positions.
+"""Configuration of softmax attention and RoPE.
 
 Letters: H heads, Hk key/value heads, dh size of a head's query and key, dv of its value.
 """
@@ -13,14 +13,14 @@ from llmcli.parts.norm.config import NormConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
+    """Position interpolation (Chen et al. 2023): divide every frequency by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicScaling:
-    """Dynamic NTK: beyond `original` positions the base grows with the sequence's own length."""
+    """Dynamic NTK: beyond `original` positions the base grows with the sequence length."""
 
     factor: float
     original: int
@@ -57,8 +57,8 @@ class LongRopeScaling:
     """LongRoPE (Ding et al. 2024, arXiv 2402.13753): one divisor per frequency, two sets.
 
     `short` applies up to `original` positions and `long` beyond; `attention_factor`
-    multiplies cos and sin. `sources` are checkpoint tensors that hold `short` and `long`, where a
-    GGUF file stores them so; the loader fills them in.
+    multiplies cos and sin. `sources`: tensors of a GGUF file with `short` and `long`; the loader
+    fills them in.
     """
 
     short: tuple[float, ...]
@@ -70,7 +70,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyFactors:
-    """One divisor per frequency, as a GGUF file stores them (`rope_freqs.weight`).
+    """One divisor per frequency, from a GGUF file (`rope_freqs.weight`).
 
     `source` names the checkpoint tensor of `dims / 2` numbers; the loader fills `factors`.
     """
@@ -81,9 +81,9 @@ class FrequencyFactors:
 
 @dataclass(frozen=True, kw_only=True)
 class ProportionalScaling:
-    """Gemma 4: the first `pairs` are rotated as in a whole head, the others not at all.
+    """Gemma 4: the first `pairs` are rotated as in a full head, the others not.
 
-    Their frequencies are divided by `factor`.
+    Frequencies are divided by `factor`.
     """
 
     pairs: int
@@ -104,10 +104,10 @@ RopeScaling = (
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary positions (Su et al. 2021) over the first `dims` numbers of a head.
+    """RoPE (Su et al. 2021) over the first `dims` dimensions of a head.
 
-    The two halves of those `dims` are rotated against each other (number i with i + dims/2);
-    checkpoints that pair neighbours have their rows permuted when they are loaded.
+    Dimension i is paired with i + dims/2; rows of checkpoints that pair adjacent dimensions are
+    permuted on loading.
     """
 
     theta: float
@@ -123,17 +123,17 @@ class QueryGrowth:
     original: int
 
     def at(self, position: int) -> float:
-        """The factor."""
+        """The factor at `position`."""
         return 1 + self.beta * math.log1p(position // self.original)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeysValues:
-    """What else is done for keys and values than to project them.
+    """Options of keys and values besides their projections.
 
-    `norm` normalizes each head's value. `equal`: values are what keys are before their norm and
-    rotation, so that they have no projection of their own. `layer`: they are those of that layer,
-    and in its cache.
+    `norm` normalizes each head's value. `equal`: values are the keys before norm and rotation,
+    without a separate projection. `layer`: keys and values, and their cache, are those of this
+    layer.
     """
 
     norm: NormConfig | None = None
@@ -147,13 +147,12 @@ class AttentionConfig:
 
     `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
     included). `qk_norm` normalizes each head's query and key before the rotation; with
-    `qk_norm_wide` the queries of all heads together, and the keys (OLMo 2). With a `cap` c a
-    scaled score s is `c · tanh(s / c)`, before the mask (Gemma 2). `growth` multiplies what is
-    rotated, as scores see it. With `sinks` every head has a learned score in the softmax's
-    denominator, to which no key belongs: its weights sum to less than 1 (gpt-oss). Where it is
-    `gated`, what heads mix is multiplied by the sigmoid of gates, which are one more projection
-    (Qwen3-Next). Raises ValueError where values are normalized but not keys, or are equal to keys
-    and only these are normalized.
+    `qk_norm_wide` over all heads together (OLMo 2). With a `cap` c a scaled score s is `c · tanh(s
+    / c)`, before the mask (Gemma 2). `growth` scales the rotated queries. With `sinks` every head
+    has an additional learned score in the softmax's denominator, so weights sum to less than 1
+    (gpt-oss). If `gated`, the heads' results are multiplied by the sigmoid of a gate projection
+    (Qwen3-Next). Raises ValueError if values are normalized but keys are not, or values equal keys
+    and only keys are normalized.
     """
 
     heads: int
@@ -180,14 +179,14 @@ class AttentionConfig:
 
     @property
     def projections(self) -> str:
-        """What has a matrix of its own: of `qkv` some."""
+        """The letters of `qkv` that have a projection matrix."""
         return "q" if self.kv.layer is not None else "qk" if self.kv.equal else "qkv"
 
     @property
     def entering(self) -> tuple[str, ...]:
-        """What one product of the input is of: the projections, and the gates where it has them."""
+        """The parts of the fused input product: the projections, and the gates if there are any."""
         return (*self.projections, "gate") if self.gated else tuple(self.projections)
 
     def divides(self, width: int) -> bool:
-        """Whether the heads share `width` among them, so that each is `width / heads` wide."""
+        """Whether the head size is `width / heads`."""
         return self.heads * self.head_dim == width

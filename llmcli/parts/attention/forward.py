@@ -5,7 +5,7 @@
                        ├─ v ─(norm)────────┘                                     │
                        └─(gate)── σ ─────────────────────────────────────────────┘
 
-Values may be what keys are before their norm, and both may be those of another layer.
+Values may be the keys before their norm, and both may be those of another layer.
 
 Axes: B batch, T new tokens, S keys, D width, H heads, K key/value heads, d size of a head's
 query and key, e of its value, G = H·e gates of a token. Query head h reads key/value head
@@ -68,7 +68,7 @@ class Attention(SoftmaxMap):
     ) -> LayerState:
         """An empty cache for `batch` sequences of up to `capacity` tokens.
 
-        None where keys and values are those of another layer.
+        No cache if keys and values are those of another layer.
         """
         config = self.config
         if config.kv.layer is not None:
@@ -82,7 +82,7 @@ class Attention(SoftmaxMap):
         )
 
     def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by keys and values."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `cache`."""
         config = self.config
         if config.kv.layer is None:
             q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
@@ -96,7 +96,7 @@ class Attention(SoftmaxMap):
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.lent[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
-        # a cap and sinks are in our kernels alone, which read queries in float32
+        # only our kernels, which read float32 queries, support a cap and sinks
         unfused = config.cap is not None or config.sinks
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
@@ -139,11 +139,10 @@ class Attention(SoftmaxMap):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries `[B, H, T, d]`, keys `[B, K, T, d]` and values `[B, K, T, e]` of the scores.
 
-        And the gates `[B, T, G]`, where there are some.
+        And the gates `[B, T, G]`, if any.
 
-        Until they are normalized, where the model does that, queries and keys are the N = H + K
-        heads of one tensor, so that what is done to both is done once. Keys and values are then
-        rounded to the dtype that they are kept in.
+        Up to the q/k norm (if any) queries and keys are the N = H + K heads of one tensor, so that
+        common ops run once. Keys and values are finally rounded to the cache's dtype.
         """
         config = self.config
         batch, tokens, _ = x_BTD.shape
@@ -154,7 +153,7 @@ class Attention(SoftmaxMap):
         qk, v, raw_BTG = qkv.split_with_sizes([heads * config.head_dim, values, gates], -1)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BTKe = v.view(batch, tokens, -1, config.value_dim)
-        del qkv, qk, v  # what is normalized is a copy: the product goes
+        del qkv, qk, v  # the normalized tensors are copies: free the product
         if self.q_norm is None and config.rope is None:
             q_BHTd, k_BKTd = self._enter(*self._split(qk_BTNd), step)
             v_BTKe = k_BKTd.transpose(1, 2) if config.kv.equal else v_BTKe
@@ -175,28 +174,28 @@ class Attention(SoftmaxMap):
         return *self._enter(q_BTHd, k_BTKd, step), v_BKTe, gate_BTG
 
     def _gates(self, raw_BTG: Tensor, step: Step) -> Tensor | None:
-        """Gates before their sigmoid, as they were emitted, in the model's dtype."""
+        """The emitted gates before their sigmoid, in the model's dtype."""
         if not self.config.gated:
             return None
         return self._emit_gates("gate", narrowed(raw_BTG, self._dtype), step)
 
     def _emit_gates(self, leaf: str, gate_BTG: Tensor, step: Step) -> Tensor:
-        """By heads, `[B, H, T, e]`; the same tensor unless it is edited."""
+        """Emit gates per head, `[B, H, T, e]`; returns the same tensor unless edited."""
         gate_BHTe = self._heads(gate_BTG.view(*gate_BTG.shape[:2], self.config.heads, -1))
         emitted = step.emit(f"{self.name}.{leaf}", gate_BHTe)
         return gate_BTG if emitted is gate_BHTe else emitted.transpose(1, 2).flatten(2)
 
     def _values(self, v_BTKe: Tensor, step: Step) -> Tensor:
-        """Values as they are mixed, `[B, K, T, e]`, in the dtype that they are kept in."""
+        """Values for attention, `[B, K, T, e]`, in the cache's dtype."""
         name, shape = f"{self.name}.v", v_BTKe.shape
         if self.v_norm is not None:
             emitted_BKTe = step.emit(name, self._heads(v_BTKe))
             v_BTKe, name = self.v_norm(emitted_BKTe.transpose(1, 2)), f"{name}_norm"
-        narrow = narrowed(v_BTKe.flatten(2), self._cache_dtype)  # a row for each token
+        narrow = narrowed(v_BTKe.flatten(2), self._cache_dtype)  # one row per token
         return step.emit(name, self._heads(narrow.view(shape)))
 
     def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
-        """Queries alone, `[B, H, T, d]`, as they enter the scores, and the gates, if any."""
+        """Only queries, `[B, H, T, d]`, as they enter the scores, and the gates, if any."""
         config, last = self.config, self.entering[0]
         entered = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
         q, *gates = self.qkv.split(entered)
@@ -217,11 +216,11 @@ class Attention(SoftmaxMap):
         return q_BTHd, k_BTKd
 
     def _heads(self, x_BTNd: Tensor) -> Tensor:
-        """`[B, N, T, d]`, a view."""
+        """A view `[B, N, T, d]`."""
         return x_BTNd.transpose(1, 2)
 
     def _normed(self, norm: Norm, x_BTNd: Tensor) -> Tensor:
-        """Each head, or all of a token together."""
+        """Normalize each head, or all heads of a token together."""
         if self.config.qk_norm_wide:
             return norm(x_BTNd.flatten(2)).view(x_BTNd.shape)
         return norm(x_BTNd)
@@ -232,8 +231,8 @@ class Attention(SoftmaxMap):
         return step.rotate(x_BTNd, rope) if step.recorded else rotate(x_BTNd, *step.rope(rope))
 
     def _emit_both(self, suffix: str, qk_BTNd: Tensor, step: Step) -> Tensor:
-        """Both as the pass continues with them: the same tensor unless one of them is edited."""
-        if step.tap is None and not step.edits:  # both exist at once and are not observed
+        """Emit queries and keys; returns the same tensor unless one of them is edited."""
+        if step.tap is None and not step.edits:  # computed together and not observed
             step.mark(f"{self.name}.q{suffix}")
             step.mark(f"{self.name}.k{suffix}")
             return qk_BTNd
@@ -246,7 +245,7 @@ class Attention(SoftmaxMap):
     def _emit_each(
         self, suffix: str, q_BTHd: Tensor, k_BTKd: Tensor, step: Step
     ) -> tuple[Tensor, Tensor]:
-        """Each as the pass continues with it: the same tensor unless it is edited."""
+        """Emit queries and keys; returns the same tensors unless edited."""
         found = []
         for symbol, x_BTNd in (("q", q_BTHd), ("k", k_BTKd)):
             x_BNTd = self._heads(x_BTNd)
@@ -255,14 +254,14 @@ class Attention(SoftmaxMap):
         return found[0], found[1]
 
     def _enter(self, q_BTHd: Tensor, k_BTKd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Queries and keys as they enter the scores: keys in the dtype that they are kept in."""
-        narrow = narrowed(k_BTKd.flatten(2), self._cache_dtype)  # a row for each token
+        """Queries and keys as they enter the scores; keys in the cache's dtype."""
+        narrow = narrowed(k_BTKd.flatten(2), self._cache_dtype)  # one row per token
         k_BKTd = self._heads(narrow.view(k_BTKd.shape))
         q_BHTd = step.emit(self.entering[0], self._heads(q_BTHd))
         return q_BHTd, step.emit(self.entering[1], k_BKTd)
 
     def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
-        """`attend` with scores and pattern written and emitted: for a layer that edits them."""
+        """`attend` with stored and emitted scores and pattern, for a layer that edits them."""
         keys = slice(0, step.keys)
         visible = visible_keys(step.positions, step.keys, self.config.window)
         if not step.uniform:
@@ -275,7 +274,7 @@ class Attention(SoftmaxMap):
         return (pattern_BHTS @ v_BHSe).to(q_BHTd.dtype)
 
     def _grown(self, q_BHtd: Tensor, positions: Tensor) -> Tensor:
-        """Queries as scores see them, from positions `[t]` or `[B, t]`."""
+        """Queries scaled by `growth` at positions `[t]` or `[B, t]`."""
         growth = self.config.growth
         if growth is None:
             return q_BHtd
@@ -286,13 +285,13 @@ class Attention(SoftmaxMap):
         return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)
 
     def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """Of queries as they were emitted, which may yet grow with their positions."""
+        """Scores of the emitted queries, before scaling by `growth`."""
         return self._products(self._grown(q_BHtd, positions), k_BKSd, visible)
 
     def _products(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
-        """Of queries as scores see them."""
+        """Scores of queries after scaling by `growth`."""
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
-        """The softmax of scores `[…, H, t, S]` of those `heads`, with their sinks."""
+        """The softmax of scores `[…, H, t, S]` of `heads`, with their sinks."""
         return weights(scores_BHtS, None if self.sinks_H is None else self.sinks_H[heads])

@@ -27,18 +27,18 @@ _ONE = {"q": "query", "k": "key", "v": "value"}
 
 
 def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
-    """`q k v`, then `q_norm k_norm`, `q_rot k_rot` where the part has them, `z`, `attn_out`.
+    """`q k v`, then optional `q_norm k_norm` and `q_rot k_rot`, then `z` and `attn_out`.
 
-    `scores` and `pattern` before `z` are derived, for the fused kernel never writes them, and so is
-    `result` after it, the heads' shares of `attn_out`. With gates `gate` after the values, and
-    `gate_act gated` after `z`.
+    `scores` and `pattern` before `z` are derived, since the fused kernel does not store them, and
+    so is `result` after it, the heads' shares of `attn_out`. With gates: `gate` after the values,
+    and `gate_act gated` after `z`.
     """
     p = site.name
     heads = {"q": ("H", "dh"), "k": ("Hk", "dh"), "v": ("Hk", "dv")}
     own = "qkv" if a.kv.layer is None else "q"
     fused = "" if len(a.entering) == 1 else "qkv_gate" if a.gated else "qkv"
-    of = p if a.kv.layer is None else of_layer(p, a.kv.layer)  # whose keys and values it reads
-    last = {"q": f"{p}.q", "k": f"{of}.k", "v": f"{of}.v"}  # the form that enters the attention
+    of = p if a.kv.layer is None else of_layer(p, a.kv.layer)  # the part with the keys and values
+    last = {"q": f"{p}.q", "k": f"{of}.k", "v": f"{of}.v"}  # the form used by the attention
     letters = {part: part.upper() for part in "qkv"}
     nodes, parameters = [], []
     for part in own:
@@ -61,7 +61,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         nodes.append(Node(
             name=last[part], letter=letters[part], axes=(head, "T", number), op=project,
             words=f"a {_ONE[part]} for each token and {'' if head == 'H' else 'kv '}head",
-            # what is normalized has at least float32
+            # inputs of norms have at least float32
             group="qkv", layer=site.layer,
             wide=(a.qk_norm if part != "v" else a.kv.norm) is not None,
             theirs=(f"attn.hook_{part}", f"attn.{part}.hook_out"),
@@ -92,7 +92,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         )  # fmt: skip
         nodes.append(Node(
             name=gate, letter="G_o", axes=("H", "T", "dv"), op=project,
-            words="the gates of what each head mixes, before their sigmoid", group="qkv",
+            words="the gates of each head's result, before their sigmoid", group="qkv",
             layer=site.layer,
         ))  # fmt: skip
         words = ("projection to the gates of all heads' results", "bias of the gates")
@@ -148,7 +148,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     if a.sinks:
         parameters.append(Parameter(
             name=f"{p}.sink", axes=("H",), makes=f"{p}.pattern", letter="sink", wide=True,
-            words="a score of each head that no key has, in the softmax's denominator",
+            words="a learned score per head, added to the softmax's denominator",
             kind="attention", layer=site.layer,
         ))  # fmt: skip
     return PartGraph(
@@ -179,23 +179,23 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
 
 
 def fused_kernel(name: str) -> Kernel:
-    """`softmax(Q Kᵀ) V` of the part of that name: a block of scores at a time, in registers."""
+    """`softmax(Q Kᵀ) V` of the part `name`: a block of scores at a time, in registers."""
     return Kernel(covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
 
 
 def of_layer(name: str, layer: int) -> str:
-    """The part of the same name in another block: `blocks.13.attn` of `blocks.20.attn`."""
+    """The same part in block `layer`: `blocks.20.attn` → `blocks.13.attn`."""
     blocks, _, part = name.split(".", 2)
     return f"{blocks}.{layer}.{part}"
 
 
 def mixed(name: str, *, gated: bool) -> str:
-    """What enters the last projection of the part of that name."""
+    """The input of the last projection of the part `name`."""
     return f"{name}.gated" if gated else f"{name}.z"
 
 
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
-    """What `info` says of it."""
+    """Facts for `info`."""
     details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
     if a.sinks:
         details = (*details, "a learned sink in each head")
@@ -271,7 +271,7 @@ def _projection(
     *,
     known: bool = True,
 ) -> list[Parameter]:
-    """`W_<symbol>` and, with a bias, `b_<symbol>`; `known`: TransformerLens has them, too."""
+    """`W_<symbol>` and, with a bias, `b_<symbol>`; `known`: TransformerLens has them too."""
     p = site.name
     return [
         Parameter(
@@ -297,7 +297,7 @@ def _form(
     *,
     together: bool,
 ) -> Node:
-    """Queries or keys once more; `together`: both are parts of one tensor."""
+    """Another form of queries or keys; `together`: both are parts of one tensor."""
     both = f"{site.name}.qk_{name.rpartition('_')[2]}" if together else None
     return Node(
         name=name, letter=letter, axes=(axes[0], "T", axes[1]), op=op,
@@ -309,9 +309,9 @@ def _form(
 def mixed_nodes(
     site: Site, score: Score, mix: Mix, *, biased: bool, sinks: bool = False, gated: bool = False
 ) -> list[Node]:
-    """`scores pattern z result`, of which the kernel writes `z` alone, and what is added.
+    """`scores pattern z result`, of which the kernel only stores `z`, and the output.
 
-    `gated`: what enters the last projection is `gated`, `z` times `gate_act`.
+    `gated`: the last projection reads `gated`, `z` times `gate_act`.
     """
     p, bias = site.name, f"{site.name}.b_o" if biased else None
     words, theirs = site.output("attention", "hook_attn_out", "attn.o.hook_out", "attn.hook_out")
@@ -350,7 +350,7 @@ def mixed_nodes(
         derived("pattern", "A", ("H", "T", "S"),
                 Softmax(source=f"{p}.scores", sink=f"{p}.sink" if sinks else None),
                 "attention weights: the softmax of the scores, rows that sum to 1"
-                + (" minus what the sink takes" if sinks else ""),
+                + (" minus the sink's weight" if sinks else ""),
                 "attn.hook_pattern"),
         Node(
             name=f"{p}.z", letter="C", axes=("H", "T", "dv"), op=mix,
@@ -360,7 +360,7 @@ def mixed_nodes(
         ),
         *gates,
         derived("result", "R", ("H", "T", "D"), share,
-                "what each head by itself adds to the residual stream", "attn.hook_result"),
+                "the contribution of each head to the residual stream", "attn.hook_result"),
         Node(
             name=site.makes, letter=site.letter, axes=("T", "D"), op=out, words=words,
             group="out", layer=site.layer, wide=True, theirs=theirs,
@@ -375,7 +375,7 @@ def _states(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> tup
         State(
             name=f"cache.{site.layer}.{part}", axes=("Hk", "S", number), holds=last[part],
             before=f"{p}.scores", formula=f"the {what} of every position so far",
-            words=f"the {_OF[part]} that are kept", layer=site.layer, cached=True,
+            words=f"the cached {_OF[part]}", layer=site.layer, cached=True,
         )
         for part, number, what in kept
     )  # fmt: skip

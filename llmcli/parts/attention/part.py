@@ -1,4 +1,4 @@
-"""Attention as a kind of part."""
+"""Registers attention as a part."""
 
 from __future__ import annotations
 

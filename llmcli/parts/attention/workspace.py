@@ -1,4 +1,4 @@
-"""What attention holds in memory while a prompt is read."""
+"""Memory of attention during prefill."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from llmcli.graph.workspace import Reading, Workspace
 from llmcli.parts.attention.config import AttentionConfig
 
-_QUERIES = 256  # whose scores are written together where no kernel is fused (`ops.attention`)
-_TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a time on a CPU
+_QUERIES = 256  # per block of scores without a fused kernel (`ops.attention`)
+_TILE = (64, 512)  # queries and keys per tile of PyTorch's fused CPU attention
 
 
 def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
@@ -18,27 +18,27 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     rows, size, wide = of.rows, of.size, of.wide
     turned = (a.heads + a.kv_heads) * a.head_dim
     mixed = a.heads * a.value_dim
-    if a.kv.layer is not None:  # queries alone
+    if a.kv.layer is not None:  # only queries
         turned = a.heads * a.head_dim
     product = turned + a.kv_heads * a.value_dim * ("v" in a.projections) + mixed * a.gated
     held = rows * (of.width * (wide + size) + product * size)
-    if of.kept < size:  # the new values as they are kept
+    if of.kept < size:  # the new values in the cache's dtype
         held += rows * a.kv_heads * a.value_dim * of.kept
-    # products are normalized in float32: the whole, a copy of the queries, and what comes out
+    # norms in float32: the whole product, a copy of the queries, and the result
     normed = product * wide + a.heads * a.head_dim * wide + turned * size
     norming = rows * normed if a.qk_norm else 0
-    if a.kv.norm is not None:  # they wait for keys and queries
+    if a.kv.norm is not None:  # held during the norm of queries and keys
         held += rows * a.kv_heads * a.value_dim * size
-    # the rotation is done in float32: narrower numbers are copied to it and back
+    # rotation in float32: narrower numbers are converted and converted back
     turning = rows * turned * (3 * size if size >= 4 else size + 16) if a.rope else 0
     projecting = rows * ((turned + mixed) * size + of.width * of.both)
     projecting += of.product(mixed, of.width)
-    # what heads mix, once more by tokens, the gates' sigmoids, and their product
+    # results reordered by token, the gates' sigmoids, and their product
     gating = rows * (turned + 4 * mixed) * size * a.gated
     products = of.product(of.width, product)
     most = max(products, norming, turning, _attending(a, of), projecting, gating)
     shared: dict[Hashable, int] = {}
-    if a.rope is not None:  # cos and sin; the tables double in length when they are too short
+    if a.rope is not None:  # cos and sin tables, which double in length when too short
         positions = 1 << max(of.keys - 1, 255).bit_length()
         shared["rope", a.rope] = 2 * positions * a.rope.dims * wide
     if _is_masked(a, of) and (of.kept >= size or of.portable):
@@ -51,23 +51,23 @@ def _attending(a: AttentionConfig, of: Reading) -> int:
     turned, mixed = (a.heads + a.kv_heads) * a.head_dim, a.heads * a.value_dim
     pair = a.kv_heads * (a.head_dim + a.value_dim)  # a key and a value
     found = of.rows * (turned + mixed) * size
-    # the fused kernel's sum of every row, and the tile of scores that one thread works on
+    # the fused kernel's sum of every row, and one thread's tile of scores
     found += of.rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
     unfused = a.cap is not None or a.sinks
-    if unfused and size < 4 and not of.cuda:  # our kernel reads queries, and writes, in float32
+    if unfused and size < 4 and not of.cuda:  # our kernel reads and writes float32
         return found + of.rows * a.heads * (a.head_dim + a.value_dim) * wide
-    if unfused and size != 4:  # no kernel: a block of queries at a time
+    if unfused and size != 4:  # no kernel: blocks of queries
         block = min(tokens, _QUERIES) * keys * 4 + keys * (a.head_dim + a.value_dim)
         return found + of.batch * a.heads * block * wide + tokens * keys
-    if of.kept < size:  # the new keys as they are kept: our kernel reads them so, and has no mask
+    if of.kept < size:  # new keys in the cache's dtype, as our kernel reads them
         found += of.rows * a.kv_heads * a.head_dim * of.kept
         if not of.portable:
             return found
         found += of.batch * keys * pair * size
     if _is_masked(a, of):
-        found += tokens * keys * size  # the mask once more, as 0 and -∞
+        found += tokens * keys * size  # the mask as 0 and -∞
         if of.cuda and a.heads != a.kv_heads:
-            # no fused kernel: keys and values are copied for every head, all is done in float32
+            # no fused kernel: keys and values are copied for every head, in float32
             copied = size + (4 if size < 4 else 0)
             found += of.batch * a.heads * keys * (a.head_dim + a.value_dim) * copied
             found += of.batch * a.heads * tokens * keys * 2 * wide  # scores and pattern
@@ -79,5 +79,5 @@ def _attending(a: AttentionConfig, of: Reading) -> int:
 
 
 def _is_masked(a: AttentionConfig, of: Reading) -> bool:
-    """Whether it takes a mask: a triangle from position 0 needs none (`nn.step`)."""
+    """Whether a mask is needed: not for a triangle from position 0 (`nn.step`)."""
     return of.keys > of.tokens or (a.window is not None and a.window < of.tokens)

@@ -1,4 +1,4 @@
-"""What a gated short convolution is (LFM2, Liquid AI 2025, arXiv 2511.23404)."""
+"""Configuration of a gated short convolution (LFM2, Liquid AI 2025, arXiv 2511.23404)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvConfig:
-    """`(C ∘ conv(B ∘ U)) W_out`, where B, C and U are projections of what enters.
+    """`(C ∘ conv(B ∘ U)) W_out`, where B, C and U are projections of the input.
 
-    The convolution is causal and depthwise: each dimension of a token is a weighted sum of the last
-    `length` tokens'. With `bias` all projections and the convolution have one.
+    The convolution is causal and depthwise: each dimension is a weighted sum over the last `length`
+    tokens. `bias`: in all projections and the convolution.
     """
 
     length: int

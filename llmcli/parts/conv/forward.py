@@ -4,7 +4,7 @@
                           ├─ U ──┘            │      │
                           └─ C ───────────────┴──────┘
 
-Axes: B batch, T new tokens, D width, L tokens that the convolution sees.
+Axes: B batch, T new tokens, D width, L tokens of the convolution's window.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ShortConv:
     def new_state(
         self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
     ) -> FixedState:
-        """`conv` `[B, L, D]`: the last rows of every sequence, in a ring."""
+        """`conv` `[B, L, D]`: a ring buffer of the last rows of every sequence."""
         width, length = self.filter_DL.shape
         return FixedState(conv=new_ring(batch, length, width, device=device, dtype=dtype))
 
     def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; the state keeps the last rows."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32; stores the last rows in `state`."""
         p, entered = self.name, self.enter.split(self.enter(x_BTD))
         b_BTD, gate_BTD, u_BTD = (
             step.emit(f"{p}.{leaf}", one.to(x_BTD.dtype))

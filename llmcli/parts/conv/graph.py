@@ -1,6 +1,6 @@
-"""The gated short convolution: `B gate x`, then `in`, `conv`, `out`, and what is added.
+"""The gated short convolution: `B gate x`, then `in`, `conv`, `out`, and the output.
 
-Letters: T tokens, D width, L tokens that the convolution sees.
+Letters: T tokens, D width, L tokens of the convolution's window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llmcli.parts.conv.config import ShortConvConfig
 
 _ENTER = {  # letters and words of the projections
     "B": ("B", "the input gates"), "gate": ("C", "the output gates"),
-    "x": ("U", "what the input gates let through to the convolution"),
+    "x": ("U", "the values that the input gates multiply"),
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
     state = State(
         name=f"cache.{site.layer}.conv", axes=("L", "D"), holds=f"{p}.in", before=f"{p}.conv",
         formula="the last L rows of Y, that of position p in row p mod L",
-        words="what the convolution remembers", layer=site.layer, ring=True,
+        words="the last inputs of the convolution", layer=site.layer, ring=True,
     )  # fmt: skip
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=(state,),
@@ -89,5 +89,5 @@ def _parameters(c: ShortConvConfig, site: Site) -> list[Parameter]:
 
 
 def conv_facts(c: ShortConvConfig) -> Mapping[str, Any]:
-    """What `info` says of it."""
+    """Facts for `info`."""
     return {"kind": "short convolution", "details": (f"over {c.length} tokens",)}

@@ -1,4 +1,4 @@
-"""The gated short convolution as a kind of part, and the memory that it takes."""
+"""Registers the gated short convolution as a part, with its memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from llmcli.parts.part import Part
 
 
 def _workspace(c: ShortConvConfig, of: Reading) -> Workspace:
-    """The stream, its norm, three projections, and what the convolution adds up."""
+    """The stream, its norm, three projections, and the convolution's sums."""
     own = of.rows * of.width * (6 * of.size + 4 * of.wide)
-    # and the rows that it remembers
+    # and the rows of the state
     before = of.batch * (c.length - 1) * of.width * (of.size + of.wide)
     product = of.product(of.width, 3 * of.width) + of.widened(3 * of.width)
     return Workspace(peak=own + before + product)

@@ -1,1 +1,1 @@
-"""The gated delta rule behind a short convolution."""
+"""The gated delta rule after a short convolution."""

@@ -1,4 +1,4 @@
-"""What a gated DeltaNet is (Yang, Kautz & Hatamizadeh 2024, arXiv 2412.06464), as in Qwen3-Next."""
+"""Configuration of gated DeltaNet (Yang, Kautz & Hatamizadeh 2024, arXiv 2412.06464)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from llmcli.parts.norm.config import NormConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaConfig:
-    """`S ← e^g S; S ← S + β k (v − kᵀS); o = qᵀS`, for each of H value heads, of Hk key heads.
+    """`S ← e^g S; S ← S + β k (v − kᵀS); o = qᵀS`, per value head (H), with Hk key heads.
 
-    Queries, keys and values go through a causal convolution over `length` tokens and SiLU; queries
-    and keys have length 1 then, but for `eps` in the root, and queries are divided by √key_dim.
-    Value head h reads key head ⌊h / (H / Hk)⌋, or h mod Hk where heads are `tiled`, as llama.cpp
-    writes some models. `norm` is that of each head's output, before its gate. Raises ValueError
-    where key heads do not divide value heads.
+    Queries, keys and values pass a causal convolution over `length` tokens and SiLU; queries and
+    keys are then normalized to length 1 (with `eps` in the root), and queries divided by √key_dim.
+    Value head h reads key head ⌊h / (H / Hk)⌋, or h mod Hk if `tiled`, the order of some llama.cpp
+    files. `norm`: of each head's output, before its gate. Raises ValueError if key heads do not
+    divide value heads.
     """
 
     heads: int
@@ -33,5 +33,5 @@ class DeltaConfig:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values side by side."""
+        """Channels of the convolution: queries, keys and values concatenated."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim

@@ -28,7 +28,7 @@ from llmcli.parts.norm.forward import Norm
 
 
 class GatedDelta(Recurrent):
-    """`(SiLU(gate) ∘ norm(z)) W_out`, z what queries read of the state."""
+    """`(SiLU(gate) ∘ norm(z)) W_out`, z read from the state by the queries."""
 
     leaves = ("q", "k", "v", "beta", "log_decay")
     plain = False
@@ -46,11 +46,11 @@ class GatedDelta(Recurrent):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Value heads, numbers of a key, and of a value."""
+        """Value heads, key size, value size."""
         return self.config.heads, self.config.key_dim, self.config.value_dim
 
     def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; the state takes the tokens in."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32; updates `state`."""
         p, own = self.name, own_state(state, self, x_BTD)
         entered = self.enter.split(self.enter(x_BTD))
         in_BTC, gate_BTV, beta_BTH, decay_BTH = entered
@@ -72,7 +72,7 @@ class GatedDelta(Recurrent):
     def _inputs(
         self, act_BTC: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, step: Step
     ) -> Inputs:
-        """What the recurrence reads, in at least float32."""
+        """The recurrence's inputs, in at least float32."""
         p, config = self.name, self.config
         keys, values = config.key_heads * config.key_dim, config.heads * config.value_dim
         q, k, v = act_BTC.split_with_sizes([keys, keys, values], -1)

@@ -1,6 +1,6 @@
-"""Gated DeltaNet: projections, convolution, what the recurrence reads, its map, norm and gate.
+"""Gated DeltaNet: projections, convolution, the recurrence's inputs, its map, norm and gate.
 
-Letters: T tokens, S keys, D width, C channels, L tokens that the convolution sees, H value heads,
+Letters: T tokens, S keys, D width, C channels, L tokens of the convolution's window, H value heads,
 Hk key heads, dk size of a query and key, dv of a value.
 """
 
@@ -23,18 +23,18 @@ from llmcli.graph.recurrence import (
 from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.norm.graph import norm_parameters
 
-_ENTER = {  # projections: their letter, words, and the activation that each makes
+_ENTER = {  # projection: its letter, words, and resulting activation
     "in": ("Y", "queries, keys and values before the convolution", "in"),
-    "gate": ("Z", "what the output is multiplied by, before SiLU", "gate"),
-    "beta": ("B", "how much a token writes, before σ", "beta_in"),
-    "decay": ("a", "how much a token forgets, before softplus", "decay_in"),
+    "gate": ("Z", "the output gates, before SiLU", "gate"),
+    "beta": ("B", "the write strengths, before σ", "beta_in"),
+    "decay": ("a", "the decays, before softplus", "decay_in"),
 }
 
 
 def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
-    """`in conv act q k v beta log_decay`, the map, `z`, and `out`, which enters the last product.
+    """`in conv act q k v beta log_decay`, the map, `z`, and `out`, the last product's input.
 
-    `pattern` and `state` are derived: no kernel writes a map, nor the state after each token.
+    `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
     p = site.name
     keys = c.key_heads * c.key_dim
@@ -80,25 +80,25 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
         node("v", "V", of_value, cut(2 * keys, c.heads, c.value_dim),
              "values, each a mix of the last tokens", wide=False),
         node("beta", "β", ("T", "H"), Activate(source=f"{p}.beta_in", function="sigmoid"),
-             "which share of what a key answers is replaced"),
+             "write strengths: the replaced share of the value at each key"),
         node("dt", "dt", ("T", "H"), StepSize(source=f"{p}.decay_in", bias=f"{p}.dt_bias"),
-             "how long a step of the decay is"),
+             "step sizes of the decay"),
         node("log_decay", "g", ("T", "H"), LogDecay(source=f"{p}.dt", rate=f"{p}.A_log"),
-             "the logarithm of what is left of the state"),
+             "log decays of the state"),
         node("pattern", "A", ("H", "T", "S"), LinearMap(of=recurrence),
-             "how much of each token's value a token reads: numbers of both signs"),
+             "the weight of each token's value, of either sign"),
         node("state", "S", ("H", "T", "dk·dv"), StateAfter(
             of=recurrence, value=f"{p}.v", columns=c.value_dim,
         ), "the state after each token", shown=True),
         node("z", "O", of_value, Mix(
             pattern=f"{p}.pattern", value=f"{p}.v", query=f"{p}.q", group=1, window=None,
             signed=True, state="H·dk·dv", passes=3,
-        ), "what the queries read of the state"),
+        ), "the state read by the queries"),
         node("z_norm", "O_norm", of_value, Normalize(
             source=f"{p}.z", norm=c.norm, weight=f"{p}.norm.w",
-        ), "what is read, normalized"),
+        ), "the read values, normalized"),
         node("gate_act", "SiLU(Z)", of_value, Activate(source=f"{p}.gate", function="silu"),
-             "what the output is multiplied by"),
+             "the output gates"),
         node("out", "O_gated", of_value, Gate(act=f"{p}.gate_act", up=f"{p}.z_norm"),
              "the result, gated, as it enters the last projection", wide=False),
         Node(
@@ -118,12 +118,12 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
 
 
 def recurrent_states(site: Site, rows: str) -> tuple[State, ...]:
-    """The ring of the convolution, and each head's state, of as many `rows` as that axis has."""
+    """The ring of the convolution, and each head's state with the axis `rows`."""
     p = site.name
     return (
         State(name=f"cache.{site.layer}.conv", axes=("L", "C"), holds=f"{p}.in",
               before=f"{p}.conv", formula="the last L rows of Y, that of position p in row p mod L",
-              words="what the convolution remembers", layer=site.layer, ring=True),
+              words="the last inputs of the convolution", layer=site.layer, ring=True),
         State(name=f"cache.{site.layer}.state", axes=("H", f"{rows}·dv"), holds=f"{p}.state",
               before=f"{p}.z", formula="S after the last token", words="the state of each head",
               layer=site.layer, wide=True),
@@ -131,12 +131,12 @@ def recurrent_states(site: Site, rows: str) -> tuple[State, ...]:
 
 
 def recurrent_kernels(name: str) -> tuple[Kernel, ...]:
-    """What computes `z` with a state: the map is written where it is edited, states never."""
+    """The kernels of `z` with a state: the map is only stored if edited, states never."""
     return Kernel(covers=(f"{name}.pattern",), optional=True), Kernel(covers=(f"{name}.state",))
 
 
 def recurrent_absent(mixer: str, others: str) -> Iterator[Absent]:
-    """What softmax attention has here, and `others`, a pattern of prefixes."""
+    """Tensors of softmax attention, and of `others` (a pattern of prefixes), that are missing."""
     yield Absent(names=r"\w+\.scores", why=f"{mixer} has no scores: its map is no softmax")
     yield Absent(names=rf"({others})\b", why=f"its mixer is {mixer}")
     yield Absent(names=r"cache\.[kv]\b", why=f"{mixer} keeps a state and no keys and values")
@@ -164,7 +164,7 @@ def _parameters(c: DeltaConfig, site: Site) -> Iterator[Parameter]:
 
 
 def delta_facts(c: DeltaConfig) -> Mapping[str, Any]:
-    """What `info` says of it."""
+    """Facts for `info`."""
     keys = () if c.key_heads == c.heads else (f"{c.key_heads} heads of queries and keys",)
     return {
         "kind": "gated DeltaNet", "heads": c.heads, "head_dim": c.key_dim,

@@ -1,4 +1,4 @@
-"""Gated DeltaNet as a kind of part, and the memory that it takes."""
+"""Registers gated DeltaNet as a part, with its memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmcli.parts.part import Part
 
 
 def _workspace(c: DeltaConfig, of: Reading) -> Workspace:
-    """The stream, its norm, the projections, what the convolution gives, and chunks of the scan."""
+    """The stream, its norm, the projections, the convolution's output, and chunks of the scan."""
     columns = c.channels + c.heads * (c.value_dim + 2)
     values = c.heads * c.value_dim
     own = of.rows * (of.width * (of.size + of.wide) + (columns + 3 * c.channels) * of.size)

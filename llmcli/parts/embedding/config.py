@@ -1,4 +1,4 @@
-"""What the two ends of a model are. Letters: V vocabulary, D width."""
+"""Configuration of the embeddings and the output head. Letters: V vocabulary, D width."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from llmcli.parts.norm.config import NormConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LayerEmbeddingConfig:
-    """Embeddings of a token for each of `layers`, `[L, Dp]` (Gemma 3n and 4).
+    """Per-layer embeddings of a token, `[L, Dp]` (Gemma 3n and 4).
 
-    `(scale · W[id] + norm(E W_proj)) · 2^-½`: a row of a table `[vocab, L·Dp]`, and a projection of
-    the token's embedding E, normalized layer by layer. `scale` is rounded as that of the embedding.
+    `(scale · W[id] + norm(E W_proj)) · 2^-½`: a row of a table `[vocab, L·Dp]` plus a projection of
+    the token's embedding E, normalized per layer. `scale` is rounded like the embedding's.
     """
 
     vocab: int
@@ -24,10 +24,10 @@ class LayerEmbeddingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig:
-    """Token embedding `[V, D]`; `positions` rows of learned position embedding where not None.
+    """Token embedding `[V, D]`; `positions`: rows of learned position embeddings, if any.
 
-    `scale` multiplies a token's row; with `rounded_scale` it is first rounded to the dtype of the
-    table, where that has 16 bits. `per_layer` are further ones, which the blocks read.
+    `scale` multiplies a token's row; with `rounded_scale` it is first rounded to the table's dtype
+    if that has 16 bits. `per_layer`: additional embeddings read by the blocks.
     """
 
     positions: int | None = None

@@ -1,4 +1,4 @@
-"""The two ends of a model: token and position embeddings, and the output head."""
+"""Token and position embeddings, and the output head."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 
 
 def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
-    """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`: rows looked up.
+    """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`: table rows.
 
-    Where all sequences are at the same positions the rows of `pos_embed` are looked up once,
-    `[T, D]`, and seen by each of them.
+    If all sequences are at the same positions, `pos_embed` is looked up once, `[T, D]`, and
+    broadcast.
     """
     token = Node(
         name="embed", letter="E", axes=("T", "D"),
@@ -63,21 +63,21 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
 
 
 def head_graph(head: HeadConfig, source: str) -> PartGraph:
-    """`logits_raw` and `logits`, both `[B, T, V]`, and the head's matrix where it is not tied.
+    """`logits_raw` and `logits`, both `[B, T, V]`, and the head's matrix unless tied.
 
-    They differ where a head scales or caps them, and are one tensor where it does not.
+    They are the same tensor unless the head scales or caps logits.
     """
     product = Project(
         source=source, weight="head.W", bias="head.b" if head.bias else None, over="D", columns="V",
         remark=", W_head = W_Eᵀ (tied)" if head.tied else "",
     )  # fmt: skip
     finish: Op | None = None
-    remark = "the same in at least float32, as the softmax takes it"
+    remark = "logits_raw in at least float32, for the softmax"
     if head.cap is not None:
-        finish, remark = SoftCap(source="logits_raw", cap=head.cap), "the same, capped"
+        finish, remark = SoftCap(source="logits_raw", cap=head.cap), "logits_raw, capped"
     elif head.scale != 1:
         finish = Add(parts=("logits_raw",), before=(), scale=head.scale)
-        remark = f"the same times {head.scale:g}"
+        remark = f"logits_raw times {head.scale:g}"
     raw = Node(
         name="logits_raw", letter="logits_raw", axes=("T", "V"), op=product, group="head",
         words="a score for every token of the vocabulary, in the model's arithmetic", wide=True,
@@ -100,7 +100,7 @@ def head_graph(head: HeadConfig, source: str) -> PartGraph:
         ),
     )  # fmt: skip
     missing = {}
-    if head.tied:  # `lm_head.weight` and `output.weight`: no tensor is stored, and they are known
+    if head.tied:  # not stored, but the names are known
         missing["head.W"] = "its output head is tied, the transpose of `embed.W`"
     if not head.bias:
         missing["head.b"] = "it has no such bias"
@@ -114,6 +114,6 @@ def head_graph(head: HeadConfig, source: str) -> PartGraph:
         ),
         similar=(
             (r"(lm_head|unembed|output)(\.weight)?", ("logits", "head.W", "embed.W")),
-            (r"head\.W", ("embed.W",)),  # of a tied head
+            (r"head\.W", ("embed.W",)),  # tied head
         ),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a mixture of experts is (Shazeer et al. 2017, arXiv 1701.06538)."""
+"""Configuration of a mixture of experts (Shazeer et al. 2017, arXiv 1701.06538)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ Scores = Literal["softmax", "sigmoid", "softmax of the chosen"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingConfig:
-    """How a token chooses `chosen` of the experts, and what each of them counts.
+    """How a token chooses `chosen` experts, and their weights.
 
-    `softmax` and `sigmoid` make scores of the router's logits; the largest choose, and those
-    scores are the weights: divided by their sum where `renormalized`, to which `least` is added
-    (sigmoids may all be 0), then times `scale`. With
-    `softmax of the chosen` the largest logits choose, and the weights are the softmax of these.
-    `bias`: the router has one. `correction`: a bias is added to the scores that choose, not to the
-    weights. Of `groups` of neighbouring experts only the `kept_groups` best are chosen from: those
-    whose `group_best` largest scores have the largest sum: 2 (DeepSeek-V3, arXiv 2412.19437), or 1
-    (DeepSeek-V2, arXiv 2405.04434). With a `norm` of its own the router reads the residual stream
-    through that, not what the experts read. `factors`: the weight of each chosen expert is
-    multiplied by a parameter of that expert, last.
+    `softmax` and `sigmoid` turn the router's logits into scores; the experts with the largest
+    scores are chosen, with their scores as weights: divided by their sum plus `least` if
+    `renormalized` (sigmoids may all be 0), then times `scale`. With `softmax of the chosen` the
+    largest logits are chosen, and their softmax is the weights. `bias`: of the router.
+    `correction`: a bias on the scores for the choice only. Of `groups` of adjacent experts only the
+    `kept_groups` best are eligible: those with the largest sum of their `group_best` largest
+    scores: 2 (DeepSeek-V3, arXiv 2412.19437), or 1 (DeepSeek-V2, arXiv 2405.04434). With a `norm`
+    the router reads the residual stream through that norm, not the experts' input. `factors`: each
+    chosen expert's weight is finally multiplied by a parameter.
     """
 
     chosen: int
@@ -43,7 +42,7 @@ class RoutingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedConfig:
-    """An expert that every token passes; where it is `weighed`, times `σ(x · w)`."""
+    """An expert that processes every token; if `weighed`, times `σ(x · w)`."""
 
     hidden: int
     weighed: bool = False
@@ -51,12 +50,11 @@ class SharedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """`Σ_k g[k] · (act(X W_gate[e_k]) ∘ X W_up[e_k]) W_down[e_k]`, and the shared expert's output.
+    """`Σ_k g[k] · (act(X W_gate[e_k]) ∘ X W_up[e_k]) W_down[e_k]`, plus the shared expert.
 
-    `experts` networks of `hidden` neurons each, of which every token chooses some; where they are
-    not `gated`, nor is the shared one, it is `act(X W_up) W_down` of each. `bias`: every expert's
-    products have biases of their own. `clamp`: what bounds gates and neurons of the chosen experts
-    (`GateClamp`).
+    `experts` networks of `hidden` neurons each, of which every token chooses some. Without `gated`
+    each (also the shared one) is `act(X W_up) W_down`. `bias`: in every expert's products. `clamp`:
+    bounds of the chosen experts' gates and neurons (`GateClamp`).
     """
 
     experts: int

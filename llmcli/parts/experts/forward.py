@@ -1,11 +1,11 @@
-"""A mixture of experts: each token passes the experts that it chooses, and a shared one.
+"""A mixture of experts: each token is processed by its chosen experts, and a shared one.
 
     x ──┬── router ── scores ── choice ── weights ──┐
         ├── W_gate|W_up of the chosen ── W_down ────┴── Σ ──(+)──   (or W_up alone)
         └── shared expert ── · σ(x · w) ────────────────────┘
 
-Axes: B batch, T tokens, D width, E experts, K chosen ones, F hidden. Numbers of pairs of a token
-and an expert lie as `[B, K, T, …]`: an expert's place is an axis as a head is.
+Axes: B batch, T tokens, D width, E experts, K chosen ones, F hidden. Tensors of (token, expert)
+pairs are `[B, K, T, …]`, with the expert's rank as an axis like heads.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Experts:
             self.shared = SharedExpert(config.shared, config, name, parameters)
 
     def __call__(self, x_BTD: Tensor, step: Step, stream_BTD: Tensor | None = None) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; a router's own norm reads the stream."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32; a router norm reads `stream`."""
         p, reads_BTD = self.name, x_BTD
         if self.norm is not None:
             assert stream_BTD is not None
@@ -77,7 +77,7 @@ class Experts:
         return summed(out_BKTD, weight_BTK, shared_BTD)
 
     def _activated(self, x_BKTF: Tensor, step: Step) -> Tensor:
-        """The hidden layers from what enters them: gates and neurons side by side, or neurons."""
+        """The hidden layers from their input: gates and neurons concatenated, or only neurons."""
         p = self.name
         if not self.config.gated:
             pre_BKTF = step.emit(f"{p}.pre", x_BKTF)
@@ -89,7 +89,7 @@ class Experts:
         return step.emit(f"{p}.post", gate(act_BKTF, up_BKTF, self.config.clamp))
 
     def _route(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """The experts that each token chooses, and what they count: `[B, T, K]` both."""
+        """The chosen experts of each token, and their weights, both `[B, T, K]`."""
         p, routing = self.name, self.config.routing
         logits_BTE = _logits(x_BTD, self.router)
         scores_BTE = step.emit(f"{p}.router_logits", logits_BTE)
@@ -102,7 +102,7 @@ class Experts:
 
 
 class SharedExpert:
-    """A feed-forward that every token passes, times `σ(x · w)` where it is weighed."""
+    """A feed-forward that processes every token, times `σ(x · w)` if weighed."""
 
     def __init__(
         self, config: SharedConfig, of: ExpertsConfig, part: str, parameters: Parameters

@@ -33,7 +33,7 @@ _SHARED = Role(
 
 
 def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
-    """`router_…` and `expert_…` `[B, T, E or K]`, hidden numbers of each pair `[B, K, T, F]`."""
+    """`router_…` and `expert_…` `[B, T, E or K]`, hidden layers of each pair `[B, K, T, F]`."""
     p = site.name
     shared = None if c.shared is None else _shared(c.shared, c, site)
     words, theirs = site.output("the mixture of experts", "hook_mlp_out", "mlp.hook_out")
@@ -62,7 +62,7 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
 
 
 def _router_norm(norm: NormConfig | None, site: Site) -> PartGraph:
-    """What the router reads, where that is not what the experts read."""
+    """The router's norm, if its input differs from the experts'."""
     if norm is None:
         return PartGraph(nodes=())
     words = ("the router's norm", "the residual stream, normalized, as it enters the router", "")
@@ -74,7 +74,7 @@ def _router_norm(norm: NormConfig | None, site: Site) -> PartGraph:
 
 
 def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
-    """Logits and scores of all experts, the numbers of the chosen ones, and their weights."""
+    """Logits and scores of all experts, the indices of the chosen ones, and their weights."""
     p, after = site.name, r.scores == "softmax of the chosen"
 
     def node(leaf: str, letter: str, axis: str, op: Op, words: str) -> Node:
@@ -87,7 +87,7 @@ def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
         source=site.source if r.norm is None else f"{p}.router_norm.out",
         weight=f"{p}.W_router", bias=f"{p}.b_router" if r.bias else None, over="D", columns="E",
     )  # fmt: skip
-    yield node("router_logits", "R", "E", logits, "what the router gives each expert")
+    yield node("router_logits", "R", "E", logits, "the router's logits")
     scores = f"{p}.router_logits"
     if r.scores != "softmax of the chosen":
         share = Share(source=scores, function=r.scores)
@@ -97,16 +97,16 @@ def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
         source=scores, count=r.chosen, groups=r.groups, kept=r.kept_groups,
         best=r.group_best, correction=f"{p}.b_choice" if r.correction else None,
     )  # fmt: skip
-    yield node("expert_idx", "e", "K", choose, "the numbers of the chosen experts")
+    yield node("expert_idx", "e", "K", choose, "the indices of the chosen experts")
     weigh = Weigh(
         source=scores, chosen=f"{p}.expert_idx", renormalized=r.renormalized, softmax=after,
         scale=r.scale, least=r.least, factors=f"{p}.expert_factor" if r.factors else None,
     )  # fmt: skip
-    yield node("expert_weight", "g", "K", weigh, "how much each chosen expert counts")
+    yield node("expert_weight", "g", "K", weigh, "the weights of the chosen experts")
 
 
 def _own_letters(site: Site) -> tuple[str, str]:
-    """The axis of neurons, and what letters of hidden layers end in."""
+    """The axis of neurons, and the suffix of letters of hidden layers."""
     return ("Fe", "ₑ") if site.second else ("F", "")
 
 
@@ -148,11 +148,11 @@ def _experts(c: ExpertsConfig, site: Site) -> Iterator[Node]:
         yield node("pre", f"U{mark}", hidden, enter("up"),
                    "the neurons before their activation function")  # fmt: skip
         yield node("post", f"L{mark}", hidden, act, post)
-    yield node("expert_out", "O", "D", leave, "what each chosen expert gives", wide=True)
+    yield node("expert_out", "O", "D", leave, "the outputs of the chosen experts", wide=True)
 
 
 def _shared(s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph:
-    """The shared expert; weighed, times `σ` of a logit of its own."""
+    """The shared expert, times `σ` of a logit if weighed."""
     p = site.name
     makes = f"{p}.shared.out" if s.weighed else f"{p}.shared_out"
     own = Site(
@@ -178,9 +178,9 @@ def _shared(s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph:
     nodes = (
         node("shared_logit", "Rₛ", "1", logit, "the logit of the shared expert's weight"),
         node("shared_weight", "gₛ", "1", Share(source=f"{p}.shared_logit", function="sigmoid"),
-             "how much the shared expert counts"),
+             "the weight of the shared expert"),
         node("shared_out", "Z", "D", Gate(act=f"{p}.shared_weight", up=makes),
-             "what the shared expert adds"),
+             "the weighted output of the shared expert"),
     )  # fmt: skip
     weight = Parameter(
         name=f"{p}.W_shared", axes=("D", "1"), makes=f"{p}.shared_logit", kind="mlp",
@@ -196,7 +196,7 @@ def _shared(s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph:
 def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
     """`W_router` `[D, E]`, biases `[E]`, `W_gate` and `W_up` `[E, D, F]`, `W_down` `[E, F, D]`.
 
-    And the experts' biases, `[E, F]` and `[E, D]`. Without gates there is no `W_gate`.
+    And the experts' biases, `[E, F]` and `[E, D]`. `W_gate` exists only with gates.
     """
     p, (hidden, mark) = site.name, _own_letters(site)
     yield Parameter(
@@ -206,7 +206,7 @@ def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
     vectors = (
         ("b_router", "b_router", "router_logits", "bias of the router", c.routing.bias),
         ("b_choice", "b_choice", "expert_idx", "correction of the choice", c.routing.correction),
-        ("expert_factor", "c", "expert_weight", "what each expert's weight is multiplied by",
+        ("expert_factor", "c", "expert_weight", "the factors on the experts' weights",
          c.routing.factors),
     )  # fmt: skip
     for leaf, letter, makes, words, there in vectors:
@@ -235,7 +235,7 @@ def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
 
 
 def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
-    """What `info` says of it."""
+    """Facts for `info`."""
     r = c.routing
     choice = f"{r.scores}{', renormalized' if r.renormalized else ''}"
     if r.groups > 1:
@@ -246,11 +246,11 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     if not c.gated:
         details.append(f"{c.activation} without gates")
     if r.norm is not None:
-        details.append("a router with a norm of its own")
+        details.append("a router with a separate norm")
     if c.clamp is not None:
         details.append(f"gates clamped at {c.clamp.limit:g}")
     if c.shared is not None:
-        weighed = " with a weight of its own" if c.shared.weighed else ""
+        weighed = " with a learned weight" if c.shared.weighed else ""
         details.append(f"a shared expert of {c.shared.hidden}{weighed}")
     return {"activation": c.activation, "gated": c.gated, "details": tuple(details)}
 

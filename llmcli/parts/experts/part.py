@@ -1,4 +1,4 @@
-"""The mixture of experts as a kind of part."""
+"""Registers the mixture of experts as a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mixture of experts holds in memory while a prompt is read."""
+"""Memory of a mixture of experts during prefill."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ def experts_workspace(c: ExpertsConfig, of: Reading) -> Workspace:
     """Two streams, what attention added, the norm, the router's scores, and the pairs of a token
     and an expert: their hidden numbers twice over, what comes out of them, and the sum.
 
-    How many experts there are counts in the scores alone: logits, what is made of them, and their
-    order.
+    The number of experts only affects the scores: logits, scores, and their order.
     """
     pairs = of.rows * c.routing.chosen
     held = of.rows * (of.width * (3 * of.wide + of.size) + c.experts * (3 * of.wide + 8))

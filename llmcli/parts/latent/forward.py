@@ -6,11 +6,10 @@
         │                               └─ W_v ─ v ─│───────┼─ softmax(q_rot k_rotᵀ · scale) v ─ W_o
         └─ W_k_pe ─ rope ───────────────────────────┴─ k_rot┘
 
-What is kept is the latent and the rotated key of every token, not keys and values.
+The cache keeps the latent and the rotated key of every token, not keys and values.
 
-Axes: B batch, T new tokens, S keys, C slots, D width, H heads, n numbers of a head's query and key
-that hold content, r that are rotated, d both, e numbers of its value, c of the latent, k = c + r
-that are kept.
+Axes: B batch, T new tokens, S keys, C slots, D width, H heads, n content dimensions of a head's
+query and key, r rotated ones, d = n + r, e of its value, c of the latent, k = c + r cached.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from llmcli.parts.norm.forward import Norm
 
 
 class LatentCache(LayerState):
-    """A latent and, behind it, a rotated key of every token: `[B, C, c + r]`, C slots.
+    """The latent followed by the rotated key of every token: `[B, C, c + r]`, C slots.
 
-    Such a row is the key of all heads' queries once these are taken to latents, its beginning the
-    value. Zeroed as `KVCache` is.
+    In the absorbed form a row is the key of all heads, and its latent the value. Zeroed like
+    `KVCache`.
     """
 
     def __init__(self, kept_BCk: Tensor, rank: int) -> None:
@@ -49,39 +48,39 @@ class LatentCache(LayerState):
         self._rank = rank
 
     def pieces(self, slots: int | None = None) -> tuple[Tensor, Tensor]:
-        """Latents `[B, C, c]` and rotated keys `[B, C, r]`, views of all slots or the first."""
+        """Views of latents `[B, C, c]` and rotated keys `[B, C, r]`, of all or `slots` slots."""
         return self.kept[:, :slots, : self._rank], self.kept[:, :slots, self._rank :]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Views."""
+        """Views of latents and rotated keys."""
         return dict(zip(("latent", "k_pe"), self.pieces(), strict=True))
 
     def grow(self, capacity: int) -> None:
-        """More slots, empty ones behind those that are there."""
+        """Append empty slots up to `capacity`."""
         self.kept = F.pad(self.kept, (0, 0, 0, capacity - self.kept.shape[1]))
 
     def select(self, rows: Tensor) -> LatentCache:
-        """Copies of all slots."""
+        """Copies of the sequences `rows`."""
         return LatentCache(self.kept.index_select(0, rows), self._rank)
 
     def snapshot(self, tokens: int) -> LatentCache:
-        """As many slots as there are tokens."""
+        """A copy of the first `tokens` slots."""
         return LatentCache(self.kept[:, :tokens].clone(), self._rank)
 
     def restore(self, saved: LatentCache) -> None:
-        """Slots behind those of the snapshot stay: they are written before they are read."""
+        """Restore the snapshot's slots; later slots are written before they are read."""
         self.kept[:, : saved.kept.shape[1]] = saved.kept
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Nothing to do: the slots are written anew before they are read."""
+        """Nothing to do: slots are rewritten before they are read."""
 
     def lanes(self, count: int) -> LatentCache:
-        """Views: what one sequence writes into a slot, all read."""
+        """Views of one sequence's slots for `count` sequences."""
         return LatentCache(self.kept.expand(count, -1, -1), self._rank)
 
 
 class LatentAttention(SoftmaxMap):
-    """A prompt's latents are taken to keys and values, a step's queries to the latents."""
+    """Latent attention: expands latents for a prompt, absorbs queries in a decoding step."""
 
     def __init__(self, config: LatentConfig, name: str, parameters: Parameters) -> None:
         self.config: LatentConfig = config
@@ -114,7 +113,7 @@ class LatentAttention(SoftmaxMap):
         return LatentCache(kept, config.rank)
 
     def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by latents and keys."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends latents and keys to `cache`."""
         q_BHTd = self._queries(x_BTD, step)
         latent_BTc, k_BTr = self._latents(x_BTD, step)
         if step.tap is not None:
@@ -141,7 +140,7 @@ class LatentAttention(SoftmaxMap):
         return self.out.wide(z_BHTe.transpose(1, 2).flatten(2))
 
     def _queries(self, x_BTD: Tensor, step: Step) -> Tensor:
-        """Content and what is rotated, `[B, H, T, d]`."""
+        """Queries, content followed by rotated dimensions, `[B, H, T, d]`."""
         if self.q_down is not None and self.q_norm is not None:
             q_BTq = step.emit(f"{self.name}.q_latent", self.q_down.wide(x_BTD))
             x_BTD = step.emit(self.q_norm.name, self.q_norm(q_BTq))
@@ -153,7 +152,7 @@ class LatentAttention(SoftmaxMap):
         return step.emit(self.entering[0], q_BTHd.transpose(1, 2))
 
     def _latents(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Normalized latents `[B, T, c]` and rotated keys `[B, T, r]`, as they are kept."""
+        """Normalized latents `[B, T, c]` and rotated keys `[B, T, r]`, in the cache's dtype."""
         latent_BTc, k_BTr = self.kv_down.split(self.kv_down.wide(x_BTD))
         latent_BTc = self.kv_norm(step.emit(f"{self.name}.kv_latent", latent_BTc))
         latent_BTc = step.emit(self.kv_norm.name, narrowed(latent_BTc, self._cache_dtype))
@@ -162,24 +161,24 @@ class LatentAttention(SoftmaxMap):
         return latent_BTc, step.emit(f"{self.name}.k_pe_rot", k_BTr)
 
     def _heads(self, linear: Linear, x: Tensor) -> Iterator[Tensor]:
-        """The columns of each segment, `[B, H, …, d]`."""
+        """Yield the columns of each segment as heads, `[B, H, …, d]`."""
         for y in linear.split(linear(x)):
             yield y.view(*y.shape[:2], self.config.heads, -1).transpose(1, 2)
 
     def _rotated(self, x_BTNr: Tensor, step: Step) -> Tensor:
-        """By the positions of their tokens."""
+        """Apply RoPE at the tokens' positions."""
         rope = self.config.rope
         return step.rotate(x_BTNr, rope) if step.recorded else rotate(x_BTNr, *step.rope(rope))
 
     def _show(self, latent_BTc: Tensor, k_BTr: Tensor, step: Step) -> None:
-        """The new tokens' keys and values, for a tap: nothing is computed from these."""
+        """Emit the new tokens' keys and values for a tap; they are not used otherwise."""
         k_BHTn, v_BHTe = self._expanded(latent_BTc)
         step.emit(f"{self.name}.k", k_BHTn)
         step.emit(f"{self.name}.v", v_BHTe)
         step.emit(self.entering[1], self._joined(k_BHTn, k_BTr))
 
     def _expanded(self, latent_BSc: Tensor) -> tuple[Tensor, Tensor]:
-        """Content of keys `[B, H, S, n]` and values `[B, H, S, e]`, in the model's dtype."""
+        """Keys' content `[B, H, S, n]` and values `[B, H, S, e]`, in the model's dtype."""
         k_BHSn, v_BHSe = self._heads(self.kv_up, latent_BSc.to(self._dtype))
         return k_BHSn, v_BHSe
 
@@ -191,9 +190,9 @@ class LatentAttention(SoftmaxMap):
     def _absorbed(self, q_BHTd: Tensor, kept_BCk: Tensor, slots: bool, step: Step) -> Tensor:
         """`softmax(scale · ((q W_kᵀ) latentᵀ + q_pe k_peᵀ)) latent W_v`, `[B, H, T, e]`.
 
-        Where `kept` are the `slots` of a cache, some may be empty.
-        In 16 bits the queries and results that PyTorch's products with the matrices give are
-        rounded, as keys and values are where these are computed; the rest is in at least float32.
+        If `kept` are the `slots` of a cache, some may be empty. In 16 bits PyTorch's products with
+        the matrices round queries and results, as the expanded form rounds keys and values; the
+        rest is in at least float32.
         """
         config = self.config
         w_Hnc, w_Hec = (
@@ -203,13 +202,13 @@ class LatentAttention(SoftmaxMap):
         q_BHTk = at_least_float32(to_columns(q_BHTd, w_Hnc))
         k_B1Ck = kept_BCk.unsqueeze(1)
         v_B1Cc = k_B1Ck[..., : config.rank]
-        narrow = kept_BCk.dtype.itemsize == 2  # PyTorch's products of float32 are faster
+        narrow = kept_BCk.dtype.itemsize == 2  # for float32 PyTorch's products are faster
         if slots and step.tokens == 1 and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
             z_BHTc = compiled.attend(
                 q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scale, window=None
             )
         else:
-            # every head's queries are rows of one product with what all heads share
+            # queries of all heads are rows of one product with the shared latents
             kept_BSk = at_least_float32(kept_BCk[:, : step.keys])
             scores_BNS = q_BHTk.flatten(1, 2) @ kept_BSk.mT
             scores_BNS *= config.scale
@@ -223,7 +222,7 @@ class LatentAttention(SoftmaxMap):
     def _attend_in_rows(
         self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step
     ) -> Tensor:
-        """The same with scores and pattern written and emitted: for a layer that edits them."""
+        """Attention with stored and emitted scores and pattern, for a layer that edits them."""
         k_BHSn, v_BHSe = self._expanded(latent_BSc)
         k_BHSd = self._joined(k_BHSn, k_BSr)
         scores_BHTS = self.scores(q_BHTd, k_BHSd, self._seen(step), step.positions)
@@ -232,7 +231,7 @@ class LatentAttention(SoftmaxMap):
         return (pattern_BHTS @ at_least_float32(v_BHSe)).to(q_BHTd.dtype)
 
     def _seen(self, step: Step) -> Tensor:
-        """Which keys each query sees, `[B or 1, 1, T, S]`."""
+        """Mask of the keys that each query sees, `[B or 1, 1, T, S]`."""
         visible = visible_keys(step.positions, step.keys, None)
         return visible.unsqueeze(0).unsqueeze(0) if visible.ndim == 2 else visible.unsqueeze(1)
 
@@ -245,7 +244,7 @@ class LatentAttention(SoftmaxMap):
         *,
         heads: slice = slice(None),
     ) -> Tensor:
-        """Also rows of `k`, `v` and `k_rot`, `[B, H, t, …]`, from what is kept of their tokens."""
+        """Also rows of `k`, `v` and `k_rot`, `[B, H, t, …]`, from the cached latents."""
         leaf = name.rpartition(".")[2]
         if leaf not in ("k", "v", "k_rot"):
             return super().derive(name, emitted, first, stop, heads=heads)
@@ -255,5 +254,5 @@ class LatentAttention(SoftmaxMap):
         return (v_BHte if leaf == "v" else k_BHtn)[:, heads]
 
     def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """The scaled products."""
+        """The scaled and masked products."""
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale)

@@ -1,4 +1,4 @@
-"""Latent attention: what is kept of a token is a latent and a rotated key (arXiv 2405.04434)."""
+"""Latent attention: the cache keeps a latent and a rotated key per token (arXiv 2405.04434)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _WORDS = {
     "q_pe": "queries for positions", "kv_latent": "the latents of keys and values",
     "k_pe": "the key for positions, one for all heads", "k": "keys of content", "v": "values",
 }  # fmt: skip
-_HEADS = {"q": "dn", "q_pe": "dr", "k": "dn", "v": "dv"}  # of which each head has its own
+_HEADS = {"q": "dn", "q_pe": "dr", "k": "dn", "v": "dv"}  # separate for each head
 _SIZES = {"q_latent": "dq", "kv_latent": "dc", "k_pe": "dr"}
-_TOGETHER = (("q", "q_pe"), ("kv_latent", "k_pe"), ("k", "v"))  # of one product
+_TOGETHER = (("q", "q_pe"), ("kv_latent", "k_pe"), ("k", "v"))  # computed by one product
 
 
 def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     """`q_latent`, `q`, `q_pe`, `kv_latent`, `k_pe`, their norms, rotations, and `q_rot`.
 
-    `k`, `v` and `k_rot` are those of the new tokens, for a tap: none of these is kept. `scores`,
+    `k`, `v` and `k_rot` are of the new tokens, for a tap only; they are not cached. `scores`,
     `pattern`, `z` and `result` as in `parts.attention`.
     """
     p = site.name
@@ -74,7 +74,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
 
 
 def latent_facts(a: LatentConfig) -> Mapping[str, Any]:
-    """What `info` says of it."""
+    """Facts for `info`."""
     queries = "" if a.query_rank is None else f", queries of {a.query_rank}"
     details = (
         f"latents of {a.rank}{queries}", f"{a.rope.dims} of {a.head_dim} numbers rotated",
@@ -125,7 +125,7 @@ def _form(
 
 
 def _parameters(a: LatentConfig, site: Site) -> Iterator[Parameter]:
-    """In execution order: `W_q_latent` … `W_o`, biases of what is not of single heads."""
+    """In execution order: `W_q_latent` … `W_o`, and biases of projections not split into heads."""
     p = site.name
     rank = "D" if a.query_rank is None else "dq"
     over = {"q": rank, "q_pe": rank, "k": "dc", "v": "dc"}
@@ -169,7 +169,7 @@ def _states(site: Site) -> tuple[State, ...]:
         State(
             name=f"cache.{site.layer}.{leaf}", axes=("S", size), holds=f"{site.name}.{holds}",
             before=f"{site.name}.scores", formula=f"the {what} of every position so far",
-            words=f"the {what} that are kept", layer=site.layer, cached=True,
+            words=f"the cached {what}", layer=site.layer, cached=True,
         )
         for leaf, size, holds, what in kept
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Latent attention as a kind of part, and the memory that it takes."""
+"""Registers latent attention as a part, with its memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llmcli.parts.part import Part
 def _workspace(a: LatentConfig, of: Reading) -> Workspace:
     """The stream, its norm, latents and queries; then keys and values of all positions.
 
-    Most is taken by these: the product, keys with what is rotated behind them, on a CPU values with
-    zeros behind them (`ops.attention`), and as much of an earlier chunk that is free but in pieces.
+    The latter dominate: the product, keys joined with their rotated part, on a CPU zero-padded
+    values (`ops.attention`), and as much fragmented memory of an earlier chunk.
     """
     rows, size, wide = of.rows, of.size, of.wide
     queries, keys = a.heads * a.head_dim, of.batch * of.keys

@@ -1,4 +1,4 @@
-"""What a feed-forward layer is."""
+"""Configuration of a feed-forward layer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2",
 
 @dataclass(frozen=True, kw_only=True)
 class GateClamp:
-    """Gates g and neurons u within bounds: `act(min(g, limit)) ∘ (clip(u, ±limit) + offset)`.
+    """Bounds of gates g and neurons u: `act(min(g, limit)) ∘ (clip(u, ±limit) + offset)`.
 
-    gpt-oss has it with `quick_gelu`, a limit of 7 and an offset of 1.
+    Used by gpt-oss with `quick_gelu`, limit 7 and offset 1.
     """
 
     limit: float
@@ -23,7 +23,7 @@ class GateClamp:
 class MlpConfig:
     """`act(X W_up + b_up) W_down + b_down`, or gated: `(act(X W_gate) ∘ X W_up) W_down`.
 
-    `clamp`: what bounds gates, and the neurons that they multiply.
+    `clamp`: bounds of gates, and of the neurons that they multiply.
     """
 
     hidden: int

@@ -1,4 +1,4 @@
-"""Feed-forward layers, applied to every token alone.
+"""Feed-forward layers, applied to every token separately.
 
 Axes: B batch, T tokens, D width, F hidden.
 """
@@ -67,5 +67,5 @@ class GatedMlp:
 
 
 def build_mlp(config: MlpConfig, name: str, parameters: Parameters) -> Mlp | GatedMlp:
-    """The one or the other."""
+    """Build a `GatedMlp` if `config.gated`, else an `Mlp`."""
     return (GatedMlp if config.gated else Mlp)(config, name, parameters)

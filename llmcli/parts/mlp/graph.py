@@ -10,7 +10,7 @@ from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Activate, Gate, Op, Project
 from llmcli.parts.mlp.config import MlpConfig
 
-# gated: words of its activations and of its weights
+# gated: words of activations and of weights
 _GATED = {
     "gate": "the gates before their activation function",
     "up": "the neurons that the gates multiply",
@@ -27,9 +27,9 @@ _WEIGHTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """What a feed-forward is called: its neurons' `axis`, what letters end in, groups of `timing`.
+    """Names of a feed-forward: its neurons' `axis`, suffix of letters (`mark`), groups of `timing`.
 
-    `known`: it is the whole part, which TransformerLens has, too.
+    `known`: the whole part, which TransformerLens has too.
     """
 
     axis: str = "F"
@@ -62,7 +62,7 @@ def mlp_graph(m: MlpConfig, site: Site, role: Role = _WHOLE) -> PartGraph:
 
     function, post = m.activation, "the hidden layer as it enters the last projection"
     if m.gated:
-        # what the activation function takes and the other factor: TransformerLens' names differ
+        # TransformerLens' names of the activation's input and the other factor differ
         nodes = [
             hidden("gate", f"G{mark}", enter("gate"), _GATED["gate"], group_up,
                    "gate.hook_out", "hook_pre"),
@@ -112,7 +112,7 @@ def mlp_graph(m: MlpConfig, site: Site, role: Role = _WHOLE) -> PartGraph:
 
 
 def mlp_facts(m: MlpConfig) -> Mapping[str, Any]:
-    """What `info` says of it."""
+    """Facts for `info`."""
     details = () if m.clamp is None else (f"gates clamped at {m.clamp.limit:g}",)
     return {
         "hidden": m.hidden, "activation": m.activation, "gated": m.gated, "details": details,
@@ -137,7 +137,7 @@ def _parameters(m: MlpConfig, site: Site, role: Role) -> list[Parameter]:
     """`W_gate` (gated only) and `W_up` `[D, F]`, `W_down` `[F, D]`, and their biases."""
     p, found = site.name, []
     makes = {"gate": f"{p}.gate", "up": f"{p}.{'up' if m.gated else 'pre'}", "down": site.makes}
-    others = {"up": "in", "down": "out"}  # as TransformerLens calls them
+    others = {"up": "in", "down": "out"}  # TransformerLens' names
     for part in ("gate", "up", "down") if m.gated else ("up", "down"):
         axes = (role.axis, "D") if part == "down" else ("D", role.axis)
         for kind, said in zip("Wb" if m.bias else "W", _WEIGHTS[part], strict=False):

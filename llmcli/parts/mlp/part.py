@@ -1,4 +1,4 @@
-"""The feed-forward as a kind of part, and what it holds in memory while a prompt is read."""
+"""Registers the feed-forward as a part, with its memory during prefill."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from llmcli.parts.part import Part
 
 
 def mlp_workspace(mlp: MlpConfig, of: Reading) -> Workspace:
-    """Two streams, what attention added, the norm, what comes out; the hidden numbers twice over.
+    """Two streams, attention's output, the norm, the result, and the hidden layer twice.
 
-    Gated: gate and up, the gate after its function, and the product of both.
+    Gated: gate and up, the activated gate, and the product of both.
     """
     columns = 2 * mlp.hidden if mlp.gated else mlp.hidden
     held = of.width * (3 * of.wide + of.size + of.both) + 2 * columns * of.size

@@ -1,4 +1,4 @@
-"""What a normalization is."""
+"""Configuration of a normalization."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal
 class NormConfig:
     """Normalization of the last axis: `rms` (Zhang & Sennrich 2019), `layer` (Ba et al. 2016).
 
-    The result is multiplied by `offset + w`: 1 + w in Gemma 1 to 3, whose weights are near 0. It is
-    not multiplied at all where it has no `weights`.
+    The result is multiplied by `offset + w` (1 + w in Gemma 1 to 3, whose weights are near 0) if it
+    has `weights`.
     """
 
     kind: Literal["rms", "layer"]

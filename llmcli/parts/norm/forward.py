@@ -12,7 +12,7 @@ from llmcli.parts.norm.config import NormConfig
 
 
 class Norm:
-    """RMSNorm or LayerNorm over the last axis; emits `{name}.scale` (what it divides by)."""
+    """RMSNorm or LayerNorm over the last axis; emits `{name}.scale` (the divisor)."""
 
     def __init__(
         self, config: NormConfig, name: str, parameters: Parameters, *, wide: bool = False
@@ -21,12 +21,12 @@ class Norm:
         self.name = name
         self.w = parameters.vector((f"{name}.w",)) if config.weights else None
         self.b = parameters.vector((f"{name}.b",)) if config.bias else None
-        # what enters a product needs 16 bits at most, what is added to the stream at least 32
+        # inputs of products have at most 16 bits, parts of the stream at least 32
         narrow = parameters.dtype.itemsize < 4
         self.dtype = torch.float32 if wide and narrow else parameters.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Same shape as `x`, which has at least float32; in the model's dtype, or wide."""
+        """Normalize `x` (at least float32); the result is in the model's dtype, or wide."""
         if self.config.kind == "rms":
             return rms_norm(x, self.w, self.config.eps, self.dtype, offset=self.config.offset)
         assert self.w is not None
@@ -35,9 +35,9 @@ class Norm:
         )
 
     def observed(self, x: Tensor, step: Step) -> Tensor:
-        """The same, with `{name}.scale` (for a tap only: it is computed anew) and `{name}.out`.
+        """Normalize `x`, and emit `{name}.scale` (recomputed, for a tap only) and `{name}.out`.
 
-        What comes back is `{name}.out` as it was emitted, edited or not.
+        Returns the emitted `{name}.out`, possibly edited.
         """
         out = self(x)
         if step.tap is not None:

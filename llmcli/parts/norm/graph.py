@@ -18,11 +18,11 @@ def norm_graph(
     theirs: tuple[str, ...] = (),
     wide: bool = False,
 ) -> PartGraph:
-    """`<name>.scale` `[T, 1]`, the number that is divided by, and `<name>.out` `[T, D]`.
+    """`<name>.scale` `[T, 1]`, the divisor, and `<name>.out` `[T, D]`.
 
-    `letter`: of what comes out. `words`: which norm it is, what comes out, and what a derivation
-    adds to the formula. `theirs`: further names of what comes out. `wide`: that is added to the
-    stream, and enters no product.
+    `letter`: symbol of the output. `words`: descriptions of the norm and the output, and a remark
+    for derivations. `theirs`: other names of the output. `wide`: the output is added to the stream,
+    and is not the input of a product.
     """
     which, out, aside = words
     short = name.rpartition(".")[2]
@@ -34,7 +34,7 @@ def norm_graph(
             Node(
                 name=f"{name}.scale", letter="s", axes=("T", "1"),
                 op=Scale(source=source, norm=norm),
-                words=f"what {which} divides each row by", group="norm", layer=layer, wide=True,
+                words=f"the divisor of each row in {which}", group="norm", layer=layer, wide=True,
                 theirs=(f"{short}.hook_scale",), ends=ends, shown=True,
             ),
             Node(
@@ -52,7 +52,7 @@ def norm_graph(
 def norm_parameters(
     norm: NormConfig, name: str, makes: str, axis: str, layer: int | None, which: str
 ) -> tuple[Parameter, ...]:
-    """`<name>.w` and, with a bias, `<name>.b`, both of the size of one axis; those that it has."""
+    """`<name>.w` and `<name>.b`, if the norm has them, both with one axis."""
     found = (("w", f"weights of {which}"), ("b", f"bias of {which}"))
     return tuple(
         Parameter(

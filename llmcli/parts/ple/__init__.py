@@ -1,1 +1,1 @@
-"""Embeddings for each layer, and the part of a block that they enter."""
+"""Per-layer embeddings, and the part of a block that uses them."""

@@ -1,4 +1,4 @@
-"""What the part of a block is that a token's embedding for this layer enters (Gemma 3n and 4)."""
+"""Configuration of the block part that uses per-layer embeddings (Gemma 3n and 4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmcli.parts.mlp.config import Activation
 class PleConfig:
     """`(act(X W_gate) ∘ E_i) W_out`: E_i is the token's embedding of `size` for layer i.
 
-    That is one of `LayerEmbeddingConfig`.
+    See `LayerEmbeddingConfig`.
     """
 
     size: int

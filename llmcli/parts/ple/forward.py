@@ -1,4 +1,4 @@
-"""Embeddings for each layer, and the part of a block that they enter, token by token.
+"""Per-layer embeddings, and the part of a block that uses them, token by token.
 
 Axes: B batch, T tokens, D width, L layers, P size of a layer's embedding.
 """
@@ -47,7 +47,7 @@ class LayerEmbeddings:
         return self._emit("proj_norm", self.norm(product_BTLP), step)
 
     def _emit(self, leaf: str, x_BTLP: Tensor, step: Step) -> Tensor:
-        """A layer's as a head's are: `[B, L, T, P]`."""
+        """Emit with layers in the place of heads: `[B, L, T, P]`."""
         return step.emit(f"ple.{leaf}", x_BTLP.transpose(1, 2)).transpose(1, 2)
 
 
@@ -70,7 +70,7 @@ class Ple:
 
 
 def rounded(factor: float, config: EmbeddingConfig, table: Weight) -> float:
-    """What rows of a table are multiplied by, in its own 16 bits where it is to be rounded."""
+    """The factor on rows of a table, rounded to its 16 bits if configured."""
     if config.rounded_scale and isinstance(table, Dense):
         return float(torch.tensor(factor, dtype=table.tensor.dtype))
     return factor

@@ -1,4 +1,4 @@
-"""Embeddings for each layer, and the part of a block that they enter.
+"""Per-layer embeddings, and the part of a block that uses them.
 
 Letters: T tokens, D width, Lp layers, Dp size of a layer's embedding, Vp rows of their table.
 """
@@ -14,11 +14,11 @@ from llmcli.parts.embedding.config import EmbeddingConfig
 from llmcli.parts.norm.graph import norm_parameters
 from llmcli.parts.ple.config import PleConfig
 
-BOTH = 2**-0.5  # of the sum of a row of the table and a projection
+BOTH = 2**-0.5  # factor on the sum of table row and projection
 
 
 def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
-    """`ple.proj proj_norm embed in`, all `[B, Lp, T, Dp]`: what the blocks read, once for all."""
+    """`ple.proj proj_norm embed in`, all `[B, Lp, T, Dp]`: the input of all blocks."""
     config = embedding.per_layer
     assert config is not None
 
@@ -33,16 +33,16 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
         node("proj", "P_L", Project(
             source="embed", weight="ple.W_proj", over="D", columns="Lp·Dp", heads=config.layers,
             head="layer",
-        ), "the embeddings, projected for each layer"),
+        ), "the embeddings, projected per layer"),
         node("proj_norm", "P′_L", Normalize(
             source="ple.proj", norm=norm, weight="ple.proj_norm.w",
-        ), "the same, normalized"),
+        ), "the projected embeddings, normalized"),
         node("embed", "E_L", LookUp(
             table="ple.embed.W", by_position=False, scale=config.scale,
             rounded=embedding.rounded_scale, heads=config.layers,
         ), "the tokens' rows of the table of embeddings for each layer, scaled"),
         node("in", "I", Add(parts=("ple.proj_norm", "ple.embed"), before=(), scale=BOTH),
-             "what enters each layer beside the residual stream"),
+             "the additional input of each layer"),
     )  # fmt: skip
     table = Parameter(
         name="ple.embed.W", axes=("Vp", "Lp·Dp"), makes="ple.embed", kind="embedding", letter="W_I",
@@ -63,7 +63,7 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
 
 
 def ple_graph(p: PleConfig, site: Site) -> PartGraph:
-    """`gate act post` `[B, T, Dp]`, and what is made of them."""
+    """`gate act post` `[B, T, Dp]`, and the output."""
 
     def node(leaf: str, letter: str, op: Op, words: str) -> Node:
         return Node(
@@ -94,7 +94,7 @@ def ple_graph(p: PleConfig, site: Site) -> PartGraph:
             )
             for leaf, axes, makes, said in (
                 ("W_gate", ("D", "Dp"), gate, "projection to the gates of a layer's embedding"),
-                ("W_out", ("Dp", "D"), site.makes, "projection of it to the width"),
+                ("W_out", ("Dp", "D"), site.makes, "projection back to the width"),
             )
         ),
         sizes={"Dp": p.size},
@@ -102,5 +102,5 @@ def ple_graph(p: PleConfig, site: Site) -> PartGraph:
 
 
 def ple_facts(p: PleConfig) -> Mapping[str, Any]:
-    """What `info` says of it."""
+    """Facts for `info`."""
     return {"details": (f"embeddings of {p.size} for each layer",)}

@@ -1,4 +1,4 @@
-"""The part as a kind of part, and what it holds in memory while a prompt is read."""
+"""Registers the part, with its memory during prefill."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from llmcli.parts.ple.graph import ple_facts, ple_graph
 
 
 def _workspace(p: PleConfig, of: Reading) -> Workspace:
-    """The stream, what enters the product, what comes out, and gates before and after."""
+    """The stream, the product's input, the result, and gates before and after activation."""
     held = of.width * (2 * of.wide + of.size + of.both) + p.size * (2 * of.size + of.wide)
     products = max(of.product(of.width, p.size), of.product(p.size, of.width))
     return Workspace(peak=of.rows * held + of.widened(p.size) + products)
 
 
 def layer_embedding_workspace(config: LayerEmbeddingConfig, of: Reading) -> Workspace:
-    """Rows of the table, the product and its norm; what all layers read stays, and with it room
-    of as much that nothing else fits into.
-    """
+    """Table rows, the product and its norm; the layers' input stays, plus fragmented room."""
     columns = config.layers * config.size
     one = of.rows * columns * of.wide
     held = of.rows * of.width * (of.wide + of.size)

@@ -1,1 +1,1 @@
-"""Mamba-2: a state space with one decay per head, behind a short convolution."""
+"""Mamba-2: a state space with one decay per head, after a short convolution."""

@@ -1,4 +1,4 @@
-"""What a Mamba-2 mixer is (Dao & Gu 2024, arXiv 2405.21060)."""
+"""Configuration of a Mamba-2 mixer (Dao & Gu 2024, arXiv 2405.21060)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmcli.parts.norm.config import NormConfig
 class SsmConfig:
     """`S ← e^(−dt · e^A_log) S + dt · B xᵀ; y = Sᵀ C + D x`, for each of H heads.
 
-    Each head has `head_dim` values and its own decay; B and C, `state` numbers each, are shared by
-    the heads of a group: head h reads group ⌊h / (H / groups)⌋. x, B and C go through a causal
-    convolution over `length` tokens and SiLU. `least` and `most` bound dt, behind the softplus. The
-    output times SiLU(gate) is normalized, each group by itself. `bias`: of all projections,
-    `conv_bias`: of the convolution. Raises ValueError where groups do not divide heads.
+    Each head has `head_dim` values and its own decay; B and C, of size `state`, are shared by the
+    heads of a group: head h reads group ⌊h / (H / groups)⌋. x, B and C pass a causal convolution
+    over `length` tokens and SiLU. `least` and `most` bound dt after the softplus. The output times
+    SiLU(gate) is normalized per group. `bias`: of all projections; `conv_bias`: of the convolution.
+    Raises ValueError if groups do not divide heads.
     """
 
     heads: int
@@ -36,10 +36,10 @@ class SsmConfig:
 
     @property
     def inner(self) -> int:
-        """Numbers of all heads together."""
+        """Total size of all heads."""
         return self.heads * self.head_dim
 
     @property
     def channels(self) -> int:
-        """Of the convolution: x, B and C side by side."""
+        """Channels of the convolution: x, B and C concatenated."""
         return self.inner + 2 * self.groups * self.state

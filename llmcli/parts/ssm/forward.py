@@ -4,9 +4,8 @@
         ├─ W_dt ── softplus ── dt, g ───────┘                                           │
         └─ W_gate ── SiLU ──────────────────────────────────────────────────────────────┘
 
-Axes: B batch, T new tokens, D width, C channels, H heads, G groups, N numbers of B and C of a
-group, e values of a head, I of all heads.
-"""  # noqa: E501
+Axes: B batch, T new tokens, D width, C channels, H heads, G groups, N size of B and C per group, e
+size of a head, I of all heads. """  # noqa: E501
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from llmcli.parts.ssm.config import SsmConfig
 
 
 class Ssm(Recurrent):
-    """`norm((z + D x) ∘ SiLU(gate)) W_out`, z what C reads of the state."""
+    """`norm((z + D x) ∘ SiLU(gate)) W_out`, z read from the state by C."""
 
     leaves = ("C", "B", "x", "dt", "log_decay")
     plain, tiled = True, False
@@ -49,11 +48,11 @@ class Ssm(Recurrent):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Heads, numbers of B and C, and values."""
+        """Heads, size of B and C, size of a value."""
         return self.config.heads, self.config.state, self.config.head_dim
 
     def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; the state takes the tokens in."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32; updates `state`."""
         p, own = self.name, own_state(state, self, x_BTD)
         gate_BTI, in_BTC, dt_BTH = self.enter.split(self.enter(x_BTD))
         gate_BHTe = step.emit(f"{p}.gate", in_heads(gate_BTI, self.config.heads))
@@ -71,7 +70,7 @@ class Ssm(Recurrent):
         return self.out.wide(side_by_side(out_BHTe))
 
     def _inputs(self, act_BTC: Tensor, dt_BTH: Tensor, step: Step) -> Inputs:
-        """What the recurrence reads, in at least float32."""
+        """The recurrence's inputs, in at least float32."""
         p, config = self.name, self.config
         shared = config.groups * config.state
         x, b, c = act_BTC.split_with_sizes([config.inner, shared, shared], -1)
@@ -85,7 +84,7 @@ class Ssm(Recurrent):
         )  # fmt: skip
 
     def _normed(self, x_BTI: Tensor) -> Tensor:
-        """Each group by itself."""
+        """Normalize each group separately."""
         groups = self.config.groups
         if groups == 1:
             return self.norm(x_BTI)

@@ -1,7 +1,7 @@
-"""Mamba-2: projections, convolution, what the recurrence reads, its map, the skip, gate and norm.
+"""Mamba-2: projections, convolution, the recurrence's inputs, its map, the skip, gate and norm.
 
-Letters: T tokens, S keys, D width, C channels, L tokens that the convolution sees, H heads, G
-groups, N numbers of B and C of a group, dv values of a head.
+Letters: T tokens, S keys, D width, C channels, L tokens of the convolution's window, H heads, G
+groups, N size of B and C per group, dv size of a head.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from llmcli.parts.delta.graph import recurrent_absent, recurrent_kernels, recurr
 from llmcli.parts.norm.graph import norm_parameters
 from llmcli.parts.ssm.config import SsmConfig
 
-_ENTER = {  # projections: their letter, words, the axis of their columns, what each makes
-    "gate": ("Z", "what the output is multiplied by, before SiLU", "H·dv", "gate"),
+_ENTER = {  # projection: letter, words, column axis, result
+    "gate": ("Z", "the output gates, before SiLU", "H·dv", "gate"),
     "in": ("Y", "values, B and C before the convolution", "C", "in"),
     "dt": ("a", "step sizes before softplus", "H", "dt_in"),
 }
@@ -35,7 +35,7 @@ _ENTER = {  # projections: their letter, words, the axis of their columns, what 
 def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     """`gate in dt_in`, `conv act x B C dt log_decay`, the map, `z`, `skip`, `gated` and `out`.
 
-    `pattern` and `state` are derived: no kernel writes a map, nor the state after each token.
+    `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
     p = site.name
 
@@ -73,28 +73,28 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
         node("x", "X_ssm", of_value, cut(0, c.heads, c.head_dim),
              "values, each a mix of the last tokens", wide=False),
         node("B", "B", of_group, cut(c.inner, c.groups, c.state),
-             "where values are written to: the keys", wide=False),
+             "the keys, at which values are written", wide=False),
         node("C", "C_ssm", of_group, cut(c.inner + shared, c.groups, c.state),
-             "what is read of the state: the queries", wide=False),
+             "the queries, which read the state", wide=False),
         node("dt", "dt", ("T", "H"), StepSize(
             source=f"{p}.dt_in", bias=f"{p}.dt_bias", least=c.least, most=c.most,
-        ), "step sizes: how much a token writes and forgets"),
+        ), "step sizes of writes and decays"),
         node("log_decay", "g", ("T", "H"), LogDecay(source=f"{p}.dt", rate=f"{p}.A_log"),
-             "the logarithm of what is left of the state"),
+             "log decays of the state"),
         node("pattern", "A", ("H", "T", "S"), LinearMap(of=recurrence),
-             "how much of each token's values a token reads: numbers of both signs"),
+             "the weight of each token's values, of either sign"),
         node("state", "S", ("H", "T", "N·dv"),
              StateAfter(of=recurrence, value=f"{p}.x", columns=c.head_dim),
              "the state after each token", shown=True),
         node("z", "O", of_value, Mix(
             pattern=f"{p}.pattern", value=f"{p}.x", query=f"{p}.C", group=1, window=None,
             signed=True, state="H·N·dv", passes=2,
-        ), "what C reads of the state"),
+        ), "the state read by C"),
         node("skip", "O_D", of_value,
              Skip(source=f"{p}.z", value=f"{p}.x", weight=f"{p}.D"),
-             "what is read, and the values times a number of each head"),
+             "the read values plus the token's values times a factor per head"),
         node("gate_act", "SiLU(Z)", of_value, Activate(source=f"{p}.gate", function="silu"),
-             "what the output is multiplied by"),
+             "the output gates"),
         node("gated", "O_gated", of_value, Gate(act=f"{p}.gate_act", up=f"{p}.skip"),
              "the result, gated"),
         node("out", "O_norm", of_value, Normalize(
@@ -142,7 +142,7 @@ def _parameters(c: SsmConfig, site: Site) -> Iterator[Parameter]:
         yield row("b", ("C",), f"{p}.conv", "bias of the convolution")
     yield row("dt_bias", ("H",), f"{p}.dt", "bias of the step size", wide=True)
     yield row("A_log", ("H",), f"{p}.log_decay", "logarithm of each head's decay rate", wide=True)
-    yield row("D", ("H",), f"{p}.skip", "how much of its own value a token adds", wide=True)
+    yield row("D", ("H",), f"{p}.skip", "the factor on the token's own values", wide=True)
     yield from norm_parameters(c.norm, f"{p}.norm", f"{p}.out", "H·dv", site.layer,
                                "the norm of the output")  # fmt: skip
     yield row("W_out", ("H·dv", "D"), site.makes, "projection of all heads back to the width",
@@ -152,7 +152,7 @@ def _parameters(c: SsmConfig, site: Site) -> Iterator[Parameter]:
 
 
 def ssm_facts(c: SsmConfig) -> Mapping[str, Any]:
-    """What `info` says of it."""
+    """Facts for `info`."""
     groups = f"{c.groups} groups" if c.groups > 1 else "1 group"
     details = [f"state of {c.state} in {groups}", f"convolution over {c.length} tokens"]
     if c.least > 0 or c.most < math.inf:

@@ -1,4 +1,4 @@
-"""Mamba-2 as a kind of part, and the memory that it takes."""
+"""Registers Mamba-2 as a part, with its memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmcli.parts.ssm.graph import ssm_facts, ssm_graph
 
 
 def _workspace(c: SsmConfig, of: Reading) -> Workspace:
-    """The stream, its norm, the projections, what the convolution gives, and chunks of the scan."""
+    """The stream, its norm, the projections, the convolution's output, and chunks of the scan."""
     columns = c.channels + c.inner + c.heads
     own = of.rows * (of.width * (of.size + of.wide) + (columns + 3 * c.channels) * of.size)
     own += of.rows * 4 * c.inner * of.wide
