@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+
+import children
 
 ROOT = Path(__file__).parents[1]
 # from above to below; the folders of one row do not lie above each other
@@ -33,9 +34,8 @@ def sources(revision: str | None) -> dict[str, str]:
         return {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
-        ).stdout
+        made = children.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+        return str(made.stdout)
 
     names = git("ls-tree", "-r", "--name-only", revision, "llmcli").split("\n")
     return {name: git("show", f"{revision}:{name}") for name in names if name.endswith(".py")}

@@ -90,10 +90,10 @@ def test_without_torch_nothing_is_opened(monkeypatch):
 def test_every_command_that_computes_is_named():
     """Those whose modules import torch somewhere below `commands/NAME`, or load a model."""
     folder = Path(__file__).parents[2] / "llmcli" / "commands"
+    signs = ("load_model(", "Inspection(", "import torch")
     names = {
         name for name in ENTRIES
-        if any("load_model(" in file.read_text() or "import torch" in file.read_text()
-               for file in (folder / name).glob("*.py"))
+        if any(sign in file.read_text() for file in (folder / name).glob("*.py") for sign in signs)
     }  # fmt: skip
     # the selftest imports what imports torch
     assert names | {"selftest"} == COMPUTING
