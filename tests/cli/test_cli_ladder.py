@@ -9,6 +9,7 @@ from cli_tiny import write_tiny
 
 from llmcli.commands.ladder.command import NAMES
 from llmcli.commands.ladder.measure import runner
+from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.runner import RUNGS
 
 
@@ -32,6 +33,17 @@ def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
     failed = ladder("--rung", "3-4", "--json")
     assert failed.code == 1
     assert failed.json()["ok"] is False  # one document, and it says so
+
+
+def test_nothing_is_recorded_where_nobody_looks(ladder, monkeypatch):
+    """The plain table traces no line and taps no tensor: what it times is the arithmetic alone."""
+    seen = []
+    monkeypatch.setattr(Recorder, "_call", lambda self, *event: seen.append(event))
+    monkeypatch.setattr(Recorder, "tap", lambda self, *tensor: seen.append(tensor))
+    ladder()
+    assert not seen
+    ladder("--rung", "8")
+    assert seen
 
 
 @pytest.mark.parametrize("rung", [1, 4])

@@ -164,11 +164,16 @@ def test_every_shown_function_can_be_shown():
     assert set("bnmdhv") <= set(AXES)
 
 
-def test_nothing_is_recorded_unless_it_is_asked(monkeypatch):
-    recorder = Recorder(None, on=False)
-    with recorder:
-        read(RUNGS[2](weights(CONFIGS["llama"])), ids(1, 4), 3)
-    assert recorder.listings == ()
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_fused_rung_proves_that_its_weights_are_views(name):
+    """By the storage of the tensors: a copy of W_q, W_k or W_v is no view."""
+    found, _ = listings(FusedKernels, CONFIGS[name])
+    steps = steps_of(found, "stored")
+    whole = steps.pop("w_jd")
+    assert steps.keys() == {"w_q_cd", "w_k_cd", "w_v_cd"}
+    assert [step.moved for step in steps.values()] == [False] * 3
+    assert {step.source for step in steps.values()} == {(whole.shape, whole.strides)}
+    assert sum(step.shape[0] for step in steps.values()) == whole.shape[0]
 
 
 # two feed-forwards of one block have one size there, whatever their configurations say

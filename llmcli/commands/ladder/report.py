@@ -64,13 +64,13 @@ class Step:
     formula: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    source: tuple[tuple[int, ...], tuple[int, ...]] | None
-    moved: bool | None
+    source: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    moved: bool | None = None
     values: tuple[tuple[float, ...], ...]
     section: str
-    axes: str
-    note: str
-    token: int | None
+    axes: str = ""
+    note: str = ""
+    token: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

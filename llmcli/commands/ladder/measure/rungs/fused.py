@@ -14,6 +14,7 @@ from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.engine.session import Session
+from llmcli.parts.attention.forward import Attention
 
 
 class FusedKernels(Rung):
@@ -41,6 +42,19 @@ class FusedKernels(Rung):
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
         self.session: Session | None = None
+        self.stored(f"blocks.{weights.attentions[0].block}.attn")
+
+    @shown
+    def stored(self, name: str) -> list[Tensor]:
+        """W_q, W_k and W_v as loaded, `[out, in]`: the first, next and last rows of one W_qkv."""
+        decoder = self.weights.decoder
+        mixer = decoder.blocks[self.weights.attentions[0].block].parts[name]
+        assert isinstance(mixer, Attention)
+        w_jd = mixer.qkv.weight.dense()
+        w_q_cd = decoder.weight(f"{name}.W_q").dense()
+        w_k_cd = decoder.weight(f"{name}.W_k").dense()
+        w_v_cd = decoder.weight(f"{name}.W_v").dense()
+        return [w_jd, w_q_cd, w_k_cd, w_v_cd]
 
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[b, n, v]` of `[b, n]` ids; with `until=i` the rows `[b, n, d]`."""
