@@ -29,7 +29,7 @@ def normalized(x_ni: Tensor, norm: NormWeights) -> Tensor:
 def rotated(x_nk: Tensor, cos_nj: Tensor, sin_nj: Tensor) -> Tensor:
     """R(position) x: two halves of a head turned against each other, the rest as it is."""
     half = cos_nj.shape[-1]
-    a, b, rest = x_nk[..., :half], x_nk[..., half : 2 * half], x_nk[..., 2 * half :]
+    a, b, rest = x_nk.tensor_split((half, 2 * half), -1)
     y_nk = torch.cat((a * cos_nj - b * sin_nj, b * cos_nj + a * sin_nj, rest), -1)
     return y_nk
 
