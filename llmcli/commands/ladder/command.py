@@ -73,7 +73,7 @@ def command(
     or the command exits 1. A table shows the time of each for the prompt and for every token after
     it; with `--rung` also the formulas, what is a view and what a copy, and the products.
     """
-    from llmcli.commands.ladder.measure.supported import require_supported
+    from llmcli.commands.ladder.measure.weights import require_supported
 
     out = Output("ladder", output)
     rungs = _rungs(ladder)

@@ -21,18 +21,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.elementwise import (
+from llmcli.commands.ladder.measure.arithmetic import (
     TENSORS,
     Function,
     Functions,
     activate,
     add,
     gated,
+    growth,
+    rotated,
     sigmoid,
     soft_cap,
 )
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.commands.ladder.measure.tensors import growth, rotated
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     BlockWeights,

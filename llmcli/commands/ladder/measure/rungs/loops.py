@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.elementwise import FLOATS, Function, Functions, soft_cap
+from llmcli.commands.ladder.measure.arithmetic import FLOATS, Function, Functions, soft_cap
 from llmcli.commands.ladder.measure.record import shown, shown_last
 from llmcli.commands.ladder.measure.walk import Walk
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights

@@ -10,9 +10,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.elementwise import TENSORS, Function, soft_cap
+from llmcli.commands.ladder.measure.arithmetic import (
+    TENSORS,
+    Function,
+    mask,
+    normalized,
+    soft_cap,
+    softmax,
+)
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.commands.ladder.measure.tensors import mask, normalized, softmax
 from llmcli.commands.ladder.measure.walk import HeadByHead
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights
 from llmcli.parts.attention.config import AttentionConfig

@@ -11,9 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.elementwise import TENSORS, Function, soft_cap
+from llmcli.commands.ladder.measure.arithmetic import (
+    TENSORS,
+    Function,
+    normalized,
+    soft_cap,
+    softmax,
+)
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.commands.ladder.measure.tensors import normalized, softmax
 from llmcli.commands.ladder.measure.walk import HeadByHead
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights
 from llmcli.parts.attention.config import AttentionConfig
