@@ -7,7 +7,6 @@ import json
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.commands.ladder.command import NAMES
 from llmcli.commands.ladder.measure import runner
 from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.runner import RUNGS
@@ -61,8 +60,3 @@ def test_ctrl_c_keeps_the_rungs_that_were_reached(ladder, monkeypatch, rung):
     assert [found["number"] for found in document["rungs"]] == [1, 2, 3]
     assert document["interrupted"] is True
     assert "interrupted after rung 3" in result.err
-
-
-def test_the_names_are_those_of_the_rungs():
-    """The command keeps its own list, for the rungs' would import torch."""
-    assert tuple(rung.name for rung in RUNGS) == NAMES

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 LADDER = "Ladder"
-NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +72,11 @@ def command(
     or the command exits 1. A table shows the time of each for the prompt and for every token after
     it; with `--rung` also the formulas, what is a view and what a copy, and the products.
     """
-    from llmcli.commands.ladder.measure.weights import require_supported
-
     out = Output("ladder", output)
     rungs = _rungs(ladder)
     _check(ladder, output)
+    from llmcli.commands.ladder.measure.weights import require_supported  # imports torch
+
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
     text = given.ids is None
     loaded = load_model(model.proving(), out, text=text, check=require_supported).model
@@ -120,22 +119,25 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
 
 def _rungs(options: LadderOptions) -> tuple[int, ...]:
     """The numbers of the rungs to run; for `--explain` the one below too, to compare with."""
+    from llmcli.commands.ladder.measure.words import RUNGS
+
+    names = tuple(RUNGS)
     if options.rung is None:
         if options.explain:
             raise UsageError(
                 "`--explain` explains one rung", hint="say which, for example `--rung 4 --explain`"
             )
-        return tuple(range(1, len(NAMES) + 1))
+        return tuple(range(1, len(names) + 1))
     numbers: set[int] = set()
     for part in options.rung.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if part.strip() in NAMES:
-            first = last = NAMES.index(part.strip()) + 1
-        if not 1 <= first <= last <= len(NAMES):
+        if part.strip() in names:
+            first = last = names.index(part.strip()) + 1
+        if not 1 <= first <= last <= len(names):
             raise UsageError(
                 f"`--rung {options.rung}` names no rungs of the ladder",
-                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(NAMES, 1))}",
+                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(names, 1))}",
             )
         numbers.update(range(first, last + 1))
     if options.explain:

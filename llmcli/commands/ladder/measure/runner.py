@@ -26,6 +26,7 @@ from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.rungs.rows import VectorRows
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
+from llmcli.commands.ladder.measure.words import RUNGS as WORDS
 from llmcli.commands.ladder.measure.words import wording
 from llmcli.commands.ladder.measure.workload import Workload
 from llmcli.commands.ladder.report import RungReport, Spread, Work
@@ -183,11 +184,11 @@ def _reports(runs: Sequence[Run], workload: Workload) -> tuple[RungReport, ...]:
 def _report(done: Run, before: Run | None, workload: Workload) -> RungReport:
     rung, (words, difference, allowed) = done.rung, done.compared or (None, None, None)
     assert done.work is not None
-    change, idea = wording(rung)
+    change, idea = wording(rung.name, rung.config)
     return RungReport(
         number=rung.number,
         name=rung.name,
-        title=rung.title,
+        title=WORDS[rung.name].title,
         change=change,
         idea=idea,
         sequences=len(workload.prompts) if rung.batched else 1,

@@ -22,22 +22,7 @@ class FusedKernels(Rung):
 
     number: ClassVar[int] = 8
     name: ClassVar[str] = "fused"
-    title: ClassVar[str] = "fused kernels: the decoder that llmcli runs"
     batched: ClassVar[bool] = True
-    change: ClassVar[tuple[str, str]] = (
-        "Q Kᵀ, scale, + M, softmax (5), A V: 9 kernels, 6 tensors of n × n",
-        "attend(Q, K, V): one kernel, no n × n tensor{gates}",
-    )
-    idea: ClassVar[str] = (
-        "Fewer, larger kernels for the same formulas. Attention is one call that goes through "
-        "K and V in blocks and keeps a running maximum and sum for the softmax, so that the "
-        "n × n scores never lie in memory and, where the kernel is told that the mask is "
-        "causal, need not be computed above the diagonal. The weights of queries and keys and "
-        "values{gate_up} lie one after the other as the model is loaded (no copy for this "
-        "rung); bias and product are one kernel, and so are the steps of a norm. The sums are "
-        "taken in another order: the same numbers to rounding. The cache has room for the "
-        "whole sequence and is written in place."
-    )
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
