@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,7 +12,7 @@ from llmcli.records.document import members
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import Stopped
 from llmcli.shell.files import check_target, kind_of_file
-from llmcli.shell.options import GivenPromptOptions, ModelOptions, OutputOptions, PagedOutputOptions
+from llmcli.shell.options import GivenPromptOptions, ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output, dumps, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
@@ -40,6 +39,7 @@ class LadderOptions:
     explain: bool = opt(
         False, "--explain",
         "Print the source of one --rung with the shape and the numbers of every name.",
+        excludes=("--json",),
     )  # fmt: skip
     tokens: int = opt(
         2, "-n", "--tokens", "N",
@@ -74,7 +74,8 @@ def command(
     """
     out = Output("ladder", output)
     rungs = _rungs(ladder)
-    _check(ladder, output)
+    if ladder.save is not None:
+        kind_of_file(ladder.save, ("json",))
     from llmcli.commands.ladder.measure.weights import require_supported  # imports torch
 
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
@@ -83,8 +84,8 @@ def command(
     if ladder.save is not None:
         check_target(ladder.save)
     ids = encode(given, ChatOptions(raw=True), loaded).ids
-    _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
-    _check_rotation(len(ids) + ladder.tokens, loaded)
+    room = model.context_length or loaded.config.context
+    _check_tokens(len(ids) + ladder.tokens, loaded, room)
     details = ladder.rung is not None or ladder.save is not None or out.json
     report, interruption = _measured(loaded, ids, rungs, ladder, out, details)
     _show(report, loaded, ladder, out)
@@ -178,9 +179,9 @@ def _measured(
                 raise
             reports, interruption = stop.rungs, stop.__cause__
     report = LadderReport(
-        tokens=_texts(model, ids),
+        tokens=tuple(map(model.token_text, ids)),
         ids=ids,
-        more=_texts(model, workload.more.tolist()),
+        more=tuple(map(model.token_text, workload.more.tolist())),
         letters=axis_sizes(weights.config, tokens=len(ids), sequences=options.batch),
         dtype=str(model.describe()["weight_format"]),
         rungs=reports,
@@ -189,22 +190,15 @@ def _measured(
     return report, interruption
 
 
-def _texts(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
-    known = model.tokenizer
-    return tuple(str(id) if known is None else known.token_text(id) for id in ids)
+def _check_tokens(count: int, model: Model, room: int) -> None:
+    """Raises PromptTooLong for more tokens than the context holds or all rungs rotate alike."""
+    from llmcli.commands.ladder.measure.weights import steady_tokens
 
-
-def _check_room(count: int, room: int) -> None:
     if count > room:
         raise PromptTooLong(
             f"the prompt and the tokens after it, {count} in all, do not fit the context of {room}",
             hint="shorten the prompt, or take fewer tokens with `-n`",
         )
-
-
-def _check_rotation(count: int, model: Model) -> None:
-    from llmcli.commands.ladder.measure.weights import steady_tokens
-
     steady = steady_tokens(model.config)
     if steady is not None and count > steady:
         raise PromptTooLong(
@@ -212,11 +206,3 @@ def _check_rotation(count: int, model: Model) -> None:
             "cache holds other numbers and the rungs cannot agree",
             hint=f"use at most {steady} tokens in all; these are {count}",
         )
-
-
-def _check(options: LadderOptions, output: OutputOptions) -> None:
-    """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
-    if options.explain and output.json:
-        raise UsageError("`--explain` and `--json` exclude each other")
-    if options.save is not None:
-        kind_of_file(options.save, ("json",))

@@ -83,13 +83,6 @@ class AttentionWeights:
         """The matrices that queries, keys and values are made with."""
         return self.q, self.k, self.v
 
-    @property
-    def matrices(self) -> Iterator[Matrix]:
-        """All of its matrices."""
-        yield from (*self.entering, self.o)
-        if self.gate is not None:
-            yield self.gate
-
 
 @dataclass(frozen=True, kw_only=True)
 class MlpWeights:
@@ -99,13 +92,6 @@ class MlpWeights:
     up: Matrix
     gate: Matrix | None
     down: Matrix
-
-    @property
-    def matrices(self) -> Iterator[Matrix]:
-        """All of its matrices."""
-        yield from (self.up, self.down)
-        if self.gate is not None:
-            yield self.gate
 
 
 PartWeights = AttentionWeights | MlpWeights
@@ -147,7 +133,7 @@ class BlockWeights:
     def matrices(self) -> Iterator[Matrix]:
         """All matrices of its parts."""
         for part in self.parts:
-            yield from part.matrices
+            yield from (one for one in vars(part).values() if isinstance(one, Matrix))
 
 
 @dataclass(frozen=True, kw_only=True)

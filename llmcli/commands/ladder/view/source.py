@@ -26,15 +26,6 @@ LETTERS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tokens:
-    """The prompt's tokens, of which `read` were read, and those after it."""
-
-    tokens: tuple[str, ...]
-    more: tuple[str, ...]
-    read: int
-
-
 def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[RenderableType]:
     """Why a rung gives the same numbers, and its functions as far as they differ from below."""
     parts: list[RenderableType] = [*heading(report, model), "", *change(rung, shapes=False), ""]
@@ -51,7 +42,6 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     known = {(one.title, one.later): one for one in below.listings} if below else {}
     # of a rung that was estimated only some tokens were read
     read = next((step.shape[-2] for step in rung.steps if step.name == "x_nd"), len(report.tokens))
-    tokens = _Tokens(tokens=report.tokens, more=report.more, read=read)
     same = []
     for one in rung.listings:
         other = known.get((one.title, one.later))
@@ -59,7 +49,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
             same.append(f"{one.title} (next token)" if one.later else one.title)
         else:
             raised = other is not None and _texts(one) == _texts(other)  # with other shapes only
-            parts += ["", _Function(listing=one, report=tokens, numbers=not raised)]
+            parts += ["", _Function(listing=one, report=report, read=read, numbers=not raised)]
     if same and below:
         parts += ["", Text(f"as on rung {below.number}: {', '.join(same)}", style=FAINT)]
     if rung.difference is not None:
@@ -78,10 +68,14 @@ def _form(one: Listing) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class _Function:
-    """A function: its name, what its docstring says first, its lines, their numbers if wanted."""
+    """A function: its name, what its docstring says first, its lines, their numbers if wanted.
+
+    `read`: how many tokens of the prompt were read.
+    """
 
     listing: Listing
-    report: _Tokens
+    report: LadderReport
+    read: int
     numbers: bool
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -93,8 +87,38 @@ class _Function:
         for line in one.lines:
             yield from _source(line, width)
             for step in line.steps if self.numbers else ():
-                for row in _numbers(step, one.later, report, width):
+                for row in self._rows(step, width):
                     yield Text(row, style=FAINT)
+
+    def _rows(self, step: Step, width: int) -> Iterator[str]:
+        """Scores of every query and key under their tokens; of anything else the last row.
+
+        So many columns as are whole in `width`, but for scores at most four.
+        """
+        if not step.shape or (step.moved is not None and step.axes[-1] != "m"):
+            return  # where only the axes changed the numbers stand above
+        later, values, letters = self.listing.later, step.values, step.axes.split(" × ")
+        scores = letters[-1] == "m" and len(values[0]) == step.shape[-1]
+        wanted = len(values[0]) if scores else min(4, len(values[0]))
+        columns = range(min(wanted, (width - LABEL - 2) // CELL))
+        more = " …" if len(columns) < step.shape[-1] else ""
+        names, size = [*self.report.tokens, *self.report.more], (1, *step.shape)[-2:]
+        labels = [""] * len(values)
+        if letters[-2:-1] in (["n"], ["m"]):
+            first = (self.read if letters[-2] == "n" else self.read + 1 - size[0]) if later else 0
+            labels = [_token(first + at, names) for at in range(len(values))]
+        elif step.token is not None:
+            labels = [_token(step.token, names)]
+        if scores:
+            first = self.read + later - len(values[0])
+            heads = [_fitted(_token(first + at, names), CELL) for at in columns]
+            yield " " * LABEL + "".join(heads) + more
+        else:
+            kept = slice(-1, None) if len(values) == size[0] else slice(0, 1)
+            values, labels = values[kept], labels[kept]
+        for label, row in zip(labels, values, strict=True):
+            cells = "".join(f"{_number(row[at]):>{CELL}}" for at in columns)
+            yield f"{INDENT * 2}{_fitted(label, LABEL - 4, right=False)}{cells}{more}"
 
 
 def _source(line: Line, width: int) -> Iterator[Text]:
@@ -131,37 +155,6 @@ def _shape(step: Step) -> Text:
         return Text(_number(step.values[0][0]), style=NUMBER)
     sizes = Text(" × ".join(map(str, step.shape)), style=NUMBER)
     return sizes if step.moved is None else Text.assemble(sizes, " ", moved(step))
-
-
-def _numbers(step: Step, later: bool, report: _Tokens, width: int) -> Iterator[str]:
-    """Scores of every query and key under their tokens; of anything else the last row.
-
-    So many columns as are whole in `width`, but for scores at most four.
-    """
-    if not step.shape or (step.moved is not None and step.axes[-1] != "m"):
-        return  # where only the axes changed the numbers stand above
-    values, letters = step.values, step.axes.split(" × ")
-    scores = letters[-1] == "m" and len(values[0]) == step.shape[-1]
-    wanted = len(values[0]) if scores else min(4, len(values[0]))
-    columns = range(min(wanted, (width - LABEL - 2) // CELL))
-    more = " …" if len(columns) < step.shape[-1] else ""
-    names, size = [*report.tokens, *report.more], (1, *step.shape)[-2:]
-    labels = [""] * len(values)
-    if letters[-2:-1] in (["n"], ["m"]):
-        first = (report.read if letters[-2] == "n" else report.read + 1 - size[0]) if later else 0
-        labels = [_token(first + at, names) for at in range(len(values))]
-    elif step.token is not None:
-        labels = [_token(step.token, names)]
-    if scores:
-        first = report.read + later - len(values[0])
-        heads = [_fitted(_token(first + at, names), CELL) for at in columns]
-        yield " " * LABEL + "".join(heads) + more
-    else:
-        kept = slice(-1, None) if len(values) == size[0] else slice(0, 1)
-        values, labels = values[kept], labels[kept]
-    for label, row in zip(labels, values, strict=True):
-        cells = "".join(f"{_number(row[at]):>{CELL}}" for at in columns)
-        yield f"{INDENT * 2}{_fitted(label, LABEL - 4, right=False)}{cells}{more}"
 
 
 def _fitted(text: str, width: int, *, right: bool = True) -> str:
