@@ -107,6 +107,8 @@ def test_what_a_rung_says_is_said_of_its_model(kind, name):
         assert applies or word not in words
     if kind.number in (1, 3) and mixer.rope is not None:
         assert "R(position)" in words
+    assert ("kept rotated" in idea) is (kind.number in (6, 7) and mixer.rope is not None)
+    assert ("reads the last W" in idea) is (kind.number in (6, 7) and mixer.window is not None)
 
 
 @pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)

@@ -131,6 +131,7 @@ def test_views_and_copies():
     assert moved["cache"]["kept", True, "k_gmk"] is False
     assert moved["cache"]["merge", True, "c_nc"] is False  # of a single row nothing has to move
     assert moved["batch"]["merge", False, "c_nc"] is True
+    assert ("contexts", False, "k_gnk") not in moved["batch"]  # no piece of Q, if of its product
 
 
 def test_a_name_is_recorded_as_its_line_left_it():
@@ -154,7 +155,7 @@ def test_the_fused_rung_shows_what_the_decoder_emits():
 
 
 def test_every_shown_function_can_be_shown():
-    """No `else`, which would be missing above its lines, and no line wider than a terminal."""
+    """No `else`, which would be missing above its lines; a docstring for each."""
     for number in ("loops", "cache", "fused", "rows"):
         importlib.import_module(f"llmcli.commands.ladder.measure.rungs.{number}")
     for function in SHOWN.values():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -33,10 +35,7 @@ TENSORS = Functions(torch.tanh, torch.erf, torch.clamp)
 
 def add(*terms: Any) -> Any:
     """The sum, from the left."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return reduce(operator.add, terms)
 
 
 def sigmoid(x: Any, of: Functions) -> Any:

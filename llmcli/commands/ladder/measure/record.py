@@ -283,10 +283,13 @@ def _reshaped(expression: ast.expr, values: Mapping[str, Any]) -> tuple[bool, Te
 
 
 def _whole(part: Tensor, values: Mapping[str, Any]) -> Tensor | None:
-    """The tensor of the lines above that `part` is a smaller view of, where there is one."""
-    tensors = (value for value in values.values() if isinstance(value, Tensor))
-    larger = (one for one in tensors if one.numel() > part.numel() and shares_memory(part, one))
-    return next(larger, None)
+    """The tensor of the lines above that `part` is a piece of in memory, if there is one."""
+    for one in values.values():
+        if isinstance(one, Tensor) and one.is_contiguous() and shares_memory(part, one):
+            begin, more = part.storage_offset() - one.storage_offset(), one.numel() - part.numel()
+            if more > 0 and 0 <= begin <= more:
+                return one
+    return None
 
 
 def _token(expression: ast.expr, values: Mapping[str, Any]) -> int | None:

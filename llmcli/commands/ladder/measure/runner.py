@@ -83,13 +83,9 @@ def run_ladder(
 
 
 def _first_pass(
-    weights: Weights,
-    workload: Workload,
-    numbers: Sequence[int],
-    runs: list[Run],
-    progress: Progress | None,
-    record: bool,
-) -> None:
+    weights: Weights, workload: Workload, numbers: Sequence[int], runs: list[Run],
+    progress: Progress | None, record: bool,
+) -> None:  # fmt: skip
     """The first pass of every rung, each compared with the one below; fills `runs`."""
     kinds = [kind for kind in RUNGS if not numbers or kind.number in numbers]
     for index, kind in enumerate(kinds):
@@ -166,9 +162,8 @@ def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress |
             progress("timing in turns", min(done_rounds, workload.rounds), workload.rounds)
         for done in fast:
             first = len(done.prompt_s), len(done.token_s)
-            done.read(
-                workload.prompts if done.rung.batched else workload.prompts[:1], workload.more
-            )
+            rows = None if done.rung.batched else 1
+            done.read(workload.prompts[:rows], workload.more)
             if done_rounds == 0:  # what came before was a warm-up
                 del done.prompt_s[: first[0]], done.token_s[: first[1]]
         done_rounds += 1

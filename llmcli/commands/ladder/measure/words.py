@@ -29,6 +29,12 @@ class Words:
     window: str = ""
 
 
+# of rungs with a cache
+_WINDOW = "A block with a window of W = {window} keeps all keys, reads the last W."
+_ROTATES = """
+Keys are kept rotated: a key's position does not change. (Where a model changes the rotation itself
+with the length, as dynamic NTK and LongRoPE do past the trained length, the kept ones are those of
+a shorter sequence and the numbers differ a little.)"""
 RUNGS = {
     "loops": Words(
         title="loops over vectors: every query token, every key token, every neuron",
@@ -130,11 +136,8 @@ rows of K and V, which under a causal mask never change once computed: they are 
 work become one, every product a GEMV. Queries are not kept. The last row sees all keys and needs no
 mask: true for one whole sequence, not for a prompt in chunks or a batch padded to one length. What
 comes out is one row of v logits.""",
-        window="A block with a window of W = {window} keeps all keys, reads the last W.",
-        rotates="""
-Keys are kept rotated: a key's position does not change. (Where a model changes the rotation itself
-with the length, as dynamic NTK and LongRoPE do past the trained length, the kept ones are those of
-a shorter sequence and the numbers differ a little.)""",
+        window=_WINDOW,
+        rotates=_ROTATES,
     ),
     "batch": Words(
         title="a batch: several sequences at once, one rank higher",
@@ -148,6 +151,8 @@ over, like the heads; the weights have none. Each number is computed as before. 
 reading: a weight fetched from memory serves b rows, so the GEMVs of a new token become products of
 b rows. Only the cache grows with b, b × {kv_heads} × n × d/h for keys. Here the sequences have
 equal lengths; shorter ones would be padded, and then the last row needs its mask back.""",
+        window=_WINDOW,
+        rotates=_ROTATES,
     ),
     "fused": Words(
         title="fused kernels: the decoder that llmcli runs",
