@@ -69,9 +69,7 @@ class Run:
         return torch.cat(rows, -2)
 
 
-def estimate(
-    rung: Rung, workload: Workload, rows: int, recorder: Recorder
-) -> Run | None:
+def estimate(rung: Rung, workload: Workload, rows: int, recorder: Recorder) -> Run | None:
     """What one block lets expect, or None for a rung that reads `rows` sequences in the budget.
 
     Rungs with a cache are never estimated: they are the fast ones.
@@ -112,9 +110,7 @@ def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | Non
     )
 
 
-def _of_matrices(
-    whole: Rung, workload: Workload, rows: int, recorder: Recorder
-) -> Run | None:
+def _of_matrices(whole: Rung, workload: Workload, rows: int, recorder: Recorder) -> Run | None:
     """The first block of all tokens, as often as there are blocks, and the head once."""
     rung, others = type(whole)(one_block(whole.weights)), len(whole.weights.blocks) - 1
     prompt, g = workload.prompts[0], len(workload.more)

@@ -170,10 +170,8 @@ def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress |
 
 
 def _reports(runs: Sequence[Run], workload: Workload) -> tuple[RungReport, ...]:
-    return tuple(
-        _report(done, before, workload)
-        for done, before in zip(runs, (None, *runs), strict=False)
-    )
+    pairs = zip(runs, (None, *runs), strict=False)
+    return tuple(_report(done, before, workload) for done, before in pairs)
 
 
 def _report(done: Run, before: Run | None, workload: Workload) -> RungReport:

@@ -112,7 +112,7 @@ def _table(report: LadderReport) -> Rows:
         (Column("bytes", drop=5), (scaled(rung.token_work.bytes) for rung in rungs)),
         (Column("Δ"), map(_difference, rungs)),
         (Column("tok/s", drop=3), map(scaled, rates)),
-        (Column("log scale", right=False, drop=2), map(_bar, bar_lengths(rates))),
+        (Column("log scale", right=False, drop=2), map(_bar, _bar_lengths(rates))),
     ]
     estimated = ("prompt", "token", "tok/s")
     cells = [
@@ -181,7 +181,7 @@ def verdict(rung: RungReport) -> Text:
     return Text(f"{words} {'✓' if rung.ok else '✗'}", style=_GOOD if rung.ok else _BAD)
 
 
-def bar_lengths(rates: Sequence[float]) -> list[float]:
+def _bar_lengths(rates: Sequence[float]) -> list[float]:
     """0 … 1 for each rate: the logarithm's place between the power of ten below all and the most.
 
     Equal factors are equal lengths, and the shortest bar is still seen.
