@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
@@ -111,14 +112,14 @@ class _Function:
             labels = [_token(step.token, names)]
         if scores:
             first = self.read + later - len(values[0])
-            heads = [_fitted(_token(first + at, names), CELL) for at in columns]
-            yield " " * LABEL + "".join(heads) + more
+            heads = [_fitted(_token(first + at, names), CELL - 1, "right") for at in columns]
+            yield " " * (LABEL + 1) + " ".join(heads) + more
         else:
             kept = slice(-1, None) if len(values) == size[0] else slice(0, 1)
             values, labels = values[kept], labels[kept]
         for label, row in zip(labels, values, strict=True):
             cells = "".join(f"{_number(row[at]):>{CELL}}" for at in columns)
-            yield f"{INDENT * 2}{_fitted(label, LABEL - 4, right=False)}{cells}{more}"
+            yield f"{INDENT * 2}{_fitted(label, LABEL - 4, 'left')}{cells}{more}"
 
 
 def _source(line: Line, width: int) -> Iterator[Text]:
@@ -157,12 +158,11 @@ def _shape(step: Step) -> Text:
     return sizes if step.moved is None else Text.assemble(sizes, " ", moved(step))
 
 
-def _fitted(text: str, width: int, *, right: bool = True) -> str:
-    """`text` in `width` columns, cut with an ellipsis; on the right behind a space."""
-    fitted = Text(text)
-    fitted.truncate(width - right, overflow="ellipsis")
-    space = " " * (width - fitted.cell_len)
-    return space + fitted.plain if right else fitted.plain + space
+def _fitted(text: str, width: int, align: Literal["left", "right"]) -> str:
+    """`text` in `width` columns, cut with an ellipsis."""
+    fitted = Text(text, overflow="ellipsis")
+    fitted.align(align, width)
+    return fitted.plain
 
 
 def _token(position: int, names: Sequence[str]) -> str:
