@@ -7,8 +7,8 @@ import json
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.commands.ladder.command import NAMES
 from llmcli.commands.ladder.measure import runner
+from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.runner import RUNGS
 
 
@@ -34,6 +34,17 @@ def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
     assert failed.json()["ok"] is False  # one document, and it says so
 
 
+def test_nothing_is_recorded_where_nobody_looks(ladder, monkeypatch):
+    """The plain table traces no line and taps no tensor: what it times is the arithmetic alone."""
+    seen = []
+    monkeypatch.setattr(Recorder, "_call", lambda self, *event: seen.append(event))
+    monkeypatch.setattr(Recorder, "tap", lambda self, *tensor: seen.append(tensor))
+    ladder()
+    assert not seen
+    ladder("--rung", "8")
+    assert seen
+
+
 @pytest.mark.parametrize("rung", [1, 4])
 def test_ctrl_c_keeps_the_rungs_that_were_reached(ladder, monkeypatch, rung):
     def interrupted(self, ids, until=None):
@@ -49,8 +60,3 @@ def test_ctrl_c_keeps_the_rungs_that_were_reached(ladder, monkeypatch, rung):
     assert [found["number"] for found in document["rungs"]] == [1, 2, 3]
     assert document["interrupted"] is True
     assert "interrupted after rung 3" in result.err
-
-
-def test_the_names_are_those_of_the_rungs():
-    """The command keeps its own list, for the rungs' would import torch."""
-    assert tuple(rung.name for rung in RUNGS) == NAMES

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from zoo import MODELS, ZOO
 
-from llmcli.commands.ladder.measure.supported import require_supported
+from llmcli.commands.ladder.measure.weights import require_supported
 from llmcli.errors import UnsupportedModel
 
 

@@ -16,6 +16,7 @@ from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.runner import RUNGS
 from llmcli.commands.ladder.measure.weights import AttentionWeights
+from llmcli.commands.ladder.measure.words import RUNGS as WORDS
 from llmcli.commands.ladder.measure.words import first_attention, first_mlp, wording
 from llmcli.parts.attention.config import DynamicScaling
 
@@ -80,19 +81,18 @@ def test_what_is_no_dense_model_is_refused_by_the_part():
 
 def test_the_rungs_are_numbered_from_the_lowest_and_say_what_they_change():
     assert [kind.number for kind in RUNGS] == list(range(1, 9))
-    assert len({kind.name for kind in RUNGS}) == 8
+    assert [kind.name for kind in RUNGS] == list(WORDS)
     assert [kind.batched for kind in RUNGS] == [False] * 6 + [True] * 2
-    for kind in RUNGS:
-        assert len(kind.title) < 80
-        assert not kind.title.endswith(".")
+    for words in WORDS.values():
+        assert len(words.title) < 80
+        assert not words.title.endswith(".")
 
 
 @pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", covered(DENSE))
 def test_what_a_rung_says_is_said_of_its_model(kind, name):
     """No gate, rotation, sharing or window is spoken of where the first block has none."""
-    rung = kind(weights(DENSE[name]))
-    (before, after), idea = wording(rung)
+    (before, after), idea = wording(kind.name, DENSE[name])
     assert before != after
     assert len(idea.split()) > 40
     words, config = f"{before}\n{after}\n{idea}", DENSE[name]
@@ -107,6 +107,8 @@ def test_what_a_rung_says_is_said_of_its_model(kind, name):
         assert applies or word not in words
     if kind.number in (1, 3) and mixer.rope is not None:
         assert "R(position)" in words
+    assert ("kept rotated" in idea) is (kind.number in (6, 7) and mixer.rope is not None)
+    assert ("reads the last W" in idea) is (kind.number in (6, 7) and mixer.window is not None)
 
 
 @pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)

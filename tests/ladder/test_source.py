@@ -72,7 +72,7 @@ def test_what_is_printed_is_the_source(kind):
     """Every line is one of its file; only what ran is there, and no line that did not."""
     source = "".join((FOLDER / path).read_text("utf-8") for path in (
         f"rungs/{kind.name}.py", "rungs/matrices.py", "rungs/heads.py", "rungs/combined.py",
-        "rungs/cache.py", "walk.py", "tensors.py", "weights.py",
+        "rungs/cache.py", "walk.py", "arithmetic.py", "weights.py",
     ))  # fmt: skip
     source = "\n".join(line.strip() for line in source.split("\n"))
     found, _ = listings(kind, CONFIGS["llama"], more=1)
@@ -131,6 +131,7 @@ def test_views_and_copies():
     assert moved["cache"]["kept", True, "k_gmk"] is False
     assert moved["cache"]["merge", True, "c_nc"] is False  # of a single row nothing has to move
     assert moved["batch"]["merge", False, "c_nc"] is True
+    assert ("contexts", False, "k_gnk") not in moved["batch"]  # no piece of Q, if of its product
 
 
 def test_a_name_is_recorded_as_its_line_left_it():
@@ -154,7 +155,7 @@ def test_the_fused_rung_shows_what_the_decoder_emits():
 
 
 def test_every_shown_function_can_be_shown():
-    """No `else`, which would be missing above its lines, and no line wider than a terminal."""
+    """No `else`, which would be missing above its lines; a docstring for each."""
     for number in ("loops", "cache", "fused", "rows"):
         importlib.import_module(f"llmcli.commands.ladder.measure.rungs.{number}")
     for function in SHOWN.values():
@@ -164,11 +165,16 @@ def test_every_shown_function_can_be_shown():
     assert set("bnmdhv") <= set(AXES)
 
 
-def test_nothing_is_recorded_unless_it_is_asked(monkeypatch):
-    recorder = Recorder(None, on=False)
-    with recorder:
-        read(RUNGS[2](weights(CONFIGS["llama"])), ids(1, 4), 3)
-    assert recorder.listings == ()
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_fused_rung_proves_that_its_weights_are_views(name):
+    """By the storage of the tensors: a copy of W_q, W_k or W_v is no view."""
+    found, _ = listings(FusedKernels, CONFIGS[name])
+    steps = steps_of(found, "stored")
+    whole = steps.pop("w_jd")
+    assert steps.keys() == {"w_q_cd", "w_k_cd", "w_v_cd"}
+    assert [step.moved for step in steps.values()] == [False] * 3
+    assert {step.source for step in steps.values()} == {(whole.shape, whole.strides)}
+    assert sum(step.shape[0] for step in steps.values()) == whole.shape[0]
 
 
 # two feed-forwards of one block have one size there, whatever their configurations say

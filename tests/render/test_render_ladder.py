@@ -11,7 +11,7 @@ from llmcli.commands.ladder import report as made
 from llmcli.commands.ladder.measure.runner import run_ladder
 from llmcli.commands.ladder.measure.workload import plan_workload
 from llmcli.commands.ladder.view.source import render_rung
-from llmcli.commands.ladder.view.table import bar_lengths, render_ladder
+from llmcli.commands.ladder.view.table import render_ladder
 
 
 def spread(seconds):
@@ -93,13 +93,6 @@ def test_ladders(golden):
                     if "[1;31m" in line],
     })  # fmt: skip
     assert not replace(RUNGS[1], difference=float("nan")).ok
-
-
-def test_bars_are_logarithms():
-    assert bar_lengths([1.0, 10.0, 100.0]) == pytest.approx([1 / 3, 2 / 3, 1.0])
-    assert bar_lengths([5.0]) == [1.0]
-    lengths = bar_lengths([0.03, 300.0])
-    assert 0 < lengths[0] < lengths[1] == 1
 
 
 SCORES = step("s_nm", (0.5, float("-inf"), float("-inf")), (0.25, 1.0, float("-inf")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,7 +12,7 @@ from llmcli.records.document import members
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import Stopped
 from llmcli.shell.files import check_target, kind_of_file
-from llmcli.shell.options import GivenPromptOptions, ModelOptions, OutputOptions, PagedOutputOptions
+from llmcli.shell.options import GivenPromptOptions, ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output, dumps, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 LADDER = "Ladder"
-NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +39,7 @@ class LadderOptions:
     explain: bool = opt(
         False, "--explain",
         "Print the source of one --rung with the shape and the numbers of every name.",
+        excludes=("--json",),
     )  # fmt: skip
     tokens: int = opt(
         2, "-n", "--tokens", "N",
@@ -73,19 +72,20 @@ def command(
     or the command exits 1. A table shows the time of each for the prompt and for every token after
     it; with `--rung` also the formulas, what is a view and what a copy, and the products.
     """
-    from llmcli.commands.ladder.measure.supported import require_supported
-
     out = Output("ladder", output)
     rungs = _rungs(ladder)
-    _check(ladder, output)
+    if ladder.save is not None:
+        kind_of_file(ladder.save, ("json",))
+    from llmcli.commands.ladder.measure.weights import require_supported  # imports torch
+
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
     text = given.ids is None
     loaded = load_model(model.proving(), out, text=text, check=require_supported).model
     if ladder.save is not None:
         check_target(ladder.save)
     ids = encode(given, ChatOptions(raw=True), loaded).ids
-    _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
-    _check_rotation(len(ids) + ladder.tokens, loaded)
+    room = model.context_length or loaded.config.context
+    _check_tokens(len(ids) + ladder.tokens, loaded, room)
     details = ladder.rung is not None or ladder.save is not None or out.json
     report, interruption = _measured(loaded, ids, rungs, ladder, out, details)
     _show(report, loaded, ladder, out)
@@ -120,22 +120,25 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
 
 def _rungs(options: LadderOptions) -> tuple[int, ...]:
     """The numbers of the rungs to run; for `--explain` the one below too, to compare with."""
+    from llmcli.commands.ladder.measure.words import RUNGS
+
+    names = tuple(RUNGS)
     if options.rung is None:
         if options.explain:
             raise UsageError(
                 "`--explain` explains one rung", hint="say which, for example `--rung 4 --explain`"
             )
-        return tuple(range(1, len(NAMES) + 1))
+        return tuple(range(1, len(names) + 1))
     numbers: set[int] = set()
     for part in options.rung.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if part.strip() in NAMES:
-            first = last = NAMES.index(part.strip()) + 1
-        if not 1 <= first <= last <= len(NAMES):
+        if part.strip() in names:
+            first = last = names.index(part.strip()) + 1
+        if not 1 <= first <= last <= len(names):
             raise UsageError(
                 f"`--rung {options.rung}` names no rungs of the ladder",
-                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(NAMES, 1))}",
+                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(names, 1))}",
             )
         numbers.update(range(first, last + 1))
     if options.explain:
@@ -176,9 +179,9 @@ def _measured(
                 raise
             reports, interruption = stop.rungs, stop.__cause__
     report = LadderReport(
-        tokens=_texts(model, ids),
+        tokens=tuple(map(model.token_text, ids)),
         ids=ids,
-        more=_texts(model, workload.more.tolist()),
+        more=tuple(map(model.token_text, workload.more.tolist())),
         letters=axis_sizes(weights.config, tokens=len(ids), sequences=options.batch),
         dtype=str(model.describe()["weight_format"]),
         rungs=reports,
@@ -187,22 +190,15 @@ def _measured(
     return report, interruption
 
 
-def _texts(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
-    known = model.tokenizer
-    return tuple(str(id) if known is None else known.token_text(id) for id in ids)
+def _check_tokens(count: int, model: Model, room: int) -> None:
+    """Raises PromptTooLong for more tokens than the context holds or all rungs rotate alike."""
+    from llmcli.commands.ladder.measure.weights import steady_tokens
 
-
-def _check_room(count: int, room: int) -> None:
     if count > room:
         raise PromptTooLong(
             f"the prompt and the tokens after it, {count} in all, do not fit the context of {room}",
             hint="shorten the prompt, or take fewer tokens with `-n`",
         )
-
-
-def _check_rotation(count: int, model: Model) -> None:
-    from llmcli.commands.ladder.measure.weights import steady_tokens
-
     steady = steady_tokens(model.config)
     if steady is not None and count > steady:
         raise PromptTooLong(
@@ -210,11 +206,3 @@ def _check_rotation(count: int, model: Model) -> None:
             "cache holds other numbers and the rungs cannot agree",
             hint=f"use at most {steady} tokens in all; these are {count}",
         )
-
-
-def _check(options: LadderOptions, output: OutputOptions) -> None:
-    """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
-    if options.explain and output.json:
-        raise UsageError("`--explain` and `--json` exclude each other")
-    if options.save is not None:
-        kind_of_file(options.save, ("json",))

@@ -23,21 +23,11 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """Both together."""
-        return Work(
-            gemv=self.gemv + other.gemv,
-            gemm=self.gemm + other.gemm,
-            flops=self.flops + other.flops,
-            bytes=self.bytes + other.bytes,
-        )
+        return Work(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def scaled(self, factor: float) -> Work:
         """All of it, `factor` times."""
-        return Work(
-            gemv=self.gemv * factor,
-            gemm=self.gemm * factor,
-            flops=self.flops * factor,
-            bytes=self.bytes * factor,
-        )
+        return Work(**{name: value * factor for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +44,9 @@ class Spread:
 class Step:
     """A name that a line of a rung's source assigns. `formula`: the line; `note`: its comment.
 
-    `axes`: its shape in letters. `strides` in numbers, empty where it is no tensor but a list.
-    Where a line only changes how numbers lie, `source` has shape and strides before it and `moved`
+    `axes`: its shape in letters that are the same for every model: `h × n × d/h`. `strides` in
+    numbers, empty where it is no tensor but a list. Where a line only changes how numbers lie,
+    `source` has shape and strides before it, or of the whole that a part is a view of, and `moved`
     says whether numbers were copied for it. `values`: the last two axes, whole or their upper left
     corner. `section`: the function that the line is in. `token`: whose vector it is, of many.
     """
@@ -64,13 +55,13 @@ class Step:
     formula: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    source: tuple[tuple[int, ...], tuple[int, ...]] | None
-    moved: bool | None
+    source: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    moved: bool | None = None
     values: tuple[tuple[float, ...], ...]
     section: str
-    axes: str
-    note: str
-    token: int | None
+    axes: str = ""
+    note: str = ""
+    token: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +112,7 @@ class RungReport:
     @derived
     def steps(self) -> tuple[Step, ...]:
         """What the lines of its functions assign, in the order of their first calls."""
-        return tuple(
-            step for one in self.listings for line in one.lines for step in line.steps
-        )
+        return tuple(step for one in self.listings for line in one.lines for step in line.steps)
 
     @derived
     def ok(self) -> bool:

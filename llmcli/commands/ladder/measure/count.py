@@ -119,11 +119,8 @@ def _first(out: Any) -> Tensor:
     return tensor
 
 
-def _dot(a: Tensor, b: Tensor) -> tuple[int, int]:
-    return 1, 2 * a.numel()
-
-
 def _mv(a: Tensor, b: Tensor) -> tuple[int, int]:
+    """`a · b` of vectors or `[m, k] × [k]`."""
     return 1, 2 * a.numel()
 
 
@@ -142,7 +139,7 @@ def _after_bias(count: Callable[..., tuple[int, int]]) -> Callable[..., tuple[in
 
 
 _SHAPES: dict[Any, Callable[..., tuple[int, int]]] = {
-    _ATEN.dot: _dot,
+    _ATEN.dot: _mv,
     _ATEN.mv: _mv,
     _ATEN.mm: _mm,
     _ATEN.bmm: _mm,

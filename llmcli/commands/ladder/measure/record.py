@@ -13,8 +13,8 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, reduce
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -58,59 +58,47 @@ def shown_last(function: Run) -> Run:
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """Lines `first` to `last` of a file, which assign `targets`: each a name and its expression."""
+    """Line `first` of a file and more, which assign `targets`: each a name and its expression."""
 
     first: int
-    last: int
     text: str
     targets: tuple[tuple[str, ast.expr], ...]
     inner: range  # the lines of its body, where it has one
 
-    @property
-    def note(self) -> str:
-        """The comment behind it."""
-        found = re.search(r"  # (.*)$", self.text)
-        return found[1] if found else ""
-
 
 @cache
-def statements(function: Callable[..., Any]) -> tuple[Statement, ...]:
-    """All statements of a function in their order, without its docstring."""
+def statements(function: Callable[..., Any]) -> dict[int, Statement]:
+    """The statement of every line of a function, in their order, without its docstring."""
     lines, first = inspect.getsourcelines(function)
-    source = textwrap.dedent("".join(lines))
-    tree = ast.parse(source).body[0]
+    tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    body = textwrap.dedent("".join(lines[tree.body[0].lineno - 1 :])).split("\n")
-    begin, above, found = first - 1, tree.body[0].lineno, []
+    above = tree.body[0].lineno
+    body = textwrap.dedent("".join(lines[above - 1 :])).split("\n")
+    found: dict[int, Statement] = {}
     for node in ast.walk(ast.Module(tree.body[1:], [])):
         if isinstance(node, ast.stmt):
             inner = getattr(node, "body", None)
-            last = inner[0].lineno - 1 if inner else node.end_lineno or node.lineno
-            end = node.end_lineno or last
-            found.append(Statement(
-                first=begin + node.lineno,
-                last=begin + last,
+            end = node.end_lineno or node.lineno
+            last = inner[0].lineno - 1 if inner else end
+            one = Statement(
+                first=first - 1 + node.lineno,
                 text="\n".join(body[node.lineno - above : last + 1 - above]),
                 targets=tuple(_targets(node)),
-                inner=range(begin + last + 1, begin + end + 1) if inner else range(0),
-            ))  # fmt: skip
-    return tuple(sorted(found, key=lambda one: one.first))
+                inner=range(first + last, first + end),
+            )
+            found |= dict.fromkeys(range(one.first, first + last), one)
+    return found
 
 
 def _targets(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     """The names that a statement assigns; of `a, b = c, d` each with its own expression."""
     match node:
-        case ast.Assign(targets=[target], value=value):
-            pass
-        case ast.For(target=target, iter=value):
-            pass
-        case _:
-            return
-    names = target.elts if isinstance(target, ast.Tuple) else [target]
-    values = value.elts if isinstance(value, ast.Tuple) else [value] * len(names)
-    for name, expression in zip(names, values, strict=True):
-        if isinstance(name, ast.Name) and not isinstance(expression, ast.List):
-            yield name.id, expression
+        case ast.Assign(targets=[target], value=value) | ast.For(target=target, iter=value):
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            values = value.elts if isinstance(value, ast.Tuple) else [value] * len(names)
+            for name, expression in zip(names, values, strict=True):
+                if isinstance(name, ast.Name) and not isinstance(expression, ast.List):
+                    yield name.id, expression
 
 
 class Recorder:
@@ -125,7 +113,7 @@ class Recorder:
         self.on, self._next = on, False
         self._calls: dict[tuple[bool, CodeType], _Call] = {}
         self._running: list[_Call | None] = [None]  # from the outermost in
-        self._emitted: dict[tuple[bool, str], Line] = {}
+        self._emitted: dict[bool, dict[str, Line]] = {False: {}, True: {}}
 
     def __enter__(self) -> None:
         self._before = sys.gettrace()
@@ -137,23 +125,24 @@ class Recorder:
 
     @property
     def listings(self) -> tuple[Listing, ...]:
-        """The functions in the order in which they were first called."""
-        own = [call.listing() for call in self._calls.values()]
-        for later in (False, True):
-            lines = [line for (after, _), line in self._emitted.items() if after is later]
-            if lines:
-                own.append(Listing(title=EMITTED, words="", later=later, lines=tuple(lines)))
-        return tuple(own)
+        """The functions in the order in which they were first called, then what was emitted."""
+        return (
+            *(call.listing() for call in self._calls.values()),
+            *(
+                Listing(title=EMITTED, words="", later=later, lines=tuple(lines.values()))
+                for later, lines in self._emitted.items()
+                if lines
+            ),
+        )
 
     def tap(self, name: str, value: Tensor) -> None:
         """Records what the decoder emits: in its first block, before and behind the blocks."""
         if not name.startswith("blocks.") or name.startswith("blocks.0."):
             step = Step(
-                name=name, formula=name, note="", section=_section(EMITTED, self._next), axes="",
+                name=name, formula=name, section=_section(EMITTED, self._next),
                 shape=tuple(value.shape), strides=tuple(value.stride()), values=_corner(value),
-                source=None, moved=None, token=None,
             )  # fmt: skip
-            self._emitted[self._next, name] = Line(text=name, steps=(step,))
+            self._emitted[self._next][name] = Line(text=name, steps=(step,))
 
     def _call(self, frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
@@ -163,86 +152,81 @@ class Recorder:
         known, caller = self._calls.get((self._next, code)), self._running[-1]
         if known is not None and not (code in LAST and known.caller is caller):
             return None
-        call = self._calls[self._next, code] = _Call(SHOWN[code], self._next, caller, self._running)
+        call = _Call(function=SHOWN[code], later=self._next, caller=caller, left=self._running.pop)
+        self._calls[self._next, code] = call
         self._running.append(call)
         return call.trace
 
 
+@dataclass(kw_only=True, eq=False)
 class _Call:
-    """One run of a function, line by line."""
+    """One run of a function, line by line. `left` is called when it returns.
 
-    def __init__(
-        self, function: Callable[..., Any], later: bool, caller: _Call | None,
-        running: list[_Call | None],
-    ) -> None:  # fmt: skip
-        self._function, self._later = function, later
-        self.caller, self._running = caller, running
-        self._line, self._before = 0, dict[str, Any]()
-        self._at = {
-            number: one
-            for one in statements(function)
-            for number in range(one.first, one.last + 1)
-        }
-        self._values: dict[tuple[Statement, str], tuple[Any, Mapping[str, Any]]] = {}
-        self._ran: set[Statement] = set()
-        self._steps: dict[Statement, tuple[Step, ...]] = {}
+    `values`: of each statement that ran, its names with their values and all names before it.
+    """
+
+    function: Callable[..., Any]
+    later: bool
+    caller: _Call | None
+    left: Callable[[], object]
+    line: int = 0
+    before: dict[str, Any] = field(default_factory=dict)
+    values: dict[Statement, dict[str, tuple[Any, dict[str, Any]]]] = field(default_factory=dict)
+    steps: dict[Statement, tuple[Step, ...]] = field(default_factory=dict)
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
         """A line is about to run, or the function returns: the one before has run."""
-        done = self._at.get(self._line)
+        names, done = frame.f_locals, statements(self.function).get(self.line)
         if done is not None:
-            self._ran.add(done)
-            for name, _ in done.targets:
-                if name in frame.f_locals:
-                    self._values[done, name] = frame.f_locals[name], self._before
-        self._line, self._before = frame.f_lineno, dict(frame.f_locals)
+            values = self.values.setdefault(done, {})
+            values |= {one: (names[one], self.before) for one, _ in done.targets if one in names}
+        self.line, self.before = frame.f_lineno, dict(names)
         if event == "return":
-            self._steps = {one: tuple(self._named(one)) for one in self._ran}
-            self._values.clear()
-            self._running.pop()
-            self._before = {}
+            self.steps = {one: tuple(self._named(one)) for one in self.values}
+            self.values, self.before = {}, {}
+            self.left()
         return self.trace
 
     def _named(self, one: Statement) -> Iterator[Step]:
         """The names that a statement assigned, of those that are numbers."""
+        note = re.search(r"  # (.*)$", one.text)
         for name, expression in one.targets:
-            value, before = self._values.get((one, name), (None, {}))
+            value, before = self.values[one].get(name, (None, {}))
             if not isinstance(value, float) and not AXES.keys() >= {*_letters(name)}:
                 continue
-            if (tensor := _numbers(value)) is None:
+            try:
+                tensor = _numbers(value)
+            except (TypeError, ValueError, RuntimeError):
                 continue
             reshaped, source = _reshaped(expression, before)
-            moved = (source is None or not shares_memory(tensor, source)) if reshaped else None
+            if not reshaped and isinstance(value, Tensor):
+                source = _whole(value, before)
+            moved = source is None or not shares_memory(tensor, source)
             yield Step(
                 name=name,
                 formula=one.text,
                 shape=tuple(tensor.shape),
                 strides=tuple(tensor.stride()) if isinstance(value, Tensor) else (),
                 source=None if source is None else (tuple(source.shape), tuple(source.stride())),
-                moved=moved,
+                moved=moved if reshaped or source is not None else None,
                 values=_corner(tensor),
-                section=_section(self._title, self._later),
+                section=_section(self.function.__name__, self.later),
                 axes=_axes(name, tensor),
-                note=one.note,
+                note=note[1] if note else "",
                 token=_token(expression, before),
             )
-
-    @property
-    def _title(self) -> str:
-        return self._function.__name__
 
     def listing(self) -> Listing:
         """The lines that ran and are about numbers; of a loop or a condition those of its body."""
         lines: dict[int, Line] = {}
-        for one in sorted(self._ran, key=lambda one: one.first, reverse=True):
-            steps = self._steps.get(one, ())
+        for one, steps in sorted(self.steps.items(), key=lambda ran: ran[0].first, reverse=True):
             about = steps or (AXED.search(one.text) and not PLAIN.fullmatch(one.text.strip()))
             if any(number in lines for number in one.inner) or (about and not one.inner):
                 lines[one.first] = Line(text=one.text, steps=steps)
         return Listing(
-            title=self._title,
-            words=inspect.cleandoc(self._function.__doc__ or ""),
-            later=self._later,
+            title=self.function.__name__,
+            words=inspect.cleandoc(self.function.__doc__ or ""),
+            later=self.later,
             lines=tuple(reversed(lines.values())),
         )
 
@@ -251,19 +235,16 @@ def _section(title: str, later: bool) -> str:
     return f"{NEXT}: {title}" if later else title
 
 
-def _numbers(value: Any) -> Tensor | None:
-    """Numbers as a tensor: a float, rows of floats or of tensors; None for anything else."""
+def _numbers(value: Any) -> Tensor:
+    """A float, rows of floats or of tensors as one tensor.
+
+    Raises TypeError, ValueError or RuntimeError for anything else.
+    """
     if isinstance(value, Tensor):
         return value
-    try:
-        if isinstance(value, list) and value and isinstance(value[0], Tensor | list):
-            rows = [_numbers(row) for row in value]
-            return None if None in [*map(type, rows)] else torch.stack(rows)  # type: ignore[arg-type]
-        if isinstance(value, float) or (isinstance(value, list) and value):
-            return torch.tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    return None
+    if isinstance(value, list) and not (value and isinstance(value[0], float)):
+        return torch.stack([_numbers(row) for row in value])
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def _letters(name: str) -> str:
@@ -288,25 +269,26 @@ def _reshaped(expression: ast.expr, values: Mapping[str, Any]) -> tuple[bool, Te
         return False, None  # a concatenation of what is computed there
     while True:
         match expression:
-            case ast.Call(func=ast.Attribute(attr=name) as function) if name in RESHAPING:
-                expression, found = function.value, True
+            case ast.Call(func=ast.Attribute(attr=name, value=value)) if name in RESHAPING:
+                expression, found = value, True
             case ast.Attribute(attr="mT", value=value) | ast.Subscript(value=value):
                 expression, found = value, True
             case _:
                 break
-    source = _value(expression, values)
-    if not found or not (isinstance(source, Tensor) or source is torch):
-        return False, None
-    return True, source if isinstance(source, Tensor) else None
+    name, *attributes = ast.unparse(expression).split(".")
+    source = reduce(lambda of, one: getattr(of, one, None), attributes, values.get(name))
+    if isinstance(source, Tensor):
+        return found, source if found else None
+    return found and name == "torch", None
 
 
-def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:
-    """What a name, or an attribute of one, was."""
-    match expression:
-        case ast.Name(id=name):
-            return torch if name == "torch" else values.get(name)
-        case ast.Attribute(value=value, attr=name):
-            return getattr(_value(value, values), name, None)
+def _whole(part: Tensor, values: Mapping[str, Any]) -> Tensor | None:
+    """The tensor of the lines above that `part` is a piece of in memory, if there is one."""
+    for one in values.values():
+        if isinstance(one, Tensor) and one.is_contiguous() and shares_memory(part, one):
+            begin, more = part.storage_offset() - one.storage_offset(), one.numel() - part.numel()
+            if more > 0 and 0 <= begin <= more:
+                return one
     return None
 
 

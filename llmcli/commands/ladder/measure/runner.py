@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.count import count, loop_work
-from llmcli.commands.ladder.measure.estimate import estimate, timed
+from llmcli.commands.ladder.measure.estimate import Run, estimate
 from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.rungs.batch import Batch
 from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
@@ -27,9 +26,10 @@ from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.rungs.rows import VectorRows
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
+from llmcli.commands.ladder.measure.words import RUNGS as WORDS
 from llmcli.commands.ladder.measure.words import wording
 from llmcli.commands.ladder.measure.workload import Workload
-from llmcli.commands.ladder.report import Listing, RungReport, Spread, Work
+from llmcli.commands.ladder.report import RungReport, Spread, Work
 from llmcli.records.progress import Progress
 
 # all of them, from the lowest up
@@ -56,41 +56,6 @@ class LadderInterrupted(KeyboardInterrupt):
         self.rungs = rungs
 
 
-@dataclass(kw_only=True)
-class _RungRun:
-    """A rung that was run: logits `out` `[b or 1, n + g, V]` and seconds of each pass.
-
-    Where `part` is not None, `out` are the rows `[part, d]` after block 0, and the seconds are
-    scaled up from it.
-    """
-
-    rung: Rung
-    out: Tensor
-    part: int | None = None
-    listings: tuple[Listing, ...] = ()
-    prompt_s: list[float] = field(default_factory=list)
-    token_s: list[float] = field(default_factory=list)
-    work: tuple[Work, Work] | None = None
-    compared: tuple[str, float, float] | None = None
-
-    def read(self, prompts: Tensor, more: Tensor) -> Tensor:
-        """Reads the prompts and the tokens after them; logits `[b, n + g, V]`, times kept."""
-        if not self.rung.batched:
-            return torch.stack([self._read(prompt, more) for prompt in prompts])
-        return self._read(prompts, more.unsqueeze(1).expand(-1, len(prompts)))
-
-    def _read(self, prompt: Tensor, more: Tensor) -> Tensor:
-        share = prompt.shape[0] if self.rung.batched else 1
-        first, seconds = timed(lambda: self.rung.start(prompt))
-        self.prompt_s.append(seconds / share)
-        rows = [first]
-        for id in more:
-            row, seconds = timed(lambda id=id: self.rung.extend(id))  # type: ignore[misc]
-            self.token_s.append(seconds / share)
-            rows.append(row.unsqueeze(-2))
-        return torch.cat(rows, -2)
-
-
 @torch.inference_mode()
 def run_ladder(
     weights: Weights,
@@ -108,7 +73,7 @@ def run_ladder(
     after it; where one of the two was too slow to run whole, over the rows after block 0.
     Raises LadderInterrupted where Ctrl-C ends it.
     """
-    runs: list[_RungRun] = []
+    runs: list[Run] = []
     try:
         _first_pass(weights, workload, numbers, runs, progress, record)
         _time_in_turns(runs, workload, progress)
@@ -118,13 +83,9 @@ def run_ladder(
 
 
 def _first_pass(
-    weights: Weights,
-    workload: Workload,
-    numbers: Sequence[int],
-    runs: list[_RungRun],
-    progress: Progress | None,
-    record: bool,
-) -> None:
+    weights: Weights, workload: Workload, numbers: Sequence[int], runs: list[Run],
+    progress: Progress | None, record: bool,
+) -> None:  # fmt: skip
     """The first pass of every rung, each compared with the one below; fills `runs`."""
     kinds = [kind for kind in RUNGS if not numbers or kind.number in numbers]
     for index, kind in enumerate(kinds):
@@ -144,30 +105,22 @@ def _first_pass(
 
 def _run(
     kind: type[Rung], weights: Weights, workload: Workload, rows: int, recorder: Recorder
-) -> _RungRun:
+) -> Run:
     """The first pass, or what one block lets expect."""
     with recorder:
         rung = kind(weights)
-    found = estimate(kind, weights, workload, rows, recorder)
-    if found is not None:
-        return _RungRun(
-            rung=rung,
-            out=found.out,
-            part=len(found.out),
-            prompt_s=[found.prompt_s],
-            token_s=[found.token_s],
-            work=found.work,
-        )
-    rung.prepare()
-    done = _RungRun(rung=rung, out=torch.empty(0))
-    rung.tap = recorder.tap if recorder.on else None
-    with recorder:
-        done.out = done.read(workload.prompts[:rows], workload.more)
-    rung.tap = None
+    done = estimate(rung, workload, rows, recorder)
+    if done is None:
+        rung.prepare()
+        done = Run(rung=rung)
+        rung.tap = recorder.tap if recorder.on else None
+        with recorder:
+            done.out = done.read(workload.prompts[:rows], workload.more)
+        rung.tap = None
     return done
 
 
-def _compare(below: _RungRun, above: _RungRun, workload: Workload) -> tuple[str, float, float]:
+def _compare(below: Run, above: Run, workload: Workload) -> tuple[str, float, float]:
     """What was compared, the largest difference, and what rounding may explain."""
     dtype = above.rung.weights.decoder.dtype
     if below.part is None and above.part is None:
@@ -181,7 +134,7 @@ def _compare(below: _RungRun, above: _RungRun, workload: Workload) -> tuple[str,
     return words, _difference(one, other), ALLOWED[dtype] * other.abs().max().item()
 
 
-def _rows(done: _RungRun, workload: Workload, tokens: int) -> Tensor:
+def _rows(done: Run, workload: Workload, tokens: int) -> Tensor:
     """The rows `[tokens, d]` after block 0: a causal model's first rows need no later token."""
     if done.part is not None:
         return done.out[:tokens]
@@ -198,7 +151,7 @@ def _difference(one: Tensor, other: Tensor) -> float:
     return torch.stack(differences).max().item()
 
 
-def _time_in_turns(runs: Sequence[_RungRun], workload: Workload, progress: Progress | None) -> None:
+def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress | None) -> None:
     """Times the rungs that are fast in turns, so that a noisy moment hits all of them alike."""
     fast = [c for c in runs if c.part is None and sum(c.prompt_s + c.token_s) <= ONCE_S]
     begin, done_rounds = perf_counter(), 0
@@ -209,53 +162,47 @@ def _time_in_turns(runs: Sequence[_RungRun], workload: Workload, progress: Progr
             progress("timing in turns", min(done_rounds, workload.rounds), workload.rounds)
         for done in fast:
             first = len(done.prompt_s), len(done.token_s)
-            done.read(
-                workload.prompts if done.rung.batched else workload.prompts[:1], workload.more
-            )
+            rows = None if done.rung.batched else 1
+            done.read(workload.prompts[:rows], workload.more)
             if done_rounds == 0:  # what came before was a warm-up
                 del done.prompt_s[: first[0]], done.token_s[: first[1]]
         done_rounds += 1
 
 
-def _reports(runs: Sequence[_RungRun], workload: Workload) -> tuple[RungReport, ...]:
-    reports: list[RungReport] = []
-    for done in runs:
-        prompt_s, token_s = _spread(done.prompt_s), _spread(done.token_s)
-        assert done.work is not None
-        prompt_work, token_work = done.work
-        change, idea = wording(done.rung)
-        before = runs[len(reports) - 1] if reports else None
-        words, difference, allowed = done.compared or (None, None, None)
-        reports.append(
-            RungReport(
-                number=done.rung.number,
-                name=done.rung.name,
-                title=done.rung.title,
-                change=change,
-                idea=idea,
-                sequences=len(workload.prompts) if done.rung.batched else 1,
-                prompt_s=prompt_s,
-                token_s=token_s,
-                prompt_work=prompt_work,
-                token_work=token_work,
-                listings=done.listings,
-                estimated=None if done.part is None else _part_words(done.part, workload),
-                prompt_speedup=_speedup(before.prompt_s, done.prompt_s) if before else None,
-                token_speedup=_speedup(before.token_s, done.token_s) if before else None,
-                compared=words,
-                difference=difference,
-                allowed=allowed,
-            )
-        )
-    return tuple(reports)
+def _reports(runs: Sequence[Run], workload: Workload) -> tuple[RungReport, ...]:
+    pairs = zip(runs, (None, *runs), strict=False)
+    return tuple(_report(done, before, workload) for done, before in pairs)
+
+
+def _report(done: Run, before: Run | None, workload: Workload) -> RungReport:
+    rung, (words, difference, allowed) = done.rung, done.compared or (None, None, None)
+    assert done.work is not None
+    change, idea = wording(rung.name, rung.config)
+    return RungReport(
+        number=rung.number,
+        name=rung.name,
+        title=WORDS[rung.name].title,
+        change=change,
+        idea=idea,
+        sequences=len(workload.prompts) if rung.batched else 1,
+        prompt_s=_spread(done.prompt_s),
+        token_s=_spread(done.token_s),
+        prompt_work=done.work[0],
+        token_work=done.work[1],
+        listings=done.listings,
+        estimated=None if done.part is None else _part_words(done.part, workload),
+        prompt_speedup=_speedup(before.prompt_s, done.prompt_s) if before else None,
+        token_speedup=_speedup(before.token_s, done.token_s) if before else None,
+        compared=words,
+        difference=difference,
+        allowed=allowed,
+    )
 
 
 def _spread(seconds: Sequence[float]) -> Spread:
     """Median, least and most of repeated runs."""
-    return Spread(
-        median=statistics.median(seconds), lowest=min(seconds), highest=max(seconds),
-        runs=len(seconds),
-    )  # fmt: skip
+    middle = statistics.median(seconds)
+    return Spread(median=middle, lowest=min(seconds), highest=max(seconds), runs=len(seconds))
 
 
 def _speedup(before: Sequence[float], here: Sequence[float]) -> float:
@@ -267,16 +214,12 @@ def _speedup(before: Sequence[float], here: Sequence[float]) -> float:
 
 def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
     """Products for the prompt, and on average for a token after it; each sequence's share."""
-    g = len(workload.more)
+    prompt, rows, g, share = workload.prompts[0], workload.more, len(workload.more), 1.0
     if isinstance(rung, Loops):
-        return loop_work(rung.config, workload.prompts.shape[1], g)
-    prompt = workload.prompts if rung.batched else workload.prompts[0]
-    share = 1 / len(workload.prompts) if rung.batched else 1.0
-    rows = (
-        workload.more.reshape(-1, 1).expand(-1, len(workload.prompts))
-        if rung.batched
-        else workload.more
-    )
+        return loop_work(rung.config, len(prompt), g)
+    if rung.batched:
+        prompt, share = workload.prompts, 1 / len(workload.prompts)
+        rows = rows.unsqueeze(1).expand(-1, len(prompt))
     first = count(lambda: rung.start(prompt))
     later = [count(lambda id=id: rung.extend(id)) for id in rows]  # type: ignore[misc]
     return first.scaled(share), sum(later[1:], later[0]).scaled(share / g)

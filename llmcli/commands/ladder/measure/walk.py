@@ -15,24 +15,24 @@ Nothing here reads the graph of a model or the decoder's code: it is what those 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.elementwise import (
+from llmcli.commands.ladder.measure.arithmetic import (
     TENSORS,
     Function,
     Functions,
     activate,
     add,
     gated,
+    growth,
+    rotated,
     sigmoid,
     soft_cap,
 )
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.commands.ladder.measure.tensors import growth, rotated
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     BlockWeights,
@@ -54,17 +54,11 @@ Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/
 class Rung(ABC):
     """One formulation of the model. `ids` is `[n]`, for rungs that take a batch `[b, n]`.
 
-    `number` and `name` say which, `title` what is new in one line, `change` the formula of the
-    rung below and this one's, `idea` why it gives the same numbers and what it saves. `more`:
-    sentences of a model that has something (`words.py`).
+    `number` and `name` say which; what is new on it is in `words.py`.
     """
 
     number: ClassVar[int]
     name: ClassVar[str]
-    title: ClassVar[str]
-    change: ClassVar[tuple[str, str]]
-    idea: ClassVar[str]
-    more: ClassVar[Mapping[str, str]] = {}
     batched: ClassVar[bool] = False
 
     def __init__(self, weights: Weights) -> None:

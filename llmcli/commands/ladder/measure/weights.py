@@ -14,13 +14,15 @@ from torch import Tensor
 
 from llmcli.anatomy.block import block_names
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.commands.ladder.measure.supported import require_supported
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, LongRopeScaling
+from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.ple.config import PleConfig
+from llmcli.parts.registry import part_of
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,6 @@ class AttentionWeights:
         """The matrices that queries, keys and values are made with."""
         return self.q, self.k, self.v
 
-    @property
-    def matrices(self) -> Iterator[Matrix]:
-        """All of its matrices."""
-        yield from (*self.entering, self.o)
-        if self.gate is not None:
-            yield self.gate
-
 
 @dataclass(frozen=True, kw_only=True)
 class MlpWeights:
@@ -97,13 +92,6 @@ class MlpWeights:
     up: Matrix
     gate: Matrix | None
     down: Matrix
-
-    @property
-    def matrices(self) -> Iterator[Matrix]:
-        """All of its matrices."""
-        yield from (self.up, self.down)
-        if self.gate is not None:
-            yield self.gate
 
 
 PartWeights = AttentionWeights | MlpWeights
@@ -145,7 +133,7 @@ class BlockWeights:
     def matrices(self) -> Iterator[Matrix]:
         """All matrices of its parts."""
         for part in self.parts:
-            yield from part.matrices
+            yield from (one for one in vars(part).values() if isinstance(one, Matrix))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +179,38 @@ class Weights:
         """Those of all blocks, in execution order."""
         parts = (part for block in self.blocks for part in block.parts)
         return [part for part in parts if isinstance(part, AttentionWeights)]
+
+
+def require_supported(config: ModelConfig) -> None:
+    """Raises UnsupportedModel for what the rungs have no formulas for."""
+    dense = "the ladder takes dense models, for example `-m smollm2`"
+    for number, layer in enumerate(config.layers):
+        for part in layer.parts:
+            if (exotic := _exotic(part)) is not None:
+                raise UnsupportedModel(
+                    f"the ladder has no rungs for {exotic}, which block {number} has",
+                    hint="`llmcli shapes` and `llmcli explain` show this model's formulas",
+                )
+            if not isinstance(part, AttentionConfig | MlpConfig):
+                noun = part_of(part).noun
+                noun = f"latent {noun}" if isinstance(part, LatentConfig) else noun
+                raise UnsupportedModel(
+                    f"the ladder has no rungs for {noun}, which block {number} has", hint=dense
+                )
+    if all(layer.attention is None for layer in config.layers):
+        raise UnsupportedModel("the ladder has no rungs for a model without attention", hint=dense)
+
+
+def _exotic(part: object) -> str | None:
+    """What only a part of Gemma 4 and its like has."""
+    match part:
+        case PleConfig():
+            return "per-layer embeddings"
+        case AttentionConfig() if part.kv.layer is not None:
+            return f"the keys and values of block {part.kv.layer}"
+        case AttentionConfig() if part.kv.equal:
+            return "values that are the keys"
+    return None
 
 
 def steady_tokens(config: ModelConfig) -> int | None:

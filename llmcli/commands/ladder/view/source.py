@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
@@ -25,15 +27,6 @@ LETTERS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tokens:
-    """The prompt's tokens, of which `read` were read, and those after it."""
-
-    tokens: tuple[str, ...]
-    more: tuple[str, ...]
-    read: int
-
-
 def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[RenderableType]:
     """Why a rung gives the same numbers, and its functions as far as they differ from below."""
     parts: list[RenderableType] = [*heading(report, model), "", *change(rung, shapes=False), ""]
@@ -50,15 +43,14 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     known = {(one.title, one.later): one for one in below.listings} if below else {}
     # of a rung that was estimated only some tokens were read
     read = next((step.shape[-2] for step in rung.steps if step.name == "x_nd"), len(report.tokens))
-    tokens = _Tokens(tokens=report.tokens, more=report.more, read=read)
     same = []
     for one in rung.listings:
         other = known.get((one.title, one.later))
         if other and _form(one) == _form(other):
             same.append(f"{one.title} (next token)" if one.later else one.title)
         else:
-            raised = other is not None and _source(one) == _source(other)  # with other shapes only
-            parts += ["", *_listing(one, tokens, numbers=not raised)]
+            raised = other is not None and _texts(one) == _texts(other)  # with other shapes only
+            parts += ["", _Function(listing=one, report=report, read=read, numbers=not raised)]
     if same and below:
         parts += ["", Text(f"as on rung {below.number}: {', '.join(same)}", style=FAINT)]
     if rung.difference is not None:
@@ -66,51 +58,96 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     return parts
 
 
-def _source(one: Listing) -> list[str]:
+def _texts(one: Listing) -> list[str]:
     return [line.text for line in one.lines]
 
 
 def _form(one: Listing) -> object:
     """Two functions with the same lines and shapes are shown once."""
-    return _source(one), [step.shape for line in one.lines for step in line.steps]
+    return _texts(one), [step.shape for line in one.lines for step in line.steps]
 
 
-def _listing(one: Listing, report: _Tokens, *, numbers: bool) -> Iterator[RenderableType]:
-    """A function: its name, what its docstring says first, its lines."""
-    token = f"{NEXT}, {len(report.tokens)} {quoted(report.more[0])}: " if one.later else ""
-    yield Text.assemble((token, FAINT), (one.title, HEADING))
-    if one.words:
-        yield Text(one.words.partition("\n\n")[0].replace("\n", " "), style=FAINT)
-    for line in one.lines:
-        yield _Source(line)
-        for step in line.steps if numbers else ():
-            yield from _numbers(step, one.later, report)
+@dataclass(frozen=True, kw_only=True)
+class _Function:
+    """A function: its name, what its docstring says first, its lines, their numbers if wanted.
+
+    `read`: how many tokens of the prompt were read.
+    """
+
+    listing: Listing
+    report: LadderReport
+    read: int
+    numbers: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        one, report, width = self.listing, self.report, options.max_width
+        token = f"{NEXT}, {len(report.tokens)} {quoted(report.more[0])}: " if one.later else ""
+        yield Text.assemble((token, FAINT), (one.title, HEADING))
+        if one.words:
+            yield Text(one.words.partition("\n\n")[0].replace("\n", " "), style=FAINT)
+        for line in one.lines:
+            yield from _source(line, width)
+            for step in line.steps if self.numbers else ():
+                for row in self._rows(step, width):
+                    yield Text(row, style=FAINT)
+
+    def _rows(self, step: Step, width: int) -> Iterator[str]:
+        """Scores of every query and key under their tokens; of anything else the last row.
+
+        So many columns as are whole in `width`, but for scores at most four.
+        """
+        if not step.shape or (step.moved is not None and step.axes[-1] != "m"):
+            return  # where only the axes changed the numbers stand above
+        later, values, letters = self.listing.later, step.values, step.axes.split(" × ")
+        scores = letters[-1] == "m" and len(values[0]) == step.shape[-1]
+        wanted = len(values[0]) if scores else min(4, len(values[0]))
+        columns = range(min(wanted, (width - LABEL - 2) // CELL))
+        more = " …" if len(columns) < step.shape[-1] else ""
+        names, size = [*self.report.tokens, *self.report.more], (1, *step.shape)[-2:]
+        labels = [""] * len(values)
+        if letters[-2:-1] in (["n"], ["m"]):
+            first = (self.read if letters[-2] == "n" else self.read + 1 - size[0]) if later else 0
+            labels = [_token(first + at, names) for at in range(len(values))]
+        elif step.token is not None:
+            labels = [_token(step.token, names)]
+        if scores:
+            first = self.read + later - len(values[0])
+            heads = [_fitted(_token(first + at, names), CELL - 1, "right") for at in columns]
+            yield " " * (LABEL + 1) + " ".join(heads) + more
+        else:
+            kept = slice(-1, None) if len(values) == size[0] else slice(0, 1)
+            values, labels = values[kept], labels[kept]
+        for label, row in zip(labels, values, strict=True):
+            cells = "".join(f"{_number(row[at]):>{CELL}}" for at in columns)
+            yield f"{INDENT * 2}{_fitted(label, LABEL - 4, 'left')}{cells}{more}"
 
 
-@dataclass(frozen=True)
-class _Source:
+def _source(line: Line, width: int) -> Iterator[Text]:
     """A line of source and on its right the shapes of what it assigns.
 
     Its comment is behind it, or above where one line is too narrow for all.
     """
+    code, mark, comment = line.text.partition("  # ")
+    shapes = Text("  ").join(_shape(step) for step in line.steps)
+    room = width - shapes.cell_len - 2 * bool(shapes)
+    *above, last = (INDENT + one for one in code.split("\n"))
+    end = Text.assemble(last, (mark + comment, FORMULA))
+    if mark and end.cell_len > room:
+        indent = code[: -len(code.lstrip())]
+        yield Text(_hung(f"{INDENT}{indent}# {comment}", width, "# "), style=FORMULA)
+        end = Text(last)
+    yield from (Text(_hung(one, width)) for one in above)
+    if end.cell_len > room:
+        yield Text(_hung(last, width))
+        end = Text("")
+    if end or shapes:
+        yield Text.assemble(end, " " * (width - end.cell_len - shapes.cell_len), shapes)
 
-    line: Line
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        code, mark, comment = self.line.text.partition("  # ")
-        indent = " " * (len(code) - len(code.lstrip()))
-        shapes = Text("  ").join(_shape(step) for step in self.line.steps)
-        room = options.max_width - shapes.cell_len - len(INDENT) - 2
-        behind = Text.assemble(code, (mark + comment, FORMULA))
-        if mark and behind.cell_len > room:
-            yield Text(f"{INDENT}{indent}# {comment}", style=FORMULA)
-            behind = Text(code)
-        *above, last = behind.split("\n")
-        yield from (Text.assemble(INDENT, one) for one in above)
-        if last.cell_len > room and shapes:
-            yield Text.assemble(INDENT, last)
-            last = Text("")
-        yield Text.assemble(INDENT, last, " " * max(2, room + 2 - last.cell_len), shapes)
+def _hung(code: str, width: int, mark: str = "    ") -> str:
+    """`code` in lines of `width` columns, those after the first four columns further right."""
+    indent = " " * (len(code) - len(code.lstrip()))
+    return textwrap.fill(code, width, subsequent_indent=indent + mark, break_on_hyphens=False)
 
 
 def _shape(step: Step) -> Text:
@@ -121,40 +158,11 @@ def _shape(step: Step) -> Text:
     return sizes if step.moved is None else Text.assemble(sizes, " ", moved(step))
 
 
-def _numbers(step: Step, later: bool, report: _Tokens) -> Iterator[RenderableType]:
-    """Scores of every query and key under their tokens; of anything else the last row."""
-    if not step.shape or (step.moved is not None and step.axes[-1] != "m"):
-        return  # where only the axes changed the numbers stand above
-    values, letters = step.values, step.axes.split(" × ")
-    scores = letters[-1] == "m" and len(values[0]) == step.shape[-1]
-    names, size = [*report.tokens, *report.more], (1, *step.shape)[-2:]
-    labels = [""] * len(values)
-    if letters[-2:-1] in (["n"], ["m"]):
-        first = (report.read if letters[-2] == "n" else report.read + 1 - size[0]) if later else 0
-        labels = [_token(first + at, names) for at in range(len(values))]
-    elif step.token is not None:
-        labels = [_token(step.token, names)]
-    if scores:
-        first = report.read + later - len(values[0])
-        heads = [_fitted(_token(first + at, names), CELL) for at in range(len(values[0]))]
-        yield Text(" " * LABEL + "".join(heads), style=FAINT, no_wrap=True, overflow="ellipsis")
-    else:
-        kept = slice(-1, None) if len(values) == size[0] else slice(0, 1)
-        values, labels = values[kept], labels[kept]
-    more = " …" if len(values[0]) < step.shape[-1] else ""
-    for label, row in zip(labels, values, strict=True):
-        cells = "".join(f"{_number(value):>{CELL}}" for value in row[: None if scores else 4])
-        name = _fitted(label, LABEL - 4, right=False)
-        line = f"{INDENT * 2}{name}{cells}{more}"
-        yield Text(line, style=FAINT, no_wrap=True, overflow="ellipsis")
-
-
-def _fitted(text: str, width: int, *, right: bool = True) -> str:
-    """`text` in `width` columns, cut with an ellipsis; on the right behind a space."""
-    fitted = Text(text)
-    fitted.truncate(width - right, overflow="ellipsis")
-    space = " " * (width - fitted.cell_len)
-    return space + fitted.plain if right else fitted.plain + space
+def _fitted(text: str, width: int, align: Literal["left", "right"]) -> str:
+    """`text` in `width` columns, cut with an ellipsis."""
+    fitted = Text(text, overflow="ellipsis")
+    fitted.align(align, width)
+    return fitted.plain
 
 
 def _token(position: int, names: Sequence[str]) -> str:

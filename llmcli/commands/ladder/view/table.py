@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.ladder.report import LadderReport, RungReport, Step
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import Column, Rows
+from llmcli.ui.layout import Line as Parts
 from llmcli.ui.letters import letter_lines
-from llmcli.ui.rates import scaled
-from llmcli.ui.stats import duration
+from llmcli.ui.numbers import duration, scaled, unit
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, quoted
 
 _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
 BAR = 10  # columns of the longest bar
-_COLUMNS = (
-    Column("", right=True),
-    Column("rung", right=False, cut=True),
-    Column("prompt", drop=1),
-    Column("×", drop=1),
-    Column("token"),
-    Column("×"),
-    Column("GEMV", drop=4),
-    Column("GEMM", drop=4),
-    Column("FLOPs", drop=5),
-    Column("bytes", drop=5),
-    Column("Δ"),
-    Column("tok/s", drop=3),
-    Column("log scale", right=False, drop=2),
-)
 
 
-def render_ladder(
-    report: LadderReport, model: str, *, details: bool
-) -> list[RenderableType]:
+def render_ladder(report: LadderReport, model: str, *, details: bool) -> list[RenderableType]:
     """The table of all rungs and whether they agree; before it, with `details`, their formulas."""
     title, tokens, letters = heading(report, model)
     parts: list[RenderableType] = [title, tokens]
@@ -61,7 +45,7 @@ def heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     return (
         Text(model, style=HEADING),
         Text.assemble((tokens, NUMBER), " and then, one by one, " if more else "", (more, NUMBER)),
-        Dotted(letters, style=FAINT),
+        Parts(letters, style=FAINT),
     )
 
 
@@ -96,92 +80,84 @@ def _shape(step: Step) -> Text:
     """`k_km = k_mk.mT  [4,32] → [32,4]  strides (32,1) → (1,32)`; of several tensors the result."""
     code = " ".join(step.formula.partition("  # ")[0].split())
     if step.source is None:
-        return Text.assemble(f"{code}  ", (listed(step.shape), NUMBER))
+        return Text.assemble(f"{code}  ", (f"[{_listed(step.shape)}]", NUMBER))
     shape, strides = step.source
-    changed = (
-        "the same strides"
-        if strides == step.strides
-        else f"strides {_strides(strides)} → {_strides(step.strides)}"
+    changed = f"strides ({_listed(strides)}) → ({_listed(step.strides)})"
+    return Text.assemble(
+        f"{code}  ",
+        (f"[{_listed(shape)}] → [{_listed(step.shape)}]", NUMBER),
+        (f"  {'the same strides' if strides == step.strides else changed}", FAINT),
     )
-    sizes = f"{listed(shape)} → {listed(step.shape)}"
-    return Text.assemble(f"{code}  ", (sizes, NUMBER), (f"  {changed}", FAINT))
 
 
-def listed(shape: Sequence[int]) -> str:
-    """`[4,8,32]`, in one word, so that no line ends inside; a single number is `[]`."""
-    return f"[{','.join(map(str, shape))}]"
-
-
-def _strides(strides: Sequence[int]) -> str:
-    return f"({','.join(map(str, strides))})"
+def _listed(numbers: Iterable[int]) -> str:
+    """`4,8,32`, in one word, so that no line ends inside."""
+    return ",".join(map(str, numbers))
 
 
 def _table(report: LadderReport) -> Rows:
-    rates = [1 / rung.token_s.median for rung in report.rungs]
-    pairs = zip(report.rungs, bar_lengths(rates), strict=True)
-    return Rows(_COLUMNS, [_row(rung, length) for rung, length in pairs])
-
-
-def _row(rung: RungReport, length: float) -> list[Text]:
-    about = "≈" if rung.estimated else ""
-    work = rung.token_work
-    difference = Text("-" if rung.difference is None else f"{rung.difference:.1e}")
-    difference.stylize(_GOOD if rung.ok else _BAD)
-    return [
-        Text(str(rung.number)),
-        Text(rung.name),
-        Text(about + duration(rung.prompt_s.median)),
-        Text(times(rung.prompt_speedup), style=NUMBER),
-        Text(about + duration(rung.token_s.median)),
-        Text(times(rung.token_speedup), style=NUMBER),
-        Text(_calls(work.gemv, rung)),
-        Text(_calls(work.gemm, rung)),
-        Text(scaled(work.flops)),
-        Text(scaled(work.bytes)),
-        difference,
-        Text(about + scaled(1 / rung.token_s.median)),
-        Text(_bar(length), style=NUMBER),
+    rungs = report.rungs
+    abouts = ["≈" if rung.estimated else "" for rung in rungs]
+    rates = [1 / rung.token_s.median for rung in rungs]
+    columns: list[tuple[Column, Iterable[str | Text]]] = [
+        (Column(""), (str(rung.number) for rung in rungs)),
+        (Column("rung", right=False, cut=True), (rung.name for rung in rungs)),
+        (Column("prompt", drop=1), (duration(rung.prompt_s.median) for rung in rungs)),
+        (Column("×", drop=1), (_times(rung.prompt_speedup) for rung in rungs)),
+        (Column("token"), (duration(rung.token_s.median) for rung in rungs)),
+        (Column("×"), (_times(rung.token_speedup) for rung in rungs)),
+        (Column("GEMV", drop=4), (_calls(rung.token_work.gemv, rung) for rung in rungs)),
+        (Column("GEMM", drop=4), (_calls(rung.token_work.gemm, rung) for rung in rungs)),
+        (Column("FLOPs", drop=5), (scaled(rung.token_work.flops) for rung in rungs)),
+        (Column("bytes", drop=5), (scaled(rung.token_work.bytes) for rung in rungs)),
+        (Column("Δ"), map(_difference, rungs)),
+        (Column("tok/s", drop=3), map(scaled, rates)),
+        (Column("log scale", right=False, drop=2), map(_bar, _bar_lengths(rates))),
     ]
+    estimated = ("prompt", "token", "tok/s")
+    cells = [
+        [f"{about}{cell}" for about, cell in zip(abouts, row, strict=True)]
+        if column.name in estimated
+        else row
+        for column, row in columns
+    ]
+    return Rows([column for column, _ in columns], [*zip(*cells, strict=True)])
 
 
-def _bar(length: float) -> str:
+def _difference(rung: RungReport) -> Text:
+    words = "-" if rung.difference is None else f"{rung.difference:.1e}"
+    return Text.assemble((words, _GOOD if rung.ok else _BAD))
+
+
+def _bar(length: float) -> Text:
     """At most `BAR` columns, in halves of one."""
     halves = max(1, round(2 * BAR * length))
-    return "█" * (halves // 2) + "▌" * (halves % 2)
+    return Text("█" * (halves // 2) + "▌" * (halves % 2), style=NUMBER)
 
 
 def _footnotes(report: LadderReport) -> list[RenderableType]:
     """What the columns are, and which rungs were only estimated."""
     notes = ["token: after the prompt; ×: over the rung before, median of pairs (1 is noise)"]
-    marks = ["Δ: largest difference from it"]
-    shared = [rung for rung in report.rungs if rung.sequences > 1]
-    if shared:
-        numbers = ", ".join(str(rung.number) for rung in shared)
-        marks.append(f"rung {numbers}: a sequence's share of a batch of {shared[0].sequences}")
-    notes.append("; ".join(marks))
-    for part, rungs in _grouped(report.rungs, lambda rung: rung.estimated):
-        plural = "rungs" if len(rungs) > 1 else "rung"
-        notes.append(f"≈: {plural} {_numbers(rungs)} estimated from {part}")
-    apart = [rung for rung in report.rungs if rung.compared not in (None, "logits")]
-    for words, rungs in _grouped(apart, lambda rung: rung.compared):
-        notes.append(f"Δ of rung {_numbers(rungs)}: {words} only, not the logits")
+    marks = "Δ: largest difference from it"
+    for count, numbers in _numbers(report, lambda rung: rung.sequences).items():
+        if count > 1:
+            marks += f"; rung {numbers}: a sequence's share of a batch of {count}"
+    notes.append(marks)
+    for part, numbers in _numbers(report, lambda rung: rung.estimated).items():
+        notes.append(f"≈: {'rungs' if ',' in numbers else 'rung'} {numbers} estimated from {part}")
+    for words, numbers in _numbers(report, lambda rung: rung.compared).items():
+        if words != "logits":
+            notes.append(f"Δ of rung {numbers}: {words} only, not the logits")
     return [Text(note, style=FAINT) for note in notes]
 
 
-def _grouped(
-    rungs: Sequence[RungReport], key: Callable[[RungReport], str | None]
-) -> list[tuple[str, list[RungReport]]]:
-    """Rungs by what `key` says of them, those left out of which it says nothing."""
-    found: dict[str, list[RungReport]] = {}
-    for rung in rungs:
-        words = key(rung)
-        if words is not None:
-            found.setdefault(words, []).append(rung)
-    return list(found.items())
-
-
-def _numbers(rungs: Sequence[RungReport]) -> str:
-    return ", ".join(str(rung.number) for rung in rungs)
+def _numbers(report: LadderReport, key: Callable[[RungReport], Any]) -> dict[Any, str]:
+    """`1, 2`: the numbers of the rungs by what `key` says of them, where it says anything."""
+    found: dict[Any, str] = {}
+    for rung in report.rungs:
+        if (words := key(rung)) is not None:
+            found[words] = f"{found[words]}, {rung.number}" if words in found else str(rung.number)
+    return found
 
 
 def _checks(report: LadderReport) -> list[RenderableType]:
@@ -205,34 +181,27 @@ def verdict(rung: RungReport) -> Text:
     return Text(f"{words} {'✓' if rung.ok else '✗'}", style=_GOOD if rung.ok else _BAD)
 
 
-def power_below(rates: Sequence[float]) -> int:
-    """The power of ten at which the scale begins, so that the shortest bar is still seen."""
-    return math.floor(math.log10(min(rates)) - 0.1)
-
-
-def bar_lengths(rates: Sequence[float]) -> list[float]:
+def _bar_lengths(rates: Sequence[float]) -> list[float]:
     """0 … 1 for each rate: the logarithm's place between the power of ten below all and the most.
 
-    Equal factors are equal lengths.
+    Equal factors are equal lengths, and the shortest bar is still seen.
     """
-    lowest = power_below(rates)
+    lowest = math.floor(math.log10(min(rates)) - 0.1)
     span = math.log10(max(rates)) - lowest
     return [(math.log10(rate) - lowest) / span for rate in rates]
 
 
-def times(speedup: float | None) -> str:
+def _times(speedup: float | None) -> Text:
     """`1.43`, `1,234`; nothing where there is no rung before."""
     if speedup is None:
-        return ""
-    return f"{speedup:.2f}" if speedup < 10 else f"{speedup:,.0f}"
+        return Text("")
+    return Text(f"{speedup:.2f}" if speedup < 10 else f"{speedup:,.0f}", style=NUMBER)
 
 
 def _calls(share: float, rung: RungReport) -> str:
     """Calls of products: whole numbers, those of a batch as `17/4`."""
     total = share * rung.sequences
-    if rung.sequences == 1 or not total:
-        return scaled(total)
-    return f"{scaled(total)}/{rung.sequences}"
+    return scaled(total) + (f"/{rung.sequences}" if total and rung.sequences > 1 else "")
 
 
 def _work_words(rung: RungReport) -> str:
@@ -240,9 +209,4 @@ def _work_words(rung: RungReport) -> str:
     products = f"{_calls(work.gemv, rung)} GEMV, {_calls(work.gemm, rung)} GEMM"
     if not work.gemv and not work.gemm:
         products = "no matrix product"
-    return f"{products}, {_unit(work.flops, 'FLOP')}, {_unit(work.bytes, 'B')}"
-
-
-def _unit(value: float, unit: str) -> str:
-    number, _, prefix = scaled(value).partition(" ")
-    return f"{number} {prefix}{unit}"
+    return f"{products}, {unit(work.flops, 'FLOP')}, {unit(work.bytes, 'B')}"

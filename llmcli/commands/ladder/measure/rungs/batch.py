@@ -20,18 +20,4 @@ class Batch(KeyValueCache):
 
     number: ClassVar[int] = 7
     name: ClassVar[str] = "batch"
-    title: ClassVar[str] = "a batch: several sequences at once, one rank higher"
     batched: ClassVar[bool] = True
-    change: ClassVar[tuple[str, str]] = (
-        "activations of one sequence: n × d, heads h × n × d/h; logits n × v",
-        "activations of b sequences: b × n × d, heads b × h × n × d/h\n"
-        "logits b × n × v; the weights as before: they have no b",
-    )
-    idea: ClassVar[str] = (
-        "Sequences do not see each other, so b of them are one more leading dimension that the "
-        "library loops over, like the heads; the weights have none. Each number is computed as "
-        "before. What is saved is reading: a weight fetched from memory serves b rows, so the "
-        "GEMVs of a new token become products of b rows. Only the cache grows with b, "
-        "b × {kv_heads} × n × d/h for keys. Here the sequences have equal lengths; shorter ones "
-        "would be padded, and then the last row needs its mask back."
-    )

@@ -6,7 +6,6 @@ row is axis n, of size 1, beside the m tokens so far.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -44,28 +43,6 @@ class KeyValueCache(CombinedQKV):
 
     number: ClassVar[int] = 6
     name: ClassVar[str] = "cache"
-    title: ClassVar[str] = "KV cache: a new token computes its own row only"
-    change: ClassVar[tuple[str, str]] = (
-        "for a new token n rows again: softmax(Q Kᵀ / √(d/h) + M) V",
-        "for a new token its own row only: Q_n, K_n, V_n = split(T_n W_qkv)\n"
-        "K and V: the kept rows and the new one{kept_rotated}\n"
-        "Attention(Q_n, K, V) = softmax(Q_n Kᵀ / √(d/h)) V",
-    )
-    idea: ClassVar[str] = (
-        "The next token depends on the last row of the output only, and that row on Q's last "
-        "row and on all rows of K and V, which under a causal mask never change once computed: "
-        "they are kept, and n rows of work become one, every product a GEMV. Queries are not "
-        "kept. The last row sees all keys and needs no mask: true for one whole sequence, not "
-        "for a prompt in chunks or a batch padded to one length. What comes out is one row of "
-        "v logits."
-    )
-    more: ClassVar[Mapping[str, str]] = {
-        "window": "A block with a window of W = {window} keeps all keys, reads the last W.",
-        "rotates": "Keys are kept rotated: a key's position does not change. (Where a model "
-        "changes the rotation itself with the length, as dynamic NTK and LongRoPE do past the "
-        "trained length, the kept ones are those of a shorter sequence and the numbers differ a "
-        "little.)",
-    }
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -17,20 +16,6 @@ class CombinedQKV(HeadsAsDimension):
 
     number: ClassVar[int] = 5
     name: ClassVar[str] = "combined"
-    title: ClassVar[str] = "combined QKV: one product instead of three"
-    change: ClassVar[tuple[str, str]] = (
-        "Q = T W_q, K = T W_k, V = T W_v",
-        "W_qkv = W_q ⊕ W_k ⊕ W_v, as the model is built\nQ, K, V = split(T W_qkv)",
-    )
-    idea: ClassVar[str] = (
-        "The same columns side by side in one matrix give the same numbers side by side in one "
-        "product, and the three slices of it are views: Q, K and V. Nothing is saved in "
-        "arithmetic: what two calls less save is their fixed cost, and one wide product fills "
-        "a machine better than three narrow ones."
-    )
-    more: ClassVar[Mapping[str, str]] = {
-        "shared": "Here heads share keys and values: K and V are narrower than Q."
-    }
 
     def own_matrices(self, layer: AttentionWeights) -> list[Matrix]:
         """W_qkv alone."""

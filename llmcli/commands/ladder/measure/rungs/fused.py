@@ -14,6 +14,7 @@ from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.engine.session import Session
+from llmcli.parts.attention.forward import Attention
 
 
 class FusedKernels(Rung):
@@ -21,26 +22,24 @@ class FusedKernels(Rung):
 
     number: ClassVar[int] = 8
     name: ClassVar[str] = "fused"
-    title: ClassVar[str] = "fused kernels: the decoder that llmcli runs"
     batched: ClassVar[bool] = True
-    change: ClassVar[tuple[str, str]] = (
-        "Q Kᵀ, scale, + M, softmax (5), A V: 9 kernels, 6 tensors of n × n",
-        "attend(Q, K, V): one kernel, no n × n tensor{gates}",
-    )
-    idea: ClassVar[str] = (
-        "Fewer, larger kernels for the same formulas. Attention is one call that goes through "
-        "K and V in blocks and keeps a running maximum and sum for the softmax, so that the "
-        "n × n scores never lie in memory and, where the kernel is told that the mask is "
-        "causal, need not be computed above the diagonal. The weights of queries and keys and "
-        "values{gate_up} lie one after the other as the model is loaded (no copy for this "
-        "rung); bias and product are one kernel, and so are the steps of a norm. The sums are "
-        "taken in another order: the same numbers to rounding. The cache has room for the "
-        "whole sequence and is written in place."
-    )
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
         self.session: Session | None = None
+        self.stored(f"blocks.{weights.attentions[0].block}.attn")
+
+    @shown
+    def stored(self, name: str) -> list[Tensor]:
+        """W_q, W_k and W_v as loaded, `[out, in]`: the first, next and last rows of one W_qkv."""
+        decoder = self.weights.decoder
+        mixer = decoder.blocks[self.weights.attentions[0].block].parts[name]
+        assert isinstance(mixer, Attention)
+        w_jd = mixer.qkv.weight.dense()
+        w_q_cd = decoder.weight(f"{name}.W_q").dense()
+        w_k_cd = decoder.weight(f"{name}.W_k").dense()
+        w_v_cd = decoder.weight(f"{name}.W_v").dense()
+        return [w_jd, w_q_cd, w_k_cd, w_v_cd]
 
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[b, n, v]` of `[b, n]` ids; with `until=i` the rows `[b, n, d]`."""

@@ -6,7 +6,6 @@ loop over the heads is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -27,26 +26,6 @@ class HeadsAsDimension(Matrices):
 
     number: ClassVar[int] = 4
     name: ClassVar[str] = "heads"
-    title: ClassVar[str] = "heads are a dimension: all of them in one batched product"
-    change: ClassVar[tuple[str, str]] = (
-        "for every head: Q = T W_q …; softmax(Q Kᵀ / √(d/h) + M) V",
-        "Q = T (W_q¹ ⊕ … ⊕ W_qʰ), K and V alike{rotation}\n"
-        "n × d → n × h × d/h → h × n × d/h: two views\n"
-        "softmax(Q Kᵀ / √(d/h) + M) V for all heads in one call",
-    )
-    idea: ClassVar[str] = (
-        "A product works column by column, so weights concatenated by columns give the heads' "
-        "queries side by side: one product instead of h. Seeing n × d as n × h × d/h and that "
-        "as h × n × d/h moves no number, only the strides change; a library loops over the "
-        "leading dimension by itself. Merging the heads back does move them: a row of n × d "
-        "wants numbers of every head side by side, which h × n × d/h has far apart, so that is "
-        "a copy. One head's output is n × d/h, neither n × n/h nor n × d, as it is sometimes given."
-    )
-    more: ClassVar[Mapping[str, str]] = {
-        "shared": "Several heads share a key and a value: a batched product wants a pair of "
-        "matrices for every head, so both are repeated h/h_kv times, a copy that rung 8 does "
-        "without."
-    }
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)

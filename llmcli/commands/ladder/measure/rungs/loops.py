@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.elementwise import FLOATS, Function, Functions, soft_cap
+from llmcli.commands.ladder.measure.arithmetic import FLOATS, Function, Functions, soft_cap
 from llmcli.commands.ladder.measure.record import shown, shown_last
 from llmcli.commands.ladder.measure.walk import Walk
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights
@@ -28,31 +28,7 @@ class Loops(Walk):
 
     number: ClassVar[int] = 1
     name: ClassVar[str] = "loops"
-    title: ClassVar[str] = "loops over vectors: every query token, every key token, every neuron"
     functions: ClassVar[Functions] = FLOATS
-    change: ClassVar[tuple[str, str]] = (
-        "an LLM as concepts: every token asks all tokens before it",
-        """\
-1      for every token t_q:
-1.1      q = t_q × W_q{rotated_q}
-1.2      for every token t_k up to t_q:
-1.2.1      k = t_k × W_k{rotated_k}
-1.2.2      score = q · k
-1.3      a = softmax(score / √(d/h)) over the scores of this t_q
-1.4      for every token t_v up to t_q:
-1.4.1      v = t_v × W_v
-1.4.2      its part of the context: a · v
-1.5      c = the sum of these parts
-2      for every token, every neuron: Activation(t · weights + bias)""",
-    )
-    idea: ClassVar[str] = (
-        "Each token's query and every token's key{turned} are compared; the scores, scaled "
-        "and through a softmax, say how much of each token's value goes into its context. Done "
-        "literally, keys and values are computed again for every query and every head: n² "
-        "vector-matrix products where n would do. The loop over t_k is usually written over "
-        "all n tokens, and the later ones are masked; here it ends at the query's own token, "
-        "which gives the same."
-    )
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)

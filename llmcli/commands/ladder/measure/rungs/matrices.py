@@ -10,9 +10,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.elementwise import TENSORS, Function, soft_cap
+from llmcli.commands.ladder.measure.arithmetic import (
+    TENSORS,
+    Function,
+    mask,
+    normalized,
+    soft_cap,
+    softmax,
+)
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.commands.ladder.measure.tensors import mask, normalized, softmax
 from llmcli.commands.ladder.measure.walk import HeadByHead
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights
 from llmcli.parts.attention.config import AttentionConfig
@@ -23,24 +29,6 @@ class Matrices(HeadByHead):
 
     number: ClassVar[int] = 3
     name: ClassVar[str] = "matrices"
-    title: ClassVar[str] = "vectors of vectors become matrices, one head at a time"
-    change: ClassVar[tuple[str, str]] = (
-        "for every t_q: c = softmax(q Kᵀ / √(d/h)) V\n"
-        "for every token: Layer = Activation(x W + b)",
-        "Q = T W_q, K = T W_k, V = T W_v{rotation}\n"
-        "Attention(Q, K, V) = softmax(Q Kᵀ / √(d/h) + M) V\n"
-        "Layer = Activation(X W + B) for all tokens at once, F neurons",
-    )
-    idea: ClassVar[str] = (
-        "Row i of a product X W is x_i W, so the n products of a row are one product of "
-        "matrices (GEMM), which reads W once instead of n times; row i of B is b, for every i. "
-        "A product takes columns on its right, and the keys are the rows of K: hence Kᵀ, a "
-        "view that moves nothing. Now every query meets every key, and the mask M (−∞ above "
-        "the diagonal) hides the later tokens before the softmax; the half of Q Kᵀ that it "
-        "hides is computed in vain and still cheaper than a loop. The formula is often written "
-        "without the mask, and even without the transpose; it needs both. The activation "
-        "follows the hidden layer only."
-    )
 
     # The rows of a prompt are a matrix.
 

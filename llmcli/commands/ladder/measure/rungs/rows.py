@@ -11,9 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.elementwise import TENSORS, Function, soft_cap
+from llmcli.commands.ladder.measure.arithmetic import (
+    TENSORS,
+    Function,
+    normalized,
+    soft_cap,
+    softmax,
+)
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.commands.ladder.measure.tensors import normalized, softmax
 from llmcli.commands.ladder.measure.walk import HeadByHead
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights
 from llmcli.parts.attention.config import AttentionConfig
@@ -24,23 +29,6 @@ class VectorRows(HeadByHead):
 
     number: ClassVar[int] = 2
     name: ClassVar[str] = "rows"
-    title: ClassVar[str] = "one query at a time: its scores and its context are one product each"
-    change: ClassVar[tuple[str, str]] = (
-        "for every t_k: k = t_k × W_k, score = q · k; for every t_v: c += a · v\n"
-        "for every neuron: Activation(t · weights + bias)",
-        "k_i = t_i W_k and v_i = t_i W_v once, stacked as the rows of K and V\n"
-        "for every t_q: c = softmax(q Kᵀ / √(d/h)) V\n"
-        "Layer = Activation(x W + b): all neurons of one token at once",
-    )
-    idea: ClassVar[str] = (
-        "A key depends on its own token only, so it is computed once instead of for every "
-        "query; the scores of one query are then the dot products of q with the rows of K, "
-        "that is, with the columns of Kᵀ, and the weighted sum of the values is a product as "
-        "well. The same multiplications and sums, but a product of a row with a matrix (GEMV) "
-        "does d/h × n of them in one call, and the n² computations of keys and values are n. A "
-        "neuron's weights are a column of W, so that x W is the sums of all of them. W is "
-        "[in, out] here; checkpoints often store Wᵀ and write W @ x with x as a column."
-    )
 
     # The rows of a prompt are a list of tensors `[d]`.
 
