@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from drawn import changes, lines_of, shown
+from drawn import lines_of
 from rich.cells import cell_len
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
@@ -51,70 +51,11 @@ def report(tokens=((1, "In"), (2, " the"), (3, " end")), first=0, cells=None, **
     )  # fmt: skip
 
 
-def one_position(**changes):
-    tops = [
-        (token(8, " end", 1.0), token(9, "x", 1e-5)), (token(8, " a", 0.5), token(9, "b", 0.25)),
-        (token(7, " of", 0.4), token(9, "b", 0.25)), (token(7, " of", 0.25), token(9, "b", 0.2)),
-    ]  # fmt: skip
-    numbers = [(0.0, 9.0, 71), (1.0, 2.0, 2), (2.3026, 1.0, 1), (4.6052, 0.0, 1)]
-
-    def cells(row, at):
-        entropy, kl, rank = numbers[row]
-        return cell(*tops[row], entropy=entropy, kl=kl, rank=rank)
-
-    return report(first=2, cells=cells, **changes)
-
-
 def lens(one, width=80, *, colour=False, encoding="utf-8", **options):
     """The lines, without spaces at their ends."""
     view = render_lens(one, "tiny (float32)", **options)
     lines = lines_of(view, width=width, colour="standard" if colour else None, encoding=encoding)
     return [line.rstrip() for line in lines]
-
-
-def test_screens(golden):
-    words = [("x", " y", "\n"), ("a", "b", "c"), ("d", "e", "f"), ("g", "h", "i")]
-    different = report(
-        cells=lambda row, at: cell(token(9, words[row][at], (0.005, 0.5, 0.996)[at]))
-    )
-    ranks = report(cells=lambda row, at: cell(rank=10**row))
-    coloured = report(cells=lambda row, at: cell(token(9, "x", (0.9, 0.3, 0.06, 0.01)[row])))
-    other = one_position(target="the token given", targets=(token(3, " cat", 0.001),))
-    written = report(prompt_tokens=2)
-    many = tuple(token(at, f" word{at}", 0.3 - at / 100) for at in range(9))
-    many = report(first=2, cells=lambda row, at: cell(*many))
-
-    def divergences(*values):
-        made = report(first=2, cells=lambda row, at: cell(entropy=0.0, kl=values[row]))
-        return lens(made, 120)[4:8]
-
-    golden("lens", {
-        "a line for each row and a column for each position": lens(different),
-        "positions that are left out are told": lens(report(first=1)),
-        "ranks instead of tokens": lens(ranks, ranks=True),
-        "without numbers in colours": lens(ranks, ranks=True, colour=True),
-        "colour is the probability, and then there is no number": shown(
-            render_lens(coloured, "tiny (float32)"), colour="standard"
-        ),
-        "a terminal without signs": lens(
-            report(cells=lambda row, at: cell(token(9, " é"))), encoding="ascii"
-        ),
-        "a line stands before the tokens that the model wrote": lens(written),
-        "in colours": lens(written, colour=True),
-        "of ASCII": lens(written, encoding="ascii"),
-        "the one position that the model wrote": lens(report(first=2, prompt_tokens=2))[1],
-        "one position has everything about it": lens(one_position(), 120),
-        "a target that is not the output is named": changes(
-            "\n".join(lens(one_position(), 120)), "\n".join(lens(other, 120))
-        ),
-        "a divergence that is infinite has a bar, too": divergences(float("inf"), 3.0, 0.0, 0.0),
-        "none has none": divergences(0.0, 0.0, 0.0, 0.0),
-        "a token without text is its id": lens(report(cells=lambda row, at: cell(token(9, ""))))[4],
-        "what has no column is on the next line": lens(many),
-        "as in 120 columns": lens(many, 120),
-    })  # fmt: skip
-    assert lens(report(), height=24) == lens(report()), "few layers are all shown"
-    assert lens(one_position(), height=24) == lens(one_position())
 
 
 @pytest.mark.parametrize("colour", [True, False])

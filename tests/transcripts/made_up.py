@@ -249,7 +249,15 @@ MODELS = {
     "layer_embeddings": _gemma4(hidden_size_per_layer_input=12, vocab_size_per_layer_input=261),
     "keys_as_values": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
     "shared_keys": _gemma4(num_kv_shared_layers=1),
+    "windows": _gemma4(layer_types=["sliding_attention"] * 2 + ["full_attention"]),
     "few_embeddings": _llama(weights=False, vocab_size=50),
+    "frequencies": _llama(changed=lambda tensors: tensors.update({
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)
+    })),
+    "mamba": _llama(
+        weights=False, architectures=["Mamba2ForCausalLM"], model_type="mamba2", num_heads=8,
+        head_dim=8, n_groups=1, state_size=8,
+    ),
     "lone": _lone,
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
