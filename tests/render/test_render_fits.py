@@ -10,12 +10,11 @@ from functools import cache
 import pytest
 import test_render_attention as attention
 import test_render_ladder as ladders
-import test_render_lens as lenses
 import test_render_timing as timings
 from attention_reports import BAD, GOOD, matrix, pair, pattern, report
 from covers import in_turn
 from drawn import lines_of
-from files_reports import experts_report
+from files_reports import experts_report, lens_report
 from rich.cells import cell_len
 
 from llmcli.commands.attention.view import screen
@@ -46,18 +45,8 @@ def of_attention():
 
 
 def of_lens():
-    tokens = tuple((at, f" word{at}") for at in range(60))
     for ranks in (False, True):
-        yield render_lens(lenses.report(tokens), TITLE, ranks=ranks)
-
-
-def of_lens_of_anything():
-    for text in HOSTILE:
-        def cells(row, at, text=text):
-            return lenses.cell(lenses.token(9, text))
-
-        for tokens in (((1, text), (2, text), (3, "end")), ((1, text),)):
-            yield render_lens(lenses.report(tokens=tokens, cells=cells), TITLE)
+        yield render_lens(lens_report(60, first=0), TITLE, ranks=ranks)
 
 
 def of_experts():
@@ -84,7 +73,6 @@ VIEWS = {
         ], 44, [],
     ),
     "lens": (of_lens, 40, ["positions ", " to 59 of 60 tokens", "more: --position :"]),
-    "lens of any token": (of_lens_of_anything, 40, []),
     "timing": (of_timing, 40, []),
 }  # fmt: skip
 
@@ -118,7 +106,7 @@ def test_no_screen_is_wider_than_a_wide_one():
     short = tuple((5, f"t{at}") for at in range(900))
     for view, ends in (
         (render_experts(replace(experts_report(900), tokens=short), TITLE), " 898 │899"),
-        (render_lens(lenses.report(tuple((at, "w") for at in range(500))), TITLE), "499"),
+        (render_lens(lens_report(500, first=0), TITLE), "499"),
     ):
         line = lines_of(view, width=10_000)[1].rstrip()
         assert line.endswith(ends)
