@@ -11,8 +11,6 @@ from drawn import shown
 from rich.text import Text
 
 from llmcli.commands.bench.report.row import percentile
-from llmcli.commands.env import report as env
-from llmcli.commands.env.view import Settings, render_environment
 from llmcli.commands.explain.view import number
 from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.view import full_stats, short_stats
@@ -92,40 +90,6 @@ def test_statistics(golden):
             theme.confidence_style(p) for p in (1.0, 0.75, 0.3, 0.06, 0.01, 0.0, math.nan)
         ),
         "its legend": shown(stats.confidence_legend()),
-    })  # fmt: skip
-
-
-def test_environment(golden):
-    """What is in the environment is never read as markup or codes."""
-    environment = Environment(
-        llmcli="0.1.0", python="3.12.1", platform="Linux", processor="CPU [bold]", cores=8,
-        features=("avx2",), memory_bytes=2**34, gpus=(), driver=None, torch=None,
-        kernel_level="avx2",
-    )  # fmt: skip
-    settings = [
-        env.Setting(name=name, value=None, words=words, source=source, origin=origin)
-        for name, words, source, origin in (
-            ("model", "evil\x1b[2J", "environment", "LLMCLI_MODEL"),
-            ("seed", "3", "flag", "--seed"), ("dtype", "auto", "default", ""),
-        )
-    ]  # fmt: skip
-    configuration = env.ConfigurationReport(
-        path="/c.toml", exists=True,
-        options=(
-            env.ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),
-        ),
-        problems=(env.ConfigurationProblem(message="evil\x1b[2J", hint=None),),
-    )  # fmt: skip
-    report = env.EnvironmentReport(
-        environment=environment, settings=tuple(settings), configuration=configuration
-    )
-    path = "/a folder/" + "x" * 40
-    rows = [("model", "smollm2", "default"), ("hub cache", path, "variable HF_HOME")]
-    golden("env", {
-        "values that are cut, and codes that are spelled": shown(render_environment(report)),
-        "a long setting has a line of its own where there is no room":
-            shown(Settings(rows), width=50),
-        "and none where there is": shown(Settings(rows), width=90),
     })  # fmt: skip
 
 
