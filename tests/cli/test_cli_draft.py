@@ -47,14 +47,6 @@ def test_statistics_tell_of_the_draft(generate):
     assert "ngram: " in generate("--greedy", "--draft", "ngram", "--stats", "full").err
 
 
-def test_several_texts_go_without_and_say_so(generate):
-    for draft in ("ngram", "never-loaded"):
-        found = generate("--seed", "1", "--num-samples", "2", "--draft", draft, "--json")
-        assert found.code == 0
-        assert "`--draft` is for one text at a time" in found.err
-        assert "speculation" not in json.loads(found.out)
-
-
 def test_a_draft_that_cannot_be_one(generate, tmp_path):
     other = write_tiny(tmp_path / "other", weights=True, vocab_size=300)
     assert generate("--draft", "nothing-of-that-name").code == 3

@@ -23,24 +23,6 @@ def explain(cli, weighted):
     return lambda number, *argv: cli("explain", number, "-m", weighted, *argv)
 
 
-def test_json_has_every_term(explain):
-    document = explain("logits[-1,'x']", "hello", "--json", "--dtype", "float64").json()
-    assert document["index"] == [4, document["index"][1]]
-    assert document["tokens"][0]["text"] == "h"
-    assert document["difference"] == abs(document["value"] - document["kernel"])
-    assert document["difference"] <= document["tolerance"] < 1e-10
-    assert document["dtype"] == document["model"]["activation_format"] == "float64"
-    assert {"letter": "d", "words": "width", "value": 32} in document["letters"]
-    first = document["steps"][0]
-    assert first["formula"] == "logits = H′ W_head, W_head = W_Eᵀ (tied)"
-    assert first["where"][1]["token"] == "x"
-    products = [a * b for a, b in (term["parts"] for term in first["terms"])]
-    assert len(products) == 32
-    assert sum(products) == pytest.approx(document["value"], rel=1e-12)
-    numbers = {step["number"] for step in document["steps"]}
-    assert {child for step in document["steps"] for child in step["children"]} <= numbers
-
-
 def test_a_parameter_needs_no_pass(explain, monkeypatch):
     monkeypatch.setattr(Decoder, "__call__", pytest.fail)
     for name in ("blocks.0.attn.W_q[2,5]", "blocks.1.ln1.w[3]", "embed.W[3,1]"):
@@ -49,30 +31,12 @@ def test_a_parameter_needs_no_pass(explain, monkeypatch):
         assert "n = " not in result.out
 
 
-def test_depth_and_full(explain):
-    everything = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "all").out
-    assert "down to the embedding rows and the weights" in everything
-    assert "E = W_E[id]" in everything
-    assert "the kernel's own:" not in everything
-    full = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "1", "--full").out
-    assert len(re.findall(r"^    +\d+   +[\d.e−]+   +[\d.e−]+   +[\d.e−]+$", full, re.M)) == 48
-
-
 def test_stdin_is_read_for_a_dash_only(cli):
     for command in ("explain", "ladder"):
         text = cli(command, "--help").out
         assert re.search(r"\[PROMPT\] +The text; `-` reads stdin\.$", text, re.MULTILINE)
         assert "--no-stdin" not in text
         assert "a pipe" not in text
-
-
-@pytest.mark.parametrize("digits", [300, 5000])
-def test_a_depth_of_many_digits(digits, explain):
-    result = explain("logits[0,0]", "hi", "--depth", "9" * digits)
-    assert (result.code, result.out) == (2, "")
-    error, advice = result.err.splitlines()
-    assert "from 1 on, or all, not `9999999999" in error
-    assert advice == "hint: for example `--depth 4`"
 
 
 def test_help_lists_the_names(cli):

@@ -25,32 +25,6 @@ from llmcli.ui.arrays import ArrayPlan, array_writer
 ALLOWED = ("safetensors", "npz", "png")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("a.png", "png"), ("A.B.NPZ", "npz"), ("x y.safetensors", "safetensors")]
-)
-def test_the_ending_says_the_kind(name, kind, tmp_path):
-    assert kind_of_file(str(tmp_path / name), ALLOWED) == kind
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("a.pgn", "did you mean `-o a.png`?"),
-        ("b/c/a.pgn", "did you mean `-o b/c/a.png`?"),
-        ("a.safetensor", "did you mean `-o a.safetensors`?"),
-        ("a", "such as `-o a.safetensors`"),
-        ("a.pdf", "such as `-o a.safetensors`"),
-        ("", "such as `-o out.safetensors`"),
-    ],
-)
-def test_another_ending_is_refused_with_what_is_allowed(name, hint):
-    with pytest.raises(UsageError) as caught:
-        kind_of_file(name, ALLOWED)
-    use = "use .safetensors, .npz or .png"
-    assert caught.value.message == f"unsupported file type in `-o {name}`: {use}"
-    assert caught.value.hint == hint
-
-
 def refused(path):
     with pytest.raises(WriteFailed) as caught:
         kind_of_file(str(path), ALLOWED)

@@ -7,9 +7,6 @@ import json
 import pytest
 
 import llmcli.commands.lens.measure.run
-from llmcli.commands.lens.command import parse_target
-from llmcli.errors import UsageError
-from llmcli.loading.load import load
 
 
 @pytest.fixture
@@ -38,31 +35,3 @@ def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch, tmp_pa
     lens(text, "-o", str(file))
     assert asked == [tuple(range(32, 37)), *[tuple(range(37))] * 2]
     assert len(json.loads(file.read_text())["positions"]) == 37
-
-
-def test_targets_that_are_no_token(weighted):
-    tokenizer = load(weighted, dtype="float32").tokenizer
-    assert parse_target("'x'", tokenizer, 261) == parse_target("x", tokenizer, 261)
-    assert parse_target("output", tokenizer, 261) == "output"
-    with pytest.raises(UsageError, match="is 4 tokens, not one: `n`, `e`, `x`, `t`"):
-        parse_target("'next'", tokenizer, 261)
-    with pytest.raises(UsageError, match="is 0 tokens, not one"):
-        parse_target("", tokenizer, 261)
-    assert parse_target("7", None, 261) == 7
-    for text in ("261", "x", "-1"):
-        with pytest.raises(UsageError, match="no tokenizer, so it takes an id") as caught:
-            parse_target(text, None, 261)
-        assert caught.value.hint == "ids go from 0 to 260"
-
-
-def test_a_word_without_its_space_is_pointed_out():
-    class Spaced:
-        def encode(self, text, add_bos):
-            return [1] if text == " Paris" else [2, 3]
-
-        def token_text(self, id):
-            return "…"
-
-    with pytest.raises(UsageError) as caught:
-        parse_target("Paris", Spaced(), 9)
-    assert caught.value.hint.startswith('did you mean `--target " Paris"`?')

@@ -24,7 +24,7 @@ from llmcli.shell.exits import tell
 from llmcli.shell.looking import NewTokensOptions
 from llmcli.shell.messages import read_conversation
 from llmcli.shell.options import ModelOptions, PromptOptions
-from llmcli.shell.prompts import parse_ids, read_prompt, stdin_is_given
+from llmcli.shell.prompts import read_prompt, stdin_is_given
 from llmcli.shell.sampling import DEFAULTS
 from llmcli.shell.template import TemplateOptions, template_variables
 
@@ -49,11 +49,6 @@ def stdin(monkeypatch):
 
 def prompt(text=None, **options):
     return read_prompt(PromptOptions(prompt=text, **options)).text
-
-
-def test_argument_alone(monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    assert prompt("hello\n") == "hello\n"
 
 
 @pytest.mark.parametrize(
@@ -87,19 +82,6 @@ def test_a_redirected_file_is_read_and_devices_and_sockets_are_not(tmp_path):
         assert not stdin_is_given(stream)
     assert not stdin_is_given(None)
     assert not stdin_is_given(io.StringIO("no descriptor"))
-
-
-@pytest.mark.parametrize(
-    ("text", "ids"), [("1,2,3", (1, 2, 3)), (" 7 ", (7,)), ("1 2\n3", (1, 2, 3)), ("0", (0,))]
-)
-def test_ids(text, ids):
-    assert parse_ids(text) == ids
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "1,,x", "٣", "9999999999"])
-def test_ids_that_are_none(text):
-    with pytest.raises(UsageError, match="--ids"):
-        parse_ids(text)
 
 
 def test_a_text_without_end_is_refused(monkeypatch, tmp_path):

@@ -49,30 +49,3 @@ def test_the_document_has_every_tensor(cli, tmp_path):
     assert {"name": "blocks.{0-1}.mlp.up", "layers": [0, 1], "formula": "U = T⁴ W_up"} in (
         document["rows"]
     )
-
-
-def test_what_is_shown_can_be_chosen(cli, tiny):
-    def names(*argv):
-        document = cli("shapes", "-m", tiny, "--json", *argv).json()
-        return {tensor["name"] for tensor in document["tensors"]}
-
-    everything = names()
-    assert names("--params") | names("--activations") == everything
-    assert not names("--params") & names("--activations")
-    assert all(".1." in name for name in names("--layer", "-1"))
-    assert names("--filter", "blocks.*.attn.pattern,logits") == {
-        "blocks.0.attn.pattern", "blocks.1.attn.pattern", "logits",
-    }  # fmt: skip
-    theirs = names("--filter", "model.layers.1.self_attn.q_proj.weight,pattern0")
-    assert theirs == {"blocks.1.attn.W_q", "blocks.0.attn.pattern"}
-    only = cli("shapes", "-m", tiny, "--json", "--phase", "decode", "--activations").json()
-    assert {tensor["phase"] for tensor in only["tensors"]} == {"decode"}
-    rows = cli("shapes", "-m", "tiny", "--names", "--json").json()["names"]
-    assert len({row["name"] for row in rows}) == len(rows)
-    (q,) = [row for row in rows if row["name"] == "blocks.{0-3}.attn.q"]
-    assert q["formula"] == "Q = T¹ W_q + b_q"
-    whole = cli("shapes", "-m", tiny, "--all")  # a configuration alone is enough
-    assert whole.code == 0
-    assert "blocks.{0-1}.mlp.W_down" in whole.out
-    assert "×2, layers 0-1, identical" in whole.out
-    assert "checkpoint" not in whole.out

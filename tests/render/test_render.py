@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from drawn import shown
+from rich.text import Text
 
 from llmcli.commands.bench.report.row import percentile
-from llmcli.commands.env import report as env
-from llmcli.commands.env.view import Settings, render_environment
 from llmcli.commands.explain.view import number
 from llmcli.commands.generate.report import Statistics
 from llmcli.commands.generate.view import full_stats, short_stats
+from llmcli.commands.tokens.report import TokensReport
+from llmcli.commands.tokens.view import render_tokens
 from llmcli.records.environment import Environment
 from llmcli.records.info import NO_FORMATS
+from llmcli.records.matrix import Matrix
 from llmcli.records.models import ago
-from llmcli.records.text import PhasePeak, Timings
+from llmcli.records.text import PhasePeak, Timings, TokenPiece
 from llmcli.ui import rates, stats, theme
+from llmcli.ui.grid import pooled
 from llmcli.ui.letters import LETTERS, letter_lines
 from llmcli.ui.numbers import brief, short
 from llmcli.ui.rates import scaled
@@ -88,40 +93,6 @@ def test_statistics(golden):
     })  # fmt: skip
 
 
-def test_environment(golden):
-    """What is in the environment is never read as markup or codes."""
-    environment = Environment(
-        llmcli="0.1.0", python="3.12.1", platform="Linux", processor="CPU [bold]", cores=8,
-        features=("avx2",), memory_bytes=2**34, gpus=(), driver=None, torch=None,
-        kernel_level="avx2",
-    )  # fmt: skip
-    settings = [
-        env.Setting(name=name, value=None, words=words, source=source, origin=origin)
-        for name, words, source, origin in (
-            ("model", "evil\x1b[2J", "environment", "LLMCLI_MODEL"),
-            ("seed", "3", "flag", "--seed"), ("dtype", "auto", "default", ""),
-        )
-    ]  # fmt: skip
-    configuration = env.ConfigurationReport(
-        path="/c.toml", exists=True,
-        options=(
-            env.ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),
-        ),
-        problems=(env.ConfigurationProblem(message="evil\x1b[2J", hint=None),),
-    )  # fmt: skip
-    report = env.EnvironmentReport(
-        environment=environment, settings=tuple(settings), configuration=configuration
-    )
-    path = "/a folder/" + "x" * 40
-    rows = [("model", "smollm2", "default"), ("hub cache", path, "variable HF_HOME")]
-    golden("env", {
-        "values that are cut, and codes that are spelled": shown(render_environment(report)),
-        "a long setting has a line of its own where there is no room":
-            shown(Settings(rows), width=50),
-        "and none where there is": shown(Settings(rows), width=90),
-    })  # fmt: skip
-
-
 def table(function, *values):
     """Each value with what the function makes of it; signs that are not seen are spelled."""
     return [f"{value!a}: {function(value)!a}" for value in values]
@@ -187,3 +158,32 @@ def test_no_letter_means_two_things():
         for name in (letter, *others)
     ]
     assert {name for name in names if names.count(name) > 1} == {"d_v"}, "left out beside d_v"
+
+
+def test_a_cell_stands_for_the_largest_of_either_sign():
+    values = np.full((4, 4), np.nan, np.float32)
+    values[0, 0], values[1, :2], values[2, :3] = 0.1, (-0.5, 0.2), (0.3, -0.2, 0.0)
+    values[3] = (0.1, -0.4, -0.1, 0.0)
+    made = {"layer": 0, "head": 0, "kv_head": 0, "queries": (0, 4), "keys": (0, 4), "pool": 1}
+    found = pooled(Matrix(values=values, signed=True, **made), 2)
+    assert found.values == pytest.approx(
+        np.array([[-0.5, np.nan], [-0.4, -0.1]], np.float32), nan_ok=True
+    )
+    assert found.signed
+    assert pooled(Matrix(values=values, **made), 2).values[1, 0] == pytest.approx(0.3)
+
+
+def test_a_long_text_is_drawn_line_by_line_and_not_cell_by_cell(monkeypatch):
+    """A `Text` for every cell took most of the time and the memory of a text of megabytes."""
+    one = TokenPiece(id=40, text="hi", bytes="6869", start=0, end=2, special=False)
+    report = TokensReport(
+        text="hi", rendered=None, bytes=6, vocabulary=99, bos=1, adds_bos=True, eos=(2,),
+        tokens=(one,) * 2000,
+    )  # fmt: skip
+    made = []
+    begin = Text.__init__
+    monkeypatch.setattr(Text, "__init__", lambda *a, **k: made.append(1) or begin(*a, **k))
+    lines = shown(render_tokens(report, every=True), width=99).splitlines()
+    assert len(made) < 100
+    assert len(lines) == 2 + 2 + 2000
+    assert lines[2002].split() == ["1998", "40", '"hi"', "0–2"]

@@ -1,43 +1,27 @@
-"""Every view at every width, with and without colours and signs: no line is wider than the screen.
+"""Views of many tokens, heads or layers at every width: no line is wider than the screen.
 
-Nor do tokens and names, of whatever signs they are made, leave their cells; numbers and names
-that must stay are whole.
+Nor do tokens, of whatever signs they are made, leave their cells. The other views are in the
+transcripts, where a line that is wider than its terminal is an error.
 """
 
 from dataclasses import replace
 from functools import cache
 
-import dump_reports as dumps
-import load_reports as loads
 import pytest
 import test_render_attention as attention
-import test_render_comparison as comparison
-import test_render_explain as explanations
 import test_render_ladder as ladders
-import test_render_lens as lenses
-import test_render_models as models
-import test_render_score as scores
-import test_render_shapes as shapes
-import test_render_states as states
 import test_render_timing as timings
 from attention_reports import BAD, GOOD, matrix, pair, pattern, report
 from covers import in_turn
 from drawn import lines_of
-from files_reports import experts_report
+from files_reports import experts_report, lens_report
 from rich.cells import cell_len
 
 from llmcli.commands.attention.view import screen
 from llmcli.commands.attention.view.tables import metric_table, pair_table
-from llmcli.commands.bench.view.comparison import render_comparison
-from llmcli.commands.dump.view import render_dump
 from llmcli.commands.experts.view.screen import render_experts
-from llmcli.commands.explain.view import render_explanation
 from llmcli.commands.ladder.view.table import render_ladder
 from llmcli.commands.lens.view.screen import render_lens
-from llmcli.commands.load.view import render_load
-from llmcli.commands.models.view import render_models, render_removal
-from llmcli.commands.score.view import render_score
-from llmcli.commands.shapes import view as shape_views
 from llmcli.commands.timing.view.screen import render_timing
 
 TITLE = "tiny (float32)"
@@ -46,9 +30,6 @@ HOSTILE = (
     "a\u200bb\u202e", "\\xf0\\x9f", "שלום", "👩‍👩‍👧", "   ", "", "\ud800", "a" * 60,
 )  # fmt: skip
 UNSEEN = {*map(chr, range(32)), *map(chr, range(127, 160)), "\u202e", "\ud800"}
-NAMES = ("a" * 30, "hf:org/" + "n" * 90 + ".gguf", "日本語/模型")
-
-
 def of_attention():
     texts = tuple(HOSTILE[at % len(HOSTILE)] for at in range(23))
     found = report(
@@ -64,34 +45,8 @@ def of_attention():
 
 
 def of_lens():
-    tokens = tuple((at, f" word{at}") for at in range(60))
     for ranks in (False, True):
-        yield render_lens(lenses.report(tokens), TITLE, ranks=ranks)
-
-
-def of_lens_of_anything():
-    for text in HOSTILE:
-        def cells(row, at, text=text):
-            return lenses.cell(lenses.token(9, text))
-
-        for tokens in (((1, text), (2, text), (3, "end")), ((1, text),)):
-            yield render_lens(lenses.report(tokens=tokens, cells=cells), TITLE)
-
-
-def of_one_position():
-    many = tuple(lenses.token(at, f" word{at}", 0.3 - at / 100) for at in range(6))
-    long = (many[0], lenses.token(9, "a" * 90, 0.00012345), *many[2:])
-    yield render_lens(lenses.report(first=2, cells=lambda row, at: lenses.cell(
-        *(long if row == 2 else many), entropy=9.87
-    )), TITLE)  # fmt: skip
-
-
-def of_dump(words="", **changes):
-    found = dumps.report(dumps.tensor(**changes), dumps.tensor("logits"), not_finite=words)
-    return lambda: [render_dump(found, TITLE)]
-
-
-BAD_DUMP = of_dump("`x` is nan", nan=3, inf=1, first_bad=(0, 1, 2))
+        yield render_lens(lens_report(60, first=0), TITLE, ranks=ranks)
 
 
 def of_experts():
@@ -102,24 +57,6 @@ def of_experts():
         yield render_experts(found, TITLE)
 
 
-def of_explanations():
-    for full in (False, True):
-        yield render_explanation(explanations.long_report(), "m", full=full)
-
-
-def of_models():
-    gone = models.made.RemovalReport(
-        removed=tuple(map(models.removal, NAMES)), kept=(), dry_run=True
-    )
-    yield render_models(models.report(*map(models.model, NAMES), left_over=5), now=models.NOW)
-    yield render_removal(gone)
-
-
-def of_scores():
-    for text in (" word", "日本\n\x1b[0m", "x" * 100):
-        yield render_score(scores.long(text=text), "m")
-
-
 def of_timing():
     for how in ({}, {"layers": True}, {"details": False}):
         yield render_timing(timings.SLOW, **how)
@@ -128,17 +65,7 @@ def of_timing():
 # the views, the fewest columns that they need, and what stays whole in each of them
 VIEWS = {
     "attention": (of_attention, 40, []), "tokens of attention": (of_attention, 60, ["[red]"]),
-    "comparison": (
-        lambda: [render_comparison(comparison.REPORT)], 60,
-        ["1.500", "0.500", "150.00 ± 2.00", "1.450 … 1.550", "within noise"],
-    ),
-    "dump": (
-        of_dump(masked=66, mean=-8.681e-05, min=-123456.789), 40, ["blocks.29.attn.pattern "]
-    ),
-    "dump that is not finite": (BAD_DUMP, 40, ["blocks.29.attn.pattern ", " 3, 1"]),
-    "and its shape": (BAD_DUMP, 60, ["[9 12 12]"]),
     "experts": (of_experts, 40, []),
-    "explain": (of_explanations, 40, ["… 24 more"]),
     "ladder": (
         lambda: [
             part for details in (True, False)
@@ -146,24 +73,6 @@ VIEWS = {
         ], 44, [],
     ),
     "lens": (of_lens, 40, ["positions ", " to 59 of 60 tokens", "more: --position :"]),
-    "lens of any token": (of_lens_of_anything, 40, []),
-    "lens of a position": (
-        of_one_position, 40,
-        ["30.00%", "12.50%", "9.87", "0.25", '" word5" 25.00%', "0.012%"],
-    ),
-    "load": (
-        lambda: [render_load(loads.REPORT, "m", loads.LINES, full=True)], 60,
-        ["blk.{0-29}.attn_q.weight", "Q4_1 [576 576] × 30", "6 MiB", "-2", "0.05 %"],
-    ),
-    "models": (of_models, 40, [*NAMES]),
-    "score": (of_scores, 40, []),
-    "shapes": (
-        lambda: [
-            shape_views.render_shapes(shapes.report(name), "m", detailed=detailed)
-            for name in ("window", "gpt2") for detailed in (True, False)
-        ], 40, [],
-    ),
-    "states": (lambda: [states.render_states(states.report(), "a model")], 40, []),
     "timing": (of_timing, 40, []),
 }  # fmt: skip
 
@@ -197,7 +106,7 @@ def test_no_screen_is_wider_than_a_wide_one():
     short = tuple((5, f"t{at}") for at in range(900))
     for view, ends in (
         (render_experts(replace(experts_report(900), tokens=short), TITLE), " 898 │899"),
-        (render_lens(lenses.report(tuple((at, "w") for at in range(500))), TITLE), "499"),
+        (render_lens(lens_report(500, first=0), TITLE), "499"),
     ):
         line = lines_of(view, width=10_000)[1].rstrip()
         assert line.endswith(ends)

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import math
 import re
@@ -16,7 +17,9 @@ from files_reports import EVIL, WRONG, attention_report, experts_report, lens_re
 
 from llmcli.commands.attention.view import export
 from llmcli.commands.experts.view.export import experts_page
+from llmcli.commands.experts.view.picture import experts_png
 from llmcli.commands.lens.view.export import lens_page
+from llmcli.ui.png import MOST_TOKENS
 
 TITLE = "a model </title> · Q4_1"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -109,6 +112,31 @@ def test_tokens_are_data_and_never_html_and_what_has_no_value_is_null():
     lens = json.loads(Parts(PAGES["lens"]().decode()).text("data"))
     assert lens["rows"][0]["cells"][0][1] is None
     assert lens["most_kl"] == 2.0
+
+
+def test_the_page_has_every_choice_and_null_for_what_is_not_there():
+    text = experts_page(experts_report(), TITLE).decode()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert data["layers"][1]["chosen"] == [5, 0, 0, 1, 1, 2, 2, 3]
+    assert data["layers"][1]["margins"][-1] is None
+    assert data["layers"][0]["shared"] is None
+    assert data["layers"][0]["mean_weights"][5] is None
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        experts_report(3), experts_report(MOST_TOKENS + 50, layers=3, experts=128, per_token=8),
+        experts_report(5, layers=40, experts=256, per_token=1), experts_report(check=WRONG),
+    ],
+)  # fmt: skip
+def test_a_picture_of_bounded_size(report):
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(experts_png(report, TITLE)))
+    assert 1240 <= image.width <= 3000
+    red = (np.asarray(image) == (200, 40, 30)).all(-1).any()
+    assert bool(red) is not report.ok
 
 
 @pytest.mark.parametrize(("tokens", "window"), [(12, None), (150, None), (150, 16)])

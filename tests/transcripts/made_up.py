@@ -13,6 +13,8 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "c
 import numpy as np
 import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
 from cli_tiny import write_mixture, write_tiny
+from gguf_bytes import ARRAY, F32, STRING, U32, pair
+from gguf_model import write_model
 from hub_cache_files import write_revision
 from safetensors.numpy import load_file, save_file
 from timing_reports import timing_report
@@ -196,6 +198,18 @@ def _gemma4(**config):
     } | config)  # fmt: skip
 
 
+def _gguf(folder):
+    """A GGUF file that says who made it, and a window that no program reads there."""
+    folder.mkdir()
+    about = {"name": "Smol\x1b[31m", "organization": "HF", "license": "mit"}
+    write_model(folder / "m.gguf", more=[
+        *(pair(f"general.{key}", STRING, value) for key, value in about.items()),
+        pair("general.languages", ARRAY, (STRING, ["en"])),
+        pair("llama.attention.sliding_window", U32, 4096), pair("tests.half", F32, 0.5),
+        pair("tests.long", STRING, "a" * 500), pair("tests.list", ARRAY, (U32, list(range(40)))),
+    ])  # fmt: skip
+
+
 def _lone(folder):
     """A file alone, with names that would move a cursor or mean something to a shell."""
     folder.mkdir()
@@ -249,7 +263,23 @@ MODELS = {
     "layer_embeddings": _gemma4(hidden_size_per_layer_input=12, vocab_size_per_layer_input=261),
     "keys_as_values": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
     "shared_keys": _gemma4(num_kv_shared_layers=1),
+    "windows": _gemma4(
+        layer_types=["sliding_attention"] * 2 + ["full_attention"], final_logit_softcapping=30.0
+    ),
+    "granite": _llama(
+        weights=False, model_type="granite", architectures=["GraniteForCausalLM"],
+        embedding_multiplier=12.0, logits_scaling=16.0, residual_multiplier=0.22,
+        attention_multiplier=0.125, torch_dtype="bfloat16",
+    ),
+    "gguf": _gguf,
     "few_embeddings": _llama(weights=False, vocab_size=50),
+    "frequencies": _llama(changed=lambda tensors: tensors.update({
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)
+    })),
+    "mamba": _llama(
+        weights=False, architectures=["Mamba2ForCausalLM"], model_type="mamba2", num_heads=8,
+        head_dim=8, n_groups=1, state_size=8,
+    ),
     "lone": _lone,
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
