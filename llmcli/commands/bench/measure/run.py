@@ -21,9 +21,8 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
-from llmcli.measure.held import Held
-from llmcli.measure.peaks import Peak
-from llmcli.measure.quiet import quiet
+from llmcli.measure.peaks import Peak, PhaseMemory
+from llmcli.measure.runs import gc_disabled
 
 Status = Callable[[str], None]
 Failure = tuple[int, str, str]  # exit code, kind, one line
@@ -75,7 +74,7 @@ class Slot:
         self.hint: str | None = None
         self.runs: list[Run] = []
         self.peak: int | None = None
-        self.memory = Held()
+        self.memory = PhaseMemory()
         self._load = load
         self._seed = seed
         self._room = 0
@@ -118,7 +117,7 @@ class Slot:
         self.runs, self.peak = [], None
         if self.engine is not None:
             self.failed = None
-            self.memory = Held(self._gpu)
+            self.memory = PhaseMemory(self._gpu)
         self._attempt(lambda engine: self._prepare(engine, test, room, warmup, on_status))
 
     def repeat(self, test: Test, number: int, of: int, on_status: Status) -> None:
@@ -197,7 +196,7 @@ class Slot:
             on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
             prompt = self._ids(engine, f"{test.name} {number}", test.n_prompt)
             written = self._ids(engine, f"{test.name} {number} after", test.n_gen)
-            with quiet():
+            with gc_disabled():
                 return self._timed(engine, self._split(prompt), written)
 
     def _timed(self, engine: Engine, prompt: list[list[int]], written: list[int]) -> Run:
