@@ -120,10 +120,9 @@ class Slot:
             self.memory = PhaseMemory(self._gpu)
         self._attempt(lambda engine: self._prepare(engine, test, room, warmup, on_status))
 
-    def repeat(self, test: Test, number: int, of: int, on_status: Status) -> None:
-        """Repetition `number` (from 0) on an empty memory, or one with the depth in it."""
-        counted = f"{number + 1}/{of}"
-        self._attempt(lambda engine: self._repeat(engine, test, number, counted, on_status))
+    def repeat(self, test: Test, of: int, on_status: Status) -> None:
+        """The next of so many repetitions, in an empty memory or one with the depth in it."""
+        self._attempt(lambda engine: self._repeat(engine, test, of, on_status))
 
     def _attempt(self, action: Callable[[Engine], Run | None]) -> None:
         """Does it unless something has failed, and keeps the run, the peak, or the failure."""
@@ -180,9 +179,9 @@ class Slot:
                     engine.step(self._ids(engine, "warm-up", 1)[0])
                 engine.rewind(keep)
 
-    def _repeat(
-        self, engine: Engine, test: Test, number: int, counted: str, on_status: Status
-    ) -> Run:
+    def _repeat(self, engine: Engine, test: Test, of: int, on_status: Status) -> Run:
+        number = len(self.runs)  # after a failure none is run
+        counted = f"{number + 1}/{of}"
         with engine.computing():
             if test.n_depth:
                 cached = self._filled == test.n_depth
