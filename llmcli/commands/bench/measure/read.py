@@ -41,7 +41,7 @@ _MOST_OFF = 0.01  # of a mean from that of the runs, relative
 _SLOWEST, _FASTEST = 1e-9, 1e15  # tokens per second
 
 
-def to_result(row: Mapping[str, Any], where: str) -> Result:
+def _to_result(row: Mapping[str, Any], where: str) -> Result:
     """A row of any format; `where` it stands. Raises UsageError for what cannot be."""
     test = _test(row, where)
     facts = {field: _spelled(field, row[field]) for field in COMPARED if field in row}
@@ -163,7 +163,7 @@ def _spelled(field: str, value: Any) -> str:
     return text
 
 
-def csv_start(text: str) -> int | None:
+def _csv_start(text: str) -> int | None:
     """Where the first line with llama-bench's names begins; what it printed before is no table."""
     start = 0
     for line in io.StringIO(text):  # lazily: a large file that is none is no list of lines
@@ -173,12 +173,12 @@ def csv_start(text: str) -> int | None:
     return None
 
 
-def csv_rows(text: str, name: str) -> Iterator[dict[str, str]]:
-    """A row for each line below a heading; a heading in between begins another run.
+def _csv_rows(text: str, start: int, name: str) -> Iterator[dict[str, str]]:
+    """A row for each line below a heading, the first of which is at `start`.
 
-    Raises UsageError for a line that has too few values or too many.
+    A heading in between begins another run. Raises UsageError for a line with too few or too
+    many values.
     """
-    start = csv_start(text) or 0
     table = csv.reader(io.StringIO(text[start:], newline=""), strict=True)
     before = text.count("\n", 0, start)
     heading: list[str] = []
@@ -217,7 +217,7 @@ def read_results(data: bytes, name: str) -> Source:
     found: list[Result] = []
     builds: dict[str, None] = {}
     for row in rows:  # one by one: what is no row is refused before all of them are in memory
-        found.append(to_result(row, f"row {len(found) + 1} of `{name}`"))
+        found.append(_to_result(row, f"row {len(found) + 1} of `{name}`"))
         commit, number = row.get("build_commit"), row.get("build_number")
         if commit:
             builds[str(commit) if number in (None, "") else f"{commit} ({number})"] = None
@@ -244,8 +244,8 @@ def _detected(text: str, name: str, slowed: list[bool]) -> tuple[str, Iterable[M
             f"`{name}` is a Markdown table; only JSON, JSONL and CSV can be compared",
             hint="write the results with `-o json`",
         )
-    if csv_start(text) is not None:
-        return "CSV", csv_rows(text, name)
+    if (start := _csv_start(text)) is not None:
+        return "CSV", _csv_rows(text, start, name)
     raise UsageError(f"`{name}` is no result of a benchmark", hint=HINT)
 
 
