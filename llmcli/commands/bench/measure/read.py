@@ -42,7 +42,10 @@ _SLOWEST, _FASTEST = 1e-9, 1e15  # tokens per second
 
 
 def _to_result(row: Mapping[str, Any], where: str) -> Result:
-    """A row of any format; `where` it stands. Raises UsageError for what cannot be."""
+    """Parse a row of any format; errors name its place, `where`.
+
+    Raises UsageError for missing fields and impossible numbers.
+    """
     test = _test(row, where)
     facts = {field: _spelled(field, row[field]) for field in COMPARED if field in row}
     error = row.get("error")
@@ -64,7 +67,7 @@ def _to_result(row: Mapping[str, Any], where: str) -> Result:
 
 
 def _inconsistency(row: Mapping[str, Any], rate: Rate | None, where: str) -> str:
-    """Whether a row's mean is not that of its runs, which are what is compared."""
+    """Describe a mean that contradicts the runs listed beside it; empty where they agree."""
     if rate is None or row.get("avg_ts") is None:
         return ""
     mean = _number(row, "avg_ts", where)
@@ -154,7 +157,7 @@ def _spelled(field: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     text = str(value).strip()
-    if field == "model_filename":  # the same file lies elsewhere on another machine
+    if field == "model_filename":  # directories differ between machines
         return re.split(r"[/\\]", text)[-1]
     if field in ("model_size", "model_n_params") and re.fullmatch(r"\d{1,18}", text):
         if int(text) == 0:  # no model was loaded
@@ -164,7 +167,7 @@ def _spelled(field: str, value: Any) -> str:
 
 
 def _csv_start(text: str) -> int | None:
-    """Where the first line with llama-bench's names begins; what it printed before is no table."""
+    """Find the offset of the first heading line; llama-bench may print other lines before it."""
     start = 0
     for line in io.StringIO(text):  # lazily: a large file that is none is no list of lines
         if {"n_prompt", "n_gen", "avg_ts"} <= {name.strip(' "\r\n') for name in line.split(",")}:
@@ -200,9 +203,9 @@ def _csv_rows(text: str, start: int, name: str) -> Iterator[dict[str, str]]:
 
 
 def read_results(data: bytes, name: str) -> Source:
-    """The rows of a file that the user calls `name`.
+    """Read the rows of a file that messages call `name`.
 
-    Raises UsageError with the place for what is no result, cut off, or says what cannot be.
+    Raises UsageError with the place of what is not a result, is cut off, or is impossible.
     """
     if data.startswith(b"SQLite format 3\0"):
         raise _sql(name)
@@ -278,7 +281,7 @@ def _values(text: str, name: str) -> Iterator[Any]:
 
 
 def _objects(values: Iterable[Any], name: str, slowed: list[bool]) -> Iterator[Mapping[str, Any]]:
-    """The rows in an array, a line, or our document, whose word on the machine goes to `slowed`."""
+    """Yield the rows of an array, a line, or our document; append its `slowed` to the list."""
     for value in values:
         document = isinstance(value, dict) and str(value.get("schema", "")).startswith("llmcli.")
         if document and value["schema"] != "llmcli.bench/1":
