@@ -50,34 +50,6 @@ def rows(result):
     return json.loads(result.out)
 
 
-def cells(line):
-    return [cell.strip() for cell in line.split("|")[1:-1]]
-
-
-def test_markdown(bench):
-    """Columns appear where they vary; what is ours looks like no row of the table."""
-    result = bench("-pg", "4,2", "-d", "0,5")
-    assert (result.code, result.err) == (0, "")
-    table, rest = result.out.split("\n\n", 1)
-    lines = table.splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert cells(lines[0]) == [
-        "model", "size", "params", "backend", "threads", "dtype", "test", "t/s",
-    ]  # fmt: skip
-    found = [cells(line) for line in lines[2:]]
-    assert [row[-2] for row in found] == [
-        "pp8", "tg3", "pp4+tg2", "pp8 @ d5", "tg3 @ d5", "pp4+tg2 @ d5",
-    ]  # fmt: skip
-    assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", row[-1]) for row in found)
-    assert {(row[3], row[4]) for row in found} == {("CPU", "1")}
-    assert re.match(r"build: [0-9a-f]{8} \(\d+\)\n\n", rest) or llmcli.__version__ in rest
-    assert "|" not in rest
-    for heading in ("first token", "token p50", "peak RSS", "base ", "load "):
-        assert heading in rest
-    head = bench("-b", "4,8", "-ub", "4", "-fa", "on", "-n", "0", "-p", "8").out.splitlines()[0]
-    assert cells(head)[4:-2] == ["threads", "n_batch", "n_ubatch", "fa", "dtype"]
-
-
 def test_json_has_their_keys_then_ours(bench, weighted):
     assert list(peer_reader.FIELDS) == NAMES  # the published list, by hand
     found = rows(bench("-r", "4", "-pg", "4,2", "-o", "json"))
@@ -309,16 +281,6 @@ def test_a_model_of_8_billion_is_counted(counted):
     for row, tokens in ((flat, 1), (deep, 101)):
         assert 0 < row["bytes"] - nbytes - tokens * keys < 2e7
         assert row["roofline_ns"] == pytest.approx(row["bytes"] / 10, rel=1e-6)  # 10 GB a second
-
-
-def test_the_screen_says_what_it_would_take_at_least(counted):
-    out = counted(*RANDOM).out
-    assert "| not run |" in " ".join(out.split())
-    assert "lower bound" in out
-    assert "needs" in out
-    assert "peak" not in out
-    assert "1.5 s" in out or "1.50 s" in out
-    assert "lower bound" not in counted(*RANDOM, "--no-ceilings").out
 
 
 def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(counted):

@@ -49,3 +49,12 @@ def test_the_document_has_every_tensor(cli, tmp_path):
     assert {"name": "blocks.{0-1}.mlp.up", "layers": [0, 1], "formula": "U = T⁴ W_up"} in (
         document["rows"]
     )
+
+
+def test_parameters_and_activations_are_everything(cli, tiny):
+    def names(*argv):
+        document = cli("shapes", "-m", tiny, "--json", *argv).json()
+        return {tensor["name"] for tensor in document["tensors"]}
+
+    assert names("--params") | names("--activations") == names()
+    assert not names("--params") & names("--activations")

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from covers import COVER, covered, one_each
-from decoder_parameters import parameters_of
+from covers import COVER, one_each
 from parity_gguf import write_gguf
 from parity_models import build, opened, prompt
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,8 +18,7 @@ from llmcli.commands.bench.measure.peer import same_model
 from llmcli.commands.bench.measure.transformers import open_transformers
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.errors import UnsupportedModel, UsageError
-from llmcli.families.to_transformers import hub_config, hub_loads
+from llmcli.errors import UsageError
 
 SETTINGS = Settings(
     model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=7, n_threads=1, n_gpu_layers=0
@@ -135,26 +133,3 @@ def test_what_transformers_does_not_read_of_a_gguf_file_is_said(tmp_path):
     write_gguf(build(packed("llama", **variant("rope-llama3").overrides), seed=3), file, "Q8_0")
     model = opened(file, "float32")
     assert not same_model(model, open_transformers(model, SETTINGS), threads=1).ok
-
-
-@pytest.mark.parametrize("name", covered(NAMES))
-def test_the_configuration_and_the_names_lead_back_to_the_model(name, models):
-    model = models(name, "float32")
-    written = hub_config(model.config)
-    assert written["model_type"] == model.config.model_type
-    names = [entry.source for entry in model.ledger.entries]
-    loads = hub_loads(model.config, dict.fromkeys(names))
-    assert sorted({load.target for load in loads}) == sorted(parameters_of(model.decoder))
-
-
-def test_a_model_that_transformers_has_not_is_refused(checkpoints):
-    model = opened(checkpoints("llama-gqa3"))
-    first, second = model.config.layers
-    other = second.with_attention(replace(second.attention, kv_heads=6))
-    with pytest.raises(UnsupportedModel, match="exactly this one"):
-        hub_config(replace(model.config, layers=(first, other)))
-    part = first.with_attention(replace(first.attention, cap=3.0))
-    with pytest.raises(UnsupportedModel, match="exactly this one"):
-        hub_config(replace(model.config, layers=(part, part)))
-    with pytest.raises(UnsupportedModel, match=r"transformers' `model\.extra\.weight`"):
-        hub_loads(model.config, ["model.norm.weight", "model.extra.weight"])

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from llmcli.measure.held import Held
-from llmcli.measure.peaks import highest_bytes
+from llmcli.measure.peaks import PhaseMemory, highest_bytes
 from llmcli.records.text import NearTie, PhasePeak, Timings
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
-        self._held = Held(device)
+        self._held = PhaseMemory(device)
         self.begin(0.0, 0.0, ())
         self.elapsed = 0.0
         self.total = Tally()

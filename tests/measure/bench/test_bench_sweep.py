@@ -20,7 +20,7 @@ from llmcli.commands.bench.measure import sweep as module
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.commands.bench.report.plan import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.measure.held import Held
+from llmcli.measure.peaks import PhaseMemory
 from llmcli.records.text import PhasePeak
 
 PP, TG = TESTS[0], Case(n_prompt=0, n_gen=2)
@@ -318,13 +318,13 @@ def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
 
 def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
     clock = watch(monkeypatch)
-    before = Held.phase
+    before = PhaseMemory.phase
 
     def slow(held, name):
         clock.now += 10**9
         return before(held, name)
 
-    monkeypatch.setattr(Held, "phase", slow)
+    monkeypatch.setattr(PhaseMemory, "phase", slow)
     _, [row] = swept(
         lambda c: FakeEngine(clock), tests=[Case(n_prompt=8, n_gen=2, n_depth=3)], warmup=True
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 
 from llmcli.commands.bench.measure.read import COMPARED
 from llmcli.commands.bench.report.comparison import (
@@ -24,7 +24,10 @@ from llmcli.commands.bench.report.row import EngineInfo
 _LEARNED = {one.name for one in fields(EngineInfo)} - {"engine"}
 _LEARNED |= {"type_v", "n_gpu_layers", "flash_attn"}
 
+_OTHER: Mapping[Side, Side] = {"a": "b", "b": "a"}
+
 Key = tuple[str, tuple[str, ...]]  # a test's name, and the values of the fields that vary
+Failed = tuple[Side, Key, str | None]  # a row without a rate: its side, and why there is none
 
 
 def compare_results(a: Source, b: Source, *, slower_than: float | None = None) -> ComparisonReport:
@@ -36,21 +39,47 @@ def compare_results(a: Source, b: Source, *, slower_than: float | None = None) -
     same test are pooled, run by run. `slower_than`: the share (0 … 1) that B may be slower.
     """
     varying = tuple(field for field in COMPARED if _varies(a, field) or _varies(b, field))
-    one, two = _Tests.of("a", a.results, varying), _Tests.of("b", b.results, varying)
-    ran = [*one.rates, *two.rates]
-    naming = _Naming.of(varying, ran or [key for key, _ in (*one.failed, *two.failed)])
-    tests = [
-        _compared(key, naming, rate, two.rates[key])
-        for key, rate in one.rates.items()
-        if key in two.rates
-    ]
-    fixed = [field for field in COMPARED if field not in varying]
-    differences, unsaid = _differences(a, b, fixed)
+    rates: dict[Side, dict[Key, Rate]] = {}
+    failed: list[Failed] = []
+    sides: Mapping[Side, Source] = {"a": a, "b": b}
+    for side, source in sides.items():
+        repeated: dict[Key, list[Rate]] = {}
+        for row in source.results:
+            key = row.test, tuple(row.facts.get(field, "") for field in varying)
+            if row.rate is None:
+                failed.append((side, key, row.error))
+            else:
+                repeated.setdefault(key, []).append(row.rate)
+        rates[side] = {key: pool(several) for key, several in repeated.items()}
+    ran = [*rates["a"], *rates["b"]]
+    shown = _shown(varying, ran or [key for _, key, _ in failed])
+
+    def settings(key: Key) -> dict[str, str]:
+        return {varying[place]: key[1][place] for place in shown}
+
+    tests = []
+    for key, rate in rates["a"].items():
+        if (other := rates["b"].get(key)) is not None:
+            low, high = interval(rate, other) or (None, None)
+            independent = interval(rate, other, independent=True)
+            tests.append(
+                ComparedTest(
+                    test=key[0],
+                    settings=settings(key),
+                    a=rate,
+                    b=other,
+                    ratio=other.mean / rate.mean,
+                    low=low,
+                    high=high,
+                    independent=independent,
+                )
+            )
+    differences, unsaid = _differences(a, b, [one for one in COMPARED if one not in varying])
     return ComparisonReport(
         a=a,
         b=b,
         tests=tuple(tests),
-        lone=tuple(_lone(one, two, naming)),
+        lone=tuple(_unmatched(rates, failed, varying, settings)),
         differences=tuple(differences),
         unsaid=tuple(unsaid),
         assumed_runs=USUAL_RUNS,
@@ -67,101 +96,54 @@ def _varies(side: Source, field: str) -> bool:
     return len({row.facts.get(field, "") for row in _ran(side.results)}) > 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tests:
-    """One side: the rate of each test, and the rows that have none."""
+def _shown(fields: Sequence[str], keys: Sequence[Key]) -> Sequence[int]:
+    """Places of as few fields as tell the keys apart that all of them do.
 
-    side: Side
-    rates: Mapping[Key, Rate]
-    failed: Sequence[tuple[Key, str | None]]
-
-    @classmethod
-    def of(cls, side: Side, rows: Iterable[Result], fields: Sequence[str]) -> _Tests:
-        found: dict[Key, list[Rate]] = {}
-        failed = []
-        for row in rows:
-            key = row.test, tuple(row.facts.get(field, "") for field in fields)
-            if row.rate is None:
-                failed.append((key, row.error))
-            else:
-                found.setdefault(key, []).append(row.rate)
-        rates = {key: pool(several) for key, several in found.items()}
-        return cls(side=side, rates=rates, failed=failed)
+    Two models differ in name, size and number of parameters; the name says which it is.
+    """
+    shown: tuple[int, ...] = ()
+    known = 1
+    for place in sorted(range(len(fields)), key=lambda place: fields[place] != "model_type"):
+        more = (*shown, place)
+        count = len({tuple(values[at] for at in more) for _, values in keys})
+        if count > known:
+            shown, known = more, count
+    return sorted(shown)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Naming:
-    """The fields that vary, and the places of those that are shown."""
-
-    fields: tuple[str, ...]
-    shown: tuple[int, ...]
-
-    @classmethod
-    def of(cls, fields: tuple[str, ...], keys: Sequence[Key]) -> _Naming:
-        """As few fields as tell the keys apart that all of them do.
-
-        Two models differ in name, size and number of parameters; the name says which it is.
-        """
-        shown: tuple[int, ...] = ()
-        known = 1
-        for place in sorted(range(len(fields)), key=lambda place: fields[place] != "model_type"):
-            more = (*shown, place)
-            count = len({tuple(values[at] for at in more) for _, values in keys})
-            if count > known:
-                shown, known = more, count
-        return cls(fields=fields, shown=tuple(sorted(shown)))
-
-    def settings(self, key: Key) -> dict[str, str]:
-        return {self.fields[place]: key[1][place] for place in self.shown}
-
-    def sure(self, key: Key) -> Key:
-        """What a row that failed knows of itself."""
-        pairs = zip(self.fields, key[1], strict=True)
-        return key[0], tuple(value for field, value in pairs if field not in _LEARNED)
-
-
-def _compared(key: Key, naming: _Naming, a: Rate, b: Rate) -> ComparedTest:
-    low, high = interval(a, b) or (None, None)
-    independent = interval(a, b, independent=True)
-    return ComparedTest(
-        test=key[0],
-        settings=naming.settings(key),
-        a=a,
-        b=b,
-        ratio=b.mean / a.mean,
-        low=low,
-        high=high,
-        independent=independent,
-    )
-
-
-def _lone(one: _Tests, two: _Tests, naming: _Naming) -> Iterator[UnmatchedTest]:
+def _unmatched(
+    rates: Mapping[Side, Mapping[Key, Rate]],
+    failed: Sequence[Failed],
+    varying: Sequence[str],
+    settings: Callable[[Key], dict[str, str]],
+) -> Iterator[UnmatchedTest]:
     """Tests that only one side has, then rows that did not run with what the other side says."""
-    failed: list[UnmatchedTest] = []
-    missed: set[tuple[Side, Key]] = set()
-    for here, there in ((one, two), (two, one)):
-        # what ran here as well is no counterpart of a row that failed here
-        others = {naming.sure(key): key for key in there.rates if key not in here.rates}
-        for key, error in here.failed:
-            other = others.get(naming.sure(key))
-            if other is not None:
-                missed.add((there.side, other))
-            failed.append(
-                UnmatchedTest(
-                    side=here.side,
-                    test=key[0],
-                    settings=naming.settings(key if other is None else other),
-                    rate=None,
-                    error=error,
-                    other=None if other is None else there.rates[other],
-                )
-            )
-    for here, there in ((one, two), (two, one)):
-        for key, rate in here.rates.items():
-            if key not in there.rates and (here.side, key) not in missed:
-                settings = naming.settings(key)
-                yield UnmatchedTest(side=here.side, test=key[0], settings=settings, rate=rate)
-    yield from failed
+    sure = [place for place, field in enumerate(varying) if field not in _LEARNED]
+
+    def known(key: Key) -> Key:
+        """What a row that failed knows of itself."""
+        return key[0], tuple(key[1][place] for place in sure)
+
+    # what ran on this side as well is no counterpart of a row that failed on it
+    others = {
+        side: {known(key): key for key in rates[_OTHER[side]] if key not in ran}
+        for side, ran in rates.items()
+    }
+    counterparts = [others[side].get(known(key)) for side, key, _ in failed]
+    missed = {(_OTHER[row[0]], other) for row, other in zip(failed, counterparts, strict=True)}
+    for side, ran in rates.items():
+        for key, rate in ran.items():
+            if key not in rates[_OTHER[side]] and (side, key) not in missed:
+                yield UnmatchedTest(side=side, test=key[0], settings=settings(key), rate=rate)
+    for (side, key, error), other in zip(failed, counterparts, strict=True):
+        yield UnmatchedTest(
+            side=side,
+            test=key[0],
+            settings=settings(other or key),
+            rate=None,
+            error=error,
+            other=None if other is None else rates[_OTHER[side]][other],
+        )
 
 
 def _differences(

@@ -22,8 +22,7 @@ from llmcli.errors import LlmcliError, UsageError
 from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure import ceilings
-from llmcli.measure.held import phase_peak
-from llmcli.measure.peaks import Peak, resident_bytes
+from llmcli.measure.peaks import Peak, phase_peak, resident_bytes
 from llmcli.model import Model
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck

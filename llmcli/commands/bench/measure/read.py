@@ -41,8 +41,11 @@ _MOST_OFF = 0.01  # of a mean from that of the runs, relative
 _SLOWEST, _FASTEST = 1e-9, 1e15  # tokens per second
 
 
-def to_result(row: Mapping[str, Any], where: str) -> Result:
-    """A row of any format; `where` it stands. Raises UsageError for what cannot be."""
+def _to_result(row: Mapping[str, Any], where: str) -> Result:
+    """Parse a row of any format; errors name its place, `where`.
+
+    Raises UsageError for missing fields and impossible numbers.
+    """
     test = _test(row, where)
     facts = {field: _spelled(field, row[field]) for field in COMPARED if field in row}
     error = row.get("error")
@@ -64,7 +67,7 @@ def to_result(row: Mapping[str, Any], where: str) -> Result:
 
 
 def _inconsistency(row: Mapping[str, Any], rate: Rate | None, where: str) -> str:
-    """Whether a row's mean is not that of its runs, which are what is compared."""
+    """Describe a mean that contradicts the runs listed beside it; empty where they agree."""
     if rate is None or row.get("avg_ts") is None:
         return ""
     mean = _number(row, "avg_ts", where)
@@ -154,7 +157,7 @@ def _spelled(field: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     text = str(value).strip()
-    if field == "model_filename":  # the same file lies elsewhere on another machine
+    if field == "model_filename":  # directories differ between machines
         return re.split(r"[/\\]", text)[-1]
     if field in ("model_size", "model_n_params") and re.fullmatch(r"\d{1,18}", text):
         if int(text) == 0:  # no model was loaded
@@ -163,8 +166,8 @@ def _spelled(field: str, value: Any) -> str:
     return text
 
 
-def csv_start(text: str) -> int | None:
-    """Where the first line with llama-bench's names begins; what it printed before is no table."""
+def _csv_start(text: str) -> int | None:
+    """Find the offset of the first heading line; llama-bench may print other lines before it."""
     start = 0
     for line in io.StringIO(text):  # lazily: a large file that is none is no list of lines
         if {"n_prompt", "n_gen", "avg_ts"} <= {name.strip(' "\r\n') for name in line.split(",")}:
@@ -173,12 +176,12 @@ def csv_start(text: str) -> int | None:
     return None
 
 
-def csv_rows(text: str, name: str) -> Iterator[dict[str, str]]:
-    """A row for each line below a heading; a heading in between begins another run.
+def _csv_rows(text: str, start: int, name: str) -> Iterator[dict[str, str]]:
+    """A row for each line below a heading, the first of which is at `start`.
 
-    Raises UsageError for a line that has too few values or too many.
+    A heading in between begins another run. Raises UsageError for a line with too few or too
+    many values.
     """
-    start = csv_start(text) or 0
     table = csv.reader(io.StringIO(text[start:], newline=""), strict=True)
     before = text.count("\n", 0, start)
     heading: list[str] = []
@@ -200,9 +203,9 @@ def csv_rows(text: str, name: str) -> Iterator[dict[str, str]]:
 
 
 def read_results(data: bytes, name: str) -> Source:
-    """The rows of a file that the user calls `name`.
+    """Read the rows of a file that messages call `name`.
 
-    Raises UsageError with the place for what is no result, cut off, or says what cannot be.
+    Raises UsageError with the place of what is not a result, is cut off, or is impossible.
     """
     if data.startswith(b"SQLite format 3\0"):
         raise _sql(name)
@@ -217,7 +220,7 @@ def read_results(data: bytes, name: str) -> Source:
     found: list[Result] = []
     builds: dict[str, None] = {}
     for row in rows:  # one by one: what is no row is refused before all of them are in memory
-        found.append(to_result(row, f"row {len(found) + 1} of `{name}`"))
+        found.append(_to_result(row, f"row {len(found) + 1} of `{name}`"))
         commit, number = row.get("build_commit"), row.get("build_number")
         if commit:
             builds[str(commit) if number in (None, "") else f"{commit} ({number})"] = None
@@ -244,8 +247,8 @@ def _detected(text: str, name: str, slowed: list[bool]) -> tuple[str, Iterable[M
             f"`{name}` is a Markdown table; only JSON, JSONL and CSV can be compared",
             hint="write the results with `-o json`",
         )
-    if csv_start(text) is not None:
-        return "CSV", csv_rows(text, name)
+    if (start := _csv_start(text)) is not None:
+        return "CSV", _csv_rows(text, start, name)
     raise UsageError(f"`{name}` is no result of a benchmark", hint=HINT)
 
 
@@ -278,7 +281,7 @@ def _values(text: str, name: str) -> Iterator[Any]:
 
 
 def _objects(values: Iterable[Any], name: str, slowed: list[bool]) -> Iterator[Mapping[str, Any]]:
-    """The rows in an array, a line, or our document, whose word on the machine goes to `slowed`."""
+    """Yield the rows of an array, a line, or our document; append its `slowed` to the list."""
     for value in values:
         document = isinstance(value, dict) and str(value.get("schema", "")).startswith("llmcli.")
         if document and value["schema"] != "llmcli.bench/1":

@@ -21,9 +21,8 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
-from llmcli.measure.held import Held
-from llmcli.measure.peaks import Peak
-from llmcli.measure.quiet import quiet
+from llmcli.measure.peaks import Peak, PhaseMemory
+from llmcli.measure.runs import gc_disabled
 
 Status = Callable[[str], None]
 Failure = tuple[int, str, str]  # exit code, kind, one line
@@ -75,7 +74,7 @@ class Slot:
         self.hint: str | None = None
         self.runs: list[Run] = []
         self.peak: int | None = None
-        self.memory = Held()
+        self.memory = PhaseMemory()
         self._load = load
         self._seed = seed
         self._room = 0
@@ -118,13 +117,12 @@ class Slot:
         self.runs, self.peak = [], None
         if self.engine is not None:
             self.failed = None
-            self.memory = Held(self._gpu)
+            self.memory = PhaseMemory(self._gpu)
         self._attempt(lambda engine: self._prepare(engine, test, room, warmup, on_status))
 
-    def repeat(self, test: Test, number: int, of: int, on_status: Status) -> None:
-        """Repetition `number` (from 0) on an empty memory, or one with the depth in it."""
-        counted = f"{number + 1}/{of}"
-        self._attempt(lambda engine: self._repeat(engine, test, number, counted, on_status))
+    def repeat(self, test: Test, of: int, on_status: Status) -> None:
+        """The next of so many repetitions, in an empty memory or one with the depth in it."""
+        self._attempt(lambda engine: self._repeat(engine, test, of, on_status))
 
     def _attempt(self, action: Callable[[Engine], Run | None]) -> None:
         """Does it unless something has failed, and keeps the run, the peak, or the failure."""
@@ -181,9 +179,9 @@ class Slot:
                     engine.step(self._ids(engine, "warm-up", 1)[0])
                 engine.rewind(keep)
 
-    def _repeat(
-        self, engine: Engine, test: Test, number: int, counted: str, on_status: Status
-    ) -> Run:
+    def _repeat(self, engine: Engine, test: Test, of: int, on_status: Status) -> Run:
+        number = len(self.runs)  # after a failure none is run
+        counted = f"{number + 1}/{of}"
         with engine.computing():
             if test.n_depth:
                 cached = self._filled == test.n_depth
@@ -197,7 +195,7 @@ class Slot:
             on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
             prompt = self._ids(engine, f"{test.name} {number}", test.n_prompt)
             written = self._ids(engine, f"{test.name} {number} after", test.n_gen)
-            with quiet():
+            with gc_disabled():
                 return self._timed(engine, self._split(prompt), written)
 
     def _timed(self, engine: Engine, prompt: list[list[int]], written: list[int]) -> Run:

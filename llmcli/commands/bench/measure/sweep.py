@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import takewhile
+from functools import partial
+from itertools import islice, takewhile
 from time import sleep
 from typing import Any
 
@@ -17,6 +18,7 @@ from llmcli.commands.bench.report.plan import EngineName, Plan, Test
 from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.measure.ratios import paired
+from llmcli.measure.runs import in_turns
 from llmcli.records.ceilings import Ceilings
 
 
@@ -130,16 +132,17 @@ class _Sweep:
         """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
         order: list[EngineName] = []
         repetitions = self.plan.runs.repetitions
-        said = [lambda words, slot=slot: self._say(words, slot) for slot in self.slots]
-        turns = list(zip(self.slots, said, strict=True))
-        for slot, on_status in turns:
+        for slot in self.slots:
             warmup = not self.plan.runs.no_warmup or slot.meta  # so that shapes are computed
-            slot.prepare(test, room, warmup=warmup, on_status=on_status)
-        for number in range(repetitions):
-            for slot, on_status in turns[:: 1 if number % 2 == 0 else -1]:
-                if not slot.meta:
-                    slot.repeat(test, number, repetitions, on_status)
-                    order.append(slot.name)
+            slot.prepare(test, room, warmup=warmup, on_status=partial(self._say, slot=slot))
+
+        def once(slot: Slot) -> None:
+            if not slot.meta:
+                slot.repeat(test, repetitions, partial(self._say, slot=slot))
+                order.append(slot.name)
+
+        for _ in islice(in_turns(*(partial(once, slot) for slot in self.slots)), repetitions):
+            pass
         return order
 
     def _add_rows(

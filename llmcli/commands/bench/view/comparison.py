@@ -25,9 +25,10 @@ _STYLES: dict[Verdict, str] = {
     "inconclusive": FAINT, "unknown": FAINT,
 }  # fmt: skip
 _DOUBTS: dict[Verdict, str] = {
-    "faster": "", "slower": "", "noise": ", within noise",
-    "inconclusive": ", inconclusive", "unknown": ", noise unknown",
-}  # fmt: skip
+    "noise": "within noise",
+    "inconclusive": "inconclusive",
+    "unknown": "noise unknown",
+}
 _NAMED = 5  # settings that a side does not say, tests that are too slow
 _LONGEST = 100  # characters of what a file says in words
 NOTHING_IN_COMMON = "no test has a rate"
@@ -53,12 +54,15 @@ def percent(share: float) -> str:
 
 def words(test: ComparedTest) -> str:
     """`5.9 % faster`, `within noise`; where there is a single run, that noise is not known."""
-    if test.verdict == "noise":
-        return "within noise"
-    if test.verdict == "inconclusive":
-        return "inconclusive"
-    known = test.verdict != "unknown"
-    return change(test) if known else f"{change(test)}, noise unknown"
+    if test.verdict in ("noise", "inconclusive"):
+        return _DOUBTS[test.verdict]
+    return _doubted(change(test), test)
+
+
+def _doubted(text: str, test: ComparedTest) -> str:
+    """`0.785, within noise`, or the text alone where the test is faster or slower for sure."""
+    doubt = _DOUBTS.get(test.verdict)
+    return f"{text}, {doubt}" if doubt else text
 
 
 def change(test: ComparedTest) -> str:
@@ -76,7 +80,7 @@ def failures(report: ComparisonReport) -> str:
     if report.slow_tests:
         count, bound = len(report.slow_tests), percent(report.slower_than or 0)
         named = _first(
-            f"{test.test} ({test.ratio:.3f}{_DOUBTS[test.verdict]})" for test in report.slow_tests
+            f"{test.test} ({_doubted(f'{test.ratio:.3f}', test)})" for test in report.slow_tests
         )
         are = "is" if count == 1 else "are"
         found.append(f"{counted(count, 'test')} {are} more than {bound} slower: {named}")
@@ -179,12 +183,9 @@ def _lone(test: UnmatchedTest) -> str:
     if not test.error:
         rate = "" if test.rate is None else f": {_rate(test.rate)} t/s"
         return f"only in {side}: {name}{rate}"
-    other = "" if test.other is None else f" ({_other(test)}: {_rate(test.other)} t/s)"
+    there = "A" if test.side == "b" else "B"
+    other = "" if test.other is None else f" ({there}: {_rate(test.other)} t/s)"
     return f"no rate in {side}: {name}: {_clipped(test.error)}{other}"
-
-
-def _other(test: UnmatchedTest) -> str:
-    return "A" if test.side == "b" else "B"
 
 
 def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
