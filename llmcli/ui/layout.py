@@ -41,9 +41,6 @@ class Line:
         yield Text("\n".join(filled(self.parts, options.max_width)), style=self.style)
 
 
-Dotted = Line  # its name in views that are not moved yet
-
-
 @dataclass(frozen=True)
 class Column:
     """`cut`: cells may be shortened with …; where that is too little, columns are left out.
@@ -64,14 +61,14 @@ class Rows:
     """A table with one line a row. Where even the least does not fit, the lines are too long.
 
     A cell without a style may be a `str`: a text of millions of tokens has as many rows.
-    `gap`: (first, end, words) of rows that are left out, and the line in their place. `spill`:
+    `gap`: (first, end, words) of rows that are left out, and the line in their place. `below`:
     what is in columns that are left out stands below its row, four columns to the right.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Text | str]]
     gap: tuple[int, int, str] = (0, 0, "")
-    spill: bool = False
+    below: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first, end, words = self.gap
@@ -79,13 +76,13 @@ class Rows:
         kept, widths = self._fitted(rows, options.max_width)
         heads = [Text(c.name, style=HEADING) for c in self.columns]
         yield from self._line(heads, kept, widths, console)
-        yield from self._spilled(heads, kept, options.max_width, head=True)
+        yield from self._lines_below(heads, kept, options.max_width, head=True)
         yield _uncut(Text("─" * (sum(widths) + len(GAP) * (len(kept) - 1)), style=FAINT))
         for number, row in enumerate(rows):
             if words and number == first:
                 yield _uncut(Text(words, style=FAINT))
             yield from self._line(row, kept, widths, console)
-            yield from self._spilled(row, kept, options.max_width)
+            yield from self._lines_below(row, kept, options.max_width)
 
     def fit(self, width: int) -> bool:
         """Whether every column has room in `width`."""
@@ -94,11 +91,11 @@ class Rows:
             self.columns
         )
 
-    def _spilled(
+    def _lines_below(
         self, cells: Sequence[Text | str], kept: Sequence[int], width: int, *, head: bool = False
     ) -> Iterator[Text]:
         """The lines below a row with what has no column."""
-        if not self.spill:
+        if not self.below:
             return
         parts = [
             f"{column.name} {cell}" if column.labelled and not head else str(cell)

@@ -13,7 +13,7 @@ from llmcli.shell.looking import InChat, Shown
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Metrics, or matrices of the heads that are named."""
     from llmcli.commands.attention.view.screen import Calls, attention_views, render_attention
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     named: dict[str, Any] = {name: given[name] for name in ("layer", "head") if name in given}
     rest: dict[str, Any] = {name: text for name, text in given.items() if name not in named}

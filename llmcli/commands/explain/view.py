@@ -15,7 +15,7 @@ from llmcli.commands.explain.report import Coordinate, Explanation, Step
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, render_checks
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.letters import letter_lines
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
 
@@ -49,12 +49,12 @@ def _tokens(report: Explanation) -> Iterator[RenderableType]:
         left = len(tokens) - 2 * SOME
         tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
     if tokens:
-        yield Dotted(tokens, FAINT)
+        yield Line(tokens, FAINT)
 
 
 def _letters(report: Explanation) -> Iterator[RenderableType]:
     letters = [(letter.letter, letter.value) for letter in report.letters]
-    yield Dotted(list(letter_lines(letters, aliases=True)), FAINT)
+    yield Line(list(letter_lines(letters, aliases=True)), FAINT)
 
 
 class _Writer:
@@ -86,7 +86,7 @@ class _Writer:
 
     def _blocks(self, step: Step, origins: bool) -> Iterator[RenderableType]:
         index = ",".join(map(str, step.index))
-        yield Dotted([f"{step.name}[{index}]", *map(_coordinate, step.where)], FAINT)
+        yield Line([f"{step.name}[{index}]", *map(_coordinate, step.where)], FAINT)
         if step.source == "kernel":
             origin = f"recomputed from {step.recomputed}" if step.recomputed else "the kernel's own"
             yield Text(f"{origin}: a larger --depth derives it, too", style=FAINT)
@@ -156,7 +156,7 @@ class _Writer:
             rest = math.fsum(t.value for t in origins) - math.fsum(t.value for t in most)
             parts.append(f"{len(origins) - len(most)} more {number(rest)}")
         yield Text(f"made of {len(origins)} parts (the kernel's):", style=FAINT)
-        yield Dotted(parts, FAINT)
+        yield Line(parts, FAINT)
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ def _compared(step: Step) -> RenderableType:
     theirs = f"recomputed from {step.recomputed}:" if step.recomputed else "kernel"
     words = [f"{theirs} {number(step.kernel, 9)}", f"difference {number(step.difference, 2)}"]
     if step.ok:
-        return Dotted([*words, GOOD], FAINT)
-    return Dotted([*words, f"allowed {number(step.tolerance, 2)}", BAD], WRONG)
+        return Line([*words, GOOD], FAINT)
+    return Line([*words, f"allowed {number(step.tolerance, 2)}", BAD], WRONG)
 
 
 def _extent(report: Explanation) -> Iterator[RenderableType]:
@@ -233,7 +233,7 @@ def _extent(report: Explanation) -> Iterator[RenderableType]:
         parts.append("a masked score needs no inputs, its check does")
     elif len(report.steps) > 1:
         parts.append("shown: the largest terms")
-    yield Dotted(parts, FAINT)
+    yield Line(parts, FAINT)
 
 
 def _verdict(report: Explanation) -> RenderableType:

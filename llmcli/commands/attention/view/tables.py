@@ -147,7 +147,7 @@ def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]
         ]
         for metric in metrics
     ]
-    return Rows(columns, rows, spill=True)
+    return Rows(columns, rows, below=True)
 
 
 def metric_notes(report: AttentionReport) -> list[RenderableType]:

@@ -13,13 +13,12 @@ from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
-from llmcli.ui.cells import Ink, fitted
+from llmcli.ui.cells import Ink, fitted, in_cell, in_words
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps
 from llmcli.ui.layout import WIDEST, Column, Line, Rows
 from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
-from llmcli.ui.token_text import in_cell, in_words
 
 NAME, GAP = 6, 1  # columns of a layer's number, and those between two cells
 LEAST, MOST = 4, 12  # columns of a cell

@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.ladder.report import LadderReport, RungReport, Step
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.letters import letter_lines
-from llmcli.ui.rates import scaled
-from llmcli.ui.stats import duration
+from llmcli.ui.numbers import duration, scaled
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, quoted
 
 _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
@@ -61,7 +60,7 @@ def heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     return (
         Text(model, style=HEADING),
         Text.assemble((tokens, NUMBER), " and then, one by one, " if more else "", (more, NUMBER)),
-        Dotted(letters, style=FAINT),
+        Line(letters, style=FAINT),
     )
 
 
