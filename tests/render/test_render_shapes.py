@@ -27,9 +27,9 @@ def test_rows_and_letters(golden):
     columns = (Column("a", right=False), Column("bb", drop=1), Column("c", drop=2))
     cells = [[Text("xxxxxx"), Text("yyyyyy"), Text("zzzzzz")]]
     golden("shapes", {
-        "a row spills where it is told to": shown(Rows(columns, cells, spill=True), width=20),
+        "a row spills where it is told to": shown(Rows(columns, cells, below=True), width=20),
         "and loses its last columns where it is not": shown(Rows(columns, cells), width=20),
-        "unless there is room": shown(Rows(columns, cells, spill=True), width=30),
+        "unless there is room": shown(Rows(columns, cells, below=True), width=30),
         "letters with their sizes and other names": [
             axis_line(*letter) for letter in (
                 ("S", "n", (5, 6)), ("H", "h", (8, 4)), ("F", "4d", (64,)), ("F", "F", (64,)),
@@ -37,7 +37,7 @@ def test_rows_and_letters(golden):
             )
         ],
     })  # fmt: skip
-    assert printed(Rows(columns, cells, spill=True), width=30) == (
+    assert printed(Rows(columns, cells, below=True), width=30) == (
         printed(Rows(columns, cells), width=30)
     )
 

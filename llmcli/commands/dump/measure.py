@@ -315,7 +315,7 @@ class _Dump:
             self._proof = AttentionChecks(self.model.dtype, device)
         heads, tokens = list(range(of.heads)), Tokens(self.ids, device)
         try:
-            deque(checked_rows(self._proof, of, heads, 0, tokens, seen), maxlen=0)
+            deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
 

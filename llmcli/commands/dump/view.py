@@ -55,7 +55,7 @@ def render_dump(report: DumpReport, model: str, *, every: bool = False) -> Rende
     return Group(
         Text(one_line(model), style=HEADING),
         Line(list(_facts(report)), FAINT),
-        Rows([column for column, _ in columns], rows, spill=every),
+        Rows([column for column, _ in columns], rows, below=every),
         *_notes(report, len(tensors)),
     )
 

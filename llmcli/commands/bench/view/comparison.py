@@ -145,7 +145,7 @@ def _table(tests: Iterable[ComparedTest]) -> Rows:
         Column("95 % interval", drop=3, labelled=True),
         Column("", right=False),
     ]
-    return Rows(columns, [_row(test) for test in tests], spill=True)
+    return Rows(columns, [_row(test) for test in tests], below=True)
 
 
 def _row(test: ComparedTest) -> list[Text]:

@@ -149,7 +149,7 @@ def _rows(report: ExpertsReport, room: int, ink: Ink, short: int) -> tuple[Rows,
     kept = [at for at, column in enumerate(columns) if column.name not in left]
     rows = [_row(report, layer, pool, ink, short) for layer in layers]
     picked = [[row[at] for at in kept] for row in rows]
-    return Rows([columns[at] for at in kept], picked, spill=True), pool
+    return Rows([columns[at] for at in kept], picked, below=True), pool
 
 
 def _row(
@@ -228,4 +228,4 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
         Column("margin", drop=3, labelled=True),
         Column("shared", drop=2, labelled=True),
     ]  # fmt: skip
-    yield Rows(columns, rows, spill=True)
+    yield Rows(columns, rows, below=True)
