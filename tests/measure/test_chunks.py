@@ -33,7 +33,7 @@ IDS = (5, 17, 3, 17, 42, 8, 30, 1, 9, 11)
 def short(monkeypatch):
     """Chunks of four tokens."""
     monkeypatch.setattr(chunks, "PROMPT_CHUNK", 4)
-    monkeypatch.setattr("llmcli.inspect.observe.PROMPT_CHUNK", 4)
+    monkeypatch.setattr("llmcli.inspect.generated.PROMPT_CHUNK", 4)
 
 
 ARITHMETIC = [torch.float32, pytest.param("packed", marks=needs_kernels)]
