@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
@@ -19,12 +19,12 @@ LEAST = 8  # columns that a cell which may be cut keeps
 WIDEST = 240  # columns of pictures and lists where nothing else bounds them, such as in a pipe
 
 
-def filled(parts: Sequence[str], width: int) -> list[str]:
-    """`parts` joined by dots into as few lines as fit `width`, never cut inside a part."""
+def filled(parts: Sequence[str], width: int, between: str = SEPARATOR) -> list[str]:
+    """`parts` joined into as few lines as fit `width`, never cut inside a part."""
     lines: list[str] = []
     for part in parts:
-        if lines and len(lines[-1]) + len(SEPARATOR) + len(part) <= width:
-            lines[-1] += SEPARATOR + part
+        if lines and len(lines[-1]) + len(between) + len(part) <= width:
+            lines[-1] += between + part
         else:
             lines.append(part)
     return lines
@@ -32,13 +32,31 @@ def filled(parts: Sequence[str], width: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Line:
-    """Parts joined by dots; lines break between them."""
+    """Parts joined by dots, or what is `between` them; lines break there."""
 
     parts: Sequence[str]
     style: str = ""
+    between: str = SEPARATOR
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text("\n".join(filled(self.parts, options.max_width)), style=self.style)
+        lines = filled(self.parts, options.max_width, self.between)
+        yield Text("\n".join(lines), style=self.style)
+
+
+@dataclass(frozen=True)
+class Indented:
+    """A block `by` columns from the left, fewer where that leaves it less than 28."""
+
+    block: RenderableType
+    by: int = len(INDENT)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        by = min(self.by, max(0, options.max_width - 28))
+        inner = options.update(width=options.max_width - by)
+        for line in Segment.split_lines(console.render(self.block, inner)):
+            yield Segment(" " * by)
+            yield from line
+            yield Segment.line()
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.segment import Segment
 from rich.text import Text
 
 from llmcli.commands.explain.report import Coordinate, Explanation, Step
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, render_checks
-from llmcli.ui.layout import Column, Line, Rows
+from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, filled
 from llmcli.ui.letters import letter_lines
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
 
@@ -91,7 +90,7 @@ class _Writer:
             origin = f"recomputed from {step.recomputed}" if step.recomputed else "the kernel's own"
             yield Text(f"{origin}: a larger --depth derives it, too", style=FAINT)
             return
-        yield Spread([step.formula, step.shape], NUMBER)
+        yield Line([step.formula, step.shape], NUMBER, GAP)
         if step.note:
             yield Text(one_line(step.note))
         yield from map(_fact, step.before)
@@ -106,15 +105,15 @@ class _Writer:
     def _sum(self, step: Step, total: Sum) -> Iterator[RenderableType]:
         terms, over = step.terms, total.over
         if over == "s" or self.full:
-            what = "key" if over == "s" else "term"
-            yield Spread([f"Σ over {over} of {total.formula}", counted(len(terms), what)])
+            count = counted(len(terms), "key" if over == "s" else "term")
+            yield Line([f"Σ over {over} of {total.formula}", count], between=GAP)
             yield from self._table(step, total)
             yield Text(f"Σ = {number(total.value)}")
             return
         shown = _most(terms, FEW)
         at = ", ".join(str(term.at) for term in shown)
         largest = f"largest of {len(terms)} at {over} = {at}"
-        yield Spread([f"Σ over {over} of {total.formula}", largest])
+        yield Line([f"Σ over {over} of {total.formula}", largest], between=GAP)
         square = total.columns[-1] != "product"
         written = " + ".join(_product(term, square) for term in shown)
         if len(shown) < len(terms):
@@ -160,36 +159,6 @@ class _Writer:
 
 
 @dataclass(frozen=True)
-class Indented:
-    """A block so many columns from the left."""
-
-    block: RenderableType
-    by: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        by = min(self.by, max(0, options.max_width - 28))
-        inner = options.update(width=options.max_width - by)
-        for line in Segment.split_lines(console.render(self.block, inner)):
-            yield Segment(" " * by)
-            yield from line
-            yield Segment.line()
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Parts three spaces apart; two, and on several lines, where the width is too little."""
-
-    parts: Sequence[str]
-    style: str = ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        line = "   ".join(self.parts)
-        if len(line) > options.max_width:
-            line = "\n".join(_filled(self.parts, "  ", options.max_width))
-        yield Text(line, style=self.style)
-
-
-@dataclass(frozen=True)
 class Arithmetic:
     """An equation; where it is too long, lines begin with its `=` and `+`."""
 
@@ -197,18 +166,7 @@ class Arithmetic:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         pieces = re.split(r" (?=[=+] )", self.text)
-        yield Text("\n  ".join(_filled(pieces, " ", options.max_width - 2)))
-
-
-def _filled(parts: Sequence[str], gap: str, width: int) -> list[str]:
-    """The parts in lines, as many in each as fit."""
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(gap) + len(part) <= width:
-            lines[-1] += gap + part
-        else:
-            lines.append(part)
-    return lines
+        yield Text("\n  ".join(filled(pieces, options.max_width - 2, " ")))
 
 
 def _compared(step: Step) -> RenderableType:
@@ -250,7 +208,7 @@ def _verdict(report: Explanation) -> RenderableType:
     parts += [f"{theirs} {number(report.kernel, digits)}"]
     parts += [f"difference {number(report.difference, 2)}"]
     parts += [f"(allowed {number(report.tolerance, 2)})  {GOOD if near else BAD}"]
-    return Spread(parts, HEADING if near else WRONG)
+    return Line(parts, HEADING if near else WRONG, GAP)
 
 
 def _digits(report: Explanation) -> int:

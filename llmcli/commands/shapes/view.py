@@ -23,7 +23,7 @@ from llmcli.commands.shapes.report import (
 from llmcli.records.numbers import counted, spans
 from llmcli.records.text import Token
 from llmcli.ui.facts import state_words
-from llmcli.ui.layout import GAP, Column, Line, Rows
+from llmcli.ui.layout import GAP, Column, Indented, Line, Rows
 from llmcli.ui.letters import axis_line
 from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
@@ -183,20 +183,6 @@ def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     held = size(sum(tensor.stored_bytes for tensor in tensors))
     total = f"{counted(len(tensors), 'tensor')} · {held}"
     return Group(Text(one_line(title), style=HEADING), Rows(columns, rows), Text(total, FAINT))
-
-
-@dataclass(frozen=True)
-class Indented:
-    """Something four columns to the right."""
-
-    inner: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = options.update_width(max(1, options.max_width - 4))
-        for line in console.render_lines(self.inner, room, pad=False):
-            yield Text("    ", end="")
-            yield from line
-            yield Text()
 
 
 def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[RenderableType]:
