@@ -13,6 +13,7 @@ from rich.text import Text
 from llmcli.commands.explain.report import Coordinate, Explanation, Step
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
+from llmcli.ui.cells import in_words
 from llmcli.ui.checks import BAD, GOOD, WRONG, render_checks
 from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, filled
 from llmcli.ui.letters import letter_lines
@@ -41,7 +42,7 @@ def render_explanation(
 
 def _tokens(report: Explanation) -> Iterator[RenderableType]:
     tokens = [
-        f"{at} {quoted(one.text) if one.text else f'id {one.id}'}"
+        f"{at} {in_words(one.id, one.text)}"
         for at, one in enumerate(report.tokens)
     ]
     if len(tokens) > 2 * SOME:

@@ -22,11 +22,12 @@ from llmcli.commands.shapes.report import (
 )
 from llmcli.records.numbers import counted, spans
 from llmcli.records.text import Token
+from llmcli.ui.cells import in_words
 from llmcli.ui.facts import state_words
 from llmcli.ui.layout import GAP, Column, Indented, Line, Rows
 from llmcli.ui.letters import axis_line
 from llmcli.ui.numbers import scaled, size
-from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
 _WHAT = ("what it is", "its formula", "what others call it: {i} is a layer's number")
 _NARROW = "  "  # between the columns of the table of the model
@@ -195,7 +196,7 @@ def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[
 
 def _prompt(tokens: Sequence[Token]) -> RenderableType:
     """The tokens of the prompt, of a long one the first and the last."""
-    texts = [quoted(token.text) if token.text else f"id {token.id}" for token in tokens]
+    texts = [in_words(token.id, token.text) for token in tokens]
     if len(texts) > 2 * ENDS:
         left = f"… {len(texts) - 2 * ENDS} more …"
         texts = [*texts[:ENDS], left, *texts[-ENDS:]]
