@@ -66,7 +66,7 @@ def generated(
         model.decoder.state_bytes(1, capacity), model.device, f"the cache of {capacity} tokens",
         "use a shorter prompt or a smaller --generate",
     )  # fmt: skip
-    session = Session(model.decoder, 1, capacity)
+    session = Session(model.decoder, 1, capacity, on_reread=lambda tokens: proof.reread())
     proof = _Steps(model, len(ids), session.state)
     tap = _tap(proof.watch, session) if prove else None
     sampler = Sampler(
@@ -168,12 +168,16 @@ class _Steps:
         """Whether what was cached before this call still has the same sum of its bits."""
         bits = filled(one, cached, end).view(_BITS[cached.dtype.itemsize])
         before = int(filled(one, bits, first).sum(dtype=torch.int64))
-        changed = before != self._sums.get(one.name, 0)
+        changed = before != self._sums.get(one.name, before)
         self._sums[one.name] = int(bits.sum(dtype=torch.int64))
         where = f"{one.name}, before position {first}" if changed else ""
         return ViewCheck(
             name="cache", words=WORDS, value=float(changed), tolerance=0.0, where=where
         )
+
+    def reread(self) -> None:
+        """All tokens are read again, with other rotations: the cache is another one."""
+        self._sums.clear()
 
     def _walk(self, of: LayerMap, caches: dict[str, Tensor]) -> None:
         seen = {name: tensor[0] for name, tensor in self._now.items()}
