@@ -1,26 +1,39 @@
-"""New tokens, generated before everything is read in one pass, with the proof of their steps."""
+"""New tokens, generated before all tokens are read again, with the proof of their steps.
+
+And how a prompt is read in chunks: what looks on is called with every activation (`Watch`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from llmcli import devices
+from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
+from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session
+from llmcli.graph.node import State as NodeState
 from llmcli.inspect.cache import cache_check, filled, remembered
 from llmcli.inspect.formulas import formula_checks, worst
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
-from llmcli.inspect.observe import continued, read_in_chunks, session_of
 from llmcli.inspect.recurrence import End, walk
 from llmcli.model import Model
 from llmcli.nn.state import State
+from llmcli.nn.step import Tap
 from llmcli.records.checks import ViewCheck
 from llmcli.records.progress import Progress
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
+
+# watch(first, name, tensor): an activation of the call whose tokens begin at position `first`
+Watch = Callable[[int, str, Tensor], None]
 
 WORDS = "every new token, read as `generate` reads it, follows from the formulas and the cache"
 
@@ -33,29 +46,75 @@ class Generated(NamedTuple):
 
 
 def generated(
-    model: Model, ids: Sequence[int], limit: int, progress: Progress | None = None
+    model: Model,
+    ids: Sequence[int],
+    limit: int,
+    progress: Progress | None = None,
+    *,
+    prove: bool = True,
 ) -> Generated:
     """`ids` and up to `limit` likeliest tokens after them; an end-of-text token is the last.
 
-    Raises OutOfMemory where the cache does not fit, and NotFinite for NaN.
+    Each new token is read, the last one too. `prove`: with the check that every step follows from
+    the formulas and the cache. Raises OutOfMemory where the cache does not fit, and NotFinite for
+    logits that are NaN.
     """
     if limit < 1:
         return Generated(tuple(ids))
-    session = session_of(model, len(ids) + limit)
+    capacity = len(ids) + limit
+    devices.require_memory(
+        model.decoder.state_bytes(1, capacity), model.device, f"the cache of {capacity} tokens",
+        "use a shorter prompt or a smaller --generate",
+    )  # fmt: skip
+    session = Session(model.decoder, 1, capacity, on_reread=lambda tokens: proof.reread())
     proof = _Steps(model, len(ids), session.state)
+    tap = _tap(proof.watch, session) if prove else None
+    sampler = Sampler(
+        Sampling(temperature=0.0), [ids], samples=1, vocab=model.config.vocab,
+        device=model.device, logprobs=None, limit=limit,
+    )  # fmt: skip
+    every = list(ids)
     with torch.inference_mode():
-        read_in_chunks(session, ids, proof.watch, progress)
-        greedy = Sampling(temperature=0.0)
-        every = continued(session, model, proof.watch, limit, greedy, progress).ids
-    return Generated(every, proof.checks())
+        _read(session, ids, tap, progress)
+        for choices in session.decode(sampler.pick, limit=limit, tap=tap):
+            if progress is not None:
+                progress("generating", len(every) - len(ids), limit)
+            every.append(choices[0].id)
+            if every[-1] in model.eos_ids:
+                session.advance(tap=tap)
+                break
+    return Generated(tuple(every), proof.checks())
+
+
+def read_in_chunks(
+    session: Session, ids: Sequence[int], watch: Watch, progress: Progress | None
+) -> None:
+    """Reads a prompt in chunks, as `generate` does, in the empty `session`, shown to `watch`."""
+    _read(session, ids, _tap(watch, session), progress)
+
+
+def _read(
+    session: Session, ids: Sequence[int], tap: Tap | None, progress: Progress | None
+) -> None:
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress("reading the prompt", done, total)
+
+    tell(0, len(ids))
+    session.prefill([ids], chunk=PROMPT_CHUNK, tap=tap, on_prefill=tell)
+
+
+def _tap(watch: Watch, session: Session) -> Tap:
+    """A tap that tells `watch` where the tokens of each call of `session` begin."""
+    return lambda name, tensor: watch(session.lengths[0], name, tensor)
 
 
 class _Steps:
     """Watches a prompt of so many tokens and the steps after it, all read into `state`.
 
     What a step makes of its token has to follow from the formulas, with the keys and values that
-    the cache holds by then; what the cache holds has to be what was computed, bit by bit; and a
-    recurrence has to go on from the state that the call before left.
+    the cache holds by then; what the cache holds has to be what was computed, bit by bit, and to
+    stay so in later calls; and a recurrence has to go on from the state that the call before left.
     """
 
     def __init__(self, model: Model, prompt: int, state: State) -> None:
@@ -66,6 +125,7 @@ class _Steps:
         self._maps = {layer: LayerMap(model, layer) for layer in mixing}
         self._now: dict[str, Tensor] = {}
         self._every: dict[str, Tensor] = {}  # rows of all calls, where a cache does not have them
+        self._sums: dict[str, int] = {}  # of the bits of what is cached, after the last call
         self._ends: dict[int, End] = {}  # of recurrences, after the last call
         self._found: list[ViewCheck] = []
 
@@ -97,10 +157,27 @@ class _Steps:
                 cached = cached.narrow(at, first, end - first)
             made = remembered(self._graph, one, rows[0]) if one.holds in kept else rows[0]
             self._found.append(cache_check(made, cached, one.name))
+            if "S" in one.axes:
+                self._found.append(self._unchanged(one, caches[one.name][0], first, end))
         if of.signed:
             self._walk(of, caches)
         if first >= self._prompt:
             self._prove(of, end, caches)
+
+    def _unchanged(self, one: NodeState, cached: Tensor, first: int, end: int) -> ViewCheck:
+        """Whether what was cached before this call still has the same sum of its bits."""
+        bits = filled(one, cached, end).view(_BITS[cached.dtype.itemsize])
+        before = int(filled(one, bits, first).sum(dtype=torch.int64))
+        changed = before != self._sums.get(one.name, before)
+        self._sums[one.name] = int(bits.sum(dtype=torch.int64))
+        where = f"{one.name}, before position {first}" if changed else ""
+        return ViewCheck(
+            name="cache", words=WORDS, value=float(changed), tolerance=0.0, where=where
+        )
+
+    def reread(self) -> None:
+        """All tokens are read again, with other rotations: the cache is another one."""
+        self._sums.clear()
 
     def _walk(self, of: LayerMap, caches: dict[str, Tensor]) -> None:
         seen = {name: tensor[0] for name, tensor in self._now.items()}

@@ -169,11 +169,10 @@ class LayerMap:
         heads: Sequence[int],
         queries: slice,
         keys: slice,
-        missing: int,
     ) -> Scores:
         """The scores of those `heads`, of the `queries` at these positions, and of the `keys`.
 
-        `seen` are activations `[H, T, d]` of all tokens, the queries' from position `missing` on.
+        `seen` are activations `[H, T, d]` of all tokens.
         """
         mixer = mixer_of(self._model, self.mixed)
         if self.score is None:
@@ -181,9 +180,7 @@ class LayerMap:
             of = slice(heads[0], heads[-1] + 1)
             map_1HtS = mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)
             return Scores(map_1HtS[0, :, :, keys].log(), None)
-        q_Htd = wide(
-            seen[self.score.query][heads, queries.start - missing : queries.stop - missing]
-        )
+        q_Htd = wide(seen[self.score.query][heads, queries])
         groups = slice(heads[0] // self.group, heads[-1] // self.group + 1)
         k_KSd = wide(seen[self.score.key][groups, keys])
         assert isinstance(mixer, SoftmaxMap)

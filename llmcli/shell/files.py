@@ -117,7 +117,7 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
     the cap (64 MiB for a page, 1 GiB for anything else) without `force`, and WriteFailed where
     the disk has no room for it, and as `check_target` does.
     """
-    from llmcli.ui.stats import size
+    from llmcli.ui.numbers import size
 
     check_target(path)
     cap = PAGE_CAP if path.lower().endswith(".html") else FILE_CAP
@@ -200,7 +200,7 @@ def launch(path: str) -> int:
 
 def written(path: str, holds: str) -> str:
     """The line that reports a written file: its size and content (`holds`)."""
-    from llmcli.ui.stats import size
+    from llmcli.ui.numbers import size
 
     target = _target(path)
     taken = f" ({size(target.stat().st_size)})" if target.is_file() else ""  # a pipe has no size

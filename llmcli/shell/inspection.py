@@ -94,7 +94,7 @@ class Inspection:
     @property
     def title(self) -> str:
         """The model's line."""
-        from llmcli.ui.stats import model_line
+        from llmcli.ui.facts import model_line
 
         return model_line(self.model.describe())
 

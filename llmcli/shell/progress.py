@@ -83,7 +83,7 @@ class Progress:
         self._bar.update(task, completed=done, total=total)
         if due:
             if what.startswith("downloading ") and total and self._screen.width >= _WIDE:
-                from llmcli.ui.stats import size
+                from llmcli.ui.numbers import size
 
                 speed = next(t.speed for t in self._bar.tasks if t.id == task)
                 rate = f", {size(round(speed))}/s" if speed else ""

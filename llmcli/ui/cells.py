@@ -20,7 +20,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from llmcli.ui.palette import rgb
-from llmcli.ui.theme import FAINT
+from llmcli.ui.theme import FAINT, SPACE, quoted
 
 MASKED = -1  # the code of a masked cell: it has no colour
 # the terminal's own colours in the order of the maps, which only their bar can explain
@@ -204,3 +204,19 @@ def cut(text: str, width: int) -> str:
 
 def _leftward(text: str) -> bool:
     return any(bidirectional(character) in ("R", "AL", "AN") for character in text)
+
+
+def in_cell(id: int, text: str, ink: Ink) -> str:
+    """A token in a cell: without quotes, its spaces visible; the id where it has no text."""
+    shown = quoted(text)[1:-1].replace(" ", space(ink)) or str(id)
+    return shown.encode("ascii", "backslashreplace").decode() if ink.ascii else shown
+
+
+def space(ink: Ink) -> str:
+    """The sign for a space."""
+    return "_" if ink.ascii else SPACE
+
+
+def in_words(id: int, text: str) -> str:
+    """A token in a sentence: quoted, or its id."""
+    return quoted(text) if text else f"id {id}"

@@ -65,8 +65,4 @@ def _apart(check: ViewCheck) -> str:
         return "exactly"
     if math.isnan(check.value):
         return "nan"
-    return f"{_number(check.value)} of {_number(check.tolerance)} allowed"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2g}"
+    return f"{check.value:.2g} of {check.tolerance:.2g} allowed"

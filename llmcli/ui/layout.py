@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
@@ -19,12 +19,12 @@ LEAST = 8  # columns that a cell which may be cut keeps
 WIDEST = 240  # columns of pictures and lists where nothing else bounds them, such as in a pipe
 
 
-def filled(parts: Sequence[str], width: int) -> list[str]:
-    """`parts` joined by dots into as few lines as fit `width`, never cut inside a part."""
+def filled(parts: Sequence[str], width: int, between: str = SEPARATOR) -> list[str]:
+    """`parts` joined into as few lines as fit `width`, never cut inside a part."""
     lines: list[str] = []
     for part in parts:
-        if lines and len(lines[-1]) + len(SEPARATOR) + len(part) <= width:
-            lines[-1] += SEPARATOR + part
+        if lines and len(lines[-1]) + len(between) + len(part) <= width:
+            lines[-1] += between + part
         else:
             lines.append(part)
     return lines
@@ -32,16 +32,31 @@ def filled(parts: Sequence[str], width: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Line:
-    """Parts joined by dots; lines break between them."""
+    """Parts joined by dots, or what is `between` them; lines break there."""
 
     parts: Sequence[str]
     style: str = ""
+    between: str = SEPARATOR
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text("\n".join(filled(self.parts, options.max_width)), style=self.style)
+        lines = filled(self.parts, options.max_width, self.between)
+        yield Text("\n".join(lines), style=self.style)
 
 
-Dotted = Line  # its name in views that are not moved yet
+@dataclass(frozen=True)
+class Indented:
+    """A block `by` columns from the left, fewer where that leaves it less than 28."""
+
+    block: RenderableType
+    by: int = len(INDENT)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        by = min(self.by, max(0, options.max_width - 28))
+        inner = options.update(width=options.max_width - by)
+        for line in Segment.split_lines(console.render(self.block, inner)):
+            yield Segment(" " * by)
+            yield from line
+            yield Segment.line()
 
 
 @dataclass(frozen=True)
@@ -64,14 +79,14 @@ class Rows:
     """A table with one line a row. Where even the least does not fit, the lines are too long.
 
     A cell without a style may be a `str`: a text of millions of tokens has as many rows.
-    `gap`: (first, end, words) of rows that are left out, and the line in their place. `spill`:
+    `gap`: (first, end, words) of rows that are left out, and the line in their place. `below`:
     what is in columns that are left out stands below its row, four columns to the right.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Text | str]]
     gap: tuple[int, int, str] = (0, 0, "")
-    spill: bool = False
+    below: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first, end, words = self.gap
@@ -79,13 +94,13 @@ class Rows:
         kept, widths = self._fitted(rows, options.max_width)
         heads = [Text(c.name, style=HEADING) for c in self.columns]
         yield from self._line(heads, kept, widths, console)
-        yield from self._spilled(heads, kept, options.max_width, head=True)
+        yield from self._lines_below(heads, kept, options.max_width, head=True)
         yield _uncut(Text("─" * (sum(widths) + len(GAP) * (len(kept) - 1)), style=FAINT))
         for number, row in enumerate(rows):
             if words and number == first:
                 yield _uncut(Text(words, style=FAINT))
             yield from self._line(row, kept, widths, console)
-            yield from self._spilled(row, kept, options.max_width)
+            yield from self._lines_below(row, kept, options.max_width)
 
     def fit(self, width: int) -> bool:
         """Whether every column has room in `width`."""
@@ -94,11 +109,11 @@ class Rows:
             self.columns
         )
 
-    def _spilled(
+    def _lines_below(
         self, cells: Sequence[Text | str], kept: Sequence[int], width: int, *, head: bool = False
     ) -> Iterator[Text]:
         """The lines below a row with what has no column."""
-        if not self.spill:
+        if not self.below:
             return
         parts = [
             f"{column.name} {cell}" if column.labelled and not head else str(cell)

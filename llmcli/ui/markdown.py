@@ -8,11 +8,13 @@ Lines stay lines, as models mean them. Without colours the text keeps its marker
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 from rich.cells import cell_len
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.syntax import Syntax
 
-from llmcli.ui.code import Code
 from llmcli.ui.emphasis import Emphasis
 from llmcli.ui.flow import TAB, Flow
 from llmcli.ui.markdown_table import drawn_table
@@ -24,6 +26,36 @@ _WHOLE = re.compile(r"\s*(\||```|~~~)")
 _RULE = re.compile(r"\s*([-*_])( *\1){2,}\s*")
 _FENCE = re.compile(r"(`{3,}(?=[^`]*$)|~{3,})\s*([^\s`]*)")
 _MARKER = re.compile(r"(\s*)(?:(#{1,6})\s+|(>) ?|([-*+])\s+|(\d{1,9}[.)])\s+)")
+_MOST = 16_000  # characters that are read again for every line; Pygments takes 1 µs for each
+
+
+class Code:
+    """A block in the language of this name; without colours if Pygments does not know it."""
+
+    def __init__(self, language: str) -> None:
+        self._language = language
+        self._before = ""
+
+    def line(self, text: str) -> str:
+        """The next line, coloured; in `text` there is no newline."""
+        lexer = self._syntax.lexer
+        if lexer is None:
+            return text
+        if len(self._before) > _MOST:
+            self._before = ""
+        theme, at, begin, out = Syntax.get_theme("ansi_dark"), 0, len(self._before), []
+        self._before += text + "\n"
+        for kind, value in lexer.get_tokens(self._before):
+            own = value[max(0, begin - at) :].rstrip("\n")
+            at += len(value)
+            if own:
+                style = theme.get_style_for_token(kind)
+                out.append(style.render(own, color_system=ColorSystem.STANDARD))
+        return "".join(out)
+
+    @cached_property
+    def _syntax(self) -> Syntax:
+        return Syntax("", self._language)
 
 
 class MarkdownStream:

@@ -30,6 +30,12 @@ def signed_percent(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %".replace("-", "−")
 
 
+def probability(share: float) -> str:
+    """`50.00%`, and two significant digits of what is less than a tenth of a percent: `0.0082%`."""
+    value = 100 * share
+    return f"{value:.2f}%" if value >= 0.1 else f"{value:.2g}%"
+
+
 def unit(value: float, name: str) -> str:
     """`538 MB`, `36.2 GFLOP`, in steps of 1000, so that it divides by a rate."""
     number, _, prefix = scaled(value).partition(" ")
@@ -82,6 +88,11 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None or math.isnan(value):
         return "–"
     return f"{value + 0.0:.{digits}g}".replace("-", "−")
+
+
+def tick(value: float) -> str:
+    """Three digits of a value at a colour bar: `0`, `0.25`, `-12.5`, `1e-04`."""
+    return f"{value:.3g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.0e}"
 
 
 def brief(value: float) -> str:

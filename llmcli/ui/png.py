@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmcli.ui.numbers import tick
 from llmcli.ui.palette import DECADES, Scale, rgb
 from llmcli.ui.theme import SPACE, quoted
 
@@ -230,13 +231,8 @@ def bar_width(scale: Scale, size: int) -> int:
 def _mark(scale: Scale, fraction: float) -> str:
     """The value at a place of the bar; a logarithm has no zero, all that is less is its end."""
     if scale.kind == "log" and not scale.signed and fraction == 0:
-        return f"< {number(scale.high * 10.0**-DECADES)}"
-    return number(scale.value(fraction))
-
-
-def number(value: float) -> str:
-    """Three digits of a value at a colour bar: `0`, `0.25`, `-12.5`, `1e-04`."""
-    return f"{value:.3g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.0e}"
+        return f"< {tick(scale.high * 10.0**-DECADES)}"
+    return tick(scale.value(fraction))
 
 
 def width(words: str, size: int) -> float:

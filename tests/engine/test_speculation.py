@@ -20,7 +20,7 @@ from llmcli.engine.speculation import ROWS, Pace, Speculation
 from llmcli.formats.dense import writable
 from llmcli.kernels import native
 from llmcli.nn.decoder import Decoder
-from llmcli.ui.stats import draft_words
+from llmcli.ui.facts import draft_words
 
 PROMPT = [3, 9, 1, 4, 3, 9, 1, 4, 3, 9]
 NAMES = (

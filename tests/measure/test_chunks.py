@@ -19,6 +19,7 @@ from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.commands.lens.measure.stream import Stream
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
+from llmcli.inspect.generated import generated
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Step, Visible
 from llmcli.ops import compiled
@@ -33,7 +34,7 @@ IDS = (5, 17, 3, 17, 42, 8, 30, 1, 9, 11)
 def short(monkeypatch):
     """Chunks of four tokens."""
     monkeypatch.setattr(chunks, "PROMPT_CHUNK", 4)
-    monkeypatch.setattr("llmcli.inspect.observe.PROMPT_CHUNK", 4)
+    monkeypatch.setattr("llmcli.inspect.generated.PROMPT_CHUNK", 4)
 
 
 ARITHMETIC = [torch.float32, pytest.param("packed", marks=needs_kernels)]
@@ -240,3 +241,8 @@ def test_a_prompt_whose_cache_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 0)
     with pytest.raises(OutOfMemory, match="the cache of 10 tokens"):
         lens(model)
+
+
+def test_new_tokens_that_change_the_frequencies_have_another_cache():
+    found = generated(whole("longrope", torch.float64), IDS[:2], 5)
+    assert [check.ok for check in found.checks] == [True]

@@ -21,12 +21,10 @@ from llmcli.records.info import NO_FORMATS
 from llmcli.records.matrix import Matrix
 from llmcli.records.models import ago
 from llmcli.records.text import PhasePeak, Timings, TokenPiece
-from llmcli.ui import rates, stats, theme
+from llmcli.ui import facts, numbers, theme
 from llmcli.ui.grid import pooled
 from llmcli.ui.letters import LETTERS, letter_lines
-from llmcli.ui.numbers import brief, short
-from llmcli.ui.rates import scaled
-from llmcli.ui.token_text import percent
+from llmcli.ui.numbers import brief, scaled, short
 
 TIMINGS = Timings(
     import_s=1.0, load_s=0.24, first_token_s=0.0521, prompt_tokens=12, prompt_tokens_per_s=230.3,
@@ -66,7 +64,7 @@ def test_statistics(golden):
 
     def line(stored, used="float32", **formats):
         formats = dict.fromkeys(NO_FORMATS, used) | formats
-        return stats.model_line({"name": "m", "stored_formats": stored, "device": "cpu", **formats})
+        return facts.model_line({"name": "m", "stored_formats": stored, "device": "cpu", **formats})
 
     packed = {
         "weight_format": "Q4_1 + Q8_0", "activation_format": "float32", "cache_format": "float16",
@@ -81,7 +79,7 @@ def test_statistics(golden):
         "with the peak of every phase that is known":
             shown(full_stats(replace(full, timings=replace(TIMINGS, peaks=peaks)))),
         "a draft without proposals claims no speed":
-            stats.draft_words({"proposed": 0, "accepted": 0}),
+            facts.draft_words({"proposed": 0, "accepted": 0}),
         "the line of a model says what became of its weights": [
             line(["F32", "Q4_1", "Q8_0"]), line(["F32"]), line(["BF16"], "bfloat16"), line([]),
             line(["F32", "Q4_1", "Q8_0"], **packed), line(["BF16"], **packed),
@@ -89,7 +87,7 @@ def test_statistics(golden):
         "confidence has a colour for every probability": " ".join(
             theme.confidence_style(p) for p in (1.0, 0.75, 0.3, 0.06, 0.01, 0.0, math.nan)
         ),
-        "its legend": shown(stats.confidence_legend()),
+        "its legend": shown(facts.confidence_legend()),
     })  # fmt: skip
 
 
@@ -101,9 +99,9 @@ def table(function, *values):
 def test_numbers_and_texts(golden):
     """Text for a terminal cannot drive it; a cell of a table is a line and no formula."""
     golden("words", {
-        "durations": table(stats.duration, 0.0000123, 0.0521, 0.4, 0.9996, 12.345, 125.9),
+        "durations": table(numbers.duration, 0.0000123, 0.0521, 0.4, 0.9996, 12.345, 125.9),
         "sizes": table(
-            stats.size, 0, 1023, 1024, 432 * 2**20, 1023 * 2**20, 25276510208, 2**41
+            numbers.size, 0, 1023, 1024, 432 * 2**20, 1023 * 2**20, 25276510208, 2**41
         ),
         "for a terminal": table(
             theme.printable, "plain ü 🎉", "a\tb\n", "\x1b[31mred\x07\r", "\x9b2J", "\ud800",
@@ -115,7 +113,7 @@ def test_numbers_and_texts(golden):
             "\t=1\r\n", "\x1b]0;own\x07\ud800\u202e",
         ),
         "quoted": table(theme.quoted, " Paris\n", "\u202eevil\u200b\u2028", "\U000e0001"),
-        "shares": table(percent, 1.0, 0.0034, 0.000082, 1.6e-7, 0),
+        "shares": table(numbers.probability, 1.0, 0.0034, 0.000082, 1.6e-7, 0),
         "numbers with a prefix": table(scaled, 0, 0.25, 999.6, 36.8e6, 2e12, 37),
         "ages": table(
             ago, -5, 59, 60, 7200, 86400.0, 59 * 86400.0, 61 * 86400.0, 400 * 86400.0, 800 * 86400.0
@@ -127,12 +125,12 @@ def test_numbers_and_texts(golden):
         "derived": table(number, -1234.5678, -0.0, 1.25e-9, float("-inf")),
         "derived, to the last bit": number(1 / 3, 17),
         "of timing": [
-            *table(rates.percent, 0.71, 0.083, 0.0004, 0.0),
-            *table(rates.signed_percent, 1.012, 0.996), *table(rates.speed, 1234.5, 5.118),
-            *table(lambda value: rates.unit(value, "B"), 538e6, 999, 1.5e12),
-            *table(lambda of: rates.rate(*of), (2e9, 0.1), (0, 1.0), (5, 0.0)),
-            *table(lambda ms: rates.milliseconds(ms, rates.digits_for([ms])), 0.0123456, 1.23456),
-            rates.milliseconds(0.123456, rates.digits_for([0.123])),
+            *table(numbers.percent, 0.71, 0.083, 0.0004, 0.0),
+            *table(numbers.signed_percent, 1.012, 0.996), *table(numbers.speed, 1234.5, 5.118),
+            *table(lambda value: numbers.unit(value, "B"), 538e6, 999, 1.5e12),
+            *table(lambda of: numbers.rate(*of), (2e9, 0.1), (0, 1.0), (5, 0.0)),
+            *table(lambda s: numbers.milliseconds(s, numbers.digits_for([s])), 0.0123456, 1.23456),
+            numbers.milliseconds(0.123456, numbers.digits_for([0.123])),
         ],
         "percentiles": table(
             lambda of: percentile(*of), ((), 50), ((7,), 99), ((1, 2, 3, 4), 50), ((4, 1, 3, 2), 90)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from llmcli.ui.code import Code
-from llmcli.ui.markdown import MarkdownStream
+from llmcli.ui.markdown import Code, MarkdownStream
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,6 +9,7 @@ from llmcli.commands.attention.options import (
     MOST_DRAWN,
     HeadOptions,
     ViewOptions,
+    at_positions,
     request_of,
 )
 from llmcli.errors import UsageError
@@ -86,6 +87,7 @@ def command(
     from llmcli.commands.attention import states
     from llmcli.commands.attention.exports import exporting
     from llmcli.commands.attention.prompt import Reading
+    from llmcli.commands.attention.report.request import AttentionRequest
 
     if heads.what == "state":
         states.check_options(heads, view)
@@ -96,14 +98,15 @@ def command(
     look = Inspection("attention", view, FILES, output)
     reading = Reading.of(prompt, template, new, heads, model, look.out)
 
+    request = AttentionRequest()
+
     def check(config: ModelConfig) -> None:
-        request_of(heads, view, config)
+        nonlocal request
+        request = request_of(heads, view, config)
 
     loaded = look.load(model, check, text=reading.is_text)
     ids = reading.ids(loaded)
-    request = request_of(
-        heads, view, loaded.config, new=new.generate, tokens=len(ids) + new.generate
-    )
+    request = at_positions(request, view, len(ids), new.generate)
     if view.draws(heads) and not request.drawn:
         look.out.note(f"the map is shown: of so many matrices at most {MOST_DRAWN} are drawn")
     with exporting(look, view, request, ids) as export:

@@ -66,7 +66,7 @@ class Export:
         """Raises UsageError, or WriteFailed, where the file or the document gets too large."""
         from llmcli.commands.attention.view.export import page_size
         from llmcli.ui.arrays import array_file_size
-        from llmcli.ui.stats import size
+        from llmcli.ui.numbers import size
 
         look, most = self._look, max(map(len, self._heads.values()))
         seen = self._tokens * (self._tokens + 1) // 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -164,14 +164,11 @@ class ViewOptions:
             )
 
 
-def request_of(
-    heads: HeadOptions, view: ViewOptions, config: ModelConfig, *, new: int = 0,
-    tokens: int | None = None,
-) -> AttentionRequest:  # fmt: skip
-    """What the options request of a model, once the number of `tokens`, new ones too, is known.
+def request_of(heads: HeadOptions, view: ViewOptions, config: ModelConfig) -> AttentionRequest:
+    """What the options request of a model, but for positions (`at_positions`).
 
-    Before that (None) the same for its errors alone. Raises UsageError for layers, heads and
-    metrics that the model does not have, for too many matrices to draw, and for empty spans.
+    Raises UsageError for layers, heads and metrics that the model does not have, and for too many
+    matrices to draw.
     """
     from llmcli.commands.attention.report.request import AttentionRequest, computed, unknown_metrics
 
@@ -180,11 +177,6 @@ def request_of(
     for name, why in unknown_metrics(config).items():
         if name in names and len(table) < len(METRICS):
             raise UsageError(f"`{name}`: {why}")
-    if mapped and mapped.name == RANK and (tokens or 0) > MOST_RANKED:
-        raise UsageError(
-            f"`--map {RANK}` needs whole matrices: up to {MOST_RANKED} tokens, and there are "
-            f"{tokens}"
-        )
     chosen = _chosen(heads, config)
     if heads.what == "scores":
         _check_scores(chosen, config)
@@ -201,10 +193,6 @@ def request_of(
         raise UsageError(
             "none of these layers has such a head", hint="name others with --layer and --head"
         )
-
-    def span(text: str | None, option: str) -> tuple[int, int] | None:
-        return None if text is None or tokens is None else parse_span(text, tokens, option)
-
     return AttentionRequest(
         heads=chosen,
         what=heads.matrices,
@@ -212,12 +200,29 @@ def request_of(
         map=mapped,
         table=table,
         drawn=drawn,
-        queries=span(view.query, "--query"),
-        keys=span(view.key, "--key"),
         pairs=view.top_pairs,
-        generate=new,
         scale=view.scale,
     )
+
+
+def at_positions(
+    request: AttentionRequest, view: ViewOptions, tokens: int, new: int = 0
+) -> AttentionRequest:
+    """The request for so many `tokens` and up to `new` ones after them.
+
+    Raises UsageError for spans without tokens, and for a rank of matrices that are too large.
+    """
+    count = tokens + new
+    if request.map is not None and request.map.name == RANK and count > MOST_RANKED:
+        raise UsageError(
+            f"`--map {RANK}` needs whole matrices: up to {MOST_RANKED} tokens, and there are "
+            f"{count}"
+        )
+    queries, keys = (
+        None if text is None else parse_span(text, count, option)
+        for text, option in ((view.query, "--query"), (view.key, "--key"))
+    )
+    return replace(request, queries=queries, keys=keys, generate=new)
 
 
 def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:

@@ -68,12 +68,15 @@ def show(look: Inspection, reading: Reading, heads: HeadOptions) -> None:
     """Measures the states, writes the requested file, and shows them."""
     from llmcli.commands.attention.view.states import render_states
 
+    layers: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+
     def check(config: ModelConfig) -> None:
-        chosen(heads, config)
+        nonlocal layers, numbers
+        layers, numbers = chosen(heads, config)
 
     model = look.load(reading.model, check, text=reading.is_text)
     ids = reading.ids(model)
-    layers, numbers = chosen(heads, model.config)
 
     from llmcli.commands.attention.measure.states import measure_states
 

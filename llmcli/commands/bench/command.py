@@ -248,7 +248,7 @@ def _document(report: BenchReport) -> dict[str, Any]:
 def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:
     """What a result of these models depends on, for a line: `environment_words`."""
     from llmcli.measure.environment import environment
-    from llmcli.ui.environment import environment_words
+    from llmcli.ui.facts import environment_words
 
     return environment_words(environment(kernels=kernels_of(*models)))
 

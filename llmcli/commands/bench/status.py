@@ -9,7 +9,7 @@ from llmcli.records.ceilings import Ceilings
 from llmcli.shell.output import Output
 from llmcli.shell.progress import PATIENCE_S
 from llmcli.shell.streams import erase_line
-from llmcli.ui.stats import duration
+from llmcli.ui.numbers import duration
 from llmcli.ui.theme import one_line
 
 _OFTEN_S = 0.1
@@ -58,7 +58,7 @@ class Status:
 
     def measured(self, ceilings: Ceilings, products: str) -> None:
         """The ceilings with products in that format, for `--verbose`."""
-        from llmcli.ui.machine import ceiling_words
+        from llmcli.ui.facts import ceiling_words
 
         words = ", ".join(ceiling_words(ceilings))
         self.loaded(f"ceilings ({ceilings.device}, {products}): {words}")

@@ -252,9 +252,9 @@ class Chat:
         context = f"context {self._used():,} of {self.conversation.room:,}"
         if (turn := self.turn) is None:
             return context
+        from llmcli.ui.facts import draft_words
         from llmcli.ui.layout import SEPARATOR
-        from llmcli.ui.rates import speed
-        from llmcli.ui.stats import draft_words, duration
+        from llmcli.ui.numbers import duration, speed
 
         written = f", {speed((turn.generated - 1) / turn.decode_s)}" if turn.generated > 1 else ""
         parts = [

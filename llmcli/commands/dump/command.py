@@ -101,7 +101,7 @@ def command(
     """
     from llmcli.anatomy.names import known
     from llmcli.commands.dump.view import render_dump
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     out = Output("dump", output)
     kind = None if dump.to is None else kind_of_file(dump.to, FILES)

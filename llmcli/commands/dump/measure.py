@@ -1,8 +1,8 @@
 """Activations by name, as the kernel computed them, written and summarized one by one.
 
-The prompt runs once. A tensor is settled as soon as the kernel has written what it needs, and is
-then forgotten; what the fused kernel never writes is computed from what it wrote, a head and some
-rows at a time.
+New tokens are generated first; then one pass reads all tokens. A tensor is settled as soon as the
+kernel has written what it needs, and is then forgotten; what the fused kernel never writes is
+computed from what it wrote, a head and some rows at a time.
 
 Axes: B batch (1), H heads, K key/value heads, T rows, S keys, d size of a query and key, e of a
 value, D width.
@@ -25,7 +25,6 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import known
 from llmcli.commands.dump.report import DumpedTensor, DumpPlan, DumpReport
 from llmcli.config import ModelConfig
-from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.graph.ops import HeadShare, size
@@ -35,9 +34,9 @@ from llmcli.inspect.attention.checks import AttentionChecks
 from llmcli.inspect.attention.rows import checked_rows
 from llmcli.inspect.cache import cache_check, filled, remembered
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
+from llmcli.inspect.generated import generated
 from llmcli.inspect.kernel import layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
-from llmcli.inspect.observe import observe
 from llmcli.inspect.parts import AT_ONCE, arrays_of, in_rows, parts
 from llmcli.inspect.recurrence import walk
 from llmcli.inspect.statistics import Statistics
@@ -159,7 +158,6 @@ class _Dump:
         progress: Progress | None,
     ) -> None:
         self.model, self.ids, self.plan = model, list(ids), plan
-        self.prompt_tokens = len(ids)
         self._write, self._progress, self._check = write, progress, check
         self._sources = {one.name: _sources(model.config, one, check=check) for one in plan}
         self._uses = Counter(chain.from_iterable(self._sources.values()))
@@ -169,6 +167,7 @@ class _Dump:
         self._caches: dict[str, list[ViewCheck]] = {}  # of what is written, and of states
         self._proof: AttentionChecks | None = None  # of attention matrices, where there are any
         self._proven: set[int] = set()  # layers
+        self._steps: tuple[ViewCheck, ...] = ()  # of new tokens, how they were generated
         self._sound = True  # no number so far was NaN or infinite
         self.error = ""  # where something that is not dumped is not finite
 
@@ -178,29 +177,27 @@ class _Dump:
             if not self._sources[one.name]:
                 self._settle(one)
         if self._uses:
-            self._require_memory(generate)
+            self._require_memory(len(self.ids) + generate)
             if generate:
-                self._generated(generate)
-            else:
-                self._streamed()
+                self._generate(generate)
+            self._streamed()
 
-    def _require_memory(self, generate: int) -> None:
-        """Raises OutOfMemory where what is kept until it is settled does not fit."""
+    def _require_memory(self, tokens: int) -> None:
+        """Raises OutOfMemory where there is no room for what is kept of so many tokens."""
         model = self.model
         kept = plan_dump(
-            model.config, self._uses, tokens=len(self.ids), generate=generate,
+            model.config, self._uses, tokens=tokens, generate=0,
             dtype=dtype_name(model.dtype), cache=dtype_name(model.decoder.cache_dtype),
         )  # fmt: skip
         by_layer = Counter[int | None]()
         for one in kept:
             by_layer[layer_of(one.name)] += one.nbytes
-        # pieces and what they are put together to; else one layer after the other
-        needed = 2 * sum(by_layer.values()) if generate else max(by_layer.values())
-        if generate or any(one.kind == "state" for one in self.plan):
-            needed += model.decoder.state_bytes(1, len(self.ids) + generate)
+        needed = max(by_layer.values())  # one layer after the other
+        if any(one.kind == "state" for one in self.plan):
+            needed += model.decoder.state_bytes(1, tokens)
         if self._logits == "all":  # in the model's dtype and in at least float32
             logits = plan_dump(
-                model.config, ("logits_raw", "logits"), tokens=len(self.ids), generate=0,
+                model.config, ("logits_raw", "logits"), tokens=tokens, generate=0,
                 dtype=dtype_name(model.dtype),
             )  # fmt: skip
             needed += sum(one.nbytes for one in logits)
@@ -209,7 +206,7 @@ class _Dump:
 
     @property
     def _logits(self) -> Literal["all", "last"]:
-        """Of which tokens of the prompt the output is computed."""
+        """Of which tokens the output is computed."""
         return "all" if self._uses.keys() & set(OUTPUTS) else "last"
 
     def _streamed(self) -> None:
@@ -239,32 +236,16 @@ class _Dump:
         numbers = [layer for layer in layers if layer is not None]
         return max(numbers) if len(numbers) == len(layers) else None
 
-    def _generated(self, generate: int) -> None:
-        """What the calls wrote is put together at the end."""
-        pieces: dict[str, list[Tensor]] = {}
-        prompt: dict[str, Tensor] = {}
-
-        def watch(first: int, name: str, tensor: Tensor) -> None:
-            if name in self._uses:
-                kept = _alone(tensor)
-                pieces.setdefault(name, []).append(kept)
-                prompt.setdefault(name, kept)
-
-        greedy = Sampling(temperature=0.0)
+    def _generate(self, generate: int) -> None:
+        """New tokens, which are then read with the prompt; without them where none can be drawn."""
         try:
-            seen = observe(
-                self.model, self.ids, watch, generate=generate, sampling=greedy,
-                logits=self._logits, progress=self._progress,
-            )  # fmt: skip
-        except NotFinite as error:  # no token could be drawn: the prompt alone is dumped
+            ids, self._steps = generated(
+                self.model, self.ids, generate, self._progress, prove=self._check
+            )
+        except NotFinite as error:
             self.error = f"new tokens are left out: {error.message}"
-            self._written.kept = prompt
         else:
-            self.ids, self._written.state = list(seen.ids), seen.state
-            self._written.kept = {name: torch.cat(parts, -2) for name, parts in pieces.items()}
-        for one in self.plan:
-            if self._sources[one.name]:
-                self._settle(one)
+            self.ids = list(ids)
 
     def _settle(self, one: DumpPlan) -> None:
         """One tensor whole: its statistics, the file, its checks."""
@@ -296,7 +277,6 @@ class _Dump:
         try:
             check = formula_checks(
                 self.model, self.ids, self._written.kept, [name], rows=FORMULA_ROWS,
-                prompt_tokens=self.prompt_tokens,
             )  # fmt: skip
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
@@ -315,7 +295,7 @@ class _Dump:
             self._proof = AttentionChecks(self.model.dtype, device)
         heads, tokens = list(range(of.heads)), Tokens(self.ids, device)
         try:
-            deque(checked_rows(self._proof, of, heads, 0, tokens, seen), maxlen=0)
+            deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
 
@@ -327,14 +307,7 @@ class _Dump:
             found.append(replace(worst(self._formulas), words=words))
         if self._proof is not None and self._sound:
             found += self._proof.checks()
-        found += map(worst, self._caches.values())
-        return tuple(found)
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """The tensor; a part of a larger one as a copy, so that the rest can be freed."""
-    whole = tensor.untyped_storage().nbytes()
-    return tensor.clone() if whole > tensor.numel() * tensor.element_size() else tensor
+        return (*found, *map(worst, self._caches.values()), *self._steps)
 
 
 class Written:

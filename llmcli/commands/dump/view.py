@@ -12,7 +12,7 @@ from rich.text import Text
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, WRONG
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 MOST = 15  # rows that leave room for the rest on 24 lines: of more, some layers are shown
@@ -54,8 +54,8 @@ def render_dump(report: DumpReport, model: str, *, every: bool = False) -> Rende
         rows.append([Text(one_line(cell(tensor)), style) for _, cell in columns])
     return Group(
         Text(one_line(model), style=HEADING),
-        Dotted(list(_facts(report)), FAINT),
-        Rows([column for column, _ in columns], rows, spill=every),
+        Line(list(_facts(report)), FAINT),
+        Rows([column for column, _ in columns], rows, below=every),
         *_notes(report, len(tensors)),
     )
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from llmcli.commands.env.report import ConfigurationReport, EnvironmentReport, Setting
 from llmcli.records.environment import Environment
 from llmcli.records.numbers import counted
-from llmcli.ui.layout import SEPARATOR, Dotted
-from llmcli.ui.stats import size
+from llmcli.ui.layout import SEPARATOR, Line
+from llmcli.ui.numbers import size
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 LONG = 200  # characters of a value of the configuration file
@@ -37,7 +37,7 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
     parts: list[RenderableType] = [
         Text("machine", style=HEADING), _machine(report.environment),
         Text("\nsettings", style=HEADING), Settings(rows),
-        Text("\ndefaults", style=HEADING), Dotted(defaults),
+        Text("\ndefaults", style=HEADING), Line(defaults),
     ]  # fmt: skip
     if report.configuration.options or report.configuration.problems:
         heading = Text("\nconfiguration file", style=HEADING)

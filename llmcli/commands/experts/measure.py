@@ -25,9 +25,8 @@ from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh
 from llmcli.inspect.chunks import ChunkProof
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
-from llmcli.inspect.generated import generated
+from llmcli.inspect.generated import generated, read_in_chunks
 from llmcli.inspect.kernel import Kernel, layer_of
-from llmcli.inspect.observe import read_in_chunks
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.segment import Segment
 from rich.text import Text
 
 from llmcli.commands.explain.report import Coordinate, Explanation, Step
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
+from llmcli.ui.cells import in_words
 from llmcli.ui.checks import BAD, GOOD, WRONG, render_checks
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, filled
 from llmcli.ui.letters import letter_lines
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
 
@@ -42,19 +42,19 @@ def render_explanation(
 
 def _tokens(report: Explanation) -> Iterator[RenderableType]:
     tokens = [
-        f"{at} {quoted(one.text) if one.text else f'id {one.id}'}"
+        f"{at} {in_words(one.id, one.text)}"
         for at, one in enumerate(report.tokens)
     ]
     if len(tokens) > 2 * SOME:
         left = len(tokens) - 2 * SOME
         tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
     if tokens:
-        yield Dotted(tokens, FAINT)
+        yield Line(tokens, FAINT)
 
 
 def _letters(report: Explanation) -> Iterator[RenderableType]:
     letters = [(letter.letter, letter.value) for letter in report.letters]
-    yield Dotted(list(letter_lines(letters, aliases=True)), FAINT)
+    yield Line(list(letter_lines(letters, aliases=True)), FAINT)
 
 
 class _Writer:
@@ -86,12 +86,12 @@ class _Writer:
 
     def _blocks(self, step: Step, origins: bool) -> Iterator[RenderableType]:
         index = ",".join(map(str, step.index))
-        yield Dotted([f"{step.name}[{index}]", *map(_coordinate, step.where)], FAINT)
+        yield Line([f"{step.name}[{index}]", *map(_coordinate, step.where)], FAINT)
         if step.source == "kernel":
             origin = f"recomputed from {step.recomputed}" if step.recomputed else "the kernel's own"
             yield Text(f"{origin}: a larger --depth derives it, too", style=FAINT)
             return
-        yield Spread([step.formula, step.shape], NUMBER)
+        yield Line([step.formula, step.shape], NUMBER, GAP)
         if step.note:
             yield Text(one_line(step.note))
         yield from map(_fact, step.before)
@@ -106,15 +106,15 @@ class _Writer:
     def _sum(self, step: Step, total: Sum) -> Iterator[RenderableType]:
         terms, over = step.terms, total.over
         if over == "s" or self.full:
-            what = "key" if over == "s" else "term"
-            yield Spread([f"Σ over {over} of {total.formula}", counted(len(terms), what)])
+            count = counted(len(terms), "key" if over == "s" else "term")
+            yield Line([f"Σ over {over} of {total.formula}", count], between=GAP)
             yield from self._table(step, total)
             yield Text(f"Σ = {number(total.value)}")
             return
         shown = _most(terms, FEW)
         at = ", ".join(str(term.at) for term in shown)
         largest = f"largest of {len(terms)} at {over} = {at}"
-        yield Spread([f"Σ over {over} of {total.formula}", largest])
+        yield Line([f"Σ over {over} of {total.formula}", largest], between=GAP)
         square = total.columns[-1] != "product"
         written = " + ".join(_product(term, square) for term in shown)
         if len(shown) < len(terms):
@@ -156,37 +156,7 @@ class _Writer:
             rest = math.fsum(t.value for t in origins) - math.fsum(t.value for t in most)
             parts.append(f"{len(origins) - len(most)} more {number(rest)}")
         yield Text(f"made of {len(origins)} parts (the kernel's):", style=FAINT)
-        yield Dotted(parts, FAINT)
-
-
-@dataclass(frozen=True)
-class Indented:
-    """A block so many columns from the left."""
-
-    block: RenderableType
-    by: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        by = min(self.by, max(0, options.max_width - 28))
-        inner = options.update(width=options.max_width - by)
-        for line in Segment.split_lines(console.render(self.block, inner)):
-            yield Segment(" " * by)
-            yield from line
-            yield Segment.line()
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Parts three spaces apart; two, and on several lines, where the width is too little."""
-
-    parts: Sequence[str]
-    style: str = ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        line = "   ".join(self.parts)
-        if len(line) > options.max_width:
-            line = "\n".join(_filled(self.parts, "  ", options.max_width))
-        yield Text(line, style=self.style)
+        yield Line(parts, FAINT)
 
 
 @dataclass(frozen=True)
@@ -197,26 +167,15 @@ class Arithmetic:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         pieces = re.split(r" (?=[=+] )", self.text)
-        yield Text("\n  ".join(_filled(pieces, " ", options.max_width - 2)))
-
-
-def _filled(parts: Sequence[str], gap: str, width: int) -> list[str]:
-    """The parts in lines, as many in each as fit."""
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(gap) + len(part) <= width:
-            lines[-1] += gap + part
-        else:
-            lines.append(part)
-    return lines
+        yield Text("\n  ".join(filled(pieces, options.max_width - 2, " ")))
 
 
 def _compared(step: Step) -> RenderableType:
     theirs = f"recomputed from {step.recomputed}:" if step.recomputed else "kernel"
     words = [f"{theirs} {number(step.kernel, 9)}", f"difference {number(step.difference, 2)}"]
     if step.ok:
-        return Dotted([*words, GOOD], FAINT)
-    return Dotted([*words, f"allowed {number(step.tolerance, 2)}", BAD], WRONG)
+        return Line([*words, GOOD], FAINT)
+    return Line([*words, f"allowed {number(step.tolerance, 2)}", BAD], WRONG)
 
 
 def _extent(report: Explanation) -> Iterator[RenderableType]:
@@ -233,7 +192,7 @@ def _extent(report: Explanation) -> Iterator[RenderableType]:
         parts.append("a masked score needs no inputs, its check does")
     elif len(report.steps) > 1:
         parts.append("shown: the largest terms")
-    yield Dotted(parts, FAINT)
+    yield Line(parts, FAINT)
 
 
 def _verdict(report: Explanation) -> RenderableType:
@@ -250,7 +209,7 @@ def _verdict(report: Explanation) -> RenderableType:
     parts += [f"{theirs} {number(report.kernel, digits)}"]
     parts += [f"difference {number(report.difference, 2)}"]
     parts += [f"(allowed {number(report.tolerance, 2)})  {GOOD if near else BAD}"]
-    return Spread(parts, HEADING if near else WRONG)
+    return Line(parts, HEADING if near else WRONG, GAP)
 
 
 def _digits(report: Explanation) -> int:

@@ -164,7 +164,7 @@ class Presentation:
         if self.level == "off":
             return
         from llmcli.commands.generate.view import full_stats, short_stats, template_line
-        from llmcli.ui.stats import confidence_legend
+        from llmcli.ui.facts import confidence_legend
 
         out, greedy = self.out, self.resolved.greedy
         text = not (out.json or self.options.stream_json)

@@ -11,9 +11,9 @@ from rich.text import Text
 from llmcli.commands.generate.report import Statistics
 from llmcli.records.numbers import counted
 from llmcli.records.text import NearTie, Timings
+from llmcli.ui.facts import draft_words, model_line
 from llmcli.ui.layout import SEPARATOR, filled
-from llmcli.ui.rates import speed
-from llmcli.ui.stats import draft_words, duration, model_line, size
+from llmcli.ui.numbers import duration, size, speed
 from llmcli.ui.theme import FAINT, quoted
 
 MOST_TIES = 8  # near ties that are listed one by one

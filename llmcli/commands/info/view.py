@@ -22,10 +22,9 @@ from llmcli.commands.info.report import (
 )
 from llmcli.records.info import DeviceFit, LayerType
 from llmcli.records.numbers import counted, spans
-from llmcli.ui.layout import Column, Dotted, Rows, filled
-from llmcli.ui.memory import state_words
-from llmcli.ui.rates import scaled
-from llmcli.ui.stats import size
+from llmcli.ui.facts import state_words
+from llmcli.ui.layout import Column, Line, Rows, filled
+from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, one_line, quoted
 
 GOOD, BAD = "green", "red"
@@ -56,7 +55,7 @@ def render_info(
     facts += [("unknown", (one_line(why),)) for why in report.unknown if why != verdict]
     parts: list[RenderableType] = [Text(one_line(verdict), style=BAD)] if verdict else []
     parts.append(Text(one_line(report.name), style=HEADING))
-    parts += [Dotted(line, FAINT) for line in _about(report.about, full)]
+    parts += [Line(line, FAINT) for line in _about(report.about, full)]
     if model is not None:
         parts.append(_verdict(fits[0], model.context))
         if fits[0].fits is False:
@@ -79,7 +78,7 @@ def render_families(families: Sequence[FamilyFacts]) -> RenderableType:
         f"{family.name}: {family.checked.removeprefix(checked).lstrip(', ')}"
         for family in families if family.checked != checked
     ]  # fmt: skip
-    return Group(_Families(families), Text(), Dotted([f"checked: {checked}", *more]))
+    return Group(_Families(families), Text(), Line([f"checked: {checked}", *more]))
 
 
 @dataclass(frozen=True)
@@ -312,12 +311,12 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
     return Text(words, style=BAD)
 
 
-def _would_fit(offers: Sequence[Offer]) -> Dotted:
+def _would_fit(offers: Sequence[Offer]) -> Line:
     """With which options a model would fit that does not, and what it would need then."""
     if not offers:
-        return Dotted(["no smaller weight format or context fits either"])
+        return Line(["no smaller weight format or context fits either"])
     first, *others = (f"{one.options} ({size(one.needed_bytes)})" for one in offers)
-    return Dotted([f"would fit: {first}", *others])
+    return Line([f"would fit: {first}", *others])
 
 
 def _memory(fit: DeviceFit, alone: bool) -> list[str]:
@@ -351,8 +350,8 @@ def _memory_table(fits: Sequence[DeviceFit]) -> list[RenderableType]:
     ]
     if not all(fit.device.usable for fit in fits):
         names.append("no CUDA: not in the PyTorch that is installed")
-    states = [Dotted(state_words(need.states), FAINT)] if need.states is not None else []
-    return [Text(heading, style=HEADING), MemoryTable(fits), *states, Dotted(names, FAINT)]
+    states = [Line(state_words(need.states), FAINT)] if need.states is not None else []
+    return [Text(heading, style=HEADING), MemoryTable(fits), *states, Line(names, FAINT)]
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
     """Writes the report to the screen or as JSON, and to the file where one is named."""
     from llmcli.commands.ladder.view.source import render_rung
     from llmcli.commands.ladder.view.table import render_ladder
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     about = model.describe()
     machine = environment(kernels=kernels_of(about))

@@ -12,7 +12,7 @@ from llmcli.shell.looking import InChat, Shown
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """The last positions that fit the screen, unless others are named."""
     from llmcli.commands.lens.view.screen import render_lens
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     options = LensOptions(**dict[str, Any](given))
     options.check(chat.model.config)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from llmcli.records.checks import ViewCheck
 
+EMBEDDING = "embedding"  # its name where there is room for the word
+
 
 @dataclass(frozen=True, kw_only=True)
 class LensToken:
@@ -73,3 +75,11 @@ class LensReport:
     def ok(self) -> bool:
         """Whether every check holds."""
         return all(check.ok for check in self.checks)
+
+
+def short_name(name: str, *, embedding: str = "embed") -> str:
+    """`embed`, `3 mid` for the stream before that layer's feed-forward part, `3` after it."""
+    _, layer, place = name.split(".")
+    if place == "resid_pre":
+        return embedding
+    return f"{layer} mid" if place == "resid_mid" else layer

@@ -211,7 +211,7 @@ def _stages(before: dict[str, float]) -> Any:
 
 def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Output) -> None:
     from llmcli.commands.load.view import render_load
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     lines = chosen(report, load)
     brief = load.filter is not None

@@ -11,9 +11,9 @@ from rich.text import Text
 from llmcli.commands.load.report import LedgerLine, LoadReport, MetadataCheck, Numbers, Shared
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked, render_checks
-from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
-from llmcli.ui.rates import unit
-from llmcli.ui.stats import SHORT, duration, size
+from llmcli.ui.facts import SHORT
+from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
+from llmcli.ui.numbers import duration, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
@@ -56,14 +56,14 @@ def render_load(
     `full` or `brief` put below their rows. `brief`: of the rest only what is wrong, and the last
     verdict; `full`: each stage in a row; `checks`: every verdict, at the end.
     """
-    heading, facts = Text(one_line(model), style=HEADING), Dotted(list(_facts(report)), FAINT)
+    heading, facts = Text(one_line(model), style=HEADING), Line(list(_facts(report)), FAINT)
     shared = [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
     if lines is None:
         return Group(heading, facts, *shared, *verdicts(report))
-    table = _table(lines, report.dtype, spill=brief or full)
+    table = _table(lines, report.dtype, below=brief or full)
     if brief:
         return Group(heading, table, *verdicts(report, every=False))
-    time: list[RenderableType] = [Dotted([*_durations(report)], FAINT)]
+    time: list[RenderableType] = [Line([*_durations(report)], FAINT)]
     if full:
         time = [Rows(_STAGES, list(_stages(report))), Text("")]
     wrong = verdicts(report, every=False, more=() if full else _MORE)
@@ -118,7 +118,7 @@ _STATISTICS: tuple[tuple[Column, Callable[[Numbers], str]], ...] = (
 )
 
 
-def _table(lines: Sequence[LedgerLine], dtype: str | None, *, spill: bool) -> Rows:
+def _table(lines: Sequence[LedgerLine], dtype: str | None, *, below: bool) -> Rows:
     columns = [column for column, _ in (*_LEDGER, *_STATISTICS)]
     bad = [_bad(line.numbers) for line in lines]
     rows = []
@@ -131,7 +131,7 @@ def _table(lines: Sequence[LedgerLine], dtype: str | None, *, spill: bool) -> Ro
         rows.append([Text(one_line(cell), style=style) for cell in cells])
     if any(bad):
         columns.insert(2, _BAD)
-    return Rows(columns, rows, spill=spill)
+    return Rows(columns, rows, below=below)
 
 
 def _stored(line: LedgerLine) -> str:

@@ -17,8 +17,8 @@ from llmcli.records.models import (
     StoredModel,
     ago,
 )
-from llmcli.ui.layout import INDENT, SEPARATOR, Column, Dotted, Rows, filled
-from llmcli.ui.stats import size
+from llmcli.ui.layout import INDENT, SEPARATOR, Column, Line, Rows, filled
+from llmcli.ui.numbers import size
 from llmcli.ui.theme import FAINT, one_line
 
 _COLUMNS = (
@@ -39,23 +39,23 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
     """
     models = Models(report.models, time.time() if now is None else now)
     offered: list[RenderableType] = [
-        Dotted([f"{model.name}: {model.purpose}", model.license], FAINT)
+        Line([f"{model.name}: {model.purpose}", model.license], FAINT)
         for model in report.models
         if model.place == "nowhere" and model.purpose
     ]
     if offered:
         commands = ["`llmcli models pull NAME` fetches", "`llmcli models rm NAME` deletes"]
-        offered = [Dotted(commands, FAINT), *offered, Text("")]
+        offered = [Line(commands, FAINT), *offered, Text("")]
     footer: list[RenderableType] = []
     for cache in report.caches:
         words = [f"{cache.place} {size(cache.bytes)}", one_line(cache.path)]
         if cache.others:
             words.append("besides 1 repository that is no model" if cache.others == 1
                          else f"besides {cache.others} repositories that are no models")
-        footer.append(Dotted(words, FAINT))
+        footer.append(Line(words, FAINT))
     if report.left_over:
         stale = f"stale downloads and replaced versions {size(report.left_over)}"
-        footer.append(Dotted([stale, "`llmcli models prune` removes them"], FAINT))
+        footer.append(Line([stale, "`llmcli models prune` removes them"], FAINT))
     return Group(models, Text(""), *offered, *footer)
 
 

@@ -73,7 +73,7 @@ def command(
     """
     from llmcli.commands.score.measure import compare
     from llmcli.commands.score.view import render_score, render_versus
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     out = Output("score", output)
     on_terminal = out.out.terminal and sys.stdin is not None and sys.stdin.isatty()

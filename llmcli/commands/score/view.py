@@ -12,9 +12,9 @@ from rich.text import Text
 
 from llmcli.commands.score.report import Comparison, Score, ScoredToken
 from llmcli.records.numbers import counted
-from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
+from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
+from llmcli.ui.numbers import probability
 from llmcli.ui.theme import FAINT, HEADING, confidence_style, one_line, quoted
-from llmcli.ui.token_text import percent
 
 SHORT = 18  # so many tokens are shown one after the other, of more the surprising ones
 SURPRISING, WITH_ANOTHER = 20, 15  # so many, fewer below the comparison of two models
@@ -68,7 +68,7 @@ def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
         worst = min(score.tokens, key=lambda token: token.logprob or 0.0)
         text = quoted(worst.text) if worst.text else str(worst.id)
         parts.append(f"most surprising {text} {worst.logprob:.2f}")
-    return [Text(one_line(title), style=HEADING), Dotted(parts)]
+    return [Text(one_line(title), style=HEADING), Line(parts)]
 
 
 def _tokens(
@@ -115,7 +115,7 @@ def _values(token: ScoredToken) -> tuple[str, str, str]:
     """Log-probability, probability and rank, dashes for a token that was not scored."""
     if token.logprob is None:
         return UNKNOWN, UNKNOWN, UNKNOWN
-    return f"{token.logprob:.4f}", percent(math.exp(token.logprob)), str(token.rank)
+    return f"{token.logprob:.4f}", probability(math.exp(token.logprob)), str(token.rank)
 
 
 @dataclass(frozen=True)

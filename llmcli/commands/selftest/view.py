@@ -16,10 +16,9 @@ from llmcli.commands.selftest.report import (
     shape_words,
 )
 from llmcli.ui.checks import BAD, GOOD, WRONG
-from llmcli.ui.layout import Column, Dotted, Rows
-from llmcli.ui.machine import ceiling_words
-from llmcli.ui.rates import percent
-from llmcli.ui.stats import duration, size
+from llmcli.ui.facts import ceiling_words
+from llmcli.ui.layout import Column, Line, Rows
+from llmcli.ui.numbers import duration, percent, size
 from llmcli.ui.theme import FAINT, HEADING
 
 
@@ -33,9 +32,9 @@ def render_selftest(
     if report.rates:
         parts += [Text(), _rates(report.rates), *_memory(report)]
     if report.ceilings is not None:
-        parts.append(Dotted(list(ceiling_words(report.ceilings)), FAINT))
+        parts.append(Line(list(ceiling_words(report.ceilings)), FAINT))
     if report.refused:
-        parts.append(Dotted([f"not run: {why}" for why in report.refused], FAINT))
+        parts.append(Line([f"not run: {why}" for why in report.refused], FAINT))
     if receipt is not None:
         differences = compare(receipt, report, same_machine=same_machine)
         words = differences or ["as in the receipt"]
@@ -100,4 +99,4 @@ def _memory(report: SelftestReport) -> Iterator[RenderableType]:
             off = one.estimated / one.measured - 1
             words += f", held {size(one.measured)} ({100 * off:+.0f} %)"
         lines.append(words)
-    yield Dotted(lines, FAINT)
+    yield Line(lines, FAINT)

@@ -276,7 +276,7 @@ def _show(
 ) -> None:
     from llmcli.commands.shapes.measure import model_shapes
     from llmcli.commands.shapes.view import render_shapes
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     report = model_shapes(request, stored, checks)
     if not report.rows:
@@ -306,7 +306,7 @@ def _document(report: ShapesReport) -> dict[str, Any]:
 def _show_names(request: ShapesRequest, about: dict[str, Any], out: Output) -> None:
     from llmcli.commands.shapes.measure import letter_values, name_rows
     from llmcli.commands.shapes.view import render_names
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     rows, letters = name_rows(request), letter_values(request, ("prefill",))
     out.present(

@@ -22,12 +22,12 @@ from llmcli.commands.shapes.report import (
 )
 from llmcli.records.numbers import counted, spans
 from llmcli.records.text import Token
-from llmcli.ui.layout import GAP, Column, Dotted, Rows
+from llmcli.ui.cells import in_words
+from llmcli.ui.facts import state_words
+from llmcli.ui.layout import GAP, Column, Indented, Line, Rows
 from llmcli.ui.letters import axis_line
-from llmcli.ui.memory import state_words
-from llmcli.ui.rates import scaled
-from llmcli.ui.stats import size
-from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
+from llmcli.ui.numbers import scaled, size
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
 _WHAT = ("what it is", "its formula", "what others call it: {i} is a layer's number")
 _NARROW = "  "  # between the columns of the table of the model
@@ -51,7 +51,7 @@ def render_shapes(report: ShapesReport, title: str, *, detailed: bool) -> Render
     else:
         letters = [axis_line(one.letter, one.letter, one.values) for one in report.letters]
         example = ["T is an example: --tokens"] if report.example else []
-        parts.append(Dotted([*letters, *example], FAINT))
+        parts.append(Line([*letters, *example], FAINT))
     if report.prompt:
         parts.append(_prompt(report.prompt))
     return Group(*parts, *(_sections(report) if detailed else _overview(report)))
@@ -60,7 +60,7 @@ def render_shapes(report: ShapesReport, title: str, *, detailed: bool) -> Render
 def _overview(report: ShapesReport) -> Iterator[RenderableType]:
     heading = f"parameters: {report.parameters:,} · {size(report.weight_bytes)} in "
     yield Text(f"\n{heading}{report.weight_format}", style=HEADING)
-    yield Dotted([*_weights([row for row in report.rows if row.first.kind == "parameter"])])
+    yield Line([*_weights([row for row in report.rows if row.first.kind == "parameter"])])
     formulas: dict[str, str] = {}
     rows = []
     for row in report.rows:
@@ -72,7 +72,7 @@ def _overview(report: ShapesReport) -> Iterator[RenderableType]:
     yield Overview(rows, report.layers, report.phases[0])
     flops = ", ".join(f"{scaled(call.flops)} {call.phase}" for call in report.flops)
     totals = [f"cache {size(report.cache.per_token)} a token", f"FLOPs {flops}"]
-    yield Dotted([*totals, "--all: dtypes, bytes, memory, sources"], FAINT)
+    yield Line([*totals, "--all: dtypes, bytes, memory, sources"], FAINT)
 
 
 def _sections(report: ShapesReport) -> Iterator[RenderableType]:
@@ -137,7 +137,7 @@ class Overview:
                     yield Indented(Text(formula))
             else:
                 yield Text(_NARROW.join(cells[:2]).rstrip(), style=style)
-                yield Indented(Dotted(line[2:], style or FAINT))
+                yield Indented(Line(line[2:], style or FAINT))
 
     def _lines(self) -> Iterator[tuple[str, ...]]:
         yield "activation", "letters", self.phase, "formula"
@@ -186,35 +186,21 @@ def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     return Group(Text(one_line(title), style=HEADING), Rows(columns, rows), Text(total, FAINT))
 
 
-@dataclass(frozen=True)
-class Indented:
-    """Something four columns to the right."""
-
-    inner: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = options.update_width(max(1, options.max_width - 4))
-        for line in console.render_lines(self.inner, room, pad=False):
-            yield Text("    ", end="")
-            yield from line
-            yield Text()
-
-
 def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[RenderableType]:
     """The letters with their sizes."""
     lines = [axis_line(one.letter, one.documents, one.values) for one in letters]
-    yield Dotted(lines, FAINT)
+    yield Line(lines, FAINT)
     if example:
         yield Text("T is an example: --tokens sets it, and a prompt has its own", style=FAINT)
 
 
 def _prompt(tokens: Sequence[Token]) -> RenderableType:
     """The tokens of the prompt, of a long one the first and the last."""
-    texts = [quoted(token.text) if token.text else f"id {token.id}" for token in tokens]
+    texts = [in_words(token.id, token.text) for token in tokens]
     if len(texts) > 2 * ENDS:
         left = f"… {len(texts) - 2 * ENDS} more …"
         texts = [*texts[:ENDS], left, *texts[-ENDS:]]
-    return Dotted([f"prompt of {counted(len(tokens), 'token')}", *texts], FAINT)
+    return Line([f"prompt of {counted(len(tokens), 'token')}", *texts], FAINT)
 
 
 def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
@@ -225,7 +211,7 @@ def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
         if any(map(cell, rows)) and (column.name != "dtype" or len(_dtypes(rows)) > 1)
     ]
     cells = [[cell(row) for _, cell in fields] for row in rows]
-    return Rows([column for column, _ in fields], cells, spill=True)
+    return Rows([column for column, _ in fields], cells, below=True)
 
 
 def _fields(
@@ -295,15 +281,15 @@ def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterato
         ]
         if report.stored_bytes is not None:
             parts.append(f"{size(report.stored_bytes)} of tensors in the file")
-        yield Dotted(parts, FAINT)
+        yield Line(parts, FAINT)
     elif kind == "activation":
-        yield Dotted(list(_flops(report)), FAINT)
+        yield Line(list(_flops(report)), FAINT)
         words = [
             "memory: own, or a view of another tensor's",
             "derived: no kernel writes it, it is computed from the others on request",
         ]
         used = {row.memory.partition(" ")[0] for row in rows}
-        yield Dotted(words if "derived" in used else words[:1], FAINT)
+        yield Line(words if "derived" in used else words[:1], FAINT)
     else:
         yield from _growth(report)
 
@@ -329,8 +315,8 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
         for nbytes, count in layers.items()
     ]
     many = "" if report.batch == 1 else f" in each of {report.batch} sequences"
-    yield Dotted([f"grows by {size(growth.per_token)} a token{many}", *each], FAINT)
-    yield Dotted(
+    yield Line([f"grows by {size(growth.per_token)} a token{many}", *each], FAINT)
+    yield Line(
         [
             f"{size(growth.prefill)} after the prompt",
             f"{size(growth.decode)} after one token more",
@@ -338,12 +324,12 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
         FAINT,
     )
     if growth.states is not None:
-        yield Dotted(state_words(growth.states), FAINT)
+        yield Line(state_words(growth.states), FAINT)
     windows = {kind.window for kind in report.layers} - {None}
     if windows:
         keys = "/".join(str(window) for window in sorted(w for w in windows if w is not None))
         words = f"a window of {keys} keys bounds what is seen, not the cache: all keys are kept"
-        yield Dotted([words], FAINT)
+        yield Line([words], FAINT)
 
 
 def _folds(report: ShapesReport) -> Iterator[RenderableType]:
@@ -356,7 +342,7 @@ def _folds(report: ShapesReport) -> Iterator[RenderableType]:
         kind = next(kind for kind in report.layers if layers[0] in kind.layers)
         if kind.window is not None:
             words.append(f"a token sees {kind.window} keys at most")
-        yield Dotted(words, FAINT)
+        yield Line(words, FAINT)
 
 
 def listed(items: Sequence[object]) -> str:
@@ -379,15 +365,15 @@ def render_names(
         *sizes_of_letters(letters, example),
         Text(),
         Text("name   [letters] = [sizes]   the papers' letters", style=HEADING),
-        Indented(Dotted(_WHAT, HEADING)),
+        Indented(Line(_WHAT, HEADING)),
     ]
     for row in rows:
         lines = [row.words, row.formula] if row.kind != "state" else [row.formula]
         axes = f"{listed(row.axes)} = {listed(row.shape)}"
         parts += [Text(), Named(row.name, (axes, " × ".join(row.documents)))]
-        parts.append(Indented(Dotted(lines)))
+        parts.append(Indented(Line(lines)))
         if row.aliases:
-            parts.append(Indented(Dotted([one_line(alias) for alias in row.aliases], FAINT)))
+            parts.append(Indented(Line([one_line(alias) for alias in row.aliases], FAINT)))
     return Group(*parts)
 
 
@@ -404,4 +390,4 @@ class Named:
             yield Text.assemble((self.name, HEADING), GAP, (facts, NUMBER))
         else:
             yield Text(self.name, style=HEADING)
-            yield Indented(Dotted(self.facts, NUMBER))
+            yield Indented(Line(self.facts, NUMBER))

@@ -140,7 +140,7 @@ def command(
     """
     from llmcli.commands.timing.report import Stage
     from llmcli.commands.timing.view.screen import render_opening, render_timing
-    from llmcli.ui.stats import model_line
+    from llmcli.ui.facts import model_line
 
     out = Output("timing", output)
     timing.check()

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from llmcli.commands.tokens.report import TokensReport
 from llmcli.records.numbers import counted
-from llmcli.ui.layout import Column, Dotted, Rows
+from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.theme import FAINT, HEADING, SPECIAL, printable, quoted
 
 MOST, FIRST, LAST = 18, 10, 7  # a longer table shows so many rows at each end
@@ -44,7 +44,7 @@ def render_tokens(report: TokensReport, *, every: bool = False) -> RenderableTyp
         words = f"… {count - FIRST - LAST} tokens more: --all or --json"
         gap = (FIRST, count - LAST, words)
     table = Rows(columns, _TokenRows(report, special), gap)
-    shown: list[RenderableType] = [Dotted(parts, HEADING), Text()]
+    shown: list[RenderableType] = [Line(parts, HEADING), Text()]
     if report.rendered is not None:
         text = printable(report.rendered).removesuffix("\n")
         shown += [Text("rendered template", style=FAINT), Text(text), Text()]

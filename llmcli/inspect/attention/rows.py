@@ -35,34 +35,32 @@ def checked_rows(
     proof: AttentionChecks,
     of: LayerMap,
     heads: Sequence[int],
-    first: int,
     tokens: Tokens,
     seen: Mapping[str, Tensor],
     rows: int | None = None,
     walked: Walk | None = None,
 ) -> Iterator[Rows]:
-    """The rows of the queries from position `first` on, block by block.
+    """The rows of all queries, block by block.
 
-    `heads` are the requested heads, `seen` the activations `[H, T, d]` of all heads; all but
-    queries and results have the rows of all tokens. `rows`: so many at a time (None: as memory has
-    it). Each block has gone through `proof`, against the kernel's own result, when it comes.
+    `heads` are the requested heads, `seen` the activations `[H, T, d]` of all heads and tokens.
+    `rows`: so many at a time (None: as memory allows). Each block has passed through `proof`,
+    which compares it with the kernel's own result, when it comes.
     `walked`: through all tokens, where the map is signed (None: it is walked here). Raises
     NotFinite.
     """
     v_KSe, z_HTe = seen[of.value], seen[of.mixed]
     if of.signed and walked is None:
         walked = walk(of.recurrence(seen))
-    queries, keys_there = z_HTe.shape[1], v_KSe.shape[1]
-    for at, kv in _shares(of, heads, queries, keys_there):
+    count = z_HTe.shape[1]
+    for at, kv in _shares(of, heads, count):
         ours = heads[at]
         v, z = wide(v_KSe[kv]), wide(z_HTe[ours])
-        most = rows or _block_rows(of.window, len(ours), keys_there)
+        most = rows or _block_rows(of.window, len(ours), count)
         if walked is not None and rows is None:
             most = max(most - most % CHUNK, min(most, CHUNK))
         map_rows = of.map(seen, ours) if of.signed else None
-        for begin in range(0, queries, most):
-            z_Hte = z[:, begin : begin + most]
-            position = first + begin
+        for position in range(0, count, most):
+            z_Hte = z[:, position : position + most]
             last = position + z_Hte.shape[1]
             # only the keys that some row sees, and one more at both ends: a mask off by one shows
             low = 0 if of.window is None else max(0, position - of.window)
@@ -78,7 +76,7 @@ def checked_rows(
                 )  # fmt: skip
                 yield Rows(at, block, None)
                 continue
-            scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys, first)
+            scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys)
             seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
             seen_t = seen_t if of.window is None else seen_t.clamp_max(of.window)
             a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
@@ -97,7 +95,7 @@ def _block_rows(window: int | None, heads: int, keys: int) -> int:
 
 
 def _shares(
-    of: LayerMap, heads: Sequence[int], rows: int, keys: int
+    of: LayerMap, heads: Sequence[int], tokens: int
 ) -> Iterator[tuple[slice, slice]]:
     """Which of `heads` are computed together, and their key/value heads.
 
@@ -105,7 +103,7 @@ def _shares(
     """
     together = 1
     if len(heads) == of.heads:
-        together = max(1, CELLS // (of.group * rows * keys))
+        together = max(1, CELLS // (of.group * tokens**2))
     for kv in range(0, of.heads // of.group, together):
         those = range(kv * of.group, (kv + together) * of.group)
         ours = [i for i, head in enumerate(heads) if head in those]

@@ -26,7 +26,6 @@ from llmcli.records.head_metrics import HALF_LIFE, LABELS, OVERWRITTEN, RANK, US
 from llmcli.records.matrix import Matrix
 
 OnMatrix = Callable[[int, np.ndarray], None]
-_AT_ONCE = 1 << 22  # numbers of a matrix, 32 MiB of float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +81,7 @@ class Layer:
         """
         walked = walk(self.of.recurrence(seen)) if self.of.signed else None
         shown = checked_rows(
-            self._shared.proof, self.of, self.heads, 0, tokens, seen, self._shared.block_rows,
-            walked,
+            self._shared.proof, self.of, self.heads, tokens, seen, self._shared.block_rows, walked,
         )  # fmt: skip
         for rows in shown:
             self._keep(rows)

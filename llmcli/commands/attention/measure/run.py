@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from llmcli.commands.attention.measure.kept import TopPairs
@@ -21,7 +22,6 @@ from llmcli.inspect.formulas import formula_checks, some_rows, worst
 from llmcli.inspect.generated import generated
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
-from llmcli.inspect.observe import observe
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
 from llmcli.records.head_metrics import LABELS, METRICS, MOST_RANKED, RANK
@@ -58,7 +58,12 @@ def measure_attention(
     request = request or AttentionRequest()
     every, steps = generated(model, ids, request.generate, progress)
     look = _Look(model, every, request, on_matrix, block_rows, progress)
-    observe(model, every, look, until=max(look.maps), progress=progress)
+    if progress is not None:
+        progress("reading the prompt", 0, len(every))
+    model.decoder(
+        torch.tensor([every], device=model.device), tap=look.watch, logits="last",
+        until=max(look.maps),
+    )  # fmt: skip
     return look.report(len(ids), steps)
 
 
@@ -147,7 +152,7 @@ class _Look:
                 reasons = (f"{', '.join(alike)}: {why}" for why, alike in kinds.items())
                 yield label.name, "; ".join(reasons)
 
-    def __call__(self, first: int, name: str, tensor: Tensor) -> None:
+    def watch(self, name: str, tensor: Tensor) -> None:
         """An activation of all tokens."""
         number = layer_of(name)
         if name in self._lenders:

@@ -13,6 +13,7 @@ from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
 from llmcli.commands.attention.view.map import scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
 from llmcli.records.matrix import Matrix
+from llmcli.ui.numbers import tick
 from llmcli.ui.palette import Kind, Scale, rgb
 from llmcli.ui.png import (
     FOOT,
@@ -32,7 +33,6 @@ from llmcli.ui.png import (
     dark,
     fitted,
     label,
-    number,
     width,
 )
 
@@ -259,7 +259,7 @@ def _cell(
     if not roomy:
         return
     fill = (255, 255, 255) if dark(rgb(np.array(fraction))) else INK
-    words = f"{value:.2f}".lstrip("0") if 0 <= value < 0.995 else number(value)
+    words = f"{value:.2f}".lstrip("0") if 0 <= value < 0.995 else tick(value)
     if value >= 0.995:
         words = f"{value:.1f}" if value < math.inf else "inf"
     if width(words, LEAST) < cell - 6:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from llmcli.commands.attention.report.states import LayerStates, StatesReport
 from llmcli.ui.layout import Column, Line, Rows
-from llmcli.ui.stats import size
+from llmcli.ui.numbers import size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
 _STEPS, _ASCII_STEPS = "▁▂▃▄▅▆▇█", ".:-=+*#@"

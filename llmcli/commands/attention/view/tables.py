@@ -11,10 +11,11 @@ from rich.text import Text
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Pair
 from llmcli.commands.attention.view.map import heads_of, shares
 from llmcli.records.head_metrics import LINEAR, OVERWRITTEN, Metric
+from llmcli.ui.cells import in_words
 from llmcli.ui.grid import Fit
 from llmcli.ui.layout import GAP, Column, Line, Rows
 from llmcli.ui.numbers import span
-from llmcli.ui.theme import FAINT, NUMBER, quoted
+from llmcli.ui.theme import FAINT, NUMBER
 
 
 def _metric_rows(
@@ -147,7 +148,7 @@ def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]
         ]
         for metric in metrics
     ]
-    return Rows(columns, rows, spill=True)
+    return Rows(columns, rows, below=True)
 
 
 def metric_notes(report: AttentionReport) -> list[RenderableType]:
@@ -204,5 +205,4 @@ def _pair(pair: Pair, report: AttentionReport, ranked: bool) -> list[Text]:
 
 def token(report: AttentionReport, at: int) -> str:
     """`12 " the"`: a position with its token, its id where it has no text."""
-    id, text = report.tokens[at]
-    return f"{at} {quoted(text) if text else f'id {id}'}"
+    return f"{at} {in_words(*report.tokens[at])}"

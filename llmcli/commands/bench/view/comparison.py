@@ -17,7 +17,7 @@ from llmcli.commands.bench.report.comparison import (
 )
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked
-from llmcli.ui.layout import SEPARATOR, Column, Dotted, Rows
+from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _STYLES: dict[Verdict, str] = {
@@ -101,22 +101,22 @@ def _first(names: Iterable[str]) -> str:
 
 def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
     for side, source in (("A", report.a), ("B", report.b)):
-        yield Dotted([f"{side}  {_clipped(source.name)}", *_about(source)], HEADING)
+        yield Line([f"{side}  {_clipped(source.name)}", *_about(source)], HEADING)
     differing = [
         f"{d.field} {_clipped(d.a) or 'none'} → {_clipped(d.b) or 'none'}"
         for d in report.differences
     ]
     if differing:
-        yield Dotted([f"A → B: {differing[0]}", *differing[1:]])
+        yield Line([f"A → B: {differing[0]}", *differing[1:]])
     for side in ("a", "b"):
         fields = [missing.field for missing in report.unsaid if missing.side == side]
         if fields:
             more = len(fields) - _NAMED
             named = [f"{side.upper()} does not say: {fields[0]}", *fields[1:_NAMED]]
-            yield Dotted([*named, f"{more} more"] if more > 0 else named, FAINT)
+            yield Line([*named, f"{more} more"] if more > 0 else named, FAINT)
     busy = [side for side, source in (("A", report.a), ("B", report.b)) if source.slowed]
     if busy:
-        yield Dotted([f"slowed down by other programs while measured: {' and '.join(busy)}"])
+        yield Line([f"slowed down by other programs while measured: {' and '.join(busy)}"])
     yield Text()
     if report.tests:
         yield _table(report.tests)
@@ -149,7 +149,7 @@ def _table(tests: Iterable[ComparedTest]) -> Rows:
         Column("95 % interval", drop=3, labelled=True),
         Column("", right=False),
     ]
-    return Rows(columns, [_row(test) for test in tests], spill=True)
+    return Rows(columns, [_row(test) for test in tests], below=True)
 
 
 def _row(test: ComparedTest) -> list[Text]:
@@ -190,13 +190,13 @@ def _lone(test: UnmatchedTest) -> str:
 
 def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
     if report.tests:
-        yield Dotted([NOISE], FAINT)
+        yield Line([NOISE], FAINT)
     if any(test.verdict == "inconclusive" for test in report.tests):
-        yield Dotted([INCONCLUSIVE], FAINT)
+        yield Line([INCONCLUSIVE], FAINT)
     assumed = any(rate.runs is None for test in report.tests for rate in (test.a, test.b))
     if assumed:
         text = f"where a file does not say how many runs there were, {report.assumed_runs} are "
-        yield Dotted([f"{text}assumed, llama-bench's default"], FAINT)
+        yield Line([f"{text}assumed, llama-bench's default"], FAINT)
     if not report.tests:
         yield Marked(BAD, f"{NOTHING_IN_COMMON} in A and in B", WRONG)
     if report.slower_than is None:

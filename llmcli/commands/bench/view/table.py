@@ -13,10 +13,9 @@ from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_wor
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import render_checks
-from llmcli.ui.layout import Column, Dotted, Rows
-from llmcli.ui.machine import SURELY, beyond, ceiling_summary
-from llmcli.ui.rates import unit
-from llmcli.ui.stats import duration, size
+from llmcli.ui.facts import SURELY, beyond, ceiling_summary
+from llmcli.ui.layout import Column, Line, Rows
+from llmcli.ui.numbers import duration, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _Cell = Callable[[Row], str]
@@ -174,7 +173,7 @@ def footer(
         yield render_checks(report.checks)
     for words in lines:
         if any(words):
-            yield Dotted([one_line(word) for word in words], style=FAINT)
+            yield Line([one_line(word) for word in words], style=FAINT)
 
 
 def against_notes(report: BenchReport) -> Iterator[str]:

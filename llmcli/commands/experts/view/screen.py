@@ -13,13 +13,12 @@ from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
-from llmcli.ui.cells import Ink, fitted
+from llmcli.ui.cells import Ink, fitted, in_cell, in_words
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps
 from llmcli.ui.layout import WIDEST, Column, Line, Rows
 from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
-from llmcli.ui.token_text import in_cell, in_words
 
 NAME, GAP = 6, 1  # columns of a layer's number, and those between two cells
 LEAST, MOST = 4, 12  # columns of a cell
@@ -150,7 +149,7 @@ def _rows(report: ExpertsReport, room: int, ink: Ink, short: int) -> tuple[Rows,
     kept = [at for at, column in enumerate(columns) if column.name not in left]
     rows = [_row(report, layer, pool, ink, short) for layer in layers]
     picked = [[row[at] for at in kept] for row in rows]
-    return Rows([columns[at] for at in kept], picked, spill=True), pool
+    return Rows([columns[at] for at in kept], picked, below=True), pool
 
 
 def _row(
@@ -229,4 +228,4 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
         Column("margin", drop=3, labelled=True),
         Column("shared", drop=2, labelled=True),
     ]  # fmt: skip
-    yield Rows(columns, rows, spill=True)
+    yield Rows(columns, rows, below=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from llmcli.commands.ladder.report import NEXT, LadderReport, Line, Listing, RungReport, Step
 from llmcli.commands.ladder.view.table import change, heading, moved, verdict
-from llmcli.ui.layout import Dotted
+from llmcli.ui.layout import Line as Parts
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, quoted
 
 CELL = 11  # columns of a number
@@ -34,7 +34,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     parts.append(Text("block 0; a name ends in the letters of its axes: s_hnm is h × n × m", FAINT))
     used = {letter for step in rung.steps if step.axes for letter in step.name.rpartition("_")[2]}
     others = [words for one, words in LETTERS.items() if one in used]
-    parts += [Dotted(others, style=FAINT)] if others else []
+    parts += [Parts(others, style=FAINT)] if others else []
     if rung.estimated:
         parts.append(Text(f"only a part was computed: {rung.estimated}", style=FAINT))
     index = report.rungs.index(rung)

@@ -24,8 +24,7 @@ from llmcli.commands.lens.report import LensReport
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.inspect.chunks import ChunkProof
-from llmcli.inspect.generated import generated
-from llmcli.inspect.observe import read_in_chunks
+from llmcli.inspect.generated import generated, read_in_chunks
 from llmcli.model import Model
 from llmcli.records.progress import Progress
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llmcli.commands.lens.report import LensCell, LensReport, LensRow
+from llmcli.commands.lens.report import EMBEDDING, LensCell, LensReport, LensRow, short_name
 from llmcli.ui.page.build import checks, finite, page, token
 from llmcli.ui.theme import quoted
-from llmcli.ui.token_text import EMBEDDING, short
 
 DIGITS = 6  # of a number in the page
 
@@ -28,7 +27,7 @@ def lens_page(report: LensReport, title: str) -> bytes:
         "targets": [{"id": one.id} for one in report.targets],
         "texts": {id: quoted(text)[1:-1] for id, text in texts.items()},
         "rows": [_row(row) for row in report.rows],
-        "settled": [short(name, embedding=EMBEDDING) for name in report.settled],
+        "settled": [short_name(name, embedding=EMBEDDING) for name in report.settled],
         "most_kl": max(divergences, default=0.0),
         "checks": checks(report.checks),
     }
@@ -39,7 +38,7 @@ def _row(row: LensRow) -> dict[str, Any]:
     """`name` is short: `embedding`, `3`, `3 mid`."""
     cells = [_cell(cell) for cell in row.cells]
     return {
-        "name": short(row.name, embedding=EMBEDDING),
+        "name": short_name(row.name, embedding=EMBEDDING),
         "full": row.name,
         "layer": row.layer,
         "cells": cells,

@@ -5,7 +5,7 @@ Same order as in the terminal: the embedding first, the model's own output last.
 
 from __future__ import annotations
 
-from llmcli.commands.lens.report import LensReport
+from llmcli.commands.lens.report import EMBEDDING, LensReport, short_name
 from llmcli.ui.palette import Scale
 from llmcli.ui.png import (
     BOX_GAP,
@@ -26,7 +26,6 @@ from llmcli.ui.png import (
     label,
     width,
 )
-from llmcli.ui.token_text import EMBEDDING, short
 
 FINAL = 88  # pixels below the rows
 BELOW = (22, 52)  # pixels below the rows: where they settle, and the targets
@@ -41,7 +40,7 @@ def lens_png(report: LensReport, title: str) -> bytes:
     """
     first = max(0, len(report.positions) - MOST_TOKENS)
     positions = report.positions[first:]
-    names = [short(row.name, embedding=EMBEDDING) for row in report.rows]
+    names = [short_name(row.name, embedding=EMBEDDING) for row in report.rows]
     left = MARGIN + round(max(width(name, LEAST) for name in (*names, "settled"))) + 16
     bar = bar_width(SCALE, SMALL)
 
@@ -80,6 +79,6 @@ def _below(sheet: Sheet, grid: TokenGrid, report: LensReport, first: int, column
         if values.name == settled:
             x, y = grid.corner(row, column)
             sheet.draw.rectangle(((x, y - BOX_GAP), (x + grid.across - BOX_GAP - 1, y - 1)), RED)
-    both = short(settled, embedding=EMBEDDING), label(target.id, target.text)
+    both = short_name(settled, embedding=EMBEDDING), label(target.id, target.text)
     for below, text in zip(BELOW, both, strict=True):
         grid.words(sheet, column, grid.bottom + below, text)

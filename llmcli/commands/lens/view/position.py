@@ -9,11 +9,11 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from llmcli.commands.lens.report import LensReport, LensRow, LensToken
-from llmcli.ui.cells import Ink, fitted
+from llmcli.commands.lens.report import LensReport, LensRow, LensToken, short_name
+from llmcli.ui.cells import Ink, fitted, in_words
 from llmcli.ui.layout import GAP, Column, Line, Rows
+from llmcli.ui.numbers import probability
 from llmcli.ui.theme import FAINT, NUMBER, confidence_style
-from llmcli.ui.token_text import in_words, percent, short
 
 BAR = 10  # columns
 OTHER = 16  # columns of a token that is not the likeliest, at most
@@ -25,18 +25,18 @@ def headline(report: LensReport) -> Line:
     by = "" if at < report.prompt_tokens else ", which the model wrote"
     parts = [f"position {at} of {len(report.tokens)}: after {in_words(*report.tokens[at])}{by}"]
     best = report.rows[-1].cells[0].top[0]
-    parts.append(f"output {in_words(best.id, best.text)} {percent(best.probability)}")
+    parts.append(f"output {in_words(best.id, best.text)} {probability(best.probability)}")
     if target.id != best.id:
-        parts.append(f"target {in_words(target.id, target.text)} {percent(target.probability)}")
-    return Line([*parts, f"settled at {short(report.settled[0])}"])
+        parts.append(f"target {in_words(target.id, target.text)} {probability(target.probability)}")
+    return Line([*parts, f"settled at {short_name(report.settled[0])}"])
 
 
 def position_table(
-    report: LensReport, rows: Sequence[LensRow], spill: bool, width: int, ink: Ink
+    report: LensReport, rows: Sequence[LensRow], below: bool, width: int, ink: Ink
 ) -> Iterator[RenderableType]:
     """The table of some `rows`: bars where there is room for all.
 
-    `spill`: what has no room stands on a second line, else it is left out.
+    `below`: what has no room stands on a second line, else it is left out.
     """
     most = math.log(max(2, report.vocabulary))
     found = [row.cells[0].kl for row in report.rows if math.isfinite(row.cells[0].kl)]
@@ -48,7 +48,7 @@ def position_table(
         kept = [at for at, column in enumerate(columns) if column.name != _NO_NAME]
         columns = [columns[at] for at in kept]
         cells = [[row[at] for at in kept] for row in cells]
-    yield Rows(columns, cells, spill=spill)
+    yield Rows(columns, cells, below=below)
     target = report.targets[0]
     words = [
         f"target, rank: probability and rank of {in_words(target.id, target.text)}, "
@@ -84,8 +84,8 @@ def _row(row: LensRow, ink: Ink, most: float, apart: float) -> list[Text]:
     first, *others = cell.top
     token = Text(in_words(first.id, first.text), style=confidence_style(first.probability))
     return [
-        Text(short(row.name), style=FAINT), token, Text(percent(first.probability)),
-        Text(percent(cell.target_probability)), Text(str(cell.target_rank)),
+        Text(short_name(row.name), style=FAINT), token, Text(probability(first.probability)),
+        Text(probability(cell.target_probability)), Text(str(cell.target_rank)),
         Text(f"{cell.entropy:.2f}"), _bar(cell.entropy, most),
         Text(f"{cell.kl:.2f}"), _bar(math.log1p(cell.kl), apart),
         *(Text(_other(other, ink), style=FAINT) for other in others),
@@ -100,7 +100,7 @@ def _bar(value: float, full: float) -> Text:
 def _other(token: LensToken, ink: Ink) -> str:
     """A token, cut where it is long, and its whole probability."""
     words = in_words(token.id, token.text)
-    return f"{fitted(words, min(OTHER, cell_len(words)), ink)} {percent(token.probability)}"
+    return f"{fitted(words, min(OTHER, cell_len(words)), ink)} {probability(token.probability)}"
 
 
 def _width(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:

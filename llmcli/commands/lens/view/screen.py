@@ -12,14 +12,13 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from llmcli.commands.lens.report import LensCell, LensReport, LensRow
+from llmcli.commands.lens.report import LensCell, LensReport, LensRow, short_name
 from llmcli.commands.lens.view.position import headline, position_table
-from llmcli.ui.cells import Ink, fitted
+from llmcli.ui.cells import Ink, fitted, in_cell, space
+from llmcli.ui.facts import confidence_legend
 from llmcli.ui.grid import Fit, Grid, bar, gaps, last_columns
 from llmcli.ui.layout import WIDEST, Line
-from llmcli.ui.stats import confidence_legend
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, confidence_style, one_line
-from llmcli.ui.token_text import in_cell, short, space
 
 GUTTER = 8  # columns of a row's name
 LEAST, MOST, GAP = 4, 12, 2  # columns of a cell, and those between two
@@ -41,8 +40,8 @@ def render_lens(
     heading = Text(one_line(title), style=HEADING)
     if len(report.positions) == 1:
         rows = some_rows(report.rows, None if height is None else height - AROUND_POSITION)
-        spill = height is None
-        table = Fit(lambda width, ink: position_table(report, rows, spill, width, ink))
+        below = height is None
+        table = Fit(lambda width, ink: position_table(report, rows, below, width, ink))
         return Group(heading, headline(report), table, *_others(report, len(rows), whole))
     grid = Fit(lambda width, ink: _layers(report, ranks, height, whole, width, ink))
     return Group(heading, grid, Fit(lambda width, ink: _legend(report, ranks, ink)))
@@ -88,7 +87,7 @@ def _layers(
     texts = [[_text(cell, ranks, ink) for cell in row.cells] for row in rows]
     tokens = [in_cell(*report.tokens[position], ink) for position in report.positions]
     targets = [in_cell(t.id, t.text, ink) for t in report.targets] if ranks else []
-    settled = [short(name) for name in report.settled]
+    settled = [short_name(name) for name in report.settled]
     columns = list(zip(*texts, tokens, settled, *([targets] if targets else []), strict=True))
     share = SHARE if ink.kind == "shades" and not ranks else 0
     every = [share + min(MOST, max([LEAST, *map(cell_len, column)])) for column in columns]
@@ -106,7 +105,7 @@ def _layers(
     yield from grid.rule("layer", widths)
     for row, own in zip(rows, texts, strict=True):
         cells = [[_cell(own[at], row.cells[at], ranks, every[at], share, ink)] for at in shown]
-        yield from grid.line(short(row.name), cells)
+        yield from grid.line(short_name(row.name), cells)
     yield from grid.rule("", widths)
     yield from words("settled", settled)
     yield from _others(report, len(rows), whole, shown)

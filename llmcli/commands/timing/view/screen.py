@@ -24,20 +24,20 @@ from llmcli.records.ceilings import MEMORY
 from llmcli.records.environment import Environment
 from llmcli.records.numbers import counted
 from llmcli.records.work import PartWork
-from llmcli.ui.environment import environment_words
+from llmcli.ui.facts import SURELY, beyond, ceiling_summary, ceiling_words, environment_words
 from llmcli.ui.layout import Column, Rows, filled
-from llmcli.ui.machine import SURELY, beyond, ceiling_summary, ceiling_words
-from llmcli.ui.rates import (
+from llmcli.ui.numbers import (
     digits_for,
+    duration,
     milliseconds,
     percent,
     rate,
     scaled,
     signed_percent,
+    size,
     speed,
     unit,
 )
-from llmcli.ui.stats import duration, size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
 MUCH_OVERHEAD = 0.1  # of the time without instrumentation: it stands out

@@ -1,0 +1,123 @@
+"""What several views say of a model, its draft and its memory, and of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from llmcli.records.numbers import counted
+from llmcli.ui.layout import SEPARATOR
+from llmcli.ui.numbers import size, unit
+from llmcli.ui.theme import CONFIDENCE, FAINT, one_line
+
+if TYPE_CHECKING:
+    from llmcli.records.ceilings import Ceilings
+    from llmcli.records.environment import Environment
+    from llmcli.records.info import StateNeed
+
+SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another
+
+
+def draft_words(drafted: Mapping[str, Any]) -> str:
+    """`61 of 96 tokens right (64 %), 1.80 times as fast`, of the `speculation` of a document.
+
+    Ends with `: turned off` where the draft made the text slower.
+    """
+    proposed, accepted = drafted["proposed"], drafted["accepted"]
+    if not proposed:
+        return "proposed nothing"
+    words = f"{accepted} of {counted(proposed, 'token')} right ({accepted / proposed:.0%})"
+    if drafted["speedup"] is not None:
+        words += f", {drafted['speedup']:.2f} times as fast"
+    return f"{words}: turned off" if drafted["stopped"] else words
+
+
+def model_line(model: Mapping[str, Any]) -> str:
+    """`smollm2 (Q4_1, Q8_0 → float32 on cpu)` from the `model` object of the JSON documents.
+
+    Of packed weights what else is rounded, too: `(Q4_1 + Q8_0 on cpu: int8 products, …)`.
+    """
+    used, activations = model["weight_format"], model["activation_format"]
+    held = ("F32", SHORT.get(used), *used.split(" + "))
+    stored = [name for name in model["stored_formats"] if name not in held]
+    formats = f"{', '.join(stored)} → {used}" if stored else used
+    how = ""
+    if model["product_format"] != activations:
+        how = (f": {model['product_format']} products, {activations} activations, "
+               f"{model['cache_format']} cache")  # fmt: skip
+    return f"{model['name']} ({formats} on {model['device']}{how})"
+
+
+def confidence_legend(*, ties: bool = False) -> Text:
+    """What the colours of `--logprobs` mean; `ties`: and the lines under near ties."""
+    legend = Text("probability of each token: ", style=FAINT)
+    for position, (_, style, words) in enumerate(CONFIDENCE):
+        legend.append((SEPARATOR if position else "") + words, style=style)
+    if ties:
+        legend.append(SEPARATOR)
+        legend.append("near tie: the margin is below rounding", style="underline")
+    return legend
+
+
+def state_words(states: StateNeed) -> list[str]:
+    """What recurrent mixers keep, and from where on that is less than keys and values."""
+    layers = f"{states.layers} layer{'s' * (states.layers > 1)}"
+    other = {
+        "attention": "of as many of its attention layers",
+        "same_size": "of softmax attention whose keys and values are as large as theirs",
+    }[states.against]
+    return [
+        f"states: {size(states.bytes)} of each sequence in {layers}",
+        "0 B a token",
+        f"less than keys and values {other} from {states.smaller_from:,} tokens on",
+    ]
+
+
+def environment_words(environment: Environment) -> list[str]:
+    """What a measured result depends on: processor, threads and versions, for a line."""
+    where = [environment.processor, counted(environment.cores, "core"), *environment.gpus]
+    kernels = environment.kernel_level.partition(" (")[0]
+    software = [
+        f"torch {environment.torch}",
+        f"kernels {kernels}",
+        f"llmcli {environment.llmcli}",
+    ]
+    if environment.threads is not None:
+        software.insert(1, counted(environment.threads, "thread"))
+    return [one_line(words) for words in (*where, *software)]
+
+
+def ceiling_words(ceilings: Ceilings) -> Iterator[str]:
+    """Read rates from memory to the fastest cache, then products by dtype."""
+    sizes = dict(ceilings.caches)
+    # the smallest set of a cache is surely in it, the largest of all is surely in none
+    fastest = {read.level: read for read in reversed(ceilings.reads)}
+    fastest[ceilings.reads[-1].level] = ceilings.reads[-1]
+    for level, read in fastest.items():
+        held = f" ({size(sizes[level])})" if level in sizes else ""
+        yield f"{level}{held} {unit(read.bytes_per_s, 'B/s')}"
+    for matrix in ceilings.matrices:
+        way = f" ({matrix.way})" if matrix.way not in ("", "direct") else ""
+        yield f"{matrix.dtype} matrix products {unit(matrix.flops_per_s, 'FLOP/s')}{way}"
+
+
+def ceiling_summary(ceilings: Ceilings) -> Iterator[str]:
+    """Of memory and of products with weights alone: what decides in most runs."""
+    last = ceilings.reads[-1]
+    yield f"{last.level} {unit(last.bytes_per_s, 'B/s')}"
+    for matrix in ceilings.matrices[:1]:
+        yield f"{matrix.dtype} products {unit(matrix.flops_per_s, 'FLOP/s')}"
+
+
+def beyond(names: Iterable[str]) -> str:
+    """A warning that names the parts or tests faster than a ceiling; empty without any."""
+    parts = list(names)
+    if not parts:
+        return ""
+    return (
+        f"faster than their ceiling: {', '.join(parts)}; something else took the machine while "
+        "the ceilings were measured: run it again"
+    )

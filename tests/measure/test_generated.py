@@ -1,0 +1,82 @@
+"""New tokens: the likeliest ones, up to the end of the text, read from a cache that fits."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from decoder_parameters import parameters_of
+from llmcli.measure.quiet import quiet
+from small_models import as_model, weights
+from zoo import CONFIGS, VOCAB
+
+from llmcli import anatomy, devices
+from llmcli.errors import NotFinite, OutOfMemory
+from llmcli.graph.spec import Call
+from llmcli.inspect.generated import generated
+
+IDS = [(5 * i + 1) % VOCAB for i in range(9)]
+
+
+@pytest.fixture
+def model():
+    return as_model(weights(CONFIGS["llama"]).decoder)
+
+
+def test_one_pass_shows_every_activation_in_order(model):
+    seen = []
+    model.decoder(torch.tensor([IDS]), tap=lambda *named: seen.append(named), logits="last")
+    call = Call(batch=1, tokens=len(IDS), past=0, phase="prefill")
+    specs = anatomy.plan(model.config, call, logits="last").written
+    assert [name for name, _ in seen] == [spec.name for spec in specs]
+    plain = model.decoder(torch.tensor([IDS]), logits="last")
+    assert torch.equal(seen[-1][1], plain)
+
+
+def test_logits_that_are_not_finite(model):
+    parameters_of(model.decoder)["ln_final.w"].fill_(float("nan"))
+    with pytest.raises(NotFinite):
+        generated(model, IDS, 1)
+
+
+@pytest.mark.parametrize("prove", [False, True])
+def test_every_new_token_is_the_likeliest(model, prove):
+    found = generated(model, IDS, 4, prove=prove)
+    ids = list(IDS)
+    for _ in range(4):
+        ids.append(int(model.decoder(torch.tensor([ids]))[0, -1].argmax()))
+    assert list(found.ids) == ids
+    assert [check.name for check in found.checks] == ["steps"] * prove
+    assert generated(model, IDS, 0) == (tuple(IDS), ())
+
+
+def test_an_end_of_text_token_is_the_last_and_is_read(model):
+    whole = generated(model, IDS, 4).ids
+    model.eos_ids = frozenset({whole[10]})
+    found = generated(model, IDS, 4)
+    assert found.ids == whole[: whole.index(whole[10], 9) + 1]
+    assert [check.ok for check in found.checks] == [True]
+
+
+def test_a_cache_that_does_not_fit_is_refused(model, monkeypatch):
+    needed = model.decoder.state_bytes(1, 13)
+    monkeypatch.setattr(devices, "available_bytes", lambda device: needed)
+    generated(model, IDS, 4)
+    monkeypatch.setattr(devices, "available_bytes", lambda device: needed - 1)
+    with pytest.raises(OutOfMemory, match="the cache of 13 tokens"):
+        generated(model, IDS, 4)
+
+
+def test_the_collector_is_off_within_and_as_it_was_afterwards():
+    assert gc.isenabled()
+    with quiet(), quiet():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), quiet():
+            1 / 0  # noqa: B018
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
