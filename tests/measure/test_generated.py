@@ -7,7 +7,6 @@ import gc
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from llmcli.measure.quiet import quiet
 from small_models import as_model, weights
 from zoo import CONFIGS, VOCAB
 
@@ -15,6 +14,7 @@ from llmcli import anatomy, devices
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.spec import Call
 from llmcli.inspect.generated import generated
+from llmcli.measure.runs import gc_disabled
 
 IDS = [(5 * i + 1) % VOCAB for i in range(9)]
 
@@ -70,12 +70,12 @@ def test_a_cache_that_does_not_fit_is_refused(model, monkeypatch):
 
 def test_the_collector_is_off_within_and_as_it_was_afterwards():
     assert gc.isenabled()
-    with quiet(), quiet():
+    with gc_disabled(), gc_disabled():
         assert not gc.isenabled()
     assert gc.isenabled()
     gc.disable()
     try:
-        with pytest.raises(ZeroDivisionError), quiet():
+        with pytest.raises(ZeroDivisionError), gc_disabled():
             1 / 0  # noqa: B018
         assert not gc.isenabled()
     finally:
