@@ -100,11 +100,15 @@ def test_one_pass_whose_numbers_are_the_usual_ones(
         patch.setattr(Decoder, "__call__", counted)
         report = view(smollm2, ids, new)
     assert report.ok, report.checks
-    assert [token for token, _ in report.tokens] == [*ids, *usual][: len(ids) + new]
-    assert [tokens.shape[1] for tokens, *_ in calls] == [len(ids), *[1] * new]
-    state = smollm2.decoder.new_state(1, len(ids) + NEW) if new else None
+    every = [token.id if view is dump else token[0] for token in report.tokens]
+    assert every == [*ids, *usual][: len(ids) + new]
+    *steps, (read, *_) = calls  # new tokens are generated first, then all are read at once
+    assert [tokens.shape[1] for tokens, *_ in steps] == ([len(ids), *[1] * new] if new else [])
+    assert read[0].tolist() == every
     with torch.inference_mode():
-        for tokens, options, out in calls:
+        state = smollm2.decoder.new_state(1, len(ids) + NEW)
+        for number, (tokens, options, out) in enumerate(calls):
+            state = None if number == len(steps) else state
             assert options.pop("tap") is not None
             assert torch.equal(plain(smollm2.decoder, tokens, state, **options), out)
     assert sums(smollm2) == before
