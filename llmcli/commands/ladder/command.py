@@ -22,6 +22,7 @@ from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.ladder.report import LadderReport
+    from llmcli.config import ModelConfig
     from llmcli.model import Model
 
 LADDER = "Ladder"
@@ -76,11 +77,15 @@ def command(
     rungs = _rungs(ladder)
     if ladder.save is not None:
         kind_of_file(ladder.save, ("json",))
-    from llmcli.commands.ladder.measure.weights import require_supported  # imports torch
+
+    def check(config: ModelConfig) -> None:
+        from llmcli.commands.ladder.measure.weights import require_supported  # imports torch
+
+        require_supported(config)
 
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
     text = given.ids is None
-    loaded = load_model(model.proving(), out, text=text, check=require_supported).model
+    loaded = load_model(model.proving(), out, text=text, check=check).model
     if ladder.save is not None:
         check_target(ladder.save)
     ids = encode(given, ChatOptions(raw=True), loaded).ids

@@ -114,11 +114,13 @@ def command(
     target, entropy and the divergence from the model's output. The last row has to be the
     model's output as a distribution, or the command exits 1.
     """
-    from llmcli.commands.lens.measure.run import Places
     from llmcli.commands.lens.view.screen import render_lens
 
     look = Inspection("lens", lens, FILES, output)
     ids = look.read(prompt, template, new, model, lens.check)
+
+    from llmcli.commands.lens.measure.run import Places  # imports torch
+
     places = Places(layers=lens.layers(len(look.model.config.layers)), mid=lens.mid)
     most = len(range(*parse_span(lens.position, len(ids) + new.generate, "--position")))
     look.check_size(_sizes(len(places.names(look.model.config)), most, lens.top), SMALLER)
